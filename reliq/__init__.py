@@ -1,0 +1,49 @@
+"""reliq: a reliable, at-least-once job queue on the Redis you already run."""
+
+from reliq.consumer import Consumer
+from reliq.errors import (
+    BodyError,
+    ConfigurationError,
+    ProtocolError,
+    PublishFailed,
+    RedisRefusedError,
+    RedisUnavailableError,
+    ReliqError,
+    Stopped,
+    UndecodableError,
+    WrongKeyTypeError,
+)
+from reliq.job import Job
+from reliq.keys import Layout
+from reliq.message import Ack, BulkResult, Counts, Letter, Nack, Outgoing, Receipt, Reject, Snooze
+from reliq.queue import Queue
+from reliq.settings import WorkerSettings
+
+__all__ = [
+    "Ack",
+    "BodyError",
+    "BulkResult",
+    "ConfigurationError",
+    "Consumer",
+    "Counts",
+    "Job",
+    "Layout",
+    "Letter",
+    "Nack",
+    "Outgoing",
+    "ProtocolError",
+    "PublishFailed",
+    "Queue",
+    "Receipt",
+    "RedisRefusedError",
+    "RedisUnavailableError",
+    "Reject",
+    "ReliqError",
+    "Snooze",
+    "Stopped",
+    "UndecodableError",
+    "WorkerSettings",
+    "WrongKeyTypeError",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,238 @@
+"""Bodies to bytes and back, and the envelope around them. Never pickle: a message is data, not code."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from types import UnionType
+from typing import Any, Generic, TypeVar, get_origin, is_typeddict
+
+import msgspec
+import msgspec.inspect
+
+from reliq.errors import BodyError, ConfigurationError, UndecodableError
+from reliq.message import BARE, Header
+
+B = TypeVar("B")
+
+MAGIC = b"RELIQ/1 "
+#: What stands before the due time; publish writes the due time itself, by Redis' clock.
+ENVELOPE_START = 'RELIQ/1 {"d":'
+#: No header line of ours is longer; a longer first line is a bare body.
+HEADER_LIMIT = 16_384
+#: The users' own part of it.
+HEADERS_LIMIT = 8192
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
+_SAFE_COMPLAINT = re.compile(r"Expected `[^`]*`, got `[^`]*`|Object missing required field `[^`]*`|Expected `[^`]*`")
+
+
+class _Wire(msgspec.Struct):
+    """The JSON object of an envelope; short names, for every message carries them."""
+
+    d: int
+    r: int
+    e: int | None = None
+    w: int | None = None
+    h: dict[str, str] = {}
+
+
+_wire_decoder = msgspec.json.Decoder(_Wire)
+
+
+def envelope_rest(
+    retries: int, enqueued: int | None = None, window_ms: int | None = None, headers: Mapping[str, str] | None = None
+) -> bytes:
+    """Return what follows the due time in an envelope, up to the body (times in ms)."""
+    if not headers and window_ms is None:
+        return b',"r":%d}\n' % retries
+    rest = f',"r":{retries}'
+    if window_ms is not None:
+        rest += f',"e":{enqueued},"w":{window_ms}'
+    if headers:
+        return rest.encode() + b',"h":' + encoded_headers(headers) + b"}\n"
+    return rest.encode() + b"}\n"
+
+
+def encoded_headers(headers: Mapping[str, str]) -> bytes:
+    """
+    Return `headers` as JSON.
+
+    Raises:
+        ConfigurationError: they are not names of 1 to 64 of A-Z a-z 0-9 _ . - with texts, 8 KiB of JSON in all.
+    """
+    if not isinstance(headers, Mapping):
+        raise ConfigurationError(f"headers must be a mapping of names to texts, not {type(headers).__name__}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or _HEADER_NAME.fullmatch(name) is None:
+            raise ConfigurationError(f"a header's name must be 1 to 64 of A-Z a-z 0-9 _ . - , not {str(name)[:64]!r}")
+        if not isinstance(value, str):
+            raise ConfigurationError(f"header {name!r} must be a str, not {type(value).__name__}")
+    try:
+        text = msgspec.json.encode(dict(headers))
+    except UnicodeEncodeError:
+        raise ConfigurationError("headers must be text that UTF-8 can hold, without lone surrogates") from None
+    if len(text) > HEADERS_LIMIT:
+        raise ConfigurationError(f"headers must be at most {HEADERS_LIMIT} bytes of JSON in all, not {len(text)}")
+    return text
+
+
+def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
+    """Return header and body of a stored value; one whose first line is no envelope is a bare body."""
+    if bare or not value.startswith(MAGIC):
+        return BARE, value
+    end = value.find(b"\n", 0, HEADER_LIMIT)
+    if end < 0:
+        return BARE, value
+    try:
+        wire = _wire_decoder.decode(value[len(MAGIC) : end])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return BARE, value
+    return Header(wire.d, wire.r, wire.e, wire.w, wire.h), value[end + 1 :]
+
+
+class Codec(Generic[B]):
+    """
+    A body of the type `kind` to bytes and back.
+
+    `bytes` go as they are, `str` as UTF-8, pydantic models by their own JSON, everything else as
+    JSON typed by the annotation (dataclass, TypedDict, `msgspec.Struct`, containers, scalars).
+
+    Raises:
+        ConfigurationError: `kind` is no type that JSON can be read into.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = Any if kind is object else kind
+        self._plain = _class_of(kind)
+        self._encode: Callable[[Any], bytes]
+        self._decode: Callable[[bytes], Any]
+        if kind is bytes:
+            self._encode = self._decode = bytes
+        elif kind is str:
+            self._encode, self._decode = str.encode, bytes.decode
+        elif _is_pydantic(kind):
+            self._encode, self._decode = _pydantic_bytes, kind.model_validate_json
+        else:
+            self._encode, self._decode = _json_bytes, _json_decoder(self.kind)
+
+    def encode(self, body: B) -> bytes:
+        """Return `body` as bytes; raise BodyError when it is not of the queue's type or cannot be encoded."""
+        if self._plain is not None and not _is_a(body, self._plain):
+            raise BodyError(f"body must be {type_name(self.kind)}, not {type(body).__name__}")
+        try:
+            return self._encode(body)
+        except Exception as error:  # a body's own code runs here, and may raise anything
+            what = str(error) if isinstance(error, BodyError) else f"({type(error).__name__})"
+            raise BodyError(
+                f"body of type {type(body).__name__} cannot be encoded: {what}; "
+                f"give what JSON can hold, or bytes on a queue of bytes"
+            ) from None
+
+    def decode(self, payload: bytes) -> B:
+        """Return the body in `payload`; raise UndecodableError, with the field's path, when it is not of the type."""
+        try:
+            body: B = self._decode(payload)
+        except Exception as error:  # validators of the body's class run here, and may raise anything
+            raise UndecodableError(f"body is not {type_name(self.kind)}: {_complaint(self.kind, error)}") from None
+        return body
+
+
+def type_name(kind: Any) -> str:
+    """Return how a person writes the type `kind`."""
+    return kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
+
+
+def _class_of(kind: Any) -> type | None:
+    """Return the class that every body of `kind` is of, None when there is no such class."""
+    if is_typeddict(kind):
+        return dict
+    origin = get_origin(kind) or kind
+    return origin if isinstance(origin, type) and origin not in (Any, UnionType) else None
+
+
+def _is_a(body: object, kind: type) -> bool:
+    if kind in (int, float) and isinstance(body, bool):
+        return False
+    return isinstance(body, kind) or (kind is float and isinstance(body, int))
+
+
+def _is_pydantic(kind: Any) -> bool:
+    return isinstance(kind, type) and hasattr(kind, "model_validate_json")
+
+
+def _json_decoder(kind: Any) -> Callable[[bytes], Any]:
+    try:
+        decoder = msgspec.json.Decoder(kind, dec_hook=_into_pydantic)
+        strange = isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType)
+        why = "it says nothing of its fields" if strange else ""
+    except (TypeError, NameError, ValueError) as error:
+        why = str(error)
+    if why:
+        raise ConfigurationError(
+            f"body type {type_name(kind)} cannot be read from JSON ({why}); use a dataclass, TypedDict, "
+            f"msgspec.Struct, pydantic model, dict, list, a scalar, str or bytes"
+        )
+    return decoder.decode
+
+
+def _into_pydantic(kind: Any, value: Any) -> Any:
+    if not _is_pydantic(kind):
+        raise TypeError(f"nothing is known of {type_name(kind)}")
+    return kind.model_validate(value)
+
+
+def _from_pydantic(value: Any) -> Any:
+    if not _is_pydantic(type(value)):
+        raise TypeError(f"nothing is known of {type_name(type(value))}")
+    return value.model_dump(mode="json")
+
+
+def _json_bytes(body: Any) -> bytes:
+    text = msgspec.json.encode(body, enc_hook=_from_pydantic)
+    if b"null" in text:
+        _refuse_infinite(msgspec.to_builtins(body, enc_hook=_from_pydantic))
+    return text
+
+
+def _pydantic_bytes(body: Any) -> bytes:
+    text: bytes = body.model_dump_json().encode()
+    if b"null" in text:
+        _refuse_infinite(body.model_dump())
+    return text
+
+
+def _refuse_infinite(body: Any) -> None:
+    """Raise BodyError when a float in `body` is not finite: JSON would make it null without a word."""
+    heap = [body]
+    while heap:
+        match heap.pop():
+            case float() as number if not math.isfinite(number):
+                raise BodyError("it has a float that is NaN or infinite")
+            case dict() as parts:
+                heap.extend(parts.values())
+            case list() | tuple() | set() | frozenset() as parts:
+                heap.extend(parts)
+
+
+def _complaint(kind: Any, error: Exception) -> str:
+    """Say what is wrong and where, without the value itself."""
+    if _is_pydantic(kind) and hasattr(error, "errors"):
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        known = _pydantic_names(kind)
+        path = "".join(f".{part}" if part in known else "[...]" for part in first["loc"])
+        return f"{first['type']} at `${path}`"
+    text = str(error) if isinstance(error, msgspec.MsgspecError) else ""
+    place = _PLACE.search(text)
+    said = _SAFE_COMPLAINT.match(text)
+    return f"{said[0] if said else type(error).__name__} at `{place['path'] if place else '$'}`"
+
+
+def _pydantic_names(kind: Any) -> set[object]:
+    """Return the names of all fields in a model: other parts of an error's path are content."""
+    try:
+        schema = kind.model_json_schema()
+    except Exception:  # of a field that no schema describes
+        return set()
+    parts = [schema, *schema.get("$defs", {}).values()]
+    return {name for part in parts for name in part.get("properties", ())}

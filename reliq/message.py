@@ -1,0 +1,217 @@
+"""The words of a queue: what goes in, what comes out, and how a handler answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+B = TypeVar("B")
+
+Duration = float | timedelta
+PublishStatus = Literal["published", "duplicate", "tombstoned"]
+CancelStatus = Literal["cancelled", "running", "not_found"]
+RescheduleStatus = Literal["rescheduled", "running", "not_found"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing(Generic[B]):
+    """
+    One message for `publish_many`, with options of its own. None means the queue's setting.
+
+    Attributes:
+        delay: seconds until it is due.
+        at: when it is due, as an aware datetime, instead of `delay`.
+        id: chosen by the caller; not published again while it lives and for `dedup` after its end.
+        ttl: seconds after the due time in which a delivery may start.
+        dedup: seconds for which a chosen id stays taken after its end.
+        replace: publish although the id ended a short while ago or was cancelled.
+    """
+
+    body: B
+    delay: Duration = 0.0
+    at: datetime | None = None
+    id: str | None = None
+    retries: int | None = None
+    ttl: Duration | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    dedup: Duration | None = None
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """
+    What became of one publish.
+
+    Attributes:
+        status: `published`; `duplicate`, the id is alive or ended a short while ago; `tombstoned`, it was cancelled.
+        due: when the message is due, in unix seconds by Redis' clock.
+    """
+
+    id: str
+    status: PublishStatus
+    due: float
+
+
+@dataclass(frozen=True, slots=True)
+class BulkResult:
+    """How many messages of a `publish_many` were published, and the ids of those that were not."""
+
+    published: int
+    duplicates: tuple[str, ...] = ()
+    tombstoned: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """
+    One message held under a lease; with `nonce` and `left` it is the receipt for settling it.
+
+    Attributes:
+        nonce: of the claim call; it ends in the lease in ms.
+        left: retries left, as claimed.
+        suspect: its last delivery ended by its lease, so it may be what killed that worker.
+    """
+
+    id: str
+    nonce: str
+    left: int
+    suspect: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """
+    What an envelope says of a message. A bare body has `BARE`.
+
+    Attributes:
+        due: unix ms, or None.
+        retries: as published, or None.
+        enqueued: unix ms, or None; of a generated id it is in the id.
+        window_ms: for how long the chosen id stays taken after its end; None for a generated id.
+    """
+
+    due: int | None = None
+    retries: int | None = None
+    enqueued: int | None = None
+    window_ms: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+BARE = Header()
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """
+    One attempt at one message, with its value as read from Redis.
+
+    Attributes:
+        attempt: 1 for the first delivery; None for a bare body.
+    """
+
+    claimed: Claimed
+    value: bytes
+    header: Header
+    payload: bytes
+
+    @property
+    def id(self) -> str:
+        """The message's id."""
+        return self.claimed.id
+
+    @property
+    def attempt(self) -> int | None:
+        """Which delivery this is, 1 for the first; None for a bare body."""
+        retries = self.header.retries
+        return None if retries is None else max(1, retries - self.claimed.left + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """
+    A queue at one moment.
+
+    Attributes:
+        totals: kind -> how many ever: published, acked, dead, expired, cancelled, purged, redriven, …
+    """
+
+    pending: int
+    ready: int
+    unack: int
+    retry: int
+    garbage: int
+    dead: int
+    paused: bool
+    totals: Mapping[str, int]
+
+    @property
+    def alive(self) -> int:
+        """How many messages have not ended."""
+        return self.pending + self.ready + self.unack + self.retry + self.garbage
+
+    @property
+    def missing(self) -> int:
+        """Published + redriven - every end - alive: 0 in a queue that only reliq touches."""
+        ends = ("acked", "dead", "expired", "cancelled", "purged")
+        came = self.totals.get("published", 0) + self.totals.get("redriven", 0)
+        return came - sum(self.totals.get(kind, 0) for kind in ends) - self.alive
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """
+    A dead letter.
+
+    Attributes:
+        letter: names this death; an id can die more than once.
+        reason: `failed`, `rejected`, `undecodable` or `lease`.
+        attempts: how many deliveries there were, None when that is unknown.
+        died: unix seconds by Redis' clock.
+    """
+
+    letter: str
+    id: str
+    reason: str
+    error: str
+    attempts: int | None
+    died: float
+    header: Header
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """A handler's answer: done. Any other value it returns says the same."""
+
+
+class _Answer(Exception):  # noqa: N818  answers are raised, but they are not errors
+    """A handler's answer; it may be returned or raised."""
+
+    def __init__(self, *, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Nack(_Answer):
+    """Deliver again: after `delay` (seconds or timedelta), or after the handler's backoff."""
+
+    def __init__(self, *, delay: Duration | None = None, reason: str = "") -> None:
+        super().__init__(reason=reason)
+        self.delay = delay
+
+
+class Reject(_Answer):
+    """Never deliver again: a dead letter at once."""
+
+
+class Snooze(_Answer):
+    """Deliver again after `delay`, and spend no retry."""
+
+    def __init__(self, *, delay: Duration, reason: str = "") -> None:
+        super().__init__(reason=reason)
+        self.delay = delay

@@ -1,0 +1,63 @@
+"""Waiting and trying again, by tenacity: a handler's backoff, and the tries at a Redis that is away."""
+
+from typing import TypeVar
+
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    stop_before_delay,
+    wait_exponential,
+    wait_random,
+)
+from tenacity.wait import wait_base
+
+from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
+
+#: About two hours over twelve retries: a dependency that is down for a while needs no help.
+DEFAULT_BACKOFF = wait_exponential(multiplier=2, max=3600) + wait_random(0, 1)
+
+#: Between two tries at Redis, in seconds.
+RECONNECT = wait_exponential(multiplier=0.05, max=2) + wait_random(0, 0.1)
+
+R = TypeVar("R", Retrying, AsyncRetrying)
+
+
+def seconds_after(backoff: wait_base, attempt: int) -> float:
+    """Return how long `backoff` waits after delivery number `attempt` (1 for the first), in seconds."""
+    state = RetryCallState(Retrying(), None, (), {})
+    state.attempt_number = attempt
+    return max(0.0, float(backoff(state)))
+
+
+class Tries:
+    """
+    The further tries at a request, for so many seconds, after the `first` error.
+
+    Whether a request ran is not known of its last try alone: an earlier one may have been lost on its way back.
+    """
+
+    def __init__(self, for_seconds: float, first: RedisUnavailableError) -> None:
+        self._for_seconds = for_seconds
+        self._maybe_ran = first.maybe_ran
+
+    def of(self, kind: type[R]) -> R:
+        """Return what calls a function until it is through."""
+        return kind(
+            retry=retry_if_exception_type(RedisUnavailableError),
+            wait=RECONNECT,
+            stop=stop_before_delay(self._for_seconds),
+            before_sleep=self._note,
+            reraise=True,
+        )
+
+    def mark(self, error: ReliqError) -> None:
+        """Note at the last error whether any try may have run."""
+        if isinstance(error, RedisUnavailableError | RedisRefusedError):
+            error.maybe_ran = error.maybe_ran or self._maybe_ran
+
+    def _note(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, RedisUnavailableError):
+            self._maybe_ran = self._maybe_ran or error.maybe_ran

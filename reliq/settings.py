@@ -1,0 +1,162 @@
+"""Every setting: its default, its unit and what is allowed, checked when made."""
+
+import math
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+from tenacity.wait import wait_base
+
+from reliq.errors import ConfigurationError
+from reliq.message import Duration
+from reliq.retry import DEFAULT_BACKOFF
+
+DAY_SECONDS = 86_400.0
+LONGEST_SECONDS = 3650 * DAY_SECONDS
+MIB = 1_048_576
+BATCH_LIMIT = 500
+
+
+def seconds(name: str, value: Duration, *, least: float = 0.0, most: float = LONGEST_SECONDS) -> float:
+    """Return a duration in seconds; raise ConfigurationError naming `name` when it is outside `least`..`most`."""
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or number != number:  # noqa: PLR0124  NaN
+        raise ConfigurationError(f"{name} must be seconds or a timedelta, not {_shown(value)}")
+    if not least <= number <= most:
+        raise ConfigurationError(f"{name} must be {least:.10g} to {most:.10g} seconds, not {_shown(number)}")
+    return float(number)
+
+
+def whole(name: str, value: int, *, least: int = 0, most: int) -> int:
+    """Return a whole number; raise ConfigurationError naming `name` when it is outside `least`..`most`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigurationError(f"{name} must be a whole number, not {_shown(value)}")
+    if not least <= value <= most:
+        raise ConfigurationError(f"{name} must be {least} to {most}, not {_shown(value)}")
+    return value
+
+
+def _shown(value: object) -> str:
+    """Return a number as it is, unless it is too long to be read, and of anything else the type."""
+    if isinstance(value, int) and abs(value) >= 10**20:
+        return "a number of more than 20 digits"
+    return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
+
+
+def lease_seconds(value: Duration) -> float:
+    """Return the length of a lease in seconds; raise ConfigurationError when it is not allowed."""
+    return seconds("lease", value, least=0.05, most=DAY_SECONDS)
+
+
+def milliseconds(duration: Duration) -> int:
+    """Return seconds as whole milliseconds, rounded up: a wait is never cut short."""
+    number = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    return math.ceil(number * 1000 - 1e-6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    """
+    What holds for a queue's messages unless a publish says otherwise.
+
+    Attributes:
+        retries: deliveries after the first (0..1000).
+        ttl: seconds after the due time in which a delivery may start.
+        max_body: bytes of an encoded body (1..16 MiB).
+        dedup: seconds for which a chosen id stays taken after its end.
+        letters_max: how many dead letters are kept; 0 deletes a message at its end, as the Go original does.
+        letters_ttl: seconds for which a dead letter is kept.
+    """
+
+    retries: int = 12
+    ttl: Duration = 7 * DAY_SECONDS
+    max_body: int = MIB
+    dedup: Duration = 600.0
+    letters_max: int = 100_000
+    letters_ttl: Duration = 7 * DAY_SECONDS
+
+    def __post_init__(self) -> None:
+        whole("retries", self.retries, most=1000)
+        whole("max_body", self.max_body, least=1, most=16 * MIB)
+        whole("letters_max", self.letters_max, most=10_000_000)
+        _normalise(self, ttl=0.001, dedup=0.0, letters_ttl=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerSettings:
+    """
+    How a handler's messages are worked.
+
+    Attributes:
+        lease: seconds until a silent worker's message goes to another (0.05..86400); renewed while it runs.
+        timeout: seconds a handler may take, or None for no limit.
+        concurrency: most of this queue's messages that run at once in a process, None for no limit of its own.
+        weight: this queue's share of free slots, relative to the others'.
+        backoff: tenacity's wait strategy between a failure and the next delivery.
+        retry_on: exceptions that nack; others reject. `reject_on` wins.
+        undecodable: `retry` a body that does not decode with backoff, or `reject` it at once.
+    """
+
+    lease: Duration = 30.0
+    timeout: Duration | None = 600.0
+    concurrency: int | None = None
+    weight: int = 1
+    backoff: wait_base = field(default=DEFAULT_BACKOFF)
+    retry_on: tuple[type[Exception], ...] = (Exception,)
+    reject_on: tuple[type[Exception], ...] = ()
+    undecodable: Literal["retry", "reject"] = "retry"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lease", lease_seconds(self.lease))
+        if self.timeout is not None:
+            _normalise(self, timeout=0.001)
+        if self.concurrency is not None:
+            whole("concurrency", self.concurrency, least=1, most=10_000)
+        whole("weight", self.weight, least=1, most=1000)
+        for name in ("retry_on", "reject_on"):
+            given = getattr(self, name)
+            kinds = given if isinstance(given, tuple) else (given,)
+            if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
+                raise ConfigurationError(f"{name} must be exception classes")
+            object.__setattr__(self, name, kinds)
+        if not callable(self.backoff):
+            raise ConfigurationError("backoff must be one of tenacity's wait strategies, such as wait_fixed(5)")
+        if self.undecodable not in ("retry", "reject"):
+            raise ConfigurationError(f"undecodable must be 'retry' or 'reject', not {self.undecodable!r}")
+
+    @property
+    def lease_ms(self) -> int:
+        """The lease in ms."""
+        return milliseconds(self.lease)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """
+    One worker process.
+
+    Attributes:
+        concurrency: how many handlers run at once.
+        grace: seconds that running handlers have after a stop.
+        max_jobs: handlers started before the process is replaced, None for no limit.
+        burst: stop when the queues are empty.
+        allow_eviction: start although Redis may evict messages at `maxmemory`.
+    """
+
+    concurrency: int = 16
+    grace: Duration = 25.0
+    max_jobs: int | None = None
+    burst: bool = False
+    allow_eviction: bool = False
+
+    def __post_init__(self) -> None:
+        whole("concurrency", self.concurrency, least=1, most=10_000)
+        _normalise(self, grace=0.0)
+        if self.max_jobs is not None:
+            whole("max_jobs", self.max_jobs, least=1, most=10**9)
+
+
+def _normalise(settings: Any, **least: float) -> None:
+    """Turn the named durations of a frozen settings object into float seconds, checked."""
+    for name, at_least in least.items():
+        object.__setattr__(settings, name, seconds(name, getattr(settings, name), least=at_least))
