@@ -1,0 +1,82 @@
+"""A request to Redis as a value that has not been made yet, with the reader of its reply."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from reliq.errors import ProtocolError
+from reliq.events import Event
+from reliq.lua import Script
+
+T = TypeVar("T")
+
+Arg = str | bytes | int
+
+
+def id_text(raw: bytes) -> str:
+    """Return an id as text; one of a foreign publisher may be any bytes, and goes back to Redis as it came."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def no_events(_result: Any, /) -> Iterable[Event]:
+    """Nothing that anyone watches happened."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """
+    One script with its keys and arguments.
+
+    Attributes:
+        parse: reads the reply.
+        events: what happened, told from the parsed reply.
+    """
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[Arg]
+    parse: Callable[[Any], T]
+    events: Callable[[T], Iterable[Event]] = no_events
+
+    @property
+    def command(self) -> tuple[Arg, ...]:
+        """The command by the script's digest."""
+        return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
+
+    @property
+    def command_in_full(self) -> tuple[Arg, ...]:
+        """The command with the script's text, for a server that does not know it yet."""
+        return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
+
+    def read(self, reply: Any) -> T:
+        """Return what `reply` says; raise ProtocolError when it is none of this script's."""
+        return _read(self.script.name, self.parse, reply)
+
+
+@dataclass(frozen=True, slots=True)
+class Command(Generic[T]):
+    """One plain command, safe to repeat."""
+
+    command: Sequence[Arg]
+    parse: Callable[[Any], T]
+    events: Callable[[T], Iterable[Event]] = no_events
+
+    @property
+    def command_in_full(self) -> Sequence[Arg]:
+        """The same: a command needs no text."""
+        return self.command
+
+    def read(self, reply: Any) -> T:
+        """Return what `reply` says; raise ProtocolError when it is none of this command's."""
+        return _read(str(self.command[0]), self.parse, reply)
+
+
+Request = Call[T] | Command[T]
+
+
+def _read(name: str, parse: Callable[[Any], T], reply: Any) -> T:
+    try:
+        return parse(reply)
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+        raise ProtocolError(f"{name} answered something that is not its reply ({type(error).__name__})") from error

@@ -1,0 +1,103 @@
+-- What every script shares. The loader writes a script's KEYS and ARGV as locals from its
+-- header, then this text, then a read of every key's type, then the script itself.
+-- A message's place in the tails: `arg(i, NAME)` and `body(i)`; `mark(j)` is the j-th dedup key.
+
+-- Now, in ms. Rounded up where it makes a due time or a deadline, down where it decides
+-- whether one has passed: nothing is ever early.
+local us = tonumber(clock)
+if not us then
+  local time = redis.call('TIME')
+  us = time[1] * 1000000 + time[2]
+end
+local now_up, now_down = math.ceil(us / 1000), math.floor(us / 1000)
+
+local function arg(i, field) return ARGV[HEAD_ARGS + (i - 1) * TAIL_ARGS + field] end
+local function body(i) return KEYS[HEAD_KEYS + i] end
+local function mark(j) return KEYS[HEAD_KEYS + ITEMS + j] end
+
+local function score(ms) return string.format('%.3f', ms / 1000) end
+local function ms_of(text) return math.floor(text * 1000 + 0.5) end
+
+-- A count that is missing or no number is 0: reading must not fail after a write.
+local function count(text) return text and text:match('^-?%d+$') and tonumber(text) or 0 end
+local function cancelled(word) return word and word:sub(-1) == '!' end
+
+-- Totals come last and never fail: an account off by one beats a message lost.
+local function add(kind, n)
+  if n > 0 then redis.pcall('HINCRBY', totals, kind, n) end
+end
+
+local function push_token()
+  if redis.call('LLEN', wake) == 0 then redis.call('LPUSH', wake, '1') end
+end
+
+local function head(zset)
+  local first = redis.call('ZRANGE', zset, 0, 0, 'WITHSCORES')
+  return first[2] and ms_of(first[2])
+end
+
+-- ms until the head of `zset` is due, -1 when it is empty.
+local function wait_for(zset)
+  local due = head(zset)
+  return due and math.max(0, due - now_down) or -1
+end
+
+-- Put ids into a sorted set; when that makes its head sooner, whoever watches knows too
+-- late a time: the next claim watches instead.
+local function put(zset, ms, ids)
+  local first = head(zset)
+  local pairs_of = {}
+  for i, id in ipairs(ids) do pairs_of[2 * i - 1], pairs_of[2 * i] = score(ms), id end
+  redis.call('ZADD', zset, unpack(pairs_of))
+  if not first or ms < first then
+    redis.call('DEL', watch)
+    push_token()
+  end
+end
+
+local function forget(ids)
+  if #ids == 0 then return end
+  redis.call('HDEL', counts, unpack(ids))
+  redis.call('HDEL', lease, unpack(ids))
+  redis.call('HDEL', errors, unpack(ids))
+end
+
+-- Move a body's expiry on and write the new due time into its header, if it has one.
+local function postpone(key, by_ms, due)
+  local left = redis.call('PTTL', key)
+  if left > 0 and by_ms > 0 then redis.call('PEXPIRE', key, string.format('%.0f', left + by_ms)) end
+  local start = redis.pcall('GETRANGE', key, 0, 12)
+  if start == 'RELIQ/1 {"d":' then redis.call('SETRANGE', key, 13, string.format('%.0f', due)) end
+end
+
+-- A lane's answer to this call number: nil when it is new, 'stale' when a later one ran.
+local function recall()
+  local last, answer = (redis.call('GET', lane) or ''):match('^(%d+) (.*)$')
+  if not last or tonumber(last) < tonumber(number) then return nil end
+  return last == number and answer or 'stale'
+end
+
+local function remember(answer, ttl_ms)
+  redis.call('SET', lane, number .. ' ' .. answer, 'PX', ttl_ms)
+end
+
+-- Which receipts in the tail still hold (index -> state word), and the indexes that do not.
+-- A receipt is the nonce in `lease`, a place in unack and the retries left as claimed.
+local function receipts()
+  local ids, held, lost, seen = {}, {}, {}, {}
+  if ITEMS == 0 then return ids, held, lost end
+  for i = 1, ITEMS do ids[i] = arg(i, ID) end
+  local words, lefts = redis.call('HMGET', lease, unpack(ids)), redis.call('HMGET', counts, unpack(ids))
+  local places = redis.call('ZMSCORE', unack, unpack(ids))
+  for i, id in ipairs(ids) do
+    local nonce, word = arg(i, NONCE), words[i]
+    local same = word == nonce or word == nonce .. '!'
+    local unspent = not lefts[i] or count(lefts[i]) == tonumber(arg(i, LEFT))
+    if same and unspent and places[i] and not seen[id] then
+      held[i], seen[id] = word, true
+    else
+      lost[#lost + 1] = i
+    end
+  end
+  return ids, held, lost
+end

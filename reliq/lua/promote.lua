@@ -1,0 +1,15 @@
+-- promote: pending -> ready
+--
+-- KEYS  pending ready totals wake
+-- ARGV  clock limit
+-- Returns  how many moved, and the ms until the next is due (-1: none)
+-- Nothing to do: 0 and that wait.
+
+local ids = redis.call('ZRANGEBYSCORE', pending, '-inf', score(now_down), 'LIMIT', 0, limit)
+if #ids > 0 then
+  redis.call('ZREM', pending, unpack(ids))
+  redis.call('LPUSH', ready, unpack(ids))
+  push_token()
+  add('promoted', #ids)
+end
+return { #ids, wait_for(pending) }

@@ -1,0 +1,69 @@
+"""Plain commands around the transitions: each is safe to repeat."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from reliq.call import Command, id_text
+from reliq.codec import open_envelope
+from reliq.keys import QUEUES_KEY, Keys
+from reliq.message import Letter
+
+
+def bodies(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
+    """Read the values of messages; None where there is none."""
+    return Command(("MGET", *map(keys.msg, ids)), lambda reply: [_value(one) for one in reply])
+
+
+def wake_token(keys: Keys, for_seconds: float) -> Command[bool]:
+    """Take the token that says there is something to claim, waiting for it; say whether it came."""
+    return Command(("BLPOP", keys.wake, f"{for_seconds:.3f}"), lambda reply: reply is not None)
+
+
+def garbage(keys: Keys, count: int) -> Command[list[str]]:
+    """Return up to `count` ids that wait to be collected."""
+    return Command(("SRANDMEMBER", keys.garbage, count), lambda reply: [id_text(one) for one in reply])
+
+
+def letters(keys: Keys, *, count: int, after: str = "") -> Command[list[Letter]]:
+    """Return up to `count` dead letters, oldest first, those after the letter `after`."""
+    start = f"({after}" if after else "-"
+    return Command(
+        ("XRANGE", keys.dead, start, "+", "COUNT", count), lambda reply: [_letter(row, keys.bare) for row in reply]
+    )
+
+
+def pause(keys: Keys, reason: str, for_ms: int | None) -> Command[None]:
+    """Have the queue not claimed: for so many ms, or until it is resumed."""
+    limit = () if for_ms is None else ("PX", for_ms)
+    return Command(("SET", keys.paused, reason or "paused", *limit), lambda _reply: None)
+
+
+def register(names: Sequence[str], now_seconds: int) -> Command[None]:
+    """Note in the registry that these queues are in use."""
+    pairs = [part for name in names for part in (name, str(now_seconds))]
+    return Command(("HSET", QUEUES_KEY, *pairs), lambda _reply: None)
+
+
+def server_facts(section: str) -> Command[dict[str, str]]:
+    """Return a section of INFO."""
+    return Command(("INFO", section), _facts)
+
+
+def _facts(reply: bytes) -> dict[str, str]:
+    rows = (line.partition(":") for line in reply.decode("utf-8", "replace").splitlines())
+    return {name: value for name, colon, value in rows if colon}
+
+
+def _value(reply: Any) -> bytes | None:
+    return reply if isinstance(reply, bytes) else None
+
+
+def _letter(row: Any, bare: bool) -> Letter:
+    name, pairs = row[0].decode(), row[1]
+    fields = {pairs[at].decode(): pairs[at + 1] for at in range(0, len(pairs), 2)}
+    header, payload = open_envelope(fields["value"], bare=bare)
+    reason, attempt, error = [*fields["note"].decode("utf-8", "replace").split(" ", 2), "", ""][:3]
+    attempts = int(attempt) if attempt.isdigit() else None
+    if attempts is None and header.retries is not None:
+        attempts = header.retries + 1  # only a message with no retry left ends by its lease
+    return Letter(name, id_text(fields["id"]), reason, error, attempts, int(name.split("-")[0]) / 1000, header, payload)

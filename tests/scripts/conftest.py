@@ -1,0 +1,178 @@
+"""What the tests of the scripts share: a queue, a way to make a call, and views of what Redis holds."""
+
+from itertools import count
+
+import pytest
+from redis.exceptions import NoScriptError
+
+from reliq import transitions as t
+from reliq.codec import envelope_rest
+from reliq.keys import Keys
+
+#: The held clock of the tests, in unix microseconds; scripts count in ms.
+NOON = 1_800_000_000_000_000
+HOUR_MS = 3_600_000
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "foreign_hands: a test that meddles with keys, so that the account cannot hold")
+
+
+def micros(ms=0, us=0):
+    """The clock so long after noon."""
+    return NOON + ms * 1000 + us
+
+
+def millis(ms=0):
+    """The same moment in unix ms."""
+    return NOON // 1000 + ms
+
+
+@pytest.fixture
+def keys():
+    return Keys("q")
+
+
+@pytest.fixture
+def reply(client):
+    """Make a call; return what Redis answers, unread."""
+
+    def make(call):
+        try:
+            return client.execute_command(*call.command)
+        except NoScriptError:
+            return client.execute_command(*call.command_in_full)
+
+    return make
+
+
+@pytest.fixture
+def run(reply):
+    return lambda call: call.read(reply(call))
+
+
+@pytest.fixture
+def publish(run, keys):
+    """Publish messages, each with its id as body, by a new number of one lane."""
+    numbers = count(1)
+
+    def make(*ids, retries=3, ttl_ms=HOUR_MS, window_ms=None, clock=NOON, **options):
+        rest = envelope_rest(retries, clock // 1000, window_ms)
+        items = [(id, rest + id.encode()) for id in ids]
+        turn = t.Turn("publisher", next(numbers))
+        return run(
+            t.publish(keys, items, turn, ttl_ms=ttl_ms, retries=retries, window_ms=window_ms, clock=clock, **options)
+        )
+
+    return make
+
+
+@pytest.fixture
+def claim_turn():
+    numbers = count(1)
+    return lambda: t.Turn("worker", next(numbers))
+
+
+@pytest.fixture
+def claim(run, keys, claim_turn):
+    """Claim by a new number of one lane; return what was claimed."""
+
+    def make(limit=100, lease_ms=30_000, clock=NOON, **options):
+        return run(t.claim(keys, claim_turn(), limit=limit, lease_ms=lease_ms, clock=clock, **options)).claimed
+
+    return make
+
+
+@pytest.fixture
+def where(client, keys):
+    """Every place that holds ids; lists begin with the id to be claimed next."""
+
+    def look():
+        places = {
+            "pending": client.zrange(keys.pending, 0, -1),
+            "ready": client.lrange(keys.ready, 0, -1)[::-1],
+            "unack": client.zrange(keys.unack, 0, -1),
+            "retry": client.lrange(keys.retry, 0, -1)[::-1],
+            "garbage": sorted(client.smembers(keys.garbage)),
+            "dead": [letter[b"id"] for _, letter in client.xrange(keys.dead)],
+        }
+        return {place: [id.decode() for id in ids] for place, ids in places.items() if ids}
+
+    return look
+
+
+@pytest.fixture
+def word(client, keys):
+    """The state word of a message, or None."""
+    return lambda name: (client.hget(keys.lease, name) or b"").decode() or None
+
+
+@pytest.fixture
+def left(client, keys):
+    """The retries left of a message, as Redis holds them, or None."""
+    return lambda name: (client.hget(keys.counts, name) or b"").decode() or None
+
+
+@pytest.fixture
+def due(client):
+    """A score of a sorted set in ms, or None."""
+
+    def look(key, id):
+        score = client.zscore(key, id)
+        return None if score is None else round(score * 1000)
+
+    return look
+
+
+@pytest.fixture
+def total(run, keys):
+    return lambda kind: run(t.counts(keys)).totals.get(kind, 0)
+
+
+@pytest.fixture
+def dump(client):
+    """Every key's value as Redis would dump it."""
+    return lambda: {key.decode(): client.dump(key) for key in client.scan_iter()}
+
+
+@pytest.fixture
+def token(client, keys):
+    """Take the wake token, as a client does that blocks on it; say whether there was one."""
+    return lambda: client.rpop(keys.wake) is not None
+
+
+@pytest.fixture(autouse=True)
+def the_account_balances(request):
+    """Published + redriven = every end + alive, whatever a test did, unless it plays a foreign client."""
+    foreign = request.node.get_closest_marker("foreign_hands")
+    account = foreign is None and "run" in request.fixturenames
+    run = account and request.getfixturevalue("run")
+    keys = account and request.getfixturevalue("keys")
+    yield
+    if account:
+        assert run(t.counts(keys)).missing == 0
+
+
+@pytest.fixture
+def bury(publish, claim, run, client, keys):
+    """Publish messages and reject them: they are garbage."""
+
+    def make(*ids, **options):
+        publish(*ids, **options)
+        for one in claim(limit=len(ids)):
+            value = client.get(keys.msg(one.id))
+            run(t.nack(keys, [(one, 0, "rejected 1 bad card", value)], clock=NOON))
+
+    return make
+
+
+@pytest.fixture
+def die(bury, run, client, keys):
+    """Publish a message, reject and collect it; return the name of its letter."""
+
+    def make(id, **options):
+        bury(id, **options)
+        assert run(t.collect(keys, [id], letters_max=100, letters_ms=10**12)) == ((id,), ())
+        return client.xrevrange(keys.dead, count=1)[0][0].decode()
+
+    return make

@@ -1,0 +1,84 @@
+"""A queue with something in every place, and a call of every script that has work to do there."""
+
+from conftest import NOON, micros
+
+from reliq import transitions as t
+
+LATER = micros(ms=60_000)
+WINDOW_MS = 600_000
+
+
+def stage(run, client, keys):
+    """Fill the queue; return the call of each script by name, all to be made at `LATER`."""
+    publisher, worker = iter(range(1, 99)), iter(range(1, 99))
+
+    def publish(*ids, retries=3, delay_ms=0):
+        items = [(id, b',"r":%d,"e":1,"w":%d}\nbody' % (retries, WINDOW_MS)) for id in ids]
+        turn = t.Turn("p", next(publisher))
+        return t.publish(
+            keys, items, turn, ttl_ms=3_600_000, retries=retries, delay_ms=delay_ms, window_ms=WINDOW_MS, clock=NOON
+        )
+
+    def claim(*ids, lease_ms=3_600_000):
+        run(publish(*ids))
+        return claim_only(len(ids), lease_ms=lease_ms)
+
+    def claim_only(limit, lease_ms=3_600_000):
+        turn = t.Turn("w", next(worker))
+        claimed = run(t.claim(keys, turn, limit=limit, lease_ms=lease_ms, suspects=limit, clock=NOON)).claimed
+        assert len(claimed) == limit
+        return claimed
+
+    held = claim("acked", "nacked", "rejected", "extended", "released", "snoozed", "cancelled-running")
+    run(t.cancel(keys, ["cancelled-running"], clock=NOON))
+    waiting, *dying = claim("waiting", "died", "died-too", "in-garbage", "purged")
+    run(t.nack(keys, [(waiting, 1_800_000, "failed 1 x", b"")], clock=NOON))
+    values = [client.get(keys.msg(one.id)) for one in dying]
+    run(t.nack(keys, [(one, 0, "rejected 1 x", v) for one, v in zip(dying, values, strict=True)], clock=NOON))
+    run(t.collect(keys, ["died", "died-too"], letters_max=100, letters_ms=10**12))
+    claim("in-retry", lease_ms=20_000)
+    run(t.reclaim(keys, clock=micros(ms=20_000)))
+    claim("overdue", lease_ms=40_000)
+    run(publish("due", delay_ms=1000))
+    run(publish("pending", "cancelled", "moved", delay_ms=3_000_000))
+    run(publish("ready", "ready-too"))
+    run(t.cancel(keys, ["never-seen"], clock=NOON))
+    client.delete(keys.wake, keys.watch)
+    letters = [(name.decode(), letter[b"id"].decode(), 3) for name, letter in client.xrange(keys.dead)]
+    by_id = {one.id: one for one in held}
+    return {
+        "ack": t.ack(keys, [(by_id["acked"], WINDOW_MS)], clock=LATER),
+        "cancel": t.cancel(keys, ["cancelled", "waiting", "ready", "extended", "unknown"], clock=LATER),
+        "claim": t.claim(keys, t.Turn("w", 99), limit=10, lease_ms=1000, first="retry", watcher="me", clock=LATER),
+        "collect": t.collect(keys, ["in-garbage"], letters_max=2, letters_ms=10**12, clock=LATER),
+        "counts": t.counts(keys),
+        "extend": t.extend(keys, [by_id["extended"], by_id["cancelled-running"]], lease_ms=1000, clock=LATER),
+        "nack": t.nack(
+            keys,
+            [
+                (by_id["nacked"], 5, "failed 1 x", b""),
+                (by_id["rejected"], 0, "rejected 1 x", b"value"),
+                (by_id["cancelled-running"], 0, "failed 1 x", b""),
+            ],
+            clock=LATER,
+        ),
+        "promote": t.promote(keys, clock=LATER),
+        "publish": t.publish(
+            keys,
+            [("new", b"body"), ("due", b"body"), ("never-seen", b"body")],
+            t.Turn("p", 99),
+            ttl_ms=1000,
+            retries=1,
+            delay_ms=1,
+            window_ms=1,
+            clock=LATER,
+        ),
+        "purge": t.purge(keys, ["purged"], state="garbage", clock=LATER),
+        "reclaim": t.reclaim(keys, clock=LATER),
+        "redrive": t.redrive(keys, letters, ttl_ms=1000, delay_ms=1, clock=LATER),
+        "release": t.release(keys, [by_id["released"], by_id["cancelled-running"]], clock=LATER),
+        "reschedule": t.reschedule(keys, ["moved", "waiting", "ready-too", "extended"], delay_ms=1, clock=LATER),
+        "resume": t.resume(keys),
+        "snooze": t.snooze(keys, [(by_id["snoozed"], 5), (by_id["cancelled-running"], 5)], clock=LATER),
+        "tidy": t.tidy(keys, clock=micros(ms=-7_200_000)),
+    }

@@ -1,0 +1,232 @@
+"""Every move as a rule of a state machine: made in Redis and on the model, the answers compared."""
+
+from collections import Counter
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from queue_model import WINDOW_MS, Model
+from redis.exceptions import NoScriptError
+
+from reliq import transitions as t
+from reliq.codec import ENVELOPE_START, envelope_rest
+from reliq.keys import Keys
+
+#: Few, so that an id is used again and again.
+IDS = [f"m{number}" for number in range(6)]
+LEASE_MS = 20_000
+FOR_EVER_MS = 10**12
+
+some_ids = st.lists(st.sampled_from(IDS), min_size=1, max_size=4)
+picks = st.lists(st.integers(0, 12), min_size=1, max_size=4)
+delays = st.sampled_from([0, 0, 1, 500, LEASE_MS, 60_000])
+limits = st.sampled_from([1, 2, 4, 500])
+a_few = st.sampled_from([0, 1, 4])
+retries = st.sampled_from([0, 1, 2, 5])
+
+
+class Moves(RuleBasedStateMachine):
+    """Six ids, every move, repeated and mistaken calls."""
+
+    client = None
+
+    @initialize()
+    def begin(self):
+        self.client.flushall()
+        self.keys, self.model = Keys("q"), Model()
+        self.numbers, self.versions, self.receipts, self.promised = Counter(), 0, [], {}
+        self.last_publish = self.last_claim = None
+
+    def run(self, call):
+        return call.read(self.reply(call))
+
+    def reply(self, call):
+        try:
+            return self.client.execute_command(*call.command)
+        except NoScriptError:
+            return self.client.execute_command(*call.command_in_full)
+
+    def turn(self, lane, back=0):
+        self.numbers[lane] += not back
+        return t.Turn(lane, self.numbers[lane] - back)
+
+    def chosen(self, picked):
+        """Receipts ever given, the latest most often; none when there was none."""
+        return [self.receipts[-1 - pick % len(self.receipts)] for pick in picked] if self.receipts else []
+
+    # ---- in -----------------------------------------------------------------
+
+    def publish_call(self, ids, turn, *, delay_ms, left, replace):
+        items = [(id, f"{id}.{self.versions + index}") for index, id in enumerate(ids)]
+        self.versions += len(ids)
+        rest = envelope_rest(left, 1, WINDOW_MS)
+        call = t.publish(
+            self.keys,
+            [(id, rest + body.encode()) for id, body in items],
+            turn,
+            ttl_ms=3_600_000,
+            retries=left,
+            delay_ms=delay_ms,
+            window_ms=WINDOW_MS,
+            replace=replace,
+            clock=self.model.now,
+        )
+        return items, call
+
+    @rule(ids=some_ids, delay_ms=delays, left=retries, replace=st.booleans())
+    def publish(self, ids, delay_ms, left, replace):
+        items, call = self.publish_call(ids, self.turn("p"), delay_ms=delay_ms, left=left, replace=replace)
+        answer = self.run(call)
+        self.last_publish = call, answer
+
+        assert answer.refused == self.model.publish(items, delay_ms, left, replace)
+
+    @precondition(lambda self: self.last_publish)
+    @rule()
+    def repeat_the_last_publish(self):
+        call, answer = self.last_publish
+
+        assert self.run(call) == answer
+
+    @precondition(lambda self: self.last_publish)
+    @rule(ids=some_ids)
+    def publish_by_a_number_too_low(self, ids):
+        _, call = self.publish_call(ids, self.turn("p", back=1), delay_ms=0, left=1, replace=True)
+
+        assert self.reply(call) == b"stale"
+
+    @rule(limit=limits)
+    def promote(self, limit):
+        moved, wait = self.run(t.promote(self.keys, limit=limit, clock=self.model.now))
+
+        assert moved == self.model.promote(limit)
+        assert wait == (max(0, min(self.model.pending.values()) - self.model.down) if self.model.pending else -1)
+
+    @precondition(lambda self: self.model.letters)
+    @rule(picked=picks, delay_ms=delays, left=retries)
+    def redrive(self, picked, delay_ms, left):
+        names = [name.decode() for name, _ in self.client.xrange(self.keys.dead)]
+        deaths = [list(self.model.letters)[pick % len(names)] for pick in picked]
+        letters = [
+            (names[list(self.model.letters).index(death)], self.model.letters[death][0], left) for death in deaths
+        ]
+        options = {"ttl_ms": 3_600_000, "delay_ms": delay_ms, "clock": self.model.now}
+
+        answers = self.run(t.redrive(self.keys, letters, **options))
+        assert answers == [self.model.redrive(death, delay_ms, left) for death in deaths]
+
+    # ---- claim and settle ---------------------------------------------------
+
+    @rule(limit=limits, first=st.sampled_from(["ready", "retry"]), direct=a_few, suspects=a_few)
+    def claim_some(self, **options):
+        self.claim(**options)
+
+    def claim(self, limit, first="ready", direct=500, suspects=500):
+        turn = self.turn("w")
+        options = {"limit": limit, "first": first, "direct": direct, "suspects": suspects}
+        self.last_claim = turn, options
+        claimed = self.run(t.claim(self.keys, turn, lease_ms=LEASE_MS, clock=self.model.now, **options)).claimed
+        self.receipts += claimed
+        self.promised = claimed
+
+        assert claimed == self.model.claim(f"w.{turn.number}:{LEASE_MS}", LEASE_MS, **options)
+        return claimed
+
+    @precondition(lambda self: self.last_claim)
+    @rule()
+    def repeat_the_last_claim(self):
+        turn, options = self.last_claim
+        answer = self.run(t.claim(self.keys, turn, lease_ms=LEASE_MS, clock=self.model.now, **options))
+
+        self.promised = self.model.claim_again(self.promised, LEASE_MS)
+        assert answer.claimed == self.promised
+
+    @precondition(lambda self: self.last_claim)
+    @rule(limit=limits)
+    def claim_by_a_number_too_low(self, limit):
+        call = t.claim(self.keys, self.turn("w", back=1), limit=limit, lease_ms=LEASE_MS, clock=self.model.now)
+
+        assert self.run(call).claimed == []
+
+    def settle(self, verb, receipts, **options):
+        """Make a call about receipts, and the same on the model."""
+        clock = {"clock": self.model.now}
+        last = ENVELOPE_START.encode() + b"%d" % self.model.down + envelope_rest(1, 1, WINDOW_MS) + b"last"
+        match verb:
+            case "ack":
+                answer = self.run(t.ack(self.keys, [(one, WINDOW_MS) for one in receipts], **options, **clock))
+            case "nack":
+                values = [last if options["reject"] or not one.left else b"" for one in receipts]
+                rows = [(one, options["delay_ms"], "failed 1 x", v) for one, v in zip(receipts, values, strict=True)]
+                answer = self.run(t.nack(self.keys, rows, **clock))
+            case "extend":
+                answer = self.run(t.extend(self.keys, receipts, **options, **clock))
+            case "release":
+                answer = self.run(t.release(self.keys, receipts, **clock))
+            case "snooze":
+                answer = self.run(t.snooze(self.keys, [(one, options["delay_ms"]) for one in receipts], **clock))
+
+        assert (answer.lost, answer.cancelled) == getattr(self.model, verb)(receipts, **options)
+
+    @rule(picked=picks, kind=st.sampled_from(["acked", "acked", "expired"]))
+    def ack(self, picked, kind):
+        self.settle("ack", self.chosen(picked), kind=kind)
+
+    @rule(picked=picks, delay_ms=delays, reject=st.booleans())
+    def nack(self, picked, delay_ms, reject):
+        self.settle("nack", self.chosen(picked), delay_ms=delay_ms, reject=reject)
+
+    @rule(picked=picks, lease_ms=st.sampled_from([1, LEASE_MS, 2 * LEASE_MS]))
+    def extend(self, picked, lease_ms):
+        self.settle("extend", self.chosen(picked), lease_ms=lease_ms)
+
+    @rule(picked=picks)
+    def release(self, picked):
+        self.settle("release", self.chosen(picked))
+
+    @rule(picked=picks, delay_ms=delays)
+    def snooze(self, picked, delay_ms):
+        self.settle("snooze", self.chosen(picked), delay_ms=delay_ms)
+
+    # ---- out, and by hand ---------------------------------------------------
+
+    @rule(limit=limits, spare=st.booleans())
+    def reclaim(self, limit, spare=False):
+        self.run(t.reclaim(self.keys, limit=limit, spare_leases=spare, clock=self.model.now))
+        self.model.reclaim(limit, spare)
+
+    @rule(ids=some_ids, tombstone_ms=st.sampled_from([60_000, 3_600_000]))
+    def cancel(self, ids, tombstone_ms=60_000):
+        call = t.cancel(self.keys, ids, tombstone_ms=tombstone_ms, clock=self.model.now)
+
+        assert self.run(call) == [self.model.cancel(id, tombstone_ms) for id in ids]
+
+    @rule(ids=some_ids, delay_ms=delays)
+    def reschedule(self, ids, delay_ms):
+        call = t.reschedule(self.keys, ids, delay_ms=delay_ms, clock=self.model.now)
+
+        assert self.run(call) == [self.model.reschedule(id, delay_ms) for id in ids]
+
+    @rule(ids=some_ids, letters_max=st.sampled_from([2, 100]))
+    def collect(self, ids, letters_max=100):
+        self.run(t.collect(self.keys, ids, letters_max=letters_max, letters_ms=FOR_EVER_MS, clock=self.model.now))
+        self.model.collect(ids, letters_max)
+
+    @rule(ids=some_ids, state=st.sampled_from(["pending", "ready", "retry", "garbage"]), in_order=st.booleans())
+    def purge(self, ids, state, in_order):
+        ids = list(getattr(self.model, state))[:3] if in_order else ids
+        if ids:
+            assert self.run(t.purge(self.keys, ids, state=state)) == self.model.purge(ids, state)
+
+    @rule()
+    def tidy(self):
+        self.run(t.tidy(self.keys, clock=self.model.now))
+        self.model.tidy()
+
+    @rule(paused=st.booleans())
+    def pause_or_resume(self, paused):
+        if paused:
+            self.client.set(self.keys.paused, "1")
+        else:
+            self.run(t.resume(self.keys))
+            self.model.token = True
+        self.model.paused = paused

@@ -1,0 +1,299 @@
+"""What the scripts promise, in plain Python: times in unix ms, lists that begin with the id claimed next."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from itertools import count
+
+from conftest import NOON
+
+from reliq.message import Claimed
+
+WINDOW_MS = 600_000
+
+
+class Model:
+    def __init__(self):
+        self.now = NOON  # in microseconds
+        self.pending, self.unack = {}, {}  # id -> ms
+        self.ready, self.retry = [], []
+        self.garbage = set()
+        self.counts, self.words, self.bodies = {}, {}, {}  # id -> retries left, state word, body
+        self.letters = {}  # which death -> (id, body), the oldest first
+        self.deaths = count()
+        self.markers = {}  # id -> (why it is taken, for how many ms)
+        self.totals = Counter()
+        self.token, self.paused, self.stolen = False, False, 0  # stolen: ended by foreign hands, without an account
+
+    up = property(lambda self: -(-self.now // 1000))
+    down = property(lambda self: self.now // 1000)
+
+    @property
+    def alive(self):
+        return [*self.pending, *self.ready, *self.unack, *self.retry, *self.garbage]
+
+    def put(self, place, id, ms):
+        self.token |= not place or ms < min(place.values())
+        place[id] = ms
+
+    def enter(self, id, delay_ms):
+        if delay_ms:
+            self.put(self.pending, id, self.up + delay_ms)
+        else:
+            self.ready.append(id)
+            self.token = True
+
+    def over(self, place, limit):
+        """Take out the ids whose time has come, the longest due first."""
+        ids = sorted((ms, id) for id, ms in place.items() if ms <= self.down)[:limit]
+        return [id for _, id in ids if place.pop(id)]
+
+    def end(self, id, kind):
+        for place in (self.pending, self.unack, self.counts, self.words, self.bodies):
+            place.pop(id, None)
+        self.totals[kind] += 1
+
+    def cancelled(self, id):
+        return self.words.get(id, "").endswith("!")
+
+    # ---- in -----------------------------------------------------------------
+
+    def publish(self, items, delay_ms, retries, anew):
+        refused, seen = {}, set()
+        for index, (id, body) in enumerate(items):
+            reason = "duplicate" if id in seen else self._standing(id, anew)
+            seen.add(id)
+            if reason in ("duplicate", "tombstoned"):
+                refused[index] = reason
+                continue
+            self.bodies[id], self.counts[id] = body, retries
+            self.words.pop(id, None)
+            self.markers.pop(id, None)
+            self.totals["published"] += 1
+            if reason is None:
+                self.enter(id, delay_ms)
+            else:
+                self.totals["cancelled"] += 1
+                self.words |= {id: f"@{self.up + delay_ms}"} if delay_ms else {}
+        return refused
+
+    def _standing(self, id, anew):
+        if id in self.markers and not anew:
+            return "duplicate" if self.markers[id][0] == "ended" else "tombstoned"
+        if id in self.garbage:
+            return "duplicate"
+        if id not in self.counts:
+            return None
+        return "revive" if self.words.get(id) == "!" and id not in self.unack else "duplicate"
+
+    def promote(self, limit):
+        due = self.over(self.pending, limit)
+        self.ready += due
+        self.token |= bool(due)
+        self.totals["promoted"] += len(due)
+        return len(due)
+
+    def redrive(self, death, delay_ms, retries):
+        if death not in self.letters:
+            return "not_found"
+        id, body = self.letters[death]
+        if id in self.alive:
+            return "alive"
+        del self.letters[death]
+        self.words.pop(id, None)
+        self.bodies[id], self.counts[id] = body, retries
+        self.totals["redriven"] += 1
+        self.enter(id, delay_ms)
+        return "redriven"
+
+    # ---- claim and settle ---------------------------------------------------
+
+    def claim(self, nonce, lease_ms, limit, first, direct, suspects):
+        if self.paused:
+            return []
+        claimed, met = [], 0
+        for place in (self.retry, self.ready) if first == "retry" else (self.ready, self.retry):
+            back, batch = [], place[: limit - len(claimed)]
+            del place[: len(batch)]
+            for id in batch:
+                word, left = self.words.get(id, ""), self.counts[id]
+                suspect = word == "suspect"
+                if self.cancelled(id):
+                    self.end(id, "cancelled")
+                elif word.startswith("@"):
+                    self.words.pop(id)
+                    self.words |= {id: "suspect"} if word.endswith("?") else {}
+                    self.put(self.pending, id, int(word.strip("@?")))
+                elif (suspect and not suspects) or ((suspect or not left) and not direct):
+                    back.append(id)
+                else:
+                    suspects, direct = suspects - suspect, direct - (suspect or not left)
+                    claimed.append(Claimed(id, nonce, left, suspect))
+            place.extend(back)
+            met += len(batch) - len(back)
+        self.token |= bool(met and (self.ready or self.retry))
+        self.totals["claimed"] += len(claimed)
+        return self.lease(claimed, lease_ms)
+
+    def lease(self, claimed, lease_ms):
+        for one in claimed:
+            self.unack[one.id], self.words[one.id] = self.up + lease_ms, one.nonce
+        return claimed
+
+    def claim_again(self, claimed, lease_ms):
+        still = [one for one in claimed if self.words.get(one.id) == one.nonce and one.id in self.unack]
+        self.token |= bool(still and (self.ready or self.retry))
+        return self.lease([replace(one, left=self.counts[one.id]) for one in still], lease_ms)
+
+    def held(self, receipts):
+        """The receipts that hold, and the ids of the others."""
+        good, lost = [], []
+        for one in receipts:
+            here = one.id in self.unack and self.words.get(one.id) in (one.nonce, one.nonce + "!")
+            holds = here and self.counts[one.id] == one.left and one.id not in [other.id for other in good]
+            good.append(one) if holds else lost.append(one.id)
+        return good, tuple(lost)
+
+    def ack(self, receipts, kind):
+        good, lost = self.held(receipts)
+        for one in good:
+            self.end(one.id, "cancelled" if kind == "expired" and self.cancelled(one.id) else kind)
+            self.markers[one.id] = ("ended", WINDOW_MS)
+        return lost, ()
+
+    def extend(self, receipts, lease_ms):
+        good, lost = self.held(receipts)
+        for one in good:
+            self.unack[one.id] = self.up + lease_ms
+        return lost, tuple(one.id for one in good if self.cancelled(one.id))
+
+    def let_go(self, receipts, then, order=1):
+        """End what was cancelled; hand the rest, taken out of unack, to `then`."""
+        good, lost = self.held(receipts)
+        stopped = [one.id for one in good if self.cancelled(one.id)]
+        for one in good[::order]:
+            if one.id in stopped:
+                self.end(one.id, "cancelled")
+            else:
+                self.unack.pop(one.id)
+                then(one)
+        return lost, tuple(stopped)
+
+    def nack(self, receipts, delay_ms, reject):
+        def then(one):
+            self.totals["nacked"] += 1
+            if one.left and not reject:
+                self.put(self.unack, one.id, self.up + delay_ms)
+                self.words[one.id] = "nacked"
+            else:
+                self.bury(one.id)
+                self.bodies[one.id] = "last"
+
+        return self.let_go(receipts, then)
+
+    def bury(self, id):
+        self.counts.pop(id)
+        self.words.pop(id, None)
+        self.garbage.add(id)
+
+    def release(self, receipts):
+        def then(one):
+            self.words.pop(one.id)
+            self.words |= {one.id: "suspect"} if one.suspect else {}
+            self.ready.insert(0, one.id)
+            self.token = True
+            self.totals["released"] += 1
+
+        return self.let_go(receipts, then, order=-1)[0], ()
+
+    def snooze(self, receipts, delay_ms):
+        def then(one):
+            self.words.pop(one.id)
+            self.put(self.pending, one.id, self.up + delay_ms)
+            self.totals["snoozed"] += 1
+
+        return self.let_go(receipts, then)
+
+    # ---- out ----------------------------------------------------------------
+
+    def reclaim(self, limit, spare):
+        leases = dict(self.unack)
+        for id in self.over(self.unack, limit):
+            nacked = self.words.get(id) == "nacked"
+            if spare and not nacked and not self.cancelled(id):
+                self.unack[id] = leases[id]
+            elif self.cancelled(id):
+                self.end(id, "cancelled")
+            elif not self.counts[id]:
+                self.bury(id)
+            else:
+                self.counts[id] -= 1
+                self.words.pop(id, None)
+                self.words |= {} if nacked else {id: "suspect"}
+                self.retry.append(id)
+                self.token = True
+                self.totals["retried_nack" if nacked else "retried_lease"] += 1
+
+    def cancel(self, id, tombstone_ms):
+        before, for_ms = self.markers.get(id, ("", -2))
+        answer = "cancelled"
+        if id in self.pending or (id in self.unack and self.words.get(id) == "nacked"):
+            self.end(id, "cancelled")
+        elif id in self.unack:
+            answer = "running"
+            self.words[id] = self.words.get(id, "").rstrip("!") + "!"
+            self.bodies.pop(id, None)
+        elif id in self.counts:
+            self.words[id] = "!"
+            self.bodies.pop(id, None)
+        elif before != "cancelled":
+            answer = "not_found"
+        mark = "unknown" if answer == "not_found" else "cancelled"
+        if for_ms <= tombstone_ms or (mark == "cancelled" and before != mark):
+            self.markers[id] = (mark, tombstone_ms)
+        return answer
+
+    def reschedule(self, id, delay_ms):
+        word, due = self.words.get(id, ""), self.up + delay_ms
+        if id in self.pending or (id in self.unack and word == "nacked"):
+            place = self.pending if id in self.pending else self.unack
+            place.pop(id)
+            self.put(place, id, due)
+        elif id in self.unack:
+            return "running"
+        elif id in self.counts and not self.cancelled(id):
+            self.words[id] = f"@{due}" + ("?" if word == "suspect" or word.endswith("?") else "")
+        else:
+            return "not_found"
+        return "rescheduled"
+
+    def collect(self, ids, letters_max):
+        for id in ids:
+            if id in self.garbage:
+                self.garbage.remove(id)
+                body = self.bodies.pop(id, None)
+                self.totals["dead" if body else "expired"] += 1
+                if body:
+                    self.letters[next(self.deaths)] = (id, body)
+                    self.markers[id] = ("ended", WINDOW_MS)
+        for death in sorted(self.letters)[:-letters_max]:
+            del self.letters[death]
+            self.totals["letters_dropped"] += 1
+
+    def purge(self, ids, state):
+        place, before = getattr(self, state), len(self.alive)
+        for index, id in enumerate(ids):
+            if isinstance(place, list):
+                if place[:1] == [id] and before - len(self.alive) == index:
+                    self.end(place.pop(0), "purged")
+            elif id in place:
+                self.garbage.discard(id)
+                self.end(id, "purged")
+        return before - len(self.alive)
+
+    def tidy(self):
+        for id, deadline in self.unack.items():
+            if nonce := re.search(r":(\d+)!?$", self.words.get(id, "")):
+                self.unack[id] = min(deadline, self.up + int(nonce[1]))
+        for id in self.words.keys() - self.counts.keys() - self.garbage:
+            del self.words[id]

@@ -1,0 +1,141 @@
+"""Rules 8 and 14: a header says what its script uses, and the loader, the transitions and Redis agree with it."""
+
+import inspect
+import re
+from importlib.resources import files
+from itertools import chain
+
+import pytest
+from every_call import stage
+
+import reliq.lua
+from reliq import transitions as t
+from reliq.keys import Keys
+from reliq.lua import script, script_names
+
+KEY_NAMES = set(chain.from_iterable(script(name).keys for name in script_names()))
+TAIL_KEYS = {"msg": "body", "dd": "mark"}
+every_script = pytest.mark.parametrize("name", script_names())
+
+
+def source(name):
+    return files(reliq.lua).joinpath(f"{name}.lua").read_text("utf-8")
+
+
+def code(text):
+    """The text without comments and strings."""
+    return re.sub(r"'[^']*'", "''", "\n".join(line for line in text.splitlines() if not line.strip().startswith("--")))
+
+
+def words(text):
+    return set(re.findall(r"[A-Za-z_]\w*", text))
+
+
+PRELUDE = code(source("prelude"))
+HELPERS = {
+    found[1]: found[0]
+    for found in re.finditer(r"^local function (\w+)\((?:[^\n]* end|[\s\S]*?\nend)$", PRELUDE, re.MULTILINE)
+}
+OPENING = PRELUDE[: PRELUDE.index("local function")]
+
+
+def everything_run_by(name):
+    """The words of a script, of the prelude's opening, and of the helpers that it calls, directly or not."""
+    seen = words(code(source(name))) | words(OPENING)
+    while more := {word for helper in seen & HELPERS.keys() for word in words(HELPERS[helper])} - seen:
+        seen |= more
+    return seen
+
+
+def test_the_prelude_has_the_helpers_that_this_test_looks_for():
+    assert {"arg", "body", "mark", "put", "push_token", "receipts", "forget", "recall"} <= HELPERS.keys()
+
+
+@every_script
+def test_every_key_and_argument_of_a_header_is_used(name):
+    header = script(name)
+    run = everything_run_by(name)
+
+    assert {*header.keys, *header.args} <= run
+    assert {arg.upper() for arg in header.tail_args} <= run
+    assert {TAIL_KEYS[key] for key in header.tail_keys} <= run
+
+
+@every_script
+def test_every_key_that_is_used_is_in_the_header(name):
+    run = everything_run_by(name)
+
+    assert run & KEY_NAMES <= {*script(name).keys}
+    assert run & {*TAIL_KEYS.values()} <= {TAIL_KEYS[key] for key in script(name).tail_keys}
+
+
+@every_script
+def test_a_body_uses_names_and_no_numbered_keys_or_arguments(name):
+    assert {"KEYS", "ARGV"}.isdisjoint(words(code(source(name))))
+
+
+@every_script
+def test_a_header_says_what_returns_and_what_happens_when_there_is_nothing_to_do(name):
+    comment = source(name).partition("\n\n")[0]
+
+    assert re.search(r"^-- Returns  \S", comment, re.MULTILINE)
+    assert re.search(r"^-- Nothing to do: \S", comment, re.MULTILINE)
+
+
+@every_script
+def test_a_call_passes_the_keys_that_the_header_declares(name, run, client, keys):
+    call = stage(run, client, keys)[name]
+    head = script(name).keys
+
+    lead, tail = call.keys[: len(head)], call.keys[len(head) :]
+
+    for key, spelled in zip(head, lead, strict=True):
+        assert spelled.startswith(keys.lane("")) if key == "lane" else spelled == getattr(keys, key)
+    half = len(tail) // max(1, len(script(name).tail_keys))
+    assert all(key.startswith(keys.msg("")) for key in tail[:half])
+    assert all(key.startswith(keys.dd("")) for key in tail[half:])
+
+
+@every_script
+def test_a_call_passes_the_arguments_that_the_header_declares(name, run, client, keys):
+    call = stage(run, client, keys)[name]
+    head, tail = script(name).args, script(name).tail_args
+    messages = len(call.keys) - len(script(name).keys)
+
+    items, over = divmod(len(call.args) - len(head), max(1, len(tail)))
+
+    assert over == 0
+    assert messages in (0, items * len(script(name).tail_keys))
+
+
+def test_there_is_one_transition_for_each_script():
+    transitions = {
+        name
+        for name, function in inspect.getmembers(t, inspect.isfunction)
+        if function.__module__ == t.__name__
+        and str(function.__annotations__.get("return")).startswith("reliq.call.Call")
+    }
+
+    assert transitions == set(script_names())
+
+
+@every_script
+def test_redis_knows_a_script_by_the_digest_of_its_text(name, client):
+    assert client.script_load(script(name).text) == script(name).sha
+
+
+def test_a_script_whose_header_is_not_in_the_form_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "broken.lua").write_text("-- broken: a -> b\n--\n-- KEYS  pending\n\nreturn 1\n")
+    (tmp_path / "prelude.lua").write_text("")
+    monkeypatch.setattr(reliq.lua, "files", lambda _: tmp_path)
+
+    with pytest.raises(ValueError, match=r"broken\.lua does not begin with the header"):
+        script("broken")
+
+
+def test_queues_share_no_key():
+    one, other = Keys("one"), Keys("one-more")
+
+    spelled = {value for name in KEY_NAMES - {"lane"} for value in (getattr(one, name), getattr(other, name))}
+
+    assert len(spelled) == 2 * len(KEY_NAMES - {"lane"})

@@ -1,0 +1,209 @@
+"""The layout of the original in Go: what it left in Redis is taken over, and what reliq leaves it can read."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import HOUR_MS, NOON, micros
+
+from reliq import transitions as t
+from reliq.keys import Keys, Layout
+
+RECORDED = json.loads(Path(__file__).with_name("hdt3213-keyspaces.json").read_text("utf-8"))["cases"]
+PLAIN = Layout.hdt3213(hash_tag=False)
+TAGGED = Layout.hdt3213()
+LAYOUTS = {
+    "published_default": PLAIN,
+    "published_hash_tag": TAGGED,
+    "published_custom_prefix": Layout.hdt3213(hash_tag=False, prefix="acme"),
+    "in_flight": TAGGED,
+    "nacked_with_delay": TAGGED,
+    "nacked_waiting_retry": TAGGED,
+    "all_acked": TAGGED,
+    "exhausted_collected": TAGGED,
+}
+#: After so many seconds everything recorded is due, and only then.
+DUE_AFTER = {"published_default": 0, "published_hash_tag": 0, "published_custom_prefix": 0, "in_flight": 29} | {
+    "nacked_with_delay": 59,
+    "nacked_waiting_retry": 0,
+}
+DAY = 86_400
+
+
+@pytest.fixture
+def restore(client):
+    """Write a recorded key space as it was; return the moment of the recording in whole unix seconds."""
+
+    def load(name):
+        for key, held in RECORDED[name]["keys"].items():
+            value = held["value"]
+            match held["type"]:
+                case "string":
+                    client.set(key, value)
+                case "zset":
+                    client.zadd(key, value)
+                case "hash":
+                    client.hset(key, mapping=value)
+                case "list":
+                    client.rpush(key, *value)
+            if held["pttl_ms"]:
+                client.pexpire(key, held["pttl_ms"])
+        return RECORDED[name]["redis_time_ms"] // 1000
+
+    return load
+
+
+@pytest.fixture
+def drain(run, client):
+    """Promote, reclaim, claim and ack whatever is due at a unix second; return bodies with the retries left."""
+
+    def make(keys, second, number):
+        clock = second * 1_000_000
+        run(t.promote(keys, clock=clock))
+        run(t.reclaim(keys, clock=clock))
+        claimed = run(t.claim(keys, t.Turn("w", number), limit=9, lease_ms=1000, suspects=9, clock=clock)).claimed
+        bodies = client.mget([keys.msg(one.id) for one in claimed]) if claimed else []
+        assert run(t.ack(keys, [(one, None) for one in claimed], clock=clock)).lost == ()
+        return {body.decode(): one.left for body, one in zip(bodies, claimed, strict=True)}
+
+    return make
+
+
+def recorded_bodies(name):
+    return {held["value"] for key, held in RECORDED[name]["keys"].items() if ":msg:" in key}
+
+
+@pytest.mark.foreign_hands
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_message_of_the_original_is_taken_over_and_nothing_is_left(name, restore, drain, client):
+    keys = Keys("orders", LAYOUTS[name])
+    now = restore(name)
+
+    taken = drain(keys, now + HOUR_MS // 1000 + 1, number=1)
+
+    assert taken.keys() == recorded_bodies(name)
+    assert {key.decode() for key in client.keys("*")} <= {keys.totals, keys.wake, keys.watch, keys.lane("w")}
+
+
+@pytest.mark.foreign_hands
+@pytest.mark.parametrize(("name", "wait"), DUE_AFTER.items())
+def test_what_the_original_left_is_taken_when_it_said_and_not_before(name, wait, restore, drain):
+    keys = Keys("orders", LAYOUTS[name])
+    now = restore(name)
+    later = {body for body in recorded_bodies(name) if body.startswith("later")}
+
+    early = drain(keys, now + wait - 1, number=1)
+    in_time = drain(keys, now + wait, number=2)
+
+    assert early.keys() | in_time.keys() == recorded_bodies(name) - later
+    assert early == {} or name == "nacked_waiting_retry"
+
+
+@pytest.mark.foreign_hands
+@pytest.mark.parametrize(
+    ("name", "lefts"),
+    [("published_default", {3, 5}), ("in_flight", {2}), ("nacked_with_delay", {2}), ("nacked_waiting_retry", {8})],
+)
+def test_the_retries_that_the_original_left_are_kept(name, lefts, restore, drain):
+    now = restore(name)
+
+    taken = drain(Keys("orders", LAYOUTS[name]), now + DAY, number=1)
+
+    assert set(taken.values()) == lefts
+
+
+@pytest.mark.foreign_hands
+def test_messages_of_the_original_keep_the_order_of_its_lists(restore, run):
+    keys = Keys("orders", TAGGED)
+    now = restore("nacked_waiting_retry")
+    recorded = RECORDED["nacked_waiting_retry"]["keys"][keys.retry]["value"]
+
+    claimed = run(t.claim(keys, t.Turn("w", 1), limit=9, lease_ms=1, clock=now * 1_000_000)).claimed
+
+    assert [one.id for one in claimed] == recorded[::-1]
+
+
+@pytest.mark.foreign_hands
+def test_a_message_of_the_original_can_be_cancelled_nacked_and_rescheduled(restore, run, client):
+    keys = Keys("orders", PLAIN)
+    now = restore("published_default") * 1_000_000
+    by_body = {client.get(keys.msg(id.decode())): id.decode() for id in client.zrange(keys.pending, 0, -1)}
+
+    assert run(t.cancel(keys, [by_body[b"now-1"]], clock=now)) == ["cancelled"]
+    assert run(t.reschedule(keys, [by_body[b"later-0"]], delay_ms=0, clock=now)) == ["rescheduled"]
+    run(t.promote(keys, clock=now))
+    claimed = run(t.claim(keys, t.Turn("w", 1), limit=9, lease_ms=1, clock=now)).claimed
+    assert {one.id for one in claimed} == {by_body[b"now-0"], by_body[b"later-0"]}
+    assert run(t.nack(keys, [(one, 0, "failed - x", b"") for one in claimed], clock=now)).lost == ()
+    assert set(run(t.reclaim(keys, clock=now)).again) == {one.id for one in claimed}
+
+
+# ---- the other way ----------------------------------------------------------
+
+
+@pytest.fixture(params=["published_default", "published_hash_tag", "published_custom_prefix"])
+def published(request, run, client):
+    """What the case was recorded from, published by reliq: (case, keys, the key space it left)."""
+    keys = Keys("orders", LAYOUTS[request.param])
+    case = RECORDED[request.param]["keys"]
+    clock = RECORDED[request.param]["redis_time_ms"] * 1000
+    bodies = sorted(recorded_bodies(request.param))
+    options = {"ttl_ms": HOUR_MS, "bare": True, "clock": clock}
+    for number, body in enumerate(bodies, 1):
+        delay = {"delay_ms": HOUR_MS, "retries": 5} if body.startswith("later") else {"delay_ms": 1, "retries": 3}
+        run(t.publish(keys, [(f"id-{body}", body.encode())], t.Turn("p", number), **delay, **options))
+    return case, keys
+
+
+def test_reliq_leaves_the_keys_of_the_original_with_their_types(published, client):
+    case, keys = published
+    names = {key: held["type"].encode() for key, held in case.items() if ":msg:" not in key}
+    names |= {keys.msg(f"id-{held['value']}"): b"string" for key, held in case.items() if ":msg:" in key}
+
+    left = {key.decode(): client.type(key) for key in client.keys("*")}
+
+    assert {key: left.get(key) for key in names} == names
+    assert left.keys() - names.keys() <= {keys.totals, keys.wake, keys.lane("p")}
+
+
+def test_reliq_leaves_bodies_as_they_are_with_a_ttl_like_that_of_the_original(published, client):
+    case, keys = published
+
+    for held in case.values():
+        if held["type"] == "string":
+            key = keys.msg(f"id-{held['value']}")
+            assert client.get(key) == held["value"].encode()
+            assert abs(client.pttl(key) - held["pttl_ms"]) < 30_000
+
+
+def test_reliq_leaves_counts_and_due_times_in_the_unit_of_the_original(published, client):
+    case, keys = published
+    ids = {id: held["value"] for key, held in case.items() if ":msg:" in key for id in [key.rsplit(":", 1)[1]]}
+
+    for id, body in ids.items():
+        assert client.hget(keys.counts, f"id-{body}") == case[keys.counts]["value"][id].encode()
+        assert abs(client.zscore(keys.pending, f"id-{body}") - case[keys.pending]["value"][id]) < 1.1
+
+
+def test_a_message_without_delay_is_in_the_ready_list_of_the_original(run, client):
+    keys = Keys("orders", TAGGED)
+
+    run(t.publish(keys, [("m", b"x")], t.Turn("p", 1), ttl_ms=HOUR_MS, retries=3, bare=True, clock=NOON))
+
+    assert client.lrange("{dp:orders}:ready", 0, -1) == [b"m"]
+    assert client.get("{dp:orders}:msg:m") == b"x"
+
+
+def test_what_the_original_does_to_take_a_message_finds_what_reliq_published(run, client):
+    keys = Keys("orders", TAGGED)
+    options = {"ttl_ms": HOUR_MS, "retries": 3, "bare": True, "clock": NOON}
+    run(t.publish(keys, [("m", b"x")], t.Turn("p", 1), delay_ms=500, **options))
+
+    due = client.zrangebyscore("{dp:orders}:pending", 0, NOON // 1_000_000 + 1)
+    client.zremrangebyscore("{dp:orders}:pending", 0, NOON // 1_000_000 + 1)
+    client.lpush("{dp:orders}:ready", *due)
+    id = client.rpop("{dp:orders}:ready")
+    client.zadd("{dp:orders}:unack", {id: NOON // 1_000_000 + 30})
+
+    assert (id, client.get(keys.msg("m")), int(client.hget(keys.counts, id))) == (b"m", b"x", 3)
+    assert run(t.reclaim(keys, clock=micros(30_000))).overdue == ("m",)

@@ -1,0 +1,264 @@
+"""The scripts against a model of them: whatever is done in whatever order, Redis holds what the model holds."""
+
+import os
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
+from queue_machine import IDS, LEASE_MS, Moves, delays, limits, some_ids
+
+from reliq import transitions as t
+from reliq.codec import open_envelope
+
+LONG = bool(os.environ.get("RELIQ_LONG"))
+EXAMPLES, STEPS = (4000, 50) if LONG else (150, 40)
+#: For finding the shortest way to a failure; without one it takes a few seconds.
+TIMEOUT_SECONDS = 1800 if LONG else 300
+
+FAILURES = ["nack", "cancel", "release", "reject", "collect", "redrive"]
+VERBS = {
+    "ack": {"kind": "acked"},
+    "nack": {"delay_ms": 0, "reject": False},
+    "extend": {"lease_ms": 1},
+    "release": {},
+    "snooze": {"delay_ms": 1},
+}
+
+held_by_someone = precondition(lambda self: self.model.unack)
+
+
+class QueueMachine(Moves):
+    """The moves; what time, eviction and a foreign consumer do; and what usually comes together."""
+
+    # ---- time, and what Redis may do by itself ------------------------------
+
+    @rule(us=st.sampled_from([1, 999, 1000, 500_000, LEASE_MS * 1000, LEASE_MS * 1000 + 1, -3_000_000]))
+    def tick(self, us):
+        self.model.now += us
+
+    @rule(ids=some_ids)
+    def bodies_are_evicted(self, ids):
+        self.client.delete(*map(self.keys.msg, ids))
+        for id in ids:
+            self.model.bodies.pop(id, None)
+
+    @rule(ids=some_ids)
+    def markers_expire(self, ids):
+        self.client.delete(*map(self.keys.dd, ids))
+        for id in ids:
+            self.model.markers.pop(id, None)
+
+    @rule()
+    def a_client_takes_the_token(self):
+        self.client.rpop(self.keys.wake)
+        self.model.token = False
+
+    @rule()
+    def the_script_cache_is_lost(self):
+        self.client.script_flush()
+
+    # ---- what usually comes together ----------------------------------------
+
+    @rule(ids=some_ids, cancelled=some_ids, how=st.sampled_from(["none", "cancel", "reschedule"]))
+    def a_worker_is_killed(self, ids, cancelled, how):
+        self.publish(ids, delay_ms=0, left=2, replace=True)
+        self.claim(4)
+        if how == "cancel":
+            self.cancel(cancelled)
+        self.model.now += LEASE_MS * 1000
+        self.a_client_takes_the_token()
+        self.reclaim(500)
+        if how == "reschedule":
+            self.reschedule(cancelled, 500)
+
+    @rule(id=st.sampled_from(IDS), how=st.sampled_from(FAILURES), left=st.sampled_from([0, 2]), late=st.booleans())
+    def a_handler_fails(self, id, how, left, late):
+        self.publish([id], delay_ms=0, left=left, replace=True)
+        held = self.claim(2)
+        if late:
+            self.cancel([id])
+        self.a_client_takes_the_token()
+        if how == "release":
+            self.settle("release", held)
+        else:
+            self.settle("nack", held, delay_ms=0, reject=how not in ("nack", "cancel"))
+        if how == "nack":
+            self.reclaim(500)
+        if how == "cancel":
+            self.cancel([id])
+        if how in ("collect", "redrive"):
+            self.collect([one.id for one in held] or [id])
+        if how == "redrive" and self.model.letters:
+            self.redrive([0, 1], 0, 2)
+
+    @rule(ids=some_ids, limit=limits)
+    def messages_come_due(self, ids, limit):
+        self.publish(ids, delay_ms=500, left=2, replace=True)
+        self.model.now += 500_000
+        self.a_client_takes_the_token()
+        self.promote(limit)
+
+    @rule(id=st.sampled_from(IDS))
+    def a_message_is_called_off_too_late(self, id):
+        self.publish([id], delay_ms=0, left=1, replace=True)
+        self.settle("ack", self.claim(4), kind="acked")
+        self.cancel([id])
+        self.publish([id], delay_ms=0, left=1, replace=False)
+
+    @rule(id=st.sampled_from(IDS), delay_ms=delays)
+    def a_cancelled_message_is_published_again(self, id, delay_ms):
+        self.publish([id], delay_ms=0, left=1, replace=True)
+        self.cancel([id])
+        self.publish([id], delay_ms=delay_ms, left=2, replace=True)
+
+    @rule(
+        id=st.sampled_from(IDS), how=st.sampled_from(["reclaim", "release", "go"]), verb=st.sampled_from(sorted(VERBS))
+    )
+    def a_late_worker_settles_what_someone_else_runs(self, id, how, verb):
+        self.publish([id], delay_ms=0, left=2, replace=True)
+        late = self.claim(4)
+        if how == "release":
+            self.settle("release", late)
+        self.model.now += 2 * LEASE_MS * 1000
+        if how == "go":
+            self.go_reclaims()
+            self.go_pops(self.model.retry, self.keys.retry)
+        else:
+            self.reclaim(500)
+            self.claim(4)
+        self.settle(verb, late, **VERBS[verb])
+
+    # ---- a foreign consumer, which knows the seven structures alone ---------
+
+    @rule(retried=st.booleans())
+    def go_claims(self, retried):
+        place, key = (self.model.retry, self.keys.retry) if retried else (self.model.ready, self.keys.ready)
+        self.go_pops(place, key)
+
+    def go_pops(self, place, key):
+        if place:
+            id, second = place.pop(0), self.model.down // 1000 + 20
+            self.client.rpop(key)
+            self.client.zadd(self.keys.unack, {id: second})
+            self.model.unack[id] = second * 1000
+
+    @rule()
+    def go_reclaims(self):
+        for id in self.model.over(self.model.unack, limit=len(IDS)):
+            self.client.zrem(self.keys.unack, id)
+            if self.model.counts[id]:
+                self.client.hincrby(self.keys.counts, id, -1)
+                self.client.lpush(self.keys.retry, id)
+                self.model.counts[id] -= 1
+                self.model.retry.append(id)
+            else:
+                self.client.hdel(self.keys.counts, id)
+                self.client.sadd(self.keys.garbage, id)
+                self.model.counts.pop(id)
+                self.model.garbage.add(id)
+
+    @held_by_someone
+    @rule(pick=st.integers(0, 5), seconds=st.integers(-2, 30))
+    def go_scores_a_lease_anew(self, pick, seconds):
+        id, second = sorted(self.model.unack)[pick % len(self.model.unack)], self.model.down // 1000 + seconds
+        self.client.zadd(self.keys.unack, {id: second})
+        self.model.unack[id] = second * 1000
+
+    @held_by_someone
+    @rule(pick=st.integers(0, 5))
+    def go_acks(self, pick):
+        id = sorted(self.model.unack)[pick % len(self.model.unack)]
+        self.client.zrem(self.keys.unack, id)
+        self.client.hdel(self.keys.counts, id)
+        self.client.delete(self.keys.msg(id))
+        for place in (self.model.unack, self.model.counts, self.model.bodies):
+            place.pop(id, None)
+        self.model.stolen += 1
+
+    @precondition(lambda self: self.model.garbage)
+    @rule()
+    def go_collects(self):
+        self.client.delete(self.keys.garbage, *map(self.keys.msg, self.model.garbage))
+        for id in self.model.garbage:
+            self.model.bodies.pop(id, None)
+        self.model.stolen += len(self.model.garbage)
+        self.model.garbage.clear()
+
+    # ---- what always holds --------------------------------------------------
+
+    @invariant()
+    def redis_holds_what_the_model_holds(self):
+        keys, model = self.keys, self.model
+        with self.client.pipeline() as pipe:
+            for key in (keys.pending, keys.unack):
+                pipe.zrange(key, 0, -1, withscores=True)
+            for key in (keys.ready, keys.retry):
+                pipe.lrange(key, 0, -1)
+            pipe.smembers(keys.garbage)
+            for key in (keys.counts, keys.lease, keys.totals):
+                pipe.hgetall(key)
+            pipe.mget(map(keys.msg, IDS)).mget(map(keys.dd, IDS)).xrange(keys.dead).llen(keys.wake)
+            pending, unack, ready, retry, garbage, counts, words, totals, bodies, markers, dead, tokens = pipe.execute()
+
+        assert scores(pending) == model.pending
+        assert scores(unack) == model.unack
+        assert texts(ready)[::-1] == model.ready
+        assert texts(retry)[::-1] == model.retry
+        assert {*texts(garbage)} == model.garbage
+        assert {id: int(left) for id, left in named(counts).items()} == model.counts
+        assert named(words) == model.words
+        assert Counter({kind: int(number) for kind, number in named(totals).items()}) == model.totals
+        assert payloads(bodies) == model.bodies
+        assert {id: why.decode() for id, why in zip(IDS, markers, strict=True) if why} == {
+            id: why for id, (why, _) in model.markers.items()
+        }
+        assert [(letter[b"id"].decode(), payload(letter[b"value"])) for _, letter in dead] == [*model.letters.values()]
+        assert tokens == model.token
+
+    @invariant()
+    def every_message_is_in_one_place_and_accounted_for(self):
+        counts = self.run(t.counts(self.keys))
+
+        assert counts.missing == self.model.stolen
+        assert counts.alive == len(set(self.model.alive)) == len(self.model.alive)
+
+
+def texts(replies):
+    return [one.decode() for one in replies]
+
+
+def named(reply):
+    return {name.decode(): value.decode() for name, value in reply.items()}
+
+
+def scores(reply):
+    return {id.decode(): round(score * 1000) for id, score in reply}
+
+
+def payload(value):
+    return open_envelope(value)[1].decode()
+
+
+def payloads(values):
+    return {id: payload(value) for id, value in zip(IDS, values, strict=True) if value is not None}
+
+
+@pytest.mark.timeout(TIMEOUT_SECONDS)
+def test_redis_holds_what_the_model_holds(client):
+    class Machine(QueueMachine):
+        pass
+
+    Machine.client = client
+
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,142 @@
+"""Rules 3 and 7: work per call is bounded, one message is a list of one, and none is no work."""
+
+import pytest
+from conftest import micros
+
+from reliq import transitions as t
+
+MANY = [f"m{number:03}" for number in range(500)]
+
+
+def test_promote_moves_no_more_than_its_limit(publish, run, keys, where):
+    publish("a", "b", "c", delay_ms=1)
+
+    assert run(t.promote(keys, limit=2, clock=micros(1))) == (2, 0)
+
+    assert where() == {"ready": ["a", "b"], "pending": ["c"]}
+
+
+def test_claim_takes_no_more_than_its_limit_from_both_lists(publish, claim, run, keys, where):
+    publish("old")
+    claim(lease_ms=1)
+    run(t.reclaim(keys, clock=micros(1)))
+    publish("a", "b")
+
+    assert [one.id for one in claim(limit=2)] == ["a", "b"]
+    assert where() == {"unack": ["a", "b"], "retry": ["old"]}
+    assert [one.id for one in claim(limit=0)] == []
+
+
+def test_reclaim_takes_no_more_than_its_limit(publish, claim, run, keys, where):
+    publish("a", "b", "c")
+    claim(lease_ms=1)
+
+    answer = run(t.reclaim(keys, limit=2, clock=micros(5)))
+
+    assert (answer.overdue, answer.next_in_ms) == (("a", "b"), 0)
+    assert where() == {"unack": ["c"], "retry": ["a", "b"]}
+
+
+@pytest.fixture
+def held(publish, claim):
+    publish(*MANY)
+    return claim(limit=500)
+
+
+def test_five_hundred_are_published_and_claimed_in_order(held, where):
+    assert [one.id for one in held] == MANY
+    assert where() == {"unack": MANY}
+
+
+def test_five_hundred_are_acked_at_once(held, run, keys, client):
+    assert run(t.ack(keys, [(one, 1000) for one in held])).lost == ()
+
+    assert client.keys(keys.msg("*")) == client.hkeys(keys.lease) == client.hkeys(keys.counts) == []
+
+
+def test_five_hundred_are_nacked_and_reclaimed_at_once(held, run, keys, where):
+    assert run(t.nack(keys, [(one, 0, "failed 1 x", b"") for one in held], clock=micros())).lost == ()
+    assert run(t.reclaim(keys, clock=micros())).again == tuple(MANY)
+
+    assert where() == {"retry": MANY}
+
+
+def test_five_hundred_are_rejected_collected_and_redriven_at_once(held, run, keys, where, client):
+    assert run(t.nack(keys, [(one, 0, "rejected 1 x", b"v") for one in held])).lost == ()
+    assert run(t.collect(keys, MANY, letters_max=1000, letters_ms=10**12)) == (tuple(MANY), ())
+    letters = [(name.decode(), fields[b"id"].decode(), 3) for name, fields in client.xrange(keys.dead)]
+    assert run(t.redrive(keys, letters, ttl_ms=10_000)) == ["redriven"] * 500
+
+    assert where() == {"ready": MANY}
+
+
+def test_five_hundred_are_extended_and_released_at_once(held, run, keys, where):
+    assert run(t.extend(keys, held, lease_ms=1000)).lost == ()
+    assert run(t.release(keys, held)).lost == ()
+
+    assert where() == {"ready": MANY}
+
+
+def test_five_hundred_are_snoozed_and_promoted_at_once(held, run, keys, where):
+    assert run(t.snooze(keys, [(one, 5) for one in held], clock=micros())).lost == ()
+    assert run(t.promote(keys, clock=micros(5))) == (500, -1)
+
+    assert where() == {"ready": MANY}
+
+
+def test_five_hundred_delayed_ones_are_rescheduled_and_cancelled_at_once(publish, run, keys, where):
+    publish(*MANY, delay_ms=1000)
+
+    assert run(t.reschedule(keys, MANY, delay_ms=2000, clock=micros())) == ["rescheduled"] * 500
+    assert run(t.cancel(keys, MANY)) == ["cancelled"] * 500
+
+    assert where() == {}
+
+
+def test_five_hundred_suspects_and_five_hundred_cancelled_are_met_in_one_claim(held, claim, run, keys, where):
+    run(t.reclaim(keys, clock=micros(30_000)))
+    assert claim(limit=500, suspects=0) == []
+    assert where() == {"retry": MANY}
+
+    run(t.cancel(keys, MANY))
+    assert claim(limit=500) == []
+    assert where() == {}
+
+
+@pytest.mark.parametrize("state", ["pending", "ready", "retry", "garbage"])
+def test_five_hundred_are_purged_at_once(state, publish, claim, run, keys, where, client):
+    publish(*MANY, delay_ms=1 if state == "pending" else 0)
+    if state == "retry":
+        claim(limit=500)
+        run(t.reclaim(keys, clock=micros(30_000)))
+    if state == "garbage":
+        run(t.nack(keys, [(one, 0, "rejected 1 x", b"v") for one in claim(limit=500)]))
+    assert where() == {state: MANY}
+
+    assert run(t.purge(keys, MANY, state=state)) == 500
+
+    assert where() == {}
+    assert client.keys(keys.msg("*")) == client.hkeys(keys.counts) == []
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "extend", "release", "snooze", "cancel", "reschedule", "collect"])
+def test_a_call_about_nothing_changes_nothing(verb, publish, run, keys, dump):
+    publish("m")
+    before = dump()
+
+    options = {"extend": {"lease_ms": 1}, "collect": {"letters_max": 9, "letters_ms": 10**12}}
+    run(getattr(t, verb)(keys, [], **options.get(verb, {})))
+
+    assert dump() == before
+
+
+@pytest.mark.parametrize("verb", ["promote", "reclaim", "tidy"])
+def test_a_queue_with_nothing_due_is_left_as_it_is(verb, publish, claim, run, keys, dump):
+    publish("m", "held")
+    claim(limit=1)
+    publish("later", delay_ms=100)
+    before = dump()
+
+    run(getattr(t, verb)(keys, clock=micros(1)))
+
+    assert dump() == before
