@@ -1,0 +1,208 @@
+"""
+Which Redis, and the wires to it: one `Connection` for each URL or client in a process.
+
+The environment is read here and, for its own variables, by the command; nowhere else.
+"""
+
+import asyncio
+import os
+import threading
+import weakref
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import redis
+import redis.asyncio
+
+from reliq.errors import ConfigurationError
+from reliq.pools import Client, Target, node_pool, pool, sentinels
+from reliq.wires import AsyncClusterWire, AsyncPooledWire, AsyncWire, ClusterWire, Gate, Nodes, PooledWire, Wire
+
+URL_VARIABLE = "RELIQ_URL"
+SCHEMES = ("redis", "rediss", "unix")
+#: A publish gives up after 2 s in all: one try that hangs, and another.
+PUBLISH_TIMEOUT_SECONDS = 0.9
+#: A worker waits in Redis for at most a second; the rest is for a slow server.
+WORKER_TIMEOUT_SECONDS = 5.0
+
+_URL_OPTIONS = {"db", "protocol", "client_name", "socket_timeout", "socket_connect_timeout", "health_check_interval"}
+_URL_OPTIONS |= {"username", "password", "max_connections", "socket_keepalive"}
+_URL_OPTIONS |= {f"ssl_{name}" for name in ("ca_certs", "ca_path", "certfile", "keyfile", "cert_reqs", "password")}
+_URL_OPTIONS |= {"ssl_check_hostname", "ssl_min_version", "ssl_ciphers"}
+
+
+class Connection:
+    """The pools of one Redis in this process, by time-out: blocking ones and, per event loop, ones for asyncio."""
+
+    def __init__(self, target: Target) -> None:
+        self._url = target if isinstance(target, str) else ""
+        # A client goes when its owner lets it go, and this connection with it.
+        self._client = None if isinstance(target, str) else weakref.ref(target)
+        self._gate = Gate()
+        self._lock = threading.Lock()
+        self._pools: dict[float, Any] = {}
+        self._async_pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, Any]]
+        self._async_pools = weakref.WeakKeyDictionary()
+
+    @classmethod
+    def to(cls, target: Target | None) -> "Connection":
+        """
+        Return the connection to a URL or around a client; for each there is one in a process.
+
+        Raises:
+            ConfigurationError: there is neither an argument nor RELIQ_URL, or it is none that reliq can use.
+        """
+        chosen = default_url() if target is None else target
+        check_target(chosen)
+        return _shared.connection(chosen)
+
+    @property
+    def name(self) -> str:
+        """The URL without its password, or the kind of client."""
+        return masked(self._url) if self._url else type(self._target()).__name__
+
+    def wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Wire:
+        """Return a wire whose replies are awaited for at most `timeout_seconds`."""
+        with self._lock:
+            if timeout_seconds not in self._pools:
+                self._pools[timeout_seconds] = self._source(timeout_seconds, asynchronous=False)
+            source = self._pools[timeout_seconds]
+        return ClusterWire(source, self._gate) if isinstance(source, Nodes) else PooledWire(source, self._gate)
+
+    def async_wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> AsyncWire:
+        """Return a wire for the running event loop."""
+        with self._lock:
+            pools = self._async_pools.setdefault(asyncio.get_running_loop(), {})
+            if timeout_seconds not in pools:
+                pools[timeout_seconds] = self._source(timeout_seconds, asynchronous=True)
+            source = pools[timeout_seconds]
+        if isinstance(source, Nodes):
+            return AsyncClusterWire(source, self._gate)
+        return AsyncPooledWire(source, self._gate)
+
+    def close(self) -> None:
+        """Close the blocking connections; they come back when they are used again."""
+        with self._lock:
+            open_pools = _flat(self._pools)
+        for one in open_pools:
+            one.disconnect()
+            for sentinel in sentinels(one):
+                sentinel.close()
+
+    async def aclose(self) -> None:
+        """Close the running event loop's connections."""
+        with self._lock:
+            open_pools = _flat(self._async_pools.pop(asyncio.get_running_loop(), {}))
+        for one in open_pools:
+            await one.disconnect()
+            for sentinel in sentinels(one):
+                await sentinel.aclose()
+
+    def _source(self, timeout_seconds: float, *, asynchronous: bool) -> Any:
+        target = self._target()
+        if isinstance(target, redis.RedisCluster):
+            cluster = weakref.proxy(target)
+            return Nodes(
+                cluster,
+                lambda host, port: node_pool(cluster, host, port, timeout_seconds, asynchronous=asynchronous),
+            )
+        return pool(target, timeout_seconds, asynchronous=asynchronous)
+
+    def _target(self) -> Target:
+        client = self._client() if self._client else None
+        if not self._url and client is None:
+            raise ConfigurationError(
+                "the redis-py client that this queue was given is gone; keep it as long as the queue"
+            )
+        return client if client is not None else self._url
+
+
+class _Shared:
+    """The connections of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_url: dict[str, Connection] = {}
+        self._by_client: weakref.WeakKeyDictionary[Client, Connection] = weakref.WeakKeyDictionary()
+
+    def connection(self, target: Target) -> Connection:
+        with self._lock:
+            known: Any = self._by_url if isinstance(target, str) else self._by_client
+            if target not in known:
+                known[target] = Connection(target)
+            found: Connection = known[target]
+            return found
+
+
+_shared = _Shared()
+_of_parents: list[_Shared] = []
+
+
+def _start_over() -> None:
+    """Leave the parent's connections to the parent; were they collected here, that would disturb them there."""
+    global _shared  # noqa: PLW0603  a fork changes the process
+    _of_parents.append(_shared)
+    _shared = _Shared()
+
+
+os.register_at_fork(after_in_child=_start_over)
+
+
+def default_url() -> str:
+    """Return RELIQ_URL; reliq never guesses a server."""
+    url = os.environ.get(URL_VARIABLE)
+    if not url:
+        raise ConfigurationError(
+            f"no Redis given: pass url='redis://HOST:6379/0', or set {URL_VARIABLE} (a command takes --url)"
+        )
+    return url
+
+
+def check_target(target: Target) -> None:
+    """Raise ConfigurationError when `target` is neither a URL nor a client that reliq can use."""
+    if isinstance(target, str):
+        check_url(target)
+    elif not isinstance(target, Client):
+        raise ConfigurationError(f"url must be a Redis URL or a redis-py client, not {type(target).__name__}")
+
+
+def check_url(url: str) -> None:
+    """Raise ConfigurationError, which never shows a piece of the URL that may be its password."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port, parts.hostname
+        options = parse_qs(parts.query, keep_blank_values=True)
+    except ValueError:
+        raise ConfigurationError(
+            "Redis URL does not parse; it is redis://USER:PASSWORD@HOST:PORT/DB with % / ? # @ : in a password encoded"
+        ) from None
+    if parts.scheme not in SCHEMES:
+        raise ConfigurationError("Redis URL must begin with redis://, rediss:// or unix://")
+    if parts.scheme == "unix" and not parts.path:
+        raise ConfigurationError("Redis URL unix:// needs the socket's path, such as unix:///run/redis.sock")
+    if parts.scheme != "unix" and not parts.hostname:
+        raise ConfigurationError("Redis URL needs a host, such as redis://HOST:6379/0")
+    path = parts.path.strip("/")
+    if parts.scheme != "unix" and path and not (path.isascii() and path.isdigit()):
+        raise ConfigurationError("Redis URL must end in a database number, such as /0")
+    if unknown := set(options) - _URL_OPTIONS:
+        raise ConfigurationError(
+            f"Redis URL has an unknown option {min(unknown)!r}; known: {', '.join(sorted(_URL_OPTIONS))}"
+        )
+
+
+def masked(url: str) -> str:
+    """Return `url` without its password and its query."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        place = f"{parts.username or ''}{':***' if parts.password else ''}@" if parts.username or parts.password else ""
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "a URL that does not parse"
+    return f"{parts.scheme}://{place}{host}{port}{parts.path}"
+
+
+def _flat(sources: dict[float, Any]) -> list[Any]:
+    """Return every pool among what `_source` returned."""
+    return [one for source in sources.values() for one in (source.pools() if isinstance(source, Nodes) else [source])]

@@ -1,0 +1,1 @@
+"""Where a `Call` is made: one door for blocking code, one for asyncio, and what both share."""

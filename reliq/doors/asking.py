@@ -1,0 +1,65 @@
+"""What a queue asks of Redis besides publishing, checked before anything is sent."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Literal
+
+from reliq import reads, transitions
+from reliq.doors.ids import check_id
+from reliq.doors.publishing import when
+from reliq.errors import ConfigurationError
+from reliq.message import Letter
+from reliq.settings import BATCH_LIMIT, milliseconds, seconds, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from reliq.call import Call, Command
+    from reliq.keys import Keys
+    from reliq.message import CancelStatus, Duration, RescheduleStatus
+    from reliq.settings import QueueSettings
+
+REASON_LIMIT = 200
+
+_LETTER_NAME = re.compile(r"\d{1,20}-\d{1,20}")
+
+
+def cancelling(keys: Keys, id: str) -> Call[list[CancelStatus]]:
+    """Return the call that cancels a message; raise ConfigurationError for what is no id."""
+    return transitions.cancel(keys, [check_id(id)])
+
+
+def rescheduling(keys: Keys, id: str, delay: Duration, at: datetime | None) -> Call[list[RescheduleStatus]]:
+    """Return the call that gives a message another due time; raise ConfigurationError for one that is not allowed."""
+    at_ms, delay_ms = when(delay, at)
+    return transitions.reschedule(keys, [check_id(id)], at_ms=at_ms, delay_ms=delay_ms)
+
+
+def pausing(keys: Keys, reason: str, for_: Duration | None) -> Command[None]:
+    """Return the command that pauses a queue; raise ConfigurationError for a reason or time that is not allowed."""
+    if not isinstance(reason, str) or not reason.isprintable() or len(reason) > REASON_LIMIT:
+        raise ConfigurationError(f"reason must be one line of at most {REASON_LIMIT} characters")
+    for_ms = None if for_ is None else milliseconds(seconds("for_", for_, least=0.001))
+    return reads.pause(keys, reason, for_ms)
+
+
+def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:
+    """Return the command that reads dead letters; raise ConfigurationError for a limit or place not allowed."""
+    if not isinstance(after, str) or (after and _LETTER_NAME.fullmatch(after) is None):
+        raise ConfigurationError("after must be the `letter` of a dead letter, such as '1700000000000-0', or empty")
+    return reads.letters(keys, count=whole("limit", limit, least=1, most=BATCH_LIMIT), after=after)
+
+
+def redriving(
+    keys: Keys, settings: QueueSettings, letters: Sequence[Letter], delay: Duration
+) -> Call[list[Literal["redriven", "alive", "not_found"]]]:
+    """Return the call that publishes dead letters again; raise ConfigurationError for what is none, or too many."""
+    if isinstance(letters, Letter) or not all(isinstance(one, Letter) for one in letters):
+        raise ConfigurationError("letters must be a list of dead letters, as `letters()` returns them")
+    whole("number of letters", len(letters), most=BATCH_LIMIT)
+    retries = [settings.retries if one.header.retries is None else one.header.retries for one in letters]
+    rows = [(one.letter, one.id, left) for one, left in zip(letters, retries, strict=True)]
+    ttl_ms, delay_ms = milliseconds(settings.ttl), milliseconds(seconds("delay", delay))
+    return transitions.redrive(keys, rows, ttl_ms=ttl_ms, delay_ms=delay_ms)

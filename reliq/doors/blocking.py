@@ -1,0 +1,72 @@
+"""The door of blocking code: the only place that makes a `Call` there."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import redis
+from tenacity import Retrying
+
+from reliq.call import Call, Request, T
+from reliq.doors.translate import result, translated, unknown_script
+from reliq.errors import RedisUnavailableError, ReliqError
+from reliq.events import Observer, notify
+from reliq.retry import Tries
+from reliq.wires import Wire
+
+
+class BlockingDoor:
+    """Makes calls over one wire and tells the observers what happened."""
+
+    def __init__(self, wire: Wire, observers: Sequence[Observer] = ()) -> None:
+        self._wire = wire
+        self.observers = observers
+
+    def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
+        """
+        Make `request` and return its answer; while Redis is away, try again for `for_seconds`.
+
+        Raises:
+            RedisUnavailableError: Redis cannot be reached or cannot answer now.
+            RedisRefusedError: Redis refused, for good.
+        """
+        return self._try(lambda: self._read(request, self._exchange([request])[0]), for_seconds)
+
+    def run_all(self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0) -> list[Any]:
+        """Make `requests` in one round trip; what Redis refused is an exception in its place."""
+        if not requests:
+            return []
+        replies = self._try(lambda: self._exchange(requests), for_seconds)
+        answers: list[Any] = []
+        for request, reply in zip(requests, replies, strict=True):
+            try:
+                answers.append(self._read(request, reply))
+            except Exception as error:
+                answers.append(error)
+        return answers
+
+    def _try(self, once: Callable[[], T], for_seconds: float) -> T:
+        try:
+            return once()
+        except RedisUnavailableError as error:
+            if not for_seconds:
+                raise
+            tries = Tries(for_seconds, error)
+        try:
+            return tries.of(Retrying)(once)
+        except ReliqError as error:
+            tries.mark(error)
+            raise
+
+    def _exchange(self, requests: Sequence[Request[Any]], *, in_full: bool = False) -> list[Any]:
+        try:
+            return self._wire.exchange([one.command_in_full if in_full else one.command for one in requests])
+        except (redis.RedisError, OSError) as error:
+            raise translated(requests[0], error) from error
+
+    def _read(self, request: Request[T], reply: Any) -> T:
+        if unknown_script(reply) and isinstance(request, Call):
+            reply = self._exchange([request], in_full=True)[0]
+        answer = result(request, reply)
+        if self.observers:
+            notify(self.observers, request.events(answer))
+        return answer

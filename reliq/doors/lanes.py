@@ -1,0 +1,79 @@
+"""
+Lanes: what makes a publish or a claim safe to repeat.
+
+Redis remembers the last call number and answer of each lane, so a call whose reply was lost is
+made again under the same number and gets the same answer. A lane serves one call at a time.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from reliq.doors.ids import token
+from reliq.transitions import Turn
+
+#: Calls with an unknown outcome whose lanes are kept, so that publishing again with the same ids is safe.
+PARKED_LIMIT = 1000
+
+
+#: What is published again: ids, and a hash of each body, for another body is another publish.
+Messages = tuple[tuple[str, int], ...]
+
+
+@dataclass(slots=True)
+class Lane:
+    """A name and the number of its last call."""
+
+    name: str
+    number: int = 0
+
+    def next(self) -> Turn:
+        """Return the turn of a new call."""
+        self.number += 1
+        return self.same()
+
+    def same(self) -> Turn:
+        """Return the turn of the last call, to make it again."""
+        return Turn(self.name, self.number)
+
+
+class Lanes:
+    """The lanes of one client in this process; a fork starts with none."""
+
+    def __init__(self) -> None:
+        self._start_over()
+
+    def take(self, messages: Messages) -> tuple[Lane, Turn]:
+        """Return a lane and the turn for publishing `messages`: the old one if that call's outcome is unknown."""
+        if self._pid != os.getpid():
+            self._start_over()
+        with self._lock:
+            if lane := self._parked.pop(messages, None):
+                return lane, lane.same()
+            lane = self._free.pop() if self._free else self._new()
+            return lane, lane.next()
+
+    def give_back(self, lane: Lane) -> None:
+        """Note that the call has its answer: the lane is free."""
+        with self._lock:
+            self._free.append(lane)
+
+    def park(self, lane: Lane, messages: Messages) -> None:
+        """Note that the call's outcome is unknown: its number is kept for when `messages` are published again."""
+        with self._lock:
+            self._parked[messages] = lane
+            if len(self._parked) > PARKED_LIMIT:
+                self._parked.popitem(last=False)
+
+    def _new(self) -> Lane:
+        self._made += 1
+        return Lane(f"{self._client}{self._made}")
+
+    def _start_over(self) -> None:
+        self._lock = threading.Lock()  # the parent may have held the old one at the fork
+        self._pid = os.getpid()
+        self._client = token()
+        self._made = 0
+        self._free: list[Lane] = []
+        self._parked: OrderedDict[Messages, Lane] = OrderedDict()

@@ -1,0 +1,127 @@
+"""Messages without a decorator: claimed, renewed while the block runs, and settled at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from reliq.errors import ReliqError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from reliq.doors.asynchronous import AsyncDoor
+    from reliq.doors.batch import Batch, Received
+    from reliq.doors.blocking import BlockingDoor
+
+B = TypeVar("B")
+
+#: Tries at a Redis that is away, after the first.
+TRY_SECONDS = 1.0
+#: A wait in Redis may overshoot by so much; the rest of a wait for a due time is slept.
+OVERSHOOT_SECONDS = 0.1
+
+
+@contextmanager
+def receiving(door: BlockingDoor, batch: Batch[B], wait_seconds: float) -> Iterator[list[Received[B]]]:
+    """Take messages, renew their leases in a thread of its own while the block runs, and settle them."""
+    _take(door, batch, wait_seconds)
+    over = threading.Event()
+    renewer = threading.Thread(target=_renew_until, args=(over, door, batch), name="reliq-receive", daemon=True)
+    renewer.start()
+    error: BaseException | None = None
+    try:
+        yield batch.jobs
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        over.set()
+        renewer.join()
+        for call in batch.settle(error):
+            batch.settled(door.run(call, for_seconds=batch.lease_seconds))
+
+
+def _take(door: BlockingDoor, batch: Batch[B], wait_seconds: float) -> None:
+    until = time.monotonic() + wait_seconds
+    while True:
+        next_in = batch.looked(door.run_all(batch.look(), for_seconds=TRY_SECONDS))
+        rest = until - time.monotonic()
+        if batch.claimed or rest <= 0:
+            break
+        if min(rest, next_in) > OVERSHOOT_SECONDS:
+            door.run(batch.token(min(rest, next_in) - OVERSHOOT_SECONDS))
+        else:
+            time.sleep(min(rest, next_in))
+    try:
+        for call in batch.fill(door.run_all(batch.bodies(), for_seconds=TRY_SECONDS)):
+            door.run(call, for_seconds=TRY_SECONDS)
+    except BaseException:
+        with suppress(ReliqError):
+            door.run(batch.release())
+        raise
+
+
+def _renew_until(over: threading.Event, door: BlockingDoor, batch: Batch[B]) -> None:
+    while batch.jobs and not over.wait(batch.lease_seconds / 3):
+        with suppress(ReliqError):
+            batch.renewed(door.run(batch.renew()))
+
+
+@asynccontextmanager
+async def areceiving(door: AsyncDoor, batch: Batch[B], wait_seconds: float) -> AsyncIterator[list[Received[B]]]:
+    """As `receiving`; the renewal is a task, so a block that holds the event loop up for a lease loses it."""
+    # Taking is not cut off: what a cancelled caller has claimed is given back.
+    taking = asyncio.ensure_future(_atake(door, batch, wait_seconds))
+    try:
+        await asyncio.shield(taking)
+    except asyncio.CancelledError:
+        batch.give_up()
+        with suppress(ReliqError):
+            await taking
+            if batch.claimed:
+                await door.run(batch.release())
+        raise
+    renewer = asyncio.create_task(_arenew(door, batch))
+    error: BaseException | None = None
+    try:
+        yield batch.jobs
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        renewer.cancel()
+        for call in batch.settle(error):
+            batch.settled(await door.run(call, for_seconds=batch.lease_seconds))
+
+
+async def _atake(door: AsyncDoor, batch: Batch[B], wait_seconds: float) -> None:
+    until = time.monotonic() + wait_seconds
+    while not batch.given_up:
+        next_in = batch.looked(await door.run_all(batch.look(), for_seconds=TRY_SECONDS))
+        rest = until - time.monotonic()
+        if batch.claimed or rest <= 0:
+            break
+        if min(rest, next_in) > OVERSHOOT_SECONDS:
+            await door.run(batch.token(min(rest, next_in) - OVERSHOOT_SECONDS))
+        else:
+            await asyncio.sleep(min(rest, next_in))
+    if batch.given_up:
+        return
+    try:
+        for call in batch.fill(await door.run_all(batch.bodies(), for_seconds=TRY_SECONDS)):
+            await door.run(call, for_seconds=TRY_SECONDS)
+    except BaseException:
+        with suppress(ReliqError):
+            await door.run(batch.release())
+        raise
+
+
+async def _arenew(door: AsyncDoor, batch: Batch[B]) -> None:
+    while batch.jobs:
+        await asyncio.sleep(batch.lease_seconds / 3)
+        with suppress(ReliqError):
+            batch.renewed(await door.run(batch.renew()))

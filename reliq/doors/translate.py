@@ -1,0 +1,63 @@
+"""Foreign errors into ours, once for both doors."""
+
+import re
+from typing import Any
+
+import redis
+
+from reliq.call import Call, Command, Request, T
+from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError, WrongKeyTypeError
+from reliq.wires import NotSentError
+
+#: Replies that mean: not now.
+_NOT_NOW = {"LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "NOREPLICAS", "MOVED"}
+#: How Redis before 7.0 wraps the refusal of a command inside a script.
+_IN_SCRIPT = re.compile(r"^Error running script .*: -([A-Z]+) ")
+_KEY_MARK = " RELIQ_KEY "
+
+
+def unknown_script(reply: Any) -> bool:
+    """Say whether Redis does not know a script by its digest."""
+    return isinstance(reply, redis.ResponseError) and (
+        isinstance(reply, redis.exceptions.NoScriptError) or str(reply).startswith("NOSCRIPT")
+    )
+
+
+def result(request: Request[T], reply: Any) -> T:
+    """Return what `reply` says, or raise it as an error of ours."""
+    if isinstance(reply, Exception):
+        raise translated(request, reply) from reply
+    return request.read(reply)
+
+
+def translated(request: Request[Any], error: Exception) -> ReliqError:
+    """Return `error` of redis-py as an error of ours."""
+    name = request.script.name if isinstance(request, Call) else str(request.command[0])
+    text = str(error)
+    if _KEY_MARK in text:
+        return WrongKeyTypeError(text.partition(_KEY_MARK)[2].split()[0].rstrip(","))
+    if text.startswith("WRONGTYPE") and isinstance(request, Command):
+        return WrongKeyTypeError(str(request.command[1]))
+    if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
+        return RedisRefusedError(f"{name}: Redis refused the user or its password: {text}")
+    if _code(text) in _NOT_NOW or isinstance(error, _PASSING):
+        return RedisUnavailableError(f"{name}: Redis answered: {text}", maybe_ran=False)
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError):
+        return RedisUnavailableError(f"{name}: {text}", maybe_ran=not isinstance(error, NotSentError))
+    return RedisRefusedError(f"{name}: Redis answered: {text}")
+
+
+def _code(text: str) -> str:
+    """Return the word that says what Redis refused for."""
+    wrapped = _IN_SCRIPT.match(text)
+    return wrapped[1] if wrapped else text.partition(" ")[0]
+
+
+#: redis-py cuts the first word off some replies and says it by class.
+_PASSING = (
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.BusyLoadingError,
+    redis.exceptions.TryAgainError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.MasterDownError,
+)

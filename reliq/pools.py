@@ -1,0 +1,135 @@
+"""
+Connection pools as reliq needs them: bounded, no hidden retries, time-outs always set, bytes as replies.
+
+Of a client that someone else made, only its address and its rights are taken; it is never changed.
+"""
+
+import inspect
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.connection import parse_url
+from redis.retry import Retry
+
+from reliq.errors import ConfigurationError
+
+Client = redis.Redis | redis.asyncio.Redis | redis.RedisCluster
+Target = str | Client
+
+POOL_LIMIT = 64
+CONNECT_SECONDS = 2.0
+
+#: Settings that are an address or a right; `ssl_…` are too.
+_KEPT = {"host", "port", "path", "db", "username", "password", "credential_provider", "client_name"}
+_KEPT |= {"socket_type", "socket_keepalive_options", "health_check_interval", "max_connections"}
+
+
+def pool(target: Target, timeout_seconds: float, *, asynchronous: bool) -> Any:
+    """Return a pool for `target`: a blocking one, or one for asyncio."""
+    theirs = _settings(target)
+    if isinstance(target, redis.Redis | redis.asyncio.Redis) and hasattr(target.connection_pool, "sentinel_manager"):
+        return _sentinel_pool(target.connection_pool, theirs, timeout_seconds, asynchronous=asynchronous)
+    module: Any = redis.asyncio if asynchronous else redis
+    plain = "UnixDomainSocketConnection" if "path" in theirs else "Connection"
+    secure = _is_secure(target)
+    kind = getattr(module, "SSLConnection" if secure else plain)
+    theirs.pop("path", None) if secure else None
+    return module.BlockingConnectionPool(
+        connection_class=kind,
+        timeout=timeout_seconds,
+        **_accepted(kind, theirs),
+        **_ours(timeout_seconds, asynchronous=asynchronous, unix="path" in theirs),
+    )
+
+
+def node_pool(cluster: redis.RedisCluster, host: str, port: int, timeout_seconds: float, *, asynchronous: bool) -> Any:
+    """Return a pool for one node of a Cluster."""
+    module: Any = redis.asyncio if asynchronous else redis
+    kind = module.SSLConnection if _is_secure(cluster) else module.Connection
+    theirs = _settings(cluster) | {"host": host, "port": port}
+    return module.BlockingConnectionPool(
+        connection_class=kind,
+        timeout=timeout_seconds,
+        **_accepted(kind, theirs),
+        **_ours(timeout_seconds, asynchronous=asynchronous),
+    )
+
+
+def sentinels(one: Any) -> list[Any]:
+    """Return the clients by which a pool asks Sentinel; most pools have none."""
+    return one.sentinel_manager.sentinels if hasattr(one, "sentinel_manager") else []
+
+
+def _ours(timeout_seconds: float, *, asynchronous: bool, unix: bool = False) -> dict[str, Any]:
+    ours: dict[str, Any] = {
+        "retry": (AsyncRetry if asynchronous else Retry)(NoBackoff(), 0),
+        "decode_responses": False,
+        "protocol": 2,
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": min(timeout_seconds, CONNECT_SECONDS),
+    }
+    return ours if unix else ours | {"socket_keepalive": True}
+
+
+def _settings(target: Target) -> dict[str, Any]:
+    given = _given(target)
+    kept = {name: value for name, value in given.items() if name in _KEPT or name.startswith("ssl_")}
+    limit = kept.get("max_connections")
+    return kept | {"max_connections": min(limit, POOL_LIMIT) if isinstance(limit, int) else POOL_LIMIT}
+
+
+def _given(target: Target) -> dict[str, Any]:
+    if isinstance(target, str):
+        try:
+            return dict(parse_url(target))  # type: ignore[no-untyped-call]
+        except ValueError as error:
+            raise ConfigurationError(f"Redis URL: {error}") from None
+    if isinstance(target, redis.RedisCluster):
+        return dict(target.nodes_manager.connection_kwargs)
+    return dict(target.connection_pool.connection_kwargs)
+
+
+def _is_secure(target: Target) -> bool:
+    if isinstance(target, str):
+        return target.startswith("rediss:")
+    if isinstance(target, redis.RedisCluster):
+        kind = target.nodes_manager.connection_kwargs.get("connection_class")
+        return bool(target.nodes_manager.connection_kwargs.get("ssl")) or _is_ssl(kind)
+    return _is_ssl(target.connection_pool.connection_class)
+
+
+def _is_ssl(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, redis.SSLConnection | redis.asyncio.SSLConnection)
+
+
+def _accepted(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what connections of `kind` do not know: the two colours differ in a few TLS settings."""
+    makers: list[Any] = [vars(base).get("__init__") for base in kind.__mro__]
+    known = {name for maker in makers if maker for name in inspect.signature(maker).parameters}
+    return {name: value for name, value in settings.items() if name in known or name == "max_connections"}
+
+
+def _sentinel_pool(theirs: Any, settings: dict[str, Any], timeout_seconds: float, *, asynchronous: bool) -> Any:
+    """Return a pool that asks Sentinel for the primary, with sentinel clients of its own."""
+    module: Any = redis.asyncio if asynchronous else redis
+    manager = theirs.sentinel_manager
+    places = [one.connection_pool.connection_kwargs for one in manager.sentinels]
+    ours = _ours(timeout_seconds, asynchronous=asynchronous)
+    sentinel_rights = {k: v for k, v in manager.sentinel_kwargs.items() if k in _KEPT or k.startswith("ssl")}
+    kind = module.sentinel.SentinelManagedConnection
+    if _is_ssl(theirs.connection_class):
+        kind = module.sentinel.SentinelManagedSSLConnection
+    return module.sentinel.SentinelConnectionPool(
+        theirs.service_name,
+        module.sentinel.Sentinel(
+            [(place["host"], place["port"]) for place in places],
+            min_other_sentinels=manager.min_other_sentinels,
+            sentinel_kwargs=sentinel_rights | ours,
+        ),
+        connection_class=kind,
+        **_accepted(kind, {k: v for k, v in settings.items() if k not in ("host", "port")}),
+        **ours,
+    )

@@ -1,0 +1,334 @@
+"""`Queue`: what users hold, over both doors."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
+
+from reliq import transitions
+from reliq.codec import Codec
+from reliq.connection import Connection, check_target
+from reliq.doors import asking
+from reliq.doors.asynchronous import AsyncDoor
+from reliq.doors.batch import Batch
+from reliq.doors.blocking import BlockingDoor
+from reliq.doors.moves import Moves
+from reliq.doors.publishing import Tally, Writer
+from reliq.doors.receiving import areceiving, receiving
+from reliq.doors.sending import Sender
+from reliq.keys import Keys, Layout
+from reliq.message import Outgoing
+from reliq.settings import DAY_SECONDS, MIB, QueueSettings, seconds
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from reliq.call import Request, T
+    from reliq.doors.batch import Received
+    from reliq.events import Observer
+    from reliq.message import BulkResult, CancelStatus, Counts, Duration, Letter, Receipt, RescheduleStatus
+    from reliq.pools import Target
+
+B = TypeVar("B")
+
+#: Tries at a Redis that is away, after the first; with a try's own time-out 2 s in all.
+TRY_SECONDS = 1.0
+#: Between two looks at a backlog that must shrink first.
+BACKLOG_SECONDS = 0.1
+
+
+class QueueOptions(TypedDict, total=False):
+    """The keyword arguments of `Queue`, for type checkers."""
+
+    retries: int
+    ttl: Duration
+    max_body: int
+    dedup: Duration
+    letters_max: int
+    letters_ttl: Duration
+    url: Target | None
+    layout: Layout
+    observers: Sequence[Observer]
+
+
+class Queue(Generic[B]):
+    """
+    A queue of bodies of one type. Making it connects to nothing.
+
+    Args:
+        name: 1 to 128 of A-Z a-z 0-9 _ . -
+        body: the type of a body: dataclass, TypedDict, `msgspec.Struct`, pydantic model, dict, list, scalar,
+            `str` or `bytes`.
+        retries: deliveries after the first.
+        ttl: seconds or timedelta after the due time in which a delivery may start.
+        max_body: bytes of an encoded body.
+        dedup: for how long a chosen id stays taken after its end.
+        letters_max, letters_ttl: how many dead letters are kept, and for how long.
+        url: a Redis URL or a redis-py client; None means RELIQ_URL when it is first needed.
+        layout: how keys are spelled; `Layout.hdt3213()` shares a queue with the Go original.
+        observers: are told of every event.
+
+    Raises:
+        ConfigurationError: a name or setting is not allowed.
+    """
+
+    @overload
+    def __init__(self: Queue[dict[str, Any]], name: str, **options: Unpack[QueueOptions]) -> None: ...
+
+    @overload
+    def __init__(self, name: str, body: type[B], **options: Unpack[QueueOptions]) -> None: ...
+
+    def __init__(
+        self,
+        name: str,
+        body: Any = dict,
+        *,
+        retries: int = 12,
+        ttl: Duration = 7 * DAY_SECONDS,
+        max_body: int = MIB,
+        dedup: Duration = 600.0,
+        letters_max: int = 100_000,
+        letters_ttl: Duration = 7 * DAY_SECONDS,
+        url: Target | None = None,
+        layout: Layout = Layout.RELIQ,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        if url is not None:
+            check_target(url)
+        self.keys = Keys(name, layout)
+        self.layout = layout
+        self.settings = QueueSettings(
+            retries=retries,
+            ttl=ttl,
+            max_body=max_body,
+            dedup=dedup,
+            letters_max=letters_max,
+            letters_ttl=letters_ttl,
+        )
+        self.codec: Codec[B] = Codec(body)
+        self.target = url
+        self.observers = observers
+        self.moves = Moves(self.keys, self._door)
+        self._writer = Writer(self.keys, self.codec, self.settings, layout.bare)
+        self._sender = Sender(self._writer, self._door, self._adoor, try_seconds=TRY_SECONDS)
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self.keys.name
+
+    def __repr__(self) -> str:
+        return f"Queue({self.name!r})"
+
+    def publish(
+        self,
+        body: B,
+        *,
+        delay: Duration = 0.0,
+        at: datetime | None = None,
+        id: str | None = None,
+        retries: int | None = None,
+        ttl: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+        dedup: Duration | None = None,
+        replace: bool = False,
+    ) -> Receipt:
+        """
+        Publish one message and return what became of it.
+
+        Args:
+            body: of the queue's type.
+            delay: seconds or timedelta until it is due.
+            at: when it is due, as an aware datetime, instead of `delay`.
+            id: chosen by you: not published again while it lives and for `dedup` after its end.
+            retries: deliveries after the first, None for the queue's.
+            ttl: time after the due time in which a delivery may start, None for the queue's.
+            headers: short texts that travel beside the body.
+            dedup: for how long the chosen id stays taken after its end.
+            replace: publish although the id ended a short while ago or was cancelled.
+
+        Raises:
+            ConfigurationError: an option is not allowed.
+            BodyError: the body cannot be encoded or is too large.
+            PublishFailed: Redis is away (after 2 s in all) or refused.
+        """
+        wish = Outgoing(
+            body=body,
+            delay=delay,
+            at=at,
+            id=id,
+            retries=retries,
+            ttl=ttl,
+            headers=headers or {},
+            dedup=dedup,
+            replace=replace,
+        )
+        return self._sender.send([self._writer.order(wish)])[0]
+
+    async def apublish(
+        self,
+        body: B,
+        *,
+        delay: Duration = 0.0,
+        at: datetime | None = None,
+        id: str | None = None,
+        retries: int | None = None,
+        ttl: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+        dedup: Duration | None = None,
+        replace: bool = False,
+    ) -> Receipt:
+        """As `publish`, in async code."""
+        wish = Outgoing(
+            body=body,
+            delay=delay,
+            at=at,
+            id=id,
+            retries=retries,
+            ttl=ttl,
+            headers=headers or {},
+            dedup=dedup,
+            replace=replace,
+        )
+        return (await self._sender.asend([self._writer.order(wish)]))[0]
+
+    def publish_many(
+        self, items: Iterable[B | Outgoing[B]], *, chunk: int = 500, max_backlog: int | None = None
+    ) -> BulkResult:
+        """
+        Publish bodies, or `Outgoing` with options of their own, in calls of up to `chunk`; return how many.
+
+        The items are read as they are sent, never all at once. With `max_backlog` each call waits until fewer
+        messages than that are pending, ready or waiting for a retry.
+
+        Raises:
+            ConfigurationError, BodyError: an item is not allowed; those of earlier calls are published.
+            PublishFailed: Redis is away or refused; `confirmed` says how many were published before.
+        """
+        tally = Tally(max_backlog)
+        for orders in self._writer.chunks(items, chunk):
+            while tally.is_bounded and tally.is_full(self.counts()):
+                time.sleep(BACKLOG_SECONDS)
+            tally.add(self._sender.send(orders, tally.confirmed))
+        return tally.result()
+
+    async def apublish_many(
+        self, items: Iterable[B | Outgoing[B]], *, chunk: int = 500, max_backlog: int | None = None
+    ) -> BulkResult:
+        """As `publish_many`, in async code."""
+        tally = Tally(max_backlog)
+        for orders in self._writer.chunks(items, chunk):
+            while tally.is_bounded and tally.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
+                await asyncio.sleep(BACKLOG_SECONDS)
+            tally.add(await self._sender.asend(orders, tally.confirmed))
+        return tally.result()
+
+    def cancel(self, id: str) -> CancelStatus:
+        """
+        Cancel a message, so that it does not start or, if it runs, is not retried.
+
+        Returns:
+            `cancelled`; `running`, then its handler is told; `not_found`, it has ended or never was, and a publish
+            of this id that is still on its way will be refused.
+        """
+        return self._ask(asking.cancelling(self.keys, id))[0]
+
+    async def acancel(self, id: str) -> CancelStatus:
+        """As `cancel`, in async code."""
+        return (await self._aask(asking.cancelling(self.keys, id)))[0]
+
+    def reschedule(self, id: str, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
+        """Give a waiting message another due time: `rescheduled`, or it is `running` or `not_found`."""
+        return self._ask(asking.rescheduling(self.keys, id, delay, at))[0]
+
+    async def areschedule(self, id: str, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
+        """As `reschedule`, in async code."""
+        return (await self._aask(asking.rescheduling(self.keys, id, delay, at)))[0]
+
+    def counts(self) -> Counts:
+        """Count the queue's messages by place, and every total, at one moment."""
+        return self._ask(transitions.counts(self.keys))
+
+    async def acounts(self) -> Counts:
+        """As `counts`, in async code."""
+        return await self._aask(transitions.counts(self.keys))
+
+    @contextmanager
+    def receive(self, *, limit: int = 1, wait: Duration = 0.0, lease: Duration = 30.0) -> Iterator[list[Received[B]]]:
+        """
+        Take up to `limit` messages, waiting up to `wait` for the first, and settle them when the block ends.
+
+        Leases are renewed while the block runs. A message that was not answered (`job.nack()`, …) is acked at the
+        end, or nacked with the default backoff when the block raises.
+        """
+        batch = Batch(self.keys, self.codec, self.settings, limit=limit, lease=lease)
+        with receiving(self._door(), batch, seconds("wait", wait)) as jobs:
+            yield jobs
+
+    @asynccontextmanager
+    async def areceive(
+        self, *, limit: int = 1, wait: Duration = 0.0, lease: Duration = 30.0
+    ) -> AsyncIterator[list[Received[B]]]:
+        """As `receive`, in async code."""
+        batch = Batch(self.keys, self.codec, self.settings, limit=limit, lease=lease)
+        async with areceiving(self._adoor(), batch, seconds("wait", wait)) as jobs:
+            yield jobs
+
+    def pause(self, *, reason: str = "", for_: Duration | None = None) -> None:
+        """Have consumers stop claiming within a second: for a while, or until `resume`."""
+        self._ask(asking.pausing(self.keys, reason, for_))
+
+    async def apause(self, *, reason: str = "", for_: Duration | None = None) -> None:
+        """As `pause`, in async code."""
+        await self._aask(asking.pausing(self.keys, reason, for_))
+
+    def resume(self) -> bool:
+        """Have consumers claim again; return whether the queue was paused."""
+        return self._ask(transitions.resume(self.keys))
+
+    async def aresume(self) -> bool:
+        """As `resume`, in async code."""
+        return await self._aask(transitions.resume(self.keys))
+
+    def letters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
+        """Return up to `limit` dead letters, oldest first, those after the letter named `after`."""
+        return self._ask(asking.listing(self.keys, limit, after))
+
+    async def aletters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
+        """As `letters`, in async code."""
+        return await self._aask(asking.listing(self.keys, limit, after))
+
+    def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
+        """Publish up to 500 dead letters again with fresh retries; return how many (an id that is alive stays)."""
+        return self._ask(asking.redriving(self.keys, self.settings, letters, delay)).count("redriven")
+
+    async def aredrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
+        """As `redrive`, in async code."""
+        return (await self._aask(asking.redriving(self.keys, self.settings, letters, delay))).count("redriven")
+
+    def close(self) -> None:
+        """Close the blocking connections of this queue's Redis; they come back when they are used again."""
+        self.connection().close()
+
+    async def aclose(self) -> None:
+        """Close the running event loop's connections of this queue's Redis."""
+        await self.connection().aclose()
+
+    def connection(self) -> Connection:
+        """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
+        return Connection.to(self.target)
+
+    def _ask(self, request: Request[T]) -> T:
+        return self._door().run(request, for_seconds=TRY_SECONDS)
+
+    async def _aask(self, request: Request[T]) -> T:
+        return await self._adoor().run(request, for_seconds=TRY_SECONDS)
+
+    def _door(self) -> BlockingDoor:
+        return BlockingDoor(self.connection().wire(), self.observers)
+
+    def _adoor(self) -> AsyncDoor:
+        return AsyncDoor(self.connection().async_wire(), self.observers)

@@ -1,0 +1,137 @@
+"""What the tests of `Queue` share: a queue on the test's server, a proxy that loses replies, a server of one's own."""
+
+import asyncio
+import socket
+import subprocess
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from reliq import Queue
+from reliq.embedded import EmbeddedRedis
+
+
+@pytest.fixture
+def queue(url):
+    queue = Queue("q", url=url)
+    yield queue
+    queue.close()
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def call(request):
+    """Call a method of a queue in either colour: `call(queue, "publish", …)`."""
+    if request.param == "blocking":
+        yield lambda queue, name, *args, **options: getattr(queue, name)(*args, **options)
+        return
+
+    def make(queue, name, *args, **options):
+        async def once():
+            try:
+                return await getattr(queue, f"a{name}")(*args, **options)
+            finally:
+                await queue.aclose()
+
+        return asyncio.run(once())
+
+    yield make
+
+
+@pytest.fixture
+def commands(client):
+    """How often Redis ran each command since the test began; what a connection says of itself left out."""
+    greetings = {"info", "ping", "config", "config|resetstat", "client", "client|setinfo", "hello", "select"}
+    client.config_resetstat()
+
+    def look():
+        ran = {name.removeprefix("cmdstat_"): row["calls"] for name, row in client.info("commandstats").items()}
+        return {name: calls for name, calls in ran.items() if name not in greetings}
+
+    return look
+
+
+class Proxy:
+    """A TCP proxy in front of Redis that drops the replies to commands with a word in them."""
+
+    def __init__(self, port):
+        self._port = port
+        self._word, self._times = b"", 0
+        self.swallowed = 0
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose_reply_to(self, word, times=1):
+        """Cut the connection instead of handing on the reply to the next commands with `word`."""
+        self._word, self._times = word.encode(), times
+
+    def close(self):
+        self._listener.close()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client):
+        with client, socket.create_connection(("127.0.0.1", self._port)) as server:
+            lose = threading.Event()
+            back = threading.Thread(target=self._back, args=(server, client, lose), daemon=True)
+            back.start()
+            while data := _read(client):
+                if self._times and self._word in data:
+                    self._times -= 1
+                    lose.set()
+                server.sendall(data)
+            server.shutdown(socket.SHUT_WR)
+            back.join()
+
+    def _back(self, server, client, lose):
+        while data := _read(server):
+            if lose.is_set():
+                self.swallowed += 1
+                client.shutdown(socket.SHUT_RDWR)
+                return
+            client.sendall(data)
+
+
+def _read(peer):
+    try:
+        return peer.recv(65_536)
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def proxy(url, redis_server):
+    proxy = Proxy(redis_server.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def own_server(redis_server):
+    """Start servers of the kind under test, for a test that stops, limits or fills them."""
+    with ExitStack() as stack:
+
+        def start(port=None, **options):
+            names = {name.replace("_", "-"): str(value) for name, value in options.items()}
+            return stack.enter_context(EmbeddedRedis(server=redis_server._server, port=port, options=names))
+
+        yield start
+
+
+@pytest.fixture
+def certificates(tmp_path):
+    """A key and a certificate for 127.0.0.1, made now."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return key, certificate

@@ -1,0 +1,138 @@
+"""Cancel, reschedule, counts, pause, dead letters: in both colours."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+
+@pytest.fixture
+def dead_letter(queue):
+    """A message that was rejected and collected."""
+
+    def make(id="m", **options):
+        queue.publish({"id": id}, id=id, **options)
+        with queue.receive() as [job]:
+            job.reject(reason="bad card")
+        queue.moves.collect([id], letters_max=100, letters_ms=10**9)
+        return queue.letters()[-1]
+
+    return make
+
+
+@pytest.mark.parametrize("delay", [0, 60])
+def test_a_waiting_message_is_cancelled(queue, call, delay):
+    queue.publish({}, id="m", delay=delay)
+
+    assert call(queue, "cancel", "m") == "cancelled"
+
+    with queue.receive() as jobs:
+        assert jobs == []
+    counts = queue.counts()
+    assert (counts.alive, counts.totals["cancelled"], counts.missing) == (0, 1, 0)
+
+
+def test_a_running_message_is_told_and_not_retried(queue, call):
+    queue.publish({}, id="m")
+
+    with queue.receive() as [job]:
+        assert call(queue, "cancel", "m") == "running"
+        job.nack(delay=0)
+
+    counts = queue.counts()
+    assert (counts.alive, counts.totals["cancelled"]) == (0, 1)
+
+
+def test_what_is_not_there_is_not_found(queue, call):
+    assert call(queue, "cancel", "m") == "not_found"
+    assert call(queue, "reschedule", "m") == "not_found"
+
+
+def test_a_waiting_message_gets_another_due_time(queue, call, client):
+    queue.publish({}, id="m", delay=60)
+    at = datetime.now(UTC) + timedelta(hours=1)
+
+    assert call(queue, "reschedule", "m", at=at) == "rescheduled"
+    assert 0 <= client.zscore(queue.keys.pending, "m") - at.timestamp() < 0.0011
+    assert call(queue, "reschedule", "m", delay=0) == "rescheduled"
+
+    with queue.receive(wait=5) as [job]:
+        assert job.id == "m"
+        assert call(queue, "reschedule", "m", delay=5) == "running"
+
+
+def test_counts_tell_every_place_at_one_moment(queue, call):
+    queue.publish_many([{}, {}, {}])
+    queue.publish({}, delay=60)
+
+    with queue.receive():
+        counts = call(queue, "counts")
+
+    assert (counts.pending, counts.ready, counts.unack, counts.retry) == (1, 2, 1, 0)
+    assert (counts.alive, counts.missing, counts.totals["published"], counts.paused) == (4, 0, 4, False)
+
+
+def test_an_empty_queue_counts_nothing(queue, call):
+    counts = call(queue, "counts")
+
+    assert (counts.alive, counts.missing, counts.dead, dict(counts.totals)) == (0, 0, 0, {})
+
+
+def test_a_paused_queue_is_not_claimed_until_it_is_resumed(queue, call):
+    queue.publish({})
+
+    call(queue, "pause", reason="the gateway is away")
+    with queue.receive() as jobs:
+        assert jobs == []
+    assert call(queue, "counts").paused
+    assert call(queue, "resume") is True
+    assert call(queue, "resume") is False
+
+    with queue.receive() as jobs:
+        assert len(jobs) == 1
+
+
+def test_a_pause_may_end_by_itself(queue, call, client):
+    call(queue, "pause", for_=timedelta(minutes=5))
+
+    assert 299_000 < client.pttl(queue.keys.paused) <= 300_000
+
+
+def test_a_dead_letter_tells_how_it_died(queue, call, dead_letter):
+    made = dead_letter("m", headers={"a": "b"})
+
+    [letter] = call(queue, "letters")
+
+    assert letter == made
+    assert (letter.id, letter.reason, letter.error, letter.attempts) == ("m", "rejected", "bad card", 1)
+    assert (letter.payload, letter.header.headers) == (b'{"id":"m"}', {"a": "b"})
+
+
+def test_dead_letters_are_read_in_pages(queue, call, dead_letter):
+    for id in ("a", "b", "c"):
+        dead_letter(id)
+
+    first = call(queue, "letters", limit=2)
+    second = call(queue, "letters", limit=2, after=first[-1].letter)
+
+    assert [letter.id for letter in first + second] == ["a", "b", "c"]
+
+
+def test_dead_letters_are_published_again(queue, call, dead_letter):
+    letters = [dead_letter("a"), dead_letter("b")]
+
+    assert call(queue, "redrive", letters) == 2
+    assert call(queue, "redrive", letters) == 0
+
+    with queue.receive(limit=5) as jobs:
+        assert sorted(job.id for job in jobs) == ["a", "b"]
+        assert {job.retries_left for job in jobs} == {12}
+    counts = queue.counts()
+    assert (counts.dead, counts.alive, counts.missing) == (0, 0, 0)
+
+
+def test_a_dead_letter_whose_id_is_alive_stays(queue, call, dead_letter):
+    letter = dead_letter("m")
+    queue.publish({}, id="m", replace=True)
+
+    assert call(queue, "redrive", [letter]) == 0
+    assert [one.letter for one in queue.letters()] == [letter.letter]

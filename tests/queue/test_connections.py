@@ -1,0 +1,275 @@
+"""What a queue may be connected by, and what it asks of a server first."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import redis
+import redis.asyncio
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from reliq import ConfigurationError, Consumer, Queue, RedisUnavailableError
+from reliq.connection import Connection
+from reliq.embedded import EmbeddedRedis, free_port
+
+DEBIAN = Path("/usr/bin/redis-server")
+
+
+def works(queue, call):
+    """Publish, count and receive."""
+    receipt = call(queue, "publish", {"a": 1}, headers={"b": "c"})
+    assert call(queue, "counts").ready == 1
+    with queue.receive() as [job]:
+        assert (job.id, job.body, job.headers) == (receipt.id, {"a": 1}, {"b": "c"})
+    assert call(queue, "counts").totals["acked"] == 1
+    assert call(queue, "letters") == []
+    queue.close()
+    return True
+
+
+def test_a_unix_socket_works(redis_server, url, call):
+    assert works(Queue("q", url=f"unix://{redis_server.socket}?db=1"), call)
+
+
+def test_what_a_url_says_of_protocol_and_time_outs_does_not_matter(url, call):
+    assert works(Queue("q", url=f"{url}?protocol=3&socket_timeout=0.000001&max_connections=2"), call)
+
+
+def test_a_urls_bad_value_is_refused_by_name(url):
+    with pytest.raises(ConfigurationError, match="Invalid value for 'max_connections'"):
+        Queue("q", url=f"{url}?max_connections=many").publish({})
+
+
+def test_a_client_with_text_replies_and_ten_retries_works_and_stays_as_it_is(url, call, proxy):
+    theirs = redis.Redis.from_url(proxy.url, decode_responses=True, retry=Retry(ExponentialBackoff(), 10), protocol=3)
+    theirs.set("theirs", "ü")
+    before = dict(theirs.connection_pool.connection_kwargs)
+    queue = Queue("q", url=theirs)
+
+    assert works(queue, call)
+
+    assert theirs.get("theirs") == "ü"
+    assert theirs.connection_pool.connection_kwargs == before
+    assert theirs.get_retry().get_retries() == 10
+    theirs.close()
+
+
+def test_a_clients_hidden_retries_do_not_repeat_a_script(proxy, call, commands):
+    theirs = redis.Redis.from_url(proxy.url, retry=Retry(ExponentialBackoff(), 10))
+    queue = Queue("q", url=theirs)
+    call(queue, "publish", {})
+    before = commands()["evalsha"]
+    proxy.lose_reply_to("EVALSHA")
+
+    call(queue, "publish", {})
+
+    assert commands()["evalsha"] == before + 2
+    assert queue.counts().totals["published"] == 2
+    queue.close()
+    theirs.close()
+
+
+def test_a_client_costs_one_connection_however_much_is_published(proxy):
+    theirs = redis.Redis.from_url(proxy.url)
+    queue = Queue("q", url=theirs)
+
+    for _ in range(20):
+        queue.publish({})
+
+    assert proxy.connections == 1
+    queue.close()
+
+
+def test_a_client_for_asyncio_works(url, call):
+    theirs = redis.asyncio.Redis.from_url(url)
+
+    assert works(Queue("q", url=theirs), call)
+
+
+def test_one_try_connects_once():
+    calls = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def refuse():
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = listener.accept()
+                calls.append(peer)
+                peer.close()
+
+    threading.Thread(target=refuse, daemon=True).start()
+    queue = Queue("q", url=f"redis://127.0.0.1:{listener.getsockname()[1]}/0")
+
+    with pytest.raises(RedisUnavailableError):
+        queue.moves.counts()
+
+    assert len(calls) == 1
+    listener.close()
+
+
+def test_queues_of_one_url_share_one_pool(proxy):
+    queues = [Queue(f"q{n}", url=proxy.url) for n in range(10)]
+
+    for queue in queues:
+        queue.publish({})
+
+    assert proxy.connections == 1
+    assert Connection.to(proxy.url) is Connection.to(proxy.url)
+    queues[0].close()
+
+
+def test_a_closed_queue_comes_back_when_it_is_used(proxy, call):
+    queue = Queue("q", url=proxy.url)
+    call(queue, "publish", {})
+    queue.close()
+
+    assert call(queue, "publish", {}).status == "published"
+    queue.close()
+
+
+def test_many_threads_share_a_bounded_pool(proxy):
+    queue = Queue("q", url=f"{proxy.url}?max_connections=3")
+
+    threads = [threading.Thread(target=lambda: [queue.publish({}) for _ in range(20)]) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert queue.counts().totals["published"] == 200
+    assert proxy.connections <= 3
+    queue.close()
+
+
+def test_every_event_loop_has_connections_of_its_own(url):
+    queue = Queue("q", url=url)
+
+    async def publish():
+        await queue.apublish({})
+        await queue.aclose()
+
+    for _ in range(3):
+        asyncio.run(publish())
+
+    assert queue.counts().ready == 3
+
+
+@pytest.fixture
+def tls(certificates):
+    """Debian's server with TLS and no plain port; the embedded one is built without."""
+    linked = subprocess.run(["ldd", str(DEBIAN)], capture_output=True, check=False).stdout if DEBIAN.exists() else b""
+    if b"libssl" not in linked:
+        assert not os.environ.get("CI"), "CI must run the TLS tests: install redis-server"
+        pytest.skip("no redis-server that is built with TLS")
+    key, certificate = certificates
+    port = free_port()
+    options = {"tls-port": str(port), "tls-cert-file": str(certificate), "tls-key-file": str(key)}
+    options |= {"tls-ca-cert-file": str(certificate), "tls-auth-clients": "no", "requirepass": ""}
+    with EmbeddedRedis(server=DEBIAN, options=options):
+        yield port, certificate
+
+
+def test_tls_works_with_the_authority_that_the_url_names(tls, call):
+    port, authority = tls
+
+    assert works(Queue("q", url=f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority}"), call)
+
+
+def test_tls_works_with_a_clients_settings(tls, call):
+    port, authority = tls
+    theirs = redis.Redis(port=port, ssl=True, ssl_ca_certs=str(authority))
+
+    assert works(Queue("q", url=theirs), call)
+    theirs.close()
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(tls, call):
+    port, _ = tls
+
+    with pytest.raises(Exception, match="certificate verify failed") as caught:
+        call(Queue("q", url=f"rediss://127.0.0.1:{port}/0"), "publish", {})
+
+    assert caught.value.outcome == "refused"
+
+
+def test_a_password_and_a_user_are_used_and_never_shown(own_server, call):
+    server = own_server()
+    with redis.Redis.from_url(server.url) as admin:
+        admin.config_set("requirepass", "s3cret")
+    place = server.url.removeprefix("redis://")
+
+    assert works(Queue("q", url=f"redis://:s3cret@{place}"), call)
+    with pytest.raises(Exception, match="Redis refused the user or its password") as caught:
+        call(Queue("q", url=f"redis://:wr0ng@{place}"), "publish", {})
+
+    assert "wr0ng" not in str(caught.value)
+    assert "wr0ng" not in str(caught.value.__cause__)
+    assert "s3cret" not in Connection.to(f"redis://:s3cret@{place}").name
+
+
+@pytest.fixture
+def sentinel(own_server, tmp_path):
+    """A sentinel that watches a primary."""
+    primary = own_server()
+    port = free_port()
+    settings = tmp_path / "sentinel.conf"
+    settings.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nsentinel monitor shop 127.0.0.1 {primary.port} 1\n"
+    )
+    command = [str(primary._server), str(settings), "--sentinel"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with redis.Redis(port=port, retry=Retry(ExponentialBackoff(cap=0.1, base=0.01), 200)) as probe:
+        probe.ping()
+    yield port
+    process.terminate()
+    process.wait()
+
+
+def test_a_client_from_sentinel_works(sentinel, call):
+    theirs = redis.sentinel.Sentinel([("127.0.0.1", sentinel)])
+    client = theirs.master_for("shop", decode_responses=True)
+
+    assert works(Queue("q", url=client), call)
+    client.close()
+    for one in theirs.sentinels:
+        one.close()
+
+
+@pytest.fixture
+def cluster(own_server):
+    """A cluster of one node that has every slot; its nodes talk at a port higher by 10,000."""
+    node = own_server(cluster_enabled="yes", port=next(port for port in iter(free_port, None) if port < 55_000))
+    with redis.Redis(port=node.port) as client:
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+        while client.cluster("info")["cluster_state"] != "ok":
+            pass
+    return node.port
+
+
+def test_a_cluster_client_works(cluster, call):
+    theirs = redis.RedisCluster(host="127.0.0.1", port=cluster, decode_responses=True)
+
+    assert works(Queue("q", url=theirs), call)
+    assert theirs.set("theirs", "ü")
+    assert theirs.get("theirs") == "ü"
+    theirs.close()
+
+
+def test_a_consumer_takes_what_a_queue_takes(url):
+    client = redis.Redis.from_url(url)
+    queue = Queue("q", url=client)
+    consumer = Consumer()
+    done = []
+    consumer.handler(queue)(done.append)
+    queue.publish({"a": 1})
+
+    consumer.drain()
+
+    assert done == [{"a": 1}]
+    client.close()

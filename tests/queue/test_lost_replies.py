@@ -1,0 +1,313 @@
+"""A reply that is lost changes nothing: the call is made again under its number and gets its first answer."""
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from reliq import Outgoing, PublishFailed, Queue, RedisUnavailableError, connection
+
+FAILED_TRIES = 20  # more than any call makes
+
+
+@pytest.fixture
+def through(proxy):
+    queue = Queue("q", url=proxy.url)
+    yield queue
+    queue.close()
+
+
+def test_a_publish_whose_reply_is_lost_runs_once(through, call, queue, proxy):
+    call(through, "publish", {"n": 0})
+    proxy.lose_reply_to("EVALSHA")
+
+    receipt = call(through, "publish", {"n": 1})
+
+    assert proxy.swallowed == 1
+    assert receipt.status == "published"
+    assert queue.counts().totals["published"] == 2
+
+
+def test_nothing_but_reliq_makes_a_call_again(through, call, proxy, commands):
+    call(through, "publish", {"n": 0})
+    before = commands()["evalsha"]
+    proxy.lose_reply_to("EVALSHA")
+
+    call(through, "publish", {"n": 1})
+
+    assert commands()["evalsha"] == before + 2
+
+
+def test_many_whose_replies_are_lost_are_published_once(through, call, queue, proxy):
+    call(through, "publish", {})
+    proxy.lose_reply_to("EVALSHA", times=2)
+
+    result = call(through, "publish_many", ({"n": n} for n in range(30)), chunk=10)
+
+    assert result.published == 30
+    assert queue.counts().ready == 31
+
+
+def test_a_message_that_was_consumed_before_its_publish_was_confirmed_is_not_published_again(
+    through, call, queue, proxy
+):
+    call(through, "publish", {})
+    with queue.receive():
+        pass
+    proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
+    with pytest.raises(PublishFailed) as caught:
+        call(through, "publish", {"n": 1})
+    proxy.lose_reply_to("", times=0)
+    with queue.receive() as [job]:
+        assert job.id == caught.value.id
+
+    receipt = call(through, "publish", {"n": 1}, id=caught.value.id)
+
+    assert caught.value.outcome == "unknown"
+    assert (receipt.status, queue.counts().alive) == ("published", 0)
+    assert queue.counts().totals["published"] == 2
+
+
+def test_another_body_under_the_id_of_an_unknown_publish_is_another_publish(through, call, queue, proxy):
+    call(through, "publish", {})
+    with queue.receive():
+        pass
+    proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
+    with pytest.raises(PublishFailed):
+        call(through, "publish", {"n": 1}, id="a", dedup=0)
+    proxy.lose_reply_to("", times=0)
+    with queue.receive() as [job]:
+        assert job.body == {"n": 1}
+
+    call(through, "publish", {"n": 2}, id="a", dedup=0)
+
+    with queue.receive() as [job]:
+        assert job.body == {"n": 2}
+
+
+def test_a_claim_whose_reply_is_lost_leaves_no_lease_that_nobody_knows(through, queue, proxy):
+    queue.publish_many([{"n": n} for n in range(5)])
+    through.counts()
+    proxy.lose_reply_to("EVALSHA")
+
+    with through.receive(limit=5) as jobs:
+        assert [job.body["n"] for job in jobs] == list(range(5))
+
+    counts = queue.counts()
+    assert (counts.alive, counts.totals["acked"], counts.totals["claimed"]) == (0, 5, 5)
+
+
+def test_the_settling_at_the_end_of_a_receive_is_made_again(through, queue, proxy):
+    queue.publish({})
+
+    with through.receive() as [_job]:
+        proxy.lose_reply_to("EVALSHA")
+
+    counts = queue.counts()
+    assert proxy.swallowed == 1
+    assert (counts.alive, counts.totals["acked"]) == (0, 1)
+
+
+def test_a_server_that_is_away_refuses(call):
+    nobody = Queue("q", url="redis://127.0.0.1:1/0")
+
+    with pytest.raises(PublishFailed) as caught:
+        call(nobody, "publish", {}, id="m")
+
+    assert (caught.value.outcome, caught.value.ids, caught.value.queue) == ("refused", ("m",), "q")
+    assert "nothing of it was written" in str(caught.value)
+
+
+def test_every_other_call_says_that_the_server_is_away(call):
+    nobody = Queue("q", url="redis://127.0.0.1:1/0")
+
+    for name, args in [("counts", ()), ("cancel", ("m",)), ("letters", ()), ("pause", ())]:
+        with pytest.raises(RedisUnavailableError) as caught:
+            call(nobody, name, *args)
+        assert not caught.value.maybe_ran
+
+
+def test_a_server_that_is_frozen_leaves_it_unknown_and_publishing_again_is_safe(own_server, call):
+    server = own_server()
+    queue, tries = Queue("q", url=server.url), []
+    call(queue, "publish", {"n": 0})
+    call_and_keep = threading.Thread(target=queue.counts)
+    call_and_keep.start()
+    call_and_keep.join()
+
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(PublishFailed) as caught:
+            queue.publish({"n": 1}, id="m")
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    tries.append(call(queue, "publish", {"n": 1}, id="m").status)
+
+    assert caught.value.outcome == "unknown"
+    assert tries[0] in {"published", "duplicate"}
+    counts = queue.counts()
+    assert (counts.ready, counts.totals["published"]) == (2, 2)
+    queue.close()
+
+
+def test_a_server_without_memory_refuses_and_what_drains_goes_on(own_server, call):
+    server = own_server(maxmemory="3mb", maxmemory_policy="noeviction")
+    queue = Queue("q", bytes, url=server.url)
+
+    with pytest.raises(PublishFailed) as caught:
+        call(queue, "publish_many", (b"x" * 100_000 for _ in range(200)), chunk=5)
+
+    assert caught.value.outcome == "refused"
+    counts = queue.counts()
+    assert counts.ready == caught.value.confirmed == counts.totals["published"]
+    with queue.receive(limit=counts.ready) as jobs:
+        assert len(jobs) == counts.ready
+    assert queue.counts().totals["acked"] == counts.ready
+    queue.close()
+
+
+def test_a_failed_publish_of_many_says_what_was_confirmed_and_what_to_publish_again(through, call, queue, proxy):
+    call(through, "publish", {})
+
+    def items():
+        for n in range(30):
+            if n == 20:
+                proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
+            yield Outgoing(body={"n": n}, id=f"m{n}")
+
+    with pytest.raises(PublishFailed) as caught:
+        call(through, "publish_many", items(), chunk=10)
+    proxy.lose_reply_to("", times=0)
+    again = call(
+        through, "publish_many", [Outgoing(body={"n": int(id[1:])}, id=id) for id in caught.value.ids], chunk=10
+    )
+
+    assert (caught.value.confirmed, caught.value.outcome) == (20, "unknown")
+    assert caught.value.ids == tuple(f"m{n}" for n in range(20, 30))
+    assert again.published == 10
+    assert queue.counts().ready == 31
+
+
+def test_scripts_that_the_server_forgot_are_sent_again(queue, call, client):
+    call(queue, "publish", {})
+    client.script_flush()
+
+    assert call(queue, "publish", {}).status == "published"
+    assert queue.counts().ready == 2
+
+
+def test_cancelled_tasks_leave_every_connection_clean(url, client):
+    queue = Queue("q", url=url)
+    replies = []
+
+    async def ask(n):
+        receipt = await queue.apublish({"n": n}, id=f"m{n}")
+        replies.append((receipt.id, f"m{n}"))
+
+    async def storm():
+        for round_ in range(10):
+            tasks = [asyncio.create_task(ask(100 * round_ + n)) for n in range(30)]
+            for turn, task in enumerate(tasks):
+                if turn % 3 == 0:
+                    await asyncio.sleep(0)
+                if turn % 2:
+                    task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        counts = await asyncio.gather(*(queue.acounts() for _ in range(20)))
+        again = [await queue.apublish({}, id=f"m{n}") for n in range(30)]
+        await queue.aclose()
+        return counts, again
+
+    counts, again = asyncio.run(storm())
+
+    assert len(replies) >= 150
+    assert [pair for pair in replies if pair[0] != pair[1]] == []
+    assert {one.missing for one in counts} == {0}
+    assert [receipt.id for receipt in again] == [f"m{n}" for n in range(30)]
+    final = queue.counts()
+    assert final.totals["published"] == final.ready == len(client.keys(queue.keys.msg("*")))
+
+
+def test_a_cancelled_task_does_not_cut_off_its_exchange(proxy):
+    queue = Queue("q", url=proxy.url)
+
+    async def storm():
+        await queue.acounts()
+        for turns in range(1, 31):
+            task = asyncio.create_task(queue.apublish({}))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await queue.acounts()
+        await queue.aclose()
+
+    asyncio.run(storm())
+
+    assert proxy.connections <= 4
+    assert queue.counts().totals["published"] == 30
+    queue.close()
+
+
+def test_a_receive_that_is_cancelled_gives_back_what_it_claimed(url, queue):
+    queue.publish_many([{"n": n} for n in range(200)])
+    asyncing = Queue("q", url=url)
+
+    async def take():
+        async with asyncing.areceive(limit=20, wait=1) as jobs:
+            for job in jobs:
+                job.snooze(delay=0)
+            await asyncio.Event().wait()
+
+    async def storm():
+        for turns in range(30):
+            task = asyncio.create_task(take())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await asyncing.aclose()
+
+    asyncio.run(storm())
+
+    counts = queue.counts()
+    assert (counts.unack, counts.alive) == (0, 200)
+    with queue.receive(limit=200, wait=1) as jobs:
+        assert {job.retries_left for job in jobs} == {12}
+
+
+def test_a_forked_child_has_connections_of_its_own(queue):
+    queue.publish({"from": "parent"})
+
+    child = os.fork()
+    if not child:
+        try:
+            for _ in range(20):
+                queue.publish({"from": "child"})
+        finally:
+            os._exit(0)
+    for _ in range(20):
+        assert queue.publish({"from": "parent"}).status == "published"
+    os.waitpid(child, 0)
+
+    assert queue.counts().totals["published"] == 41
+    with queue.receive(limit=50) as jobs:
+        assert sum(job.body["from"] == "child" for job in jobs) == 20
+
+
+def test_a_child_that_is_forked_while_others_use_the_queue_is_not_held_up(queue):
+    queue.publish({"from": "parent"})
+    shared = connection._shared
+
+    with shared._lock, shared._by_url[queue.target]._lock, queue._sender._lanes._lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # what hangs is ended
+            queue.publish({"from": "child"})
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert queue.counts().ready == 2

@@ -1,0 +1,223 @@
+"""Publishing, in both colours: what a receipt says, what an id is worth, what many cost."""
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from reliq import Layout, Outgoing, Queue
+
+
+def redis_now(client):
+    seconds, micros = client.time()
+    return seconds + micros / 1_000_000
+
+
+def test_a_publish_is_ready_at_once(queue, call, client):
+    before = redis_now(client)
+
+    receipt = call(queue, "publish", {"a": 1})
+
+    assert (receipt.status, len(receipt.id)) == ("published", 22)
+    assert before - 0.001 <= receipt.due <= redis_now(client)
+    assert queue.counts().ready == 1
+
+
+@pytest.mark.parametrize("delay", [60, 60.0, timedelta(minutes=1)])
+def test_a_delayed_publish_waits_in_pending_and_is_never_early(queue, call, client, delay):
+    before = redis_now(client)
+
+    receipt = call(queue, "publish", {"a": 1}, delay=delay)
+
+    assert before + 60 <= receipt.due <= redis_now(client) + 60.001
+    assert queue.counts().pending == 1
+    assert round(client.zscore(queue.keys.pending, receipt.id), 3) == receipt.due
+
+
+@pytest.mark.parametrize("zone", [UTC, None], ids=["utc", "elsewhere"])
+def test_a_publish_at_a_moment_is_due_at_that_moment(queue, call, zone):
+    at = datetime.now(UTC).astimezone(zone) + timedelta(hours=1)
+
+    receipt = call(queue, "publish", {}, at=at)
+
+    assert 0 <= receipt.due - at.timestamp() < 0.0011
+
+
+def test_a_moment_that_has_passed_is_now(queue, call):
+    call(queue, "publish", {}, at=datetime(2020, 1, 1, tzinfo=UTC))
+
+    assert queue.counts().ready == 1
+
+
+def test_a_chosen_id_is_not_published_again_while_it_lives(queue, call):
+    first = call(queue, "publish", {"n": 1}, id="order-1")
+    second = call(queue, "publish", {"n": 2}, id="order-1")
+
+    assert (first.status, second.status) == ("published", "duplicate")
+    with queue.receive(limit=5) as jobs:
+        assert [job.body for job in jobs] == [{"n": 1}]
+
+
+def test_a_chosen_id_is_not_published_again_for_a_while_after_its_end(queue, call):
+    call(queue, "publish", {}, id="order-1")
+    with queue.receive():
+        pass
+
+    assert call(queue, "publish", {}, id="order-1").status == "duplicate"
+    assert call(queue, "publish", {}, id="order-1", replace=True).status == "published"
+
+
+def test_without_a_window_a_chosen_id_is_free_after_its_end(queue, call):
+    call(queue, "publish", {}, id="order-1", dedup=0)
+    with queue.receive():
+        pass
+
+    assert call(queue, "publish", {}, id="order-1").status == "published"
+
+
+def test_a_publish_that_comes_after_its_cancel_is_tombstoned(queue, call):
+    assert call(queue, "cancel", "order-1") == "not_found"
+
+    assert call(queue, "publish", {}, id="order-1").status == "tombstoned"
+    assert call(queue, "publish", {}, id="order-1", replace=True).status == "published"
+
+
+def test_a_message_whose_body_is_gone_keeps_its_chosen_id_taken(queue, client, call):
+    receipt = call(queue, "publish", {}, id="order-1")
+    client.delete(queue.keys.msg(receipt.id))
+    with queue.receive() as jobs:
+        assert jobs == []
+
+    assert queue.counts().totals["expired"] == 1
+    assert call(queue, "publish", {}, id="order-1").status == "duplicate"
+
+
+def test_headers_retries_and_ttl_travel_with_the_message(queue, call, client):
+    receipt = call(queue, "publish", {}, headers={"trace": "abc"}, retries=2, ttl=30, delay=10)
+
+    assert 38_000 < client.pttl(queue.keys.msg(receipt.id)) <= 40_001
+    call(queue, "reschedule", receipt.id)
+    with queue.receive(wait=5) as [job]:
+        assert (job.headers, job.retries_left, job.attempt) == ({"trace": "abc"}, 2, 1)
+
+
+def test_a_stored_message_is_a_line_of_headers_and_the_body(queue, call, client):
+    receipt = call(queue, "publish", {"a": 1})
+
+    value = client.get(queue.keys.msg(receipt.id))
+
+    assert value == b'RELIQ/1 {"d":%d,"r":12}\n{"a":1}' % round(receipt.due * 1000)
+
+
+def test_on_the_go_layout_the_body_is_bare(url, call, client):
+    bare = Queue("q", bytes, url=url, layout=Layout.hdt3213(hash_tag=False))
+
+    receipt = call(bare, "publish", b"hello")
+
+    assert client.get(f"dp:q:msg:{receipt.id}") == b"hello"
+    bare.close()
+
+
+def test_many_are_published_and_the_others_named(queue, call):
+    call(queue, "publish", {}, id="old")
+    call(queue, "cancel", "gone")
+
+    result = call(
+        queue,
+        "publish_many",
+        [{"n": 1}, Outgoing(body={"n": 2}, delay=60), Outgoing(body={}, id="old"), Outgoing(body={}, id="gone")],
+    )
+
+    assert (result.published, result.duplicates, result.tombstoned) == (2, ("old",), ("gone",))
+    assert (queue.counts().ready, queue.counts().pending) == (2, 1)
+
+
+def test_five_hundred_are_one_round_trip(queue, call, commands):
+    result = call(queue, "publish_many", ({"n": n} for n in range(1500)))
+
+    ran = commands()
+    assert result.published == 1500
+    assert ran["evalsha"] == 3
+    assert ran.get("eval", 0) <= 1  # the script's text, when the server does not know it yet
+
+
+def test_nothing_is_published_by_an_empty_call(queue, call, commands):
+    assert call(queue, "publish_many", []).published == 0
+    assert commands() == {}
+
+
+def test_many_are_read_as_they_are_sent(queue, call):
+    most_ahead, taken = 0, 0
+
+    def items():
+        nonlocal most_ahead, taken
+        for n in range(50):
+            taken += 1
+            most_ahead = max(most_ahead, taken - queue.counts().ready)
+            yield {"n": n}
+
+    call(queue, "publish_many", items(), chunk=10)
+
+    assert most_ahead == 10
+
+
+def test_many_keep_their_order(queue, call):
+    call(queue, "publish_many", ({"n": n} for n in range(25)), chunk=10)
+
+    with queue.receive(limit=25) as jobs:
+        assert [job.body["n"] for job in jobs] == list(range(25))
+
+
+def test_large_bodies_go_in_calls_of_bounded_size(url, call, commands):
+    large = Queue("q", bytes, url=url)
+
+    result = call(large, "publish_many", (b"x" * 2**20 for _ in range(20)))
+
+    assert result.published == 20
+    assert commands()["evalsha"] >= 3
+    large.close()
+
+
+def test_with_a_backlog_limit_publishing_waits_for_the_consumers(queue, call):
+    most = 0
+    over = threading.Event()
+
+    def consume():
+        nonlocal most
+        while not over.is_set() or queue.counts().alive:
+            most = max(most, queue.counts().ready)
+            with queue.receive(limit=7):
+                pass
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    result = call(queue, "publish_many", ({"n": n} for n in range(60)), chunk=10, max_backlog=20)
+    over.set()
+    consumer.join()
+
+    assert result.published == 60
+    assert most < 30
+
+
+def test_a_url_from_the_environment_is_used_when_none_is_given(monkeypatch, url, call):
+    queue = Queue("q")
+    monkeypatch.setenv("RELIQ_URL", url)
+
+    assert call(queue, "publish", {}).status == "published"
+    queue.close()
+
+
+def test_a_queues_own_url_wins_over_the_environment(monkeypatch, queue, call):
+    monkeypatch.setenv("RELIQ_URL", "redis://127.0.0.1:1/0")
+
+    assert call(queue, "publish", {}).status == "published"
+
+
+def test_an_observer_sees_what_was_published(url, call):
+    seen = []
+    queue = Queue("q", url=url, observers=[seen.append])
+
+    receipt = call(queue, "publish", {})
+
+    assert [event.ids for event in seen] == [(receipt.id,)]
+    queue.close()

@@ -1,0 +1,212 @@
+"""Receiving without a decorator: claimed, renewed, settled at the end of the block."""
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+
+from reliq import Queue
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def receive(request):
+    """Receive in either colour and do `work` with the jobs."""
+
+    def blocking(queue, work, **options):
+        with queue.receive(**options) as jobs:
+            return work(jobs)
+
+    def asynchronous(queue, work, **options):
+        async def once():
+            try:
+                async with queue.areceive(**options) as jobs:
+                    return work(jobs)
+            finally:
+                await queue.aclose()
+
+        return asyncio.run(once())
+
+    return blocking if request.param == "blocking" else asynchronous
+
+
+def bodies(jobs):
+    return [job.body for job in jobs]
+
+
+def test_what_is_not_answered_is_acked_at_the_end(queue, receive):
+    queue.publish_many([{"n": 1}, {"n": 2}, {"n": 3}])
+
+    assert receive(queue, bodies, limit=2) == [{"n": 1}, {"n": 2}]
+
+    counts = queue.counts()
+    assert (counts.ready, counts.unack, counts.totals["acked"]) == (1, 0, 2)
+
+
+def test_nothing_is_received_from_an_empty_queue(queue, receive):
+    assert receive(queue, bodies) == []
+    assert receive(queue, bodies, wait=0.05) == []
+
+
+def test_every_answer_is_given_to_redis(queue, receive):
+    queue.publish_many([{"n": n} for n in range(4)])
+
+    def answer(jobs):
+        jobs[0].ack()
+        jobs[1].nack(delay=60, reason="busy")
+        jobs[2].reject(reason="bad card")
+        jobs[3].snooze(delay=60)
+
+    receive(queue, answer, limit=4)
+
+    counts = queue.counts()
+    assert (counts.unack, counts.garbage, counts.pending, counts.missing) == (1, 1, 1, 0)
+    assert {kind: counts.totals[kind] for kind in ("acked", "nacked", "snoozed")} == {
+        "acked": 1,
+        "nacked": 2,  # a reject is one
+        "snoozed": 1,
+    }
+
+
+def test_a_nack_spends_a_retry_and_a_snooze_does_not(queue, receive):
+    queue.publish_many([{"n": 1}, {"n": 2}], chunk=2)
+
+    def answer(jobs):
+        jobs[0].nack(delay=0)
+        jobs[1].snooze(delay=0)
+
+    receive(queue, answer, limit=2)
+    again = {}
+    while len(again) < 2:
+        receive(queue, lambda jobs: again.update({job.body["n"]: job.attempt for job in jobs}), limit=2, wait=5)
+
+    assert again == {1: 2, 2: 1}
+
+
+def test_a_block_that_raises_nacks_what_was_not_answered(queue, receive):
+    queue.publish_many([{"n": 1}, {"n": 2}])
+
+    def fail(jobs):
+        jobs[0].ack()
+        raise LookupError("no such order")
+
+    with pytest.raises(LookupError):
+        receive(queue, fail, limit=2)
+
+    counts = queue.counts()
+    assert (counts.totals["acked"], counts.totals["nacked"], counts.unack) == (1, 1, 1)
+
+
+def test_a_message_without_retries_left_dies_by_its_error(queue, receive):
+    queue.publish({}, id="m", retries=0)
+
+    with pytest.raises(LookupError), contextlib.ExitStack():
+        receive(queue, lambda _jobs: {}["secret"])
+    queue.moves.collect(["m"], letters_max=10, letters_ms=10**9)
+
+    [letter] = queue.letters()
+    assert (letter.reason, letter.error, letter.attempts) == ("failed", "KeyError", 1)
+
+
+def test_a_body_that_does_not_decode_is_nacked_at_once_and_the_others_are_received(url, queue, receive):
+    Queue("q", str, url=url).publish("no json")
+    queue.publish({"n": 1})
+
+    def look(jobs):
+        return bodies(jobs), queue.counts().unack
+
+    assert receive(queue, look, limit=5) == ([{"n": 1}], 2)
+    assert queue.counts().totals["nacked"] == 1
+
+
+def test_a_message_whose_body_is_gone_ends_at_once(queue, client, receive):
+    receipt = queue.publish({})
+    client.delete(queue.keys.msg(receipt.id))
+
+    assert receive(queue, lambda jobs: (bodies(jobs), queue.counts().totals["expired"])) == ([], 1)
+
+
+def test_a_wait_ends_with_a_message_that_comes(queue, receive):
+    threading.Timer(0.05, queue.publish, args=({"n": 1},)).start()
+
+    assert receive(queue, bodies, wait=30) == [{"n": 1}]
+
+
+def test_a_wait_ends_with_a_message_that_comes_due_and_never_before(queue, client, receive):
+    receipt = queue.publish({"n": 1}, delay=0.3)
+
+    seconds, micros = receive(queue, lambda jobs: client.time() if jobs else None, wait=30)
+
+    assert seconds + micros / 1_000_000 >= receipt.due
+
+
+def test_a_lease_is_renewed_while_the_block_runs(queue):
+    queue.publish({})
+    deadlines = []
+
+    with queue.receive(lease=0.3) as [job]:
+        first = queue.moves.counts()
+        while len(set(deadlines)) < 4:
+            deadlines += [score for _, score in _unack(queue)]
+
+    assert first.unack == 1
+    assert not job.lost
+    assert queue.counts().totals["acked"] == 1
+
+
+def test_a_lease_is_renewed_while_an_async_block_waits(queue):
+    queue.publish({})
+
+    async def work():
+        deadlines = set()
+        async with queue.areceive(lease=0.3) as [job]:
+            while len(deadlines) < 4:
+                deadlines.update(score for _, score in _unack(queue))
+                await asyncio.sleep(0)
+        await queue.aclose()
+        return job.lost
+
+    assert asyncio.run(work()) is False
+    assert queue.counts().totals["acked"] == 1
+
+
+def test_a_job_is_told_that_it_was_cancelled(queue):
+    queue.publish({}, id="m")
+
+    with queue.receive(lease=0.3) as [job]:
+        queue.cancel("m")
+        while not job.cancelled:
+            pass
+
+    assert queue.counts().alive == 0
+
+
+def test_a_job_whose_lease_was_taken_is_lost_and_its_answer_changes_nothing(queue, client):
+    queue.publish({}, id="m")
+
+    with queue.receive(lease=30) as [job]:
+        client.zadd(queue.keys.unack, {"m": 1})
+        with queue.receive(limit=1, wait=5) as [other]:
+            pass
+
+    assert (other.id, other.attempt) == ("m", 2)
+    assert job.lost
+    counts = queue.counts()
+    assert (counts.alive, counts.totals["acked"], counts.missing) == (0, 1, 0)
+
+
+def test_large_bodies_are_read_in_pieces(url, commands, receive):
+    large = Queue("q", bytes, url=url)
+    large.publish_many(b"x" * 2**20 for _ in range(20))
+
+    received = receive(large, lambda jobs: [len(job.body) for job in jobs], limit=20)
+
+    assert received == [2**20] * 20
+    assert commands()["mget"] == 3
+    large.close()
+
+
+def _unack(queue):
+    wire = queue.connection().wire()
+    [rows] = wire.exchange([("ZRANGE", queue.keys.unack, 0, -1, "WITHSCORES")])
+    return list(zip(rows[::2], rows[1::2], strict=True))

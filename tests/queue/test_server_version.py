@@ -1,0 +1,119 @@
+"""What a queue asks of a server before anything else: whether it is new enough."""
+
+import socket
+import threading
+
+import pytest
+
+from reliq import ConfigurationError, Queue
+
+
+class OldServer:
+    """Speaks just enough of Redis' protocol to say how old it is; it notes what else it is asked."""
+
+    def __init__(self, info):
+        self.asked = []
+        self._info = info
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self):
+        self._listener.close()
+
+    def _accept(self):
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+
+    def _serve(self, peer):
+        with peer, peer.makefile("rb") as lines:
+            while first := lines.readline():
+                words = []
+                for _ in range(int(first[1:])):
+                    words.append(lines.read(int(lines.readline()[1:])))
+                    lines.readline()
+                peer.sendall(self._answer(words))
+
+    def _answer(self, words):
+        if words[0] == b"INFO":
+            return self._info
+        if words[0] == b"CLIENT":
+            return b"+OK\r\n"
+        self.asked.append(words[0])
+        return b":1\r\n"
+
+
+@pytest.fixture
+def old_server():
+    servers = []
+
+    def make(info):
+        servers.append(OldServer(info))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def told(version):
+    text = b"# Server\r\nredis_version:%s\r\n" % version
+    return b"$%d\r\n%s\r\n" % (len(text), text)
+
+
+@pytest.mark.parametrize("version", [b"5.0.14", b"6.0.16", b"3.2"])
+def test_a_server_that_is_too_old_is_refused_before_anything_is_written(old_server, call, version):
+    server = old_server(told(version))
+    queue = Queue("q", url=server.url)
+
+    for name, args in [("publish", ({},)), ("counts", ()), ("publish", ({},))]:
+        with pytest.raises(ConfigurationError, match=f"^Redis must be 6.2 or newer, not {version.decode()}$"):
+            call(queue, name, *args)
+
+    assert server.asked == []
+    queue.close()
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        b"-NOPERM this user has no permissions to run the 'info' command\r\n",
+        b"$0\r\n\r\n",
+        told(b"unknown"),
+        told(b"10.0.0"),
+    ],
+    ids=["no right", "nothing", "no number", "newer"],
+)
+def test_a_server_that_hides_its_version_is_trusted(old_server, call, info):
+    server = old_server(info)
+    queue = Queue("q", url=server.url)
+
+    assert call(queue, "resume") is True
+
+    assert set(server.asked) == {b"EVALSHA"}
+    queue.close()
+
+
+def test_a_server_is_asked_for_its_version_once(url, commands, client):
+    queue = Queue("q", url=f"{url}?client_name=once")
+
+    for _ in range(10):
+        queue.publish({})
+
+    assert client.info("commandstats")["cmdstat_info"]["calls"] <= 3
+    queue.close()
+
+
+def test_an_answer_that_is_none_of_ours_leaves_a_publish_unknown(old_server, call):
+    server = old_server(told(b"7.0.0"))
+    queue = Queue("q", url=server.url)
+
+    with pytest.raises(Exception, match="answered something that is not its reply") as caught:
+        call(queue, "publish", {})
+
+    assert caught.value.outcome == "unknown"
+    queue.close()

@@ -1,0 +1,239 @@
+"""Names, ids, keys, URLs, waits: what needs no Redis."""
+
+import os
+import pickle
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reliq.connection import check_url, masked
+from reliq.doors.ids import check_id, made_at, new_id, token
+from reliq.doors.lanes import Lanes
+from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError, WrongKeyTypeError
+from reliq.events import Cancelled, notify
+from reliq.keys import Keys, Layout
+from reliq.retry import DEFAULT_BACKOFF, RECONNECT, Tries, seconds_after
+
+SECRET = "s3cret"
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a{b", "a}b", "ä", "a b", "a" * 129, "a\n", "\n", 5, None, b"a"], ids=repr)
+def test_a_queue_name_outside_its_alphabet_is_refused_with_the_alphabet(name):
+    with pytest.raises(ConfigurationError, match="queue name must be 1 to 128 of A-Z a-z 0-9 _ . -"):
+        Keys(name)
+
+
+@pytest.mark.parametrize(
+    ("layout", "body", "pending"),
+    [
+        (Layout.RELIQ, "{reliq:q}:msg:1", "{reliq:q}:pending"),
+        (Layout.hdt3213(), "{dp:q}:msg:1", "{dp:q}:pending"),
+        (Layout.hdt3213(hash_tag=False), "dp:q:msg:1", "dp:q:pending"),
+        (Layout.hdt3213(prefix="shop"), "{dp:q}:msg:1", "{shop:q}:pending"),
+    ],
+)
+def test_a_layout_spells_every_key(layout, body, pending):
+    keys = Keys("q", layout)
+
+    assert (keys.msg("1"), keys.pending) == (body, pending)
+    assert layout.bare is (layout is not Layout.RELIQ)
+
+
+def test_all_keys_of_a_queue_lie_in_one_slot_and_differ():
+    keys = Keys("q")
+    plain = [getattr(keys, name) for name in Keys.__slots__ if not name.startswith("_") and name != "name"]
+    every = [*plain, keys.msg("1"), keys.dd("1"), keys.lane("1")]
+
+    assert len(set(every)) == len(every)
+    assert {key.partition("}")[0] for key in every} == {"{reliq:q"}
+
+
+@pytest.mark.parametrize("id", ["", "a b", "a" * 129, "ä", "a\n", "a{", 5, None, b"a"], ids=repr)
+def test_an_id_outside_its_alphabet_is_refused_with_the_alphabet(id):
+    with pytest.raises(ConfigurationError, match="id must be 1 to 128 of A-Z a-z 0-9 _ . : -"):
+        check_id(id)
+
+
+def test_a_hundred_thousand_ids_are_unique_short_and_in_the_order_of_time():
+    ids = [new_id() for _ in range(100_000)]
+
+    assert len(set(ids)) == len(ids)
+    assert {len(id) for id in ids} == {22}
+    assert [id[:8] for id in ids] == sorted(id[:8] for id in ids)
+    assert all(check_id(id) for id in ids[:1000])
+
+
+def test_an_id_tells_when_it_was_made():
+    first, second = made_at(new_id()), made_at(new_id())
+
+    assert 1_700_000_000_000 < first <= second < 5_000_000_000_000
+
+
+@pytest.mark.parametrize("id", ["order-42", "", "x" * 21, "x" * 23, "-" * 22])
+def test_a_chosen_id_tells_no_time(id):
+    assert made_at(id) is None
+
+
+def in_a_child(work):
+    """What `work` returns in a forked child."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, repr(work()).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    return eval(said)
+
+
+def test_a_forked_child_makes_other_ids_and_tokens():
+    ours = {new_id() for _ in range(1000)} | {token()}
+
+    theirs = in_a_child(lambda: [*(new_id() for _ in range(1000)), token()])
+
+    assert len(theirs) == 1001
+    assert ours & set(theirs) == set()
+
+
+def test_a_forked_child_publishes_in_lanes_of_its_own():
+    lanes = Lanes()
+    lane, turn = lanes.take((("a", 1),))
+    lanes.park(lane, (("a", 1),))
+
+    theirs = in_a_child(lambda: lanes.take((("a", 1),))[1].lane)
+
+    assert theirs != turn.lane
+    assert lanes.take((("a", 1),))[1] == turn
+
+
+def test_a_lane_serves_one_call_at_a_time_and_counts():
+    lanes = Lanes()
+    one, first = lanes.take((("a", 1),))
+    _two, other = lanes.take((("b", 1),))
+    lanes.give_back(one)
+    _, third = lanes.take((("c", 1),))
+
+    assert first.lane != other.lane
+    assert (third.lane, third.number) == (first.lane, first.number + 1)
+
+
+def test_a_publish_that_gave_up_gets_its_number_again_and_no_other_does():
+    lanes = Lanes()
+    lane, turn = lanes.take((("a", 1), ("b", 2)))
+    lanes.park(lane, (("a", 1), ("b", 2)))
+
+    assert lanes.take((("a", 1),))[1].lane != turn.lane
+    assert lanes.take((("a", 1), ("b", 2)))[1] == turn
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (f"redis://:{SECRET}@host:6379/0", "redis://:***@host:6379/0"),
+        (f"rediss://me:{SECRET}@host/1?ssl_password={SECRET}", "rediss://me:***@host/1"),
+        ("redis://host", "redis://host"),
+        (f"unix:///run/redis.sock?password={SECRET}", "unix:///run/redis.sock"),
+        (f"redis://host:{SECRET}", "a URL that does not parse"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url, shown):
+    assert masked(url) == shown
+
+
+BAD_URLS = {
+    "": "must begin with",
+    "localhost:6379": "must begin with",
+    f"me:{SECRET}@host:6379": "must begin with",
+    "http://host": "must begin with",
+    "redis://": "needs a host",
+    f"redis://:{SECRET}@": "needs a host",
+    "unix://": "needs the socket's path",
+    "redis://host:port": "does not parse",
+    f"redis://me:{SECRET}/more@host:6379": "does not parse",
+    "redis://[::1": "does not parse",
+    "redis://host:99999": "does not parse",
+    f"redis://me:1234/{SECRET}@host": "must end in a database number",
+    "redis://host/zero": "must end in a database number",
+    "redis://host/-1": "must end in a database number",
+    "redis://host/0?dbb=1": "unknown option 'dbb'",
+    "redis://host/0?decode_responses=1": "unknown option 'decode_responses'",
+}
+
+
+@pytest.mark.parametrize("url", BAD_URLS, ids=range(len(BAD_URLS)))
+def test_a_url_that_is_none_is_refused_and_nothing_of_its_password_shown(url):
+    with pytest.raises(ConfigurationError, match=f"^Redis URL .*{BAD_URLS[url]}") as caught:
+        check_url(url)
+
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@given(st.text())
+def test_any_text_is_a_url_or_refused(text):
+    try:
+        check_url(text)
+    except ConfigurationError as error:
+        assert str(error).startswith("Redis URL ")
+
+
+@pytest.mark.parametrize("url", ["redis://h", "redis://h:1/15", "rediss://u:p@[::1]:6/0", "unix:///a/b.sock?db=2"])
+def test_a_url_is_taken(url):
+    check_url(url)
+
+
+def test_the_default_backoff_doubles_from_two_seconds_to_an_hour():
+    waits = [seconds_after(DEFAULT_BACKOFF, attempt) for attempt in range(1, 13)]
+
+    for attempt, wait in enumerate(waits):
+        assert min(2 * 2**attempt, 3600) <= wait <= min(2 * 2**attempt, 3600) + 1
+    assert 1.5 * 3600 < sum(waits) < 2.5 * 3600
+
+
+def test_a_backoff_is_never_below_nothing_and_never_overflows():
+    assert seconds_after(lambda _state: -5, 1) == 0
+    assert seconds_after(DEFAULT_BACKOFF, 10_000) <= 3601
+
+
+def test_the_first_further_try_at_redis_comes_soon():
+    assert all(seconds_after(RECONNECT, 1) <= 0.15 for _ in range(100))
+
+
+def test_tries_remember_that_an_earlier_one_may_have_run():
+    last = RedisUnavailableError("away", maybe_ran=False)
+
+    Tries(1, RedisUnavailableError("silence", maybe_ran=True)).mark(last)
+
+    assert last.maybe_ran
+
+
+def test_errors_survive_a_trip_to_another_process():
+    failed = PublishFailed("q", (("a", 1), ("b", 2)), "unknown", "Redis is away", confirmed=7)
+    wrong = WrongKeyTypeError("{reliq:q}:ready")
+
+    again, key = pickle.loads(pickle.dumps(failed)), pickle.loads(pickle.dumps(wrong)).key
+
+    assert (str(again), again.ids, again.outcome, again.confirmed) == (str(failed), (("a", 1), ("b", 2)), "unknown", 7)
+    assert key == "{reliq:q}:ready"
+
+
+def test_a_failed_publish_says_what_to_do():
+    failed = PublishFailed("q", ("a",), "unknown", "Redis is away")
+
+    assert failed.id == "a"
+    assert re.search(r"queue 'q' failed, it may have been written: Redis is away; publish again with", str(failed))
+
+
+def test_an_observer_that_raises_does_no_harm():
+    seen = []
+
+    def broken(_event):
+        raise RuntimeError
+
+    notify([broken, seen.append], [Cancelled("q", ("a",)), Cancelled("q", ("b",))])
+
+    assert [event.ids for event in seen] == [("a",), ("b",)]
