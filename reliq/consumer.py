@@ -1,0 +1,316 @@
+"""`Consumer`: handlers by queue, and the worker process that runs them."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypedDict, TypeVar, Unpack, overload
+
+from reliq.connection import Connection
+from reliq.errors import ConfigurationError
+from reliq.handler import Handler, inspected
+from reliq.settings import HandlerSettings, WorkerSettings, seconds
+from reliq.worker.engine import Engine
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from tenacity.wait import wait_base
+
+    from reliq.events import Observer
+    from reliq.job import Job
+    from reliq.message import Duration
+    from reliq.metrics.serving import Registry
+    from reliq.pools import Target
+    from reliq.queue import Queue
+    from reliq.worker.flight import Flight
+
+B = TypeVar("B")
+F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+
+#: Exit codes of a worker process.
+EXIT_HUNG, EXIT_REPLACE, EXIT_SECOND_SIGNAL = 75, 76, 130
+#: Between two looks whether a drain is done.
+DRAIN_SECONDS = 0.05
+
+
+class Register(Protocol[B]):
+    """What `Consumer.handler(queue)` returns: a decorator that leaves the function as it is."""
+
+    @overload
+    def __call__(self, function: Callable[[B], R], /) -> Callable[[B], R]: ...
+    @overload
+    def __call__(self, function: Callable[[B, Job[B]], R], /) -> Callable[[B, Job[B]], R]: ...
+
+
+class Options(TypedDict, total=False):
+    """What `Consumer.handler` takes; the defaults are those of `HandlerSettings`."""
+
+    lease: Duration
+    timeout: Duration | None
+    concurrency: int | None
+    weight: int
+    backoff: wait_base
+    retry_on: type[Exception] | tuple[type[Exception], ...]
+    reject_on: type[Exception] | tuple[type[Exception], ...]
+    undecodable: Literal["retry", "reject"]
+
+
+class Consumer:
+    """
+    Handlers of any number of queues, and how their worker runs.
+
+    Args:
+        url: a Redis URL or a redis-py client; None means that of the queues, else RELIQ_URL.
+        lifespan: returns a context manager, plain or async, entered once for each worker process before the first
+            claim and left after the last handler; what it yields is `job.state`.
+        observers: are told of every event.
+    """
+
+    def __init__(
+        self,
+        url: Target | None = None,
+        *,
+        lifespan: Callable[[], Any] | None = None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        self.target = url
+        self.lifespan = lifespan
+        self.observers: list[Observer] = list(observers)
+        self._handlers: dict[str, Handler] = {}
+        self._middleware: list[Callable[[Job[Any]], Any]] = []
+        self._engine: Engine | None = None
+        #: What the last stop cut off: deliveries whose handlers still ran at the end of the grace.
+        self.unfinished: list[Flight] = []
+        self._signals = 0
+        self._patient = False
+        self._wanted = threading.Event()
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """The registered handlers."""
+        return tuple(self._handlers.values())
+
+    @overload
+    def handler(self, queue: Queue[B], **options: Unpack[Options]) -> Register[B]: ...
+
+    @overload
+    def handler(self, queue: str, **options: Unpack[Options]) -> Callable[[F], F]: ...
+
+    def handler(self, queue: Queue[Any] | str, **options: Unpack[Options]) -> Any:
+        """
+        Register the decorated function, plain or async, for the messages of `queue`; it stays as it is.
+
+        It takes the body and, if it likes, the `Job`. Returning acks; `Nack`, `Reject` and `Snooze` may be returned
+        or raised; any other exception nacks with backoff.
+
+        Args:
+            queue: a `Queue`, or the name of an untyped one.
+            lease: seconds until a silent worker's message goes to another (30); renewed while the handler runs.
+            timeout: seconds a handler may take (600), or None. A coroutine is cancelled; a thread loses its lease.
+            concurrency: most of this queue's messages that run at once in a process.
+            weight: this queue's share of free slots.
+            backoff: tenacity's wait strategy between a failure and the next delivery.
+            retry_on: exceptions that are worth another delivery; others reject.
+            reject_on: exceptions that are not; wins over `retry_on`.
+            undecodable: `retry` a body that does not decode with backoff, or `reject` it at once.
+
+        Raises:
+            ConfigurationError: a setting is not allowed, the signature is another, or the queue has a handler.
+        """
+        settings = HandlerSettings(**options)  # type: ignore[arg-type]  # a single class becomes a tuple there
+
+        def register(function: F) -> F:
+            handler = inspected(queue, function, settings)
+            self._check_is_new(handler)
+            self._handlers[handler.queue.name] = handler
+            return function
+
+        return register
+
+    def middleware(self, around: Callable[[Job[Any]], Any]) -> Callable[[Job[Any]], Any]:
+        """Register a function that returns a context manager for each handler call; the first is the outermost."""
+        self._middleware.append(around)
+        return around
+
+    def include(self, *sources: Consumer | str) -> Self:
+        """
+        Add the handlers, middleware and observers of other consumers, given as such or as `module` or `module:name`.
+
+        Raises:
+            ConfigurationError: a module has no such consumer, a queue would have two handlers, or the other one has
+                a lifespan or a Redis of its own.
+        """
+        for source in sources:
+            other = source if isinstance(source, Consumer) else load_consumer(source)
+            if other.lifespan is not None:
+                raise ConfigurationError(
+                    "an included consumer's lifespan is not entered; give it to the one that includes"
+                )
+            if other.target is not None and self.target not in (None, other.target):
+                raise ConfigurationError("the consumer and an included one name different Redis servers; name one")
+            for handler in other.handlers:
+                self._check_is_new(handler)
+            self._handlers.update(other._handlers)  # noqa: SLF001  of our own kind
+            self._middleware += other._middleware  # noqa: SLF001
+            self.observers += [one for one in other.observers if one not in self.observers]
+            self.target = self.target if other.target is None else other.target
+        return self
+
+    def start(self, settings: WorkerSettings | None = None, *, queues: Sequence[str] = ()) -> None:
+        """
+        Start working in this process and return; `queues` names some of the handlers' queues, none means all.
+
+        Raises:
+            ConfigurationError: there is no handler, no such queue, no Redis named, or the server is not fit.
+            RedisUnavailableError: Redis is away.
+        """
+        if self._engine is not None:
+            raise ConfigurationError("this consumer has been started; stop it first")
+        chosen = self.chosen(queues)
+        engine = Engine(
+            chosen,
+            self.connection(chosen),
+            settings or WorkerSettings(),
+            lifespan=self.lifespan,
+            middleware=tuple(self._middleware),
+            observers=tuple(self.observers),
+        )
+        engine.start()
+        self._engine = engine
+
+    def stop(self, grace: Duration = 25.0) -> bool:
+        """Take no more, give back what has not started, let handlers end within `grace`; say whether all did."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return True
+        try:
+            engine.stop(seconds("grace", grace))
+        finally:
+            self.unfinished = engine.unfinished
+        return not self.unfinished
+
+    def drain(self, settings: WorkerSettings | None = None, *, queues: Sequence[str] = ()) -> None:
+        """Work until the queues are empty, what is delayed included, and stop."""
+        self.start(settings, queues=queues)
+        engine = self.engine()
+        try:
+            while not engine.is_drained():
+                time.sleep(DRAIN_SECONDS)
+        finally:
+            self.stop()
+
+    def run(
+        self,
+        settings: WorkerSettings | None = None,
+        *,
+        queues: Sequence[str] = (),
+        metrics_port: int | None = None,
+        metrics_host: str | None = None,
+        metrics_registry: Registry | None = None,
+        patient: bool = False,
+    ) -> int:
+        """
+        Work until SIGTERM or SIGINT, then stop in peace; a second signal ends the process at once.
+
+        Args:
+            patient: let a second signal change nothing, for under a supervisor only SIGKILL ends at once.
+            metrics_port: serve /metrics, /live and /ready there, on `metrics_host` or 127.0.0.1.
+            metrics_registry: the registry of Prometheus' client that also gets the figures, instead of a new one.
+
+        Returns:
+            The exit code: 0; EXIT_REPLACE after `max_jobs`; EXIT_HUNG when handlers that overran their time must be
+            ended with the process.
+        """
+        if metrics_port is not None or metrics_registry is not None:
+            # A layer above, and the client of Prometheus with it, that only who asks for it pays for.
+            serving = importlib.import_module("reliq.metrics.serving")
+            with serving.of_one_process(self, queues, port=metrics_port, host=metrics_host, registry=metrics_registry):
+                return self.run(settings, queues=queues, patient=patient)
+        self._patient = patient
+        chosen = settings or WorkerSettings()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note_signal)
+        self.start(chosen, queues=queues)
+        engine = self.engine()
+        while not (self._wanted.wait(0.2) or self._is_over(engine, chosen)):
+            pass
+        enough = not self._wanted.is_set() and _had_enough(engine, chosen)
+        hung = engine.hung_slots > 0
+        if not self.stop(chosen.grace) or hung:
+            return EXIT_HUNG
+        return EXIT_REPLACE if enough else 0
+
+    def wait_for_signal(self, seconds_at_most: float) -> bool:
+        """Wait for a signal to stop; say whether one has come."""
+        return self._wanted.wait(seconds_at_most)
+
+    def running(self) -> list[Flight]:
+        """Return the deliveries whose handlers run in this process."""
+        return [] if self._engine is None else self._engine.inflight.running()
+
+    def engine(self) -> Engine:
+        """Return what runs; raise ConfigurationError when nothing does."""
+        if self._engine is None:
+            raise ConfigurationError("this consumer has not been started")
+        return self._engine
+
+    def chosen(self, queues: Sequence[str]) -> list[Handler]:
+        """Return the handlers of `queues`, of all when none is named; raise ConfigurationError for an unknown one."""
+        if not self._handlers:
+            raise ConfigurationError("this consumer has no handlers; decorate one with @consumer.handler(QUEUE)")
+        if unknown := [name for name in queues if name not in self._handlers]:
+            raise ConfigurationError(f"no handler for queue {unknown[0]!r}; there are: {', '.join(self._handlers)}")
+        return [handler for name, handler in self._handlers.items() if not queues or name in queues]
+
+    def connection(self, handlers: Sequence[Handler]) -> Connection:
+        """Return the one Redis of the consumer and its queues; raise ConfigurationError when they name two."""
+        named = [self.target, *(handler.queue.target for handler in handlers)]
+        targets = [target for target in named if target is not None]
+        if any(target != targets[0] for target in targets):
+            raise ConfigurationError("the consumer and its queues name different Redis servers; name one")
+        return Connection.to(targets[0] if targets else None)
+
+    def _check_is_new(self, handler: Handler) -> None:
+        name = handler.queue.name
+        if name in self._handlers:
+            raise ConfigurationError(f"queue {name!r} has two handlers: {self._handlers[name].name} and {handler.name}")
+
+    def _is_over(self, engine: Engine, settings: WorkerSettings) -> bool:
+        return _had_enough(engine, settings) or engine.must_be_replaced() or (settings.burst and engine.is_drained())
+
+    def _note_signal(self, _number: int, _frame: FrameType | None) -> None:
+        """Only take note; the second one ends the process, for it is what the person wants."""
+        self._signals += 1
+        if self._signals > 1 and not self._patient:
+            raise SystemExit(EXIT_SECOND_SIGNAL)
+        self._wanted.set()
+
+
+def _had_enough(engine: Engine, settings: WorkerSettings) -> bool:
+    return settings.max_jobs is not None and engine.inflight.started >= settings.max_jobs
+
+
+def load_consumer(place: str) -> Consumer:
+    """
+    Return the consumer at `module:name`, or the only one of `module`.
+
+    Raises:
+        ConfigurationError: the module cannot be imported or has no such consumer.
+    """
+    module_name, _, attribute = place.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigurationError(f"cannot import {module_name!r}: {error}; is its folder on PYTHONPATH?") from error
+    found = {name: value for name, value in vars(module).items() if isinstance(value, Consumer)}
+    if attribute:
+        found = {name: value for name, value in found.items() if name == attribute}
+    if len(set(map(id, found.values()))) != 1:
+        wanted = f"a Consumer named {attribute!r}" if attribute else "exactly one Consumer"
+        raise ConfigurationError(f"module {module_name!r} must have {wanted}; write it as module:name")
+    return next(iter(found.values()))

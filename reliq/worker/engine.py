@@ -1,0 +1,208 @@
+"""One worker process put together: its parts, their order of starting and stopping."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from reliq import reads, transitions
+from reliq.connection import WORKER_TIMEOUT_SECONDS
+from reliq.doors.blocking import BlockingDoor
+from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError
+from reliq.worker.executors import AsyncExecutor, ThreadExecutor
+from reliq.worker.fetcher import Fetcher
+from reliq.worker.inflight import Inflight
+from reliq.worker.lifespans import Lifespan
+from reliq.worker.loop import Loop
+from reliq.worker.outcome import RELEASED
+from reliq.worker.renewer import Renewer
+from reliq.worker.running import Running
+from reliq.worker.settler import Settler
+from reliq.worker.tidier import Tidier
+from reliq.worker.timekeeper import Timekeeper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from reliq.connection import Connection
+    from reliq.events import Observer
+    from reliq.handler import Handler
+    from reliq.job import Job
+    from reliq.message import Counts
+    from reliq.settings import WorkerSettings
+    from reliq.worker.flight import Flight
+
+logger = logging.getLogger(__name__)
+
+#: How long the settler may take, after the last handler, to tell Redis.
+SETTLE_SECONDS = 5.0
+OLDEST_SERVER = (6, 2)
+
+
+class Engine:
+    """
+    The parts of one worker process.
+
+    Messages go fetcher → executors → settler; beside them the renewer keeps leases alive and the
+    timekeeper makes messages claimable. `start` and `stop` may each be called once.
+    """
+
+    def __init__(
+        self,
+        handlers: Sequence[Handler],
+        connection: Connection,
+        settings: WorkerSettings,
+        *,
+        lifespan: Callable[[], Any] | None = None,
+        middleware: Sequence[Callable[[Job[Any]], Any]] = (),
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self._handlers, self._settings = handlers, settings
+        self._door = door = BlockingDoor(connection.wire(WORKER_TIMEOUT_SECONDS), observers)
+        self.inflight = Inflight(handlers, settings.concurrency)
+        #: What the stop cut off, also when the lifespan raises at its end.
+        self.unfinished: list[Flight] = []
+        self.stopping = threading.Event()
+        self._settler = Settler(door, self.inflight, self._collect_soon, self._look_again)
+        settle = self._settler.settle
+        self._running = Running(settle, middleware, observers, self.stopping)
+        self._threads = ThreadExecutor(self._running, self.inflight, settings.concurrency)
+        self._tasks = AsyncExecutor(self._running, self.inflight)
+        self._lifespan = Lifespan(lifespan, self._tasks)
+        self._timekeeper = Timekeeper(door, handlers, self._collect_soon)
+        self._fetcher = Fetcher(door, handlers, self.inflight, self._timekeeper, self._submit, settle)
+        self._renewer = Renewer(door, handlers, self.inflight, self._tasks, settle)
+        self._tidier = Tidier(door, [handler.queue for handler in handlers])
+        self._loops = self._make_loops(observers)
+        self._timekeeper.wake = self._loops["timekeeper"].wake
+        self.inflight.busy = self._loops["renewer"].wake
+        self.inflight.freed = self._settler.nudge
+        self.inflight.async_room = self._tasks.more
+
+    def start(self) -> None:
+        """
+        Check the server, enter the lifespan, start every part.
+
+        Raises:
+            ConfigurationError: the server is too old, or may evict messages.
+            RedisUnavailableError, RedisRefusedError: Redis cannot be asked.
+        """
+        check_server(self._door, allow_eviction=self._settings.allow_eviction)
+        self._tasks.start()
+        try:
+            self._running.state = self._lifespan.enter()
+        except BaseException:
+            self._tasks.close()
+            raise
+        for loop in self._loops.values():
+            loop.start()
+
+    def stop(self, grace_seconds: float) -> list[Flight]:
+        """
+        Take no more messages, give back what has not started, let handlers end, settle.
+
+        Returns:
+            What still runs after `grace_seconds`, its leases left to end.
+        """
+        until = time.monotonic() + grace_seconds
+        self.stopping.set()
+        self._stop_claiming()
+        self.inflight.wait_until_none_runs(max(0.0, until - time.monotonic()))
+        self._tasks.cancel_all()
+        self.unfinished = self.inflight.running()
+        self.inflight.wait_until_settled(SETTLE_SECONDS)
+        try:
+            self._lifespan.leave()
+        finally:
+            self._end_loops()
+            self._tasks.close()
+        return self.unfinished
+
+    def is_drained(self) -> bool:
+        """Say whether nothing is held here and every queue is empty; what is due later counts."""
+        if self.inflight.flights():
+            return False
+        try:
+            counts = self._door.run_all([transitions.counts(handler.queue.keys) for handler in self._handlers])
+        except RedisUnavailableError:
+            return False
+        return all(not isinstance(one, Exception) and _is_empty(one) for one in counts)
+
+    def must_be_replaced(self) -> bool:
+        """Say whether handlers hang that only the end of the process ends: half of the slots, or all that is held."""
+        hung = self.hung_slots
+        return hung > 0 and (2 * hung >= self._settings.concurrency or len(self.inflight.running()) <= hung)
+
+    @property
+    def hung_slots(self) -> int:
+        """How many slots are lost to handlers that overran their time and cannot be ended."""
+        return self.inflight.hung
+
+    @property
+    def last_claim_at(self) -> float:
+        """When the last claim round was completed, by the monotonic clock."""
+        return self._fetcher.last_claim_at
+
+    def _make_loops(self, observers: Sequence[Observer]) -> dict[str, Loop]:
+        steps = {
+            "settler": self._settler.step,
+            "renewer": self._renewer.step,
+            "timekeeper": self._timekeeper.step,
+            "tidier": self._tidier.step,
+            "fetcher": self._fetcher.step,
+        }
+        return {name: Loop(name, step, observers, self._timekeeper.spare_all) for name, step in steps.items()}
+
+    def _submit(self, flights: list[Flight]) -> None:
+        """Let flights start as slots come free."""
+        self._threads.grow(self.inflight.hold(flights))
+
+    def _stop_claiming(self) -> None:
+        """End the fetcher, and give back what has not started."""
+        fetcher = self._loops["fetcher"]
+        fetcher.stop()
+        self.inflight.close()
+        with suppress(ReliqError):
+            self._fetcher.poke()
+        fetcher.join()
+        self._settler.settle(self.inflight.withdraw(self.inflight.flights()), RELEASED)
+        self._fetcher.hand_on()
+
+    def _end_loops(self) -> None:
+        others = [loop for name, loop in self._loops.items() if name != "fetcher"]
+        for loop in others:
+            loop.stop()
+        self._settler.nudge()
+        for loop in others:
+            loop.join(WORKER_TIMEOUT_SECONDS)
+
+    def _collect_soon(self) -> None:
+        self._loops["tidier"].wake()
+
+    def _look_again(self) -> None:
+        self._fetcher.look_again()
+
+
+def check_server(door: BlockingDoor, *, allow_eviction: bool) -> None:
+    """Raise ConfigurationError when the server is older than 6.2 or may evict messages; what it hides is passed."""
+    try:
+        server, memory = (door.run(reads.server_facts(section)) for section in ("server", "memory"))
+    except RedisRefusedError as error:
+        logger.warning("cannot check the server: %s", error)
+        return
+    version = server.get("redis_version", "")
+    if version and tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
+        raise ConfigurationError(f"Redis must be 6.2 or newer, not {version}")
+    policy = memory.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction" and not allow_eviction:
+        raise ConfigurationError(
+            f"Redis may evict messages: maxmemory-policy must be noeviction, not {policy}; "
+            f"set it, or start with --allow-eviction if losing messages is acceptable"
+        )
+
+
+def _is_empty(counts: Counts) -> bool:
+    return counts.alive == 0 or counts.paused

@@ -1,0 +1,183 @@
+"""Where handlers run: plain ones on a pool of threads, coroutines on one event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import threading
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from reliq.job import Job
+    from reliq.worker.flight import Flight
+    from reliq.worker.inflight import Inflight
+    from reliq.worker.running import Running
+
+
+logger = logging.getLogger(__name__)
+
+
+class ThreadExecutor:
+    """Plain handlers, one on each of at most `slots` threads."""
+
+    def __init__(self, running: Running, inflight: Inflight, slots: int) -> None:
+        self._running, self._inflight, self._slots = running, inflight, slots
+        self._threads: list[threading.Thread] = []
+
+    def grow(self, wanted: int) -> None:
+        """Have as many threads as there are flights for them, and slots."""
+        while len(self._threads) < min(wanted, self._slots):
+            name = f"reliq-handler-{len(self._threads) + 1}"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            thread.start()  # one that cannot start is not counted, and tried again
+            self._threads.append(thread)
+
+    def _work(self) -> None:
+        flight = self._inflight.next_plain(None)
+        while flight is not None:
+            if self._running.begin(flight):
+                self._run(flight)
+            flight = self._inflight.next_plain(flight)
+
+    def _run(self, flight: Flight) -> None:
+        answer: Any = None
+        error: BaseException | None = None
+        try:
+            answer = contextvars.copy_context().run(self._call, flight, self._running.job(flight))
+        except BaseException as raised_error:  # SystemExit too: a handler must not end the thread
+            error = raised_error
+        self._running.end(flight, answer, error)
+
+    def _call(self, flight: Flight, job: Job[Any]) -> Any:
+        handler = flight.handler
+        arguments = (job.body, job) if handler.takes_job else (job.body,)
+        if not self._running.middleware:
+            return _answer(handler.function(*arguments))
+        with ExitStack() as stack:
+            for around in self._running.middleware:
+                stack.enter_context(around(job))
+            return _answer(handler.function(*arguments))
+        return None  # a middleware has dealt with the error
+
+
+def _answer(answer: Any) -> Any:
+    """Return a plain handler's answer, unless it is work that nobody has done."""
+    if answer is not None and inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise TypeError("the handler returned an awaitable that nobody awaits; define it with async def")
+    return answer
+
+
+class AsyncExecutor:
+    """Coroutine handlers, each a task of its own on one event loop."""
+
+    def __init__(self, running: Running, inflight: Inflight) -> None:
+        self._running, self._inflight = running, inflight
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._serve, name="reliq-asyncio", daemon=True)
+        self._context = contextvars.copy_context()  # of the consumer's start; each handler gets a copy
+        self._started: Future[asyncio.AbstractEventLoop] = Future()
+        self._closing = False
+
+    def start(self) -> None:
+        """Start the event loop's thread."""
+        self._thread.start()
+        self._loop = self._started.result()
+
+    def more(self) -> None:
+        """Start what may start; called by other threads."""
+        with suppress(RuntimeError):  # the loop is closed: nothing starts any more
+            self._loop.call_soon_threadsafe(self._fill, None)
+
+    def cancel(self, flight: Flight) -> None:
+        """Cancel the task of `flight`, if it still runs."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(flight.task.cancel)
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Let a coroutine run on this loop."""
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            coroutine.close()  # the loop is closed
+            raise
+
+    def cancel_all(self, timeout_seconds: float = 5.0) -> None:
+        """Cancel what still runs and wait a while for it to end."""
+        ended = self.run(self._cancel_all())
+        with suppress(TimeoutError):
+            ended.result(timeout_seconds)
+
+    def close(self, timeout_seconds: float = 5.0) -> None:
+        """End the thread."""
+        self._closing = True
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout_seconds)
+
+    def _serve(self) -> None:
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        self._started.set_result(loop)
+        try:
+            self._run_until_stopped(loop)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+    def _run_until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the loop, also on when SystemExit comes out of a task that a handler has made."""
+        while not self._closing:
+            try:
+                loop.run_forever()
+            except BaseException:
+                logger.exception("a task tried to end the event loop of the handlers")
+
+    async def _cancel_all(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _fill(self, done: Flight | None) -> None:
+        while (flight := self._inflight.next_async(done)) is not None:
+            done = flight
+            if self._running.begin(flight):
+                done = None
+                flight.task = self._loop.create_task(self._run(flight), context=self._context.copy())
+                self._tasks.add(flight.task)
+                flight.task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, flight: Flight) -> None:
+        answer: Any = None
+        error: BaseException | None = None
+        try:
+            answer = await self._call(flight, self._running.job(flight))
+        except asyncio.CancelledError as cancelled:
+            error = TimeoutError("the handler overran its timeout") if flight.abandoned else cancelled
+        except BaseException as raised_error:  # SystemExit too: a handler must not end the loop
+            error = raised_error
+        self._running.end(flight, answer, error)
+        self._loop.call_soon(self._fill, flight)
+
+    async def _call(self, flight: Flight, job: Job[Any]) -> Any:
+        handler = flight.handler
+        arguments = (job.body, job) if handler.takes_job else (job.body,)
+        if not self._running.middleware:
+            return await handler.function(*arguments)
+        async with AsyncExitStack() as stack:
+            for around in self._running.middleware:
+                manager = around(job)
+                if hasattr(manager, "__aenter__"):
+                    await stack.enter_async_context(manager)
+                else:
+                    stack.enter_context(manager)
+            return await handler.function(*arguments)
+        return None  # a middleware has dealt with the error

@@ -1,0 +1,264 @@
+"""Claims messages for free slots, reads their bodies, and waits in Redis when there are none."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from reliq import reads
+from reliq.call import Command
+from reliq.codec import open_envelope
+from reliq.doors.ids import token
+from reliq.errors import RedisRefusedError, ReliqError
+from reliq.message import Delivery
+from reliq.settings import BATCH_LIMIT, MIB
+from reliq.worker.flight import Flight
+from reliq.worker.loop import Troubles
+from reliq.worker.outcome import EXPIRED, RELEASED
+from reliq.worker.shares import Turns, shares
+from reliq.worker.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from reliq.doors.blocking import BlockingDoor
+    from reliq.handler import Handler
+    from reliq.worker.inflight import Inflight
+    from reliq.worker.outcome import Outcome
+    from reliq.worker.shares import Room
+    from reliq.worker.timekeeper import Timekeeper
+
+#: Between two looks at every queue: so much later a lost token, or Go's silent publish, is noticed.
+POLL_SECONDS = 1.0
+#: Between two looks at the tokens of idle queues while others keep the worker busy.
+GLANCE_SECONDS = 0.05
+SHORTEST_WAIT_SECONDS = 0.01
+READ_BYTES = 8 * MIB
+#: A poke that nobody meets goes by itself.
+POKE_MS = 5000
+
+
+class Fetcher:
+    """
+    Claims in rounds: of queues that are hot at once, else after waiting for a token.
+
+    A round whose reply was lost is made again under the same numbers: Redis gives the same answer. What was claimed
+    is known to `inflight` from then on, and handed on when its body is read.
+    """
+
+    def __init__(
+        self,
+        door: BlockingDoor,
+        handlers: Sequence[Handler],
+        inflight: Inflight,
+        timekeeper: Timekeeper,
+        submit: Callable[[list[Flight]], None],
+        settle: Callable[[list[Flight], Outcome], None],
+    ) -> None:
+        self._door, self._inflight, self._timekeeper = door, inflight, timekeeper
+        self._submit, self._settle = submit, settle
+        self._sources = [Source(handler) for handler in handlers]
+        self._by_name = {source.name: source for source in self._sources}
+        self._name = token()
+        self._poke_key = self._sources[0].keys.lane(f"{self._name}.poke")
+        self._turns, self._troubles = Turns(), Troubles("fetcher")
+        self._unread: list[Flight] = []
+        self._polled_at = self._glanced_at = time.monotonic()
+        self._shut: list[Source] = []  # without room when the wait in Redis began
+        self._waits_in_redis = False
+        self.last_claim_at = time.monotonic()
+
+    def step(self) -> float:
+        """Make one round; return 0: the waiting is done in Redis, or for a slot."""
+        if self._unread:
+            self._read()
+        sources = [source for source in self._sources if not self._troubles.waits(source.name)]
+        if not sources:
+            return self._troubles.seconds()
+        rooms = self._inflight.wait_for_rooms(sources, POLL_SECONDS / 2)
+        reached = [pair for pair in zip(sources, rooms, strict=True) if pair[0].limit(pair[1]) or pair[1].crowded]
+        self._find_hot([source for source, _ in reached])
+        opened = [source for source, room in reached if source.limit(room)]
+        if hot := [pair for pair in reached if pair[0].is_to_be_asked(pair[1])]:
+            self._claim(hot)
+        elif opened:
+            self._wait(opened, [source for source in sources if source not in opened])
+        self.last_claim_at = time.monotonic()
+        return 0.0
+
+    def look_again(self) -> None:
+        """Have a wait in Redis end when there is more to wait for than when it began; called by other threads."""
+        if not self._waits_in_redis:
+            return
+        freed = self._inflight.has_room(self._shut)
+        if freed or (self._any_waits_for_suspect() and not self._inflight.suspects):
+            self.poke()
+
+    def poke(self) -> None:
+        """Have a wait in Redis end now; called by other threads."""
+        if self._waits_in_redis:
+            self._waits_in_redis = False
+            push = Command(("RPUSH", self._poke_key, "1"), int)
+            self._door.run_all([push, Command(("PEXPIRE", self._poke_key, POKE_MS), int)])
+
+    def hand_on(self) -> None:
+        """Let other processes have the tokens and the watches of this one, which ends."""
+        requests: list[Any] = []
+        for source in self._sources:
+            watches = self._timekeeper.watches(source.name)
+            if watches:
+                requests.append(Command(("DEL", source.keys.watch), int))
+            if watches or source.hot:
+                requests.append(Command(("RPUSH", source.keys.wake, "1"), int))
+                requests.append(Command(("LTRIM", source.keys.wake, 0, 0), bool))
+        if requests:
+            with suppress(ReliqError):
+                self._door.run_all(requests)
+
+    def _find_hot(self, sources: list[Source]) -> None:
+        """Look at every queue once a second, and at those that wait for a suspect when it has ended."""
+        poll = time.monotonic() - self._polled_at >= POLL_SECONDS
+        if poll:
+            self._polled_at = time.monotonic()
+        for source in sources:
+            source.unsure = source.unsure or poll
+            if poll or (source.waits_for_suspect and not self._inflight.suspects):
+                source.hot = True
+        self._glance(sources)
+
+    def _glance(self, sources: list[Source]) -> None:
+        """Now and then, while others are hot, see whether a token has come for those that are not."""
+        cold = [source for source in sources if not source.hot]
+        if len(cold) in (0, len(sources)) or time.monotonic() - self._glanced_at < GLANCE_SECONDS:
+            return
+        self._glanced_at = time.monotonic()
+        tokens = self._door.run_all([Command(("LPOP", source.keys.wake), bool) for source in cold])
+        for source, token_there in zip(cold, tokens, strict=True):
+            source.hot = token_there is True
+
+    def _wait(self, sources: list[Source], shut: list[Source]) -> None:
+        """Wait in Redis for a token of `sources`, the time to look at all, or a poke: a `shut` one got room."""
+        self._shut = shut
+        self._waits_in_redis = True  # before the last look, so that what happens after it is told by a poke
+        self._inflight.watched = bool(shut) or self._any_waits_for_suspect()
+        if self._inflight.closed or self._inflight.has_room(shut):
+            self._waits_in_redis = False
+            return
+        rest = POLL_SECONDS - (time.monotonic() - self._polled_at)
+        keys = [self._poke_key, *(source.keys.wake for source in sources)]
+        request = Command(("BLPOP", *keys, f"{max(SHORTEST_WAIT_SECONDS, rest):.3f}"), _popped_from)
+        try:
+            woken = self._door.run(request)
+        except RedisRefusedError:
+            self._find_the_culprit(sources, max(SHORTEST_WAIT_SECONDS, rest))
+            return
+        finally:
+            self._waits_in_redis = self._inflight.watched = False
+        for source in sources:
+            source.hot = source.hot or source.keys.wake == woken
+
+    def _find_the_culprit(self, sources: list[Source], seconds: float) -> None:
+        """Have every queue asked, later: a wait for all of them does not say whose key is in the way."""
+        time.sleep(seconds)
+        for source in sources:
+            source.hot = True
+
+    def _claim(self, hot: list[tuple[Source, Room]]) -> None:
+        """Claim for the free slots, by the weights of the queues; what has no answer yet is asked again."""
+        places = self._turns.order([source.name for source, _ in hot])
+        weights = [source.handler.settings.weight for source, _ in hot]
+        parts = shares([room for _, room in hot], weights, list(places.values()))
+        suspects = 0 if self._inflight.suspects else 1
+        offered = [(source, part) for (source, _), part in zip(hot, parts, strict=True)]
+        asked = [(source, part) for source, part in offered if source.limit(part) or source.unsure]
+        requests = [source.claim(source.limit(part), part, suspects, self._name) for source, part in asked]
+        sent_at = time.monotonic()
+        answers = self._door.run_all(requests)
+        at, failures = time.monotonic(), []
+        for (source, _), answer in zip(asked, answers, strict=True):
+            if isinstance(answer, Exception):
+                failures.append((source, answer))
+                continue
+            self._troubles.over(source.name)
+            self._timekeeper.note(source.name, answer, at)
+            source.answered(answer, suspects)
+            self._turns.took(source.name, len(answer.claimed), source.handler.settings.weight)
+            self._hold([Flight(claimed, source.handler, sent_at) for claimed in answer.claimed])
+        if self._unread:
+            self._read()
+        for source, failure in failures:
+            self._troubles.note(source.name, failure)
+
+    def _hold(self, flights: list[Flight]) -> None:
+        """Know of `flights` until they can be read."""
+        self._inflight.add(flights)
+        self._unread += flights
+
+    def _read(self) -> None:
+        """Read the bodies of what was claimed, and let it start."""
+        self._unread = [flight for flight in self._unread if not flight.settling]
+        pieces = self._pieces()
+        requests = [
+            reads.bodies(piece[0].handler.queue.keys, [flight.delivery.id for flight in piece]) for piece in pieces
+        ]
+        answers = self._door.run_all(requests)
+        self._unread, ready = [], []
+        failures: list[tuple[str, Exception]] = []
+        for piece, answer in zip(pieces, answers, strict=True):
+            if isinstance(answer, RedisRefusedError):
+                self._give_back(piece)
+            if isinstance(answer, Exception):
+                failures.append((piece[0].queue, answer))
+                self._unread += [flight for flight in piece if not flight.settling]
+                continue
+            ready += self._filled(piece, answer)
+        self._start(ready)
+        for queue, failure in failures:
+            self._troubles.note(queue, failure)
+
+    def _pieces(self) -> list[list[Flight]]:
+        """Return what is unread by queue, so many at a time that Redis is not held up by reading them."""
+        by_queue: dict[str, list[Flight]] = {}
+        for flight in self._unread:
+            by_queue.setdefault(flight.queue, []).append(flight)
+        pieces = []
+        for name, group in by_queue.items():
+            size = max(1, min(BATCH_LIMIT, READ_BYTES // self._by_name[name].largest))
+            pieces += [group[at : at + size] for at in range(0, len(group), size)]
+        return pieces
+
+    def _filled(self, piece: list[Flight], values: list[bytes | None]) -> list[Flight]:
+        """Give flights their bodies; return those that have one, end the others."""
+        source = self._by_name[piece[0].queue]
+        filled, gone = [], []
+        for flight, value in zip(piece, values, strict=True):
+            if value is None:
+                gone.append(flight)
+                continue
+            header, payload = open_envelope(value, bare=source.keys.bare)
+            flight.delivery = Delivery(flight.delivery.claimed, value, header, payload)
+            source.largest = max(source.largest, len(value))
+            flight.held_since = time.monotonic()
+            filled.append(flight)
+        self._settle(self._inflight.withdraw(gone), EXPIRED)
+        return filled
+
+    def _start(self, flights: list[Flight]) -> None:
+        """Let `flights` run: what must not wait first, and of suspects only one."""
+        spare = self._inflight.suspects - 1
+        suspects = [flight for flight in flights if flight.delivery.claimed.suspect]
+        if spare > 0:
+            self._give_back(suspects[-spare:])
+        self._submit(sorted(flights, key=lambda flight: not flight.must_start))
+
+    def _give_back(self, flights: list[Flight]) -> None:
+        self._settle(self._inflight.withdraw(flights), RELEASED)
+
+    def _any_waits_for_suspect(self) -> bool:
+        return any(source.waits_for_suspect for source in self._sources)
+
+
+def _popped_from(reply: list[bytes] | None) -> str | None:
+    """Return the key that a token came from."""
+    return None if reply is None else reply[0].decode()

@@ -1,0 +1,112 @@
+"""A background part as a thread: its `step` does one round and returns how long to wait for the next."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from reliq.errors import RedisUnavailableError
+from reliq.events import Observer, RedisAway, notify
+from reliq.retry import RECONNECT, seconds_after
+
+logger = logging.getLogger(__name__)
+
+
+class Loop:
+    """
+    Calls `step` until it is stopped, waiting as long as it says; backs off while it fails.
+
+    The broad `except` of the whole engine stands here: a part never dies, it tries again. `away` is called whenever
+    Redis could not be reached.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], float],
+        observers: Sequence[Observer] = (),
+        away: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._name, self._step, self._observers, self._away = name, step, observers, away
+        self._stopped = threading.Event()
+        self._woken = threading.Event()
+        self._failures = 0
+        self._thread = threading.Thread(target=self._run, name=f"reliq-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Let the next step begin now, unless Redis is away."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Let the step that runs be the last; return at once."""
+        self._stopped.set()
+        self._woken.set()
+
+    def join(self, timeout_seconds: float | None = None) -> bool:
+        """Wait for the thread to end; say whether it did. One that was never started has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            wait_seconds = self._guarded_step()
+            if wait_seconds > 0:
+                self._woken.wait(wait_seconds)
+            self._woken.clear()
+
+    def _guarded_step(self) -> float:
+        """Make one step; return its wait, or none after having waited for a failure to pass."""
+        try:
+            wait_seconds = self._step()
+        except RedisUnavailableError as error:
+            self._away()
+            notify(self._observers, [RedisAway("", self._name, str(error))])
+        except Exception:
+            logger.exception("the %s failed and tries again", self._name)
+        else:
+            self._failures = 0
+            return wait_seconds
+        self._failures += 1
+        self._stopped.wait(seconds_after(RECONNECT, self._failures))
+        return 0.0
+
+
+class Troubles:
+    """The queues that Redis refuses to one part, each with a backoff of its own: none holds up the others."""
+
+    def __init__(self, part: str) -> None:
+        self._part = part
+        self._failures: dict[str, int] = {}
+        self._until: dict[str, float] = {}
+
+    def note(self, queue: str, error: Exception) -> None:
+        """Let `queue` alone for a while; raise when it is not the queue but Redis that cannot answer."""
+        if isinstance(error, RedisUnavailableError):
+            raise error
+        failures = self._failures[queue] = self._failures.get(queue, 0) + 1
+        self._until[queue] = time.monotonic() + seconds_after(RECONNECT, failures)
+        if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+            logger.error("queue %s: the %s failed for the %d. time: %s", queue, self._part, failures, error)
+
+    def over(self, queue: str) -> None:
+        """Note that all is well with `queue`."""
+        if self._failures:
+            self._failures.pop(queue, None)
+            self._until.pop(queue, None)
+
+    def waits(self, queue: str) -> bool:
+        """Say whether `queue` is to be let alone for now."""
+        return bool(self._until) and self._until.get(queue, 0.0) > time.monotonic()
+
+    def seconds_of(self, queue: str) -> float:
+        """Return how long `queue` is to be let alone."""
+        return max(0.0, self._until.get(queue, 0.0) - time.monotonic())
+
+    def seconds(self) -> float:
+        """Return how long until the first of them may be tried again, 0 when there is none."""
+        return max(0.0, min(self._until.values(), default=0.0) - time.monotonic())

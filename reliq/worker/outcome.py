@@ -1,0 +1,80 @@
+"""What to do with a message whose handler has answered: decided here, done by the settler."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from reliq.errors import Stopped, UndecodableError
+from reliq.message import Ack, Nack, Reject, Snooze
+from reliq.retry import seconds_after
+from reliq.settings import HandlerSettings, milliseconds, seconds
+
+Kind = Literal["ack", "nack", "reject", "snooze", "release", "expired"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """
+    An answer for Redis.
+
+    Attributes:
+        delay_ms: until the next delivery.
+        reason: `failed`, `rejected` or `undecodable`.
+        error: what to remember, without the body.
+    """
+
+    kind: Kind
+    delay_ms: int = 0
+    reason: str = "failed"
+    error: str = ""
+
+
+ACKED = Outcome("ack")
+RELEASED = Outcome("release")
+EXPIRED = Outcome("expired")
+
+
+def answered(answer: Any, attempt: int | None, settings: HandlerSettings) -> Outcome:
+    """Return the outcome of a handler that returned `answer`."""
+    if isinstance(answer, Nack | Reject | Snooze):
+        return raised(answer, attempt, settings)
+    return ACKED
+
+
+def raised(error: BaseException, attempt: int | None, settings: HandlerSettings) -> Outcome:
+    """Return the outcome of a handler that raised `error`, with the backoff of its settings."""
+    match error:
+        case Ack():
+            return ACKED
+        case Nack(delay=None, reason=reason):
+            return Outcome("nack", _backoff_ms(attempt, settings), error=reason)
+        case Nack(delay=delay, reason=reason):
+            return Outcome("nack", _delay_ms(delay), error=reason)
+        case Snooze(delay=delay):
+            return Outcome("snooze", _delay_ms(delay))
+        case Reject(reason=reason):
+            return Outcome("reject", reason="rejected", error=reason)
+        case Stopped():
+            return RELEASED
+        case UndecodableError() if settings.undecodable == "reject":
+            return Outcome("reject", reason="undecodable", error=str(error))
+        case UndecodableError():
+            return Outcome("nack", _backoff_ms(attempt, settings), "undecodable", str(error))
+    text = described(error)
+    retry = isinstance(error, settings.retry_on) or not isinstance(error, Exception)
+    if isinstance(error, settings.reject_on) or not retry:
+        return Outcome("reject", reason="rejected", error=text)
+    return Outcome("nack", _backoff_ms(attempt, settings), error=text)
+
+
+def described(error: BaseException) -> str:
+    """Return class and text of `error`, at most 200 characters of text, on one line."""
+    text = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _backoff_ms(attempt: int | None, settings: HandlerSettings) -> int:
+    return milliseconds(seconds_after(settings.backoff, attempt or 1))
+
+
+def _delay_ms(delay: Any) -> int:
+    return milliseconds(seconds("delay", delay))

@@ -1,0 +1,121 @@
+"""Keeps what is held: extends leases, ends handlers that overran their time, gives back what waits too long."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from reliq import transitions
+from reliq.events import Handled, Lost, RenewalLate, notify
+from reliq.settings import BATCH_LIMIT
+from reliq.worker.line import HOLD_SECONDS
+from reliq.worker.loop import Troubles
+from reliq.worker.outcome import RELEASED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from reliq.call import Call
+    from reliq.doors.blocking import BlockingDoor
+    from reliq.handler import Handler
+    from reliq.worker.executors import AsyncExecutor
+    from reliq.worker.flight import Flight
+    from reliq.worker.inflight import Inflight
+    from reliq.worker.outcome import Outcome
+
+#: The longest wait between two looks while anything is held.
+LOOK_SECONDS = 0.05
+IDLE_SECONDS = 1.0
+#: A renewal so much later than it should be, as a part of what was left of the lease, is told.
+LATE_PART = 0.5
+
+
+class Renewer:
+    """One look at everything held, in a thread that no handler shares."""
+
+    def __init__(
+        self,
+        door: BlockingDoor,
+        handlers: Sequence[Handler],
+        inflight: Inflight,
+        async_executor: AsyncExecutor,
+        settle: Callable[[list[Flight], Outcome], None],
+    ) -> None:
+        self._door, self._inflight, self._async_executor, self._settle = door, inflight, async_executor, settle
+        self._look_seconds = min([LOOK_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
+        self._troubles = Troubles("renewer")
+
+    def step(self) -> float:
+        """Look once; return how long nothing can need it."""
+        flights = self._inflight.flights()
+        if not flights:
+            return IDLE_SECONDS
+        now = time.monotonic()
+        for flight in flights:
+            if flight.timeout_at is not None and now > flight.timeout_at and not flight.settling:
+                self._overran(flight, now)
+        held_too_long = [f for f in flights if f.started_at is None and now - f.held_since > HOLD_SECONDS]
+        self._settle(self._inflight.withdraw(held_too_long), RELEASED)
+        due = [f for f in flights if now >= f.renew_at and not (f.settling or f.lost or f.abandoned)]
+        if due:
+            self._extend(due)
+        return self._look_seconds
+
+    def _extend(self, due: list[Flight]) -> None:
+        """Extend the leases of `due` in one round trip."""
+        by_handler: dict[int, list[Flight]] = defaultdict(list)
+        for flight in due:
+            if not self._troubles.waits(flight.queue):
+                by_handler[id(flight.handler)].append(flight)
+        groups = by_handler.values()
+        pieces = [group[at : at + BATCH_LIMIT] for group in groups for at in range(0, len(group), BATCH_LIMIT)]
+        if not pieces:
+            return
+        sent_at = time.monotonic()
+        self._tell_lateness(due, sent_at)
+        answers = self._door.run_all([_extension(piece) for piece in pieces])
+        for piece, answer in zip(pieces, answers, strict=True):
+            name = piece[0].queue
+            if isinstance(answer, Exception):
+                self._troubles.note(name, answer)
+            else:
+                self._troubles.over(name)
+                self._note(piece, answer, sent_at)
+
+    def _note(self, piece: list[Flight], answer: transitions.Settled, sent_at: float) -> None:
+        """Take over what Redis said of each lease; one being settled lost its receipt to its own settling."""
+        lost = []
+        for flight in piece:
+            if flight.delivery.id not in answer.lost:
+                flight.leased(sent_at)
+                flight.cancelled = flight.cancelled or flight.delivery.id in answer.cancelled
+            elif not flight.settling:
+                flight.lost = True
+                lost.append(flight.delivery.id)
+        if lost:
+            notify(self._door.observers, [Lost(piece[0].queue, tuple(lost), "extend")])
+
+    def _tell_lateness(self, due: list[Flight], now: float) -> None:
+        late = max(due, key=lambda flight: now - flight.renew_at)
+        if now - late.renew_at > LATE_PART * (late.lease_until - late.renew_at):
+            notify(self._door.observers, [RenewalLate(late.queue, now - late.renew_at)])
+
+    def _overran(self, flight: Flight, now: float) -> None:
+        """Cancel a coroutine; a thread cannot be stopped: its lease is left to end and its slot is lost."""
+        if flight.abandoned or (flight.handler.is_async and flight.task is None):
+            return
+        self._inflight.abandon(flight)
+        if flight.handler.is_async:
+            self._async_executor.cancel(flight)
+        elif flight.abandoned:
+            took = now - (flight.started_at or now)
+            delivery = flight.delivery
+            told = Handled(flight.queue, delivery.id, delivery.attempt, "timeout", took)
+            notify(self._door.observers, [told])
+
+
+def _extension(piece: list[Flight]) -> Call[transitions.Settled]:
+    handler = piece[0].handler
+    receipts = [flight.delivery.claimed for flight in piece]
+    return transitions.extend(handler.queue.keys, receipts, lease_ms=handler.settings.lease_ms)

@@ -1,0 +1,61 @@
+"""How free slots go round over the queues that have work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Room(NamedTuple):
+    """
+    How many more messages of a queue can be claimed: for free slots, and ahead of them.
+
+    Attributes:
+        crowded: it has no slot although it keeps to its own limit: others have them all.
+    """
+
+    slots: int
+    ahead: int
+    crowded: bool = False
+
+
+class Turns:
+    """Each queue's place in the round: the further along, the later its turn; a weight of two goes half as far."""
+
+    def __init__(self) -> None:
+        self._place: dict[str, float] = {}
+        self._in_the_round: set[str] = set()
+
+    def order(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the places of queues that have work; one that had none for a while gets no credit for it."""
+        going_on = [self._place[name] for name in names if name in self._in_the_round]
+        start = min(going_on) if going_on else max(self._place.values(), default=0.0)
+        for name in names:
+            if name not in self._in_the_round:
+                self._place[name] = max(self._place.get(name, 0.0), start)
+        self._in_the_round = set(names)
+        return {name: self._place[name] for name in names}
+
+    def took(self, name: str, messages: int, weight: int) -> None:
+        """Note that `messages` of a queue were claimed."""
+        self._place[name] += messages / weight
+
+
+def shares(rooms: Sequence[Room], weights: Sequence[int], places: Sequence[float]) -> list[Room]:
+    """Return how much of its room each queue may use, so that together they take no more slots than are free."""
+    given = [0] * len(rooms)
+    places = list(places)
+    for _ in range(max((room.slots for room in rooms), default=0)):
+        wanting = [at for at, room in enumerate(rooms) if given[at] < room.slots]
+        if not wanting:
+            break
+        turn = min(wanting, key=places.__getitem__)
+        given[turn] += 1
+        places[turn] += 1 / weights[turn]
+    total = sum(weights)
+    return [
+        Room(slots, max(min(room.ahead, 1), room.ahead * weight // total))
+        for room, slots, weight in zip(rooms, given, weights, strict=True)
+    ]

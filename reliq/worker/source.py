@@ -1,0 +1,91 @@
+"""One handler's queue, as the fetcher sees it."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from reliq import transitions
+from reliq.doors.ids import token
+from reliq.doors.lanes import Lane
+from reliq.settings import BATCH_LIMIT
+
+if TYPE_CHECKING:
+    from reliq.call import Call
+    from reliq.handler import Handler
+    from reliq.transitions import ClaimAnswer
+    from reliq.worker.shares import Room
+
+#: Every so many claims of a queue begin with its retries, so that neither list starves the other.
+RETRY_FIRST = 4
+#: The most suspects that are passed over at once to find out whether others are behind them.
+PASS_OVER_LIMIT = 5000
+
+
+class Source:
+    """
+    One handler's queue, as the fetcher sees it.
+
+    Attributes:
+        hot: worth a claim without waiting for its token.
+        unsure: nobody said so, but it is time to look.
+        waits_for_suspect: it holds messages that may be claimed once the suspect that runs here has ended.
+        asked: the limit of a claim whose answer has not come; it is made again under the same number.
+        largest: bytes of a body, the largest seen.
+    """
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+        self.name = handler.queue.name
+        self.keys = handler.queue.keys
+        self.hot = self.unsure = True
+        self.waits_for_suspect = False
+        self.asked = 0
+        self.largest = 1024
+        self._lane = Lane(token())
+        self._turn = self._lane.next()
+        self._claims = count(1)
+        self._passed_over = 0  # suspects that were sent to the far end of their list, since something was taken
+        self._careful = False  # there may be messages that must not wait in a buffer
+
+    def limit(self, room: Room) -> int:
+        """Return how many to claim of what is free."""
+        ahead = 0 if self._careful else room.ahead
+        return self.asked or min(BATCH_LIMIT, room.slots + ahead)
+
+    def is_to_be_asked(self, room: Room) -> bool:
+        """Say whether a claim is worth its round trip."""
+        return self.unsure or bool(self.asked) or (self.hot and self.limit(room) > 0)
+
+    def starves(self, room: Room) -> bool:
+        """Say whether messages wait that cannot be held, while others have every slot."""
+        return self.hot and not self.unsure and room.crowded and not self.limit(room)
+
+    def claim(self, limit: int, room: Room, suspects: int, watcher: str) -> Call[ClaimAnswer]:
+        """Return the claim to be made now."""
+        self.asked = limit
+        return transitions.claim(
+            self.keys,
+            self._turn,
+            limit=limit,
+            lease_ms=self.handler.settings.lease_ms,
+            first="retry" if next(self._claims) % RETRY_FIRST == 0 else "ready",
+            direct=room.slots,
+            suspects=suspects,
+            watcher=watcher,
+        )
+
+    def answered(self, answer: ClaimAnswer, suspects: int) -> None:
+        """Take over what the last claim was told; the next gets a number of its own, unless that was only a look."""
+        claimed, limit, self.asked, self.unsure = answer.claimed, self.asked, 0, False
+        if not limit:
+            self.hot = answer.behind > 0
+            return
+        self._turn = self._lane.next()
+        passed_over = answer.behind > 0 and len(claimed) < limit
+        self._careful = passed_over or any(one.suspect or one.left <= 0 for one in claimed)
+        # Nothing taken though something is there: the queue is paused, or what is there are suspects.
+        self.waits_for_suspect = not claimed and answer.behind > 0 and suspects == 0
+        self._passed_over = self._passed_over + limit if self.waits_for_suspect else 0
+        others_may_follow = 0 < self._passed_over < min(answer.behind, PASS_OVER_LIMIT)
+        self.hot = answer.behind > 0 and (bool(claimed) or others_may_follow)

@@ -1,0 +1,82 @@
+"""Collects what has ended, sweeps what foreign consumers left, and keeps the registry."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+from reliq import reads, transitions
+from reliq.settings import milliseconds
+from reliq.worker.loop import Troubles
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reliq.call import Request
+    from reliq.doors.blocking import BlockingDoor
+    from reliq.queue import Queue
+
+#: Between two looks at queues where nothing was buried by this process, in seconds, less some chance.
+ROUND_SECONDS = 30.0
+#: Ids in one collect: it reads their bodies.
+COLLECT_LIMIT = 20
+
+
+class Tidier:
+    """One look at every queue, in one round trip while there is nothing to do."""
+
+    def __init__(self, door: BlockingDoor, queues: Sequence[Queue[Any]]) -> None:
+        self._door, self._queues = door, {queue.name: queue for queue in queues}
+        self._cursors = {queue.name: (0, 0) for queue in queues}
+        self._troubles = Troubles("tidier")
+        self._round_at = 0.0
+
+    def step(self) -> float:
+        """Collect some garbage of every queue, now and then tidy a piece; return the wait for the next look."""
+        if time.monotonic() >= self._round_at:
+            self._round_at = time.monotonic() + ROUND_SECONDS * random.uniform(0.5, 1)
+            self._tidy()
+        if self._collect():
+            return 0.0
+        return max(0.0, self._round_at - time.monotonic())
+
+    def _tidy(self) -> None:
+        """Name every queue in the registry, and look through a piece of each."""
+        calls: list[Request[Any]] = [
+            transitions.tidy(queue.keys, cursor=self._cursors[name][0], lease_cursor=self._cursors[name][1])
+            for name, queue in self._queues.items()
+        ]
+        registered, *answers = self._door.run_all([reads.register(list(self._queues), int(time.time())), *calls])
+        if isinstance(registered, Exception):
+            self._troubles.note("", registered)
+        for name, answer in zip(self._queues, answers, strict=True):
+            if isinstance(answer, Exception):
+                self._troubles.note(name, answer)
+            else:
+                self._cursors[name] = answer[:2]
+
+    def _collect(self) -> bool:
+        """Turn a piece of each queue's garbage into dead letters; return whether there may be more."""
+        names = [name for name in self._queues if not self._troubles.waits(name)]
+        if not names:
+            return False
+        found = self._door.run_all([reads.garbage(self._queues[name].keys, COLLECT_LIMIT) for name in names])
+        for name, ids in zip(names, found, strict=True):
+            if isinstance(ids, Exception):
+                self._troubles.note(name, ids)
+        full = {name: ids for name, ids in zip(names, found, strict=True) if ids and not isinstance(ids, Exception)}
+        if not full:
+            return False
+        collected = self._door.run_all([self._collecting(self._queues[name], ids) for name, ids in full.items()])
+        for name, answer in zip(full, collected, strict=True):
+            if isinstance(answer, Exception):
+                self._troubles.note(name, answer)
+            else:
+                self._troubles.over(name)
+        return not all(isinstance(answer, Exception) for answer in collected)
+
+    def _collecting(self, queue: Queue[Any], ids: list[str]) -> Request[Any]:
+        settings = queue.settings
+        letters_ms = milliseconds(settings.letters_ttl)
+        return transitions.collect(queue.keys, ids, letters_max=settings.letters_max, letters_ms=letters_ms)

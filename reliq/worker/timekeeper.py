@@ -1,0 +1,135 @@
+"""Waits for the next due time in this process, not in Redis, and moves what is due: promote and reclaim."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from reliq import transitions
+from reliq.errors import RedisUnavailableError
+from reliq.settings import BATCH_LIMIT
+from reliq.transitions import NOTHING_DUE
+from reliq.worker.loop import Troubles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from reliq.call import Call
+    from reliq.doors.blocking import BlockingDoor
+    from reliq.handler import Handler
+    from reliq.transitions import ClaimAnswer
+
+#: Between two looks at leases that are over but spared.
+SPARED_SECONDS = 0.25
+IDLE_SECONDS = 3600.0
+
+
+class Plan(NamedTuple):
+    """Which queue's `verb` is next."""
+
+    queue: str
+    verb: str
+
+
+class Timekeeper:
+    """
+    Knows the next due time of the queues this process watches (rule: one watcher for each queue).
+
+    After a start or an outage nobody's lease is taken back for a third of it: its worker may be
+    alive and about to renew it.
+    """
+
+    def __init__(self, door: BlockingDoor, handlers: Sequence[Handler], buried: Callable[[], None]) -> None:
+        self._door, self._buried = door, buried
+        self._handlers = {handler.queue.name: handler for handler in handlers}
+        self._lock = threading.Lock()
+        self._plans: dict[Plan, float] = {}
+        self._troubles = Troubles("timekeeper")
+        self._spare_until: dict[str, float] = {}
+        self.spare_all()
+        self.wake: Callable[[], None] = lambda: None
+
+    def spare_all(self) -> None:
+        """Let leases alone for a third of their length."""
+        now = time.monotonic()
+        for name, handler in self._handlers.items():
+            self._spare_until[name] = now + handler.lease_seconds / 3
+
+    def watches(self, queue: str) -> bool:
+        """Say whether this process waits for a due time of `queue`."""
+        with self._lock:
+            return any(plan.queue == queue for plan in self._plans)
+
+    def note(self, queue: str, answer: ClaimAnswer, at: float) -> None:
+        """Take over what a claim at `at` said of the next due times; forget them when another process watches."""
+        sooner = False
+        with self._lock:
+            for verb, wait_ms in (("promote", answer.promote_in_ms), ("reclaim", answer.reclaim_in_ms)):
+                plan = Plan(queue, verb)
+                before = self._plans.pop(plan, None)
+                if wait_ms >= 0:
+                    self._plans[plan] = at + wait_ms / 1000
+                    sooner = sooner or before is None or self._plans[plan] < before
+        if sooner:
+            self.wake()
+
+    def step(self) -> float:
+        """Move what is due; return the wait until the next due time."""
+        now = time.monotonic()
+        with self._lock:
+            due = {plan: at for plan, at in self._plans.items() if at <= now}
+        if due:
+            self._move(due)
+        with self._lock:
+            return max(0.0, min(self._plans.values(), default=now + IDLE_SECONDS) - time.monotonic())
+
+    def _move(self, due: dict[Plan, float]) -> None:
+        answers = self._door.run_all([self._call(plan) for plan in due])
+        now = time.monotonic()
+        away: RedisUnavailableError | None = None
+        for plan, answer in zip(due, answers, strict=True):
+            try:
+                wait = self._wait(plan, answer)
+            except RedisUnavailableError as error:
+                away = error
+            else:
+                self._replan(plan, due[plan], None if wait is None else now + wait)
+        if away is not None:
+            raise away
+
+    def _replan(self, plan: Plan, was: float, at: float | None) -> None:
+        """Note the next time, unless a claim has told a newer one meanwhile."""
+        with self._lock:
+            if self._plans.get(plan) != was:
+                return
+            if at is None:
+                del self._plans[plan]
+            else:
+                self._plans[plan] = at
+
+    def _call(self, plan: Plan) -> Call[Any]:
+        keys = self._handlers[plan.queue].queue.keys
+        if plan.verb == "promote":
+            return transitions.promote(keys)
+        return transitions.reclaim(keys, spare_leases=self._spares(plan.queue))
+
+    def _wait(self, plan: Plan, answer: Any) -> float | None:
+        """Return the seconds until `plan` is due again, None when nothing is."""
+        if isinstance(answer, Exception):
+            self._troubles.note(plan.queue, answer)
+            return self._troubles.seconds_of(plan.queue)
+        self._troubles.over(plan.queue)
+        if plan.verb == "reclaim" and answer.buried:
+            self._buried()
+        moved, next_ms = answer if plan.verb == "promote" else (answer.count, answer.next_in_ms)
+        if moved >= BATCH_LIMIT:
+            return 0.0
+        if next_ms == NOTHING_DUE:
+            return None
+        if plan.verb == "reclaim" and self._spares(plan.queue):
+            return max(SPARED_SECONDS if next_ms == 0 else 0.0, float(next_ms) / 1000)
+        return float(next_ms) / 1000
+
+    def _spares(self, queue: str) -> bool:
+        return time.monotonic() < self._spare_until[queue]

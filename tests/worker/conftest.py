@@ -1,0 +1,150 @@
+"""What the tests of the worker share: an observer that can be waited for, and consumers that are always stopped."""
+
+import threading
+from collections import Counter
+
+import pytest
+
+from reliq import Consumer, Queue, WorkerSettings
+from reliq.connection import WORKER_TIMEOUT_SECONDS, Connection
+from reliq.doors.blocking import BlockingDoor
+from reliq.embedded import EmbeddedRedis
+
+#: A test waits for an event at most so long; it goes on as soon as the event comes.
+PATIENCE_SECONDS = 10.0
+
+
+class Recorder:
+    """An observer that keeps every event and lets a test wait for some."""
+
+    def __init__(self):
+        self.events = []
+        self._came = threading.Condition()
+
+    def __call__(self, event, /):
+        with self._came:
+            self.events.append(event)
+            self._came.notify_all()
+
+    def of(self, kind, **fields):
+        """The events of a kind whose fields are as given."""
+        with self._came:
+            return self._of(kind, fields)
+
+    def ids(self, kind, **fields):
+        """The message ids of those events, in order."""
+        return [id for event in self.of(kind, **fields) for id in (getattr(event, "ids", None) or (event.id,))]
+
+    def wait_for(self, kind, count=1, timeout=PATIENCE_SECONDS, **fields):
+        """Wait until there are `count` messages in events of a kind; return the events."""
+
+        def enough():
+            return sum(len(getattr(e, "ids", "1")) for e in self._of(kind, fields)) >= count
+
+        with self._came:
+            assert self._came.wait_for(enough, timeout), f"no {count} {kind.__name__} {fields}: {self._summary()}"
+            return self._of(kind, fields)
+
+    def _of(self, kind, fields):
+        return [e for e in self.events if isinstance(e, kind) and all(getattr(e, k) == v for k, v in fields.items())]
+
+    def _summary(self):
+        return dict(Counter(type(event).__name__ for event in self.events))
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+@pytest.fixture
+def make_queue(url):
+    """Make a queue on the server under test."""
+    return lambda name="q", body=str, **options: Queue(name, body, url=url, **options)
+
+
+@pytest.fixture
+def queue(make_queue):
+    return make_queue()
+
+
+@pytest.fixture
+def consumer(url, recorder):
+    return Consumer(url, observers=[recorder])
+
+
+@pytest.fixture
+def start(consumer):
+    """Start a consumer, ours if none is given; whatever was started is stopped when the test ends."""
+    started = []
+
+    def make(chosen=None, **settings):
+        chosen = chosen or consumer
+        chosen.start(WorkerSettings(**settings))
+        started.append(chosen)
+        return chosen.engine()
+
+    yield make
+    for one in started:
+        one.stop(grace=0)
+
+
+@pytest.fixture
+def door(url, recorder):
+    """A way to make single calls, as the parts of a worker do."""
+    return BlockingDoor(Connection.to(url).wire(WORKER_TIMEOUT_SECONDS), [recorder])
+
+
+class Gate:
+    """A handler's turnstile: it says that it is there, and waits to be let go."""
+
+    def __init__(self):
+        self._inside = threading.Semaphore(0)
+        self._open = threading.Event()
+
+    def pass_through(self):
+        self._inside.release()
+        assert self._open.wait(PATIENCE_SECONDS), "nobody opened the gate"
+
+    def wait_for(self, count=1):
+        for _ in range(count):
+            assert self._inside.acquire(timeout=PATIENCE_SECONDS), "nobody came to the gate"
+
+    def open(self):
+        self._open.set()
+
+
+@pytest.fixture
+def gate():
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+@pytest.fixture
+def own_server(server_path):
+    """A server that a test may kill and start again: it writes down everything at once."""
+    with EmbeddedRedis(server=server_path, options={"appendonly": "yes", "appendfsync": "always"}) as server:
+        yield server
+
+
+class Meter:
+    """How many handlers run at once, and how many ever did."""
+
+    def __init__(self):
+        self.most = self.now = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self):
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+    def __exit__(self, *_):
+        with self._lock:
+            self.now -= 1
+
+
+@pytest.fixture
+def meter():
+    return Meter()

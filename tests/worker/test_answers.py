@@ -1,0 +1,287 @@
+"""What a handler answers decides what becomes of its message."""
+
+import asyncio
+import threading
+from dataclasses import dataclass
+
+import pytest
+from tenacity import wait_fixed, wait_incrementing
+
+from reliq import Ack, Consumer, Job, Nack, Reject, Snooze
+from reliq.events import Acked, Collected, Expired, Handled, Nacked, Snoozed, Started
+
+SOON = wait_fixed(0.01)
+
+
+def counted(queue):
+    counts = queue.counts()
+    assert counts.missing == 0
+    return counts
+
+
+def test_plain_and_async_handlers_work_side_by_side(make_queue, consumer, start, recorder):
+    plain, later = make_queue("plain"), make_queue("async")
+    seen = {}
+
+    @consumer.handler(plain)
+    def handle(body):
+        seen[body] = threading.current_thread().name
+
+    @consumer.handler(later)
+    async def ahandle(body):
+        await asyncio.sleep(0)
+        seen[body] = threading.current_thread().name
+
+    plain.publish("p")
+    later.publish("a")
+    start()
+
+    recorder.wait_for(Acked, 2)
+    assert seen == {"p": "reliq-handler-1", "a": "reliq-asyncio"}
+
+
+@pytest.mark.parametrize("answer", [None, Ack(), False, 0, "anything"])
+def test_whatever_a_handler_returns_acks(queue, consumer, start, recorder, answer):
+    consumer.handler(queue)(lambda body: answer)
+    queue.publish("x")
+
+    start()
+
+    recorder.wait_for(Acked)
+    assert counted(queue).totals["acked"] == 1
+    assert counted(queue).alive == 0
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_a_nack_delivers_again_after_its_delay(queue, consumer, start, recorder, is_raised):
+    @consumer.handler(queue)
+    def handle(body: str, job: Job[str]):
+        if job.attempt == 1:
+            if is_raised:
+                raise Nack(delay=0.02, reason="busy")
+            return Nack(delay=0.02, reason="busy")
+        return None
+
+    queue.publish("x")
+    start()
+
+    recorder.wait_for(Acked)
+    assert [(e.attempt, e.outcome, e.error) for e in recorder.of(Handled)] == [(1, "nack", "busy"), (2, "ack", "")]
+    assert counted(queue).totals["retried_nack"] == 1
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_a_reject_is_a_dead_letter_at_once(queue, consumer, start, recorder, is_raised):
+    @consumer.handler(queue)
+    async def handle(body):
+        if is_raised:
+            raise Reject(reason="no such order")
+        return Reject(reason="no such order")
+
+    queue.publish("x", id="order-1")
+    start()
+
+    recorder.wait_for(Collected)
+    (letter,) = queue.letters()
+    assert (letter.id, letter.reason, letter.error, letter.attempts) == ("order-1", "rejected", "no such order", 1)
+    assert counted(queue).dead == 1
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_a_snooze_spends_no_retry(queue, consumer, start, recorder, is_raised):
+    left = []
+
+    @consumer.handler(queue)
+    def handle(body, job):
+        left.append(job.retries_left)
+        if len(left) < 3:
+            if is_raised:
+                raise Snooze(delay=0.01)
+            return Snooze(delay=0.01)
+        return None
+
+    queue.publish("x", retries=1)
+    start()
+
+    recorder.wait_for(Acked)
+    assert left == [1, 1, 1]
+    assert len(recorder.ids(Snoozed)) == 2
+
+
+def test_an_answer_that_is_not_allowed_counts_as_a_failure(queue, consumer, start, recorder):
+    consumer.handler(queue)(lambda body: Nack(delay=-1))
+    queue.publish("x")
+
+    start()
+
+    (event,) = recorder.wait_for(Handled)
+    assert event.outcome == "nack"
+    assert "delay must be 0 to" in event.error
+
+
+def test_a_coroutine_that_nobody_awaits_is_not_acked(queue, consumer, start, recorder):
+    async def work():
+        raise AssertionError("never runs")
+
+    consumer.handler(queue, backoff=wait_fixed(60))(lambda body: work())
+    queue.publish("x")
+
+    start()
+
+    (event,) = recorder.wait_for(Handled)
+    assert event.outcome == "nack"
+    assert "async def" in event.error
+
+
+def test_only_exceptions_in_retry_on_are_worth_another_delivery(queue, consumer, start, recorder):
+    @consumer.handler(queue, retry_on=ConnectionError, backoff=SOON)
+    def handle(body, job):
+        raise ConnectionError("away") if job.attempt == 1 else KeyError("bug")
+
+    queue.publish("x")
+    start()
+
+    recorder.wait_for(Collected)
+    assert [e.outcome for e in recorder.of(Handled)] == ["nack", "reject"]
+    assert queue.letters()[0].error == "KeyError: 'bug'"
+
+
+def test_reject_on_wins_over_retry_on(queue, consumer, start, recorder):
+    @consumer.handler(queue, retry_on=(ValueError,), reject_on=(UnicodeError,))
+    def handle(body):
+        raise UnicodeError("hopeless")
+
+    queue.publish("x")
+    start()
+
+    recorder.wait_for(Collected)
+    assert queue.letters()[0].reason == "rejected"
+
+
+def test_the_backoff_is_asked_with_the_attempt(queue, consumer, start, recorder):
+    asked = []
+
+    def backoff(state):
+        asked.append(state.attempt_number)
+        return 0.001
+
+    @consumer.handler(queue, backoff=backoff)
+    def handle(body, job):
+        if job.attempt < 4:
+            raise RuntimeError
+
+    queue.publish("x")
+    start()
+
+    recorder.wait_for(Acked)
+    assert asked == [1, 2, 3]
+
+
+def test_a_message_without_retries_left_ends_with_its_story(queue, consumer, start, recorder):
+    @consumer.handler(queue, backoff=wait_incrementing(0.001, 0.001))
+    def handle(body):
+        raise RuntimeError("the gateway said\nno")
+
+    queue.publish("the body", retries=2, id="m", headers={"trace": "7"})
+    start()
+
+    recorder.wait_for(Collected)
+    (letter,) = queue.letters()
+    assert (letter.id, letter.reason, letter.attempts) == ("m", "failed", 3)
+    assert letter.error == "RuntimeError: the gateway said no"
+    assert letter.payload == b"the body"
+    assert letter.header.headers == {"trace": "7"}
+    assert [e.attempt for e in recorder.of(Started)] == [1, 2, 3]
+    assert counted(queue).totals["dead"] == 1
+
+
+@dataclass
+class Order:
+    number: int
+    card: str
+
+
+def test_a_body_that_does_not_decode_waits_for_a_newer_worker(make_queue, consumer, start, recorder, url):
+    old, new = consumer, Consumer(url, observers=[recorder])
+    old.handler(make_queue(body=Order), backoff=SOON)(lambda order: None)
+    new.handler(make_queue(body=dict), backoff=SOON)(lambda order: None)
+    make_queue(body=dict).publish({"number": "secret-7"})
+
+    start(old)
+    recorder.wait_for(Nacked)
+    old.stop()
+    start(new)
+
+    recorder.wait_for(Acked)
+    failed = recorder.of(Handled)[0]
+    assert failed.outcome == "nack"
+    assert "$.number" in failed.error
+    assert "secret" not in failed.error
+
+
+def test_an_undecodable_body_can_be_rejected_at_once_and_its_value_is_not_told(make_queue, consumer, start, recorder):
+    orders = make_queue(body=Order)
+    consumer.handler(orders, undecodable="reject")(lambda order: None)
+    make_queue(body=bytes).publish(b'{"number": 1, "card": {"pan": "4242-secret"}}')
+
+    start()
+
+    recorder.wait_for(Collected)
+    (letter,) = orders.letters()
+    assert letter.reason == "undecodable"
+    assert "$.card" in letter.error
+    assert "4242" not in letter.error
+    assert counted(orders).totals["dead"] == 1
+
+
+def test_a_message_that_expired_before_its_delivery_ends_as_expired(queue, consumer, start, recorder, client):
+    consumer.handler(queue)(lambda body: None)
+    queue.publish("gone", id="gone")
+    client.delete(queue.keys.msg("gone"))
+    queue.publish("here", id="here")
+
+    start()
+
+    recorder.wait_for(Expired)
+    recorder.wait_for(Acked)
+    assert recorder.ids(Started) == ["here"]
+    assert recorder.ids(Nacked) == []
+    assert counted(queue).totals["expired"] == 1
+    assert counted(queue).alive == 0
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
+@pytest.mark.parametrize("is_async", [True, False])
+def test_no_exception_ends_the_worker(queue, consumer, start, recorder, error, is_async):
+    def fail(job):
+        if job.attempt == 1:
+            raise error
+
+    async def ahandle(body, job):
+        fail(job)
+
+    def handle(body, job):
+        fail(job)
+
+    consumer.handler(queue, backoff=SOON)(ahandle if is_async else handle)
+    queue.publish("x")
+    start(concurrency=1)
+
+    recorder.wait_for(Acked)
+    assert [e.outcome for e in recorder.of(Handled)] == ["nack", "ack"]
+
+
+def test_endless_recursion_is_a_failure_like_any_other(queue, consumer, start, recorder):
+    def descend():
+        descend()
+
+    @consumer.handler(queue, backoff=SOON)
+    def handle(body, job):
+        if job.attempt == 1:
+            descend()
+
+    queue.publish("x")
+    start(concurrency=1)
+
+    recorder.wait_for(Acked)
+    assert recorder.of(Handled)[0].error.startswith("RecursionError")

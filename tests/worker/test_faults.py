@@ -1,0 +1,286 @@
+"""Whatever breaks around a worker, nothing is lost and the rest goes on."""
+
+import logging
+import threading
+import time
+
+import pytest
+import redis
+from tenacity import wait_fixed
+
+from reliq import Consumer, Queue, WorkerSettings
+from reliq.errors import ConfigurationError, RedisUnavailableError
+from reliq.events import Acked, Handled, Lost, Nacked, RedisAway, Snoozed, Started
+
+SOON = wait_fixed(0.01)
+
+
+def test_work_goes_on_when_redis_was_killed_and_started_again(own_server, recorder, gate):
+    queue = Queue("q", str, url=own_server.url)
+    consumer = Consumer(observers=[recorder])
+
+    @consumer.handler(queue, backoff=SOON, lease=60)
+    def handle(body):
+        if body == "over the outage":
+            gate.pass_through()
+
+    queue.publish("over the outage", id="x")
+    consumer.start()
+    gate.wait_for()
+
+    own_server.kill()
+    recorder.wait_for(RedisAway)
+    gate.open()
+    recorder.wait_for(Handled)
+    recorder.wait_for(RedisAway, part="settler")
+    own_server.start()
+    queue.publish("after it", id="y")
+
+    recorder.wait_for(Acked, 2)
+    consumer.stop()
+    assert sorted(recorder.ids(Acked)) == ["x", "y"]
+    counts = queue.counts()
+    assert (counts.alive, counts.missing, counts.totals["claimed"]) == (0, 0, 2)
+
+
+def test_redis_dies_again_and_again_in_the_middle_of_work(own_server, recorder):
+    queue = Queue("q", str, url=own_server.url, retries=20)
+    consumer = Consumer(observers=[recorder])
+    consumer.handler(queue, backoff=SOON, lease=0.5)(lambda body: None)
+    queue.publish_many(["x"] * 3000)
+    consumer.start(WorkerSettings(concurrency=4))
+
+    for part in (300, 900, 1500):
+        recorder.wait_for(Started, part)
+        own_server.kill()
+        own_server.start()
+
+    while queue.counts().alive:
+        time.sleep(0.01)
+    consumer.stop()
+    counts = queue.counts()
+    assert (counts.missing, counts.dead, counts.totals["acked"]) == (0, 0, 3000)
+
+
+def test_a_start_without_redis_says_so(own_server):
+    queue = Queue("q", str, url=own_server.url)
+    consumer = Consumer()
+    consumer.handler(queue)(lambda body: None)
+    own_server.kill()
+
+    with pytest.raises(RedisUnavailableError):
+        consumer.start()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("reliq")]
+
+
+def test_a_server_that_may_evict_messages_is_refused_unless_allowed(own_server, recorder):
+    with redis.Redis(unix_socket_path=str(own_server.socket)) as client:
+        client.config_set("maxmemory-policy", "volatile-lru")
+    queue = Queue("q", str, url=own_server.url)
+    consumer = Consumer(observers=[recorder])
+    consumer.handler(queue)(lambda body: None)
+
+    with pytest.raises(ConfigurationError, match=r"must be noeviction, not volatile-lru; .*--allow-eviction"):
+        consumer.start()
+
+    queue.publish("x")
+    consumer.start(WorkerSettings(allow_eviction=True))
+    recorder.wait_for(Acked)
+    consumer.stop()
+
+
+class Killer:
+    """Cuts every connection and forgets every script, again and again, until it is told to stop."""
+
+    def __init__(self, client):
+        self._client, self._over = client, threading.Event()
+        self._thread = threading.Thread(target=self._work)
+        self.cuts = 0
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+
+    def _work(self):
+        while not self._over.wait(0.02):
+            self._client.client_kill_filter(_type="normal", skipme=True)
+            self._client.script_flush()
+            self.cuts += 1
+
+
+def test_cut_connections_leave_no_lease_that_nobody_knows(queue, consumer, start, recorder, client):
+    consumer.handler(queue, backoff=SOON, lease=60)(lambda body: None)
+    start(concurrency=4)
+
+    published = 0
+    with Killer(client) as killer:
+        while killer.cuts < 10:
+            published += queue.publish_many(["x"] * 500).published
+            recorder.wait_for(Started, published, timeout=30)
+
+    while queue.counts().alive:
+        time.sleep(0.01)
+    counts = queue.counts()
+    # A lease nobody knew would last a minute; one known is delivered once.
+    assert (counts.missing, counts.totals["acked"]) == (0, published)
+    assert len(recorder.ids(Started)) == published
+    assert counts.totals.get("retried_lease", 0) == 0
+    assert client.keys(queue.keys.msg("*")) == []
+
+
+def test_an_answer_repeated_for_a_lost_reply_is_not_reported_as_lost(queue, consumer, start, recorder, client):
+    @consumer.handler(queue, backoff=SOON, lease=60)
+    def handle(body, job):
+        if job.attempt == 1 and body == "fails":
+            raise ValueError
+
+    queue.publish_many(["x", "fails"] * 1000)
+    with Killer(client):
+        start(concurrency=4)
+        recorder.wait_for(Handled, 3000, timeout=30)
+
+    while queue.counts().alive:
+        time.sleep(0.01)
+    assert recorder.of(Lost) == []
+    assert queue.counts().totals["acked"] == 2000
+
+
+def test_observers_that_raise_do_no_harm(queue, consumer, start, recorder):
+    seen = []
+
+    def breaks(event):
+        seen.append(event)
+        raise RuntimeError("the dashboard is down")
+
+    consumer.observers.insert(0, breaks)
+    consumer.handler(queue)(lambda body: None)
+    queue.publish("x")
+
+    start()
+
+    recorder.wait_for(Acked)
+    assert len(seen) >= 4
+
+
+@pytest.mark.parametrize("key", ["ready", "unack", "counts", "lease", "wake", "garbage", "pending", "retry", "watch"])
+def test_one_broken_queue_does_not_stop_the_others(make_queue, consumer, start, recorder, client, caplog, key):
+    broken, sound = make_queue("broken"), make_queue("sound")
+    for queue in (broken, sound):
+        consumer.handler(queue, lease=0.3, backoff=SOON)(fails_once)
+    place = getattr(broken.keys, key)
+    client.delete(place)
+    client.hset(place, "a", "b") if key not in ("counts", "lease") else client.lpush(place, "a")
+    start(concurrency=4)
+    for _ in range(5):
+        for number in range(20):
+            sound.publish(str(number), delay=0.01 * (number % 3))
+        recorder.wait_for(Acked, 20, queue="sound", timeout=1.5)
+        recorder.events.clear()
+
+    client.delete(place)
+    broken.publish("mended")
+
+    recorder.wait_for(Acked, queue="broken")
+    assert sound.counts().alive == 0
+    if key != "garbage":
+        assert any(place in record.getMessage() for record in caplog.records if record.levelno == logging.ERROR)
+
+
+def fails_once(body, job):
+    if job.attempt == 1 and body == "3":
+        raise ValueError(body)
+
+
+def test_outcomes_that_one_queue_refuses_do_not_hold_up_the_others(make_queue, consumer, start, recorder, client, gate):
+    broken, sound = make_queue("broken"), make_queue("sound")
+    consumer.handler(broken, lease=60)(lambda body: gate.pass_through())
+    consumer.handler(sound, lease=60)(lambda body: None)
+    broken.publish("x", id="x")
+    start(concurrency=4)
+    gate.wait_for()
+    kept = client.dump(broken.keys.counts)
+    client.delete(broken.keys.counts)
+    client.set(broken.keys.counts, "something else wrote this")
+
+    gate.open()
+    recorder.wait_for(Handled, queue="broken")
+    for number in range(50):
+        sound.publish(str(number))
+    recorder.wait_for(Acked, 50, queue="sound", timeout=3)
+    client.delete(broken.keys.counts)
+    client.restore(broken.keys.counts, 0, kept)
+
+    recorder.wait_for(Acked, queue="broken")
+    assert broken.counts().missing == 0
+
+
+def test_a_body_of_a_wrong_type_ends_its_message(queue, consumer, start, recorder, client):
+    consumer.handler(queue)(lambda body: None)
+    queue.publish("x", id="x")
+    client.delete(queue.keys.msg("x"))
+    client.lpush(queue.keys.msg("x"), "a list")
+    queue.publish("y")
+
+    start()
+
+    recorder.wait_for(Acked)
+    while queue.counts().alive:
+        time.sleep(0.01)
+    assert queue.counts().totals["expired"] == 1
+
+
+def test_a_redis_that_says_not_now_is_asked_again(queue, consumer, start, recorder, client, caplog):
+    consumer.handler(queue, lease=60)(lambda body: None)
+    start()
+    client.execute_command("REPLICAOF", "127.0.0.1", "1")  # a replica takes no writes
+    try:
+        while not (recorder.of(RedisAway) or caplog.records):
+            time.sleep(0.01)
+    finally:
+        client.execute_command("REPLICAOF", "NO", "ONE")
+    queue.publish("x")
+
+    recorder.wait_for(Acked)
+
+
+def test_ten_thousand_mixed_messages_leave_nothing_behind(make_queue, consumer, recorder, client):
+    plain, later = make_queue("plain", retries=2), make_queue("async", retries=2)
+
+    def handle(body, job):
+        number = int(body)
+        if number % 50 == 0:
+            raise ValueError(body)
+        if number % 7 == 0 and job.attempt == 1:
+            raise ValueError(body)
+        if number % 11 == 0 and job.attempt == 1 and not job.headers:
+            pass
+
+    async def ahandle(body, job):
+        handle(body, job)
+
+    consumer.handler(plain, backoff=SOON)(handle)
+    consumer.handler(later, backoff=SOON)(ahandle)
+    for queue in (plain, later):
+        queue.publish_many([str(number) for number in range(4900)])
+        for number in range(100):
+            queue.publish(str(number), delay=0.1 * (number % 10), id=f"d{number}")
+            if number % 10 == 9:
+                queue.cancel(f"d{number}")
+
+    consumer.drain(WorkerSettings(concurrency=8))
+
+    for queue in (plain, later):
+        counts = queue.counts()
+        assert (counts.missing, counts.alive) == (0, 0)
+        assert counts.totals["cancelled"] == 10
+        assert counts.totals["dead"] == 98 + 2
+        for name in ("unack", "retry", "counts", "lease", "errors"):
+            assert not client.exists(getattr(queue.keys, name)), name
+        assert client.keys(queue.keys.msg("*")) == []
+    assert recorder.of(Lost) == []
+    assert len(recorder.ids(Nacked)) > 1000
+    assert recorder.of(Snoozed) == []

@@ -1,0 +1,241 @@
+"""A lease lives as long as its handler works, and no longer than its timeout."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+from tenacity import wait_fixed
+
+from reliq import Consumer, Stopped
+from reliq.events import Acked, Cancelled, Claimed, Handled, Lost, Reclaimed, Released, Started
+
+LEASE = 0.3
+SOON = wait_fixed(0.01)
+
+
+def test_a_handler_may_take_five_leases(queue, consumer, start, recorder):
+    consumer.handler(queue, lease=LEASE)(lambda body: time.sleep(5 * LEASE))
+    queue.publish("x")
+
+    start()
+
+    recorder.wait_for(Acked)
+    assert len(recorder.ids(Claimed)) == 1
+    assert recorder.of(Lost) == []
+
+
+def test_a_handler_that_blocks_the_event_loop_keeps_every_lease(queue, consumer, start, recorder):
+    @consumer.handler(queue, lease=LEASE)
+    async def handle(body):
+        if body == "blocks":
+            time.sleep(4 * LEASE)  # noqa: ASYNC251  the fault under test
+        else:
+            await asyncio.sleep(2 * LEASE)
+
+    queue.publish("waits")
+    queue.publish("blocks")
+    start()
+
+    recorder.wait_for(Acked, 2)
+    assert len(recorder.ids(Claimed)) == 2
+    assert recorder.of(Lost) == []
+
+
+def test_a_handler_that_burns_the_processor_keeps_its_lease(queue, consumer, start, recorder):
+    @consumer.handler(queue, lease=LEASE)
+    def handle(body):
+        until = time.monotonic() + 4 * LEASE
+        while time.monotonic() < until:
+            pass
+
+    for number in range(3):
+        queue.publish(str(number))
+    start(concurrency=3)
+
+    recorder.wait_for(Acked, 3)
+    assert len(recorder.ids(Claimed)) == 3
+    assert recorder.of(Lost) == []
+
+
+def test_the_shortest_lease_is_renewed_in_time(queue, consumer, start, recorder):
+    consumer.handler(queue, lease=0.05)(lambda body: time.sleep(0.5))
+    queue.publish("x")
+
+    start()
+
+    recorder.wait_for(Acked)
+    assert recorder.of(Reclaimed) == []
+
+
+def test_a_coroutine_that_overruns_its_timeout_is_cancelled_and_tried_again(queue, consumer, start, recorder):
+    cut = []
+
+    @consumer.handler(queue, timeout=0.1, backoff=SOON)
+    async def handle(body, job):
+        if job.attempt == 1:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                cut.append(job.id)
+
+    queue.publish("x", id="x")
+    start()
+
+    recorder.wait_for(Acked)
+    assert cut == ["x"]
+    first, second = recorder.of(Handled)
+    assert (first.outcome, second.outcome) == ("timeout", "ack")
+    assert "timeout" in first.error
+    assert queue.counts().totals["retried_nack"] == 1
+
+
+def test_a_thread_that_overruns_loses_its_message_to_another_worker(queue, consumer, start, recorder, gate, url):
+    other_recorder = type(recorder)()
+    other = Consumer(url, observers=[other_recorder])
+    seen = []
+
+    @consumer.handler(queue, timeout=0.1, lease=LEASE)
+    def hang(body, job):
+        gate.pass_through()
+        seen.append(job.lost)
+
+    other.handler(queue, lease=LEASE)(lambda body: None)
+    queue.publish("x", id="x")
+    engine = start(concurrency=1)
+    gate.wait_for()
+    start(other)
+
+    other_recorder.wait_for(Acked)
+    assert engine.hung_slots == 1
+    assert engine.must_be_replaced()
+    gate.open()
+    recorder.wait_for(Lost, verb="ack")
+    assert seen == [True]
+    assert [e.outcome for e in recorder.of(Handled)] == ["timeout"]
+    counts = queue.counts()
+    assert (counts.totals["acked"], counts.missing, counts.alive) == (1, 0, 0)
+    assert engine.hung_slots == 0
+
+
+def test_a_hung_slot_does_not_keep_the_others_from_work(queue, consumer, start, recorder, gate):
+    @consumer.handler(queue, timeout=0.05, lease=60)
+    def handle(body):
+        if body == "hangs":
+            gate.pass_through()
+
+    engine = start(concurrency=2)
+    queue.publish("hangs")
+    recorder.wait_for(Handled, outcome="timeout")
+    for number in range(10):
+        queue.publish(str(number))
+
+    recorder.wait_for(Acked, 10)
+    assert engine.hung_slots == 1
+
+
+def test_extend_timeout_gives_a_handler_more_time(queue, consumer, start, recorder):
+    @consumer.handler(queue, timeout=0.2)
+    async def handle(body, job):
+        job.extend_timeout(60)
+        await asyncio.sleep(0.5)
+
+    queue.publish("x")
+    start()
+
+    (event,) = recorder.wait_for(Handled)
+    assert event.outcome == "ack"
+
+
+def test_a_handler_without_a_timeout_is_never_cut(queue, consumer, start, recorder):
+    @consumer.handler(queue, timeout=None)
+    async def handle(body, job):
+        job.extend_timeout(1)  # nothing to extend
+        await asyncio.sleep(0.2)
+
+    queue.publish("x")
+    start()
+
+    (event,) = recorder.wait_for(Handled)
+    assert event.outcome == "ack"
+
+
+def test_a_running_job_learns_that_it_was_cancelled(queue, consumer, start, recorder):
+    running = threading.Event()
+
+    @consumer.handler(queue, lease=LEASE)
+    def handle(body, job):
+        running.set()
+        while not job.cancelled:
+            time.sleep(0.01)
+        job.check()
+
+    queue.publish("x", id="x")
+    start()
+    assert running.wait(5)
+
+    assert queue.cancel("x") == "running"
+
+    (event,) = recorder.wait_for(Handled)
+    assert event.outcome == "release"
+    recorder.wait_for(Released)
+    counts = queue.counts()
+    assert (counts.totals["cancelled"], counts.alive, counts.missing) == (1, 0, 0)
+
+
+def test_a_cancelled_job_that_finishes_all_the_same_is_acked(queue, consumer, start, recorder, gate):
+    consumer.handler(queue)(lambda body: gate.pass_through())
+    queue.publish("x", id="x")
+    start()
+    gate.wait_for()
+
+    queue.cancel("x")
+    gate.open()
+
+    recorder.wait_for(Acked)
+    assert queue.counts().totals["acked"] == 1
+    assert recorder.ids(Cancelled) == []
+
+
+def test_a_job_learns_that_its_lease_is_lost(queue, consumer, start, recorder, client):
+    started, checked = threading.Event(), []
+
+    @consumer.handler(queue, lease=LEASE)
+    def handle(body, job):
+        if job.attempt == 1 and not checked:
+            started.set()
+            while not job.lost:
+                time.sleep(0.01)
+            with pytest.raises(Stopped, match="lost"):
+                job.check()
+            checked.append(job.id)
+
+    queue.publish("x", id="x")
+    start()
+    assert started.wait(5)
+    client.hset(queue.keys.lease, "x", "someone else")
+
+    recorder.wait_for(Lost)
+    recorder.wait_for(Handled)
+    assert checked == ["x"]
+    assert len(recorder.of(Lost)) == 1
+
+
+def test_a_job_knows_its_message(queue, consumer, start, recorder):
+    told = []
+
+    @consumer.handler(queue)
+    def handle(body, job):
+        told.append((job.id, job.queue, job.body, job.attempt, job.retries_left, dict(job.headers), job.state))
+        told.append((job.due, job.enqueued, repr(job)))
+
+    receipt = queue.publish("hello", id="x", retries=4, headers={"a": "b"})
+    start()
+
+    recorder.wait_for(Acked)
+    assert told[0] == ("x", "q", "hello", 1, 4, {"a": "b"}, None)
+    due, enqueued, text = told[1]
+    assert due == receipt.due
+    assert abs(enqueued - due) < 60
+    assert text == "Job(queue='q', id='x', attempt=1)"
+    assert recorder.of(Started)[0].lag >= 0

@@ -1,0 +1,124 @@
+"""A part of the worker never dies: it backs off, and goes on."""
+
+import logging
+import threading
+
+import pytest
+
+from reliq.errors import RedisRefusedError, RedisUnavailableError
+from reliq.events import RedisAway
+from reliq.worker.loop import Loop, Troubles
+
+
+@pytest.fixture
+def run():
+    """Run steps as a loop until `enough` is set."""
+    loops = []
+
+    def make(step, **options):
+        loop = Loop("part", step, **options)
+        loops.append(loop)
+        loop.start()
+        return loop
+
+    yield make
+    for loop in loops:
+        loop.stop()
+        assert loop.join(5)
+
+
+def test_a_step_that_raises_is_made_again_and_the_failure_is_logged(run, caplog):
+    made = threading.Semaphore(0)
+
+    def step():
+        made.release()
+        raise ValueError("a bug")
+
+    run(step)
+
+    assert made.acquire(timeout=5)
+    assert made.acquire(timeout=5)
+    assert "the part failed and tries again" in caplog.text
+
+
+def test_an_outage_is_an_event_and_is_told_to_whom_it_concerns(run, recorder, caplog):
+    told = threading.Event()
+
+    def step():
+        raise RedisUnavailableError("away")
+
+    run(step, observers=[recorder], away=told.set)
+
+    recorder.wait_for(RedisAway, 2)
+    assert told.is_set()
+    assert recorder.of(RedisAway)[0] == RedisAway("", "part", "away")
+    assert caplog.text == ""
+
+
+def test_a_wake_ends_the_wait_and_one_during_a_step_is_not_forgotten(run):
+    begun, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def step():
+        begun.release()
+        assert go_on.acquire(timeout=5)
+        return 3600.0
+
+    loop = run(step)
+    for _ in range(3):
+        assert begun.acquire(timeout=5)
+        loop.wake()
+        go_on.release()
+
+    assert begun.acquire(timeout=5)
+    go_on.release()
+
+
+def test_a_stop_ends_the_wait_for_redis_to_come_back(run):
+    failed = threading.Event()
+
+    def step():
+        failed.set()
+        raise RedisUnavailableError("away")
+
+    loop = run(step)
+    assert failed.wait(5)
+    loop.wake()
+    loop.stop()
+
+    assert loop.join(5)
+
+
+def test_a_loop_that_was_never_started_has_ended():
+    assert Loop("part", lambda: 0.0).join()
+
+
+def test_a_queue_in_trouble_is_let_alone_longer_and_longer(caplog):
+    troubles = Troubles("settler")
+    waits = []
+    for _ in range(8):
+        troubles.note("q", RedisRefusedError("no"))
+        waits.append(troubles.seconds_of("q"))
+
+    assert waits[0] < 0.2
+    assert waits[-1] > 1
+    assert troubles.waits("q")
+    assert not troubles.waits("other")
+    assert troubles.seconds() > 0
+    troubles.over("q")
+    assert not troubles.waits("q")
+    assert troubles.seconds() == troubles.seconds_of("q") == 0
+
+
+def test_trouble_that_lasts_is_logged_ever_more_rarely(caplog):
+    troubles = Troubles("settler")
+    for _ in range(100):
+        troubles.note("q", RedisRefusedError("no rights"))
+
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(lines) == 7  # the 1st, 2nd, 4th, ... 64th
+    assert lines[0] == "queue q: the settler failed for the 1. time: no rights"
+
+
+def test_a_redis_that_is_away_is_nobodys_own_trouble():
+    with pytest.raises(RedisUnavailableError):
+        Troubles("settler").note("q", RedisUnavailableError("away"))

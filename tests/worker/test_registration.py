@@ -1,0 +1,209 @@
+"""A consumer refuses what cannot work when it is written, not when it runs."""
+
+import sys
+import types
+from functools import partial
+
+import pytest
+
+from reliq import Consumer, Job, Queue
+from reliq.consumer import load_consumer
+from reliq.errors import ConfigurationError
+
+ORDERS = Queue("orders", str)
+
+
+def takes_nothing(): ...
+def takes_three(body, job, more): ...
+def needs_a_keyword(body, *, database): ...
+def takes_a_wrong_second(body, count: int): ...
+def yields(body):
+    yield body
+
+
+async def ayields(body):
+    yield body
+
+
+class Callable:
+    async def __call__(self, body): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [
+        (takes_nothing, "takes_nothing must take a body and, if it likes, a job; it takes nothing"),
+        (takes_three, "it takes body, job, more"),
+        (needs_a_keyword, "it takes body, database"),
+        (takes_a_wrong_second, "annotate 'count' as Job"),
+        (yields, "must return its answer, not yield"),
+        (ayields, "must return its answer, not yield"),
+        ("text", "must be a function, not a str"),
+        (dict, "signature"),
+    ],
+)
+def test_a_function_of_another_signature_is_no_handler(function, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        Consumer().handler(ORDERS)(function)
+
+
+@pytest.mark.parametrize(
+    ("function", "takes_job", "is_async"),
+    [
+        (lambda body: None, False, False),
+        (lambda body, job: None, True, False),
+        (lambda body, retries=3: None, False, False),
+        (lambda *, body=None, **rest: None, None, None),
+        (partial(takes_three, more=1), True, False),
+        (Callable(), False, True),
+        (print, False, False),
+    ],
+)
+def test_what_a_handler_takes_is_told_by_its_signature(function, takes_job, is_async):
+    consumer = Consumer()
+    if takes_job is None or function is print:
+        with pytest.raises(ConfigurationError):
+            consumer.handler(ORDERS)(function)
+        return
+
+    consumer.handler(ORDERS)(function)
+
+    (handler,) = consumer.handlers
+    assert (handler.takes_job, handler.is_async) == (takes_job, is_async)
+    assert handler.name
+
+
+def test_a_job_is_recognised_by_its_annotation_though_it_has_a_default():
+    consumer = Consumer()
+
+    @consumer.handler(ORDERS)
+    def handle(body: str, job: Job[str] | None = None) -> None: ...
+
+    @consumer.handler("other")
+    def other(body: str, job: Job[str] = None) -> None: ...
+
+    assert [handler.takes_job for handler in consumer.handlers] == [False, True]
+
+
+def test_a_decorated_handler_stays_an_ordinary_function():
+    @Consumer().handler(ORDERS)
+    def double(body: str) -> str:
+        return 2 * body
+
+    assert double("a") == "aa"
+
+
+def test_an_untyped_queue_takes_its_type_from_the_annotation():
+    consumer = Consumer()
+
+    @consumer.handler("numbers")
+    def handle(body: list[int]) -> None: ...
+
+    assert consumer.handlers[0].codec.decode(b"[1, 2]") == [1, 2]
+
+
+def test_a_queue_has_one_handler():
+    consumer = Consumer()
+    consumer.handler(ORDERS)(takes_a_body)
+
+    with pytest.raises(ConfigurationError, match=r"queue 'orders' has two handlers: .*takes_a_body and .*takes_a_body"):
+        consumer.handler("orders")(takes_a_body)
+
+
+def takes_a_body(body): ...
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"lease": 0.01}, "lease must be 0.05 to 86400 seconds, not 0.01"),
+        ({"timeout": 0}, "timeout must be"),
+        ({"concurrency": 0}, "concurrency must be 1 to 10000, not 0"),
+        ({"weight": 0}, "weight must be 1 to 1000, not 0"),
+        ({"retry_on": "ValueError"}, "retry_on must be exception classes"),
+        ({"reject_on": (KeyboardInterrupt,)}, "reject_on must be exception classes"),
+        ({"backoff": 5}, "tenacity"),
+        ({"undecodable": "drop"}, "undecodable must be 'retry' or 'reject', not 'drop'"),
+    ],
+)
+def test_a_setting_that_is_not_allowed_is_refused_by_name(options, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        Consumer().handler(ORDERS, **options)
+
+
+@pytest.fixture
+def billing(monkeypatch):
+    module = types.ModuleType("shop_billing")
+    module.consumer = Consumer()
+    module.consumer.handler("invoices")(takes_a_body)
+    module.consumer.middleware(takes_a_body)
+    monkeypatch.setitem(sys.modules, "shop_billing", module)
+    return module
+
+
+def test_a_consumer_includes_others_by_value_and_by_name(billing):
+    shipping = Consumer()
+    shipping.handler("parcels")(takes_a_body)
+
+    consumer = Consumer().include("shop_billing", shipping)
+
+    assert [handler.queue.name for handler in consumer.handlers] == ["invoices", "parcels"]
+    assert load_consumer("shop_billing:consumer") is billing.consumer
+
+
+def test_an_include_that_would_give_a_queue_two_handlers_changes_nothing(billing):
+    consumer = Consumer()
+    consumer.handler("invoices")(takes_a_body)
+    other = Consumer()
+    other.handler("parcels")(takes_a_body)
+    other.include("shop_billing")
+
+    with pytest.raises(ConfigurationError, match="two handlers"):
+        consumer.include(other)
+    assert [handler.queue.name for handler in consumer.handlers] == ["invoices"]
+
+
+def test_an_included_lifespan_is_refused_for_it_would_never_be_entered():
+    other = Consumer(lifespan=lambda: None)
+
+    with pytest.raises(ConfigurationError, match="lifespan"):
+        Consumer().include(other)
+
+
+def test_an_included_consumer_brings_its_server_and_its_observers():
+    observer = [].append
+    other = Consumer("redis://elsewhere:6379/0", observers=[observer])
+
+    consumer = Consumer().include(other)
+
+    assert consumer.target == "redis://elsewhere:6379/0"
+    assert consumer.observers == [observer]
+    with pytest.raises(ConfigurationError, match="different Redis servers"):
+        Consumer("redis://here:6379/0").include(other)
+
+
+@pytest.mark.parametrize(
+    ("place", "complaint"),
+    [
+        ("no_such_module_at_all", "cannot import 'no_such_module_at_all'"),
+        ("shop_billing:jobs", "a Consumer named 'jobs'"),
+        ("json", "exactly one Consumer"),
+    ],
+)
+def test_a_consumer_that_is_not_there_is_named(billing, place, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        load_consumer(place)
+
+
+def test_a_consumer_needs_handlers_known_queues_and_one_server(url):
+    consumer = Consumer(url)
+    with pytest.raises(ConfigurationError, match="no handlers"):
+        consumer.start()
+
+    consumer.handler(ORDERS)(takes_a_body)
+    with pytest.raises(ConfigurationError, match="no handler for queue 'order'; there are: orders"):
+        consumer.start(queues=["order"])
+
+    consumer.handler(Queue("other", str, url="redis://elsewhere:6379/0"))(takes_a_body)
+    with pytest.raises(ConfigurationError, match="different Redis servers"):
+        consumer.start()

@@ -1,0 +1,269 @@
+"""How slots go round: over queues, over processes, over what is new and what is tried again."""
+
+import asyncio
+import threading
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from reliq import Consumer, Outgoing, WorkerSettings
+from reliq.events import Acked, Released, Started
+from reliq.transitions import Turn
+from reliq.worker.line import HOLD_SECONDS
+from reliq.worker.shares import Room, Turns, shares
+
+#: Too slow for anything to be held ahead of a free slot.
+SLOW_SECONDS = HOLD_SECONDS * 1.2
+
+
+def test_a_queue_keeps_to_its_own_limit_though_its_handlers_are_fast(make_queue, consumer, start, recorder, meter):
+    capped, other = make_queue("capped"), make_queue("other")
+
+    @consumer.handler(capped, concurrency=2)
+    def handle(body):
+        with meter:
+            threading.Event().wait(0.001)
+
+    @consumer.handler(other)
+    def handle_other(body): ...
+
+    capped.publish_many(["x"] * 500)
+    other.publish_many(["x"] * 500)
+    start(concurrency=8)
+
+    recorder.wait_for(Acked, 1000)
+    assert meter.most <= 2
+
+
+def test_a_full_queue_goes_on_as_soon_as_its_slot_is_free_though_another_is_idle(make_queue, consumer, start, recorder):
+    """One message a second was the pace when the wait for the idle queue's token held the other up."""
+    capped, idle = make_queue("capped"), make_queue("idle")
+    consumer.handler(capped, concurrency=1)(lambda body: threading.Event().wait(SLOW_SECONDS))
+    consumer.handler(idle)(lambda body: None)
+    start(concurrency=4)
+    capped.publish_many(["x"] * 10)
+
+    recorder.wait_for(Acked, 10, timeout=5)
+
+
+def test_a_stream_of_plain_work_does_not_starve_coroutines(make_queue, consumer, start, recorder):
+    plain, later = make_queue("plain"), make_queue("async")
+    consumer.handler(plain)(lambda body: threading.Event().wait(0.001))
+
+    @consumer.handler(later)
+    async def ahandle(body): ...
+
+    plain.publish_many(["x"] * 3000)
+    start(concurrency=2)
+    recorder.wait_for(Acked, 100, queue="plain")
+    for _ in range(20):
+        later.publish("x")
+
+    recorder.wait_for(Acked, 20, queue="async")
+    assert len(recorder.ids(Acked, queue="plain")) < 2000
+
+
+def test_plain_and_async_handlers_share_the_slots(make_queue, consumer, start, recorder, meter):
+    plain, later = make_queue("plain"), make_queue("async")
+
+    @consumer.handler(plain)
+    def handle(body):
+        with meter:
+            threading.Event().wait(0.001)
+
+    @consumer.handler(later)
+    async def ahandle(body):
+        with meter:
+            await asyncio.sleep(0.001)
+
+    plain.publish_many(["x"] * 200)
+    later.publish_many(["x"] * 200)
+    start(concurrency=3)
+
+    recorder.wait_for(Acked, 400)
+    assert meter.most == 3
+
+
+def test_weights_share_the_slots(make_queue, consumer, start, recorder):
+    for name, weight in (("heavy", 3), ("light", 1)):
+        queue = make_queue(name)
+        consumer.handler(queue, weight=weight)(lambda body: threading.Event().wait(SLOW_SECONDS))
+        queue.publish_many(["x"] * 60)
+
+    start(concurrency=4)
+
+    recorder.wait_for(Started, 40)
+    first = Counter(event.queue for event in recorder.of(Started)[:40])
+    assert 28 <= first["heavy"] <= 32
+
+
+def test_free_slots_go_to_whose_turn_it_is():
+    turns, rooms = Turns(), [Room(4, 0), Room(4, 0)]
+    taken = Counter()
+    for _ in range(30):
+        places = turns.order(["heavy", "light"])
+        for name, weight, part in zip(places, (3, 1), shares(rooms, (3, 1), list(places.values())), strict=True):
+            turns.took(name, part.slots, weight)
+            taken[name] += part.slots
+
+    assert taken == {"heavy": 90, "light": 30}
+
+
+def test_a_single_free_slot_goes_round_by_weight():
+    turns, taken = Turns(), []
+    for _ in range(40):
+        places = turns.order(["heavy", "light"])
+        parts = shares([Room(1, 0), Room(1, 0)], (3, 1), list(places.values()))
+        name = ["heavy", "light"][[part.slots for part in parts].index(1)]
+        turns.took(name, 1, 3 if name == "heavy" else 1)
+        taken.append(name)
+
+    assert Counter(taken) == {"heavy": 30, "light": 10}
+
+
+def test_a_queue_that_was_empty_gets_no_credit_for_it():
+    turns = Turns()
+    for _ in range(1000):
+        turns.order(["busy"])
+        turns.took("busy", 10, 1)
+
+    places = turns.order(["busy", "late"])
+
+    assert shares([Room(4, 0), Room(4, 0)], (1, 1), list(places.values())) == [Room(2, 0), Room(2, 0)]
+
+
+def test_no_queue_gets_more_than_its_room_and_none_with_room_ahead_gets_nothing():
+    parts = shares([Room(1, 0), Room(9, 100), Room(0, 3)], (1, 1, 100), [0.0, 0.0, 0.0])
+
+    assert parts == [Room(1, 0), Room(8, 1), Room(0, 2)]
+    assert shares([], (), []) == []
+
+
+def test_fifty_queues_in_one_worker(make_queue, consumer, start, recorder):
+    queues = [make_queue(f"q{number}") for number in range(50)]
+    for queue in queues:
+        consumer.handler(queue)(lambda body: None)
+        queue.publish_many(["x"] * 20)
+
+    start(concurrency=8)
+
+    recorder.wait_for(Acked, 1000)
+    assert all(queue.counts().alive == 0 for queue in queues)
+    for queue in queues:
+        queue.publish("again")
+    recorder.wait_for(Acked, 1050)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_nobody_hoards_work_that_another_could_start(queue, url, recorder, is_async):
+    """Two workers with four slots each, and eight slow jobs after a burst of fast ones has raised the pace."""
+    release, arecorder = threading.Event(), type(recorder)()
+
+    def slow(body):
+        if body == "slow":
+            assert release.wait(10)
+
+    async def aslow(body):
+        if body == "slow":
+            await asyncio.to_thread(release.wait, 10)
+
+    consumers = [Consumer(url, observers=[one]) for one in (recorder, arecorder)]
+    for consumer in consumers:
+        consumer.handler(queue)(aslow if is_async else slow)
+        consumer.start(WorkerSettings(concurrency=4))
+    queue.publish_many(["fast"] * 2000)
+    while queue.counts().alive:
+        pass
+    marks = [len(one.of(Started)) for one in (recorder, arecorder)]
+
+    queue.publish_many(["slow"] * 8)
+
+    try:
+        recorder.wait_for(Started, marks[0] + 4)
+        arecorder.wait_for(Started, marks[1] + 4)
+        assert queue.counts().totals.get("retried_lease", 0) == 0
+    finally:
+        release.set()
+        for consumer in consumers:
+            consumer.stop()
+    assert queue.counts().alive == 0
+
+
+def test_neither_new_messages_nor_retries_starve_the_others(queue, consumer, start, recorder):
+    for sort in ("new", "again"):
+        for number in range(20):
+            queue.publish(sort, id=f"{sort}{number}")
+    claimed = queue.moves.claim(Turn("other", 1), limit=40, lease_ms=30_000).claimed
+    queue.moves.release([one for one in claimed if one.id.startswith("new")])
+    queue.moves.nack([(one, 0, "failed 1 x", b"") for one in claimed if one.id.startswith("again")])
+    while queue.counts().retry < 20:  # due now, rounded up to the next millisecond
+        queue.moves.reclaim()
+    assert queue.counts().ready == 20
+    consumer.handler(queue)(lambda body: threading.Event().wait(SLOW_SECONDS))
+
+    start(concurrency=2)
+
+    recorder.wait_for(Started, 20)
+    sorts = Counter(id.rstrip("0123456789") for id in recorder.ids(Started)[:20])
+    assert sorts["new"] >= 6
+    assert sorts["again"] >= 2
+
+
+def test_messages_with_no_retry_left_are_never_held(queue, consumer, start, recorder, gate):
+    """Were its process killed, such a message would end although it never started."""
+    holding = []
+
+    @consumer.handler(queue)
+    def handle(body):
+        waiting = [f for f in engine.inflight.flights() if f.started_at is None]
+        holding.extend(f.delivery.id for f in waiting if f.must_start)
+
+    for _ in range(300):
+        queue.publish("safe", retries=1)
+        queue.publish("last", retries=0)
+    engine = start(concurrency=1)
+
+    recorder.wait_for(Acked, 600)
+    assert holding == []
+
+
+def test_last_chances_are_worked_in_order_and_without_waiting_for_the_next_look(queue, consumer, start, recorder):
+    consumer.handler(queue)(lambda body: None)
+    queue.publish_many(Outgoing(body="x", id=str(number), retries=0) for number in range(1200))
+
+    start(concurrency=1)
+
+    recorder.wait_for(Acked, 1200)
+    last = [int(id) for id in recorder.ids(Started)]
+    assert (
+        sum(sooner > later for sooner, later in pairwise(last)) <= 2
+    )  # until the worker knows, it looks too far ahead
+
+
+def test_slow_handlers_hold_only_what_runs(queue, consumer, start, recorder, gate):
+    consumer.handler(queue)(lambda body: gate.pass_through())
+    queue.publish_many(["x"] * 100)
+
+    engine = start(concurrency=4)
+
+    gate.wait_for(4)
+    assert len(engine.inflight.flights()) == 4
+    assert recorder.of(Released) == []
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+def test_a_fast_queue_held_ahead_leaves_slots_to_the_others(make_queue, consumer, start, recorder, retries):
+    """What was held of the fast one took every slot that came free, until its backlog was gone."""
+    fast, other = make_queue("fast"), make_queue("other")
+    for queue in (fast, other):
+        consumer.handler(queue)(lambda body: threading.Event().wait(0.001))
+    fast.publish_many(["x"] * 4000)
+    start(concurrency=2)
+    recorder.wait_for(Acked, 100, queue="fast")
+
+    for _ in range(3):
+        other.publish("x", retries=retries)
+    recorder.wait_for(Acked, 3, queue="other")
+
+    assert len(recorder.ids(Acked, queue="fast")) < 2500

@@ -1,0 +1,250 @@
+"""A stop loses nothing, spends nothing, and lets what runs come to its end."""
+
+import asyncio
+import threading
+
+import pytest
+
+from reliq import Consumer, Nack, Queue, Stopped, WorkerSettings
+from reliq.errors import ConfigurationError
+from reliq.events import Acked, Claimed, Collected, Handled, Released, Started
+from reliq.transitions import Turn
+
+
+def test_a_stop_lets_running_handlers_finish(queue, consumer, gate, recorder):
+    consumer.handler(queue)(lambda body: gate.pass_through())
+    queue.publish("x")
+    consumer.start()
+    gate.wait_for()
+    stopped = threading.Thread(target=consumer.stop)
+    stopped.start()
+
+    gate.open()
+
+    stopped.join()
+    assert len(recorder.ids(Acked)) == 1
+    assert queue.counts().alive == 0
+
+
+def test_what_is_held_goes_back_unspent_and_in_order(queue, consumer, gate, recorder, client):
+    """The pace of a burst makes the worker hold more than it runs; then the handlers turn slow."""
+
+    @consumer.handler(queue)
+    def handle(body):
+        if body == "slow":
+            gate.pass_through()
+
+    for _ in range(200):
+        queue.publish("fast")
+    consumer.start(WorkerSettings(concurrency=1))
+    recorder.wait_for(Acked, 200)
+    queue.pause()
+    ids = [queue.publish("slow", id=f"s{number:02}", retries=2).id for number in range(20)]
+    queue.resume()
+    gate.wait_for()
+
+    stopping = threading.Thread(target=consumer.stop)
+    stopping.start()
+    recorder.wait_for(Released, 0)
+    gate.open()
+    stopping.join()
+
+    assert recorder.ids(Acked)[-1] == "s00"
+    waiting = [id.decode() for id in client.lrange(queue.keys.ready, 0, -1)][::-1]
+    assert waiting == ids[1:]
+    assert {client.hget(queue.keys.counts, id) for id in waiting} == {b"2"}
+    assert queue.counts().unack == 0
+
+
+def test_coroutines_that_outlast_the_grace_go_back_unspent(queue, consumer, recorder):
+    @consumer.handler(queue)
+    async def handle(body):
+        await asyncio.sleep(60)
+
+    queue.publish("x", retries=1)
+    consumer.start()
+    recorder.wait_for(Started)
+
+    assert consumer.stop(grace=0)
+
+    counts = queue.counts()
+    assert (counts.ready, counts.unack, counts.missing) == (1, 0, 0)
+    assert recorder.of(Handled)[0].outcome == "release"
+    again = type(recorder)()
+    other = Consumer(queue.target, observers=[again])
+    other.handler(queue)(lambda body: None)
+    other.drain()
+    assert again.of(Started)[0].attempt == 1
+
+
+def test_a_thread_that_outlasts_the_grace_is_told_and_keeps_its_lease(queue, consumer, gate, recorder):
+    consumer.handler(queue)(lambda body: gate.pass_through())
+    queue.publish("x", id="x")
+    consumer.start()
+    gate.wait_for()
+
+    assert not consumer.stop(grace=0)
+
+    assert [flight.delivery.id for flight in consumer.unfinished] == ["x"]
+    assert queue.counts().unack == 1
+
+
+def test_a_running_job_learns_of_the_stop(queue, consumer, recorder):
+    running = threading.Event()
+
+    @consumer.handler(queue)
+    async def handle(body, job):
+        assert not job.stopping
+        running.set()
+        while not job.stopping:  # noqa: ASYNC110  a handler has this flag alone
+            await asyncio.sleep(0.01)
+        with pytest.raises(Stopped, match="stopping"):
+            job.check()
+        raise Nack(delay=0)
+
+    queue.publish("x")
+    consumer.start()
+    assert running.wait(5)
+
+    assert consumer.stop()
+    assert recorder.of(Handled)[0].outcome == "nack"
+
+
+def test_a_job_that_gives_way_to_a_stop_goes_back_unspent(queue, consumer, recorder):
+    running = threading.Event()
+
+    @consumer.handler(queue)
+    def handle(body, job):
+        running.set()
+        while True:
+            job.check()
+
+    queue.publish("x", id="x", retries=0)
+    consumer.start()
+    assert running.wait(5)
+
+    assert consumer.stop()
+    assert recorder.ids(Released) == ["x"]
+    assert queue.counts().ready == 1
+
+
+def test_an_idle_worker_ends_its_wait_when_it_is_stopped(queue, consumer, start, recorder):
+    consumer.handler(queue)(lambda body: None)
+    engine = start()
+    queue.publish("x")
+    recorder.wait_for(Acked)
+
+    consumer.stop()
+
+    assert [t.name for t in threading.enumerate() if t.name.startswith("reliq")] == []
+    assert not engine.inflight.flights()
+
+
+def test_a_stopped_worker_hands_on_its_watch(queue, consumer, recorder, client):
+    consumer.handler(queue)(lambda body: None)
+    consumer.start()
+    queue.publish("x")
+    recorder.wait_for(Acked)
+    queue.publish("later", delay=60)
+
+    consumer.stop()
+
+    assert not client.exists(queue.keys.watch)
+    assert client.llen(queue.keys.wake) <= 1
+
+
+def test_a_drain_ends_when_everything_has(queue, consumer, recorder):
+    @consumer.handler(queue)
+    def handle(body, job):
+        if body == "fails" and job.attempt == 1:
+            raise Nack(delay=0.05)
+        if body == "dies":
+            raise Nack(delay=0)
+
+    queue.publish("now")
+    queue.publish("later", delay=0.2)
+    queue.publish("fails")
+    queue.publish("dies", retries=1)
+
+    consumer.drain()
+
+    counts = queue.counts()
+    assert (counts.alive, counts.dead, counts.totals["acked"], counts.missing) == (0, 1, 3, 0)
+
+
+def test_a_drain_does_not_wait_for_a_paused_queue(make_queue, consumer):
+    open_queue, paused = make_queue("open"), make_queue("paused")
+    consumer.handler(open_queue)(lambda body: None)
+    consumer.handler(paused)(lambda body: None)
+    open_queue.publish("x")
+    paused.publish("y")
+    paused.pause()
+
+    consumer.drain()
+
+    assert (open_queue.counts().alive, paused.counts().ready) == (0, 1)
+
+
+def test_a_drain_takes_what_a_dead_worker_held(queue, consumer, recorder):
+    queue.publish("x", id="x")
+    queue.publish("y", id="y", retries=0)
+    queue.moves.claim(Turn("dead", 1), limit=2, lease_ms=50)
+    consumer.handler(queue, lease=0.3)(lambda body: None)
+
+    consumer.drain()
+
+    counts = queue.counts()
+    assert (counts.alive, counts.dead, counts.totals["acked"]) == (0, 1, 1)
+    assert queue.letters()[0].reason == "lease"
+
+
+def test_what_a_lease_has_ended_is_collected_soon(queue, consumer, start, recorder):
+    """Without word of the burial it would wait for the next look at everything, half a minute later."""
+    queue.publish("y", id="y", retries=0)
+    queue.moves.claim(turn=Turn("dead", 1), limit=1, lease_ms=500)
+    consumer.handler(queue, lease=0.3)(lambda body: None)
+
+    start()
+
+    recorder.wait_for(Collected, timeout=5)
+    assert queue.counts().dead == 1
+
+
+def test_a_worker_may_be_started_again_after_a_stop(queue, consumer, recorder):
+    consumer.handler(queue)(lambda body: None)
+    for _ in range(3):
+        consumer.start()
+        queue.publish("x")
+        recorder.wait_for(Acked, 1)
+        consumer.stop()
+        recorder.events.clear()
+
+    assert queue.counts().totals["acked"] == 3
+
+
+def test_a_consumer_is_started_once(queue, consumer, start):
+    consumer.handler(queue)(lambda body: None)
+    start()
+
+    with pytest.raises(ConfigurationError, match="has been started"):
+        consumer.start()
+
+
+def test_a_stop_without_a_start_is_fine(consumer):
+    assert consumer.stop()
+    with pytest.raises(ConfigurationError, match="has not been started"):
+        consumer.engine()
+
+
+def test_a_worker_stops_although_redis_is_away(own_server, recorder):
+    queue = Queue("q", str, url=own_server.url)
+    consumer = Consumer(observers=[recorder])
+    consumer.handler(queue)(lambda body: None)
+    queue.publish("x")
+    consumer.start()
+    recorder.wait_for(Acked)
+    recorder.wait_for(Claimed)
+
+    own_server.kill()
+
+    assert consumer.stop(grace=1)

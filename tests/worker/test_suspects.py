@@ -1,0 +1,102 @@
+"""A message whose worker died with it is a suspect: it may be what killed it, so it runs alone."""
+
+import threading
+from itertools import count
+
+import pytest
+
+from reliq.events import Acked, Handled, Started
+from reliq.transitions import Turn
+
+
+@pytest.fixture
+def suspects(make_queue):
+    """Make messages whose worker died: their leases have run out."""
+    turns = count(1)
+
+    def make(*names, amount=20):
+        for name in names:
+            queue = make_queue(name)
+            queue.publish_many(["x"] * amount)
+            turn = Turn(f"dead{next(turns)}", 1)
+            assert len(queue.moves.claim(turn, limit=amount, lease_ms=1).claimed) == amount
+            while queue.counts().retry < amount:
+                queue.moves.reclaim()
+
+    return make
+
+
+@pytest.mark.parametrize("names", [("q",), ("a", "b", "c")])
+def test_one_suspect_runs_at_a_time_and_the_others_stay_unspent(
+    make_queue, consumer, start, recorder, suspects, meter, names
+):
+    left = []
+
+    def handle(body, job):
+        with meter:
+            left.append(job.retries_left)
+            threading.Event().wait(0.002)
+
+    for name in names:
+        consumer.handler(make_queue(name, retries=3))(handle)
+    suspects(*names)
+
+    start(concurrency=8)
+
+    recorder.wait_for(Acked, 20 * len(names), timeout=5)
+    assert meter.most == 1
+    assert set(left) == {11}  # twelve, less the one that the dead worker spent
+
+
+def test_a_suspect_does_not_hold_up_the_innocent(queue, consumer, start, recorder, suspects, gate):
+    @consumer.handler(queue)
+    def handle(body):
+        if body == "x":
+            gate.pass_through()
+
+    suspects("q", amount=5)
+    start(concurrency=4)
+    gate.wait_for()
+    queue.publish_many(["innocent"] * 50)
+
+    recorder.wait_for(Acked, 50)
+    assert len(recorder.of(Started)) == 51
+    gate.open()
+    recorder.wait_for(Acked, 55)
+
+
+def test_the_innocent_are_found_behind_many_suspects(queue, consumer, start, recorder, suspects, gate):
+    @consumer.handler(queue)
+    def handle(body):
+        if body == "x":
+            gate.pass_through()
+
+    suspects("q", amount=100)
+    queue.publish_many(["innocent"] * 20)
+    claimed = queue.moves.claim(Turn("other", 1), limit=20, lease_ms=30_000).claimed
+    queue.moves.nack([(one, 0, "failed 1 x", b"") for one in claimed])
+    while queue.counts().retry < 120:
+        queue.moves.reclaim()
+
+    start(concurrency=4)
+
+    gate.wait_for()
+    recorder.wait_for(Acked, 20, timeout=3)
+    assert len(recorder.of(Started)) == 21
+
+
+def test_a_suspect_that_hangs_does_not_keep_the_next_from_its_turn(queue, consumer, start, recorder, suspects, gate):
+    first = []
+
+    @consumer.handler(queue, timeout=0.05, lease=60)
+    def handle(body, job):
+        if not first:
+            first.append(job.id)
+            gate.pass_through()
+
+    suspects("q", amount=3)
+    start(concurrency=4)
+
+    recorder.wait_for(Acked, 2)
+    assert recorder.of(Handled, outcome="timeout")[0].id == first[0]
+    assert first[0] not in recorder.ids(Acked)

@@ -1,0 +1,286 @@
+"""How a worker waits: for a token, for a due time, for a slot; never in a tight loop."""
+
+import time
+from contextlib import ExitStack
+from itertools import count, pairwise
+
+import pytest
+
+from reliq import Consumer, Nack, WorkerSettings
+from reliq.connection import Connection
+from reliq.doors.blocking import BlockingDoor
+from reliq.doors.ids import token
+from reliq.events import Acked, Claimed, Handled, Promoted, Reclaimed, Started
+from reliq.transitions import Turn
+from reliq.worker.fetcher import POLL_SECONDS, Fetcher
+from reliq.worker.inflight import Inflight
+from reliq.worker.timekeeper import Timekeeper
+
+
+def commands_of(client):
+    """How many commands of clients the server has worked since its start, but INFO."""
+    stats = client.info("commandstats")
+    return {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items() if name != "cmdstat_info"}
+
+
+@pytest.fixture
+def parts(door):
+    """A fetcher whose rounds the test makes, with what it works on."""
+
+    def make(consumer, concurrency=4):
+        inflight = Inflight(consumer.handlers, concurrency)
+        timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+        held = []
+        fetcher = Fetcher(door, consumer.handlers, inflight, timekeeper, held.extend, lambda flights, outcome: None)
+        return fetcher, timekeeper, held
+
+    return make
+
+
+@pytest.mark.parametrize("amount", [1, 50])
+def test_an_idle_worker_looks_once_a_second_however_many_queues_it_has(make_queue, consumer, parts, client, amount):
+    for number in range(amount):
+        consumer.handler(make_queue(f"q{number}"))(lambda body: None)
+    fetcher, _, _ = parts(consumer)
+    fetcher.step()
+    before = commands_of(client)
+
+    for _ in range(4):  # a wait and a look, twice
+        fetcher.step()
+
+    rounds = {name: calls - before.get(name, 0) for name, calls in commands_of(client).items()}
+    assert rounds["blpop"] == 2
+    assert rounds["evalsha"] == 2 * amount
+    assert POLL_SECONDS == 1  # what a wait and its look share
+
+
+def test_a_full_worker_asks_redis_nothing(queue, consumer, parts, client):
+    consumer.handler(queue)(lambda body: None)
+    fetcher, _, held = parts(consumer, concurrency=1)
+    queue.publish("x")
+    queue.publish("y")
+    fetcher.step()
+    before = commands_of(client)
+
+    fetcher.step()
+
+    assert len(held) == 1
+    assert commands_of(client) == before
+
+
+def test_a_paused_queue_is_not_asked_again_and_again(queue, consumer, parts, client):
+    consumer.handler(queue)(lambda body: None)
+    queue.publish("x")
+    queue.pause()
+    fetcher, _, held = parts(consumer)
+    fetcher.step()
+    client.delete(queue.keys.wake)
+    before = commands_of(client)
+
+    fetcher.step()  # waits for a token, or a second
+
+    assert held == []
+    assert commands_of(client)["evalsha"] == before["evalsha"]
+    assert commands_of(client)["blpop"] == before.get("blpop", 0) + 1
+
+
+def test_a_resume_is_noticed_at_once(queue, consumer, start, recorder):
+    consumer.handler(queue)(lambda body: None)
+    queue.pause()
+    queue.publish("x")
+    start()
+    queue.publish("y")
+    assert recorder.of(Claimed) == []
+
+    queue.resume()
+
+    recorder.wait_for(Acked, 2)
+
+
+def test_a_publish_wakes_one_idle_worker_of_several(queue, url, recorder, client):
+    others = [Consumer(url, observers=[recorder]) for _ in range(5)]
+    with ExitStack() as stopped:
+        for consumer in others:
+            consumer.handler(queue)(lambda body: None)
+            consumer.start()
+            stopped.callback(consumer.stop)
+        while client.info("clients")["blocked_clients"] < len(others):
+            pass
+        before = commands_of(client)["blpop"]
+
+        queue.publish("x")
+        recorder.wait_for(Acked)
+
+        # The one that was woken waits again; the others wait as before, but for those whose second was over.
+        assert commands_of(client)["blpop"] - before <= 2
+
+
+def test_what_nobody_announced_is_found_by_the_next_look(queue, consumer, start, recorder, client):
+    """As a publish of the Go original does it, or one whose token went with the worker that took it."""
+    consumer.handler(queue)(lambda body: None)
+    start()
+    while not client.info("clients")["blocked_clients"]:
+        pass
+
+    client.set(queue.keys.msg("go"), "hello", px=60_000)
+    client.hset(queue.keys.counts, "go", 3)
+    client.zadd(queue.keys.pending, {"go": 1})
+
+    recorder.wait_for(Acked, timeout=3)
+    (event,) = recorder.of(Started)
+    assert (event.id, event.attempt, event.lag) == ("go", None, None)
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.3, 1.2])
+def test_a_delayed_message_is_never_early_and_is_promoted_by_one_watcher(queue, url, recorder, delay):
+    done = []
+    with ExitStack() as stopped:
+        for _ in range(4):
+            consumer = Consumer(url, observers=[recorder])
+            consumer.handler(queue)(lambda body, job: done.append(time.time() - job.due))
+            consumer.start()
+            stopped.callback(consumer.stop)
+        receipts = [queue.publish("x", delay=delay + number / 100) for number in range(5)]
+        recorder.wait_for(Acked, 5)
+
+    assert len(done) == 5
+    assert min(done) >= 0
+    assert max(done) < 1  # not by the look once a second
+    assert sum(event.count for event in recorder.of(Promoted)) == 5
+    assert [receipt.status for receipt in receipts] == ["published"] * 5
+
+
+def test_the_cost_of_a_due_time_does_not_grow_with_the_idle_workers(queue, consumer, parts, client):
+    consumer.handler(queue)(lambda body: None)
+    workers = [parts(consumer) for _ in range(5)]
+    queue.publish("x", delay=60)
+    for fetcher, _, _ in workers:
+        fetcher.step()
+
+    assert [timekeeper.watches("q") for _, timekeeper, _ in workers] == [True, False, False, False, False]
+
+
+def test_a_sooner_message_moves_the_due_time_forward(queue, consumer, start, recorder):
+    consumer.handler(queue)(lambda body: None)
+    start()
+    queue.publish("later", delay=60)
+    queue.publish("sooner", id="sooner", delay=0.05)
+
+    recorder.wait_for(Acked, timeout=0.9)
+    assert recorder.ids(Acked) == ["sooner"]
+
+
+def test_a_redelivery_is_on_time(queue, consumer, start, recorder):
+    at = []
+
+    @consumer.handler(queue)
+    def handle(body, job):
+        at.append(time.monotonic())
+        if job.attempt < 4:
+            raise Nack(delay=0.1)
+
+    queue.publish("x")
+    start()
+
+    recorder.wait_for(Acked, timeout=2)
+    waits = [later - sooner for sooner, later in pairwise(at)]
+    assert min(waits) >= 0.1
+    assert max(waits) < 0.9  # not by the look once a second
+
+
+def test_what_a_dead_worker_held_comes_back_when_its_lease_is_over(queue, consumer, start, recorder):
+    queue.publish("x", id="x")
+    queue.moves.claim(Turn("dead", 1), limit=1, lease_ms=200)
+    consumer.handler(queue, lease=0.3)(lambda body: None)
+
+    start()
+
+    recorder.wait_for(Acked, timeout=0.9)
+    assert recorder.of(Reclaimed)[0].overdue == ("x",)
+
+
+def test_after_a_start_leases_are_spared_for_a_third(queue, consumer, door):
+    """Their workers may be alive, and about to renew them, when Redis comes back to all at once."""
+    consumer.handler(queue, lease=60)(lambda body: None)
+    queue.publish("x")
+    queue.moves.claim(Turn("slow", 1), limit=1, lease_ms=1)
+    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+    answer = queue.moves.claim(Turn("me", 1), limit=1, lease_ms=60_000, watcher="me")
+
+    timekeeper.note("q", answer, time.monotonic() - 1)
+    wait = timekeeper.step()
+
+    assert queue.counts().unack == 1
+    assert 0 < wait <= 1
+
+
+def test_a_claim_that_tells_a_sooner_time_is_not_overruled_by_an_older_answer(queue, consumer, url):
+    """The promote's answer says: in a minute. Before it is taken over, a claim says: in five seconds."""
+    turns = (Turn("me", number) for number in count(1))
+
+    def claim():
+        timekeeper.note("q", queue.moves.claim(next(turns), limit=1, lease_ms=60_000, watcher="me"), time.monotonic())
+
+    def meanwhile(event):
+        if isinstance(event, Promoted):
+            queue.publish("sooner", delay=5)
+            claim()
+
+    consumer.handler(queue)(lambda body: None)
+    timekeeper = Timekeeper(BlockingDoor(Connection.to(url).wire(), [meanwhile]), consumer.handlers, lambda: None)
+    queue.publish("later", delay=60)
+    queue.publish("now", delay=0.01)
+    claim()
+    while queue.counts().totals.get("promoted", 0) == 0:
+        wait = timekeeper.step()
+
+    assert 4 < wait < 6
+
+
+def test_work_goes_on_at_once_when_a_slot_is_free(queue, consumer, start, recorder, gate):
+    @consumer.handler(queue)
+    def handle(body):
+        if body == "slow":
+            gate.pass_through()
+
+    queue.publish("slow")
+    start(concurrency=1)
+    gate.wait_for()
+    for _ in range(50):
+        queue.publish("x")
+
+    gate.open()
+
+    recorder.wait_for(Acked, 51, timeout=2)
+
+
+def test_a_token_says_which_queue_has_work(make_queue, consumer, parts, client):
+    queues = [make_queue(f"q{number}") for number in range(10)]
+    for queue in queues:
+        consumer.handler(queue)(lambda body: None)
+    fetcher, _, held = parts(consumer)
+    fetcher.step()
+    queues[7].publish("x")
+    before = commands_of(client)["evalsha"]
+
+    fetcher.step()
+    fetcher.step()
+
+    assert [flight.handler.queue.name for flight in held] == ["q7"]
+    assert commands_of(client)["evalsha"] == before + 1
+
+
+def test_names_of_processes_differ():
+    assert len({token() for _ in range(1000)}) == 1000
+
+
+def test_max_jobs_are_counted_when_they_start(queue, consumer, start, recorder):
+    consumer.handler(queue)(lambda body: None)
+    for _ in range(5):
+        queue.publish("x")
+
+    engine = start()
+
+    recorder.wait_for(Handled, 5)
+    assert engine.inflight.started == 5
+    assert WorkerSettings().concurrency == 16
