@@ -1,0 +1,138 @@
+"""Whether a worker is alive and ready: what its processes note of themselves, and the judgement of it."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from reliq.errors import ConfigurationError
+from reliq.events import RedisAway
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from reliq.consumer import Consumer
+    from reliq.events import Event
+    from reliq.worker.engine import Engine
+
+#: A process that completed no claim round for so long hangs.
+CLAIM_SECONDS = 30.0
+#: While Redis is away, or a process is still starting, it has longer: a restart would not help.
+PATIENT_SECONDS = 300.0
+SAMPLE_SECONDS = 0.5
+
+_FIELDS = struct.Struct("ddd")
+
+
+class Pulse:
+    """
+    What a process notes of itself, readable by its parent; times are monotonic seconds of the machine.
+
+    It outlives the process that writes it: one that dies again and again before it claims has an old pulse.
+
+    Args:
+        path: a file shared between both, None when the reader is the process itself.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        if path is None:
+            self._memory = mmap.mmap(-1, _FIELDS.size)
+        else:
+            if not path.exists():
+                path.write_bytes(bytes(_FIELDS.size))
+            with path.open("r+b") as file:
+                self._memory = mmap.mmap(file.fileno(), _FIELDS.size)
+        if not self._read()[0]:
+            self._write(time.monotonic(), 0.0, ready=False)
+
+    def __call__(self, event: Event, /) -> None:
+        """Note when Redis is away."""
+        if isinstance(event, RedisAway):
+            with self._lock:
+                claimed_at, _, ready = self._read()
+                self._write(claimed_at, time.monotonic(), ready=bool(ready))
+
+    def note(self, engine: Engine | None) -> None:
+        """Note what `engine` does; None when it has not started, or stops."""
+        with self._lock:
+            claimed_at, away_at, _ = self._read()
+            if engine is not None:
+                claimed_at = max(claimed_at, engine.last_claim_at)
+            self._write(claimed_at, away_at, ready=engine is not None)
+
+    def complaint(self, now: float) -> str:
+        """Return why the process should be restarted, empty when it should not."""
+        claimed_at, away_at, ready = self._read()
+        limit = CLAIM_SECONDS if ready and away_at <= claimed_at else PATIENT_SECONDS
+        age = now - claimed_at
+        return f"no claim round for {age:.0f} s" if age > limit else ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the process has entered its lifespan and works."""
+        return bool(self._read()[2])
+
+    def _read(self) -> tuple[float, float, float]:
+        claimed_at, away_at, ready = _FIELDS.unpack(self._memory[:])
+        return claimed_at, away_at, ready
+
+    def _write(self, claimed_at: float, away_at: float, *, ready: bool) -> None:
+        self._memory[:] = _FIELDS.pack(claimed_at, away_at, ready)
+
+
+class Sampler:
+    """A thread that tells others, twice a second, what a consumer's engine does."""
+
+    def __init__(self, consumer: Consumer, *tell: Callable[[Engine | None], None]) -> None:
+        self._consumer, self._tell = consumer, tell
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reliq-sampler", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, with one last look."""
+        self._over.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        """Tell once."""
+        engine = engine_of(self._consumer)
+        for tell in self._tell:
+            tell(engine)
+
+    def _run(self) -> None:
+        while not self._over.wait(SAMPLE_SECONDS):
+            self.look()
+        self.look()
+
+
+def engine_of(consumer: Consumer) -> Engine | None:
+    """Return what runs, None when nothing does."""
+    try:
+        return consumer.engine()
+    except ConfigurationError:
+        return None
+
+
+def live(pulses: Iterable[Pulse]) -> str:
+    """Return why a worker should be restarted, empty when it should not."""
+    now = time.monotonic()
+    complaints = [one.complaint(now) for one in pulses]
+    return "; ".join(f"process {number}: {text}" for number, text in enumerate(complaints) if text)
+
+
+def ready(pulses: Iterable[Pulse], redis_answers: Callable[[], bool]) -> str:
+    """Return why a worker is not ready, empty when it is."""
+    starting = [str(number) for number, one in enumerate(pulses) if not one.is_ready]
+    if starting:
+        return f"starting: process {', '.join(starting)}"
+    return "" if redis_answers() else "Redis does not answer"

@@ -1,0 +1,1 @@
+"""Figures for Prometheus: of queues, asked of Redis at each scrape, and of processes, fed by events."""

@@ -1,0 +1,121 @@
+"""The figures of queues and of Redis itself, asked once per scrape and never waited for longer than a moment."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from reliq.errors import ReliqError
+from reliq.metrics import names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from prometheus_client.core import Metric
+
+    from reliq.metrics.looks import Look, Sight
+    from reliq.metrics.names import Spec
+
+#: A scrape answers within 2 s, with Redis or without.
+PATIENCE_SECONDS = 1.5
+#: One question to Redis.
+REPLY_SECONDS = 0.7
+
+
+class QueueCollector:
+    """
+    What `look` sees, as metrics; `reliq_redis_up 0` alone when it sees nothing.
+
+    The look runs in a thread of its own: whatever hangs (a server, a name that does not resolve) holds up no scrape
+    for longer than PATIENCE_SECONDS. Scrapes at the same time share one look.
+    """
+
+    def __init__(self, look: Callable[[], Look]) -> None:
+        self._look = look
+        self._lock = threading.Lock()
+        self._under_way: Future[Look] | None = None
+
+    def describe(self) -> list[Metric]:
+        """Say nothing: registering must not ask Redis."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every figure that Redis knows."""
+        try:
+            look = self._begun().result(PATIENCE_SECONDS)
+        except (ReliqError, TimeoutError):
+            yield gauge(names.REDIS_UP, 0)
+            return
+        yield gauge(names.REDIS_UP, 1)
+        yield gauge(names.SCRAPE, look.seconds)
+        yield from _of_redis(look.facts)
+        yield from _of_queues(look.queues)
+
+    def _begun(self) -> Future[Look]:
+        with self._lock:
+            if self._under_way is None or self._under_way.done():
+                self._under_way = Future()
+                threading.Thread(target=self._run, args=(self._under_way,), name="reliq-look", daemon=True).start()
+            return self._under_way
+
+    def _run(self, future: Future[Look]) -> None:
+        try:
+            future.set_result(self._look())
+        except BaseException as error:
+            future.set_exception(error)
+
+
+def gauge(spec: Spec, value: float) -> GaugeMetricFamily:
+    """Return a gauge without labels."""
+    return GaugeMetricFamily(spec.name, spec.help, value=value)
+
+
+def counter(spec: Spec, rows: Mapping[tuple[str, ...], float]) -> CounterMetricFamily:
+    """Return a counter with a value for each row of labels."""
+    family = CounterMetricFamily(spec.name, spec.help, labels=spec.labels)
+    for labels, value in rows.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _of_redis(facts: Mapping[str, str]) -> Iterator[Metric]:
+    """Yield what INFO says; where it is hidden, nothing."""
+    for spec, field in (
+        (names.REDIS_MEMORY, "used_memory"),
+        (names.REDIS_MEMORY_LIMIT, "maxmemory"),
+        (names.REDIS_CLIENTS, "connected_clients"),
+        (names.REDIS_AOF, "aof_enabled"),
+    ):
+        if facts.get(field, "").isdigit():
+            yield gauge(spec, int(facts[field]))
+    if "maxmemory_policy" in facts:
+        yield gauge(names.REDIS_EVICTION, facts["maxmemory_policy"] != "noeviction")
+    if facts.get("evicted_keys", "").isdigit():
+        yield counter(names.REDIS_EVICTED, {(): int(facts["evicted_keys"])})
+
+
+def _of_queues(sights: Any) -> Iterator[Metric]:
+    yield _family(names.MESSAGES, sights, lambda one: {state: getattr(one.counts, state) for state in names.STATES})
+    yield _family(names.UNACK, sights, lambda one: {"leased": one.counts.unack - one.backoff, "backoff": one.backoff})
+    yield _family(names.OLDEST, sights, lambda one: one.oldest)
+    paused = GaugeMetricFamily(names.PAUSED.name, names.PAUSED.help, labels=names.PAUSED.labels)
+    for one in sights:
+        paused.add_metric((one.queue,), one.counts.paused)
+    yield paused
+    for kind, spec in names.COUNTED.items():
+        yield counter(spec, {(one.queue,): one.counts.totals.get(kind, 0) for one in sights})
+    rows = [(one, cause) for one in sights for cause in names.CAUSES]
+    yield counter(
+        names.RETRIED, {(one.queue, cause): one.counts.totals.get(f"retried_{cause}", 0) for one, cause in rows}
+    )
+
+
+def _family(spec: Spec, sights: list[Sight], values: Callable[[Sight], Mapping[str, float]]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
+    for one in sights:
+        for label, value in values(one).items():
+            family.add_metric((one.queue, label), value)
+    return family

@@ -1,0 +1,177 @@
+"""Metrics put together: for a process alone, for a parent of many, and for the exporter."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+
+from reliq import events, health
+from reliq.doors.blocking import BlockingDoor
+from reliq.health import Pulse, Sampler, engine_of
+from reliq.metrics import names
+from reliq.metrics.endpoint import Endpoint
+from reliq.metrics.files import Files
+from reliq.metrics.looks import Looker
+from reliq.metrics.process import ProcessMetrics
+from reliq.metrics.queues import REPLY_SECONDS, QueueCollector, counter, gauge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from prometheus_client.core import Metric
+
+    from reliq.connection import Connection
+    from reliq.consumer import Consumer
+    from reliq.events import Event
+    from reliq.keys import Keys
+
+#: What a user may hand in, to have our figures beside theirs.
+Registry = CollectorRegistry
+#: Why a process is replaced.
+REASONS = ("crashed", "killed", "hung", "overran", "memory", "jobs")
+
+
+class Build:
+    """Says what runs."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield it."""
+        family = GaugeMetricFamily(names.BUILD.name, names.BUILD.help, labels=names.BUILD.labels)
+        family.add_metric((version("reliq"), platform.python_version()), 1)
+        yield family
+
+
+class Processes:
+    """An observer in the parent: how many processes run, and how many ended and were replaced, by reason."""
+
+    def __init__(self, living: Callable[[], int], files: Files | None = None) -> None:
+        self._living, self._files = living, files
+        self._lock = threading.Lock()
+        self._restarts: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
+
+    def __call__(self, event: Event, /) -> None:
+        """Count a restart, and keep the figures of the dead."""
+        if isinstance(event, events.ProcessEnded):
+            if self._files is not None:
+                self._files.sweep()
+            if event.reason:
+                with self._lock:
+                    self._restarts[event.reason] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the figures."""
+        yield gauge(names.WORKERS, self._living())
+        with self._lock:
+            rows: dict[tuple[str, ...], float] = {(reason,): count for reason, count in self._restarts.items()}
+        yield counter(names.RESTARTS, rows)
+
+
+class _Sampled:
+    """Has the process's gauges read at each scrape; it comes first in its registry and yields nothing itself."""
+
+    def __init__(self, sample: Callable[[], None]) -> None:
+        self._sample = sample
+
+    def describe(self) -> list[Metric]:
+        """Say nothing."""
+        return []
+
+    def collect(self) -> list[Metric]:
+        """Sample."""
+        self._sample()
+        return []
+
+
+def queue_collector(connection: Connection, queues: Sequence[Keys] = ()) -> QueueCollector:
+    """Return what asks `connection` for the figures of `queues`, of all that the registry has when none is named."""
+    door = BlockingDoor(connection.wire(REPLY_SECONDS))
+    return QueueCollector(Looker(door, (lambda: queues) if queues else None).look)
+
+
+def redis_answers(collector: QueueCollector) -> bool:
+    """Say whether Redis answers now."""
+    return next(iter(collector.collect())).samples[0].value == 1
+
+
+@contextmanager
+def of_one_process(
+    consumer: Consumer,
+    queues: Sequence[str] = (),
+    *,
+    port: int | None,
+    host: str | None = None,
+    registry: Registry | None = None,
+) -> Iterator[Endpoint | None]:
+    """Keep and serve the figures of a consumer that runs in this process; without a port, in `registry` only."""
+    chosen = consumer.chosen(queues)
+    into = registry if registry is not None else CollectorRegistry()
+    metrics, pulse = ProcessMetrics([one.queue.name for one in chosen]), Pulse()
+    asked = queue_collector(consumer.connection(chosen), [one.queue.keys for one in chosen])
+    sampled = _Sampled(lambda: metrics.sample(engine_of(consumer)))
+    parts: list[Any] = [sampled, metrics.registry, Build(), Processes(lambda: 1), asked]
+    sampler = Sampler(consumer, pulse.note)
+    consumer.observers += [metrics, pulse]
+    for part in parts:
+        into.register(part)
+    try:
+        sampler.start()
+        if port is None:
+            yield None
+            return
+        live, ready = (lambda: health.live([pulse])), (lambda: health.ready([pulse], lambda: redis_answers(asked)))
+        with Endpoint(port, host, registry=into, live=live, ready=ready) as endpoint:
+            yield endpoint
+    finally:
+        sampler.stop()
+        for part in parts:
+            into.unregister(part)
+        consumer.observers[:] = [one for one in consumer.observers if one not in (metrics, pulse)]
+
+
+def of_children(
+    port: int,
+    host: str | None,
+    *,
+    connection: Connection,
+    queues: Sequence[Keys],
+    folder: Path,
+    pulses: Callable[[], Sequence[Pulse]],
+    living: Callable[[], int],
+) -> tuple[Endpoint, Processes]:
+    """Return the parent's endpoint, over the files its children keep in `folder`, and the observer that feeds it."""
+    files = Files(folder)
+    processes, asked = Processes(living, files), queue_collector(connection, queues)
+    registry = CollectorRegistry()
+    for part in (files, processes, Build(), asked):
+        registry.register(part)
+    endpoint = Endpoint(
+        port,
+        host,
+        registry=registry,
+        live=lambda: health.live(pulses()),
+        ready=lambda: health.ready(pulses(), lambda: redis_answers(asked)),
+    )
+    return endpoint, processes
+
+
+def of_queues(port: int, host: str | None, *, connection: Connection, queues: Sequence[Keys]) -> Endpoint:
+    """Return the exporter's endpoint: the figures of queues, with no worker alive."""
+    asked = queue_collector(connection, queues)
+    registry = CollectorRegistry()
+    for part in (Build(), asked):
+        registry.register(part)
+    return Endpoint(
+        port,
+        host,
+        registry=registry,
+        live=lambda: "",
+        ready=lambda: "" if redis_answers(asked) else "Redis does not answer",
+    )

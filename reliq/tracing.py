@@ -1,0 +1,166 @@
+"""
+Spans of OpenTelemetry for publishing and handling, for who has installed `reliq[otel]` and asks for them.
+
+The context of the publisher travels in the message's headers (W3C `traceparent`), so a handler's span is a child of the
+publish, in whatever process. Nothing else in reliq knows of tracing: without `instrument` it costs nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from reliq.message import Outgoing, Snooze
+from reliq.queue import Queue
+
+try:
+    from opentelemetry import propagate, trace
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError("reliq.tracing needs OpenTelemetry: pip install 'reliq[otel]'") from missing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from opentelemetry.trace import Span, Tracer, TracerProvider
+
+    from reliq.consumer import Consumer
+    from reliq.job import Job
+
+_SYSTEM = {"messaging.system": "reliq"}
+_publishers: dict[str, Callable[..., Any]] = {}
+
+
+def instrument(*consumers: Consumer, tracer_provider: TracerProvider | None = None) -> None:
+    """Give every publish of this process a span, and every handler call of `consumers`; may be called again."""
+    tracer = trace.get_tracer("reliq", version("reliq"), tracer_provider)
+    if not _publishers:
+        for name, make in (
+            ("publish", _publish),
+            ("apublish", _apublish),
+            ("publish_many", _publish_many),
+            ("apublish_many", _apublish_many),
+        ):
+            _publishers[name] = getattr(Queue, name)
+            setattr(Queue, name, functools.wraps(_publishers[name])(make(tracer, _publishers[name])))
+    for consumer in consumers:
+        consumer.middleware(functools.partial(handling, tracer))
+
+
+def uninstrument() -> None:
+    """Publish without spans again; what consumers were given stays theirs."""
+    while _publishers:
+        setattr(Queue, *_publishers.popitem())
+
+
+@contextmanager
+def handling(tracer: Tracer, job: Job[Any]) -> Iterator[None]:
+    """Have the handler call that runs inside be a span, and a child of the message's publish."""
+    told: dict[str, Any] = {
+        **_SYSTEM,
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": job.queue,
+        "messaging.message.id": job.id,
+    }
+    if job.attempt is not None:
+        told["reliq.attempt"] = job.attempt
+    with tracer.start_as_current_span(
+        f"process {job.queue}",
+        context=propagate.extract(dict(job.headers)),
+        kind=SpanKind.CONSUMER,
+        attributes=told,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        try:
+            yield
+        except Snooze:
+            raise
+        except Exception as error:
+            # Its text may hold a part of the body: the class says enough.
+            span.set_attribute("error.type", type(error).__qualname__)
+            span.set_status(Status(StatusCode.ERROR))
+            raise
+
+
+@contextmanager
+def _publishing(tracer: Tracer, queue: Queue[Any], told: Mapping[str, Any]) -> Iterator[Span]:
+    """Have the publish that runs inside be a span."""
+    attributes = {
+        **_SYSTEM,
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": queue.name,
+        **told,
+    }
+    name = f"publish {queue.name}"
+    with tracer.start_as_current_span(
+        name, kind=SpanKind.PRODUCER, attributes=attributes, record_exception=False, set_status_on_exception=False
+    ) as span:
+        try:
+            yield span
+        except Exception as error:
+            span.set_attribute("error.type", type(error).__qualname__)
+            span.set_status(Status(StatusCode.ERROR))
+            raise
+
+
+def _headers(queue: Queue[Any], headers: Mapping[str, str] | None) -> dict[str, str]:
+    """Return `headers` with the current context; a queue of bare bodies has none to carry it."""
+    carried = dict(headers or {})
+    if not queue.layout.bare:
+        context: dict[str, str] = {}
+        propagate.inject(context)
+        carried = {**context, **carried}
+    return carried
+
+
+def _publish(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
+    def publish(self: Queue[Any], body: Any, *, headers: Mapping[str, str] | None = None, **options: Any) -> Any:
+        with _publishing(tracer, self, {}) as span:
+            receipt = original(self, body, headers=_headers(self, headers), **options)
+            span.set_attribute("messaging.message.id", receipt.id)
+            return receipt
+
+    return publish
+
+
+def _apublish(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
+    async def apublish(self: Queue[Any], body: Any, *, headers: Mapping[str, str] | None = None, **options: Any) -> Any:
+        with _publishing(tracer, self, {}) as span:
+            receipt = await original(self, body, headers=_headers(self, headers), **options)
+            span.set_attribute("messaging.message.id", receipt.id)
+            return receipt
+
+    return apublish
+
+
+def _publish_many(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
+    def publish_many(self: Queue[Any], items: Iterable[Any], **options: Any) -> Any:
+        with _publishing(tracer, self, {}) as span:
+            result = original(self, _carrying(self, items), **options)
+            span.set_attribute("messaging.batch.message_count", result.published)
+            return result
+
+    return publish_many
+
+
+def _apublish_many(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
+    async def apublish_many(self: Queue[Any], items: Iterable[Any], **options: Any) -> Any:
+        with _publishing(tracer, self, {}) as span:
+            result = await original(self, _carrying(self, items), **options)
+            span.set_attribute("messaging.batch.message_count", result.published)
+            return result
+
+    return apublish_many
+
+
+def _carrying(queue: Queue[Any], items: Iterable[Any]) -> Iterator[Outgoing[Any]]:
+    """Yield `items`, read as they are sent, with the current context."""
+    for item in items:
+        wish = item if isinstance(item, Outgoing) else Outgoing(body=item)
+        yield replace(wish, headers=_headers(queue, wish.headers))

@@ -1,0 +1,130 @@
+"""Real workers, a real exporter and a real Prometheus."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from patience import Prometheus, end, eventually, get, must_run_in_ci
+
+from reliq.embedded import free_port
+
+HERE = Path(__file__).parent
+GRAFANA = HERE.parents[1] / "grafana"
+
+
+@pytest.fixture
+def environment(url, monkeypatch):
+    """The environment of a person whose jobs are here and whose Redis is the test's."""
+    monkeypatch.setenv("RELIQ_URL", url)
+    monkeypatch.syspath_prepend(str(HERE))
+    paths = [str(HERE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+@pytest.fixture
+def jobs(environment):
+    """The module whose handlers the workers run."""
+    import monitored
+
+    return monitored
+
+
+class Running:
+    """A `reliq` command under way, with what it says."""
+
+    def __init__(self, environment, *arguments):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "reliq", *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def children(self):
+        return psutil.Process(self.process.pid).children()
+
+    def close(self):
+        end(self.process)
+        self._reader.join(5)
+        self.process.stdout.close()
+
+    def _read(self):
+        self.lines.extend(self.process.stdout)
+
+
+@pytest.fixture
+def command(environment):
+    """Start `reliq` commands that end with the test."""
+    started = []
+
+    def start(*arguments):
+        started.append(Running(environment, *arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+@pytest.fixture
+def worker(command):
+    """Start a worker and return its metrics port with it, once all its processes are ready."""
+
+    def start(*options, processes=2):
+        port = free_port()
+        options = ("--processes", str(processes), "--metrics-port", str(port), "--grace", "1", *options)
+        running = command("worker", "monitored:consumer", *options)
+        eventually(lambda: get(port, "/ready")[0] == 200, f"the worker is ready: {running.lines}")
+        return running, port
+
+    return start
+
+
+@pytest.fixture
+def promtool():
+    """Run promtool and return what it says; it must be content."""
+    found = shutil.which("promtool") or must_run_in_ci("promtool is not installed (Debian: apt-get install prometheus)")
+
+    def run(*arguments):
+        done = subprocess.run([found, *map(str, arguments)], check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def prometheus(tmp_path):
+    """Start a Prometheus with our rules that scrapes ports of this machine twice a second."""
+    found = shutil.which("prometheus") or must_run_in_ci("Prometheus is not installed (apt-get install prometheus)")
+    started = []
+
+    def start(**ports):
+        config = {
+            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "1s"},
+            "rule_files": [str(GRAFANA / "rules.yml")],
+            "scrape_configs": [
+                {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]} for job, port in ports.items()
+            ],
+        }
+        (tmp_path / "prometheus.yml").write_text(json.dumps(config))
+        running = Prometheus(free_port())
+        options = [f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}"]
+        options += [f"--web.listen-address=127.0.0.1:{running.port}", "--log.level=error"]
+        started.append(subprocess.Popen([found, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        eventually(lambda: running.ask("up == 1"), "Prometheus scrapes")
+        return running
+
+    yield start
+    for one in started:
+        end(one)

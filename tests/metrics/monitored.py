@@ -1,0 +1,28 @@
+"""The handlers whose workers are watched."""
+
+import os
+import threading
+
+from tenacity import wait_fixed
+
+from reliq import Consumer, Job, Queue, Reject
+
+SHOP = Queue("shop", str, retries=3)
+BLOCKED = Queue("blocked", int, retries=3)
+
+consumer = Consumer()
+
+
+@consumer.handler(SHOP, lease=1, backoff=wait_fixed(0.1))
+def shop(body: str, job: Job[str]) -> None:
+    if body == "poison":
+        raise Reject(reason="poison")
+    if body == "flaky" and job.attempt == 1:
+        raise ValueError("not today")
+    if body == "killer" and job.attempt == 1:
+        os._exit(9)
+
+
+@consumer.handler(BLOCKED, lease=1)
+def blocked(seconds: int) -> None:
+    threading.Event().wait(seconds)

@@ -1,0 +1,99 @@
+"""Waiting for other processes, and asking them by HTTP."""
+
+import contextlib
+import http.client
+import json
+import os
+import threading
+import time
+import urllib.parse
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def eventually(condition, what, seconds=30.0):
+    """Wait until `condition` answers something true, and return that; fail with `what` when it does not come."""
+    deadline = time.monotonic() + seconds
+    while not (answer := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"this did not come within {seconds:g} s: {what}")
+        threading.Event().wait(0.05)
+    return answer
+
+
+def get(port, path, timeout=10.0):
+    """Return status and text of a page on this machine; 0 and the reason when nobody answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    except (OSError, http.client.HTTPException) as error:
+        return 0, str(error)
+    finally:
+        connection.close()
+
+
+def figures(text):
+    """Return a page of metrics as {(name, labels): value}; labels are sorted pairs, time stamps of creation left out."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def scrape(port, timeout=10.0):
+    """Return the figures at a port; fail when there are none."""
+    status, text = get(port, "/metrics", timeout)
+    assert status == 200, text
+    return figures(text)
+
+
+def value(found, name, **labels):
+    """Return one figure, None when it is not there."""
+    return found.get((name, tuple(sorted(labels.items()))))
+
+
+class Prometheus:
+    """A running Prometheus."""
+
+    def __init__(self, port):
+        self.port = port
+
+    def api(self, path, **parameters):
+        """Return the data of an answer of its API; None while it does not answer."""
+        status, text = get(self.port, f"/api/v1/{path}?{urllib.parse.urlencode(parameters)}")
+        if status in {0, 503}:
+            return None
+        answer = json.loads(text)
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+    def ask(self, promql):
+        """Return what an instant query answers: {labels: value}."""
+        data = self.api("query", query=promql) or {"result": []}
+        return {tuple(sorted(one["metric"].items())): float(one["value"][1]) for one in data["result"]}
+
+
+def end(process):
+    """End a process and its children."""
+    children = []
+    with contextlib.suppress(psutil.Error):
+        children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait(10)
+    for child in children:
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+            child.wait(5)
+
+
+def must_run_in_ci(reason):
+    """Skip the test with `reason` on a bare machine; in CI, where everything is installed, fail it."""
+    if os.environ.get("CI"):
+        pytest.fail(f"this test must run in CI, but {reason}")
+    pytest.skip(reason)

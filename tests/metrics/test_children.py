@@ -1,0 +1,127 @@
+"""Many processes, one endpoint: what children measure is added up, and kept when they die."""
+
+import itertools
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from patience import end, eventually, get, scrape, value
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
+
+from reliq.metrics.files import Files
+
+HANDLED = "reliq_handler_seconds_count"
+
+
+def counters(found):
+    """Only what may never go back."""
+    ends = ("_total", "_count", "_bucket", "_sum")
+    return {key: figure for key, figure in found.items() if key[0].endswith(ends)}
+
+
+def _exceeds(figure, before):
+    return figure() == before + 1
+
+
+def test_a_child_killed_during_a_scrape_loop_fails_no_scrape_turns_no_counter_back_and_is_counted(worker, jobs):
+    running, port = worker()
+    pages = []
+
+    def killed():
+        pages.append(scrape(port))
+        return value(pages[-1], "reliq_restarts_total", reason="killed")
+
+    for before in range(3):
+        jobs.SHOP.publish_many(["good"] * 200)
+        assert killed() == before
+        eventually(running.children, "a child runs")
+        running.children()[0].send_signal(signal.SIGKILL)
+        eventually(partial(_exceeds, killed, before), "the restart is counted")
+    eventually(lambda: killed() == 3 and value(pages[-1], "reliq_workers") == 2, "both places are taken again")
+
+    for earlier, later in itertools.pairwise(pages):
+        gone_back = {key for key, figure in counters(earlier).items() if later.get(key, -1) < figure}
+        assert gone_back == set()
+    assert len(pages) > 10
+
+
+def test_what_dead_children_measured_stays_in_the_sums_and_their_files_do_not(worker, jobs):
+    running, port = worker("--max-jobs", "20", processes=1)
+
+    def replaced():
+        return value(scrape(port), "reliq_restarts_total", reason="jobs")
+
+    for before in range(3):
+        jobs.SHOP.publish_many(["good"] * 20)
+        eventually(partial(_exceeds, replaced, before), "a process was replaced")
+
+    assert value(scrape(port), HANDLED, queue="shop", outcome="ack") == 60
+    (child,) = eventually(running.children, "the place is taken again")
+    folder = child.environ()["PROMETHEUS_MULTIPROC_DIR"]
+    kinds = {"counter", "histogram", "gauge_livesum", "gauge_livemax", "gauge_livemin"}
+    assert len(list(Path(folder).glob("*.db"))) <= 2 * len(kinds)
+
+
+@pytest.fixture
+def dead_pid():
+    """Numbers of processes that are no more."""
+    most = int(Path("/proc/sys/kernel/pid_max").read_text())
+    return lambda number: most + 1 + number
+
+
+def write(folder, kind, pid, rows):
+    file = MmapedDict(str(folder / f"{kind}_{pid}.db"))
+    for name, figure in rows.items():
+        file.write_value(mmap_key(name, name, ["queue"], ["q"], "help"), figure, 1.0)
+    file.close()
+
+
+def sums(files):
+    return {sample.name: sample.value for family in files.collect() for sample in family.samples}
+
+
+def test_a_thousand_restarts_leave_one_file_of_each_kind_and_every_count(tmp_path, dead_pid):
+    files = Files(tmp_path / "figures")
+    folder = tmp_path / "figures"
+    write(folder, "counter", os.getpid(), {"jobs_total": 5})
+
+    for number in range(1000):
+        write(folder, "counter", dead_pid(number), {"jobs_total": 1})
+        write(folder, "gauge_livesum", dead_pid(number), {"slots": 16})
+        if number % 10 == 0:
+            write(folder, "gauge_max", dead_pid(number), {"peak": number})
+        files.sweep()
+
+    assert sums(files) == {"jobs_total": 1005, "peak": 990}
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_files_of_an_earlier_run_are_not_counted(tmp_path):
+    write(tmp_path, "counter", 1, {"jobs_total": 5})
+
+    assert sums(Files(tmp_path)) == {}
+
+
+def test_a_file_that_its_process_did_not_come_to_fill_disturbs_no_scrape(tmp_path, dead_pid):
+    files = Files(tmp_path)
+    write(tmp_path, "counter", os.getpid(), {"jobs_total": 5})
+    (tmp_path / f"histogram_{dead_pid(1)}.db").touch()
+
+    assert sums(files) == {"jobs_total": 5}
+    files.sweep()
+    assert sums(files) == {"jobs_total": 5}
+
+
+def test_the_endpoint_stops_with_its_worker_and_leaves_no_process(worker, jobs):
+    running, port = worker()
+    children = running.children()
+
+    running.process.send_signal(signal.SIGTERM)
+
+    assert running.process.wait(20) == 0
+    assert get(port, "/metrics")[0] == 0
+    assert not any(map(psutil.Process.is_running, children))
+    end(running.process)

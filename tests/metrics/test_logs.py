@@ -1,0 +1,145 @@
+"""Log lines: JSON for machines, colours for people, no flood, and nothing that is nobody's business."""
+
+import json
+import logging
+
+import pytest
+from patience import eventually
+
+from reliq import events
+from reliq.logs import SAME_LINES, SAME_SECONDS, JsonFormatter, Limiter, LogObserver, TextFormatter
+
+SECRET = "the body's secret"
+
+
+@pytest.fixture
+def lines(caplog):
+    """Log events and return the records."""
+    caplog.set_level(logging.DEBUG, "reliq")
+
+    def log(*happened):
+        caplog.clear()
+        for event in happened:
+            LogObserver()(event)
+        return list(caplog.records)
+
+    return log
+
+
+@pytest.mark.parametrize(
+    ("event", "level"),
+    [
+        (events.Handled("q", "m", 1, "ack", 0.1), logging.DEBUG),
+        (events.Handled("q", "m", 1, "snooze", 0.1), logging.DEBUG),
+        (events.Handled("q", "m", 2, "nack", 0.1, "ValueError"), logging.INFO),
+        (events.Handled("q", "m", 2, "timeout", 0.1), logging.INFO),
+        (events.Collected("q", ("m",)), logging.WARNING),
+        (events.Expired("q", ("m",)), logging.WARNING),
+        (events.Lost("q", ("m",), "ack"), logging.WARNING),
+        (events.Reclaimed("q", ("m",), (), ()), logging.WARNING),
+        (events.Inconsistent("q", ("m",)), logging.WARNING),
+        (events.RenewalLate("q", 2.0), logging.WARNING),
+        (events.RedisAway("", "fetcher", "refused"), logging.WARNING),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, events.Event) else "",
+)
+def test_an_event_that_matters_is_one_line_at_its_level(lines, event, level):
+    assert [record.levelno for record in lines(event)] == [level]
+
+
+@pytest.mark.parametrize("event", [events.Published("q", ("m",)), events.Promoted("q", 1), events.Claimed("q", ("m",))])
+def test_the_ordinary_way_is_not_logged(lines, event):
+    assert lines(event) == []
+
+
+def test_a_json_line_has_queue_id_attempt_and_duration(lines):
+    (record,) = lines(events.Handled("q", "m", 2, "nack", 0.25, "ValueError: no"))
+
+    row = json.loads(JsonFormatter().format(record))
+
+    assert row["time"].endswith("Z")
+    assert row["message"] == "q m attempt 2: nack in 0.250 s: ValueError: no"
+    expected = {"level": "info", "logger": "reliq", "event": "handled", "queue": "q", "id": "m", "attempt": 2}
+    expected |= {"seconds": 0.25, "outcome": "nack", "error": "ValueError: no", "error_type": "ValueError"}
+    assert {name: row[name] for name in expected} == expected
+
+
+def test_what_a_foreign_id_or_an_error_holds_breaks_no_line(lines):
+    (record,) = lines(events.Handled("q", "m\n\x1b[2J", 1, "nack", 0.1, "ValueError: a\nb"))
+
+    assert record.getMessage().isprintable()
+    assert "ValueError: a\\nb" in record.getMessage()
+
+
+def test_a_line_names_a_few_ids_and_says_how_many_there_are(lines):
+    (record,) = lines(events.Collected("q", tuple(f"m{number}" for number in range(500))))
+
+    row = json.loads(JsonFormatter().format(record))
+
+    assert row["ids"] == ["m0", "m1", "m2", "m3", "m4"]
+    assert row["count"] == 500
+    assert "and 495 more" in row["message"]
+
+
+def test_a_trace_is_a_field_of_its_line():
+    try:
+        raise ValueError("x")
+    except ValueError:
+        record = logging.getLogger("other").makeRecord(
+            "other", 40, "f", 1, "it broke", (), __import__("sys").exc_info()
+        )
+
+    text = JsonFormatter().format(record)
+
+    assert "\n" not in text
+    assert "ValueError: x" in json.loads(text)["trace"]
+
+
+def test_colours_are_for_terminals(lines):
+    (record,) = lines(events.Expired("q", ("m",)))
+
+    assert TextFormatter(colours=True).format(record).startswith("\x1b[33m")
+    assert "\x1b" not in TextFormatter(colours=False).format(record)
+
+
+def at(record, seconds):
+    record.created = seconds
+    return record
+
+
+def test_lines_that_say_the_same_are_held_back_and_counted(lines):
+    limiter = Limiter()
+    failures = [events.Handled("q", f"m{number}", 1, "nack", 0.1, "ValueError: no") for number in range(100)]
+
+    written = [record for record in lines(*failures) if limiter.filter(at(record, 1000.0))]
+    (later,) = lines(failures[0])
+
+    assert len(written) == SAME_LINES
+    assert limiter.filter(at(later, 1000.0 + SAME_SECONDS))
+    assert later.getMessage().endswith(f"(and {100 - SAME_LINES} like it held back)")
+
+
+def test_lines_that_say_something_else_and_those_for_debugging_are_not(lines):
+    limiter = Limiter()
+    others = [events.Handled(f"q{number}", "m", 1, "nack", 0.1, "ValueError") for number in range(50)]
+    acks = [events.Handled("q", f"m{number}", 1, "ack", 0.1) for number in range(50)]
+
+    assert all(limiter.filter(at(record, 1000.0)) for record in lines(*others, *acks))
+
+
+def test_a_worker_writes_json_without_bodies_or_passwords(command, jobs, environment, url):
+    environment["RELIQ_URL"] = url.replace("redis://", "redis://default:hunter2@")
+    jobs.SHOP.publish_many(["poison", SECRET])
+
+    running = command(
+        "worker", "monitored:consumer", "--burst", "--log-format", "json", "--log-level", "debug", "--queue", "shop"
+    )
+    eventually(lambda: running.process.poll() is not None, "the worker ends")
+    eventually(lambda: any('"dead"' in line for line in running.lines), "a dead letter is logged")
+
+    rows = [json.loads(line) for line in running.lines if line.startswith("{")]
+    handled = {row["outcome"]: row for row in rows if row.get("event") == "handled"}
+    assert handled["ack"]["level"] == "debug"
+    assert handled["reject"]["queue"] == "shop"
+    assert "hunter2" not in "".join(running.lines)
+    assert SECRET not in "".join(running.lines)

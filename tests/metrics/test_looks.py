@@ -1,0 +1,231 @@
+"""What is asked of Redis: the states, the ages from the ends, the two kinds in unack; and what a look costs."""
+
+import threading
+
+import pytest
+from patience import figures, value
+from prometheus_client import CollectorRegistry, generate_latest
+
+from reliq import Layout, Queue
+from reliq.connection import Connection
+from reliq.doors.blocking import BlockingDoor
+from reliq.keys import QUEUES_KEY
+from reliq.metrics.looks import SAMPLE, Looker
+from reliq.metrics.queues import QueueCollector
+from reliq.metrics.serving import queue_collector
+
+
+@pytest.fixture
+def connection(url):
+    yield Connection.to(url)
+    Connection.to(url).close()
+
+
+@pytest.fixture
+def look(connection):
+    """Look at queues once."""
+
+    def once(*queues):
+        return Looker(BlockingDoor(connection.wire(5.0)), lambda: [queue.keys for queue in queues]).look()
+
+    return once
+
+
+def page(collector):
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return figures(generate_latest(registry).decode())
+
+
+def test_each_state_and_every_total_is_what_counts_says(url, connection):
+    queue = Queue("q", int, url=url)
+    queue.publish_many(range(5))
+    queue.publish(9, delay=60)
+    with queue.receive(limit=2):
+        pass
+
+    found = page(queue_collector(connection, [queue.keys]))
+
+    counts = queue.counts()
+    for state in ("pending", "ready", "unack", "retry", "garbage", "dead"):
+        assert value(found, "reliq_messages", queue="q", state=state) == getattr(counts, state)
+    assert value(found, "reliq_published_total", queue="q") == 6
+    assert value(found, "reliq_acked_total", queue="q") == 2
+    assert value(found, "reliq_dead_total", queue="q") == 0
+    assert value(found, "reliq_paused", queue="q") == 0
+    queue.pause()
+    assert value(page(queue_collector(connection, [queue.keys])), "reliq_paused", queue="q") == 1
+
+
+def test_the_age_of_a_list_is_that_of_the_message_that_was_due_first(url, client, look):
+    queue = Queue("q", int, url=url)
+    ids = [queue.publish(number).id for number in range(3)]
+    seconds, _ = client.time()
+    for id, age in zip(ids, (900, 600, 300), strict=True):
+        client.setrange(queue.keys.msg(id), 13, str((seconds - age) * 1000))
+
+    (seen,) = look(queue).queues
+
+    assert seen.oldest["ready"] == pytest.approx(900, abs=5)
+    assert (seen.oldest["pending"], seen.oldest["retry"], seen.oldest["unack"]) == (0, 0, 0)
+
+
+def test_a_due_time_that_has_passed_counts_from_then(url, client, look):
+    queue = Queue("q", int, url=url)
+    id = queue.publish(1).id
+    seconds, _ = client.time()
+    client.setrange(queue.keys.msg(id), 13, str((seconds - 100) * 1000))
+    client.zadd(queue.keys.pending, {"late": seconds - 50})
+    client.zadd(queue.keys.unack, {"later": seconds - 20})
+
+    oldest = look(queue).queues[0].oldest
+
+    assert oldest["ready"] == pytest.approx(100, abs=5)
+    assert oldest["pending"] == pytest.approx(50, abs=5)
+    assert oldest["unack"] == pytest.approx(20, abs=5)
+
+
+def test_a_bare_message_counts_from_when_its_id_was_made_and_one_with_a_strange_id_has_no_age(url, client, look):
+    queue = Queue("q", bytes, url=url, layout=Layout.hdt3213())
+    queue.publish(b"x")
+    other = Queue("other", bytes, url=url, layout=Layout.hdt3213())
+    client.lpush(other.keys.ready, "from-go")
+
+    known, unknown = look(queue, other).queues
+
+    assert known.oldest["ready"] >= 0
+    assert "ready" not in unknown.oldest
+
+
+def test_unack_is_split_into_leases_and_waits_exactly_while_it_is_short(url, client, look):
+    queue = Queue("q", int, url=url)
+    client.zadd(queue.keys.unack, {f"m{number}": 2e9 for number in range(SAMPLE)})
+    client.hset(
+        queue.keys.lease, mapping={f"m{number}": "nacked" if number < 30 else "nonce" for number in range(SAMPLE)}
+    )
+
+    assert look(queue).queues[0].backoff == 30
+
+
+def test_and_is_estimated_when_it_is_long(url, client, look):
+    queue = Queue("q", int, url=url)
+    client.zadd(queue.keys.unack, {f"m{number}": 2e9 for number in range(10_000)})
+    client.hset(queue.keys.lease, mapping={f"m{number}": "nacked" for number in range(0, 10_000, 2)})
+
+    # 200 drawn by chance: the standard deviation is 350, so this fails once in ten million runs.
+    assert look(queue).queues[0].backoff == pytest.approx(5000, abs=1900)
+
+
+def test_every_queue_that_a_worker_has_served_is_found_in_the_registry(url, client, connection):
+    client.hset(QUEUES_KEY, mapping={"b": "1", "a": "1"})
+
+    found = page(queue_collector(connection))
+
+    assert value(found, "reliq_messages", queue="a", state="ready") == 0
+    assert value(found, "reliq_messages", queue="b", state="ready") == 0
+
+
+def test_redis_tells_of_its_memory_its_eviction_policy_and_its_file(url, client, connection):
+    found = page(queue_collector(connection))
+
+    assert value(found, "reliq_redis_up") == 1
+    assert value(found, "reliq_redis_memory_bytes") > 0
+    assert value(found, "reliq_redis_eviction_enabled") == 0
+    assert value(found, "reliq_redis_aof_enabled") == 0
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        assert value(page(queue_collector(connection)), "reliq_redis_eviction_enabled") == 1
+    finally:
+        client.config_set("maxmemory-policy", "noeviction")
+
+
+def test_a_server_that_hides_its_facts_still_tells_of_its_queues(url, client, connection):
+    client.execute_command("ACL", "SETUSER", "shy", "on", ">secret", "~*", "+@all", "-info")
+    shy = url.replace("redis://", "redis://shy:secret@")
+    try:
+        queue = Queue("q", int, url=url)
+        found = page(queue_collector(Connection.to(shy), [queue.keys]))
+    finally:
+        Connection.to(shy).close()
+        client.execute_command("ACL", "DELUSER", "shy")
+
+    assert value(found, "reliq_messages", queue="q", state="ready") == 0
+    assert value(found, "reliq_redis_memory_bytes") is None
+
+
+def test_a_queue_with_a_key_of_a_foreign_type_is_left_out_and_hides_no_other(url, client, connection):
+    spoilt, sound = Queue("spoilt", int, url=url), Queue("sound", int, url=url)
+    client.set(spoilt.keys.ready, "not a list")
+
+    found = page(queue_collector(connection, [spoilt.keys, sound.keys]))
+
+    assert value(found, "reliq_redis_up") == 1
+    assert value(found, "reliq_messages", queue="sound", state="ready") == 0
+    assert value(found, "reliq_messages", queue="spoilt", state="ready") is None
+
+
+def commands_of(client, look, queues):
+    client.config_resetstat()
+    look(*queues)
+    stats = client.info("commandstats")
+    return {name: row["calls"] for name, row in stats.items() if name != "cmdstat_config|resetstat"}
+
+
+def test_a_look_at_a_million_messages_makes_the_same_commands_as_one_at_a_few(url, client, look):
+    few, many = Queue("few", int, url=url), Queue("many", int, url=url)
+    for queue, count in ((few, 300), (many, 1_000_000)):
+        for start in range(0, count, 50_000):
+            ids = [f"m{number}" for number in range(start, min(count, start + 50_000))]
+            client.lpush(queue.keys.ready, *ids)
+        client.zadd(queue.keys.unack, {f"u{number}": 2e9 for number in range(300)})
+    look(few, many)  # the script is known from here on
+
+    assert commands_of(client, look, [few]) == commands_of(client, look, [many])
+    assert look(many).queues[0].counts.ready == 1_000_000
+
+
+def test_a_look_makes_two_round_trips_whatever_the_number_of_queues(url, connection):
+    trips = []
+
+    class Counted:
+        def __init__(self, wire):
+            self._wire = wire
+
+        def exchange(self, commands):
+            trips.append(len(commands))
+            return self._wire.exchange(commands)
+
+    queues = [Queue(f"q{number}", int, url=url) for number in range(50)]
+    for queue in queues:
+        queue.publish(1)
+    look = Looker(BlockingDoor(Counted(connection.wire(5.0))), lambda: [queue.keys for queue in queues]).look
+    look()
+    trips.clear()
+
+    look()
+
+    assert len(trips) == 2
+    assert sum(trips) <= 10 * len(queues)
+
+
+def test_a_redis_that_is_away_is_told_as_such_and_nothing_else_is():
+    collector = queue_collector(Connection.to("redis://127.0.0.1:1/0"))
+
+    assert page(collector) == {("reliq_redis_up", ()): 0}
+
+
+def test_a_look_that_hangs_holds_up_no_scrape_and_is_not_begun_twice():
+    hangs, begun = threading.Event(), []
+
+    def hanging():
+        begun.append(1)
+        hangs.wait()
+
+    collector = QueueCollector(hanging)
+    try:
+        assert page(collector) == {("reliq_redis_up", ()): 0}
+        assert page(collector) == {("reliq_redis_up", ()): 0}
+    finally:
+        hangs.set()
+
+    assert begun == [1]

@@ -1,0 +1,81 @@
+"""One name in the code, on the dashboard, in the rules: a metric that nobody shows, or that nobody has, is a mistake."""
+
+import re
+
+from panels import ALL_RULES, GRAFANA, QUERIES, RUNBOOK, metrics_in
+from patience import get
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from reliq.metrics import names, serving
+from reliq.metrics.names import ALL
+
+SERIES = {series: spec.name for spec in ALL.values() for series in spec.series}
+
+
+def test_every_name_on_the_dashboard_and_in_the_rules_is_one_of_ours():
+    used = {name for _, _, query in QUERIES for name in metrics_in(query)}
+    used |= {name for rule in ALL_RULES for name in metrics_in(rule["expr"])}
+
+    assert used - set(SERIES) == set()
+
+
+def test_every_metric_is_on_the_dashboard():
+    shown = {SERIES[name] for _, _, query in QUERIES for name in metrics_in(query)}
+
+    assert set(ALL) - shown == set()
+
+
+def test_every_label_in_a_query_is_one_that_its_metric_has():
+    for title, _, query in QUERIES:
+        for name, selector in re.findall(r"(reliq_[a-z0-9_]+)\{([^}]*)\}", query):
+            labels = set(re.findall(r"(\w+)=~?", selector)) - {"instance"}
+            assert labels <= set(ALL[SERIES[name]].labels), title
+
+
+def test_every_recorded_name_that_an_alert_uses_is_recorded():
+    recorded = {rule["record"] for rule in ALL_RULES if "record" in rule}
+    used = {name for rule in ALL_RULES for name in re.findall(r"reliq:[\w:]+", rule["expr"])}
+
+    assert used <= recorded
+
+
+def test_a_worker_serves_exactly_the_metrics_of_the_table_with_their_kinds_labels_and_help(worker, jobs):
+    jobs.SHOP.publish("good")
+    _, port = worker(processes=1)
+
+    families = list(text_string_to_metric_families(get(port, "/metrics")[1]))
+
+    ours = {
+        family.name + ("_total" if family.type == "counter" else ""): family
+        for family in families
+        if family.name.startswith("reliq_")
+    }
+    assert set(ours) == set(ALL)
+    for name, spec in ALL.items():
+        assert (ours[name].type, ours[name].documentation) == (spec.kind, spec.help), name
+        for sample in ours[name].samples:
+            assert set(sample.labels) - {"le"} == set(spec.labels), name
+
+
+def test_the_table_of_totals_has_every_kind_that_a_script_counts():
+    scripts = (GRAFANA.parent / "reliq" / "lua").glob("*.lua")
+    counted = {kind for script in scripts for kind in re.findall(r"add\('(\w+)'", script.read_text())}
+
+    assert counted - {f"retried_{cause}" for cause in names.CAUSES} <= set(names.TOTALS)
+
+
+def test_the_readme_names_every_metric():
+    readme = (GRAFANA.parent / "README.md").read_text("utf-8")
+
+    assert {name for name in ALL if f"`{name}" not in readme} == set()
+
+
+def test_figures_can_be_registered_beside_those_of_others_without_asking_redis():
+    registry = CollectorRegistry(auto_describe=True)
+
+    for part in (serving.Build(), serving.Processes(lambda: 1)):
+        registry.register(part)
+
+    assert registry.get_sample_value("reliq_workers") == 1
+    assert RUNBOOK

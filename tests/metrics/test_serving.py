@@ -1,0 +1,240 @@
+"""The port: where it listens, what it answers when Redis or a worker is in trouble, and the commands around it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+from patience import eventually, figures, get, scrape, value
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+
+from reliq import Consumer, Queue, WorkerSettings
+from reliq.embedded import EmbeddedRedis, free_port
+from reliq.errors import ConfigurationError
+from reliq.events import RedisAway
+from reliq.health import CLAIM_SECONDS, PATIENT_SECONDS, Pulse
+from reliq.metrics.endpoint import Endpoint
+from reliq.metrics.serving import of_one_process
+
+
+@pytest.fixture
+def reliq(environment):
+    """Run a `reliq` command to its end."""
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "reliq", *map(str, arguments)],
+            env=environment,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+
+    return run
+
+
+def listeners(pid):
+    return {place.laddr.ip for place in psutil.Process(pid).net_connections("tcp") if place.status == "LISTEN"}
+
+
+def test_it_listens_on_the_loopback_unless_told_otherwise(worker, command, environment):
+    running, _ = worker(processes=1)
+    port = free_port()
+    other = command("exporter", "--port", str(port), "--host", "0.0.0.0")
+    eventually(lambda: get(port, "/live")[0] == 200, "the exporter serves")
+
+    assert listeners(running.process.pid) == {"127.0.0.1"}
+    assert listeners(other.process.pid) == {"0.0.0.0"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("worker", "monitored:consumer", "--metrics-port"), ("exporter", "--port")],
+    ids=["worker", "exporter"],
+)
+def test_a_port_in_use_is_one_line_that_says_so(reliq, arguments):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = reliq(*arguments, port)
+
+    assert done.returncode == 2
+    assert f"cannot serve metrics on 127.0.0.1:{port}: something listens there already" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("port", "host", "complaint"),
+    [(70000, None, "metrics port must be 0 to 65535, not 70000"), (0, "192.0.2.1", "this machine has no such address")],
+)
+def test_a_place_where_nobody_can_listen_is_refused(port, host, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        Endpoint(port, host, registry=CollectorRegistry(), live=str, ready=str)
+
+
+def test_other_pages_are_not_found_and_a_head_has_no_body():
+    with Endpoint(0, None, registry=CollectorRegistry(), live=str, ready=lambda: "starting") as endpoint:
+        assert get(endpoint.port, "/")[0] == 404
+        assert get(endpoint.port, "/live") == (200, "ok\n")
+        assert get(endpoint.port, "/ready?x=1") == (503, "starting\n")
+
+
+def test_while_redis_is_away_a_scrape_answers_in_time_with_the_counters_and_the_worker_need_not_be_restarted(
+    worker, jobs, redis_server, reliq
+):
+    running, port = worker()
+    jobs.SHOP.publish("good")
+    eventually(lambda: value(scrape(port), "reliq_acked_total", queue="shop"), "the message is handled")
+    eventually(lambda: value(scrape(port), "reliq_lag_seconds_count", queue="shop"), "and counted")
+
+    os.kill(redis_server.pid, signal.SIGSTOP)  # worse than a closed port: nothing answers
+    try:
+        found = scrape(port, timeout=2.0)
+        assert value(found, "reliq_redis_up") == 0
+        assert value(found, "reliq_lag_seconds_count", queue="shop") == 1
+        assert value(found, "reliq_messages", queue="shop", state="ready") is None
+        assert get(port, "/live")[0] == 200
+        assert get(port, "/ready") == (503, "Redis does not answer\n")
+        assert reliq("health", "ready", "--port", port).returncode == 1
+    finally:
+        os.kill(redis_server.pid, signal.SIGCONT)
+
+    eventually(lambda: value(scrape(port), "reliq_redis_up") == 1, "it sees Redis again")
+    assert reliq("health", "live", "--port", port).stdout == "ok\n"
+    assert reliq("health", "ready", "--port", port).returncode == 0
+    assert len(running.children()) == 2
+
+
+def test_a_worker_that_is_idle_or_paused_goes_on_completing_claim_rounds(worker, jobs):
+    jobs.SHOP.pause()
+    _, port = worker()
+    since = value(scrape(port), "reliq_last_claim_timestamp_seconds")
+
+    eventually(lambda: value(scrape(port), "reliq_last_claim_timestamp_seconds") > since + 1, "both claimed again")
+
+    assert get(port, "/live") == (200, "ok\n")
+
+
+def test_health_of_a_worker_that_is_not_there_is_a_failure_with_the_reason(reliq):
+    port = free_port()
+
+    done = reliq("health", "live", "--port", port)
+
+    assert done.returncode == 1
+    assert f"no answer from 127.0.0.1:{port}" in done.stderr
+
+
+def test_the_exporter_tells_of_queues_that_no_worker_serves_and_waits_for_redis(command, server_path, environment):
+    with EmbeddedRedis(server=server_path, port=None) as server:
+        Queue("lonely", int, url=server.url).publish(1)
+        server.kill()
+        port = free_port()
+        command("exporter", "--url", server.url, "--queue", "lonely", "--port", str(port))
+        eventually(lambda: get(port, "/live")[0] == 200, "it serves although Redis is away")
+        assert value(scrape(port), "reliq_redis_up") == 0
+        assert get(port, "/ready")[0] == 503
+
+        server.start()
+        Queue("lonely", int, url=server.url).publish(1)
+
+        eventually(lambda: value(scrape(port), "reliq_messages", queue="lonely", state="ready") == 1, "it sees Redis")
+        assert get(port, "/ready")[0] == 200
+
+
+class TestOneProcess:
+    """`Consumer.run(metrics_port=...)`."""
+
+    @pytest.fixture
+    def consumer(self, url):
+        queue, handled = Queue("single", int, url=url), threading.Event()
+        consumer = Consumer()
+
+        @consumer.handler(queue)
+        def handle(number: int) -> None:
+            handled.set()
+
+        consumer.handled, consumer.queue = handled, queue
+        yield consumer
+        consumer.stop()
+        queue.close()
+
+    def test_it_serves_its_own_figures_while_it_runs(self, consumer):
+        with of_one_process(consumer, port=0) as endpoint:
+            assert get(endpoint.port, "/ready") == (503, "starting: process 0\n")
+            consumer.start(WorkerSettings(concurrency=3))
+            consumer.queue.publish(1)
+            assert consumer.handled.wait(10)
+            eventually(lambda: get(endpoint.port, "/ready")[0] == 200, "it is ready")
+            eventually(
+                lambda: value(scrape(endpoint.port), "reliq_handler_seconds_count", queue="single", outcome="ack") == 1,
+                "the handler was counted",
+            )
+            found = scrape(endpoint.port)
+
+        assert value(found, "reliq_slots") == 3
+        assert value(found, "reliq_workers") == 1
+        assert value(found, "reliq_messages", queue="single", state="ready") == 0
+        assert consumer.observers == []
+
+    def test_a_registry_handed_in_has_them_beside_its_own(self, consumer):
+        registry = CollectorRegistry(auto_describe=True)
+        Counter("mine", "of the user", registry=registry).inc()
+
+        with of_one_process(consumer, port=None, registry=registry):
+            found = figures(generate_latest(registry).decode())
+        after = figures(generate_latest(registry).decode())
+
+        assert value(found, "mine_total") == 1
+        assert value(found, "reliq_redis_up") == 1
+        assert set(after) == {("mine_total", ())}
+
+    def test_run_serves_until_it_ends(self, environment, jobs):
+        port = free_port()
+        text = f"import monitored; raise SystemExit(monitored.consumer.run(metrics_port={port}))"
+        with subprocess.Popen([sys.executable, "-c", text], env=environment) as process:
+            eventually(lambda: get(port, "/ready")[0] == 200, "it is ready")
+            found = scrape(port)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+
+        assert value(found, "reliq_slots") == 16
+        assert get(port, "/live")[0] == 0
+
+
+class TestPulse:
+    """Alive is who completes claim rounds; who is starting, or without Redis, has longer."""
+
+    class Engine:
+        def __init__(self, last_claim_at):
+            self.last_claim_at = last_claim_at
+
+    def test_a_process_that_claims_is_alive_and_one_that_stopped_claiming_is_not(self, tmp_path):
+        pulse = Pulse(tmp_path / "pulse")
+        start = pulse._read()[0]
+        pulse.note(self.Engine(start + 100))
+
+        assert pulse.complaint(start + 100 + CLAIM_SECONDS) == ""
+        assert pulse.complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
+        assert Pulse(tmp_path / "pulse").complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
+
+    def test_one_that_cannot_reach_redis_has_five_minutes(self):
+        pulse = Pulse()
+        pulse.note(self.Engine(pulse._read()[0]))
+        pulse(RedisAway("", "fetcher", "gone"))
+
+        assert pulse.complaint(pulse._read()[0] + PATIENT_SECONDS) == ""
+        assert pulse.complaint(pulse._read()[0] + PATIENT_SECONDS + 1) != ""
+
+    def test_one_that_is_starting_has_as_long_and_one_that_starts_again_and_again_no_longer(self, tmp_path):
+        first = Pulse(tmp_path / "pulse")
+        first.note(None)
+        again = Pulse(tmp_path / "pulse")
+        again.note(None)
+
+        assert again.complaint(first._read()[0] + PATIENT_SECONDS) == ""
+        assert again.complaint(first._read()[0] + PATIENT_SECONDS + 1) != ""
+        assert not again.is_ready

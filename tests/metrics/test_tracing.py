@@ -1,0 +1,145 @@
+"""Spans: a publish in one process is the parent of the handling in another."""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+from patience import eventually
+
+from reliq import Layout, Outgoing, Queue
+from reliq.errors import ConfigurationError, PublishFailed
+from reliq.tracing import instrument, uninstrument
+
+
+@pytest.fixture
+def published(environment):
+    """Instrument this process's publishes; ask for what was recorded."""
+    import traced
+
+    made, exporter = traced.provider()
+    instrument(tracer_provider=made)
+    yield lambda: traced.spans_of(exporter)
+    uninstrument()
+    traced.TRACED.close()
+
+
+@pytest.fixture
+def handled(environment):
+    """Run the traced consumer in another process until enough was handled; return its spans."""
+
+    def run(queue, enough):
+        command = [sys.executable, "-m", "traced"]
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            eventually(lambda: enough(queue.counts()), "the messages are handled")
+            out, _ = process.communicate(timeout=20)
+        return json.loads(out)
+
+    return run
+
+
+def test_a_handler_in_another_process_is_a_child_of_the_publish(published, handled, environment):
+    import traced
+
+    receipt = traced.TRACED.publish("good", headers={"mine": "stays"})
+    traced.TRACED.publish("bad")
+    traced.TRACED.publish("snooze")
+
+    spans = handled(traced.TRACED, lambda counts: counts.ready == counts.unack == counts.garbage == 0)
+
+    sent = {span["told"]["messaging.message.id"]: span for span in published()}
+    done = {span["told"]["messaging.message.id"]: span for span in spans}
+    assert set(sent) == set(done)
+    for id, span in done.items():
+        assert (span["trace"], span["parent"]) == (sent[id]["trace"], sent[id]["id"])
+    good = done[receipt.id]
+    assert (good["name"], good["kind"], good["status"]) == ("process traced", "CONSUMER", "UNSET")
+    assert good["told"] == {
+        "messaging.system": "reliq",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "traced",
+        "messaging.message.id": receipt.id,
+        "reliq.attempt": 1,
+    }
+    assert sorted(span["status"] for span in spans) == ["ERROR", "UNSET", "UNSET"]
+    assert "secret" not in json.dumps(spans)
+
+
+def test_a_publish_is_a_producer_span_in_the_words_of_the_conventions(published, url):
+    queue = Queue("q", int, url=url)
+
+    receipt = queue.publish(1)
+
+    (span,) = published()
+    assert (span["name"], span["kind"], span["parent"]) == ("publish q", "PRODUCER", None)
+    assert span["told"] == {
+        "messaging.system": "reliq",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "q",
+        "messaging.message.id": receipt.id,
+    }
+
+
+def test_many_are_one_span_and_each_carries_it_with_headers_of_its_own(published, url):
+    queue = Queue("q", int, url=url)
+
+    queue.publish_many(Outgoing(body=number, headers={"n": str(number)}) for number in range(3))
+
+    (span,) = published()
+    assert span["told"]["messaging.batch.message_count"] == 3
+    with queue.receive(limit=3) as jobs:
+        assert [job.headers["n"] for job in jobs] == ["0", "1", "2"]
+        assert {job.headers["traceparent"].split("-")[1] for job in jobs} == {span["trace"]}
+
+
+def test_async_publishes_are_traced_as_well(published, url):
+    queue = Queue("q", int, url=url)
+
+    async def publish():
+        await queue.apublish(1)
+        await queue.apublish_many([2, 3])
+        await queue.aclose()
+
+    asyncio.run(publish())
+
+    assert [span["name"] for span in published()] == ["publish q", "publish q"]
+
+
+def test_a_queue_of_bare_bodies_is_published_to_without_headers(published, url):
+    queue = Queue("q", bytes, url=url, layout=Layout.hdt3213())
+
+    queue.publish(b"x")
+    queue.publish_many([b"y"])
+
+    assert len(published()) == 2
+    assert queue.counts().ready == 2
+
+
+def test_a_publish_that_fails_is_an_error_by_its_class_alone(published):
+    queue = Queue("q", int, url="redis://127.0.0.1:1/0")
+
+    with pytest.raises(ConfigurationError):
+        queue.publish(1, delay=-1)
+    with pytest.raises(PublishFailed):
+        queue.publish(1)
+
+    assert [(span["status"], span["told"]["error.type"]) for span in published()] == [
+        ("ERROR", "ConfigurationError"),
+        ("ERROR", "PublishFailed"),
+    ]
+
+
+def test_without_instrumentation_nothing_is_imported_sent_or_wrapped(url):
+    queue = Queue("q", int, url=url)
+    queue.publish(1)
+    text = "import sys, reliq, reliq.cli.app; print('reliq.tracing' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True)
+
+    assert done.stdout == "False\n"
+    assert not hasattr(Queue.publish, "__wrapped__")
+    with queue.receive() as (job,):
+        assert job.headers == {}
