@@ -1,0 +1,234 @@
+"""
+One process under the supervisor: `python -m reliq.child`, started with a plan on its standard input.
+
+The plan stays open as long as the supervisor lives: its end tells the child that it is alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reliq.consumer import Consumer, load_consumer
+from reliq.errors import ConfigurationError, RedisUnavailableError
+from reliq.events import Started
+from reliq.health import Pulse, Sampler
+from reliq.logs import LogObserver, configure_logging
+from reliq.metrics.process import ProcessMetrics
+from reliq.retry import RECONNECT, seconds_after
+from reliq.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from reliq.events import Event
+
+logger = logging.getLogger(__name__)
+
+#: The child cannot work as it is set up: starting it again would not help (sysexits.h: EX_CONFIG).
+EXIT_CONFIG = 78
+EXIT_CRASHED = 1
+BOARD_BYTES = 8
+BOARD_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """
+    What a child is to do.
+
+    Attributes:
+        consumer: `module:name`.
+        queues: some of the handlers' queues, none for all.
+        board: file in which the child writes until when its one handler may run, in monotonic seconds.
+        report: file in which the child names what it could not finish.
+        pulse: file in which the child notes that it claims.
+        metrics: whether the child keeps figures for its parent.
+    """
+
+    consumer: str
+    queues: tuple[str, ...]
+    concurrency: int
+    grace: float
+    max_jobs: int | None
+    burst: bool
+    allow_eviction: bool
+    log_level: str
+    board: str
+    report: str
+    pulse: str = ""
+    metrics: bool = False
+    log_format: str = "auto"
+
+    def as_line(self) -> str:
+        """Return the plan as it is sent."""
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def of(cls, line: str) -> Plan:
+        """Return the plan in a line."""
+        fields: dict[str, Any] = json.loads(line)
+        return cls(**{**fields, "queues": tuple(fields["queues"])})
+
+
+def main() -> int:
+    """Work as the plan on standard input says; return the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor speaks for the terminal
+    plan = Plan.of(sys.stdin.readline())
+    configure_logging(plan.log_level, plan.log_format)
+    supervisor = _take_standard_input()
+    threading.Thread(target=_end_when_alone, args=(supervisor,), name="reliq-supervisor-watch", daemon=True).start()
+    try:
+        return _work(load_consumer(plan.consumer), plan)
+    except ConfigurationError as error:
+        logger.error("%s", error)  # noqa: TRY400  what to do is in the message; a trace would hide it
+        return EXIT_CONFIG
+    except Exception:
+        logger.exception("this process cannot work")
+        return EXIT_CRASHED
+
+
+def _work(consumer: Consumer, plan: Plan) -> int:
+    consumer.observers.append(LogObserver())
+    _keep_figures(consumer, plan)
+    settings = WorkerSettings(
+        concurrency=plan.concurrency,
+        grace=plan.grace,
+        max_jobs=plan.max_jobs,
+        burst=plan.burst,
+        allow_eviction=plan.allow_eviction,
+    )
+    _write_stacks_on_signal(consumer)
+    if plan.concurrency == 1:
+        board = Board(Path(plan.board), consumer)
+        consumer.observers.append(board)
+        threading.Thread(target=board.keep_up, name="reliq-board", daemon=True).start()
+    failures = 0
+    while True:
+        try:
+            code = consumer.run(settings, queues=plan.queues, patient=True)
+        except RedisUnavailableError as error:
+            failures += 1
+            logger.warning("Redis is away, trying again: %s", error)
+            if consumer.wait_for_signal(seconds_after(RECONNECT, failures)):
+                return 0
+        else:
+            return code
+        finally:
+            _report_unfinished(consumer, Path(plan.report))
+
+
+def _keep_figures(consumer: Consumer, plan: Plan) -> None:
+    """Note for the parent that this process claims, and what it measures."""
+    pulse = Pulse(Path(plan.pulse) if plan.pulse else None)
+    consumer.observers.append(pulse)
+    if not plan.metrics:
+        Sampler(consumer, pulse.note).start()
+        return
+    metrics = ProcessMetrics([handler.queue.name for handler in consumer.chosen(plan.queues)])
+    consumer.observers.append(metrics)
+    Sampler(consumer, pulse.note, metrics.sample).start()
+
+
+class Board:
+    """Tells the supervisor until when the handler that runs may take: it ends one that holds the interpreter."""
+
+    def __init__(self, path: Path, consumer: Consumer) -> None:
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), BOARD_BYTES)
+        self._consumer = consumer
+
+    def __call__(self, event: Event, /) -> None:
+        """Write at once when a handler begins: it may not let us again."""
+        if isinstance(event, Started):
+            self._write()
+
+    def keep_up(self) -> None:
+        """Write again and again, for a handler may extend its time, or end."""
+        while True:
+            time.sleep(BOARD_SECONDS)
+            self._write()
+
+    def _write(self) -> None:
+        running = self._consumer.running()
+        until = min((flight.timeout_at for flight in running if flight.timeout_at is not None), default=0.0)
+        struct.pack_into("d", self._memory, 0, until)
+
+
+def _take_standard_input() -> int:
+    """Return what was standard input; what handlers start gets an empty one, not the supervisor's."""
+    supervisor = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return supervisor
+
+
+def _end_when_alone(supervisor: int) -> None:
+    """Stop in peace when the supervisor is gone: its pipe ends with it."""
+    while os.read(supervisor, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _report_unfinished(consumer: Consumer, path: Path) -> None:
+    """Name the deliveries that the stop cut off: the supervisor gives them back once this process is dead."""
+    rows = [
+        {"queue": flight.handler.queue.name, **asdict(flight.delivery.claimed)}
+        for flight in consumer.unfinished
+        if not flight.abandoned
+    ]
+    half = path.with_suffix(".half")
+    half.write_text(json.dumps(rows))
+    half.replace(path)
+
+
+def _write_stacks_on_signal(consumer: Consumer) -> None:
+    wanted = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: wanted.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor starts us with it held back
+
+    def serve() -> None:
+        while wanted.wait():
+            wanted.clear()
+            logger.warning("stacks:\n%s", stacks(consumer))
+
+    threading.Thread(target=serve, name="reliq-stacks", daemon=True).start()
+
+
+def stacks(consumer: Consumer) -> str:
+    """Return every thread's and every task's stack, with the message it works on."""
+    running = consumer.running()
+    of_thread = {flight.thread: flight for flight in running if flight.task is None}
+    frames = sys._current_frames()  # noqa: SLF001  the documented way to see other threads
+    parts = []
+    for thread in threading.enumerate():
+        ident = thread.ident or 0
+        frame, flight = frames.get(ident), of_thread.get(ident)
+        where = f" on {flight.handler.queue.name} {flight.delivery.id}" if flight else ""
+        parts.append(f"thread {thread.name}{where}\n{''.join(traceback.format_stack(frame))}")
+    for one in running:
+        if one.task is not None:
+            lines = "".join("".join(traceback.format_stack(frame)) for frame in one.task.get_stack())
+            parts.append(f"task on {one.handler.queue.name} {one.delivery.id}\n{lines}")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    try:
+        exit_code = main()
+    except BaseException:
+        traceback.print_exc()
+        exit_code = EXIT_CRASHED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # a handler that hangs in a thread must not hold the process

@@ -1,0 +1,1 @@
+"""The `reliq` command: arguments and environment into settings, and settings into the parts below."""

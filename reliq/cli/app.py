@@ -1,0 +1,51 @@
+"""The command's root: its options, its commands, and how an error reaches a person."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from reliq.cli.demo import demo
+from reliq.cli.exporter import exporter
+from reliq.cli.health import health
+from reliq.cli.worker import worker
+from reliq.errors import ConfigurationError, ReliqError
+
+#: Exit codes: 0 done, 1 it did not work, 2 it was asked for wrongly, 78 the set-up cannot work, 130 interrupted.
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    help="reliq: a reliable, at-least-once job queue on the Redis you already run.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command()(worker)
+app.command()(demo)
+app.command()(exporter)
+app.command()(health)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """reliq: a reliable, at-least-once job queue on the Redis you already run."""
+    if version:
+        from importlib.metadata import version as installed  # noqa: PLC0415  only asked here
+
+        print(f"reliq {installed('reliq')}")  # noqa: T201
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command; an error of ours is one line that says what to do."""
+    try:
+        app()
+    except ConfigurationError as error:
+        print(f"reliq: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(EXIT_USAGE)
+    except ReliqError as error:
+        print(f"reliq: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(EXIT_FAILED)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,0 +1,41 @@
+"""`reliq exporter`: the figures of queues for Prometheus, with no worker alive."""
+
+import signal
+import threading
+from typing import Annotated
+
+import typer
+
+from reliq.connection import Connection
+from reliq.keys import Keys, Layout
+from reliq.logs import configure_logging
+from reliq.metrics.endpoint import DEFAULT_HOST
+from reliq.metrics.serving import of_queues
+
+DEFAULT_PORT = 9465
+
+
+def exporter(
+    url: Annotated[str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.")] = None,
+    queue: Annotated[
+        list[str] | None, typer.Option(help="Only this queue; may be given again. Else all that workers have served.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Serve /metrics, /live and /ready on this port.")] = DEFAULT_PORT,
+    host: Annotated[str, typer.Option(help="The address to serve them on.")] = DEFAULT_HOST,
+    hdt3213: Annotated[
+        bool, typer.Option("--hdt3213", help="The queues named are in the layout of the Go original.")
+    ] = False,
+) -> None:
+    """
+    Serve the states, ages and totals of queues for Prometheus until SIGTERM or Ctrl-C.
+
+    Example: reliq exporter --url redis://127.0.0.1:6379/0 --port 9465
+    """
+    configure_logging("info")
+    layout = Layout.hdt3213() if hdt3213 else Layout.RELIQ
+    queues = [Keys(name, layout) for name in queue or ()]
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: over.set())
+    with of_queues(port, host, connection=Connection.to(url), queues=queues):
+        over.wait()

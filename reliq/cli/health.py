@@ -1,0 +1,43 @@
+"""`reliq health`: the answer of a worker's /live or /ready as an exit code, for probes that run a command."""
+
+import http.client
+import sys
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Annotated
+
+import typer
+
+from reliq.metrics.endpoint import DEFAULT_HOST
+
+TIMEOUT_SECONDS = 5.0
+
+
+class Check(StrEnum):
+    """What to ask."""
+
+    live = "live"
+    ready = "ready"
+
+
+def health(
+    check: Annotated[Check, typer.Argument(help="live: need not be restarted; ready: works, and Redis answers.")],
+    port: Annotated[int, typer.Option(help="The worker's --metrics-port.")],
+    host: Annotated[str, typer.Option(help="The worker's --metrics-host.")] = DEFAULT_HOST,
+) -> None:
+    """
+    Ask a worker on its metrics port; exit 0 when all is well, else 1 with the reason.
+
+    Example: reliq health live --port 9464
+    """
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", f"/{check}")
+        answer = connection.getresponse()
+        status, text = answer.status, answer.read().decode("utf-8", "replace").strip()
+    except (OSError, http.client.HTTPException) as error:
+        status, text = HTTPStatus.SERVICE_UNAVAILABLE, f"no answer from {host}:{port}: {error}"
+    finally:
+        connection.close()
+    print(text, file=sys.stdout if status == HTTPStatus.OK else sys.stderr)
+    raise typer.Exit(0 if status == HTTPStatus.OK else 1)

@@ -1,0 +1,143 @@
+"""`reliq worker`: run handlers in one process or many."""
+
+import os
+import re
+from contextlib import nullcontext
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from reliq.child import Plan
+from reliq.connection import URL_VARIABLE, check_url
+from reliq.consumer import Consumer, load_consumer
+from reliq.errors import ConfigurationError
+from reliq.handler import Handler
+from reliq.logs import FORMATS, LEVELS, configure_logging
+from reliq.metrics import serving
+from reliq.metrics.endpoint import DEFAULT_HOST, Endpoint
+from reliq.metrics.files import FOLDER_VARIABLE
+from reliq.settings import WorkerSettings, whole
+from reliq.supervisor import Supervisor, environment_of_children
+
+_SIZE = re.compile(r"(\d+)\s*([KMG]?)i?B?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def worker(
+    consumer: Annotated[str, typer.Argument(help="Where the Consumer is: module:name, or module.")],
+    processes: Annotated[int, typer.Option(help="Processes to keep running.")] = 1,
+    concurrency: Annotated[int, typer.Option(help="Handlers that run at once in a process.")] = 16,
+    queue: Annotated[list[str] | None, typer.Option(help="Only this queue; may be given again.")] = None,
+    burst: Annotated[bool, typer.Option("--burst", help="Stop when the queues are empty.")] = False,
+    grace: Annotated[float, typer.Option(help="Seconds that running handlers have after a stop.")] = 25.0,
+    max_jobs: Annotated[int | None, typer.Option(help="Replace a process after so many jobs.")] = None,
+    max_memory: Annotated[str | None, typer.Option(help="Replace a process that grows over this, like 512M.")] = None,
+    url: Annotated[str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.")] = None,
+    allow_eviction: Annotated[
+        bool, typer.Option("--allow-eviction", help="Start although Redis may evict messages.")
+    ] = False,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve /metrics, /live and /ready on this port.")] = None,
+    metrics_host: Annotated[str, typer.Option(help="The address to serve them on.")] = DEFAULT_HOST,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="text, json, or auto: colours on a terminal.")] = "auto",
+) -> None:
+    """
+    Run the handlers of a Consumer until SIGTERM or Ctrl-C.
+
+    Example: reliq worker shop.jobs:consumer --processes 4 --concurrency 16
+    """
+    _one_of("--log-level", log_level, LEVELS)
+    _one_of("--log-format", log_format, FORMATS)
+    whole("--processes", processes, least=1, most=1000)
+    settings = WorkerSettings(concurrency=concurrency, grace=grace, max_jobs=max_jobs, burst=burst)
+    environment_of_children()
+    configure_logging(log_level, log_format)
+    found = load_consumer(consumer)
+    _use_url(found, url)
+    plan = Plan(
+        consumer=consumer,
+        queues=tuple(queue or ()),
+        concurrency=settings.concurrency,
+        grace=grace,
+        max_jobs=max_jobs,
+        burst=burst,
+        allow_eviction=allow_eviction,
+        log_level=log_level,
+        board="",
+        report="",
+        metrics=metrics_port is not None,
+        log_format=log_format,
+    )
+    handlers = found.chosen(plan.queues)
+    place = found.connection(handlers).name
+    if log_format != "json":
+        _print_table(handlers, f"{processes} processes of {concurrency} on {place}")
+    supervisor = Supervisor(
+        found, plan, processes=processes, max_memory=None if max_memory is None else size(max_memory)
+    )
+    with (
+        _served(supervisor, found, handlers, metrics_port, metrics_host) if metrics_port is not None else nullcontext()
+    ):
+        code = supervisor.run()
+    raise typer.Exit(code)
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigurationError(f"{option} must be one of {', '.join(allowed)}, not {value!r}")
+
+
+def _served(supervisor: Supervisor, found: Consumer, handlers: list[Handler], port: int, host: str) -> Endpoint:
+    """Return the endpoint of the parent, and have the children keep their figures where it finds them."""
+    folder = supervisor.folder / "metrics"
+    endpoint, processes = serving.of_children(
+        port,
+        host,
+        connection=found.connection(handlers),
+        queues=[handler.queue.keys for handler in handlers],
+        folder=folder,
+        pulses=supervisor.pulses,
+        living=supervisor.living,
+    )
+    supervisor.observers.append(processes)
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    return endpoint
+
+
+def size(text: str) -> int:
+    """Return a size such as 512M in bytes; raise ConfigurationError for another form."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigurationError(f"--max-memory must be a size such as 512M or 2G, not {text!r}")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def _use_url(found: Consumer, url: str | None) -> None:
+    """Let --url say where Redis is; one that contradicts the code is refused."""
+    if url is None:
+        return
+    named = [found.target, *(handler.queue.target for handler in found.handlers)]
+    if any(target is not None and target != url for target in named):
+        raise ConfigurationError("--url contradicts the Redis that the code names; leave one of them out")
+    check_url(url)
+    os.environ[URL_VARIABLE] = url
+
+
+def _print_table(handlers: list[Handler], title: str) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in ("queue", "handler", "kind", "lease", "timeout", "concurrency", "retries"):
+        table.add_column(column)
+    for handler in handlers:
+        settings = handler.settings
+        table.add_row(
+            handler.queue.name,
+            handler.name,
+            "async" if handler.is_async else "plain",
+            f"{settings.lease:g} s",
+            "none" if settings.timeout is None else f"{settings.timeout:g} s",
+            str(settings.concurrency or "all"),
+            str(handler.queue.settings.retries),
+        )
+    Console(stderr=True).print(table)

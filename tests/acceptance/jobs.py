@@ -1,0 +1,85 @@
+"""The handlers that the acceptance tests' worker processes run."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import redis
+from tenacity import wait_fixed
+
+from reliq import Consumer, Job, Queue
+from reliq.connection import default_url
+
+MIXED = Queue("mixed", dict[str, str], retries=5)
+DEADLY = Queue("deadly", str, retries=2)
+ONCE = Queue("once", int, retries=12)
+SLOW = Queue("slow", float, retries=3)
+LARGE = Queue("large", bytes, max_body=16 * 1024 * 1024)
+ENDING = Queue("ending", str, retries=1)
+STUCK = Queue("stuck", int, retries=0)
+
+consumer = Consumer()
+
+
+def notes() -> redis.Redis:
+    """Where handlers write down what they did, for the test to read."""
+    return redis.Redis.from_url(default_url())
+
+
+_notes = threading.local()
+
+
+def note(kind: str, what: str) -> None:
+    if not hasattr(_notes, "client"):
+        _notes.client = notes()
+    _notes.client.sadd(f"note:{kind}", what)
+
+
+@consumer.handler(MIXED, lease=2, backoff=wait_fixed(0.1))
+def mixed(body: dict[str, str], job: Job[dict[str, str]]) -> None:
+    if body["mood"] == "fails" or (body["mood"] == "flaky" and (job.attempt or 0) <= 2):
+        raise ValueError("not today")
+
+
+@consumer.handler(DEADLY, lease=1)
+def deadly(body: str) -> None:
+    if body == "killer":
+        os._exit(9)
+
+
+@consumer.handler(ONCE, lease=1)
+def once(body: int, job: Job[int]) -> None:
+    note("done", job.id)
+
+
+@consumer.handler(SLOW, lease=1)
+def slow(seconds: float, job: Job[float]) -> None:
+    note("started", job.id)
+    time.sleep(seconds)
+    note("done", job.id)
+
+
+@consumer.handler(STUCK, timeout=1, lease=1)
+def stuck(body: int, job: Job[int]) -> None:
+    note("started", str(os.getpid()))
+    sum(10**8 for _ in iter(int, 1)) if body == 1 else pow(7, 10**9)  # forever, holding the interpreter when 2
+
+
+@consumer.handler(LARGE)
+def large(body: bytes) -> None:
+    note("done", str(len(body)))
+
+
+@consumer.handler(ENDING, lease=1, timeout=5)
+async def ending(body: str, job: Job[str]) -> None:
+    async def leave() -> None:
+        sys.exit(3)
+
+    if body == "leaves":
+        await asyncio.wait_for(leave(), 5)
+    if body == "reads":
+        subprocess.run(["cat"], check=True, timeout=4)  # noqa: ASYNC221  it is what such a handler does
+    note("done", body)

@@ -1,0 +1,25 @@
+"""Waiting for other processes, which have no events."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+
+def eventually(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    """Wait until `condition` holds, for processes have no events; fail with `what` when it does not come."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"this did not come within {seconds:g} s: {what}")
+        threading.Event().wait(0.02)
+
+
+def with_patience(process: psutil.Process) -> None:
+    """End a process, if it still runs."""
+    with contextlib.suppress(psutil.Error):
+        process.kill()
+        process.wait(5)

@@ -1,0 +1,75 @@
+"""The examples are whole programs: they run, tell their story, and their account balances."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ACCOUNT = re.compile(
+    r"Account: (\d+) published = (\d+) acked, (\d+) cancelled, (\d+) expired, (\d+) dead, (\d+) alive; (\d+) missing\."
+)
+
+
+@pytest.fixture
+def run(url):
+    """Run an example, on the server under test or on one of its own, and return what it printed and its account."""
+
+    def make(name, *arguments, own_server=False):
+        environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "PYTHONWARNINGS": "error"}
+        environment.pop("RELIQ_URL", None)
+        if not own_server:
+            environment["RELIQ_URL"] = url
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLES / name), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        account = ACCOUNT.search(done.stdout)
+        assert account, done.stdout
+        return done.stdout, tuple(int(number) for number in account.groups())
+
+    return make
+
+
+def test_unpaid_orders_are_closed_and_paid_ones_are_not(run):
+    told, account = run("order_timeout.py", "0.3")
+
+    assert account == (6, 4, 2, 0, 0, 0, 0)
+    assert "In the end: 101 closed, 102 paid, 103 closed, 104 closed, 105 paid, 106 closed" in told
+    assert sorted(re.findall(r"Order (\d+) is closed", told)) == ["101", "103", "104", "106"]
+
+
+def test_webhooks_are_delivered_tried_again_or_buried_with_a_reason(run):
+    told, account = run("webhooks.py")
+
+    assert account == (5, 3, 0, 0, 2, 0, 0)
+    for line in (
+        "to-well: delivered at attempt 1 (HTTP 200)",
+        "to-recovers: delivered at attempt 3 (HTTP 200)",
+        "to-hangs: delivered at attempt 3 (HTTP 200)",
+        "to-moved-away: dead letter after 1 attempts, rejected: the receiver refuses it: HTTP 410",
+        "to-broken: dead letter after 5 attempts, failed: HTTPError: HTTP Error 500: Internal Server Error",
+    ):
+        assert line in told
+
+
+def test_thumbnails_are_made_by_worker_processes(run):
+    told, account = run("thumbnails.py", "12")
+
+    assert account == (12, 12, 0, 0, 0, 0, 0)
+    assert "12 of 12 pictures are 24 x 18 now." in told
+    assert len(set(re.findall(r"(\d+)\.small\.ppm by process \d+", told))) == 12
+
+
+def test_an_example_brings_its_own_server_when_none_is_named(run):
+    _, account = run("order_timeout.py", "0.1", own_server=True)
+
+    assert account == (6, 4, 2, 0, 0, 0, 0)
