@@ -1,0 +1,82 @@
+"""What has two colours has one signature."""
+
+import asyncio
+import contextlib
+import inspect
+
+import pytest
+
+from reliq.doors.asynchronous import AsyncDoor
+from reliq.doors.blocking import BlockingDoor
+from reliq.doors.sending import Sender
+from reliq.queue import Queue
+from reliq.wires import AsyncClusterWire, AsyncPooledWire, ClusterWire, PooledWire
+
+#: Queue methods that talk to Redis.
+BLOCKING = [
+    "publish",
+    "publish_many",
+    "cancel",
+    "reschedule",
+    "counts",
+    "receive",
+    "pause",
+    "resume",
+    "letters",
+    "redrive",
+    "close",
+]
+
+
+def public(kind):
+    return {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
+
+
+def signature(function):
+    """Parameters and what is returned, with the words for the asynchronous kind of a thing made plain."""
+    found = inspect.signature(function)
+    returned = str(found.return_annotation).replace("Async", "")
+    return found.replace(return_annotation=returned)
+
+
+@pytest.mark.parametrize("name", BLOCKING)
+def test_a_method_and_its_twin_have_one_signature(name):
+    plain, twin = getattr(Queue, name), getattr(Queue, f"a{name}")
+
+    assert signature(plain) == signature(twin)
+
+
+@pytest.mark.parametrize("name", BLOCKING)
+def test_a_twin_is_for_async_code_and_the_method_for_blocking_code(name):
+    plain, twin = getattr(Queue, name), getattr(Queue, f"a{name}")
+
+    assert not asyncio.iscoroutinefunction(plain)
+    assert asyncio.iscoroutinefunction(twin) or inspect.isasyncgenfunction(inspect.unwrap(twin))
+
+
+def test_every_method_that_talks_to_redis_has_a_twin():
+    methods = public(Queue)
+
+    assert methods - {"connection"} == {*BLOCKING, *(f"a{name}" for name in BLOCKING)}
+
+
+@pytest.mark.parametrize(
+    ("plain", "twin"),
+    [(BlockingDoor, AsyncDoor), (PooledWire, AsyncPooledWire), (ClusterWire, AsyncClusterWire)],
+)
+def test_the_inner_twins_have_the_same_methods(plain, twin):
+    ours = {name: signature(getattr(plain, name)) for name in public(plain)}
+    theirs = {name: signature(getattr(twin, name)) for name in public(twin)}
+
+    assert ours == theirs
+
+
+def test_the_sender_has_one_signature():
+    assert signature(Sender.send) == signature(Sender.asend)
+
+
+def test_receive_is_a_context_manager_in_both_colours():
+    queue = Queue("q", url="redis://127.0.0.1:1/0")
+
+    assert isinstance(queue.receive(), contextlib.AbstractContextManager)
+    assert isinstance(queue.areceive(), contextlib.AbstractAsyncContextManager)

@@ -1,0 +1,206 @@
+"""What a wrong body costs: a complaint of the type checker, of both of them."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+GOOD = """
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypedDict, assert_type
+
+from reliq import BulkResult, Consumer, Job, Nack, Outgoing, Queue, Receipt, Reject, Snooze
+
+
+@dataclass
+class Order:
+    id: int
+
+
+class Mail(TypedDict):
+    to: str
+
+
+class BadCard(Exception):
+    pass
+
+
+@asynccontextmanager
+async def lifespan() -> AsyncIterator[dict[str, str]]:
+    yield {"gateway": "up"}
+
+
+ORDERS = Queue("orders", Order, retries=12, ttl=timedelta(days=7))
+MAILS = Queue("mails", Mail)
+EVENTS = Queue("events")
+NUMBERS = Queue("numbers", list[int])
+consumer = Consumer(lifespan=lifespan)
+
+assert_type(ORDERS, Queue[Order])
+assert_type(MAILS, Queue[Mail])
+assert_type(EVENTS, Queue[dict[str, Any]])
+assert_type(NUMBERS, Queue[list[int]])
+
+
+@consumer.handler(ORDERS, lease=30, timeout=300, concurrency=4, reject_on=(BadCard,))
+def close_unpaid(order: Order, job: Job[Order]) -> None:
+    assert_type(job.body, Order)
+    assert_type(job.attempt, int | None)
+    if order.id == 0:
+        raise Snooze(delay=30, reason="gateway busy")
+
+
+@consumer.handler(MAILS)
+async def send(mail: Mail) -> Nack | Reject | None:
+    return Nack(delay=timedelta(minutes=1)) if mail["to"] == "" else None
+
+
+@consumer.handler(EVENTS)
+def note(event: dict[str, Any]) -> None: ...
+
+
+@consumer.handler("by-name")
+async def untyped(body: dict[str, Any], job: Job[dict[str, Any]]) -> None: ...
+
+
+def anywhere() -> None:
+    receipt = ORDERS.publish(Order(42), delay=1800, id="order-42")
+    assert_type(receipt, Receipt)
+    assert_type(ORDERS.publish_many([Order(1), Outgoing(body=Order(2), delay=5)]), BulkResult)
+    EVENTS.publish({"anything": [1, None]})
+    NUMBERS.publish([1, 2])
+    MAILS.publish({"to": "a@example.com"})
+    with ORDERS.receive(limit=10, wait=20) as jobs:
+        for job in jobs:
+            assert_type(job.body, Order)
+            job.nack(delay=5)
+    close_unpaid_again = close_unpaid
+    send_again = send
+    _ = close_unpaid_again, send_again
+    ORDERS.cancel("order-42")
+
+
+async def in_async_code() -> None:
+    assert_type(await ORDERS.apublish(Order(42)), Receipt)
+    async with ORDERS.areceive() as jobs:
+        assert_type(jobs[0].body, Order)
+    assert_type(await send({"to": ""}), Nack | Reject | None)
+"""
+
+HEAD = """
+from dataclasses import dataclass
+from typing import Any
+from reliq import Consumer, Job, Outgoing, Queue
+
+
+@dataclass
+class Order:
+    id: int
+
+
+ORDERS = Queue("orders", Order)
+EVENTS = Queue("events")
+consumer = Consumer()
+"""
+
+#: What each of these says in its last line is wrong.
+WRONG = {
+    "a handler of another body": "@consumer.handler(ORDERS)\ndef handle(body: str) -> None: ...",
+    "an async handler of another body": "@consumer.handler(ORDERS)\nasync def handle(body: str) -> None: ...",
+    "a handler of another body with a job": (
+        "@consumer.handler(ORDERS)\ndef handle(body: str, job: Job[Order]) -> None: ..."
+    ),
+    "a job of another body": "@consumer.handler(ORDERS)\ndef handle(body: Order, job: Job[str]) -> None: ...",
+    "a handler that takes more": "@consumer.handler(ORDERS)\ndef handle(body: Order, job: Job[Order], x: int) -> None: ...",
+    "a handler that takes nothing": "@consumer.handler(ORDERS)\ndef handle() -> None: ...",
+    "a publish of another body": "ORDERS.publish('42')",
+    "a publish of another body in async code": "async def f() -> None:\n    await ORDERS.apublish(42)",
+    "a publish of many other bodies": "ORDERS.publish_many(['42'])",
+    "a publish of many with options and another body": "ORDERS.publish_many([Outgoing(body='42')])",
+    "a publish on an untyped queue of no dict": "EVENTS.publish(42)",
+    "an option that is none": "Queue('orders', Order, retry=3)",
+    "a delay that is no time": "ORDERS.publish(Order(1), delay='soon')",
+    "a received body taken for another": "with ORDERS.receive() as jobs:\n    number: str = jobs[0].body",
+}
+
+
+def mypy(*files):
+    """The lines of each file that mypy complains of."""
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--follow-imports=silent"]
+    command += ["--no-incremental", "--config-file=", "--output=json", *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode in {0, 1}, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return [(Path(one["file"]).name, one["line"], one["message"]) for one in found if one["severity"] == "error"]
+
+
+def pyright(*files):
+    """The lines of each file that pyright complains of."""
+    settings = files[0].parent / "pyrightconfig.json"
+    settings.write_text(json.dumps({"typeCheckingMode": "standard", "extraPaths": [str(ROOT)]}))
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "-p", str(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=files[0].parent)
+    assert done.returncode in {0, 1}, done.stdout + done.stderr
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    return [
+        (Path(one["file"]).name, one["range"]["start"]["line"] + 1, one["message"])
+        for one in found
+        if one["severity"] == "error"
+    ]
+
+
+CHECKERS = pytest.mark.parametrize("complaints", [mypy, pyright])
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Each wrong program in a file of its own, and the good one."""
+    folder = tmp_path_factory.mktemp("typed")
+    files = {}
+    for number, (what, lines) in enumerate(WRONG.items()):
+        files[what] = folder / f"wrong_{number}.py"
+        files[what].write_text(HEAD + lines + "\n")
+    good = folder / "good.py"
+    good.write_text(GOOD)
+    shutil.rmtree(folder / ".mypy_cache", ignore_errors=True)
+    return good, files
+
+
+@CHECKERS
+@pytest.mark.timeout(180)
+def test_the_programs_of_the_readers_pass_and_the_wrong_ones_do_not(written, complaints):
+    good, wrong = written
+
+    found = complaints(good, *wrong.values())
+
+    assert [one for one in found if one[0] == good.name] == []
+    passed = [what for what, path in wrong.items() if not any(name == path.name for name, _, _ in found)]
+    assert passed == []
+
+
+@CHECKERS
+@pytest.mark.timeout(180)
+def test_a_wrong_program_is_complained_of_where_it_is_wrong(written, complaints):
+    _, wrong = written
+    head = HEAD.count("\n")
+
+    found = complaints(*wrong.values())
+
+    assert [one for one in found if one[1] <= head] == []
+
+
+@pytest.mark.timeout(300)
+def test_the_package_itself_is_strictly_typed():
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "reliq"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,61 @@
+"""What is built is what is tested."""
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import reliq
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel built from this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def files(wheel):
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_the_wheel_has_every_script_and_the_mark_that_it_is_typed(files):
+    ours = {str(path.relative_to(ROOT)) for path in (ROOT / "reliq").rglob("*") if path.suffix in {".py", ".lua"}}
+
+    assert len([name for name in ours if name.endswith(".lua")]) > 10
+    assert ours | {"reliq/py.typed"} <= files
+
+
+def test_the_wheel_has_nothing_else(files):
+    strangers = [name for name in files if not name.startswith(("reliq/", "reliq-"))]
+
+    assert strangers == []
+
+
+def test_the_wheel_has_the_licence_and_the_command(wheel, files):
+    names = sorted(name.rpartition("/")[2] for name in files)
+    [entry] = [name for name in files if name.endswith("entry_points.txt")]
+
+    assert "LICENSE" in names
+    assert "reliq = reliq." in zipfile.ZipFile(wheel).read(entry).decode()
+
+
+def test_the_wheel_the_package_and_the_changelog_have_one_version(wheel):
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    changelog = ROOT / "CHANGELOG.md"
+    top = (
+        re.search(r"^## \[?(\d+\.\d+\.\d+)", changelog.read_text("utf-8"), re.MULTILINE) if changelog.exists() else None
+    )
+
+    assert wheel.name.split("-")[1] == reliq.__version__ == declared
+    assert top is None or top[1] == reliq.__version__

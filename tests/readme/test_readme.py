@@ -1,0 +1,145 @@
+"""The README is the front door: every snippet and command in it is run here, in its order, as it stands."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+
+from reliq import Layout, Queue
+from reliq.settings import HandlerSettings, QueueSettings
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+SNIPPETS = {
+    match[1]: match[0].removeprefix("```python\n").removesuffix("```")
+    for match in re.finditer(r"```python\n# (shop/\w+\.py)\n.*?```", README, re.DOTALL)
+}
+
+
+@pytest.fixture
+def shop(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch):
+    """A folder with the README's snippets in it, and a way to run a command there."""
+    for name, text in SNIPPETS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    environment = {**os.environ, "RELIQ_URL": url}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=tmp_path,
+            env=environment,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def expected_output(name: str) -> list[str]:
+    """What the comments behind a snippet's prints say."""
+    return re.findall(r"print\(.*\)  # (\w+)$", SNIPPETS[name], re.MULTILINE)
+
+
+def test_all_snippets_are_found():
+    assert set(SNIPPETS) == {f"shop/{name}.py" for name in ("queues", "jobs", "web", "more", "letters")}
+    assert README.count("```python") == len(SNIPPETS)
+
+
+def test_the_first_queue_works_as_it_is_written(shop):
+    published = shop("shop.web").splitlines()
+    worked = shop("reliq", "worker", "shop.jobs:consumer", "--processes", "4", "--concurrency", "16", "--burst")
+
+    assert published[0] == expected_output("shop/web.py")[0]
+    assert published[1].startswith("Counts(")
+    # Threads of four processes print at once: text and line ends may come mixed.
+    closed = sorted(int(number) for number in re.findall(r"order (\d+) is closed", worked))
+    assert closed == list(range(1000))
+
+
+def test_publishing_prints_what_the_comments_say(shop):
+    printed = shop("shop.more").splitlines()
+
+    assert printed[:5] == expected_output("shop/more.py")
+    assert printed[5:] == ["Order(number=0) 1"]
+
+
+def test_dead_letters_are_listed_and_redriven(shop, url):
+    Queue("orders", dict[str, int], url=url).publish({"number": -1}, retries=0)
+    shop("reliq", "worker", "shop.jobs:consumer", "--burst")
+
+    printed = shop("shop.letters").splitlines()
+
+    assert "rejected no such order 1" in printed[0]
+    assert printed[1] == "1"
+
+
+def test_the_demo_balances_its_account_with_no_redis_given():
+    environment = {name: value for name, value in os.environ.items() if name != "RELIQ_URL"}
+    done = subprocess.run(
+        [sys.executable, "-m", "reliq", "demo", "--jobs", "1000"],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The account balances: nothing was lost." in done.stdout
+
+
+def test_a_demo_on_a_redis_that_has_a_queue_of_that_name_is_refused(url, client: redis.Redis):
+    Queue("demo", url=url).publish({})
+
+    done = subprocess.run(
+        [sys.executable, "-m", "reliq", "demo", "--url", url], check=False, capture_output=True, text=True, timeout=30
+    )
+
+    assert done.returncode == 2
+    assert "the demo needs an empty one" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["retries", "ttl", "dedup", "max_body", "letters_max", "letters_ttl"])
+def test_every_queue_option_is_in_the_table(option):
+    assert f"`{option}`" in README
+    assert option in QueueSettings.__dataclass_fields__
+
+
+@pytest.mark.parametrize("option", list(HandlerSettings.__dataclass_fields__))
+def test_every_handler_option_is_in_the_table(option):
+    assert f"`{option}`" in README
+
+
+def test_every_worker_option_is_in_the_table():
+    helped = subprocess.run(
+        [sys.executable, "-m", "reliq", "worker", "--help"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
+    ).stdout
+
+    options = set(re.findall(r"--[a-z][a-z-]+", helped)) - {"--help", "--install-completion", "--show-completion"}
+
+    assert {option for option in options if f"`{option}`" not in README and f"`{option} " not in README} == set()
+
+
+def test_the_structures_of_the_table_are_those_of_the_code():
+    keys = Queue("NAME", url="redis://127.0.0.1:1/0").keys
+
+    for key in (keys.msg("ID"), keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts):
+        assert f"`{key}`" in README
+    assert Layout.RELIQ.hash_tag
+
+
+def test_the_two_commands_are_one_line_each():
+    assert "\npip install '.[embedded]' && reliq demo\n" in README
+    assert "\npip install -e '.[dev]' && pytest\n" in README
