@@ -1,5 +1,6 @@
 """reliq: a reliable, at-least-once job queue on the Redis you already run."""
 
+from reliq.admin import Admin
 from reliq.consumer import Consumer
 from reliq.errors import (
     BodyError,
@@ -21,6 +22,7 @@ from reliq.settings import WorkerSettings
 
 __all__ = [
     "Ack",
+    "Admin",
     "BodyError",
     "BulkResult",
     "ConfigurationError",

@@ -33,7 +33,7 @@ def root(
     if version:
         from importlib.metadata import version as installed  # noqa: PLC0415  only asked here
 
-        print(f"reliq {installed('reliq')}")  # noqa: T201
+        print(f"reliq {installed('reliq')}")
         raise typer.Exit
 
 
@@ -42,10 +42,10 @@ def main() -> None:
     try:
         app()
     except ConfigurationError as error:
-        print(f"reliq: {error}", file=sys.stderr)  # noqa: T201
+        print(f"reliq: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     except ReliqError as error:
-        print(f"reliq: {error}", file=sys.stderr)  # noqa: T201
+        print(f"reliq: {error}", file=sys.stderr)
         sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

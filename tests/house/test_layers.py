@@ -20,7 +20,7 @@ LAYERS = (
     ("queue",),
     ("handler", "job", "worker"),
     ("consumer",),
-    ("logs", "metrics", "tracing", "child", "supervisor", "health"),
+    ("logs", "metrics", "tracing", "child", "supervisor", "health", "admin"),
     ("cli",),
     ("__main__",),
 )
