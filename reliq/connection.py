@@ -53,7 +53,6 @@ class Connection:
             ConfigurationError: there is neither an argument nor RELIQ_URL, or it is none that reliq can use.
         """
         chosen = default_url() if target is None else target
-        check_target(chosen)
         return _shared.connection(chosen)
 
     @property
@@ -126,6 +125,10 @@ class _Shared:
         self._by_client: weakref.WeakKeyDictionary[Client, Connection] = weakref.WeakKeyDictionary()
 
     def connection(self, target: Target) -> Connection:
+        """Return the connection to `target`, which is checked when it is met for the first time."""
+        if isinstance(target, str) and (met := self._by_url.get(target)):
+            return met
+        check_target(target)
         with self._lock:
             known: Any = self._by_url if isinstance(target, str) else self._by_client
             if target not in known:

@@ -5,6 +5,7 @@ Of a client that someone else made, only its address and its rights are taken; i
 """
 
 import inspect
+import threading
 from typing import Any
 
 import redis
@@ -27,6 +28,66 @@ _KEPT = {"host", "port", "path", "db", "username", "password", "credential_provi
 _KEPT |= {"socket_type", "socket_keepalive_options", "health_check_interval", "max_connections"}
 
 
+class Kept:
+    """
+    A blocking pool that keeps connections at hand, for one thread after another.
+
+    redis-py's bookkeeping for each use takes as long as sending a command. What is kept counts as in use there, so
+    the pool's limit holds; a thread that waits for the pool gets what is given back.
+    """
+
+    def __init__(self, pool: redis.BlockingConnectionPool) -> None:
+        self._pool: Any = pool
+        self._lock = threading.Lock()
+        self._at_hand: list[Any] = []
+        self._waiting = 0
+
+    def get_connection(self) -> Any:
+        """Return a connection that is ready to send; raise as redis-py does when there is none."""
+        while kept := self._take():
+            if _is_ready(kept):
+                return kept
+            kept.disconnect()
+            self._pool.release(kept)
+        try:
+            return self._pool.get_connection()
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    def release(self, connection: Any) -> None:
+        """Take a connection back, with every reply read or disconnected."""
+        with self._lock:
+            if not self._waiting and connection.is_connected:
+                self._at_hand.append(connection)
+                return
+        self._pool.release(connection)
+
+    def disconnect(self) -> None:
+        """Close every connection; they come back when they are used again."""
+        with self._lock:
+            at_hand, self._at_hand = self._at_hand, []
+        for kept in at_hand:
+            self._pool.release(kept)
+        self._pool.disconnect()
+
+    def _take(self) -> Any:
+        """Return a connection at hand; None when there is none, then this thread counts as waiting for the pool."""
+        with self._lock:
+            if self._at_hand:
+                return self._at_hand.pop()
+            self._waiting += 1
+            return None
+
+
+def _is_ready(connection: Any) -> bool:
+    """Say whether a connection is open with nothing to read: the server closes those that are idle for long."""
+    try:
+        return not connection.can_read()
+    except (redis.ConnectionError, redis.TimeoutError, OSError):
+        return False
+
+
 def pool(target: Target, timeout_seconds: float, *, asynchronous: bool) -> Any:
     """Return a pool for `target`: a blocking one, or one for asyncio."""
     theirs = _settings(target)
@@ -37,12 +98,13 @@ def pool(target: Target, timeout_seconds: float, *, asynchronous: bool) -> Any:
     secure = _is_secure(target)
     kind = getattr(module, "SSLConnection" if secure else plain)
     theirs.pop("path", None) if secure else None
-    return module.BlockingConnectionPool(
+    made = module.BlockingConnectionPool(
         connection_class=kind,
         timeout=timeout_seconds,
         **_accepted(kind, theirs),
         **_ours(timeout_seconds, asynchronous=asynchronous, unix="path" in theirs),
     )
+    return made if asynchronous else Kept(made)
 
 
 def node_pool(cluster: redis.RedisCluster, host: str, port: int, timeout_seconds: float, *, asynchronous: bool) -> Any:
@@ -50,12 +112,13 @@ def node_pool(cluster: redis.RedisCluster, host: str, port: int, timeout_seconds
     module: Any = redis.asyncio if asynchronous else redis
     kind = module.SSLConnection if _is_secure(cluster) else module.Connection
     theirs = _settings(cluster) | {"host": host, "port": port}
-    return module.BlockingConnectionPool(
+    made = module.BlockingConnectionPool(
         connection_class=kind,
         timeout=timeout_seconds,
         **_accepted(kind, theirs),
         **_ours(timeout_seconds, asynchronous=asynchronous),
     )
+    return made if asynchronous else Kept(made)
 
 
 def sentinels(one: Any) -> list[Any]:

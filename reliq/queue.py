@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
 
@@ -24,6 +25,7 @@ from reliq.settings import DAY_SECONDS, MIB, QueueSettings, seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
     from datetime import datetime
 
     from reliq.call import Request, T
@@ -112,7 +114,7 @@ class Queue(Generic[B]):
         self.target = url
         self.observers = observers
         self.moves = Moves(self.keys, self._door)
-        self._writer = Writer(self.keys, self.codec, self.settings, layout.bare)
+        self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)
         self._sender = Sender(self._writer, self._door, self._adoor, try_seconds=TRY_SECONDS)
 
     @property
@@ -209,10 +211,14 @@ class Queue(Generic[B]):
             PublishFailed: Redis is away or refused; `confirmed` says how many were published before.
         """
         tally = Tally(max_backlog)
-        for orders in self._writer.chunks(items, chunk):
-            while tally.is_bounded and tally.is_full(self.counts()):
-                time.sleep(BACKLOG_SECONDS)
-            tally.add(self._sender.send(orders, tally.confirmed))
+        with ThreadPoolExecutor(1, "reliq-publish") as sending:  # while Redis works on a call, the next one is made
+            under_way: Future[list[Receipt]] | None = None
+            for orders in self._writer.chunks(items, chunk):
+                tally.add(under_way.result() if under_way else [])
+                while tally.is_bounded and tally.is_full(self.counts()):
+                    time.sleep(BACKLOG_SECONDS)
+                under_way = sending.submit(self._sender.send, orders, tally.confirmed)
+            tally.add(under_way.result() if under_way else [])
         return tally.result()
 
     async def apublish_many(

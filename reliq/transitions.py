@@ -427,6 +427,8 @@ def _settled(
 
 
 def _publish_answer(reply: bytes) -> PublishAnswer:
+    if b" " not in reply:
+        return PublishAnswer(int(reply), {})
     due, *refused = reply.decode().split(" ")
     parts = (one.split(":") for one in refused)
     return PublishAnswer(int(due), {int(index) - 1: cast("PublishStatus", why) for index, why in parts})

@@ -12,6 +12,7 @@ from typing import Any
 
 import redis
 import redis.asyncio
+from hiredis import pack_command
 
 from reliq import reads
 from reliq.call import Arg
@@ -58,7 +59,7 @@ class PooledWire:
         try:
             if not self._gate.is_open:
                 self._pass_gate(connection)
-            connection.send_packed_command(_packed(connection, commands))
+            connection.send_packed_command(_packed(commands))
             return [_reply(connection) for _ in commands]
         except BaseException:
             connection.disconnect()  # a reply that was not read must not meet the next command
@@ -74,7 +75,7 @@ class PooledWire:
 
     def _pass_gate(self, connection: Any) -> None:
         try:
-            connection.send_packed_command(connection.pack_commands([self._gate.question.command]))
+            connection.send_packed_command(_packed([self._gate.question.command]))
             self._gate.judge(_reply(connection))
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise _not_sent(error) from error
@@ -93,7 +94,7 @@ class AsyncPooledWire:
         try:
             if not self._gate.is_open:
                 await self._pass_gate(connection)
-            await connection.send_packed_command(_packed(connection, commands))
+            await connection.send_packed_command(_packed(commands))
             return [await _async_reply(connection) for _ in commands]
         except BaseException:
             await connection.disconnect(nowait=True)
@@ -109,7 +110,7 @@ class AsyncPooledWire:
 
     async def _pass_gate(self, connection: Any) -> None:
         try:
-            await connection.send_packed_command(connection.pack_commands([self._gate.question.command]))
+            await connection.send_packed_command(_packed([self._gate.question.command]))
             self._gate.judge(await _async_reply(connection))
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise _not_sent(error) from error
@@ -210,12 +211,13 @@ Wire = PooledWire | ClusterWire
 AsyncWire = AsyncPooledWire | AsyncClusterWire
 
 
-def _packed(connection: Any, commands: Sequence[Sequence[Arg]]) -> Any:
+def _packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:
     """Return `commands` as they are sent; ids of foreign publishers may be any bytes (see `call.id_text`)."""
+    pack: Callable[[Any], bytes] = pack_command  # its stub knows tuples of one argument only
     try:
-        return connection.pack_commands(commands)
+        return [b"".join([pack(tuple(command)) for command in commands])]
     except UnicodeEncodeError:
-        return connection.pack_commands([[_raw(arg) for arg in command] for command in commands])
+        return [b"".join([pack(tuple(map(_raw, command))) for command in commands])]
 
 
 def _raw(arg: Arg) -> Arg:

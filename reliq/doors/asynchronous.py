@@ -43,7 +43,10 @@ class AsyncDoor:
         return await asyncio.shield(asyncio.ensure_future(self._run_all(requests, for_seconds)))
 
     async def _run_all(self, requests: Sequence[Request[Any]], for_seconds: float) -> list[Any]:
-        replies = await self._try(lambda: self._exchange(requests), for_seconds)
+        async def once() -> list[Any]:
+            return await self._exchange(requests)
+
+        replies = await self._try(once, for_seconds)
         answers: list[Any] = []
         for request, reply in zip(requests, replies, strict=True):
             try:

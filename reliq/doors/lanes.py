@@ -44,6 +44,11 @@ class Lanes:
     def __init__(self) -> None:
         self._start_over()
 
+    @property
+    def any_parked(self) -> bool:
+        """Whether there is a call whose outcome is unknown; else nobody need say what is published."""
+        return bool(self._parked)
+
     def take(self, messages: Messages) -> tuple[Lane, Turn]:
         """Return a lane and the turn for publishing `messages`: the old one if that call's outcome is unknown."""
         if self._pid != os.getpid():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -45,14 +44,13 @@ class Order(NamedTuple):
     terms: Terms
 
 
-@dataclass(frozen=True, slots=True)
 class Writer:
     """Turns what a user wants to publish into orders, and orders into calls."""
 
-    keys: Keys
-    codec: Codec[Any]
-    settings: QueueSettings
-    bare: bool
+    def __init__(self, keys: Keys, codec: Codec[Any], settings: QueueSettings, *, bare: bool) -> None:
+        self.keys, self._codec, self._settings, self.bare = keys, codec, settings, bare
+        self._usual = Terms(None, 0, milliseconds(settings.ttl), settings.retries, None, False)
+        self._usual_start = b"" if bare else envelope_rest(settings.retries)
 
     def order(self, wish: Outgoing[Any]) -> Order:
         """
@@ -64,17 +62,17 @@ class Writer:
         """
         terms = self._terms(wish)
         id = new_id() if wish.id is None else check_id(wish.id)
-        payload = self.codec.encode(wish.body)
-        if len(payload) > self.settings.max_body:
-            raise BodyError(f"body must be at most {self.settings.max_body} bytes (max_body), not {len(payload)}")
+        payload = self._payload(wish.body)
         if self.bare:
-            if payload.startswith(MAGIC):
-                raise BodyError("body must not begin with 'RELIQ/1 ' on a queue in the hdt3213 layout")
             if wish.headers:
                 raise ConfigurationError("headers cannot be sent on a queue in the hdt3213 layout: its bodies are bare")
             return Order(id, payload, terms)
         enqueued = None if wish.id is None else made_at(new_id())
         return Order(id, envelope_rest(terms.retries, enqueued, terms.window_ms, wish.headers) + payload, terms)
+
+    def usual(self, body: Any) -> Order:
+        """Return a body on the queue's terms, due now; raise BodyError when it cannot be encoded or is too large."""
+        return Order(new_id(), self._usual_start + self._payload(body), self._usual)
 
     def body_of(self, order: Order) -> bytes:
         """Return the encoded body in an order's value."""
@@ -104,7 +102,7 @@ class Writer:
         held: list[Order] = []
         held_bytes = 0
         for wish in wishes:
-            order = self.order(wish if isinstance(wish, Outgoing) else Outgoing(body=wish))
+            order = self.order(wish) if isinstance(wish, Outgoing) else self.usual(wish)
             too_large = held_bytes + len(order.value) > CHUNK_BYTES
             if held and (too_large or order.terms != held[0].terms):
                 yield held
@@ -122,8 +120,18 @@ class Writer:
         outcome: Literal["refused", "unknown"] = "unknown" if getattr(error, "maybe_ran", False) else "refused"
         return PublishFailed(self.keys.name, tuple(order.id for order in orders), outcome, str(error), confirmed)
 
+    def _payload(self, body: Any) -> bytes:
+        payload = self._codec.encode(body)
+        if len(payload) > self._settings.max_body:
+            raise BodyError(f"body must be at most {self._settings.max_body} bytes (max_body), not {len(payload)}")
+        if self.bare and payload.startswith(MAGIC):
+            raise BodyError("body must not begin with 'RELIQ/1 ' on a queue in the hdt3213 layout")
+        return payload
+
     def _terms(self, wish: Outgoing[Any]) -> Terms:
-        settings = self.settings
+        if _asks_for_nothing(wish):
+            return self._usual
+        settings = self._settings
         ttl = seconds("ttl", settings.ttl if wish.ttl is None else wish.ttl, least=0.001)
         retries = settings.retries if wish.retries is None else whole("retries", wish.retries, most=1000)
         window = None
@@ -132,6 +140,13 @@ class Writer:
         elif wish.dedup is not None:
             raise ConfigurationError("dedup needs an id chosen by you: publish(..., id='report-7', dedup=86400)")
         return Terms(*when(wish.delay, wish.at), milliseconds(ttl), retries, window, bool(wish.replace))
+
+
+def _asks_for_nothing(wish: Outgoing[Any]) -> bool:
+    """Say whether a message goes on the queue's terms: most do, and they are checked already."""
+    at_once = type(wish.delay) is float and not wish.delay and wish.at is None
+    plain = wish.retries is None and wish.ttl is None and wish.id is None and wish.dedup is None
+    return at_once and plain and not wish.replace
 
 
 class Tally:

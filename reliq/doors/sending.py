@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import asyncio
+import weakref
 from typing import TYPE_CHECKING
 
+from reliq.doors.gathering import Gathering
 from reliq.doors.lanes import Lanes
 from reliq.doors.publishing import receipts
 from reliq.errors import ConfigurationError, ReliqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from reliq.doors.asynchronous import AsyncDoor
     from reliq.doors.blocking import BlockingDoor
+    from reliq.doors.lanes import Lane, Messages
     from reliq.doors.publishing import Order, Writer
     from reliq.message import Receipt
     from reliq.transitions import Turn
@@ -27,31 +30,50 @@ class Sender:
     ) -> None:
         self._writer, self._door, self._adoor, self._try_seconds = writer, door, adoor, try_seconds
         self._lanes = Lanes()
+        self._gatherings: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering]
+        self._gatherings = weakref.WeakKeyDictionary()
 
     def send(self, orders: list[Order], confirmed: int = 0) -> list[Receipt]:
         """Send `orders`; raise PublishFailed, with how many were `confirmed` before, when Redis is away or refuses."""
-        with self._turn(orders, confirmed) as turn:
-            return receipts(orders, self._door().run(self._writer.call(orders, turn), for_seconds=self._try_seconds))
-
-    async def asend(self, orders: list[Order], confirmed: int = 0) -> list[Receipt]:
-        """As `send`, in async code."""
-        with self._turn(orders, confirmed) as turn:
-            call = self._writer.call(orders, turn)
-            return receipts(orders, await self._adoor().run(call, for_seconds=self._try_seconds))
-
-    @contextmanager
-    def _turn(self, orders: list[Order], confirmed: int) -> Iterator[Turn]:
-        same = tuple((order.id, hash(self._writer.body_of(order))) for order in orders)
-        lane, turn = self._lanes.take(same)
+        lane, turn = self._turn(orders)
         try:
-            yield turn
-        except ConfigurationError:
-            self._lanes.give_back(lane)
-            raise
-        except ReliqError as error:
-            self._lanes.park(lane, same)
-            raise self._writer.failed(orders, error, confirmed) from error
-        except BaseException:
-            self._lanes.park(lane, same)
+            answer = self._door().run(self._writer.call(orders, turn), for_seconds=self._try_seconds)
+        except BaseException as error:
+            self._failed(lane, orders, error, confirmed)
             raise
         self._lanes.give_back(lane)
+        return receipts(orders, answer)
+
+    async def asend(self, orders: list[Order], confirmed: int = 0) -> list[Receipt]:
+        """As `send`, in async code; those of many tasks share round trips."""
+        lane, turn = self._turn(orders)
+        try:
+            answer = await self._gathering().run(self._writer.call(orders, turn))
+        except BaseException as error:
+            self._failed(lane, orders, error, confirmed)
+            raise
+        self._lanes.give_back(lane)
+        return receipts(orders, answer)
+
+    def _gathering(self) -> Gathering:
+        """Return what makes the calls of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._gatherings:
+            self._gatherings[loop] = Gathering(self._adoor, for_seconds=self._try_seconds)
+        return self._gatherings[loop]
+
+    def _turn(self, orders: list[Order]) -> tuple[Lane, Turn]:
+        return self._lanes.take(self._same(orders) if self._lanes.any_parked else ())
+
+    def _failed(self, lane: Lane, orders: list[Order], error: BaseException, confirmed: int) -> None:
+        """Keep the number of a call whose outcome is unknown; raise PublishFailed for what Redis did or did not do."""
+        if isinstance(error, ConfigurationError):
+            self._lanes.give_back(lane)
+            return
+        self._lanes.park(lane, self._same(orders))
+        if isinstance(error, ReliqError):
+            raise self._writer.failed(orders, error, confirmed) from error
+
+    def _same(self, orders: list[Order]) -> Messages:
+        """Return by what these messages are known when they are published again."""
+        return tuple((order.id, hash(self._writer.body_of(order))) for order in orders)

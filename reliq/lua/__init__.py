@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import chain
 
 _HEADER = re.compile(
     r"-- (?P<name>\w+): (?P<move>[^\n]+)\n--\n"
@@ -13,8 +14,12 @@ _HEADER = re.compile(
     r"-- Returns  \S"
 )
 
-# What reads a key of each type without changing it. `totals` is left out on purpose: a
-# total that cannot be counted must not stop a transition.
+_FUNCTION = re.compile(r"^(local function (\w+)\((?:[^\n]* end|[\s\S]*?\nend)\n)", re.MULTILINE)
+_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
+
+# What reads a key of each type without changing it: before anything is written, unless the header marks the key with
+# `?`; then the script reads it itself, before it writes, when it needs it. `totals` is left out on purpose: a total
+# that cannot be counted must not stop a transition.
 _READ = {
     "lane": "STRLEN",
     "watch": "STRLEN",
@@ -63,11 +68,13 @@ def script(name: str) -> Script:
     header = _HEADER.match(source)
     if header is None or header["name"] != name:
         raise ValueError(f"{name}.lua does not begin with the header that the loader reads")
-    keys, tail_keys, args, tail_args = (
+    named, tail_keys, args, tail_args = (
         tuple((header[part] or "").split()) for part in ("keys", "tail_keys", "args", "tail_args")
     )
-    prelude = files(__name__).joinpath("prelude.lua").read_text("utf-8")
-    text = _without_comments(_locals(keys, args, tail_args) + prelude + _type_checks(keys) + source)
+    keys = tuple(key.rstrip("?") for key in named)
+    prelude = _without_comments(files(__name__).joinpath("prelude.lua").read_text("utf-8"))
+    body = _type_checks(named) + _without_comments(source)
+    text = _locals(keys, args, tail_args) + _used(prelude, body) + body
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Script(name, header["move"], keys, tail_keys, args, tail_args, text, sha)
 
@@ -90,20 +97,22 @@ def _locals(keys: tuple[str, ...], args: tuple[str, ...], tail_args: tuple[str, 
 
 def _type_checks(keys: tuple[str, ...]) -> str:
     """Return the lines that refuse a key of the wrong type, by name, before anything is written."""
-    checks = [f"'{_READ[key]}', {key}" for key in keys if key in _READ]
-    if not checks:
-        return ""
-    return (
-        f"local reads = {{ {', '.join(checks)} }}\n"
-        "for i = 1, #reads, 2 do\n"
-        "  local answer = redis.pcall(reads[i], reads[i + 1])\n"
-        "  if type(answer) == 'table' and answer.err then\n"
-        "    return redis.error_reply(answer.err .. ' RELIQ_KEY ' .. reads[i + 1])\n"
-        "  end\n"
-        "end\n"
-    )
+    return "".join(f"read('{_READ[key]}', {key})\n" for key in keys if key in _READ)
+
+
+def _used(prelude: str, body: str) -> str:
+    """Return the prelude without the functions that a script does not need: each would be made at every call."""
+    pieces = _FUNCTION.split(prelude)
+    opening, functions = pieces[0], dict(zip(pieces[2::3], pieces[1::3], strict=True))
+    needed: set[str] = set()
+    names = set(_NAME.findall(body))
+    while met := (functions.keys() & names) - needed:
+        needed |= met
+        names = set(chain.from_iterable(_NAME.findall(functions[name]) for name in met))
+    return opening + "".join(text for name, text in functions.items() if name in needed)
 
 
 def _without_comments(text: str) -> str:
     """Drop comment lines: each server keeps the text of every script in memory."""
-    return "\n".join(line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("--"))
+    kept = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("--"))
+    return "".join(f"{line}\n" for line in kept)

@@ -1,5 +1,5 @@
--- What every script shares. The loader writes a script's KEYS and ARGV as locals from its
--- header, then this text, then a read of every key's type, then the script itself.
+-- What scripts share. The loader writes a script's KEYS and ARGV as locals from its header, then what the script
+-- uses of this text, then a read of every key's type, then the script itself.
 -- A message's place in the tails: `arg(i, NAME)` and `body(i)`; `mark(j)` is the j-th dedup key.
 
 -- Now, in ms. Rounded up where it makes a due time or a deadline, down where it decides
@@ -14,6 +14,13 @@ local now_up, now_down = math.ceil(us / 1000), math.floor(us / 1000)
 local function arg(i, field) return ARGV[HEAD_ARGS + (i - 1) * TAIL_ARGS + field] end
 local function body(i) return KEYS[HEAD_KEYS + i] end
 local function mark(j) return KEYS[HEAD_KEYS + ITEMS + j] end
+
+-- Read a key; one of another type ends the script, by name, before it has written anything.
+local function read(command, key)
+  local answer = redis.pcall(command, key)
+  if type(answer) == 'table' and answer.err then error(answer.err .. ' RELIQ_KEY ' .. key .. ' ', 0) end
+  return answer
+end
 
 local function score(ms) return string.format('%.3f', ms / 1000) end
 local function ms_of(text) return math.floor(text * 1000 + 0.5) end
@@ -72,7 +79,9 @@ end
 
 -- A lane's answer to this call number: nil when it is new, 'stale' when a later one ran.
 local function recall()
-  local last, answer = (redis.call('GET', lane) or ''):match('^(%d+) (.*)$')
+  local kept = read('GET', lane)
+  if not kept then return nil end
+  local last, answer = kept:match('^(%d+) (.*)$')
   if not last or tonumber(last) < tonumber(number) then return nil end
   return last == number and answer or 'stale'
 end

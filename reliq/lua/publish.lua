@@ -1,6 +1,6 @@
 -- publish: new -> ready, or pending when it is due later
 --
--- KEYS  lane pending ready unack counts lease garbage totals wake watch | msg dd
+-- KEYS  lane? pending? ready? unack? counts lease? garbage? totals wake watch? | msg dd
 -- ARGV  clock number at delay_ms ttl_ms retries prefix window replace | id value
 -- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for what was not published
 -- Nothing to do: a repeated call number gets its first answer, a lower one `stale`.
@@ -12,14 +12,22 @@ local answer = recall()
 if answer then return answer end
 
 local due = tonumber(at) or (tonumber(delay_ms) > 0 and now_up + delay_ms or now_down)
+local later, chosen = due > now_down, window ~= ''
 local expiry = string.format('%.0f', math.max(due - now_up, 0) + ttl_ms)
-local start = prefix == '' and '' or prefix .. string.format('%.0f', due)
-local seen, fresh, revived = {}, {}, {}
-answer = string.format('%.0f', due)
+local due_text = string.format('%.0f', due)
+local start = prefix == '' and '' or prefix .. due_text
+local reasons, fresh, revived = {}, {}, {}
+answer = due_text
+
+if later then
+  read('ZCARD', pending)
+  read('STRLEN', watch)
+else
+  read('LLEN', ready)
+end
 
 -- Why a chosen id is not published; `revive` when it is cancelled and still in a list.
 local function standing(i, id)
-  if seen[id] then return 'duplicate' end
   local ended = replace == '' and redis.call('GET', mark(i))
   if ended then return ended == 'ended' and 'duplicate' or 'tombstoned' end
   if redis.call('SISMEMBER', garbage, id) == 1 then return 'duplicate' end
@@ -28,29 +36,36 @@ local function standing(i, id)
   return in_list and 'revive' or 'duplicate'
 end
 
-local reasons = {}
-for i = 1, ITEMS do
-  local id = arg(i, ID)
-  reasons[i] = window ~= '' and standing(i, id)
-  seen[id] = true
+if chosen then
+  read('ZCARD', unack)
+  read('HLEN', lease)
+  read('SCARD', garbage)
+  local seen = {}
+  for i = 1, ITEMS do
+    local id = arg(i, ID)
+    reasons[i] = seen[id] and 'duplicate' or standing(i, id)
+    seen[id] = true
+  end
 end
 
+local left = {}
 for i = 1, ITEMS do
   local id, reason = arg(i, ID), reasons[i]
   if not reason or reason == 'revive' then
     redis.call('SET', body(i), start .. arg(i, VALUE), 'PX', expiry)
-    redis.call('HSET', counts, id, retries)
-    if window ~= '' then redis.call('HDEL', lease, id) redis.call('DEL', mark(i)) end
+    if chosen then redis.call('HDEL', lease, id) redis.call('DEL', mark(i)) end
     local where = reason and revived or fresh
     where[#where + 1] = id
+    left[#left + 1], left[#left + 2] = id, retries
   else
     answer = answer .. ' ' .. i .. ':' .. reason
   end
 end
+if #left > 0 then redis.call('HSET', counts, unpack(left)) end
 
-if due > now_down then
+if later then
   if #fresh > 0 then put(pending, due, fresh) end
-  for _, id in ipairs(revived) do redis.call('HSET', lease, id, '@' .. string.format('%.0f', due)) end
+  for _, id in ipairs(revived) do redis.call('HSET', lease, id, '@' .. due_text) end
 elseif #fresh > 0 then
   redis.call('LPUSH', ready, unpack(fresh))
   push_token()

@@ -229,10 +229,11 @@ WRONG = {
 def test_a_key_of_the_wrong_type_is_named_and_nothing_written(queue, call, client, part):
     key = getattr(queue.keys, part)
     WRONG[part](client, key)
-    name = {"dead": "letters", "unack": "counts", "retry": "counts", "garbage": "counts"}.get(part, "publish")
+    name = {"dead": "letters", "retry": "counts"}.get(part, "publish")
+    options = {"pending": {"delay": 1}, "ready": {}, "counts": {}}.get(part, {"id": "x"}) if name == "publish" else {}
 
     with pytest.raises(Exception, match=key) as caught:
-        call(queue, name, *([{}] if name == "publish" else []))
+        call(queue, name, *([{}] if name == "publish" else []), **options)
 
     found = caught.value if isinstance(caught.value, WrongKeyTypeError) else caught.value.__cause__
     assert isinstance(found, WrongKeyTypeError)

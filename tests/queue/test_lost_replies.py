@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -174,6 +175,9 @@ def test_a_failed_publish_of_many_says_what_was_confirmed_and_what_to_publish_ag
     def items():
         for n in range(30):
             if n == 20:
+                deadline = time.monotonic() + 30
+                while queue.counts().ready < 21:  # the second call may still be under way
+                    assert time.monotonic() < deadline
                 proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
             yield Outgoing(body={"n": n}, id=f"m{n}")
 
