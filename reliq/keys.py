@@ -60,8 +60,10 @@ class Keys:
         "_msg",
         "counts",
         "dead",
+        "ends",
         "errors",
         "garbage",
+        "history",
         "lease",
         "name",
         "paused",
@@ -92,6 +94,8 @@ class Keys:
         self.lease = base + ":lease"  # hash: id -> state word: a claim's nonce, `nacked`, `suspect`, ...
         self.errors = base + ":errors"  # hash: id -> reason, attempt and error of its last failure
         self.dead = base + ":dead"  # stream: the dead letters
+        self.ends = base + ":ends"  # stream: the last messages that ended otherwise than by an ack
+        self.history = base + ":history"  # stream: the last acked ones, for a queue that wants them
         self.totals = base + ":totals"  # hash: kind -> how many ever
         self.wake = base + ":wake"  # list: at most one token
         self.watch = base + ":watch"  # string: the process that waits for the next due time

@@ -51,6 +51,7 @@ class QueueOptions(TypedDict, total=False):
     dedup: Duration
     letters_max: int
     letters_ttl: Duration
+    history: int
     url: Target | None
     layout: Layout
     observers: Sequence[Observer]
@@ -69,6 +70,7 @@ class Queue(Generic[B]):
         max_body: bytes of an encoded body.
         dedup: for how long a chosen id stays taken after its end.
         letters_max, letters_ttl: how many dead letters are kept, and for how long.
+        history: how many of the last acked messages are remembered, with when and how long they ran.
         url: a Redis URL or a redis-py client; None means RELIQ_URL when it is first needed.
         layout: how keys are spelled; `Layout.hdt3213()` shares a queue with the Go original.
         observers: are told of every event.
@@ -94,6 +96,7 @@ class Queue(Generic[B]):
         dedup: Duration = 600.0,
         letters_max: int = 100_000,
         letters_ttl: Duration = 7 * DAY_SECONDS,
+        history: int = 0,
         url: Target | None = None,
         layout: Layout = Layout.RELIQ,
         observers: Sequence[Observer] = (),
@@ -109,6 +112,7 @@ class Queue(Generic[B]):
             dedup=dedup,
             letters_max=letters_max,
             letters_ttl=letters_ttl,
+            history=history,
         )
         self.codec: Codec[B] = Codec(body)
         self.target = url

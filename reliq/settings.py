@@ -66,6 +66,7 @@ class QueueSettings:
         dedup: seconds for which a chosen id stays taken after its end.
         letters_max: how many dead letters are kept; 0 deletes a message at its end, as the Go original does.
         letters_ttl: seconds for which a dead letter is kept.
+        history: how many of the last acked messages are remembered; of other ends always the last 1,000 are.
     """
 
     retries: int = 12
@@ -74,11 +75,13 @@ class QueueSettings:
     dedup: Duration = 600.0
     letters_max: int = 100_000
     letters_ttl: Duration = 7 * DAY_SECONDS
+    history: int = 0
 
     def __post_init__(self) -> None:
         whole("retries", self.retries, most=1000)
         whole("max_body", self.max_body, least=1, most=16 * MIB)
         whole("letters_max", self.letters_max, most=10_000_000)
+        whole("history", self.history, most=100_000)
         _normalise(self, ttl=0.001, dedup=0.0, letters_ttl=1.0)
 
 

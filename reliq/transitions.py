@@ -107,12 +107,11 @@ def publish(
     for item in items:
         args += item
     lead = (keys.lane(turn.lane), keys.pending, keys.ready, keys.unack, keys.counts, keys.lease, keys.garbage)
+    rest = (keys.totals, keys.ends, keys.wake, keys.watch)
     happened: Callable[[PublishAnswer], Iterable[Event]] = lambda answer: [  # noqa: E731
         events.Published(keys.name, tuple(id for i, id in enumerate(ids) if i not in answer.refused))
     ]
-    return Call(
-        script("publish"), (*lead, keys.totals, keys.wake, keys.watch, *tail_keys), args, _publish_answer, happened
-    )
+    return Call(script("publish"), (*lead, *rest, *tail_keys), args, _publish_answer, happened)
 
 
 def promote(keys: Keys, *, limit: int = 500, clock: int | None = None) -> Call[tuple[int, int]]:
@@ -148,7 +147,7 @@ def claim(
     lead = (keys.lane(turn.lane), keys.ready, keys.retry, keys.unack, keys.pending, keys.counts, keys.lease)
     return Call(
         script("claim"),
-        (*lead, keys.errors, keys.totals, keys.wake, keys.watch, keys.paused),
+        (*lead, keys.errors, keys.totals, keys.ends, keys.wake, keys.watch, keys.paused),
         (
             _clock(clock),
             turn.number,
@@ -184,7 +183,7 @@ def reclaim(
 
     return Call(
         script("reclaim"),
-        (keys.unack, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals, keys.wake),
+        (keys.unack, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),
         (_clock(clock), limit, "1" if spare_leases else ""),
         lambda reply: ReclaimAnswer(int(reply[0]), *(_texts(ids) for ids in reply[1:6])),
         happened,
@@ -196,20 +195,26 @@ def ack(
     receipts: Sequence[tuple[Claimed, int | None]],
     *,
     kind: Literal["acked", "expired"] = "acked",
+    history: int = 0,
+    took_ms: Sequence[int] = (),
     clock: int | None = None,
 ) -> Call[Settled]:
-    """End messages; each receipt comes with the ms for which its chosen id stays taken, or None."""
+    """
+    End messages; each receipt comes with the ms for which its chosen id stays taken, or None.
+
+    With `history` the last so many acked ones are remembered, each with how long it ran if `took_ms` says it.
+    """
     tail_keys = [keys.msg(claimed.id) for claimed, _ in receipts]
     if any(window for _, window in receipts):
         tail_keys += [keys.dd(claimed.id) for claimed, _ in receipts]
-    args: list[Arg] = [_clock(clock), kind]
+    args: list[Arg] = [_clock(clock), kind, history or "", ",".join(map(str, took_ms))]
     for claimed, window in receipts:
         args += (claimed.id, claimed.nonce, claimed.left, window or "")
     happened = events.Acked if kind == "acked" else events.Expired
     ids = [claimed.id for claimed, _ in receipts]
     return Call(
         script("ack"),
-        (keys.unack, keys.counts, keys.lease, keys.errors, keys.totals, *tail_keys),
+        (keys.unack, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.history, *tail_keys),
         args,
         lambda reply: Settled(_at(ids, reply)),
         lambda answer: _settled(keys, ids, answer, "ack", happened),
@@ -226,10 +231,10 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
     args: list[Arg] = [_clock(clock)]
     for claimed, delay_ms, why, value in failures:
         args += (claimed.id, claimed.nonce, claimed.left, delay_ms, why, value)
-    lead = (keys.unack, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals, keys.wake, keys.watch)
+    lead = (keys.unack, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends)
     return Call(
         script("nack"),
-        (*lead, *(keys.msg(id) for id in ids)),
+        (*lead, keys.wake, keys.watch, *(keys.msg(id) for id in ids)),
         args,
         lambda reply: Settled(_at(ids, reply[0]), _at(ids, reply[1])),
         lambda answer: _settled(keys, ids, answer, "nack", events.Nacked),
@@ -268,7 +273,7 @@ def release(keys: Keys, receipts: Sequence[Claimed], *, clock: int | None = None
         args += (one.id, one.nonce, one.left, "suspect" if one.suspect else "")
     return Call(
         script("release"),
-        (keys.unack, keys.ready, keys.counts, keys.lease, keys.errors, keys.totals, keys.wake),
+        (keys.unack, keys.ready, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),
         args,
         lambda reply: Settled(_at(ids, reply)),
         lambda answer: _settled(keys, ids, answer, "release", events.Released),
@@ -281,10 +286,10 @@ def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | 
     args: list[Arg] = [_clock(clock)]
     for claimed, delay_ms in receipts:
         args += (claimed.id, claimed.nonce, claimed.left, delay_ms)
-    lead = (keys.unack, keys.pending, keys.counts, keys.lease, keys.errors, keys.totals, keys.wake, keys.watch)
+    lead = (keys.unack, keys.pending, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends)
     return Call(
         script("snooze"),
-        (*lead, *(keys.msg(id) for id in ids)),
+        (*lead, keys.wake, keys.watch, *(keys.msg(id) for id in ids)),
         args,
         lambda reply: Settled(_at(ids, reply[0]), _at(ids, reply[1])),
         lambda answer: _settled(keys, ids, answer, "snooze", events.Snoozed),
@@ -298,7 +303,7 @@ def cancel(
     return Call(
         script("cancel"),
         (
-            *(keys.pending, keys.unack, keys.counts, keys.lease, keys.errors, keys.totals),
+            *(keys.pending, keys.unack, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends),
             *map(keys.msg, ids),
             *map(keys.dd, ids),
         ),
@@ -328,7 +333,7 @@ def collect(
     """Turn garbage into dead letters; return their ids, and those whose body was gone."""
     return Call(
         script("collect"),
-        (keys.garbage, keys.errors, keys.dead, keys.totals, *map(keys.msg, ids), *map(keys.dd, ids)),
+        (keys.garbage, keys.errors, keys.dead, keys.totals, keys.ends, *map(keys.msg, ids), *map(keys.dd, ids)),
         (_clock(clock), letters_max, letters_ms, *ids),
         lambda reply: (_texts(reply[0]), _texts(reply[1])),
         lambda answer: [
@@ -371,7 +376,7 @@ def purge(
     lead = (keys.pending, keys.ready, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals)
     return Call(
         script("purge"),
-        (*lead, *map(keys.msg, ids)),
+        (*lead, keys.ends, *map(keys.msg, ids)),
         (_clock(clock), state, *ids),
         int,
         lambda count: [events.Purged(keys.name, count)] if count else (),

@@ -181,7 +181,7 @@ class Batch(Generic[B]):
                     nacks.append(transitions.failure(delivery, "rejected", reason, 0, final=True))
                 case _:
                     acks.append((delivery.claimed, delivery.header.window_ms))
-        calls: list[Call[Settled]] = [transitions.ack(self._keys, acks)] if acks else []
+        calls: list[Call[Settled]] = [transitions.ack(self._keys, acks, history=self._settings.history)] if acks else []
         calls += [transitions.nack(self._keys, nacks)] if nacks else []
         calls += [transitions.snooze(self._keys, snoozes)] if snoozes else []
         return calls

@@ -18,8 +18,8 @@ _FUNCTION = re.compile(r"^(local function (\w+)\((?:[^\n]* end|[\s\S]*?\nend)\n)
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 
 # What reads a key of each type without changing it: before anything is written, unless the header marks the key with
-# `?`; then the script reads it itself, before it writes, when it needs it. `totals` is left out on purpose: a total
-# that cannot be counted must not stop a transition.
+# `?`; then the script reads it itself, before it writes, when it needs it. `totals`, `ends` and `history` are left
+# out on purpose: what cannot be counted or noted must not stop a transition.
 _READ = {
     "lane": "STRLEN",
     "watch": "STRLEN",

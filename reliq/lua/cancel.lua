@@ -1,11 +1,11 @@
 -- cancel: pending -> gone, a nacked one -> gone; in a list or in a worker it is marked and ends where it is met
 --
--- KEYS  pending unack counts lease errors totals | msg dd
+-- KEYS  pending unack counts lease errors totals ends | msg dd
 -- ARGV  clock tombstone_ms | id
 -- Returns  `cancelled`, `running` or `not_found` for each id
 -- Nothing to do: `not_found`, and a tombstone that a publish still on its way will meet.
 
-local answers, gone = {}, {}
+local answers, gone, notes = {}, {}, {}
 for i = 1, ITEMS do
   local id, key, dd = arg(i, ID), body(i), mark(i)
   local word, held = redis.call('HGET', lease, id), redis.call('ZSCORE', unack, id)
@@ -15,8 +15,8 @@ for i = 1, ITEMS do
     redis.call('ZREM', pending, id)
     redis.call('ZREM', unack, id)
     redis.call('DEL', key)
+    gone[#gone + 1], notes[#gone + 1] = id, redis.call('HGET', errors, id)
     forget({ id })
-    gone[#gone + 1] = id
   elseif held then
     redis.call('DEL', key)
     if not cancelled(word) then redis.call('HSET', lease, id, (word or '') .. '!') end
@@ -35,4 +35,5 @@ for i = 1, ITEMS do
   end
 end
 add('cancelled', #gone)
+note_ends(ends, 1000, 'cancelled', gone, notes)
 return answers

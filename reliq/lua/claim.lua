@@ -1,6 +1,6 @@
 -- claim: ready -> unack, retry -> unack
 --
--- KEYS  lane ready retry unack pending counts lease errors totals wake watch paused
+-- KEYS  lane ready retry unack pending counts lease errors totals ends wake watch paused
 -- ARGV  clock number nonce lease_ms limit first direct suspects watcher
 -- Returns  ms until pending and until unack are due (-1: none, -2: another process watches), how many ids
 --          are left in the lists, then id, retries left, `suspect` or `` for each claimed
@@ -69,7 +69,7 @@ if #claimed > 0 then
   redis.call('ZADD', unack, unpack(deadlines))
   redis.call('HSET', lease, unpack(leases))
 end
-forget(dropped)
+finish('cancelled', dropped)
 if limit > 0 then
   redis.call('DEL', lane)
   remember(table.concat(record, '\n'), lease_ms)
@@ -85,5 +85,4 @@ end
 local behind = redis.call('LLEN', ready) + redis.call('LLEN', retry)
 if behind > 0 and #claimed + #dropped + moved > 0 then push_token() end
 if not again then add('claimed', #claimed) end
-add('cancelled', #dropped)
 return { waits[1], waits[2], behind, unpack(taken) }

@@ -1,6 +1,6 @@
 -- nack: unack -> unack at the redelivery time, or garbage when no retry is left or it is rejected
 --
--- KEYS  unack garbage counts lease errors totals wake watch | msg
+-- KEYS  unack garbage counts lease errors totals ends wake watch | msg
 -- ARGV  clock | id nonce left delay_ms note value
 -- Returns  the indexes of receipts that no longer hold, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
@@ -31,7 +31,6 @@ for i, id in ipairs(ids) do
     waiting = waiting + 1
   end
 end
-forget(gone)
+finish('cancelled', gone)
 add('nacked', waiting + buried)
-add('cancelled', #gone)
 return { lost, stopped }

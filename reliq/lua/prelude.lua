@@ -69,6 +69,23 @@ local function forget(ids)
   redis.call('HDEL', errors, unpack(ids))
 end
 
+-- How messages ended, the last `most` of them. As totals: late, and never in the way.
+local function note_ends(stream, most, kind, ids, notes)
+  for i = math.max(1, #ids - most + 1), #ids do
+    redis.pcall('XADD', stream, '*', 'id', ids[i], 'kind', kind, 'note', notes[i] or '')
+  end
+  if #ids > 0 then redis.pcall('XTRIM', stream, 'MAXLEN', most) end
+end
+
+-- End messages in any way but by an ack; what last went wrong with them is kept with their end.
+local function finish(kind, ids)
+  if #ids == 0 then return end
+  local notes = redis.call('HMGET', errors, unpack(ids))
+  forget(ids)
+  add(kind, #ids)
+  note_ends(ends, 1000, kind, ids, notes)
+end
+
 -- Move a body's expiry on and write the new due time into its header, if it has one.
 local function postpone(key, by_ms, due)
   local left = redis.call('PTTL', key)

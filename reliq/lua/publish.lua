@@ -1,6 +1,6 @@
 -- publish: new -> ready, or pending when it is due later
 --
--- KEYS  lane? pending? ready? unack? counts lease? garbage? totals wake watch? | msg dd
+-- KEYS  lane? pending? ready? unack? counts lease? garbage? totals ends wake watch? | msg dd
 -- ARGV  clock number at delay_ms ttl_ms retries prefix window replace | id value
 -- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for what was not published
 -- Nothing to do: a repeated call number gets its first answer, a lower one `stale`.
@@ -73,4 +73,5 @@ end
 remember(answer, 600000)
 add('published', #fresh + #revived)
 add('cancelled', #revived)
+note_ends(ends, 1000, 'cancelled', revived, {})
 return answer

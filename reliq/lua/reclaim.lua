@@ -1,6 +1,6 @@
 -- reclaim: unack -> retry, unack -> garbage
 --
--- KEYS  unack retry garbage counts lease errors totals wake
+-- KEYS  unack retry garbage counts lease errors totals ends wake
 -- ARGV  clock limit spare
 -- Returns  ms until the next deadline (-1: none), the ids whose lease ran out (suspects from now on),
 --          the nacked ids that are due again, the ids with no retry left, the ids that were cancelled,
@@ -43,10 +43,9 @@ if #ids > 0 then
       where[#where + 1] = id
     end
   end
-  forget(gone)
   if #again + #overdue > 0 then push_token() end
+  finish('cancelled', gone)
   add('retried_lease', #overdue)
   add('retried_nack', #again)
-  add('cancelled', #gone)
 end
 return { wait_for(unack), overdue, again, buried, gone, odd }

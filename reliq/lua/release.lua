@@ -1,6 +1,6 @@
 -- release: unack -> head of ready, no retry spent
 --
--- KEYS  unack ready counts lease errors totals wake
+-- KEYS  unack ready counts lease errors totals ends wake
 -- ARGV  clock | id nonce left flag
 -- Returns  the indexes of receipts that no longer hold
 -- Nothing to do: a receipt that does not hold changes nothing.
@@ -21,8 +21,7 @@ for i = #ids, 1, -1 do
     freed = freed + 1
   end
 end
-forget(gone)
 if freed > 0 then push_token() end
+finish('cancelled', gone)
 add('released', freed)
-add('cancelled', #gone)
 return lost

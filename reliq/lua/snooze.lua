@@ -1,6 +1,6 @@
 -- snooze: unack -> pending, no retry spent
 --
--- KEYS  unack pending counts lease errors totals wake watch | msg
+-- KEYS  unack pending counts lease errors totals ends wake watch | msg
 -- ARGV  clock | id nonce left delay_ms
 -- Returns  the indexes of receipts that no longer hold, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
@@ -19,7 +19,6 @@ for i, id in ipairs(ids) do
     put_off = put_off + 1
   end
 end
-forget(gone)
+finish('cancelled', gone)
 add('snoozed', put_off)
-add('cancelled', #gone)
 return { lost, stopped }

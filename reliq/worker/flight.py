@@ -70,6 +70,11 @@ class Flight:
         self.lease_until, self.renew_at = at + lease, at + lease / 3
 
     @property
+    def took_ms(self) -> int:
+        """For how long its handler has run by now, in ms."""
+        return 0 if self.started_at is None else round((time.monotonic() - self.started_at) * 1000)
+
+    @property
     def must_start(self) -> bool:
         """Whether it may not wait in a buffer: a suspect, or a message with no retry left."""
         claimed = self.delivery.claimed

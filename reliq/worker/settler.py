@@ -6,7 +6,7 @@ import queue
 import time
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reliq import transitions
 from reliq.errors import RedisUnavailableError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from reliq.call import Call
     from reliq.doors.blocking import BlockingDoor
-    from reliq.keys import Keys
+    from reliq.queue import Queue
     from reliq.transitions import Settled
     from reliq.worker.inflight import Inflight
     from reliq.worker.outcome import Kind
@@ -142,7 +142,7 @@ def _grouped(answers: list[Answer], tried: set[tuple[str, str]]) -> list[tuple[C
         if kind == "release":
             pieces.reverse()  # each goes before what is in ready: the first at last
         for piece in pieces:
-            call = _call(piece[0][0].handler.queue.keys, kind, piece)
+            call = _call(piece[0][0].handler.queue, kind, piece)
             calls.append((_silent(call) if is_known_lost else call, piece))
     return calls
 
@@ -152,10 +152,15 @@ def _silent(call: Call[Settled]) -> Call[Settled]:
     return replace(call, events=lambda answer: [e for e in call.events(answer) if not isinstance(e, Lost)])
 
 
-def _call(keys: Keys, kind: Kind, group: list[Answer]) -> Call[Settled]:
+def _call(queue: Queue[Any], kind: Kind, group: list[Answer]) -> Call[Settled]:
+    keys = queue.keys
     if kind in ("ack", "expired"):
         rows = [(flight.delivery.claimed, flight.delivery.header.window_ms) for flight, _ in group]
-        return transitions.ack(keys, rows, kind="acked" if kind == "ack" else "expired")
+        history = queue.settings.history
+        took_ms = [flight.took_ms for flight, _ in group] if history else ()
+        return transitions.ack(
+            keys, rows, kind="acked" if kind == "ack" else "expired", history=history, took_ms=took_ms
+        )
     if kind == "snooze":
         return transitions.snooze(keys, [(flight.delivery.claimed, outcome.delay_ms) for flight, outcome in group])
     if kind == "release":

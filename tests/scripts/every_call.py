@@ -47,7 +47,7 @@ def stage(run, client, keys):
     letters = [(name.decode(), letter[b"id"].decode(), 3) for name, letter in client.xrange(keys.dead)]
     by_id = {one.id: one for one in held}
     return {
-        "ack": t.ack(keys, [(by_id["acked"], WINDOW_MS)], clock=LATER),
+        "ack": t.ack(keys, [(by_id["acked"], WINDOW_MS)], history=5, took_ms=[7], clock=LATER),
         "cancel": t.cancel(keys, ["cancelled", "waiting", "ready", "extended", "unknown"], clock=LATER),
         "claim": t.claim(keys, t.Turn("w", 99), limit=10, lease_ms=1000, first="retry", watcher="me", clock=LATER),
         "collect": t.collect(keys, ["in-garbage"], letters_max=2, letters_ms=10**12, clock=LATER),

@@ -4,7 +4,7 @@ from collections import Counter
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from queue_model import WINDOW_MS, Model
+from queue_model import HISTORY, WINDOW_MS, Model
 from redis.exceptions import NoScriptError
 
 from reliq import transitions as t
@@ -153,7 +153,8 @@ class Moves(RuleBasedStateMachine):
         last = ENVELOPE_START.encode() + b"%d" % self.model.down + envelope_rest(1, 1, WINDOW_MS) + b"last"
         match verb:
             case "ack":
-                answer = self.run(t.ack(self.keys, [(one, WINDOW_MS) for one in receipts], **options, **clock))
+                rows = [(one, WINDOW_MS) for one in receipts]
+                answer = self.run(t.ack(self.keys, rows, history=HISTORY, **options, **clock))
             case "nack":
                 values = [last if options["reject"] or not one.left else b"" for one in receipts]
                 rows = [(one, options["delay_ms"], "failed 1 x", v) for one, v in zip(receipts, values, strict=True)]

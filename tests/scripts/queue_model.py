@@ -10,6 +10,7 @@ from conftest import NOON
 from reliq.message import Claimed
 
 WINDOW_MS = 600_000
+HISTORY = 3  # how many acked messages are remembered
 
 
 class Model:
@@ -23,6 +24,7 @@ class Model:
         self.deaths = count()
         self.markers = {}  # id -> (why it is taken, for how many ms)
         self.totals = Counter()
+        self.ends, self.history = [], []  # (id, kind) of the last messages, those not acked and those acked
         self.token, self.paused, self.stolen = False, False, 0  # stolen: ended by foreign hands, without an account
 
     up = property(lambda self: -(-self.now // 1000))
@@ -51,7 +53,13 @@ class Model:
     def end(self, id, kind):
         for place in (self.pending, self.unack, self.counts, self.words, self.bodies):
             place.pop(id, None)
+        self.note_end(id, kind)
+
+    def note_end(self, id, kind):
         self.totals[kind] += 1
+        kept = self.history if kind == "acked" else self.ends
+        kept.append((id, kind))
+        del kept[: -HISTORY if kind == "acked" else -1000]
 
     def cancelled(self, id):
         return self.words.get(id, "").endswith("!")
@@ -73,7 +81,7 @@ class Model:
             if reason is None:
                 self.enter(id, delay_ms)
             else:
-                self.totals["cancelled"] += 1
+                self.note_end(id, "cancelled")
                 self.words |= {id: f"@{self.up + delay_ms}"} if delay_ms else {}
         return refused
 
@@ -156,8 +164,9 @@ class Model:
 
     def ack(self, receipts, kind):
         good, lost = self.held(receipts)
-        for one in good:
-            self.end(one.id, "cancelled" if kind == "expired" and self.cancelled(one.id) else kind)
+        stopped = [one for one in good if kind == "expired" and self.cancelled(one.id)]
+        for one in sorted(good, key=lambda one: one in stopped):
+            self.end(one.id, "cancelled" if one in stopped else kind)
             self.markers[one.id] = ("ended", WINDOW_MS)
         return lost, ()
 
@@ -268,11 +277,11 @@ class Model:
         return "rescheduled"
 
     def collect(self, ids, letters_max):
-        for id in ids:
+        for id in sorted(dict.fromkeys(ids), key=lambda one: one not in self.bodies):
             if id in self.garbage:
                 self.garbage.remove(id)
                 body = self.bodies.pop(id, None)
-                self.totals["dead" if body else "expired"] += 1
+                self.note_end(id, "dead" if body else "expired")
                 if body:
                     self.letters[next(self.deaths)] = (id, body)
                     self.markers[id] = ("ended", WINDOW_MS)

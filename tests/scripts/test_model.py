@@ -200,7 +200,9 @@ class QueueMachine(Moves):
             for key in (keys.counts, keys.lease, keys.totals):
                 pipe.hgetall(key)
             pipe.mget(map(keys.msg, IDS)).mget(map(keys.dd, IDS)).xrange(keys.dead).llen(keys.wake)
-            pending, unack, ready, retry, garbage, counts, words, totals, bodies, markers, dead, tokens = pipe.execute()
+            pipe.xrange(keys.ends).xrange(keys.history)
+            *state, ends, history = pipe.execute()
+        pending, unack, ready, retry, garbage, counts, words, totals, bodies, markers, dead, tokens = state
 
         assert scores(pending) == model.pending
         assert scores(unack) == model.unack
@@ -216,6 +218,8 @@ class QueueMachine(Moves):
         }
         assert [(letter[b"id"].decode(), payload(letter[b"value"])) for _, letter in dead] == [*model.letters.values()]
         assert tokens == model.token
+        assert ends_of(ends) == model.ends
+        assert ends_of(history) == model.history
 
     @invariant()
     def every_message_is_in_one_place_and_accounted_for(self):
@@ -231,6 +235,10 @@ def texts(replies):
 
 def named(reply):
     return {name.decode(): value.decode() for name, value in reply.items()}
+
+
+def ends_of(reply):
+    return [(end[b"id"].decode(), end[b"kind"].decode()) for _, end in reply]
 
 
 def scores(reply):

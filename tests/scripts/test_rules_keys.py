@@ -11,7 +11,9 @@ from reliq.lua import script, script_names
 #: In the words of 6.2, and of 7.0.
 OOM = r"OOM|maxmemory"
 WRITERS = [name for name in script_names() if name != "counts"]
-CHECKED = [(name, key) for name in script_names() for key in script(name).keys if key not in ("totals", "paused")]
+#: Written late and never in the way.
+LATE = ("totals", "ends", "history")
+CHECKED = [(name, key) for name in script_names() for key in script(name).keys if key not in (*LATE, "paused")]
 
 
 @pytest.fixture
@@ -80,6 +82,16 @@ def test_totals_of_the_wrong_type_never_stop_a_transition(name, calls, expected,
     assert run(calls[name]) == expected(name)
 
     assert client.get(keys.totals) == b"not a hash"
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if "ends" in script(name).keys])
+def test_ends_that_cannot_be_noted_never_stop_a_transition(name, calls, expected, run, client, keys):
+    for key in (keys.ends, keys.history):
+        client.set(key, "not a stream")
+
+    assert run(calls[name]) == expected(name)
+
+    assert client.get(keys.ends) == client.get(keys.history) == b"not a stream"
 
 
 @pytest.mark.foreign_hands
