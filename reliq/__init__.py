@@ -16,7 +16,7 @@ from reliq.errors import (
 )
 from reliq.job import Job
 from reliq.keys import Layout
-from reliq.message import Ack, BulkResult, Counts, Letter, Nack, Outgoing, Receipt, Reject, Snooze
+from reliq.message import Ack, BulkResult, Counts, Letter, Nack, Outgoing, Pause, Receipt, Reject, Snooze
 from reliq.queue import Queue
 from reliq.settings import WorkerSettings
 
@@ -33,6 +33,7 @@ __all__ = [
     "Letter",
     "Nack",
     "Outgoing",
+    "Pause",
     "ProtocolError",
     "PublishFailed",
     "Queue",

@@ -163,6 +163,24 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """
+    Why a queue is not claimed.
+
+    Attributes:
+        by: who paused it, as user@host; empty when something else than reliq did.
+        at: since when, unix seconds by that person's clock, or None.
+        reason: what they said; empty when nothing.
+        until: when it ends by itself, by the same clock; None when it waits for `resume`, or nobody said.
+    """
+
+    by: str
+    at: float | None
+    reason: str
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Letter:
     """
     A dead letter.

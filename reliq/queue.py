@@ -288,7 +288,7 @@ class Queue(Generic[B]):
             yield jobs
 
     def pause(self, *, reason: str = "", for_: Duration | None = None) -> None:
-        """Have consumers stop claiming within a second: for a while, or until `resume`."""
+        """Have consumers stop claiming within a second, for a while or until `resume`; who, when and why is kept."""
         self._ask(asking.pausing(self.keys, reason, for_))
 
     async def apause(self, *, reason: str = "", for_: Duration | None = None) -> None:

@@ -3,10 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from reliq.call import Command, id_text
 from reliq.codec import open_envelope
 from reliq.keys import QUEUES_KEY, Keys
-from reliq.message import Letter
+from reliq.message import Letter, Pause
+
+#: So much is read of a reason that something else than reliq wrote.
+FOREIGN_REASON_LIMIT = 200
+
+_pause_decoder = msgspec.json.Decoder(Pause)
 
 
 def bodies(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
@@ -32,10 +39,15 @@ def letters(keys: Keys, *, count: int, after: str = "") -> Command[list[Letter]]
     )
 
 
-def pause(keys: Keys, reason: str, for_ms: int | None) -> Command[None]:
+def pause(keys: Keys, pause: Pause, for_ms: int | None) -> Command[None]:
     """Have the queue not claimed: for so many ms, or until it is resumed."""
     limit = () if for_ms is None else ("PX", for_ms)
-    return Command(("SET", keys.paused, reason or "paused", *limit), lambda _reply: None)
+    return Command(("SET", keys.paused, msgspec.json.encode(pause), *limit), lambda _reply: None)
+
+
+def paused(keys: Keys) -> Command[Pause | None]:
+    """Read who paused the queue, when and why; None when it is not paused."""
+    return Command(("GET", keys.paused), lambda reply: None if reply is None else _pause(reply))
 
 
 def register(names: Sequence[str], now_seconds: int) -> Command[None]:
@@ -52,6 +64,14 @@ def server_facts(section: str) -> Command[dict[str, str]]:
 def _facts(reply: bytes) -> dict[str, str]:
     rows = (line.partition(":") for line in reply.decode("utf-8", "replace").splitlines())
     return {name: value for name, colon, value in rows if colon}
+
+
+def _pause(value: bytes) -> Pause:
+    """Return what `pause` wrote; of any other value the start of its text is the reason."""
+    try:
+        return _pause_decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Pause("", None, value.decode("utf-8", "replace")[:FOREIGN_REASON_LIMIT])
 
 
 def _value(reply: Any) -> bytes | None:

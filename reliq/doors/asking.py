@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import getpass
 import re
+import socket
+import time
 from typing import TYPE_CHECKING, Literal
 
 from reliq import reads, transitions
 from reliq.doors.ids import check_id
 from reliq.doors.publishing import when
 from reliq.errors import ConfigurationError
-from reliq.message import Letter
+from reliq.message import Letter, Pause
 from reliq.settings import BATCH_LIMIT, milliseconds, seconds, whole
 
 if TYPE_CHECKING:
@@ -41,8 +44,10 @@ def pausing(keys: Keys, reason: str, for_: Duration | None) -> Command[None]:
     """Return the command that pauses a queue; raise ConfigurationError for a reason or time that is not allowed."""
     if not isinstance(reason, str) or not reason.isprintable() or len(reason) > REASON_LIMIT:
         raise ConfigurationError(f"reason must be one line of at most {REASON_LIMIT} characters")
-    for_ms = None if for_ is None else milliseconds(seconds("for_", for_, least=0.001))
-    return reads.pause(keys, reason, for_ms)
+    for_seconds = None if for_ is None else seconds("for_", for_, least=0.001)
+    now = round(time.time(), 3)
+    pause = Pause(_who(), now, reason, None if for_seconds is None else now + for_seconds)
+    return reads.pause(keys, pause, None if for_seconds is None else milliseconds(for_seconds))
 
 
 def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:
@@ -63,3 +68,12 @@ def redriving(
     rows = [(one.letter, one.id, left) for one, left in zip(letters, retries, strict=True)]
     ttl_ms, delay_ms = milliseconds(settings.ttl), milliseconds(seconds("delay", delay))
     return transitions.redrive(keys, rows, ttl_ms=ttl_ms, delay_ms=delay_ms)
+
+
+def _who() -> str:
+    """Return user@host; a container's user may have no name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"

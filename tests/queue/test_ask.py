@@ -1,8 +1,18 @@
 """Cancel, reschedule, counts, pause, dead letters: in both colours."""
 
+import getpass
+import json
+import socket
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+
+from reliq import Pause, reads
+
+
+def read_pause(queue):
+    return queue._door().run(reads.paused(queue.keys))
 
 
 @pytest.fixture
@@ -95,6 +105,30 @@ def test_a_pause_may_end_by_itself(queue, call, client):
     call(queue, "pause", for_=timedelta(minutes=5))
 
     assert 299_000 < client.pttl(queue.keys.paused) <= 300_000
+
+
+def test_a_pause_says_who_when_and_why(queue, call, client):
+    before = time.time()
+
+    call(queue, "pause", reason="the gateway is away", for_=60)
+
+    written = json.loads(client.get(queue.keys.paused))
+    pause = read_pause(queue)
+    assert set(written) == {"by", "at", "reason", "until"}
+    assert (pause.by, pause.reason) == (f"{getpass.getuser()}@{socket.gethostname()}", "the gateway is away")
+    assert before - 0.001 <= pause.at <= time.time()
+    assert pause.until == pytest.approx(pause.at + 60)
+
+
+def test_a_queue_that_is_not_paused_has_no_pause(queue):
+    assert read_pause(queue) is None
+
+
+@pytest.mark.parametrize("value", ["1", "a deploy", '{"since": 5}', "[" * 100_000], ids=len)
+def test_what_something_else_wrote_is_the_reason_of_a_pause(queue, client, value):
+    client.set(queue.keys.paused, value)
+
+    assert read_pause(queue) == Pause("", None, value[:200])
 
 
 def test_a_dead_letter_tells_how_it_died(queue, call, dead_letter):
