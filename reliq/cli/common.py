@@ -1,5 +1,7 @@
 """What the commands share: where Redis is, how an answer is printed, how a person is asked."""
 
+import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
@@ -20,6 +22,10 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 
 
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
+
+
 def admin(url: str | None, *, hdt3213: bool = False) -> Admin:
     """Return what looks and acts for the commands."""
     return Admin(url, layout=Layout.hdt3213() if hdt3213 else Layout.RELIQ)
@@ -27,18 +33,49 @@ def admin(url: str | None, *, hdt3213: bool = False) -> Admin:
 
 def print_json(value: Any) -> None:
     """Print dataclasses, lists and dictionaries as JSON, one value in one line."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    try:
+        text = msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # an id of a foreign publisher may be any bytes
+        text = json.dumps(msgspec.to_builtins(value))
+    sys.stdout.write(text + "\n")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
     """Print rows under their columns; over a pipe nothing is cut off."""
     table = Table(*columns, title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        table.add_row(*("" if cell is None else printable(str(cell)) for cell in row))
     console = Console()
     if not console.is_terminal:
         console = Console(width=10_000)
     console.print(table, markup=False, highlight=False)
+
+
+def printable(text: str) -> str:
+    """Return `text` with every character escaped that a terminal would obey or could not show."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def duration(text: str) -> float:
+    """Return `30s`, `10m`, `2h`, `1d`, `1h30m`, `250ms` or plain seconds as seconds; else raise ConfigurationError."""
+    parts = _PART.findall(text)
+    if parts and "".join(number + unit for number, unit in parts) == text:
+        return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        return float(text)
+    raise ConfigurationError(f"a duration is written 30s, 10m, 2h, 1d or 1h30m, not {text[:40]!r}")
+
+
+def spoken(seconds: float) -> str:
+    """Return seconds as a person says them, in at most two units: `0.4s`, `12s`, `3m20s`, `5h`, `2d4h`."""
+    if seconds < 10:  # noqa: PLR2004  below it a tenth can matter
+        return f"{seconds:.1f}".removesuffix(".0") + "s"
+    whole = round(seconds)
+    for size, unit, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            rest = whole % size // below
+            return f"{whole // size}{unit}" + (f"{rest}{smaller}" if rest else "")
+    return f"{whole}s"
 
 
 def confirm(question: str, *, yes: bool) -> None:
