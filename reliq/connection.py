@@ -39,6 +39,8 @@ class Connection:
         # A client goes when its owner lets it go, and this connection with it.
         self._client = None if isinstance(target, str) else weakref.ref(target)
         self._gate = Gate()
+        #: Queue -> until when this process need not name it in the registry, by the monotonic clock.
+        self.named: dict[str, float] = {}
         self._lock = threading.Lock()
         self._pools: dict[float, Any] = {}
         self._async_pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, Any]]

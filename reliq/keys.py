@@ -11,6 +11,14 @@ QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 #: A hash, queue -> when a worker or producer last named it, in unix seconds. Not in any queue's slot.
 QUEUES_KEY = "reliq:queues"
 
+#: A sorted set, worker process -> when it last wrote its record, in unix seconds. Not in any queue's slot.
+WORKERS_KEY = "reliq:workers"
+
+
+def worker_key(id: str) -> str:
+    """Return the key of the record of worker process `id`: a string that expires when it is not written again."""
+    return f"reliq:worker:{id}"
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

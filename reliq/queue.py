@@ -16,6 +16,7 @@ from reliq.doors.asynchronous import AsyncDoor
 from reliq.doors.batch import Batch
 from reliq.doors.blocking import BlockingDoor
 from reliq.doors.moves import Moves
+from reliq.doors.naming import Naming
 from reliq.doors.publishing import Tally, Writer
 from reliq.doors.receiving import areceiving, receiving
 from reliq.doors.sending import Sender
@@ -119,7 +120,8 @@ class Queue(Generic[B]):
         self.observers = observers
         self.moves = Moves(self.keys, self._door)
         self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)
-        self._sender = Sender(self._writer, self._door, self._adoor, try_seconds=TRY_SECONDS)
+        naming = Naming(name, layout, self.connection)
+        self._sender = Sender(self._writer, naming, self._door, self._adoor, try_seconds=TRY_SECONDS)
 
     @property
     def name(self) -> str:

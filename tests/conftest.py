@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from reliq.connection import Connection
 from reliq.embedded import EmbeddedRedis, bundled_server, find_server
 from reliq.errors import ConfigurationError
 
@@ -33,6 +34,7 @@ def url(redis_server: EmbeddedRedis) -> str:
     with redis.Redis(unix_socket_path=str(redis_server.socket)) as client:
         client.config_resetstat()
         client.flushall()
+    Connection.to(redis_server.url).named.clear()  # the registry is empty too
     return redis_server.url
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reliq.doors.gathering import Gathering
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from reliq.doors.asynchronous import AsyncDoor
     from reliq.doors.blocking import BlockingDoor
     from reliq.doors.lanes import Lane, Messages
+    from reliq.doors.naming import Naming
     from reliq.doors.publishing import Order, Writer
     from reliq.message import Receipt
     from reliq.transitions import Turn
@@ -26,9 +28,16 @@ class Sender:
     """Sends orders through either door."""
 
     def __init__(
-        self, writer: Writer, door: Callable[[], BlockingDoor], adoor: Callable[[], AsyncDoor], *, try_seconds: float
+        self,
+        writer: Writer,
+        naming: Naming,
+        door: Callable[[], BlockingDoor],
+        adoor: Callable[[], AsyncDoor],
+        *,
+        try_seconds: float,
     ) -> None:
-        self._writer, self._door, self._adoor, self._try_seconds = writer, door, adoor, try_seconds
+        self._writer, self._naming, self._try_seconds = writer, naming, try_seconds
+        self._door, self._adoor = door, adoor
         self._lanes = Lanes()
         self._gatherings: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering]
         self._gatherings = weakref.WeakKeyDictionary()
@@ -42,6 +51,9 @@ class Sender:
             self._failed(lane, orders, error, confirmed)
             raise
         self._lanes.give_back(lane)
+        if naming := self._naming.due():
+            with suppress(ReliqError):
+                self._door().run(naming)
         return receipts(orders, answer)
 
     async def asend(self, orders: list[Order], confirmed: int = 0) -> list[Receipt]:
@@ -53,6 +65,9 @@ class Sender:
             self._failed(lane, orders, error, confirmed)
             raise
         self._lanes.give_back(lane)
+        if naming := self._naming.due():
+            with suppress(ReliqError):
+                await self._adoor().run(naming)
         return receipts(orders, answer)
 
     def _gathering(self) -> Gathering:

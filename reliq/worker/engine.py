@@ -14,6 +14,7 @@ from reliq.doors.blocking import BlockingDoor
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.worker.executors import AsyncExecutor, ThreadExecutor
 from reliq.worker.fetcher import Fetcher
+from reliq.worker.heartbeat import Heartbeat
 from reliq.worker.inflight import Inflight
 from reliq.worker.lifespans import Lifespan
 from reliq.worker.loop import Loop
@@ -76,6 +77,7 @@ class Engine:
         self._fetcher = Fetcher(door, handlers, self.inflight, self._timekeeper, self._submit, settle)
         self._renewer = Renewer(door, handlers, self.inflight, self._tasks, settle)
         self._tidier = Tidier(door, [handler.queue for handler in handlers])
+        self._heartbeat = Heartbeat(door, handlers, self.inflight, lambda: self.last_claim_at)
         self._loops = self._make_loops(observers)
         self._timekeeper.wake = self._loops["timekeeper"].wake
         self.inflight.busy = self._loops["renewer"].wake
@@ -152,6 +154,7 @@ class Engine:
             "renewer": self._renewer.step,
             "timekeeper": self._timekeeper.step,
             "tidier": self._tidier.step,
+            "heartbeat": self._heartbeat.step,
             "fetcher": self._fetcher.step,
         }
         return {name: Loop(name, step, observers, self._timekeeper.spare_all) for name, step in steps.items()}
@@ -178,6 +181,7 @@ class Engine:
         self._settler.nudge()
         for loop in others:
             loop.join(WORKER_TIMEOUT_SECONDS)
+        self._heartbeat.leave()
 
     def _collect_soon(self) -> None:
         self._loops["tidier"].wake()

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from reliq import reads, transitions
+from reliq.keys import Layout
 from reliq.settings import milliseconds
 from reliq.worker.loop import Troubles
 
@@ -47,8 +48,11 @@ class Tidier:
             transitions.tidy(queue.keys, cursor=self._cursors[name][0], lease_cursor=self._cursors[name][1])
             for name, queue in self._queues.items()
         ]
-        registered, *answers = self._door.run_all([reads.register(list(self._queues), int(time.time())), *calls])
-        if isinstance(registered, Exception):
+        # The registry has names alone: one in a foreign layout would be looked for in ours.
+        ours = [name for name, queue in self._queues.items() if queue.layout == Layout.RELIQ]
+        naming = [reads.register(ours, int(time.time()))] if ours else []
+        answers = self._door.run_all([*calls, *naming])
+        if naming and isinstance(registered := answers.pop(), Exception):
             self._troubles.note("", registered)
         for name, answer in zip(self._queues, answers, strict=True):
             if isinstance(answer, Exception):

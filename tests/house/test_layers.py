@@ -12,7 +12,7 @@ LAYERS = (
     ("errors", "message", "keys"),
     ("retry", "events", "lua"),
     ("settings", "codec", "call"),
-    ("transitions", "reads"),
+    ("transitions", "reads", "roster"),
     # ---- I/O from here on
     ("pools", "wires"),
     ("connection", "embedded"),

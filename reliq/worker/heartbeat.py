@@ -1,0 +1,76 @@
+"""Says who is alive: one record of this process in Redis, which goes by itself when the process is killed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from reliq import roster
+from reliq.doors.ids import token
+from reliq.errors import RedisUnavailableError, ReliqError
+from reliq.roster import BEAT_SECONDS, SLOTS_LIMIT, Slot, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from reliq.doors.blocking import BlockingDoor
+    from reliq.handler import Handler
+    from reliq.worker.flight import Flight
+    from reliq.worker.inflight import Inflight
+
+
+class Heartbeat:
+    """
+    Writes this process' record, and takes it away at a clean stop.
+
+    Args:
+        last_claim_at: says when the last claim round was completed, by the monotonic clock.
+    """
+
+    def __init__(
+        self, door: BlockingDoor, handlers: Sequence[Handler], inflight: Inflight, last_claim_at: Callable[[], float]
+    ) -> None:
+        self._door, self._inflight, self._last_claim_at = door, inflight, last_claim_at
+        self._queues = tuple(handler.queue.name for handler in handlers)
+        self._id, self._host, self._version = token(), socket.gethostname(), version("reliq")
+        self._started = time.time()
+
+    def step(self) -> float:
+        """Write the record; return the wait until the next. Where Redis refuses it, the work goes on without."""
+        for answer in self._door.run_all([*roster.beat(self._record())]):
+            if isinstance(answer, RedisUnavailableError):
+                raise answer
+        return BEAT_SECONDS
+
+    def leave(self) -> None:
+        """Take the record away."""
+        with suppress(ReliqError):
+            self._door.run_all([*roster.leave(self._id)])
+
+    def _record(self) -> Worker:
+        running = sorted(self._inflight.running(), key=lambda flight: flight.started_at or 0.0)
+        now, ticks = time.time(), time.monotonic()
+        return Worker(
+            id=self._id,
+            host=self._host,
+            pid=os.getpid(),
+            version=self._version,
+            queues=self._queues,
+            slots=self._inflight.concurrency,
+            busy=len(running),
+            started=round(self._started, 3),
+            last_claim=round(now - (ticks - self._last_claim_at()), 3),
+            seen=round(now, 3),
+            running=tuple(_slot(flight, now - ticks) for flight in running[:SLOTS_LIMIT]),
+        )
+
+
+def _slot(flight: Flight, epoch: float) -> Slot:
+    """Return what is told of a running handler; `epoch` is the unix time at which the monotonic clock began."""
+    # An id of a foreign publisher may be any bytes; JSON holds text alone.
+    id = flight.delivery.id.encode("utf-8", "replace").decode()
+    return Slot(flight.queue, id, flight.delivery.attempt, round((flight.started_at or 0.0) + epoch, 3))

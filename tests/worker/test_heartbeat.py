@@ -1,0 +1,176 @@
+"""Each worker process says in one record who it is and what runs; the record goes with it."""
+
+import os
+import socket
+import threading
+
+import pytest
+
+from reliq import Queue, roster
+from reliq.keys import QUEUES_KEY, WORKERS_KEY, Layout
+from reliq.roster import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT
+from reliq.worker.heartbeat import Heartbeat
+
+PATIENCE_SECONDS = 30.0
+
+
+@pytest.fixture
+def eventually():
+    """Wait for a condition, and return what it answered."""
+
+    def wait(condition):
+        for _ in range(int(PATIENCE_SECONDS / 0.02)):
+            if answer := condition():
+                return answer
+            threading.Event().wait(0.02)
+        pytest.fail("this did not come")
+
+    return wait
+
+
+@pytest.fixture
+def workers(door):
+    """The records of those who are alive."""
+
+    def look():
+        ids = door.run(roster.index())
+        return [one for one in door.run_all(roster.records(ids)) if one is not None]
+
+    return look
+
+
+@pytest.fixture
+def heartbeat(door, start):
+    """A heartbeat beside an engine's own, whose steps the test makes."""
+
+    def make(engine):
+        return Heartbeat(door, engine._handlers, engine.inflight, lambda: engine.last_claim_at)
+
+    return make
+
+
+def test_a_worker_that_starts_says_who_it_is(consumer, queue, start, workers, eventually, client):
+    consumer.handler(queue)(lambda body: None)
+
+    start(concurrency=3)
+
+    (one,) = eventually(workers)
+    assert (one.host, one.pid, one.queues, one.slots) == (socket.gethostname(), os.getpid(), ("q",), 3)
+    assert one.started <= one.seen
+    assert abs(one.last_claim - one.seen) < 60
+    assert 0 < client.pttl(f"reliq:worker:{one.id}") <= RECORD_MS
+
+
+def test_the_record_has_what_runs(consumer, queue, start, workers, gate, client, heartbeat):
+    consumer.handler(queue)(lambda body: gate.pass_through())
+    engine = start(concurrency=2)
+    queue.publish("x", id="a")
+    queue.publish("x", id="b")
+    gate.wait_for(2)
+
+    beat = heartbeat(engine)
+    assert beat.step() == BEAT_SECONDS
+
+    (one,) = [worker for worker in workers() if worker.id == beat._id]
+    assert one.busy == 2
+    assert {(slot.queue, slot.id, slot.attempt) for slot in one.running} == {("q", "a", 1), ("q", "b", 1)}
+    assert all(one.started <= slot.started + 1 for slot in one.running)
+    gate.open()
+
+
+def test_a_record_names_a_bounded_number_of_handlers(consumer, queue, start, workers, gate, heartbeat):
+    consumer.handler(queue)(lambda body: gate.pass_through())
+    engine = start(concurrency=SLOTS_LIMIT + 3)
+    queue.publish_many(["x"] * (SLOTS_LIMIT + 3))
+    gate.wait_for(SLOTS_LIMIT + 3)
+
+    beat = heartbeat(engine)
+    beat.step()
+
+    (one,) = [worker for worker in workers() if worker.id == beat._id]
+    assert (one.busy, len(one.running)) == (SLOTS_LIMIT + 3, SLOTS_LIMIT)
+    gate.open()
+
+
+def test_a_clean_stop_takes_the_record_away(consumer, queue, start, workers, eventually, client):
+    consumer.handler(queue)(lambda body: None)
+    start()
+    eventually(workers)
+
+    consumer.stop()
+
+    assert client.keys("reliq:worker*") == []
+
+
+def test_who_was_killed_is_gone_when_its_record_expires_and_leaves_the_index(
+    consumer, queue, start, workers, eventually, client
+):
+    client.zadd(WORKERS_KEY, {"killed": 1_700_000_000})
+    consumer.handler(queue)(lambda body: None)
+
+    start()
+
+    (one,) = eventually(workers)
+    assert client.zrange(WORKERS_KEY, 0, -1) == [one.id.encode()]
+
+
+def test_a_record_that_is_none_of_ours_is_passed_over(workers, client):
+    client.zadd(WORKERS_KEY, {"strange": 2_000_000_000})
+    client.set("reliq:worker:strange", b"\xff not JSON")
+
+    assert workers() == []
+
+
+def test_a_worker_that_may_not_write_its_record_works_all_the_same(consumer, queue, start, recorder, client):
+    client.set(WORKERS_KEY, "not a sorted set")
+    consumer.handler(queue)(lambda body: None)
+    start()
+
+    queue.publish("x", id="m")
+
+    from reliq.events import Acked
+
+    recorder.wait_for(Acked)
+
+
+def test_a_producer_names_its_queue_once(queue, client):
+    queue.publish("x")
+    first = client.hget(QUEUES_KEY, "q")
+    client.hdel(QUEUES_KEY, "q")
+
+    queue.publish("x")
+    Queue("q", str, url=queue.target).publish("x")
+
+    assert int(first) > 1_700_000_000
+    assert client.hget(QUEUES_KEY, "q") is None
+
+
+async def named_by_async_code(queue):
+    await queue.apublish("x")
+    await queue.aclose()
+
+
+def test_async_producers_name_their_queue_too(make_queue, client):
+    import asyncio
+
+    asyncio.run(named_by_async_code(make_queue("async")))
+
+    assert client.hkeys(QUEUES_KEY) == [b"async"]
+
+
+def test_a_registry_that_cannot_be_written_stops_no_publish(make_queue, client):
+    client.set(QUEUES_KEY, "not a hash")
+
+    assert make_queue("other").publish("x").status == "published"
+
+
+def test_a_queue_in_a_foreign_layout_is_not_named(make_queue, consumer, start, eventually, workers, client):
+    foreign = make_queue("go", bytes, layout=Layout.hdt3213())
+    consumer.handler(foreign)(lambda body: None)
+    consumer.handler(make_queue("ours"))(lambda body: None)
+    start()
+
+    foreign.publish(b"x")
+
+    eventually(lambda: client.hexists(QUEUES_KEY, "ours"))
+    assert client.hkeys(QUEUES_KEY) == [b"ours"]
