@@ -53,6 +53,11 @@ class Layout:
 Layout.RELIQ = Layout()
 
 
+def is_name(name: object) -> bool:
+    """Say whether a queue may be called so."""
+    return isinstance(name, str) and QUEUE_NAME.fullmatch(name) is not None
+
+
 class Keys:
     """
     The keys of the queue `name` in `layout`.
@@ -62,7 +67,6 @@ class Keys:
     """
 
     __slots__ = (
-        "_bare",
         "_dd",
         "_lane",
         "_msg",
@@ -72,6 +76,7 @@ class Keys:
         "errors",
         "garbage",
         "history",
+        "layout",
         "lease",
         "name",
         "paused",
@@ -85,10 +90,9 @@ class Keys:
     )
 
     def __init__(self, name: str, layout: Layout = Layout.RELIQ) -> None:
-        if not isinstance(name, str) or QUEUE_NAME.fullmatch(name) is None:
+        if not is_name(name):
             raise ConfigurationError(f"queue name must be 1 to 128 of A-Z a-z 0-9 _ . - , not {name!r}")
-        self.name = name
-        self._bare = layout.bare
+        self.name, self.layout = name, layout
         base = _base(layout.prefix, name, layout.hash_tag)
         self._msg = _base(layout.body_prefix, name, layout.hash_tag) + ":msg:"
         self._dd = base + ":dd:"
@@ -112,7 +116,7 @@ class Keys:
     @property
     def bare(self) -> bool:
         """Whether bodies are stored as they are, without a header line."""
-        return self._bare
+        return self.layout.bare
 
     def msg(self, id: str) -> str:
         """Return the key of the body of message `id`."""

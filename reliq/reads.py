@@ -39,6 +39,16 @@ def letters(keys: Keys, *, count: int, after: str = "") -> Command[list[Letter]]
     )
 
 
+def letters_between(
+    keys: Keys, first: str, last: str, *, count: int, newest_first: bool = False
+) -> Command[list[Letter]]:
+    """Return up to `count` dead letters from the place `first` to `last` of their stream, both included."""
+    command, places = ("XREVRANGE", (last, first)) if newest_first else ("XRANGE", (first, last))
+    return Command(
+        (command, keys.dead, *places, "COUNT", count), lambda reply: [_letter(row, keys.bare) for row in reply]
+    )
+
+
 def pause(keys: Keys, pause: Pause, for_ms: int | None) -> Command[None]:
     """Have the queue not claimed: for so many ms, or until it is resumed."""
     limit = () if for_ms is None else ("PX", for_ms)

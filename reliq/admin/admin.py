@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from reliq import transitions
+from reliq.admin.accounting import Account, account_of
+from reliq.admin.alive import Running, running_in, workers_alive
+from reliq.admin.ending import End, ends_of
+from reliq.admin.existing import check_known
+from reliq.admin.inspecting import MessageView, inspected
+from reliq.admin.overview import Overview, overview, with_rates
+from reliq.admin.scanning import scanned
+from reliq.admin.watching import Watcher
 from reliq.connection import Connection
 from reliq.doors.blocking import BlockingDoor
+from reliq.errors import ConfigurationError
 from reliq.keys import Keys, Layout
+from reliq.metrics.looks import registered
+from reliq.settings import seconds, whole
+from reliq.wires import ClusterWire
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reliq.message import Duration
     from reliq.pools import Target
+    from reliq.roster import Worker
 
 #: How long a look or a step may take in all before Redis counts as away.
 TRY_SECONDS = 2.0
@@ -45,6 +62,85 @@ class Admin:
     def close(self) -> None:
         """Close the connections; they come back when they are used again."""
         self._connection.close()
+
+    # ---- what a person sees -------------------------------------------------
+
+    def queues(self, names: Sequence[str] = (), *, scan: bool = False, interval: Duration = 0.5) -> Overview:
+        """
+        Return the queues named, or all that the registry has: what is where, how late, how fast, who works.
+
+        Args:
+            names: in this admin's layout; one that is not there is shown empty.
+            scan: also find queues that no registry names, in any layout, by a walk over all keys in short steps.
+            interval: seconds over which the rates are counted; 0 tells none, and waits for nothing.
+
+        Raises:
+            ConfigurationError: a name or the interval is not allowed, or a Cluster is to be scanned.
+        """
+        over = seconds("interval", interval, most=60)
+        queues = self._chosen(names, scan=scan)
+        if over:
+            return with_rates(self._door(), queues, TRY_SECONDS, over)
+        return overview(self._door(), queues, TRY_SECONDS)
+
+    def watch(self, names: Sequence[str] = ()) -> Watcher:
+        """Return what looks at the queues named, or at all of the registry, again and again."""
+        chosen = [self.keys(name) for name in names]
+        return Watcher(self._door(), (lambda: chosen) if names else self._chosen, TRY_SECONDS)
+
+    def workers(self) -> list[Worker]:
+        """Return what every worker process that is alive says of itself, at most 5 s ago."""
+        return workers_alive(self._door(), TRY_SECONDS)
+
+    def running(self, queue: str, *, longer_than: Duration = 0.0) -> list[Running]:
+        """Return the handlers that run for `longer_than`, the longest running first; raise for an unknown queue."""
+        check_known(self._door(), self.keys(queue), TRY_SECONDS)
+        return running_in(self.workers(), queue, seconds("longer_than", longer_than))
+
+    def account(self, queue: str) -> Account:
+        """Return what came in, how it ended and what is alive, at one moment; raise for an unknown queue."""
+        check_known(self._door(), self.keys(queue), TRY_SECONDS)
+        return account_of(queue, self._ask(transitions.counts(self.keys(queue))))
+
+    def show(self, queue: str, id: str) -> MessageView:
+        """
+        Return where a message is, what it holds and who has it, or what became of it.
+
+        Raises:
+            ConfigurationError: there is no such queue, or nothing is known of such a message.
+        """
+        keys = self.keys(queue)
+        check_known(self._door(), keys, TRY_SECONDS)
+        # It may move on between two reads: a message that is nowhere is looked for once more.
+        view = inspected(self._door(), keys, id, TRY_SECONDS) or inspected(self._door(), keys, id, TRY_SECONDS)
+        if view is None:
+            raise ConfigurationError(
+                f"queue {queue!r} knows no message {id[:128]!r}: it never was, or its end is no longer remembered "
+                f"(the last 1,000 abnormal ends are; of acked ones as many as Queue(history=...) says)"
+            )
+        return view
+
+    def ends(self, queue: str, *, kind: str | None = None, limit: int = 100) -> list[End]:
+        """
+        Return how the last messages ended, newest first: all that were not acked, or those of one kind.
+
+        Raises:
+            ConfigurationError: there is no such queue or kind, or the limit is not 1 to 100,000.
+        """
+        check_known(self._door(), self.keys(queue), TRY_SECONDS)
+        most = whole("limit", limit, least=1, most=100_000)
+        return ends_of(self._door(), self.keys(queue), kind=kind, limit=most, for_seconds=TRY_SECONDS)
+
+    def _chosen(self, names: Sequence[str] = (), *, scan: bool = False) -> list[Keys]:
+        """Return the keys of the queues named, or of all that the registry or a scan finds."""
+        if names:
+            return [self.keys(name) for name in names]
+        found: dict[str, Keys] = {keys.totals: keys for keys in self._ask(registered())}
+        if scan:
+            if isinstance(self._connection.wire(ANSWER_SECONDS), ClusterWire):
+                raise ConfigurationError("a Cluster cannot be scanned as one; give the URL of one node after another")
+            found |= {keys.totals: keys for keys in scanned(self._door(), TRY_SECONDS)}
+        return sorted(found.values(), key=lambda keys: keys.name)
 
     def _door(self) -> BlockingDoor:
         return BlockingDoor(self._connection.wire(ANSWER_SECONDS))

@@ -5,10 +5,16 @@ from typing import Annotated
 
 import typer
 
+from reliq.cli.account import account
 from reliq.cli.demo import demo
+from reliq.cli.ends import ends
 from reliq.cli.exporter import exporter
 from reliq.cli.health import health
+from reliq.cli.queues import queues
+from reliq.cli.running import running
+from reliq.cli.show import show
 from reliq.cli.worker import worker
+from reliq.cli.workers import workers
 from reliq.errors import ConfigurationError, ReliqError
 
 #: Exit codes: 0 done, 1 it did not work, 2 it was asked for wrongly, 78 the set-up cannot work, 130 interrupted.
@@ -23,6 +29,12 @@ app.command()(worker)
 app.command()(demo)
 app.command()(exporter)
 app.command()(health)
+app.command()(queues)
+app.command()(workers)
+app.command()(running)
+app.command()(account)
+app.command()(show)
+app.command()(ends)
 
 
 @app.callback(invoke_without_command=True)

@@ -78,6 +78,21 @@ def spoken(seconds: float) -> str:
     return f"{whole}s"
 
 
+def amount(number: float) -> str:
+    """Return a number in at most six characters: `999`, `12,345`, `1.2M`."""
+    if number < 100_000:  # noqa: PLR2004  below it every digit is shown
+        return f"{number:,.0f}"
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{unit}" if number < 100 * size else f"{number / size:.0f}{unit}"
+    return f"{number:,.0f}"
+
+
+def rate(per_second: float) -> str:
+    """Return a rate: with its tenths while it is small."""
+    return f"{per_second:.1f}".removesuffix(".0") if per_second < 10 else amount(per_second)  # noqa: PLR2004
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Have a person agree, unless `yes`; with nobody at the terminal it is an error."""
     if yes:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from reliq import reads, transitions
-from reliq.call import Command
+from reliq.call import Command, id_text
 from reliq.doors.ids import made_at
 from reliq.errors import RedisRefusedError
-from reliq.keys import QUEUES_KEY, Keys
+from reliq.keys import QUEUES_KEY, Keys, is_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,10 +38,15 @@ class Sight:
         backoff: how many of unack wait after a nack.
     """
 
-    queue: str
+    keys: Keys
     counts: Counts
     oldest: Mapping[str, float]
     backoff: int
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self.keys.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +121,10 @@ class Looker:
 
 
 def registered() -> Command[Sequence[Keys]]:
-    """Return the queues that workers have noted in the registry."""
-    return Command(("HKEYS", QUEUES_KEY), lambda reply: [Keys(name.decode()) for name in sorted(reply)])
+    """Return the queues that workers and producers have noted in the registry; what is no name is passed over."""
+    return Command(
+        ("HKEYS", QUEUES_KEY), lambda reply: [Keys(name) for name in sorted(map(id_text, reply)) if is_name(name)]
+    )
 
 
 def _time() -> Command[float]:
@@ -131,7 +138,7 @@ def _questions(keys: Keys) -> list[Any]:
         Command(("ZRANGE", keys.unack, 0, 0, "WITHSCORES"), _score),
         Command(("LINDEX", keys.ready, -1), _text),
         Command(("LINDEX", keys.retry, -1), _text),
-        Command(("ZRANDMEMBER", keys.unack, SAMPLE), lambda reply: [one.decode() for one in reply]),
+        Command(("ZRANDMEMBER", keys.unack, SAMPLE), lambda reply: [id_text(one) for one in reply]),
     ]
 
 
@@ -158,7 +165,7 @@ def _sight(draft: _Draft, now_ms: float, heads: Mapping[str, bytes], words: Mapp
     oldest |= {state: 0.0 for state, size in sizes.items() if not size and state not in oldest}
     drawn = words.get(draft.keys.lease, [])
     waiting = sum(word == b"nacked" for word in drawn)
-    return Sight(draft.keys.name, draft.counts, oldest, round(draft.counts.unack * waiting / max(1, len(drawn))))
+    return Sight(draft.keys, draft.counts, oldest, round(draft.counts.unack * waiting / max(1, len(drawn))))
 
 
 def _due_of(head: bytes, id: str) -> float | None:
@@ -179,4 +186,4 @@ def _score(reply: Any) -> float | None:
 
 
 def _text(reply: Any) -> str:
-    return reply.decode() if reply else ""
+    return id_text(reply) if reply else ""

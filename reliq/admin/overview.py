@@ -1,0 +1,186 @@
+"""Queues at a glance: what is where, how late it is, how fast it moves, who works on it, and whether it is paused."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from reliq import reads, transitions
+from reliq.admin.alive import running_in, workers_alive
+from reliq.keys import Layout
+from reliq.metrics.looks import Looker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from reliq.doors.blocking import BlockingDoor
+    from reliq.keys import Keys
+    from reliq.message import Counts, Pause
+    from reliq.metrics.looks import Sight
+    from reliq.roster import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """
+    How fast a queue moves, in messages a second.
+
+    Attributes:
+        arrived: published or redriven.
+        acked: ended well.
+        failed: deliveries that ended in an error, or by their lease.
+        ended: ended otherwise: dead, expired, cancelled or purged.
+        over_seconds: the time in which this was counted.
+    """
+
+    arrived: float
+    acked: float
+    failed: float
+    ended: float
+    over_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """
+    A queue at one moment.
+
+    Attributes:
+        layout: `reliq`, or how the keys begin, such as `{dp:` or `dp:`.
+        backoff: how many of unack wait after a failure, drawn from a sample when there are many; the others are
+            leased by a worker.
+        late: for how many seconds the first message that waits has been due; None when it does not say.
+        oldest: state -> the same, for each state that says.
+        rates: None when they were not asked for.
+        workers, slots, busy: worker processes that claim from it, how many handlers they run at once, and how many
+            of those are busy with this queue.
+        pause: who paused it and why; None when it is not paused.
+    """
+
+    queue: str
+    layout: str
+    pending: int
+    ready: int
+    unack: int
+    backoff: int
+    retry: int
+    garbage: int
+    dead: int
+    late: float | None
+    oldest: Mapping[str, float]
+    rates: Rates | None
+    workers: int
+    slots: int
+    busy: int
+    pause: Pause | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """
+    Every queue that was asked for, who is alive, and the totals that the next overview's rates are told from.
+
+    Attributes:
+        unreadable: queues that Redis refuses to show: rights, or a key of another type.
+        facts: what Redis says of itself; empty where it hides it.
+        totals: the key of a queue's totals -> kind -> how many ever.
+        at: by the monotonic clock.
+    """
+
+    queues: Sequence[QueueView]
+    workers: Sequence[Worker]
+    unreadable: Sequence[str]
+    facts: Mapping[str, str]
+    totals: Mapping[str, Mapping[str, int]]
+    at: float
+
+
+def overview(
+    door: BlockingDoor, queues: Sequence[Keys], for_seconds: float, before: Overview | None = None
+) -> Overview:
+    """Look at `queues`; with `before` each says how fast it has moved since."""
+    look = Looker(door, lambda: queues).look()
+    at = time.monotonic()
+    workers = workers_alive(door, for_seconds)
+    pauses = _pauses(door, [sight.keys for sight in look.queues if sight.counts.paused])
+    views = [_view(sight, workers, pauses.get(sight.keys), _rates(sight, at, before)) for sight in look.queues]
+    seen = {sight.keys for sight in look.queues}
+    return Overview(
+        views,
+        workers,
+        [keys.name for keys in queues if keys not in seen],
+        look.facts,
+        {sight.keys.totals: sight.counts.totals for sight in look.queues},
+        at,
+    )
+
+
+def with_rates(door: BlockingDoor, queues: Sequence[Keys], for_seconds: float, interval: float) -> Overview:
+    """Look, count again after `interval` seconds, and tell how fast the queues have moved in between."""
+    before: dict[str, Mapping[str, int]] = {}
+    answers = door.run_all([transitions.counts(keys) for keys in queues], for_seconds=for_seconds)
+    at = time.monotonic()
+    for keys, answer in zip(queues, answers, strict=True):
+        if not isinstance(answer, Exception):
+            before[keys.totals] = answer.totals
+    time.sleep(interval)
+    return overview(door, queues, for_seconds, Overview((), (), (), {}, before, at))
+
+
+def _pauses(door: BlockingDoor, paused: Sequence[Keys]) -> dict[Keys, Pause]:
+    answers = door.run_all([reads.paused(keys) for keys in paused])
+    return {
+        keys: answer
+        for keys, answer in zip(paused, answers, strict=True)
+        if answer is not None and not isinstance(answer, Exception)
+    }
+
+
+def _rates(sight: Sight, at: float, before: Overview | None) -> Rates | None:
+    """Return how fast a queue has moved; None when nothing is known of before, or its account was begun anew."""
+    was = before.totals.get(sight.keys.totals) if before is not None else None
+    if was is None or before is None:
+        return None
+    seconds = max(0.001, at - before.at)
+
+    def rate(*kinds: str) -> float:
+        moved = sum(sight.counts.totals.get(kind, 0) - was.get(kind, 0) for kind in kinds)
+        return round(max(0, moved) / seconds, 2)
+
+    return Rates(
+        arrived=rate("published", "redriven"),
+        acked=rate("acked"),
+        failed=rate("nacked", "retried_lease"),
+        ended=rate("dead", "expired", "cancelled", "purged"),
+        over_seconds=round(seconds, 3),
+    )
+
+
+def _view(sight: Sight, workers: Sequence[Worker], pause: Pause | None, rates: Rates | None) -> QueueView:
+    counts: Counts = sight.counts
+    mine = [worker for worker in workers if sight.queue in worker.queues]
+    return QueueView(
+        queue=sight.queue,
+        layout=layout_name(sight.keys),
+        pending=counts.pending,
+        ready=counts.ready,
+        unack=counts.unack,
+        backoff=sight.backoff,
+        retry=counts.retry,
+        garbage=counts.garbage,
+        dead=counts.dead,
+        late=max(sight.oldest.values(), default=None),
+        oldest=sight.oldest,
+        rates=rates,
+        workers=len(mine),
+        slots=sum(worker.slots for worker in mine),
+        busy=len(running_in(mine, sight.queue)),
+        pause=pause,
+    )
+
+
+def layout_name(keys: Keys) -> str:
+    """Return how a person tells layouts apart."""
+    layout = keys.layout
+    return "reliq" if layout == Layout.RELIQ else f"{{{layout.prefix}:" if layout.hash_tag else f"{layout.prefix}:"

@@ -1,0 +1,121 @@
+"""What a person watches: overviews one after another, the way the rates went, and what fails."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from reliq.admin.ending import last_ends
+from reliq.admin.overview import overview
+from reliq.call import Command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from reliq.admin.ending import End
+    from reliq.admin.overview import Overview
+    from reliq.doors.blocking import BlockingDoor
+    from reliq.keys import Keys
+
+#: How many looks a trend has.
+TREND_LOOKS = 120
+#: How many ends, and how many errors of messages that are to be delivered again, are read of a queue.
+SAMPLE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """How many messages a second arrived and were acked, a number for each look, the latest last."""
+
+    arrived: Sequence[float]
+    acked: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """
+    What goes wrong in a queue.
+
+    Attributes:
+        ended: how a message ended, or None for an error of messages that are alive.
+        reason, error: of the last failure.
+        count: how many of a sample of such messages have it.
+    """
+
+    queue: str
+    ended: End | None
+    reason: str
+    error: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """
+    One look.
+
+    Attributes:
+        trends: queue -> how its rates went.
+        ends: the newest abnormal ends first.
+        errors: what living messages failed with, from a sample of each queue, the most frequent first.
+    """
+
+    overview: Overview
+    trends: Mapping[str, Trend]
+    ends: Sequence[Failure]
+    errors: Sequence[Failure]
+
+
+class Watcher:
+    """
+    Looks again and again.
+
+    Args:
+        queues: says which; asked anew for each look.
+    """
+
+    def __init__(self, door: BlockingDoor, queues: Callable[[], Sequence[Keys]], for_seconds: float) -> None:
+        self._door, self._queues, self._for_seconds = door, queues, for_seconds
+        self._last: Overview | None = None
+        self._rates: dict[str, tuple[deque[float], deque[float]]] = {}
+
+    def look(self) -> Moment:
+        """
+        Return what there is to be seen now; rates are those since the last look, so the first has none.
+
+        Raises:
+            RedisUnavailableError, RedisRefusedError: Redis says nothing.
+        """
+        queues = self._queues()
+        self._last = now = overview(self._door, queues, self._for_seconds, self._last)
+        for view in now.queues:
+            if view.rates is not None:
+                arrived, acked = self._rates.setdefault(
+                    view.queue, (deque(maxlen=TREND_LOOKS), deque(maxlen=TREND_LOOKS))
+                )
+                arrived.append(view.rates.arrived)
+                acked.append(view.rates.acked)
+        return Moment(
+            now,
+            {queue: Trend(tuple(arrived), tuple(acked)) for queue, (arrived, acked) in self._rates.items()},
+            [Failure(keys.name, end, end.reason, end.error) for keys, end in last_ends(self._door, queues, SAMPLE)],
+            self._errors(queues),
+        )
+
+    def _errors(self, queues: Sequence[Keys]) -> list[Failure]:
+        """Return what a few of those that are to be delivered again failed with, the same ones counted together."""
+        commands = [Command(("HRANDFIELD", keys.errors, SAMPLE, "WITHVALUES"), _notes) for keys in queues]
+        counted = Counter(
+            (keys.name, reason, error)
+            for keys, notes in zip(queues, self._door.run_all(commands), strict=True)
+            if not isinstance(notes, Exception)
+            for reason, error in notes
+        )
+        return [Failure(queue, None, reason, error, count) for (queue, reason, error), count in counted.most_common()]
+
+
+def _notes(reply: Any) -> list[tuple[str, str]]:
+    """Return reason and error of each note."""
+    parts = [one.decode("utf-8", "replace").split(" ", 2) for one in reply[1::2]]
+    return [(reason, error) for reason, _attempt, error in (part for part in parts if len(part) == 3)]  # noqa: PLR2004

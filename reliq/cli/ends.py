@@ -1,0 +1,49 @@
+"""`reliq ends`: how the last messages of a queue ended."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from reliq.admin import End
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, print_table, spoken
+
+
+def ends(
+    queue: QueueName,
+    kind: Annotated[
+        str | None, typer.Option(help="Only dead, expired, cancelled, purged, or acked (where history is kept).")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="At most so many.")] = 100,
+    json: Json = False,
+    url: Url = None,
+    hdt3213: Hdt3213 = False,
+) -> None:
+    """
+    Show how the last messages ended that were not acked, newest first, each with its time, reason and error.
+
+    The last 1,000 are remembered; of acked ones as many as `Queue(history=...)` says. Exit codes: 0 done (also when
+    there is none), 1 Redis is away or refuses, 2 asked for wrongly, an unknown queue included.
+
+    Example: reliq ends orders --kind expired --limit 20
+    """
+    found = admin(url, hdt3213=hdt3213).ends(queue, kind=kind, limit=limit)
+    if json:
+        print_json(found)
+    elif not found:
+        print("None is remembered." + (" (Queue(history=...) keeps acked ones.)" if kind == "acked" else ""))
+    else:
+        print_table(("when", "end", "id", "why"), [(clock(end.at), end.kind, end.id, why(end)) for end in found])
+
+
+def clock(at: float) -> str:
+    """Return a time as a person reads it, in UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def why(end: End) -> str:
+    """Return what is known of the reason of an end, in one line."""
+    if end.took is not None:
+        return f"after {spoken(end.took)}"
+    attempt = f" (delivery {end.attempt})" if end.attempt is not None else ""
+    return f"{end.reason}{attempt}" + (f": {end.error}" if end.error else "") if end.reason else ""

@@ -1,0 +1,66 @@
+"""`reliq queues`: every queue at a glance."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from reliq.admin import QueueView
+from reliq.cli.common import Json, Url, admin, amount, duration, print_json, print_table, rate, spoken
+from reliq.message import Pause
+
+COLUMNS = ("queue", "late", "ready", "pending", "leased", "backoff", "retry", "garbage", "dead")
+RATES = ("in/s", "acked/s", "failed/s")
+
+
+def queues(
+    scan: Annotated[
+        bool, typer.Option("--scan", help="Also find queues that are in no registry, by a walk over all keys.")
+    ] = False,
+    interval: Annotated[str, typer.Option(help="The time over which rates are counted; 0 for none.")] = "500ms",
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """
+    Show every queue: what is where, how late the first message is, how fast it moves, who works on it.
+
+    Exit codes: 0 done, 1 Redis is away or refuses, 2 asked for wrongly.
+
+    Example: reliq queues --url redis://127.0.0.1:6379/0
+    """
+    seen = admin(url).queues(scan=scan, interval=duration(interval))
+    if json:
+        print_json({"queues": seen.queues, "unreadable": seen.unreadable})
+        return
+    if not seen.queues and not seen.unreadable:
+        print("There is no queue in the registry; --scan looks for others.")
+    else:
+        foreign = any(view.layout != "reliq" for view in seen.queues)
+        rated = any(view.rates is not None for view in seen.queues)
+        columns = (*COLUMNS, *(RATES if rated else ()), "workers", *(("layout",) if foreign else ()))
+        print_table(columns, [_row(view, rated=rated, foreign=foreign) for view in seen.queues])
+    for view in seen.queues:
+        if view.pause is not None:
+            print(f"{view.queue} is {said_of_pause(view.pause, time.time())}")
+    for name in seen.unreadable:
+        print(f"{name} cannot be read: Redis refuses, or a key of it is of another type")
+
+
+def said_of_pause(pause: Pause, now: float) -> str:
+    """Return who paused a queue, when, why and until when."""
+    said = "paused" + (f" by {pause.by}" if pause.by else "")
+    if pause.at is not None:
+        said += f" {spoken(max(0.0, now - pause.at))} ago"
+    if pause.until is not None:
+        said += f", for {spoken(max(0.0, pause.until - now))} more"
+    return said + (f": {pause.reason}" if pause.reason else "")
+
+
+def _row(view: QueueView, *, rated: bool, foreign: bool) -> list[str]:
+    late = "" if view.late is None else spoken(view.late)
+    counts = (view.ready, view.pending, view.unack - view.backoff, view.backoff, view.retry, view.garbage, view.dead)
+    cells = [view.queue, late, *map(amount, counts)]
+    if rated:
+        rates = view.rates
+        cells += [rate(rates.arrived), rate(rates.acked), rate(rates.failed)] if rates else ["", "", ""]
+    return [*cells, str(view.workers), *([view.layout] if foreign else [])]

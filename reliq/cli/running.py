@@ -1,0 +1,35 @@
+"""`reliq running`: which message runs where, and for how long."""
+
+from typing import Annotated
+
+import typer
+
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, duration, print_json, print_table, spoken
+
+
+def running(
+    queue: QueueName,
+    longer_than: Annotated[str, typer.Option(help="Only what runs for so long, such as 10m.")] = "0s",
+    json: Json = False,
+    url: Url = None,
+    hdt3213: Hdt3213 = False,
+) -> None:
+    """
+    Show the handlers that run, the longest running first, as their workers say every 5 s.
+
+    Of each process at most 200 are shown, and none of what `Queue.receive` holds. Exit codes: 0 done (also when
+    nothing runs), 1 Redis is away or refuses, 2 asked for wrongly, an unknown queue included.
+
+    Example: reliq running orders --longer-than 10m
+    """
+    rows = admin(url, hdt3213=hdt3213).running(queue, longer_than=duration(longer_than))
+    if json:
+        print_json(rows)
+        return
+    if not rows:
+        print("Nothing runs." if longer_than == "0s" else f"Nothing runs for {longer_than}.")
+        return
+    print_table(
+        ("id", "attempt", "for", "host", "pid", "worker"),
+        [(row.id, row.attempt, spoken(row.seconds), row.host, row.pid, row.worker) for row in rows],
+    )

@@ -1,0 +1,107 @@
+"""`reliq show`: one message, or what became of it."""
+
+import sys
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from reliq.admin import MessageView
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, printable, spoken
+from reliq.cli.ends import clock, why
+from reliq.errors import ConfigurationError
+
+
+def show(
+    queue: QueueName,
+    id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write the body's bytes to standard output, nothing else.")
+    ] = False,
+    json: Json = False,
+    url: Url = None,
+    hdt3213: Hdt3213 = False,
+) -> None:
+    """
+    Show where a message is, what it holds, what went wrong and who has it; or what became of it.
+
+    Exit codes: 0 done, 1 Redis is away or refuses, 2 asked for wrongly: an unknown queue or id, or --raw of a
+    message whose body is gone.
+
+    Example: reliq show orders order-42
+    """
+    found = admin(url, hdt3213=hdt3213).show(queue, id)
+    if raw:
+        if found.body is None:
+            raise ConfigurationError(f"message {id[:128]!r} of queue {queue!r} has no body any more; leave --raw out")
+        sys.stdout.buffer.write(found.body)
+        sys.stdout.flush()
+    elif json:
+        print_json(_as_json(found))
+    else:
+        print("\n".join(f"{name:>12}  {value}" for name, value in _lines(found)))
+        if found.body is not None:
+            print(_pretty(found.body))
+
+
+def _lines(found: MessageView) -> list[tuple[str, str]]:
+    """Return what there is to say, one line each."""
+    said: list[tuple[str, Any]] = [("id", found.id), ("state", _state(found))]
+    said += [("due", clock(found.due) + " UTC")] if found.due is not None else []
+    if found.holder is not None:
+        holder = found.holder
+        said.append(
+            ("runs", f"for {spoken(holder.seconds)} in {holder.host} pid {holder.pid} (worker {holder.worker})")
+        )
+    if found.leased_until is not None:
+        said.append(("lease", f"until {clock(found.leased_until)} UTC, unless it is renewed"))
+    said += [("deliveries", found.deliveries)] if found.deliveries is not None else []
+    said += [("retries left", found.retries_left)] if found.retries_left is not None else []
+    said += [("expires", f"in {spoken(found.ttl_left)}")] if found.ttl_left is not None else []
+    if found.reason:
+        said.append(("last error", found.reason + (f": {found.error}" if found.error else "")))
+    said += [("header", f"{name}: {value}") for name, value in found.headers.items()]
+    if found.taken_seconds is not None:
+        said.append(("id taken", f"for {spoken(found.taken_seconds)} more"))
+    said += [("ended", f"{end.kind} {clock(end.at)} UTC  {why(end)}".rstrip()) for end in found.ends]
+    said += [("dead letter", f"{one.letter}, died {clock(one.died)} UTC") for one in found.letters]
+    if not found.searched_all:
+        said.append(("note", "there are too many dead letters to look through; an older one of it may be among them"))
+    return [(name, printable(str(value))) for name, value in said]
+
+
+def _state(found: MessageView) -> str:
+    if found.state == "gone" and not found.ends:
+        return "gone: it ended, how is not remembered"
+    more = [word for word, holds in (("cancelled", found.cancelled), ("suspect", found.suspect)) if holds]
+    if found.body is None and found.state != "gone" and not found.cancelled:
+        more.append("its body is gone, so it will expire")
+    return f"{found.state} ({', '.join(more)})" if more else found.state
+
+
+def _pretty(body: bytes) -> str:
+    """Return a body as a person reads it: JSON on several lines, text as it is, else its bytes escaped."""
+    try:
+        return msgspec.json.format(body, indent=2).decode()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    text = body.decode("utf-8", "backslashreplace")
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
+def _as_json(found: MessageView) -> dict[str, Any]:
+    """Return the view with its bodies as JSON where they are JSON, else as text, else in base 64."""
+    fields = {name: getattr(found, name) for name in MessageView.__dataclass_fields__}
+    letters = [{**msgspec.to_builtins(one), "payload": _body(one.payload)} for one in found.letters]
+    return {**fields, "body": None if found.body is None else _body(found.body), "letters": letters}
+
+
+def _body(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return body  # msgspec writes bytes in base 64

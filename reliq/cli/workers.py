@@ -1,0 +1,40 @@
+"""`reliq workers`: who is alive."""
+
+import time
+
+from reliq.cli.common import Json, Url, admin, print_json, print_table, spoken
+
+
+def workers(json: Json = False, url: Url = None) -> None:
+    """
+    Show every worker process that is alive: where it runs, what it claims, how busy it is.
+
+    A process that is killed is shown for up to 15 s more. Exit codes: 0 done (also when there is none), 1 Redis is
+    away or refuses, 2 asked for wrongly.
+
+    Example: reliq workers --json
+    """
+    found = admin(url).workers()
+    if json:
+        print_json(found)
+        return
+    if not found:
+        print("No worker is alive.")
+        return
+    now = time.time()
+    print_table(
+        ("worker", "host", "pid", "version", "busy", "up", "last claim", "queues"),
+        [
+            (
+                one.id,
+                one.host,
+                one.pid,
+                one.version,
+                f"{one.busy}/{one.slots}",
+                spoken(max(0.0, now - one.started)),
+                f"{spoken(max(0.0, one.seen - one.last_claim))} before its record",
+                " ".join(one.queues),
+            )
+            for one in found
+        ],
+    )
