@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: How many looks a trend has.
 TREND_LOOKS = 120
 #: How many ends, and how many errors of messages that are to be delivered again, are read of a queue.
-SAMPLE = 20
+SAMPLE = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Failure:
     Attributes:
         ended: how a message ended, or None for an error of messages that are alive.
         reason, error: of the last failure.
-        count: how many of a sample of such messages have it.
+        count, sampled: how many of a sample of such messages have it, and how many were looked at.
     """
 
     queue: str
@@ -48,6 +48,7 @@ class Failure:
     reason: str
     error: str
     count: int = 1
+    sampled: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +107,14 @@ class Watcher:
     def _errors(self, queues: Sequence[Keys]) -> list[Failure]:
         """Return what a few of those that are to be delivered again failed with, the same ones counted together."""
         commands = [Command(("HRANDFIELD", keys.errors, SAMPLE, "WITHVALUES"), _notes) for keys in queues]
-        counted = Counter(
-            (keys.name, reason, error)
-            for keys, notes in zip(queues, self._door.run_all(commands), strict=True)
+        answers = zip(queues, self._door.run_all(commands), strict=True)
+        failures = [
+            Failure(keys.name, None, reason, error, count, len(notes))
+            for keys, notes in answers
             if not isinstance(notes, Exception)
-            for reason, error in notes
-        )
-        return [Failure(queue, None, reason, error, count) for (queue, reason, error), count in counted.most_common()]
+            for (reason, error), count in Counter(notes).most_common()
+        ]
+        return sorted(failures, key=lambda one: -one.count)
 
 
 def _notes(reply: Any) -> list[tuple[str, str]]:

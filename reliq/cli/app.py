@@ -13,6 +13,7 @@ from reliq.cli.health import health
 from reliq.cli.queues import queues
 from reliq.cli.running import running
 from reliq.cli.show import show
+from reliq.cli.watch import watch
 from reliq.cli.worker import worker
 from reliq.cli.workers import workers
 from reliq.errors import ConfigurationError, ReliqError
@@ -35,6 +36,7 @@ app.command()(running)
 app.command()(account)
 app.command()(show)
 app.command()(ends)
+app.command()(watch)
 
 
 @app.callback(invoke_without_command=True)

@@ -67,8 +67,10 @@ def duration(text: str) -> float:
 
 
 def spoken(seconds: float) -> str:
-    """Return seconds as a person says them, in at most two units: `0.4s`, `12s`, `3m20s`, `5h`, `2d4h`."""
-    if seconds < 10:  # noqa: PLR2004  below it a tenth can matter
+    """Return seconds as a person says them, in at most two units: `40ms`, `1.5s`, `12s`, `3m20s`, `5h`, `2d4h`."""
+    if 0.0005 <= seconds < 0.9995:  # noqa: PLR2004  what is shown as 1 to 999 ms
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 9.95:  # noqa: PLR2004  below it a tenth can matter
         return f"{seconds:.1f}".removesuffix(".0") + "s"
     whole = round(seconds)
     for size, unit, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):

@@ -32,7 +32,7 @@ def workers(json: Json = False, url: Url = None) -> None:
                 one.version,
                 f"{one.busy}/{one.slots}",
                 spoken(max(0.0, now - one.started)),
-                f"{spoken(max(0.0, one.seen - one.last_claim))} before its record",
+                f"{spoken(max(0.0, now - one.last_claim))} ago",
                 " ".join(one.queues),
             )
             for one in found

@@ -33,7 +33,16 @@ def test_what_is_no_duration_is_refused_with_what_is(text):
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0, "0s"), (0.44, "0.4s"), (9.96, "10s"), (12.4, "12s"), (200, "3m20s"), (3600, "1h"), (187_200, "2d4h")],
+    [
+        (0, "0s"),
+        (0.44, "440ms"),
+        (1.46, "1.5s"),
+        (9.96, "10s"),
+        (12.4, "12s"),
+        (200, "3m20s"),
+        (3600, "1h"),
+        (187_200, "2d4h"),
+    ],
 )
 def test_a_duration_is_said_in_at_most_two_units(seconds, said):
     assert spoken(seconds) == said

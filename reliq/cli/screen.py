@@ -1,0 +1,249 @@
+"""The screen of `reliq watch`: a moment as lines that fit the terminal, whatever its size."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from reliq.cli.common import amount, printable, rate, spoken
+from reliq.cli.queues import said_of_pause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from reliq.admin import Failure, Moment, QueueView, Slot, Trend, Worker
+
+#: From so many columns on, a queue has one line instead of two.
+WIDE = 150
+#: Lines that the workers and the failures have at least, with their titles.
+LEAST_LINES = 4
+#: For so long a message may wait before it is shown as late, and as very late, in seconds.
+LATE, VERY_LATE = 10.0, 60.0
+SLOT_WIDTH, LATE_WIDTH = 38, 7
+SPARKS = "▁▂▃▄▅▆▇█"
+STATES = {"ready": "yellow", "pending": "blue", "leased": "green", "backoff": "magenta", "retry": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """
+    What `reliq watch` shows.
+
+    Attributes:
+        place: which Redis.
+        interval: seconds between two looks.
+        trouble: why the moment is not the latest; empty when it is.
+    """
+
+    moment: Moment
+    place: str
+    interval: float
+    trouble: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Give rich the lines that fit."""
+        for line in self.lines(options.max_width, options.height or console.height):
+            line.truncate(options.max_width, overflow="ellipsis")
+            line.no_wrap = True
+            yield line
+
+    def lines(self, width: int, height: int) -> list[Text]:
+        """Return at most `height` lines: queues first, then workers and what they run, then failures."""
+        head = self._head(width)
+        room = height - len(head)
+        queues = _queues(self.moment, width, max(LEAST_LINES, room - 2 * LEAST_LINES))
+        room -= len(queues)
+        workers, failures = _workers(self.moment.overview.workers, width), _failures(self.moment)
+        gap = [Text()] if len(workers) + LEAST_LINES + 3 <= room else []
+        room -= 3 * len(gap)
+        failures = failures[: max(LEAST_LINES, room - len(workers))]
+        workers = workers[: max(0, room - len(failures))]
+        return [*head, *gap, *queues, *gap, *workers, *gap, *failures][:height]
+
+    def _head(self, width: int) -> list[Text]:
+        overview = self.moment.overview
+        busy, slots = (sum(getattr(one, name) for one in overview.workers) for name in ("busy", "slots"))
+        now = time.strftime("%H:%M:%S", time.gmtime())
+        first = _sides(
+            Text(f"reliq watch  {self.place}", "bold"), Text(f"{now} UTC, every {spoken(self.interval)}"), width
+        )
+        second = Text(f"{len(overview.queues)} queues, {len(overview.workers)} workers, {busy} of {slots} slots busy")
+        if memory := overview.facts.get("used_memory_human"):
+            second.append(f", Redis uses {memory}")
+        if overview.unreadable:
+            second.append(f", cannot read {', '.join(overview.unreadable)}", "red")
+        if self.trouble:
+            second = Text(f"Redis does not answer, this is old: {self.trouble}", "bold white on red")
+        return [first, second]
+
+
+def _sides(left: Text, right: Text, width: int) -> Text:
+    """Return two texts at the two ends of one line; on a narrow terminal the left one gives way."""
+    left.truncate(max(0, width - len(right) - 2), overflow="ellipsis")
+    return Text.assemble(left, " " * max(1, width - len(left) - len(right)), right)
+
+
+# ---- queues -----------------------------------------------------------------
+
+
+def _queues(moment: Moment, width: int, most: int) -> list[Text]:
+    """Return a title and the queues that fit; when not all do, the latest and largest."""
+    views = list(moment.overview.queues)
+    each = 1 if width >= WIDE else 2
+    named = min(24 if width >= WIDE else 17, max((len(view.queue) for view in views), default=0) + 1)
+    columns = [*STATES, "dead", "in/s", "acked/s", "failed/s"]
+    title = Text(f"{'queue':<{named}}{'late':>{LATE_WIDTH}}")
+    for name in columns:
+        title.append(f"{name:>{_cell(name, width)}}", STATES.get(name, ""))  # the colours of the bars
+    title.stylize("bold underline")
+    room = max(1, (most - 1) // each)
+    if len(views) > room:
+        worst = sorted(views, key=lambda view: (-(view.late or 0.0), -_backlog(view)))[: max(1, room - 1)]
+        views = [view for view in views if view in worst]
+    lines = [title]
+    for view in views:
+        numbers = _numbers(view, named, width)
+        if width >= WIDE:
+            lines.append(Text.assemble(numbers, "  ", _picture(view, moment.trends, width - len(numbers) - 2)))
+        else:
+            lines += [numbers, Text.assemble("  ", _picture(view, moment.trends, width - 2))]
+    if hidden := len(moment.overview.queues) - len(views):
+        lines.append(Text(f"and {hidden} more queues, less late than these", "dim"))
+    return lines
+
+
+def _cell(name: str, width: int) -> int:
+    """Return the width of a column: its name or six digits, and a space."""
+    return max(len(name), 6 if width >= WIDE else 4) + 1
+
+
+def _backlog(view: QueueView) -> int:
+    return view.ready + view.retry
+
+
+def _numbers(view: QueueView, named: int, width: int) -> Text:
+    late = "" if view.late is None else spoken(view.late if view.late >= 1 else 0)
+    style = "bold red" if (view.late or 0) >= VERY_LATE else "yellow" if (view.late or 0) >= LATE else ""
+    name = view.queue if len(view.queue) < named else view.queue[: named - 2] + "…"
+    line = Text.assemble((f"{name:<{named}}", "bold"), (f"{late:>{LATE_WIDTH}}", style))
+    for state, number in [*_sizes(view).items(), ("dead", view.dead)]:
+        line.append(f"{_short(number):>{_cell(state, width)}}", "dim" if not number else STATES.get(state, "red"))
+    if view.rates is not None:
+        rates = (view.rates.arrived, view.rates.acked, view.rates.failed)
+        for column, per_second in zip(("in/s", "acked/s", "failed/s"), rates, strict=True):
+            line.append(f"{rate(per_second):>{_cell(column, width)}}")
+    return line
+
+
+def _short(number: int) -> str:
+    """Return a number in at most five characters."""
+    return str(number) if number < 10_000 else amount(number) if number >= 100_000 else f"{number // 1000}k"  # noqa: PLR2004
+
+
+def _sizes(view: QueueView) -> dict[str, int]:
+    leased = view.unack - view.backoff
+    sizes = (view.ready, view.pending, leased, view.backoff, view.retry)
+    return dict(zip(STATES, sizes, strict=True))
+
+
+def _picture(view: QueueView, trends: Mapping[str, Trend], width: int) -> Text:
+    """Return a bar of the states and how the rates went; of a paused queue who paused it."""
+    if view.pause is not None:
+        return Text(printable(said_of_pause(view.pause, time.time()))[: max(0, width)], "black on yellow")
+    bar = max(0, min(60, width * 2 // 5))
+    line = Text.assemble(_bar(_sizes(view), bar))
+    trend = trends.get(view.queue)
+    room = (width - bar - len("  in   acked ")) // 2
+    if trend is not None and room > 0:
+        line.append_text(Text.assemble("  in ", (_spark(trend.arrived, room), "cyan")))
+        line.append_text(Text.assemble(" acked ", (_spark(trend.acked, room), "green")))
+    return line
+
+
+def _bar(sizes: Mapping[str, int], width: int) -> Text:
+    """Return the shares of the states as one bar: what is there at all has at least one cell."""
+    whole = sum(sizes.values())
+    if not whole:
+        return Text("·" * width, "dim")
+    there = {state: size for state, size in sizes.items() if size}
+    cells = {state: max(1, size * width // whole) for state, size in there.items()}
+    largest = max(cells, key=lambda state: there[state])
+    cells[largest] = max(1, cells[largest] + width - sum(cells.values()))
+    return Text.assemble(*(("█" * number, STATES[state]) for state, number in cells.items()))
+
+
+def _spark(numbers: Sequence[float], width: int) -> str:
+    """Return the last `width` numbers as a line of blocks, the highest of them the tallest."""
+    last = list(numbers)[-width:]
+    top = max(last, default=0.0)
+    blocks = [SPARKS[min(len(SPARKS) - 1, int(one / top * len(SPARKS)))] if top else SPARKS[0] for one in last]
+    return "".join(blocks).rjust(width)
+
+
+# ---- workers ----------------------------------------------------------------
+
+
+def _workers(workers: Sequence[Worker], width: int) -> list[Text]:
+    """Return each worker process and what its slots are doing, the longest running first."""
+    lines = [Text("workers and what they run, told every 5 s, the longest first", "bold underline")]
+    if not workers:
+        return [*lines, Text("no worker is alive", "bold red")]
+    now = time.time()
+    columns = max(1, (width - 2) // SLOT_WIDTH)
+    for one in workers:
+        line = Text(f"{one.host} pid {one.pid}", "bold")
+        line.append(f"  {one.busy} of {one.slots} busy, up {spoken(max(0.0, now - one.started))}", "not bold")
+        line.append(f", claimed {spoken(max(0.0, now - one.last_claim))} ago", "not bold")
+        lines.append(line)
+        slots = [_slot(slot, now) for slot in one.running]
+        rows = [slots[at : at + columns] for at in range(0, len(slots), columns)]
+        lines += [Text("  ").append_text(Text().join(row)) for row in rows]
+    return lines
+
+
+def _slot(slot: Slot, now: float) -> Text:
+    took = spoken(max(0.0, now - slot.started))
+    room = SLOT_WIDTH - len(took) - 3
+    what = f"{slot.queue} {printable(slot.id)}"
+    if len(what) > room:
+        what = what[: room - 1] + "…"
+    return Text.assemble((f"{took:>{len(took)}} ", "green"), what.ljust(SLOT_WIDTH - len(took) - 1))
+
+
+# ---- failures ---------------------------------------------------------------
+
+
+def _failures(moment: Moment) -> list[Text]:
+    """Return what living messages fail with, then the newest abnormal ends."""
+    lines = [Text("failures", "bold underline")]
+    failing, ended = list(_failing(moment.errors)), list(_ended(moment.ends))
+    if not failing and not ended:
+        return [*lines, Text("none", "dim")]
+    half = max(1, LEAST_LINES - 2)
+    return [*lines, *failing[:half], *ended, *failing[half:]]
+
+
+def _failing(failures: Iterable[Failure]) -> Iterable[Text]:
+    for one in failures:
+        share = f"{one.count} of {one.sampled}" if one.count < one.sampled else "all"
+        yield Text.assemble((f"retrying, {share} looked at: ", "magenta"), f"{one.queue} ", printable(_said(one)))
+
+
+def _ended(failures: Iterable[Failure]) -> Iterable[Text]:
+    for one in failures:
+        if one.ended is not None:
+            at = time.strftime("%H:%M:%S", time.gmtime(one.ended.at))
+            said = printable(f"{one.ended.id}  {_said(one)}")
+            yield Text.assemble((f"{at} {one.ended.kind:<9} ", "red"), f"{one.queue} ", said)
+
+
+def _said(failure: Failure) -> str:
+    """Return the error, and the reason where it says more."""
+    if not failure.error or failure.reason not in ("failed", "rejected"):
+        return f"{failure.reason}: {failure.error}" if failure.error else failure.reason
+    return failure.error

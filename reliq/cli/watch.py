@@ -1,0 +1,114 @@
+"""`reliq watch`: the queues live, on the whole screen, or a line for each look over a pipe."""
+
+import os
+import signal
+import sys
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from reliq.admin import Moment, Watcher
+from reliq.cli.common import Hdt3213, Json, Url, admin, duration, print_json, printable, rate, spoken
+from reliq.cli.ends import why
+from reliq.cli.screen import Screen
+from reliq.errors import ConfigurationError, ReliqError
+
+LEAST_SECONDS = 0.1
+
+
+def watch(
+    queues: Annotated[
+        list[str] | None, typer.Argument(metavar="[QUEUE]...", help="Only these; else all of the registry.")
+    ] = None,
+    interval: Annotated[str, typer.Option(help="Between two looks.")] = "1s",
+    json: Json = False,
+    url: Url = None,
+    hdt3213: Hdt3213 = False,
+) -> None:
+    """
+    Watch queues live until Ctrl-C: states, rates, how late they are, workers and what each runs, newest failures.
+
+    Over a pipe it writes a line for each look, with --json all that it sees. Exit codes: 0 ended by Ctrl-C, 1 Redis
+    was away or refused at the start, 2 asked for wrongly.
+
+    Example: reliq watch orders mails --interval 2s
+    """
+    seconds = duration(interval)
+    if seconds < LEAST_SECONDS:
+        raise ConfigurationError(f"interval must be at least {LEAST_SECONDS} seconds, not {interval}")
+    view = admin(url, hdt3213=hdt3213)
+    watcher = view.watch(queues or ())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is left clean then too
+    try:
+        if json or not sys.stdout.isatty():
+            _write(watcher, seconds, json=json)
+        else:
+            _show(watcher, view.place, seconds)
+    except KeyboardInterrupt:
+        return
+    except BrokenPipeError:  # whoever read has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _show(watcher: Watcher, place: str, seconds: float) -> None:
+    """Draw each moment over the last one; while Redis is away the last one stays, and says so."""
+    moment = watcher.look()  # what cannot work at all is told before the screen is taken
+    trouble = ""
+    with Live(Screen(moment, place, seconds), console=Console(), screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(Screen(moment, place, seconds, trouble), refresh=True)
+            time.sleep(seconds)
+            try:
+                moment, trouble = watcher.look(), ""
+            except ReliqError as error:
+                trouble = str(error)
+
+
+def _write(watcher: Watcher, seconds: float, *, json: bool) -> None:
+    moment = watcher.look()
+    while True:
+        print_json(_told(moment)) if json else print(line_of(moment))
+        sys.stdout.flush()
+        time.sleep(seconds)
+        try:
+            moment = watcher.look()
+        except ReliqError as error:
+            print(f"reliq: {error}", file=sys.stderr)
+
+
+def _told(moment: Moment) -> dict[str, object]:
+    overview = moment.overview
+    return {
+        "at": round(time.time(), 3),
+        "queues": overview.queues,
+        "unreadable": overview.unreadable,
+        "workers": overview.workers,
+        "ends": moment.ends,
+        "errors": moment.errors,
+    }
+
+
+def line_of(moment: Moment) -> str:
+    """Return a moment in one line: sums over the queues, and the newest failure."""
+    views = moment.overview.queues
+    workers = moment.overview.workers
+    late = max((view.late for view in views if view.late is not None), default=0.0)
+    sums = {
+        name: sum(getattr(view, name) for view in views)
+        for name in ("ready", "pending", "unack", "backoff", "retry", "dead")
+    }
+    sums["unack"] -= sums["backoff"]
+    said = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"queues={len(views)}", f"late={spoken(late)}"]
+    said += [f"{'leased' if name == 'unack' else name}={number}" for name, number in sums.items()]
+    for name, of in (("in/s", "arrived"), ("acked/s", "acked"), ("failed/s", "failed")):
+        said.append(f"{name}={rate(sum(getattr(view.rates, of) for view in views if view.rates))}")
+    busy, slots = (sum(getattr(one, name) for one in workers) for name in ("busy", "slots"))
+    said += [f"workers={len(workers)}", f"busy={busy}/{slots}"]
+    if paused := [view.queue for view in views if view.pause is not None]:
+        said.append(f"paused={','.join(paused)}")
+    if moment.ends and (end := moment.ends[0].ended) is not None:
+        said.append(f"last={moment.ends[0].queue}/{end.id} {end.kind} {why(end)}".rstrip())
+    return printable(" ".join(said))
