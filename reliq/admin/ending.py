@@ -22,12 +22,10 @@ KINDS: tuple[Kind, ...] = ("dead", "expired", "cancelled", "purged", "acked")
 
 #: Entries in one read of a stream.
 PAGE = 1000
-#: Letters in one read: they have bodies.
-LETTER_PAGE = 50
-#: Around the moment of an end its letter was written.
-NEARBY_MS = 200
+#: Letters in the first read of a search: they have bodies. As many follow as these bytes hold.
+FEW_LETTERS, PAGE_BYTES = 20, 500_000
 #: For so long the letters are searched when no end says where to look.
-SEARCH_SECONDS = 0.3
+SEARCH_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +41,7 @@ class End:
         attempt: which delivery that was, None when nobody knows.
         error: the last error's text.
         took: for how many seconds the handler of an acked one ran, None when nobody knows.
+        letter: names the dead letter of a dead one; empty when the queue keeps none.
     """
 
     id: str
@@ -52,6 +51,7 @@ class End:
     attempt: int | None = None
     error: str = ""
     took: float | None = None
+    letter: str = ""
 
 
 def ends_of(door: BlockingDoor, keys: Keys, *, kind: str | None, limit: int, for_seconds: float) -> list[End]:
@@ -88,39 +88,30 @@ def ends_of_one(door: BlockingDoor, keys: Keys, id: str, for_seconds: float) -> 
     return sorted(found, key=lambda end: -end.at)
 
 
-def letters_of_one(
-    door: BlockingDoor, keys: Keys, id: str, ends: Sequence[End], for_seconds: float
-) -> tuple[list[Letter], bool]:
-    """
-    Return the dead letters of one id, newest first, and whether none can have been missed.
-
-    Where its deaths are remembered, they say where to look; else the letters are searched from the newest on, for
-    a moment.
-    """
-    deaths = [end for end in ends if end.kind == "dead"]
-    if not deaths:
-        return _search(door, keys, id, for_seconds)
-    found: list[Letter] = []
-    for end in deaths:
-        at = round(end.at * 1000)
-        near = reads.letters_between(keys, str(at - NEARBY_MS), str(at + NEARBY_MS), count=4 * LETTER_PAGE)
-        found += [letter for letter in door.run(near, for_seconds=for_seconds) if letter.id == id]
-    names = {letter.letter: letter for letter in found}
-    return sorted(names.values(), key=lambda letter: -letter.died), True
+def letters_of_one(door: BlockingDoor, keys: Keys, ends: Sequence[End], for_seconds: float) -> list[Letter]:
+    """Return the dead letters that remembered ends of one id left, newest first, as far as they are still there."""
+    commands = [reads.letters_between(keys, end.letter, end.letter, count=1) for end in ends if end.letter]
+    answers = door.run_all(commands, for_seconds=for_seconds)
+    return [letter for answer in answers if not isinstance(answer, Exception) for letter in answer]
 
 
-def _search(door: BlockingDoor, keys: Keys, id: str, for_seconds: float) -> tuple[list[Letter], bool]:
+def letter_searched(door: BlockingDoor, keys: Keys, id: str, for_seconds: float) -> tuple[list[Letter], bool]:
+    """Look through the letters for one of `id`, newest first, for a moment; say also whether that was all of them."""
     until = time.monotonic() + SEARCH_SECONDS
-    last = "+"
+    last, count = "+", FEW_LETTERS
+    wanted = id.encode("utf-8", "surrogateescape")
     while time.monotonic() < until:
-        page = door.run(
-            reads.letters_between(keys, "-", last, count=LETTER_PAGE, newest_first=True), for_seconds=for_seconds
-        )
-        if found := [letter for letter in page if letter.id == id]:
-            return found, True
-        if len(page) < LETTER_PAGE:
+        command = Command(("XREVRANGE", keys.dead, last, "-", "COUNT", count), list[Any])
+        rows = door.run(command, for_seconds=for_seconds)
+        for name, fields in rows:
+            if wanted in fields[:2]:
+                place = name.decode()
+                return door.run(reads.letters_between(keys, place, place, count=1), for_seconds=for_seconds), True
+        if len(rows) < count:
             return [], True
-        last = f"({page[-1].letter}"
+        last = f"({rows[-1][0].decode()}"
+        average = sum(len(part) for _, fields in rows for part in fields) // len(rows)
+        count = max(FEW_LETTERS, min(PAGE, PAGE_BYTES // max(1, average)))
     return [], False
 
 
@@ -144,4 +135,5 @@ def _end(name: bytes, fields: list[bytes]) -> End:
     if kind == "acked":
         return End(id, kind, at, took=int(note) / 1000 if note.isdigit() else None)
     reason, attempt, error = [*note.split(" ", 2), "", ""][:3]
-    return End(id, kind, at, reason, int(attempt) if attempt.isdigit() else None, error)
+    letter = told.get(b"letter", b"").decode("utf-8", "replace")
+    return End(id, kind, at, reason, int(attempt) if attempt.isdigit() else None, error, letter=letter)

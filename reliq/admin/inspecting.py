@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from reliq.admin.alive import running_in, workers_alive
-from reliq.admin.ending import End, ends_of_one, letters_of_one
+from reliq.admin.ending import End, ends_of_one, letter_searched, letters_of_one
 from reliq.call import Command
 from reliq.codec import open_envelope
+from reliq.errors import ConfigurationError
 from reliq.message import BARE, Header
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 State = Literal["pending", "ready", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "gone"]
 
-#: So many of a list are looked through from either end for an id; it keeps Redis busy for some 10 ms.
-LOOK_THROUGH = 500_000
+#: So many of a list are looked through from either end for an id; it keeps Redis busy for some 5 ms.
+LOOK_THROUGH = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +92,13 @@ class _Traces:
         return self.pending is not None or self.unack is not None or self.left is not None or self.in_garbage
 
 
-def inspected(door: BlockingDoor, keys: Keys, id: str, for_seconds: float) -> MessageView | None:
-    """Return what is known of message `id`; None when nothing is."""
+def inspected(door: BlockingDoor, keys: Keys, id: str, for_seconds: float) -> MessageView:
+    """Return what is known of message `id`; raise ConfigurationError when nothing is."""
     traces = _traces(door, keys, id, for_seconds)
     ends = ends_of_one(door, keys, id, for_seconds)
-    letters, searched_all = letters_of_one(door, keys, id, ends, for_seconds)
+    letters, searched_all = letters_of_one(door, keys, ends, for_seconds), True
+    if not traces.alive and not ends:
+        letters, searched_all = letter_searched(door, keys, id, for_seconds)
     if traces.alive:
         view = _of_living(door, keys, id, traces, for_seconds)
     elif letters:
@@ -103,10 +106,18 @@ def inspected(door: BlockingDoor, keys: Keys, id: str, for_seconds: float) -> Me
     elif ends or traces.taken_ms > 0:
         view = {"state": "gone"}
     else:
-        return None
+        raise _unknown(keys, id, searched_all=searched_all)
     taken = traces.taken_ms / 1000 if traces.taken_ms > 0 else None
     return MessageView(
         keys.name, id, **view, taken_seconds=taken, ends=ends, letters=letters, searched_all=searched_all
+    )
+
+
+def _unknown(keys: Keys, id: str, *, searched_all: bool) -> ConfigurationError:
+    letters = "" if searched_all else ", or it is a dead letter among too many to look through here"
+    return ConfigurationError(
+        f"queue {keys.name!r} knows no message {id[:128]!r}: it never was, or its end is no longer remembered "
+        f"(the last 1,000 abnormal ends are, and as many acked ones as Queue(history=...) says){letters}"
     )
 
 
@@ -135,7 +146,8 @@ def _of_living(door: BlockingDoor, keys: Keys, id: str, traces: _Traces, for_sec
     header, body = (BARE, None) if traces.value is None else open_envelope(traces.value, bare=keys.bare)
     reason, attempt, error = [*traces.note.split(" ", 2), "", ""][:3]
     left = int(traces.left) if traces.left and re.fullmatch(r"-?\d+", traces.left) else None
-    state = _state(door, keys, id, traces, for_seconds)
+    never_failed = left is not None and left == header.retries
+    state = _state(door, keys, id, traces, for_seconds, never_failed=never_failed)
     deliveries = int(attempt) if attempt.isdigit() else None
     if left is not None and header.retries is not None:
         deliveries = max(0, header.retries - left + (state in ("leased", "backoff")))
@@ -157,14 +169,18 @@ def _of_living(door: BlockingDoor, keys: Keys, id: str, traces: _Traces, for_sec
     }
 
 
-def _state(door: BlockingDoor, keys: Keys, id: str, traces: _Traces, for_seconds: float) -> State:
+def _state(
+    door: BlockingDoor, keys: Keys, id: str, traces: _Traces, for_seconds: float, *, never_failed: bool
+) -> State:
     if traces.pending is not None:
         return "pending"
     if traces.unack is not None:
         return "backoff" if traces.word == "nacked" else "leased"
     if traces.in_garbage:
         return "garbage"
-    places: list[State] = ["ready", "retry"]
+    if never_failed:
+        return "ready"  # to retry goes only what has spent a retry
+    places: list[State] = ["retry", "ready"]
     for rank in ("-1", "1"):  # what is claimed next stands last
         for place in places:
             key = keys.ready if place == "ready" else keys.retry

@@ -11,8 +11,8 @@ from reliq.keys import Keys, Layout, is_name
 if TYPE_CHECKING:
     from reliq.doors.blocking import BlockingDoor
 
-#: Keys in one step; it keeps Redis busy for about a millisecond.
-STEP_KEYS = 2000
+#: Keys in one step; it keeps Redis busy for less than a millisecond.
+STEP_KEYS = 1000
 #: Every queue that holds a message that has not ended has this key, whoever wrote it.
 _RETRIES_LEFT = ":retry:cnt"
 _PLACE = re.compile(r"(?P<tag>\{)?(?P<prefix>[^{}]+):(?P<name>[^{}:]+)(?(tag)\})")

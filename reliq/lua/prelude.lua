@@ -70,9 +70,10 @@ local function forget(ids)
 end
 
 -- How messages ended, the last `most` of them. As totals: late, and never in the way.
-local function note_ends(stream, most, kind, ids, notes)
+local function note_ends(stream, most, kind, ids, notes, letters)
   for i = math.max(1, #ids - most + 1), #ids do
-    redis.pcall('XADD', stream, '*', 'id', ids[i], 'kind', kind, 'note', notes[i] or '')
+    local letter = letters and letters[i] or ''
+    redis.pcall('XADD', stream, '*', 'id', ids[i], 'kind', kind, 'note', notes[i] or '', 'letter', letter)
   end
   if #ids > 0 then redis.pcall('XTRIM', stream, 'MAXLEN', most) end
 end
