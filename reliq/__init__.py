@@ -18,7 +18,7 @@ from reliq.job import Job
 from reliq.keys import Layout
 from reliq.message import Ack, BulkResult, Counts, Letter, Nack, Outgoing, Pause, Receipt, Reject, Snooze
 from reliq.queue import Queue
-from reliq.settings import WorkerSettings
+from reliq.settings import Durability, WorkerSettings
 
 __all__ = [
     "Ack",
@@ -28,6 +28,7 @@ __all__ = [
     "ConfigurationError",
     "Consumer",
     "Counts",
+    "Durability",
     "Job",
     "Layout",
     "Letter",

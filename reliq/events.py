@@ -26,6 +26,14 @@ class Published(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Unconfirmed(Event):
+    """Messages were published, and what their `durability` asks for was not confirmed in time."""
+
+    ids: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Promoted(Event):
     """Messages came due."""
 

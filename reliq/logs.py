@@ -41,6 +41,9 @@ class LogObserver:
             case events.Lost(queue, ids, verb):
                 text = f"{queue}: {verb} came too late, the message went on without us: {_some(ids)}"
                 _warn(text, event="lost", queue=queue, ids=ids, verb=verb)
+            case events.Unconfirmed(queue, ids, why):
+                text = f"{queue}: published, but not as durable as asked for: {why}: {_some(ids)}"
+                _warn(text, event="unconfirmed", queue=queue, ids=ids, why=why)
             case events.Reclaimed(queue, overdue, _, buried) if overdue or buried:
                 text = f"{queue}: leases ran out: {_some(overdue)}; no retry left: {_some(buried)}"
                 _warn(text, event="reclaimed", queue=queue, ids=overdue, buried=buried)

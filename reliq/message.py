@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,20 +50,42 @@ class Receipt:
     Attributes:
         status: `published`; `duplicate`, the id is alive or ended a short while ago; `tombstoned`, it was cancelled.
         due: when the message is due, in unix seconds by Redis' clock.
+        durable: whether all that `durability` asks for was confirmed in time; None when it asks for nothing.
+        replicas: how many replicas confirmed, None when nobody was asked.
+        on_disk: whether the server's own append-only file was on disk, None when that was not asked.
     """
 
     id: str
     status: PublishStatus
     due: float
+    durable: bool | None = None
+    replicas: int | None = None
+    on_disk: bool | None = None
+
+
+class Confirmed(NamedTuple):
+    """What was confirmed of a publish: the last fields of its `Receipt`."""
+
+    durable: bool | None = None
+    replicas: int | None = None
+    on_disk: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """How many messages of a `publish_many` were published, and the ids of those that were not."""
+    """
+    How many messages of a `publish_many` were published, and the ids of those that were not.
+
+    Attributes:
+        durable: whether all that `durability` asks for was confirmed in time; None when it asks for nothing.
+        unconfirmed: ids for which it was not, although Redis has them.
+    """
 
     published: int
     duplicates: tuple[str, ...] = ()
     tombstoned: tuple[str, ...] = ()
+    durable: bool | None = None
+    unconfirmed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

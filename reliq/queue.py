@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, over
 
 from reliq import transitions
 from reliq.codec import Codec
-from reliq.connection import Connection, check_target
+from reliq.connection import PUBLISH_TIMEOUT_SECONDS, Connection, check_target
 from reliq.doors import asking
 from reliq.doors.asynchronous import AsyncDoor
 from reliq.doors.batch import Batch
@@ -22,7 +22,7 @@ from reliq.doors.receiving import areceiving, receiving
 from reliq.doors.sending import Sender
 from reliq.keys import Keys, Layout
 from reliq.message import Outgoing
-from reliq.settings import DAY_SECONDS, MIB, QueueSettings, seconds
+from reliq.settings import DAY_SECONDS, MIB, Durability, QueueSettings, seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -53,6 +53,7 @@ class QueueOptions(TypedDict, total=False):
     letters_max: int
     letters_ttl: Duration
     history: int
+    durability: Durability
     url: Target | None
     layout: Layout
     observers: Sequence[Observer]
@@ -72,6 +73,7 @@ class Queue(Generic[B]):
         dedup: for how long a chosen id stays taken after its end.
         letters_max, letters_ttl: how many dead letters are kept, and for how long.
         history: how many of the last acked messages are remembered, with when and how long they ran.
+        durability: who must have a publish before it returns: `Durability.replicas(1)`, `Durability.aof()`.
         url: a Redis URL or a redis-py client; None means RELIQ_URL when it is first needed.
         layout: how keys are spelled; `Layout.hdt3213()` shares a queue with the Go original.
         observers: are told of every event.
@@ -98,6 +100,7 @@ class Queue(Generic[B]):
         letters_max: int = 100_000,
         letters_ttl: Duration = 7 * DAY_SECONDS,
         history: int = 0,
+        durability: Durability = Durability.NONE,
         url: Target | None = None,
         layout: Layout = Layout.RELIQ,
         observers: Sequence[Observer] = (),
@@ -114,6 +117,7 @@ class Queue(Generic[B]):
             letters_max=letters_max,
             letters_ttl=letters_ttl,
             history=history,
+            durability=durability,
         )
         self.codec: Codec[B] = Codec(body)
         self.target = url
@@ -143,6 +147,7 @@ class Queue(Generic[B]):
         headers: Mapping[str, str] | None = None,
         dedup: Duration | None = None,
         replace: bool = False,
+        durability: Durability | None = None,
     ) -> Receipt:
         """
         Publish one message and return what became of it.
@@ -157,11 +162,12 @@ class Queue(Generic[B]):
             headers: short texts that travel beside the body.
             dedup: for how long the chosen id stays taken after its end.
             replace: publish although the id ended a short while ago or was cancelled.
+            durability: who must have it before the publish returns, None for the queue's.
 
         Raises:
             ConfigurationError: an option is not allowed.
             BodyError: the body cannot be encoded or is too large.
-            PublishFailed: Redis is away (after 2 s in all) or refused.
+            PublishFailed: Redis is away (after 2 s in all, and what `durability` waits) or refused.
         """
         wish = Outgoing(
             body=body,
@@ -174,7 +180,7 @@ class Queue(Generic[B]):
             dedup=dedup,
             replace=replace,
         )
-        return self._sender.send([self._writer.order(wish)])[0]
+        return self._sender.send([self._writer.order(wish)], durability=self._durability(durability))[0]
 
     async def apublish(
         self,
@@ -188,6 +194,7 @@ class Queue(Generic[B]):
         headers: Mapping[str, str] | None = None,
         dedup: Duration | None = None,
         replace: bool = False,
+        durability: Durability | None = None,
     ) -> Receipt:
         """As `publish`, in async code."""
         wish = Outgoing(
@@ -201,41 +208,51 @@ class Queue(Generic[B]):
             dedup=dedup,
             replace=replace,
         )
-        return (await self._sender.asend([self._writer.order(wish)]))[0]
+        return (await self._sender.asend([self._writer.order(wish)], durability=self._durability(durability)))[0]
 
     def publish_many(
-        self, items: Iterable[B | Outgoing[B]], *, chunk: int = 500, max_backlog: int | None = None
+        self,
+        items: Iterable[B | Outgoing[B]],
+        *,
+        chunk: int = 500,
+        max_backlog: int | None = None,
+        durability: Durability | None = None,
     ) -> BulkResult:
         """
         Publish bodies, or `Outgoing` with options of their own, in calls of up to `chunk`; return how many.
 
         The items are read as they are sent, never all at once. With `max_backlog` each call waits until fewer
-        messages than that are pending, ready or waiting for a retry.
+        messages than that are pending, ready or waiting for a retry. Each call waits for its `durability`.
 
         Raises:
             ConfigurationError, BodyError: an item is not allowed; those of earlier calls are published.
             PublishFailed: Redis is away or refused; `confirmed` says how many were published before.
         """
-        tally = Tally(max_backlog)
+        tally, durability = Tally(max_backlog), self._durability(durability)
         with ThreadPoolExecutor(1, "reliq-publish") as sending:  # while Redis works on a call, the next one is made
             under_way: Future[list[Receipt]] | None = None
             for orders in self._writer.chunks(items, chunk):
                 tally.add(under_way.result() if under_way else [])
                 while tally.is_bounded and tally.is_full(self.counts()):
                     time.sleep(BACKLOG_SECONDS)
-                under_way = sending.submit(self._sender.send, orders, tally.confirmed)
+                under_way = sending.submit(self._sender.send, orders, tally.confirmed, durability)
             tally.add(under_way.result() if under_way else [])
         return tally.result()
 
     async def apublish_many(
-        self, items: Iterable[B | Outgoing[B]], *, chunk: int = 500, max_backlog: int | None = None
+        self,
+        items: Iterable[B | Outgoing[B]],
+        *,
+        chunk: int = 500,
+        max_backlog: int | None = None,
+        durability: Durability | None = None,
     ) -> BulkResult:
         """As `publish_many`, in async code."""
-        tally = Tally(max_backlog)
+        tally, durability = Tally(max_backlog), self._durability(durability)
         for orders in self._writer.chunks(items, chunk):
             while tally.is_bounded and tally.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
                 await asyncio.sleep(BACKLOG_SECONDS)
-            tally.add(await self._sender.asend(orders, tally.confirmed))
+            tally.add(await self._sender.asend(orders, tally.confirmed, durability))
         return tally.result()
 
     def cancel(self, id: str) -> CancelStatus:
@@ -339,8 +356,11 @@ class Queue(Generic[B]):
     async def _aask(self, request: Request[T]) -> T:
         return await self._adoor().run(request, for_seconds=TRY_SECONDS)
 
-    def _door(self) -> BlockingDoor:
-        return BlockingDoor(self.connection().wire(), self.observers)
+    def _durability(self, given: Durability | None) -> Durability:
+        return self.settings.durability if given is None else Durability.checked(given)
 
-    def _adoor(self) -> AsyncDoor:
-        return AsyncDoor(self.connection().async_wire(), self.observers)
+    def _door(self, patience_seconds: float = 0.0) -> BlockingDoor:
+        return BlockingDoor(self.connection().wire(PUBLISH_TIMEOUT_SECONDS + patience_seconds), self.observers)
+
+    def _adoor(self, patience_seconds: float = 0.0) -> AsyncDoor:
+        return AsyncDoor(self.connection().async_wire(PUBLISH_TIMEOUT_SECONDS + patience_seconds), self.observers)

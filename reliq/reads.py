@@ -8,7 +8,8 @@ import msgspec
 from reliq.call import Command, id_text
 from reliq.codec import open_envelope
 from reliq.keys import QUEUES_KEY, Keys
-from reliq.message import Letter, Pause
+from reliq.message import Confirmed, Letter, Pause
+from reliq.settings import Durability, milliseconds
 
 #: So much is read of a reason that something else than reliq wrote.
 FOREIGN_REASON_LIMIT = 200
@@ -64,6 +65,20 @@ def register(names: Sequence[str], now_seconds: int) -> Command[None]:
     """Note in the registry that these queues are in use."""
     pairs = [part for name in names for part in (name, str(now_seconds))]
     return Command(("HSET", QUEUES_KEY, *pairs), lambda _reply: None)
+
+
+def confirmation(durability: Durability) -> Command[Confirmed]:
+    """Wait until what came before on the same connection is confirmed; say what was."""
+    count, timeout_ms = durability.count, milliseconds(durability.timeout)
+    if durability.kind == "replicas":
+        return Command(("WAIT", count, timeout_ms), lambda reply: Confirmed(int(reply) >= count, int(reply)))
+
+    def on_disk(reply: Any) -> Confirmed:
+        local, replicas = int(reply[0]) > 0, int(reply[1])
+        done = replicas >= count and (local or not durability.local)
+        return Confirmed(done, replicas, local if durability.local else None)
+
+    return Command(("WAITAOF", int(durability.local), count, timeout_ms), on_disk)
 
 
 def server_facts(section: str) -> Command[dict[str, str]]:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from tenacity.wait import wait_base
 
@@ -55,6 +55,69 @@ def milliseconds(duration: Duration) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Durability:
+    """
+    Who must have a publish before it returns: replicas, or files on disk. Made by `replicas` or `aof`.
+
+    What was not confirmed in time is told by the receipt, and the message is published all the same.
+
+    Attributes:
+        kind: `none`, `replicas` (Redis' WAIT) or `aof` (WAITAOF).
+        count: how many replicas must confirm.
+        local: whether the server's own append-only file must be on disk.
+        timeout: seconds until what has not confirmed counts as missing.
+    """
+
+    kind: Literal["none", "replicas", "aof"] = "none"
+    count: int = 0
+    local: bool = False
+    timeout: Duration = 0.5
+
+    NONE: ClassVar["Durability"]
+
+    @classmethod
+    def replicas(cls, count: int, timeout: Duration = 0.5) -> Self:
+        """
+        Have `count` replicas hold the publish in memory, as far as they confirm it within `timeout`.
+
+        Raises:
+            ConfigurationError: `count` is not 1 to 100, or `timeout` not 0.001 to 60 seconds.
+        """
+        return cls(kind="replicas", count=whole("replicas", count, least=1, most=100), timeout=timeout)
+
+    @classmethod
+    def aof(cls, *, local: bool = True, replicas: int = 0, timeout: Duration = 2.0) -> Self:
+        """
+        Have the publish on disk (fsync): in the server's own append-only file, in those of `replicas`, or both.
+
+        It needs Redis 7.2. With `appendfsync everysec` a confirmation takes up to a second and more.
+
+        Raises:
+            ConfigurationError: nobody is to confirm, `replicas` is not 0 to 100, or `timeout` not 0.001 to 60 seconds.
+        """
+        if not isinstance(local, bool):
+            raise ConfigurationError(f"local must be True or False, not {_shown(local)}")
+        if not local and not whole("replicas", replicas, most=100):
+            raise ConfigurationError("durability by aof needs local=True, or replicas=1 or more")
+        return cls(kind="aof", count=whole("replicas", replicas, most=100), local=local, timeout=timeout)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "timeout", seconds("timeout", self.timeout, least=0.001, most=60.0))
+
+    @classmethod
+    def checked(cls, given: Any) -> "Durability":
+        """Return what is one; raise ConfigurationError for anything else."""
+        if not isinstance(given, Durability):
+            raise ConfigurationError(
+                f"durability must be Durability.replicas(1), Durability.aof() or Durability.NONE, not {_shown(given)}"
+            )
+        return given
+
+
+Durability.NONE = Durability()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
     """
     What holds for a queue's messages unless a publish says otherwise.
@@ -67,6 +130,7 @@ class QueueSettings:
         letters_max: how many dead letters are kept; 0 deletes a message at its end, as the Go original does.
         letters_ttl: seconds for which a dead letter is kept.
         history: how many of the last acked messages are remembered; of other ends always the last 1,000 are.
+        durability: who must have a publish before it returns.
     """
 
     retries: int = 12
@@ -76,6 +140,7 @@ class QueueSettings:
     letters_max: int = 100_000
     letters_ttl: Duration = 7 * DAY_SECONDS
     history: int = 0
+    durability: Durability = Durability.NONE
 
     def __post_init__(self) -> None:
         whole("retries", self.retries, most=1000)
@@ -83,6 +148,7 @@ class QueueSettings:
         whole("letters_max", self.letters_max, most=10_000_000)
         whole("history", self.history, most=100_000)
         _normalise(self, ttl=0.001, dedup=0.0, letters_ttl=1.0)
+        Durability.checked(self.durability)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

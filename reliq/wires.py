@@ -160,21 +160,22 @@ class ClusterWire:
         self._nodes, self._gate = nodes, gate
 
     def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
-        """Send `commands` one after another and return the replies."""
-        return [self._one(command) for command in commands]
+        """Send `commands` one after another, a WAIT with the one before it, and return the replies."""
+        return [reply for group in _groups(commands) for reply in self._together(group)]
 
-    def _one(self, command: Sequence[Arg]) -> Reply:
+    def _together(self, group: Sequence[Sequence[Arg]]) -> list[Reply]:
         try:
-            reply = self._at(self._nodes.pool_for(command), [command])[0]
+            replies = self._at(self._nodes.pool_for(group[0]), group)
         except NotSentError:
             self._nodes.look_again()
             raise
-        if isinstance(reply, redis.exceptions.MovedError):
+        if isinstance(replies[0], redis.exceptions.MovedError):
             self._nodes.look_again()
-            return self._at(self._nodes.pool_for(command), [command])[0]
-        if isinstance(reply, redis.exceptions.AskError):
-            return self._at(self._nodes.pool_at(reply.host, reply.port), [("ASKING",), command])[1]
-        return reply
+            return self._at(self._nodes.pool_for(group[0]), group)
+        if isinstance(replies[0], redis.exceptions.AskError):
+            asked = self._nodes.pool_at(replies[0].host, replies[0].port)
+            return self._at(asked, [("ASKING",), *group])[1:]
+        return replies
 
     def _at(self, pool: Any, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
         return PooledWire(pool, self._gate).exchange(commands)
@@ -187,21 +188,22 @@ class AsyncClusterWire:
         self._nodes, self._gate = nodes, gate
 
     async def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
-        """Send `commands` one after another and return the replies."""
-        return [await self._one(command) for command in commands]
+        """Send `commands` one after another, a WAIT with the one before it, and return the replies."""
+        return [reply for group in _groups(commands) for reply in await self._together(group)]
 
-    async def _one(self, command: Sequence[Arg]) -> Reply:
+    async def _together(self, group: Sequence[Sequence[Arg]]) -> list[Reply]:
         try:
-            reply = (await self._at(self._nodes.pool_for(command), [command]))[0]
+            replies = await self._at(self._nodes.pool_for(group[0]), group)
         except NotSentError:
             await asyncio.to_thread(self._nodes.look_again)
             raise
-        if isinstance(reply, redis.exceptions.MovedError):
+        if isinstance(replies[0], redis.exceptions.MovedError):
             await asyncio.to_thread(self._nodes.look_again)
-            return (await self._at(self._nodes.pool_for(command), [command]))[0]
-        if isinstance(reply, redis.exceptions.AskError):
-            return (await self._at(self._nodes.pool_at(reply.host, reply.port), [("ASKING",), command]))[1]
-        return reply
+            return await self._at(self._nodes.pool_for(group[0]), group)
+        if isinstance(replies[0], redis.exceptions.AskError):
+            asked = self._nodes.pool_at(replies[0].host, replies[0].port)
+            return (await self._at(asked, [("ASKING",), *group]))[1:]
+        return replies
 
     async def _at(self, pool: Any, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
         return await AsyncPooledWire(pool, self._gate).exchange(commands)
@@ -209,6 +211,17 @@ class AsyncClusterWire:
 
 Wire = PooledWire | ClusterWire
 AsyncWire = AsyncPooledWire | AsyncClusterWire
+
+
+def _groups(commands: Sequence[Sequence[Arg]]) -> list[list[Sequence[Arg]]]:
+    """Split `commands` into what must go to one node over one connection: a WAIT is for what went before it there."""
+    groups: list[list[Sequence[Arg]]] = []
+    for command in commands:
+        if groups and command[0] in ("WAIT", "WAITAOF"):
+            groups[-1].append(command)
+        else:
+            groups.append([command])
+    return groups
 
 
 def _packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:

@@ -7,10 +7,11 @@ from typing import Any
 import redis
 from tenacity import AsyncRetrying
 
-from reliq.call import Call, Request, T
+from reliq.call import Call, Command, Request, T
 from reliq.doors.translate import result, translated, unknown_script
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
+from reliq.message import Confirmed
 from reliq.retry import Tries
 from reliq.wires import AsyncWire
 
@@ -41,6 +42,35 @@ class AsyncDoor:
     async def run_all(self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0) -> list[Any]:
         """Make `requests` in one round trip; what Redis refused is an exception in its place."""
         return await asyncio.shield(asyncio.ensure_future(self._run_all(requests, for_seconds)))
+
+    async def run_confirmed(
+        self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
+    ) -> tuple[T, Confirmed | Exception]:
+        """
+        Make `request` and, on the same connection in the same round trip, `wait` for its confirmation.
+
+        Returns:
+            both answers; a wait that Redis refused is an exception in its place, for the request has been made.
+
+        Raises:
+            RedisUnavailableError: Redis cannot be reached or cannot answer now.
+            RedisRefusedError: Redis refused the request, for good.
+        """
+
+        async def once() -> tuple[T, Confirmed | Exception]:
+            return await self._both(request, wait)
+
+        return await asyncio.shield(asyncio.ensure_future(self._try(once, for_seconds)))
+
+    async def _both(self, request: Request[T], wait: Command[Confirmed]) -> tuple[T, Confirmed | Exception]:
+        replies = await self._exchange([request, wait])
+        if unknown_script(replies[0]):
+            replies = await self._exchange([request, wait], in_full=True)
+        answer = await self._read(request, replies[0])
+        try:
+            return answer, await self._read(wait, replies[1])
+        except ReliqError as error:
+            return answer, error
 
     async def _run_all(self, requests: Sequence[Request[Any]], for_seconds: float) -> list[Any]:
         async def once() -> list[Any]:

@@ -6,10 +6,11 @@ from typing import Any
 import redis
 from tenacity import Retrying
 
-from reliq.call import Call, Request, T
+from reliq.call import Call, Command, Request, T
 from reliq.doors.translate import result, translated, unknown_script
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
+from reliq.message import Confirmed
 from reliq.retry import Tries
 from reliq.wires import Wire
 
@@ -43,6 +44,31 @@ class BlockingDoor:
             except Exception as error:
                 answers.append(error)
         return answers
+
+    def run_confirmed(
+        self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
+    ) -> tuple[T, Confirmed | Exception]:
+        """
+        Make `request` and, on the same connection in the same round trip, `wait` for its confirmation.
+
+        Returns:
+            both answers; a wait that Redis refused is an exception in its place, for the request has been made.
+
+        Raises:
+            RedisUnavailableError: Redis cannot be reached or cannot answer now.
+            RedisRefusedError: Redis refused the request, for good.
+        """
+        return self._try(lambda: self._both(request, wait), for_seconds)
+
+    def _both(self, request: Request[T], wait: Command[Confirmed]) -> tuple[T, Confirmed | Exception]:
+        replies = self._exchange([request, wait])
+        if unknown_script(replies[0]):
+            replies = self._exchange([request, wait], in_full=True)
+        answer = self._read(request, replies[0])
+        try:
+            return answer, self._read(wait, replies[1])
+        except ReliqError as error:
+            return answer, error
 
     def _try(self, once: Callable[[], T], for_seconds: float) -> T:
         try:

@@ -10,7 +10,7 @@ from reliq import transitions
 from reliq.codec import MAGIC, envelope_rest
 from reliq.doors.ids import check_id, made_at, new_id
 from reliq.errors import BodyError, ConfigurationError, PublishFailed, ReliqError
-from reliq.message import BulkResult, Counts, Duration, Outgoing, Receipt
+from reliq.message import BulkResult, Confirmed, Counts, Duration, Outgoing, Receipt
 from reliq.settings import BATCH_LIMIT, LONGEST_SECONDS, MIB, milliseconds, seconds, whole
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: No call carries more bytes than this.
 CHUNK_BYTES = 8 * MIB
+#: What is confirmed of a publish that waits for nobody.
+NOT_ASKED = Confirmed()
 
 
 class Terms(NamedTuple):
@@ -157,6 +159,8 @@ class Tally:
         self.confirmed = 0
         self._duplicates: list[str] = []
         self._tombstoned: list[str] = []
+        self._unconfirmed: list[str] = []
+        self._durable: bool | None = None
 
     @property
     def is_bounded(self) -> bool:
@@ -172,10 +176,14 @@ class Tally:
         self._duplicates += [one.id for one in done if one.status == "duplicate"]
         self._tombstoned += [one.id for one in done if one.status == "tombstoned"]
         self.confirmed += sum(one.status == "published" for one in done)
+        self._unconfirmed += [one.id for one in done if one.durable is False]
+        if done and done[0].durable is not None:
+            self._durable = not self._unconfirmed
 
     def result(self) -> BulkResult:
         """Return the sum."""
-        return BulkResult(self.confirmed, tuple(self._duplicates), tuple(self._tombstoned))
+        duplicates, tombstoned = tuple(self._duplicates), tuple(self._tombstoned)
+        return BulkResult(self.confirmed, duplicates, tombstoned, self._durable, tuple(self._unconfirmed))
 
 
 def when(delay: Duration, at: datetime | None) -> tuple[int | None, int]:
@@ -197,7 +205,7 @@ def unix_ms(at: datetime) -> int:
     return milliseconds(unix)
 
 
-def receipts(orders: list[Order], answer: transitions.PublishAnswer) -> list[Receipt]:
+def receipts(orders: list[Order], answer: transitions.PublishAnswer, confirmed: Confirmed = NOT_ASKED) -> list[Receipt]:
     """Return what became of each order."""
     due = answer.due_ms / 1000
-    return [Receipt(order.id, answer.refused.get(at, "published"), due) for at, order in enumerate(orders)]
+    return [Receipt(order.id, answer.refused.get(at, "published"), due, *confirmed) for at, order in enumerate(orders)]

@@ -7,10 +7,12 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from reliq.doors.confirming import Confirmer
 from reliq.doors.gathering import Gathering
 from reliq.doors.lanes import Lanes
-from reliq.doors.publishing import receipts
+from reliq.doors.publishing import NOT_ASKED, receipts
 from reliq.errors import ConfigurationError, ReliqError
+from reliq.settings import Durability
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,50 +33,61 @@ class Sender:
         self,
         writer: Writer,
         naming: Naming,
-        door: Callable[[], BlockingDoor],
-        adoor: Callable[[], AsyncDoor],
+        door: Callable[[float], BlockingDoor],
+        adoor: Callable[[float], AsyncDoor],
         *,
         try_seconds: float,
     ) -> None:
         self._writer, self._naming, self._try_seconds = writer, naming, try_seconds
         self._door, self._adoor = door, adoor
+        self._confirmer = Confirmer(writer.keys.name, door, adoor, try_seconds=try_seconds)
         self._lanes = Lanes()
         self._gatherings: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering]
         self._gatherings = weakref.WeakKeyDictionary()
 
-    def send(self, orders: list[Order], confirmed: int = 0) -> list[Receipt]:
+    def send(self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE) -> list[Receipt]:
         """Send `orders`; raise PublishFailed, with how many were `confirmed` before, when Redis is away or refuses."""
         lane, turn = self._turn(orders)
+        call, told = self._writer.call(orders, turn), NOT_ASKED
         try:
-            answer = self._door().run(self._writer.call(orders, turn), for_seconds=self._try_seconds)
+            if durability.kind == "none":
+                answer = self._door(0.0).run(call, for_seconds=self._try_seconds)
+            else:
+                answer, told = self._confirmer.run(call, orders, durability)
         except BaseException as error:
             self._failed(lane, orders, error, confirmed)
             raise
         self._lanes.give_back(lane)
         if naming := self._naming.due():
             with suppress(ReliqError):
-                self._door().run(naming)
-        return receipts(orders, answer)
+                self._door(0.0).run(naming)
+        return receipts(orders, answer, told)
 
-    async def asend(self, orders: list[Order], confirmed: int = 0) -> list[Receipt]:
+    async def asend(
+        self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE
+    ) -> list[Receipt]:
         """As `send`, in async code; those of many tasks share round trips."""
         lane, turn = self._turn(orders)
+        call, told = self._writer.call(orders, turn), NOT_ASKED
         try:
-            answer = await self._gathering().run(self._writer.call(orders, turn))
+            if durability.kind == "none":
+                answer = await self._gathering().run(call)
+            else:
+                answer, told = await self._confirmer.arun(call, orders, durability)
         except BaseException as error:
             self._failed(lane, orders, error, confirmed)
             raise
         self._lanes.give_back(lane)
         if naming := self._naming.due():
             with suppress(ReliqError):
-                await self._adoor().run(naming)
-        return receipts(orders, answer)
+                await self._adoor(0.0).run(naming)
+        return receipts(orders, answer, told)
 
     def _gathering(self) -> Gathering:
         """Return what makes the calls of the running event loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._gatherings:
-            self._gatherings[loop] = Gathering(self._adoor, for_seconds=self._try_seconds)
+            self._gatherings[loop] = Gathering(lambda: self._adoor(0.0), for_seconds=self._try_seconds)
         return self._gatherings[loop]
 
     def _turn(self, orders: list[Order]) -> tuple[Lane, Turn]:

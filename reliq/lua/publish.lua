@@ -9,7 +9,11 @@
 -- header, which ends in `value`; it is empty for a bare body. The first write is a SET: at maxmemory it is refused.
 
 local answer = recall()
-if answer then return answer end
+if answer then
+  -- A write: from 7.2 on WAIT looks at what its own connection has written, here nothing yet.
+  redis.call('PEXPIRE', lane, 600000)
+  return answer
+end
 
 local due = tonumber(at) or (tonumber(delay_ms) > 0 and now_up + delay_ms or now_down)
 local later, chosen = due > now_down, window ~= ''
