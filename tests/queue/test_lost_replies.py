@@ -100,6 +100,22 @@ def test_a_claim_whose_reply_is_lost_leaves_no_lease_that_nobody_knows(through, 
     assert (counts.alive, counts.totals["acked"], counts.totals["claimed"]) == (0, 5, 5)
 
 
+def test_in_async_code_too_a_claim_whose_reply_is_lost_is_made_again(through, queue, proxy):
+    queue.publish_many([{"n": n} for n in range(5)])
+
+    async def receive():
+        await through.acounts()
+        proxy.lose_reply_to("EVALSHA")
+        async with through.areceive(limit=5) as jobs:
+            assert [job.body["n"] for job in jobs] == list(range(5))
+        await through.aclose()
+
+    asyncio.run(receive())
+
+    assert proxy.swallowed == 1
+    assert queue.counts().totals["acked"] == 5
+
+
 def test_the_settling_at_the_end_of_a_receive_is_made_again(through, queue, proxy):
     queue.publish({})
 

