@@ -5,6 +5,7 @@ from reliq.consumer import Consumer
 from reliq.errors import (
     BodyError,
     ConfigurationError,
+    InsecureWarning,
     ProtocolError,
     PublishFailed,
     RedisRefusedError,
@@ -29,6 +30,7 @@ __all__ = [
     "Consumer",
     "Counts",
     "Durability",
+    "InsecureWarning",
     "Job",
     "Layout",
     "Letter",

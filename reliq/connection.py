@@ -7,28 +7,28 @@ The environment is read here and, for its own variables, by the command; nowhere
 import asyncio
 import os
 import threading
+import warnings
 import weakref
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import redis
 import redis.asyncio
 
-from reliq.errors import ConfigurationError
-from reliq.pools import Client, Target, node_pool, pool, sentinels
+from reliq.errors import ConfigurationError, InsecureWarning
+from reliq.pools import Client, Target, is_exposed, node_pool, pool, sentinels
+from reliq.urls import check_url, masked
 from reliq.wires import AsyncClusterWire, AsyncPooledWire, AsyncWire, ClusterWire, Gate, Nodes, PooledWire, Wire
 
 URL_VARIABLE = "RELIQ_URL"
-SCHEMES = ("redis", "rediss", "unix")
 #: A publish gives up after 2 s in all: one try that hangs, and another.
 PUBLISH_TIMEOUT_SECONDS = 0.9
 #: A worker waits in Redis for at most a second; the rest is for a slow server.
 WORKER_TIMEOUT_SECONDS = 5.0
 
-_URL_OPTIONS = {"db", "protocol", "client_name", "socket_timeout", "socket_connect_timeout", "health_check_interval"}
-_URL_OPTIONS |= {"username", "password", "max_connections", "socket_keepalive"}
-_URL_OPTIONS |= {f"ssl_{name}" for name in ("ca_certs", "ca_path", "certfile", "keyfile", "cert_reqs", "password")}
-_URL_OPTIONS |= {"ssl_check_hostname", "ssl_min_version", "ssl_ciphers"}
+_EXPOSED = (
+    "Redis' password crosses the network in the clear: use TLS (rediss://), a Unix socket, or a tunnel to this machine; "
+    "or ignore reliq.InsecureWarning where the network itself is private"
+)
 
 
 class Connection:
@@ -134,6 +134,8 @@ class _Shared:
         with self._lock:
             known: Any = self._by_url if isinstance(target, str) else self._by_client
             if target not in known:
+                if is_exposed(target):
+                    warnings.warn(_EXPOSED, InsecureWarning, stacklevel=3)
                 known[target] = Connection(target)
             found: Connection = known[target]
             return found
@@ -169,43 +171,6 @@ def check_target(target: Target) -> None:
         check_url(target)
     elif not isinstance(target, Client):
         raise ConfigurationError(f"url must be a Redis URL or a redis-py client, not {type(target).__name__}")
-
-
-def check_url(url: str) -> None:
-    """Raise ConfigurationError, which never shows a piece of the URL that may be its password."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port, parts.hostname
-        options = parse_qs(parts.query, keep_blank_values=True)
-    except ValueError:
-        raise ConfigurationError(
-            "Redis URL does not parse; it is redis://USER:PASSWORD@HOST:PORT/DB with % / ? # @ : in a password encoded"
-        ) from None
-    if parts.scheme not in SCHEMES:
-        raise ConfigurationError("Redis URL must begin with redis://, rediss:// or unix://")
-    if parts.scheme == "unix" and not parts.path:
-        raise ConfigurationError("Redis URL unix:// needs the socket's path, such as unix:///run/redis.sock")
-    if parts.scheme != "unix" and not parts.hostname:
-        raise ConfigurationError("Redis URL needs a host, such as redis://HOST:6379/0")
-    path = parts.path.strip("/")
-    if parts.scheme != "unix" and path and not (path.isascii() and path.isdigit()):
-        raise ConfigurationError("Redis URL must end in a database number, such as /0")
-    if unknown := set(options) - _URL_OPTIONS:
-        raise ConfigurationError(
-            f"Redis URL has an unknown option {min(unknown)!r}; known: {', '.join(sorted(_URL_OPTIONS))}"
-        )
-
-
-def masked(url: str) -> str:
-    """Return `url` without its password and its query."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        place = f"{parts.username or ''}{':***' if parts.password else ''}@" if parts.username or parts.password else ""
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        return "a URL that does not parse"
-    return f"{parts.scheme}://{place}{host}{port}{parts.path}"
 
 
 def _flat(sources: dict[float, Any]) -> list[Any]:

@@ -11,6 +11,10 @@ Everything reliq raises.
     │   └── WrongKeyTypeError             a key of the queue holds something else
     ├── ProtocolError                     a reply that is none of ours
     └── Stopped                           `Job.check()`: stopping, cancelled or lost
+
+and what it warns of:
+
+    InsecureWarning (UserWarning)         a password that crosses a network in the clear
 """
 
 from typing import Any, Literal
@@ -104,3 +108,7 @@ class ProtocolError(ReliqError):
 
 class Stopped(ReliqError):  # noqa: N818  what happened; a handler may let it pass
     """Raised by `Job.check()`: the worker stops, or the message was cancelled or lost."""
+
+
+class InsecureWarning(UserWarning):
+    """A password crosses a network in the clear."""

@@ -5,8 +5,10 @@ Of a client that someone else made, only its address and its rights are taken; i
 """
 
 import inspect
+import ssl
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import redis
 import redis.asyncio
@@ -16,6 +18,7 @@ from redis.connection import parse_url
 from redis.retry import Retry
 
 from reliq.errors import ConfigurationError
+from reliq.urls import check_url, is_near
 
 Client = redis.Redis | redis.asyncio.Redis | redis.RedisCluster
 Target = str | Client
@@ -88,11 +91,21 @@ def _is_ready(connection: Any) -> bool:
         return False
 
 
+class Primary(NamedTuple):
+    """Whom to ask for the primary, and by which name and rights."""
+
+    service: str
+    sentinels: Sequence[tuple[str, int]]
+    rights: dict[str, Any]
+    is_secure: bool
+    min_other_sentinels: int = 0
+
+
 def pool(target: Target, timeout_seconds: float, *, asynchronous: bool) -> Any:
     """Return a pool for `target`: a blocking one, or one for asyncio."""
     theirs = _settings(target)
-    if isinstance(target, redis.Redis | redis.asyncio.Redis) and hasattr(target.connection_pool, "sentinel_manager"):
-        return _sentinel_pool(target.connection_pool, theirs, timeout_seconds, asynchronous=asynchronous)
+    if primary := _primary(target):
+        return _sentinel_pool(primary, theirs, timeout_seconds, asynchronous=asynchronous)
     module: Any = redis.asyncio if asynchronous else redis
     plain = "UnixDomainSocketConnection" if "path" in theirs else "Connection"
     secure = _is_secure(target)
@@ -126,6 +139,23 @@ def sentinels(one: Any) -> list[Any]:
     return one.sentinel_manager.sentinels if hasattr(one, "sentinel_manager") else []
 
 
+def is_exposed(target: Target) -> bool:
+    """Say whether a password for `target` crosses a network in the clear."""
+    if isinstance(target, str):
+        return check_url(target).is_exposed
+    return bool(_given(target).get("password")) and not _is_secure(target) and not all(map(is_near, _hosts(target)))
+
+
+def _hosts(client: Client) -> list[str]:
+    """Return the hosts that a client talks to first; none for a Unix socket."""
+    if isinstance(client, redis.RedisCluster):
+        return [str(node.host) for node in client.get_nodes()]  # type: ignore[no-untyped-call]
+    if primary := _primary(client):
+        return [host for host, _ in primary.sentinels]
+    given = _given(client)
+    return [] if "path" in given else [str(given.get("host", "localhost"))]
+
+
 def _ours(timeout_seconds: float, *, asynchronous: bool, unix: bool = False) -> dict[str, Any]:
     ours: dict[str, Any] = {
         "retry": (AsyncRetry if asynchronous else Retry)(NoBackoff(), 0),
@@ -140,6 +170,9 @@ def _ours(timeout_seconds: float, *, asynchronous: bool, unix: bool = False) -> 
 def _settings(target: Target) -> dict[str, Any]:
     given = _given(target)
     kept = {name: value for name, value in given.items() if name in _KEPT or name.startswith("ssl_")}
+    if _is_secure(target):
+        oldest = kept.get("ssl_min_version") or ssl.TLSVersion.TLSv1_2
+        kept["ssl_min_version"] = max(ssl.TLSVersion(oldest), ssl.TLSVersion.TLSv1_2)
     limit = kept.get("max_connections")
     return kept | {"max_connections": min(limit, POOL_LIMIT) if isinstance(limit, int) else POOL_LIMIT}
 
@@ -147,7 +180,7 @@ def _settings(target: Target) -> dict[str, Any]:
 def _given(target: Target) -> dict[str, Any]:
     if isinstance(target, str):
         try:
-            return dict(parse_url(target))  # type: ignore[no-untyped-call]
+            return dict(parse_url(check_url(target).plain))  # type: ignore[no-untyped-call]
         except ValueError as error:
             raise ConfigurationError(f"Redis URL: {error}") from None
     if isinstance(target, redis.RedisCluster):
@@ -157,7 +190,7 @@ def _given(target: Target) -> dict[str, Any]:
 
 def _is_secure(target: Target) -> bool:
     if isinstance(target, str):
-        return target.startswith("rediss:")
+        return target.startswith("rediss")
     if isinstance(target, redis.RedisCluster):
         kind = target.nodes_manager.connection_kwargs.get("connection_class")
         return bool(target.nodes_manager.connection_kwargs.get("ssl")) or _is_ssl(kind)
@@ -175,22 +208,41 @@ def _accepted(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name in known or name == "max_connections"}
 
 
-def _sentinel_pool(theirs: Any, settings: dict[str, Any], timeout_seconds: float, *, asynchronous: bool) -> Any:
+def _primary(target: Target) -> Primary | None:
+    """Return whom to ask for the primary, None when `target` does not go by Sentinel."""
+    if isinstance(target, str):
+        url = check_url(target)
+        rights: dict[str, Any] = dict(url.sentinel_rights)
+        if url.sentinels and _is_secure(target):
+            tls = {name: value for name, value in _settings(target).items() if name.startswith("ssl_")}
+            rights |= {"ssl": True, **tls}
+        return Primary(url.service, url.sentinels, rights, _is_secure(target)) if url.sentinels else None
+    theirs: Any = None if isinstance(target, redis.RedisCluster) else target.connection_pool
+    if not hasattr(theirs, "sentinel_manager"):
+        return None
+    manager = theirs.sentinel_manager
+    addresses = [one.connection_pool.connection_kwargs for one in manager.sentinels]
+    return Primary(
+        service=theirs.service_name,
+        sentinels=[(one["host"], one["port"]) for one in addresses],
+        rights={k: v for k, v in manager.sentinel_kwargs.items() if k in _KEPT or k.startswith("ssl")},
+        is_secure=_is_secure(target),
+        min_other_sentinels=manager.min_other_sentinels,
+    )
+
+
+def _sentinel_pool(primary: Primary, settings: dict[str, Any], timeout_seconds: float, *, asynchronous: bool) -> Any:
     """Return a pool that asks Sentinel for the primary, with sentinel clients of its own."""
     module: Any = redis.asyncio if asynchronous else redis
-    manager = theirs.sentinel_manager
-    places = [one.connection_pool.connection_kwargs for one in manager.sentinels]
     ours = _ours(timeout_seconds, asynchronous=asynchronous)
-    sentinel_rights = {k: v for k, v in manager.sentinel_kwargs.items() if k in _KEPT or k.startswith("ssl")}
-    kind = module.sentinel.SentinelManagedConnection
-    if _is_ssl(theirs.connection_class):
-        kind = module.sentinel.SentinelManagedSSLConnection
+    secure = "SentinelManagedSSLConnection" if primary.is_secure else "SentinelManagedConnection"
+    kind = getattr(module.sentinel, secure)
     return module.sentinel.SentinelConnectionPool(
-        theirs.service_name,
+        primary.service,
         module.sentinel.Sentinel(
-            [(place["host"], place["port"]) for place in places],
-            min_other_sentinels=manager.min_other_sentinels,
-            sentinel_kwargs=sentinel_rights | ours,
+            primary.sentinels,
+            min_other_sentinels=primary.min_other_sentinels,
+            sentinel_kwargs=primary.rights | ours,
         ),
         connection_class=kind,
         **_accepted(kind, {k: v for k, v in settings.items() if k not in ("host", "port")}),

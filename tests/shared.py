@@ -12,12 +12,12 @@ import pytest
 PATIENCE_SECONDS = 30.0
 
 
-def eventually(condition: Callable[[], object], what: str) -> None:
+def eventually(condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
     """Wait until `condition` holds; fail with `what` when it does not come."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            pytest.fail(f"this did not come within {PATIENCE_SECONDS:g} s: {what}")
+            pytest.fail(f"this did not come within {seconds:g} s: {what}")
         threading.Event().wait(0.01)
 
 

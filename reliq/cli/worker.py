@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from reliq.child import Plan
-from reliq.connection import URL_VARIABLE, check_url
+from reliq.connection import URL_VARIABLE
 from reliq.consumer import Consumer, load_consumer
 from reliq.errors import ConfigurationError
 from reliq.handler import Handler
@@ -20,6 +20,7 @@ from reliq.metrics.endpoint import DEFAULT_HOST, Endpoint
 from reliq.metrics.files import FOLDER_VARIABLE
 from reliq.settings import WorkerSettings, whole
 from reliq.supervisor import Supervisor, environment_of_children
+from reliq.urls import check_url
 
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)i?B?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

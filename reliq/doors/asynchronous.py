@@ -86,9 +86,6 @@ class AsyncDoor:
         return answers
 
     async def _try(self, once: Callable[[], Awaitable[T]], for_seconds: float) -> T:
-        async def again() -> T:  # tenacity awaits only what is declared to be async
-            return await once()
-
         try:
             return await once()
         except RedisUnavailableError as error:
@@ -96,7 +93,7 @@ class AsyncDoor:
                 raise
             tries = Tries(for_seconds, error)
         try:
-            return await tries.of(AsyncRetrying)(again)
+            return await tries.of(AsyncRetrying)(once)
         except ReliqError as error:
             tries.mark(error)
             raise

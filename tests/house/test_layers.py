@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "reliq"
 LAYERS = (
     ("errors", "message", "keys"),
     ("retry", "events", "lua"),
-    ("settings", "codec", "call"),
+    ("settings", "codec", "call", "urls"),
     ("transitions", "reads", "roster"),
     # ---- I/O from here on
     ("pools", "wires"),

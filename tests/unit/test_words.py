@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reliq.connection import check_url, masked
 from reliq.doors.ids import check_id, made_at, new_id, token
 from reliq.doors.lanes import Lanes
 from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError, WrongKeyTypeError
 from reliq.events import Cancelled, notify
 from reliq.keys import Keys, Layout
 from reliq.retry import DEFAULT_BACKOFF, RECONNECT, Tries, seconds_after
+from reliq.urls import check_url, masked
 
 SECRET = "s3cret"
 
@@ -138,6 +138,8 @@ def test_a_publish_that_gave_up_gets_its_number_again_and_no_other_does():
         ("redis://host", "redis://host"),
         (f"unix:///run/redis.sock?password={SECRET}", "unix:///run/redis.sock"),
         (f"redis://host:{SECRET}", "a URL that does not parse"),
+        (f"redis://me:p@ss{SECRET}@[::1]:6379/0", "redis://me:***@[::1]:6379/0"),
+        (f"redis+sentinel://:{SECRET}@a:1,b/shop/0?sentinel_password={SECRET}", "redis+sentinel://:***@a:1,b/shop/0"),
     ],
 )
 def test_a_url_is_shown_without_its_password(url, shown):
@@ -161,6 +163,21 @@ BAD_URLS = {
     "redis://host/-1": "must end in a database number",
     "redis://host/0?dbb=1": "unknown option 'dbb'",
     "redis://host/0?decode_responses=1": "unknown option 'decode_responses'",
+    "REDIS://host": "must begin with",
+    "redis://a,b/0": "needs a host",
+    "redis://host/0?sentinel_password=x": "unknown option 'sentinel_password'",
+    "redis+sentinel://host:1": "needs sentinels and what they call the primary",
+    "redis+sentinel:///shop/0": "needs sentinels and what they call the primary",
+    f"redis+sentinel://:{SECRET}@a:1,b:2/sh op/0": "needs sentinels and what they call the primary",
+    f"redis+sentinel://:{SECRET}@a:1,/shop": "does not parse",
+    f"redis+sentinel://:{SECRET}@a:1,b:port/shop": "does not parse",
+    "redis+sentinel://a/shop/zero": "must end in a database number",
+    f"rediss://:{SECRET}@h?ssl_cert_reqs=none": "would take anybody's certificate",
+    f"rediss://:{SECRET}@h?ssl_check_hostname=False": "would take anybody's certificate",
+    f"rediss://:{SECRET}@h?ssl_cert_reqs=none&insecure=no": "would take anybody's certificate",
+    f"rediss://h?ssl_cert_reqs={SECRET}": "ssl_cert_reqs must be required, or none with insecure=true",
+    f"rediss://h?ssl_min_version={SECRET}": "ssl_min_version must be 1.2 or 1.3",
+    "rediss://h?ssl_min_version=1.1": "ssl_min_version must be 1.2 or 1.3",
 }
 
 
@@ -181,9 +198,48 @@ def test_any_text_is_a_url_or_refused(text):
         assert str(error).startswith("Redis URL ")
 
 
-@pytest.mark.parametrize("url", ["redis://h", "redis://h:1/15", "rediss://u:p@[::1]:6/0", "unix:///a/b.sock?db=2"])
-def test_a_url_is_taken(url):
-    check_url(url)
+@pytest.mark.parametrize(
+    ("url", "plain"),
+    [
+        ("redis://h", "redis://h/?"),
+        ("redis://h:1/15", "redis://h:1/15?"),
+        ("rediss://u:p@[::1]:6/0?insecure=yes", "rediss://u:p@[::1]:6/0?"),
+        ("unix:///a/b.sock?db=2", "unix:///a/b.sock?db=2"),
+        (
+            "rediss://h?ssl_min_version=1.3&ssl_ca_certs=%2Fa%20b",
+            "rediss://h/?ssl_min_version=772&ssl_ca_certs=%2Fa%20b",
+        ),
+        ("redis+sentinel://u:p%2F@a:1,b/shop/2?protocol=2&sentinel_password=x", "redis://u:p%2F@sentinel/2?protocol=2"),
+        ("rediss+sentinel://[::1]:5,a/my-shop", "rediss://sentinel/?"),
+    ],
+)
+def test_a_url_is_taken_and_redis_py_is_given_what_it_knows(url, plain):
+    assert check_url(url).plain == plain
+
+
+def test_a_url_for_sentinel_names_the_sentinels_the_service_and_the_rights_for_them():
+    url = check_url(f"redis+sentinel://u:p@a:1,b,[::1]:3/shop/2?sentinel_username=me&sentinel_password={SECRET}")
+
+    assert url.sentinels == (("a", 1), ("b", 26379), ("::1", 3))
+    assert url.service == "shop"
+    assert url.sentinel_rights == {"username": "me", "password": SECRET}
+    assert SECRET not in repr(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "exposed"),
+    [
+        ("redis://:p@shop.example/0", True),
+        ("redis://shop.example/0?password=p", True),
+        ("redis+sentinel://:p@127.0.0.1,shop.example/shop", True),
+        ("redis://shop.example/0", False),
+        ("rediss://:p@shop.example/0", False),
+        ("unix://u:p@/run/redis.sock", False),
+        *((f"redis://:p@{host}/0", False) for host in ("localhost", "127.0.0.1", "127.1.2.3", "[::1]")),
+    ],
+)
+def test_a_password_in_the_clear_is_seen(url, exposed):
+    assert check_url(url).is_exposed is exposed
 
 
 def test_the_default_backoff_doubles_from_two_seconds_to_an_hour():

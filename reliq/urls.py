@@ -1,0 +1,165 @@
+"""
+What a Redis URL may say: read and checked before anything is connected, and shown without its password.
+
+`redis://`, `rediss://` (TLS) and `unix://` as redis-py has them; `redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB` and
+`rediss+sentinel://` ask Sentinel for the primary.
+"""
+
+import re
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from urllib.parse import parse_qsl, unquote, unquote_plus
+
+from reliq.errors import ConfigurationError
+
+SENTINEL_PORT = 26379
+HIGHEST_PORT = 65_535
+
+_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+#: Greedy up to the last @, as a password may have one that is not encoded.
+_FORM = re.compile(
+    r"(?P<scheme>[a-z+]+)://(?:(?P<rights>[^/?#]*)@)?(?P<places>[^@/?#]*)(?P<path>/[^?#]*)?(?:\?(?P<query>[^#]*))?(?:#.*)?",
+    re.DOTALL,
+)
+_PLACE = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^\[\]:,\s]+))(?::(?P<port>[0-9]{1,5}))?")
+_SERVICE = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+_SENTINEL_OPTIONS = {"sentinel_username", "sentinel_password"}
+_OPTIONS = {"db", "protocol", "client_name", "socket_timeout", "socket_connect_timeout", "health_check_interval"}
+_OPTIONS |= {"username", "password", "max_connections", "socket_keepalive", "insecure"}
+_OPTIONS |= {f"ssl_{name}" for name in ("ca_certs", "ca_path", "certfile", "keyfile", "cert_reqs", "password")}
+_OPTIONS |= {"ssl_check_hostname", "ssl_min_version", "ssl_ciphers"}
+
+#: Versions of TLS, and what redis-py calls them; older ones are broken.
+_TLS_VERSIONS = {"1.2": "771", "1.3": "772"}
+_NO = ("0", "f", "false", "n", "no", "")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """
+    A URL that may be used.
+
+    Attributes:
+        plain: what redis-py reads: of a URL for Sentinel the rights and options alone.
+        shown: the URL without its password and options.
+        is_exposed: whether a password crosses a network in the clear.
+        sentinels: host and port of each.
+        service: how Sentinel calls the primary.
+        sentinel_rights: user and password for the sentinels themselves.
+    """
+
+    plain: str = field(repr=False)
+    shown: str
+    is_exposed: bool
+    sentinels: tuple[tuple[str, int], ...] = ()
+    service: str = ""
+    sentinel_rights: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+def check_url(url: str) -> RedisUrl:
+    """Return what `url` says; raise ConfigurationError, which shows no piece that may be its password."""
+    scheme = url.partition("://")[0] if "://" in url else ""
+    if scheme not in _SCHEMES:
+        raise ConfigurationError(
+            "Redis URL must begin with redis://, rediss:// or unix://, or with redis+sentinel:// to ask Sentinel"
+        )
+    parts, hosts = _parts(url)
+    for_sentinel = scheme.endswith("+sentinel")
+    options = dict(parse_qsl(parts["query"], keep_blank_values=True))
+    _check_options(options, _OPTIONS | _SENTINEL_OPTIONS if for_sentinel else _OPTIONS)
+    service, database = _check_place(scheme, hosts, parts["path"])
+    place = parts["places"] if not for_sentinel else "sentinel"
+    rights = f"{parts['rights']}@" if parts["rights"] else ""
+    has_password = ":" in parts["rights"] or "password" in options
+    is_far = scheme.startswith("redis") and not all(is_near(host) for host, _ in hosts)
+    return RedisUrl(
+        plain=f"{scheme.removesuffix('+sentinel')}://{rights}{place}{database}?{_for_redis_py(parts['query'])}",
+        shown=masked(url),
+        is_exposed=has_password and is_far and not scheme.startswith("rediss"),
+        sentinels=tuple((host, port or SENTINEL_PORT) for host, port in hosts) if for_sentinel else (),
+        service=service,
+        sentinel_rights={name.removeprefix("sentinel_"): options[name] for name in _SENTINEL_OPTIONS & set(options)},
+    )
+
+
+def masked(url: str) -> str:
+    """Return `url` without its password and its query."""
+    try:
+        parts, _ = _parts(url)
+    except ConfigurationError:
+        return "a URL that does not parse"
+    user, _, password = parts["rights"].partition(":")
+    rights = f"{user}{':***' if password else ''}@" if user or password else ""
+    return f"{parts['scheme']}://{rights}{parts['places']}{parts['path']}"
+
+
+def is_near(host: str) -> bool:
+    """Say whether `host` is this machine, so that nothing crosses a network."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _parts(url: str) -> tuple[dict[str, str], list[tuple[str, int | None]]]:
+    """Return the URL's parts by name, and its hosts with their ports; raise ConfigurationError for another form."""
+    form = _FORM.fullmatch(url)
+    places = form["places"].split(",") if form and form["places"] else []
+    found = [one for one in map(_PLACE.fullmatch, places) if one and int(one["port"] or 1) <= HIGHEST_PORT]
+    hosts = [(one["six"] or unquote(one["name"]), int(one["port"]) if one["port"] else None) for one in found]
+    if form is None or len(hosts) < len(places):
+        raise ConfigurationError(
+            "Redis URL does not parse; it is redis://USER:PASSWORD@HOST:PORT/DB with % / ? # @ : in a password encoded"
+        )
+    return {name: text or "" for name, text in form.groupdict().items()}, hosts
+
+
+def _check_place(scheme: str, hosts: list[tuple[str, int | None]], path: str) -> tuple[str, str]:
+    """Return Sentinel's name for the primary, and the path for redis-py: the database, or the socket."""
+    if scheme == "unix":
+        if not path:
+            raise ConfigurationError("Redis URL unix:// needs the socket's path, such as unix:///run/redis.sock")
+        return "", path
+    service, database = "", path.strip("/")
+    if scheme.endswith("+sentinel"):
+        service, _, database = database.partition("/")
+        if not hosts or _SERVICE.fullmatch(service) is None:
+            raise ConfigurationError(
+                f"Redis URL {scheme}:// needs sentinels and what they call the primary, such as "
+                f"{scheme}://HOST:26379,HOST:26379/SERVICE/0"
+            )
+    elif len(hosts) != 1:
+        raise ConfigurationError("Redis URL needs a host, such as redis://HOST:6379/0 (several only with Sentinel)")
+    if database and not (database.isascii() and database.isdigit()):
+        raise ConfigurationError("Redis URL must end in a database number, such as /0")
+    return service, f"/{database}"
+
+
+def _check_options(options: dict[str, str], known: set[str]) -> None:
+    """Refuse what is not known, and what would switch TLS' checks off without being called insecure."""
+    if unknown := set(options) - known:
+        raise ConfigurationError(f"Redis URL has an unknown option {min(unknown)!r}; known: {', '.join(sorted(known))}")
+    if options.get("ssl_min_version", "1.2") not in _TLS_VERSIONS:
+        raise ConfigurationError("Redis URL option ssl_min_version must be 1.2 or 1.3")
+    if options.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
+        raise ConfigurationError("Redis URL option ssl_cert_reqs must be required, or none with insecure=true")
+    unchecked = options.get("ssl_cert_reqs") == "none" or options.get("ssl_check_hostname", "yes").lower() in _NO
+    if unchecked and options.get("insecure", "no").lower() in _NO:
+        raise ConfigurationError(
+            "Redis URL would take anybody's certificate (ssl_cert_reqs=none or ssl_check_hostname=false): name the "
+            "authority with ssl_ca_certs=FILE, or say insecure=true as well"
+        )
+
+
+def _for_redis_py(query: str) -> str:
+    """Return the options that redis-py knows, as they were written."""
+    kept = []
+    for pair in query.split("&"):
+        name, _, value = pair.partition("=")
+        name = unquote_plus(name)
+        if name == "ssl_min_version":
+            kept.append(f"{name}={_TLS_VERSIONS[unquote_plus(value)]}")
+        elif name and name not in _SENTINEL_OPTIONS | {"insecure"}:
+            kept.append(pair)
+    return "&".join(kept)

@@ -1,0 +1,218 @@
+"""A primary is killed, three sentinels promote its replica, and everybody goes on with the same URL."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+from failover_jobs import NUMBERS
+from shared import eventually
+
+from reliq import Durability, PublishFailed, Queue
+from reliq.embedded import free_port
+
+HERE = Path(__file__).parent
+SERVICE = "shop"
+SECRET, SENTINEL_SECRET = "s3cret", "s3ntinel"
+WAIT = Durability.replicas(1, timeout=0.2)
+
+#: Sentinels that were held up themselves do nothing for 30 s.
+FAILOVER_SECONDS = 75.0
+
+SENTINEL = """
+port {port}
+bind 127.0.0.1
+dir {folder}
+requirepass {sentinel_secret}
+sentinel sentinel-pass {sentinel_secret}
+sentinel monitor {service} 127.0.0.1 {primary} 2
+sentinel auth-pass {service} {secret}
+sentinel down-after-milliseconds {service} 700
+sentinel failover-timeout {service} 5000
+"""
+
+
+@pytest.fixture(scope="module")
+def servers(server_path, replicated):
+    """A primary and a replica that want a password."""
+    primary, replica = replicated(server_path)
+    for one in (replica, primary):
+        with redis.Redis.from_url(one.url) as client:
+            client.config_set("masterauth", SECRET)
+            client.config_set("requirepass", SECRET)
+    return primary, replica
+
+
+@pytest.fixture(scope="module")
+def sentinels(servers, server_path, tmp_path_factory):
+    """The URL of three sentinels that know each other and the replica."""
+    ports = []
+    with ExitStack() as stack:
+        for _ in range(3):
+            folder, port = tmp_path_factory.mktemp("sentinel"), free_port()
+            settings = folder / "sentinel.conf"
+            settings.write_text(
+                SENTINEL.format(
+                    port=port,
+                    folder=folder,
+                    service=SERVICE,
+                    primary=servers[0].port,
+                    secret=SECRET,
+                    sentinel_secret=SENTINEL_SECRET,
+                )
+            )
+            process = subprocess.Popen(
+                [str(server_path), str(settings), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            ports.append(port)
+        for port in ports:
+            eventually(lambda port=port: knows_everybody(port), "the sentinels know each other")
+        places = ",".join(f"127.0.0.1:{port}" for port in ports)
+        yield f"redis+sentinel://:{SECRET}@{places}/{SERVICE}/0?sentinel_password={SENTINEL_SECRET}"
+
+
+def knows_everybody(port):
+    """Whether a sentinel has found the two others and the replica."""
+    try:
+        with redis.Redis(port=port, password=SENTINEL_SECRET) as client:
+            seen = client.sentinel_master(SERVICE)
+    except redis.RedisError:
+        return False
+    return (seen["num-other-sentinels"], seen["num-slaves"], seen["flags"]) == (2, 1, "master")
+
+
+def test_a_queue_goes_by_sentinel_in_both_colours(sentinels, call):
+    queue = Queue("colours", url=sentinels)
+
+    receipt = call(queue, "publish", {"a": 1}, durability=Durability.replicas(1, timeout=20))
+
+    assert (receipt.status, receipt.durable) == ("published", True)
+    with queue.receive() as [job]:
+        assert (job.id, job.body) == (receipt.id, {"a": 1})
+    queue.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ((f":{SECRET}@", ":wr0ng@"), "refused the user or its password"),
+        ((SENTINEL_SECRET, "wr0ng"), "No master found"),
+        ((f"/{SERVICE}/", "/another/"), "No master found for 'another'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_no_password_shown(sentinels, call, change, said):
+    queue = Queue("colours", url=sentinels.replace(*change))
+
+    with pytest.raises(PublishFailed, match=said) as caught:
+        call(queue, "publish", {})
+
+    assert caught.value.outcome == "refused"
+    texts = f"{caught.value} {caught.value.__cause__} {queue.connection().name}"
+    assert not any(secret in texts for secret in (SECRET, SENTINEL_SECRET, "wr0ng"))
+    queue.close()
+
+
+class Publisher(threading.Thread):
+    """Publishes until it is stopped; what failed it publishes again under the same id."""
+
+    def __init__(self, url, durability):
+        super().__init__(daemon=True)
+        self._queue, self._durability = Queue(NUMBERS.name, int, url=url), durability
+        self._over = threading.Event()
+        self.receipts = []
+        self.failures = 0
+
+    def run(self):
+        number = 0
+        while not self._over.wait(0.002):
+            number += 1
+            self._publish(number)
+        self._queue.close()
+
+    def _publish(self, number):
+        while not self._over.is_set():
+            try:
+                receipt = self._queue.publish(number, id=f"{self.name}-{number}", durability=self._durability)
+            except PublishFailed:
+                self.failures += 1
+            else:
+                self.receipts.append(receipt)
+                return
+
+    def stop(self):
+        self._over.set()
+        self.join()
+
+    def ids(self, durable):
+        return {one.id for one in list(self.receipts) if one.durable is durable}
+
+
+@pytest.fixture
+def worker(sentinels, tmp_path):
+    """A `reliq worker` of two processes that goes by Sentinel, and the file its handlers write into."""
+    notes = tmp_path / "notes"
+    paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "reliq", "worker", "failover_jobs:consumer", "--processes", "2", "--grace", "5"],
+        env={**os.environ, "RELIQ_URL": sentinels, "NOTES": str(notes), "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    yield process, notes
+    process.kill()
+    process.communicate()
+
+
+def noted(notes):
+    """The ids that were handled so far."""
+    return set(notes.read_text().split()) if notes.exists() else set()
+
+
+@pytest.mark.timeout(240)
+def test_a_failover_costs_a_pause_and_nothing_that_was_confirmed(servers, sentinels, worker, capsys):
+    process, notes = worker
+    careful, careless = Publisher(sentinels, WAIT), Publisher(sentinels, Durability.NONE)
+    publishers = [careful, careless]
+    for one in publishers:
+        one.start()
+    eventually(lambda: len(careful.ids(True)) >= 100, "100 messages are confirmed")
+    eventually(lambda: len(noted(notes)) >= 100, "100 messages are handled")
+
+    servers[0].kill()
+    killed, before = time.monotonic(), [len(one.receipts) for one in publishers]
+    for one, count in zip(publishers, before, strict=True):
+        # One reply may have been on its way when the primary died.
+        eventually(lambda one=one, count=count: len(one.receipts) >= count + 5, "publishing goes on", FAILOVER_SECONDS)
+    paused = time.monotonic() - killed
+    for one in publishers:
+        one.stop()
+
+    queue = Queue(NUMBERS.name, int, url=sentinels)
+    eventually(lambda: queue.counts().alive == 0, "everything is handled", FAILOVER_SECONDS)
+    counts, there = queue.counts(), noted(notes)
+    queue.close()
+    lost = careless.ids(None) - there
+    with capsys.disabled():
+        print(
+            f"\nprimary killed, replica promoted by Sentinel, everybody back within {paused:.1f} s: of"
+            f" {len(careful.ids(True))} confirmed by WAIT {len(careful.ids(True) - there)} lost; of"
+            f" {len(careful.ids(False))} whose receipt said False {len(careful.ids(False) - there)} lost; of"
+            f" {len(careless.ids(None))} published without asking {len(lost)} lost;"
+            f" {careful.failures + careless.failures} publishes failed and were made again"
+        )
+    assert careful.ids(True) - there == set()
+    assert counts.missing == 0
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert SECRET not in output
+    assert SENTINEL_SECRET not in output
