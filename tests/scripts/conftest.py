@@ -3,29 +3,16 @@
 from itertools import count
 
 import pytest
+from held_clock import HOUR_MS, NOON
 from redis.exceptions import NoScriptError
 
 from reliq import transitions as t
 from reliq.codec import envelope_rest
 from reliq.keys import Keys
 
-#: The held clock of the tests, in unix microseconds; scripts count in ms.
-NOON = 1_800_000_000_000_000
-HOUR_MS = 3_600_000
-
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "foreign_hands: a test that meddles with keys, so that the account cannot hold")
-
-
-def micros(ms=0, us=0):
-    """The clock so long after noon."""
-    return NOON + ms * 1000 + us
-
-
-def millis(ms=0):
-    """The same moment in unix ms."""
-    return NOON // 1000 + ms
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A queue with something in every place, and a call of every script that has work to do there."""
 
-from conftest import NOON, micros
+from held_clock import NOON, micros
 
 from reliq import transitions as t
 

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import count
 
-from conftest import NOON
+from held_clock import NOON
 
 from reliq.message import Claimed
 

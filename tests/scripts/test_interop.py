@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import HOUR_MS, NOON, micros
+from held_clock import HOUR_MS, NOON, micros
 
 from reliq import transitions as t
 from reliq.keys import Keys, Layout

@@ -1,7 +1,7 @@
 """Rule 3 at full size: two hundred thousand messages due in the same second."""
 
 import pytest
-from conftest import micros
+from held_clock import micros
 
 from reliq import transitions as t
 

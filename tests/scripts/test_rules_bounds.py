@@ -1,7 +1,7 @@
 """Rules 3 and 7: work per call is bounded, one message is a list of one, and none is no work."""
 
 import pytest
-from conftest import micros
+from held_clock import micros
 
 from reliq import transitions as t
 

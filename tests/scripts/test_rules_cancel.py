@@ -1,7 +1,7 @@
 """Rule 12: cancel and reschedule, in every place a message can be."""
 
 import pytest
-from conftest import HOUR_MS, NOON, micros, millis
+from held_clock import HOUR_MS, NOON, micros, millis
 
 from reliq import transitions as t
 

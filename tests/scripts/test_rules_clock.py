@@ -1,7 +1,7 @@
 """Rule 2: nothing is ever early, not by a microsecond; and scores stay unix seconds with three decimals."""
 
 import pytest
-from conftest import HOUR_MS, NOON, micros, millis
+from held_clock import HOUR_MS, NOON, micros, millis
 
 from reliq import transitions as t
 from reliq.codec import open_envelope

@@ -1,7 +1,7 @@
 """Every message ends in one way and is counted: collect, redrive, purge, expiry; and what the tidier finds."""
 
 import pytest
-from conftest import HOUR_MS, NOON, micros, millis
+from held_clock import HOUR_MS, NOON, micros, millis
 
 from reliq import transitions as t
 

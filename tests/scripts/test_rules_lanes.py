@@ -1,7 +1,7 @@
 """Rule 6: every call may be repeated; and a chosen id is published once while it lives and for a while after."""
 
 import pytest
-from conftest import HOUR_MS, NOON, micros, millis
+from held_clock import HOUR_MS, NOON, micros, millis
 
 from reliq import transitions as t
 

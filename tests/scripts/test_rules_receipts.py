@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from conftest import NOON, micros
+from held_clock import NOON, micros
 
 from reliq import transitions as t
 

@@ -1,7 +1,7 @@
 """Reschedule in every place, and revival: a cancelled message that is published again where it still lies."""
 
 import pytest
-from conftest import HOUR_MS, NOON, micros, millis
+from held_clock import HOUR_MS, NOON, micros, millis
 
 from reliq import transitions as t
 

@@ -1,7 +1,7 @@
 """Rules 10 and 13: who may have killed a worker runs alone, and neither list starves the other."""
 
 import pytest
-from conftest import NOON, micros
+from held_clock import NOON, micros
 
 from reliq import transitions as t
 

@@ -1,7 +1,7 @@
 """Rule 11: at most one token, pushed by whatever makes work claimable or the next due time sooner; one watcher."""
 
 import pytest
-from conftest import NOON, micros
+from held_clock import NOON, micros
 
 from reliq import transitions as t
 
