@@ -1,0 +1,57 @@
+"""A `reliq worker` as a process of its own: the tests see what a person would."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+from waiting import with_patience
+
+
+def environment_for(folder: Path, url: str) -> dict[str, str]:
+    """The environment of a person whose jobs are in `folder` and whose Redis is at `url`."""
+    paths = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {**os.environ, "RELIQ_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+class Worker:
+    """A `reliq worker` of the consumer at `place`, and every line it says."""
+
+    def __init__(self, place: str, environment: dict[str, str], *options: str) -> None:
+        command = [sys.executable, "-m", "reliq", "worker", place, *options]
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def children(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children()
+        except psutil.NoSuchProcess:
+            return []
+
+    def said(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
+
+    def wait(self, seconds: float = 40.0) -> int:
+        code = self.process.wait(seconds)
+        self._reader.join(5)
+        return code
+
+    def close(self) -> None:
+        children = self.children()
+        self.process.kill()
+        for child in children:
+            with_patience(child)
+        self.process.wait()
+        self._reader.join(5)
+        if self.process.stdout:
+            self.process.stdout.close()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self.lines.append(line)
