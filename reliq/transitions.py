@@ -228,7 +228,7 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
     A value sends the message to its end; it must be given when no retry is left, and else be empty.
     """
     ids = [failure[0].id for failure in failures]
-    args: list[Arg] = [_clock(clock)]
+    args: list[Arg] = [_clock(clock), _bare(keys)]
     for claimed, delay_ms, why, value in failures:
         args += (claimed.id, claimed.nonce, claimed.left, delay_ms, why, value)
     lead = (keys.unack, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends)
@@ -283,7 +283,7 @@ def release(keys: Keys, receipts: Sequence[Claimed], *, clock: int | None = None
 def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | None = None) -> Call[Settled]:
     """Put messages off by so many ms; spend no retry."""
     ids = [claimed.id for claimed, _ in receipts]
-    args: list[Arg] = [_clock(clock)]
+    args: list[Arg] = [_clock(clock), _bare(keys)]
     for claimed, delay_ms in receipts:
         args += (claimed.id, claimed.nonce, claimed.left, delay_ms)
     lead = (keys.unack, keys.pending, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends)
@@ -322,7 +322,7 @@ def reschedule(
     return Call(
         script("reschedule"),
         (keys.pending, keys.unack, keys.counts, keys.lease, keys.wake, keys.watch, *map(keys.msg, ids)),
-        (_clock(clock), "" if at_ms is None else at_ms, delay_ms, *ids),
+        (_clock(clock), _bare(keys), "" if at_ms is None else at_ms, delay_ms, *ids),
         lambda reply: cast("list[RescheduleStatus]", [word.decode() for word in reply]),
     )
 
@@ -355,7 +355,7 @@ def redrive(
     return Call(
         script("redrive"),
         (*lead, keys.wake, keys.watch, *(keys.msg(id) for _, id, _ in letters)),
-        (_clock(clock), delay_ms, ttl_ms, *(part for letter in letters for part in letter)),
+        (_clock(clock), _bare(keys), delay_ms, ttl_ms, *(part for letter in letters for part in letter)),
         lambda reply: [word.decode() for word in reply],
         lambda answer: [
             events.Redriven(
@@ -408,6 +408,10 @@ def tidy(
 
 def _clock(clock: int | None) -> Arg:
     return "" if clock is None else clock
+
+
+def _bare(keys: Keys) -> Arg:
+    return "1" if keys.bare else ""
 
 
 def _texts(reply: Iterable[bytes]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 -- nack: unack -> unack at the redelivery time, or garbage when no retry is left or it is rejected
 --
 -- KEYS  unack garbage counts lease errors totals ends wake watch | msg
--- ARGV  clock | id nonce left delay_ms note value
+-- ARGV  clock bare | id nonce left delay_ms note value
 -- Returns  the indexes of receipts that no longer hold, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
 --

@@ -87,11 +87,11 @@ local function finish(kind, ids)
   note_ends(ends, 1000, kind, ids, notes)
 end
 
--- Move a body's expiry on and write the new due time into its header, if it has one.
+-- Move a body's expiry on and write the new due time into its header, if it has one; a bare body never has.
 local function postpone(key, by_ms, due)
   local left = redis.call('PTTL', key)
   if left > 0 and by_ms > 0 then redis.call('PEXPIRE', key, string.format('%.0f', left + by_ms)) end
-  local start = redis.pcall('GETRANGE', key, 0, 12)
+  local start = bare == '' and redis.pcall('GETRANGE', key, 0, 12)
   if start == 'RELIQ/1 {"d":' then redis.call('SETRANGE', key, 13, string.format('%.0f', due)) end
 end
 

@@ -1,7 +1,7 @@
 -- snooze: unack -> pending, no retry spent
 --
 -- KEYS  unack pending counts lease errors totals ends wake watch | msg
--- ARGV  clock | id nonce left delay_ms
+-- ARGV  clock bare | id nonce left delay_ms
 -- Returns  the indexes of receipts that no longer hold, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
 
