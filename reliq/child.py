@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reliq.consumer import Consumer, load_consumer
+from reliq.consumer import EXIT_HUNG, Consumer, load_consumer
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.events import Started
 from reliq.health import Pulse, Sampler
@@ -28,6 +28,7 @@ from reliq.logs import LogObserver, configure_logging
 from reliq.metrics.process import ProcessMetrics
 from reliq.retry import RECONNECT, seconds_after
 from reliq.settings import WorkerSettings
+from reliq.signals import SignalNotes
 
 if TYPE_CHECKING:
     from reliq.events import Event
@@ -37,6 +38,10 @@ logger = logging.getLogger(__name__)
 #: The child cannot work as it is set up: starting it again would not help (sysexits.h: EX_CONFIG).
 EXIT_CONFIG = 78
 EXIT_CRASHED = 1
+#: What a stop may take beyond its grace, to settle and to end.
+SETTLE_SECONDS = 10.0
+#: Between two looks whether a stop has begun.
+STOP_LOOK_SECONDS = 0.5
 BOARD_BYTES = 8
 BOARD_SECONDS = 0.1
 
@@ -108,6 +113,7 @@ def _work(consumer: Consumer, plan: Plan) -> int:
         allow_eviction=plan.allow_eviction,
     )
     _write_stacks_on_signal(consumer)
+    threading.Thread(target=_bound_the_stop, args=(consumer, plan), name="reliq-stop-watch", daemon=True).start()
     if plan.concurrency == 1:
         board = Board(Path(plan.board), consumer)
         consumer.observers.append(board)
@@ -180,6 +186,16 @@ def _end_when_alone(supervisor: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _bound_the_stop(consumer: Consumer, plan: Plan) -> None:
+    """End this process when a stop of its own choice does not end: of the stops it makes the supervisor keeps watch."""
+    while not consumer.is_stopping:
+        time.sleep(STOP_LOOK_SECONDS)
+    time.sleep(plan.grace + SETTLE_SECONDS)
+    logger.error("the stop has taken %.0f s longer than its grace; ending this process", SETTLE_SECONDS)
+    _report_unfinished(consumer, Path(plan.report))
+    os._exit(EXIT_HUNG)
+
+
 def _report_unfinished(consumer: Consumer, path: Path) -> None:
     """Name the deliveries that the stop cut off: the supervisor gives them back once this process is dead."""
     rows = [
@@ -193,13 +209,12 @@ def _report_unfinished(consumer: Consumer, path: Path) -> None:
 
 
 def _write_stacks_on_signal(consumer: Consumer) -> None:
-    wanted = threading.Event()
-    signal.signal(signal.SIGUSR1, lambda _number, _frame: wanted.set())
+    wishes = SignalNotes()
+    signal.signal(signal.SIGUSR1, wishes.note)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor starts us with it held back
 
     def serve() -> None:
-        while wanted.wait():
-            wanted.clear()
+        while wishes.wait():
             logger.warning("stacks:\n%s", stacks(consumer))
 
     threading.Thread(target=serve, name="reliq-stacks", daemon=True).start()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
 from reliq.connection import Connection
 from reliq.errors import ConfigurationError
-from reliq.handler import Handler, inspected
+from reliq.handler import Handler, check_middleware, inspected
 from reliq.settings import HandlerSettings, WorkerSettings, seconds
+from reliq.signals import SignalNotes
 from reliq.worker.engine import Engine
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ R = TypeVar("R")
 EXIT_HUNG, EXIT_REPLACE, EXIT_SECOND_SIGNAL = 75, 76, 130
 #: Between two looks whether a drain is done.
 DRAIN_SECONDS = 0.05
+#: Between two looks whether a run is over.
+LOOK_SECONDS = 0.2
 
 
 class Register(Protocol[B]):
@@ -84,11 +86,9 @@ class Consumer:
         self._handlers: dict[str, Handler] = {}
         self._middleware: list[Callable[[Job[Any]], Any]] = []
         self._engine: Engine | None = None
-        #: What the last stop cut off: deliveries whose handlers still ran at the end of the grace.
-        self.unfinished: list[Flight] = []
-        self._signals = 0
+        self._stopped: Engine | None = None
+        self._signals = SignalNotes()
         self._patient = False
-        self._wanted = threading.Event()
 
     @property
     def handlers(self) -> Sequence[Handler]:
@@ -188,11 +188,8 @@ class Consumer:
         engine, self._engine = self._engine, None
         if engine is None:
             return True
-        try:
-            engine.stop(seconds("grace", grace))
-        finally:
-            self.unfinished = engine.unfinished
-        return not self.unfinished
+        self._stopped = engine
+        return not engine.stop(seconds("grace", grace))
 
     def drain(self, settings: WorkerSettings | None = None, *, queues: Sequence[str] = ()) -> None:
         """Work until the queues are empty, what is delayed included, and stop."""
@@ -237,9 +234,9 @@ class Consumer:
             signal.signal(number, self._note_signal)
         self.start(chosen, queues=queues)
         engine = self.engine()
-        while not (self._wanted.wait(0.2) or self._is_over(engine, chosen)):
+        while not (self.wait_for_signal(LOOK_SECONDS) or self._is_over(engine, chosen)):
             pass
-        enough = not self._wanted.is_set() and _had_enough(engine, chosen)
+        enough = not self._signals.numbers and _had_enough(engine, chosen)
         hung = engine.hung_slots > 0
         if not self.stop(chosen.grace) or hung:
             return EXIT_HUNG
@@ -247,7 +244,17 @@ class Consumer:
 
     def wait_for_signal(self, seconds_at_most: float) -> bool:
         """Wait for a signal to stop; say whether one has come."""
-        return self._wanted.wait(seconds_at_most)
+        return bool(self._signals.numbers) or self._signals.wait(seconds_at_most)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop has begun, or ended, since the last start."""
+        return self._engine is None and self._stopped is not None
+
+    @property
+    def unfinished(self) -> list[Flight]:
+        """What the last stop cut off: deliveries whose handlers still ran at the end of the grace."""
+        return [] if self._stopped is None else self._stopped.unfinished
 
     def running(self) -> list[Flight]:
         """Return the deliveries whose handlers run in this process."""
@@ -260,12 +267,19 @@ class Consumer:
         return self._engine
 
     def chosen(self, queues: Sequence[str]) -> list[Handler]:
-        """Return the handlers of `queues`, of all when none is named; raise ConfigurationError for an unknown one."""
+        """
+        Return the handlers of `queues`, of all when none is named.
+
+        Raises:
+            ConfigurationError: there is no such queue, or a middleware is for coroutines alone and a handler is none.
+        """
         if not self._handlers:
             raise ConfigurationError("this consumer has no handlers; decorate one with @consumer.handler(QUEUE)")
         if unknown := [name for name in queues if name not in self._handlers]:
             raise ConfigurationError(f"no handler for queue {unknown[0]!r}; there are: {', '.join(self._handlers)}")
-        return [handler for name, handler in self._handlers.items() if not queues or name in queues]
+        chosen = [handler for name, handler in self._handlers.items() if not queues or name in queues]
+        check_middleware(self._middleware, chosen)
+        return chosen
 
     def connection(self, handlers: Sequence[Handler]) -> Connection:
         """Return the one Redis of the consumer and its queues; raise ConfigurationError when they name two."""
@@ -283,12 +297,11 @@ class Consumer:
     def _is_over(self, engine: Engine, settings: WorkerSettings) -> bool:
         return _had_enough(engine, settings) or engine.must_be_replaced() or (settings.burst and engine.is_drained())
 
-    def _note_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _note_signal(self, number: int, _frame: FrameType | None) -> None:
         """Only take note; the second one ends the process, for it is what the person wants."""
-        self._signals += 1
-        if self._signals > 1 and not self._patient:
+        self._signals.note(number)
+        if len(self._signals.numbers) > 1 and not self._patient:
             raise SystemExit(EXIT_SECOND_SIGNAL)
-        self._wanted.set()
 
 
 def _had_enough(engine: Engine, settings: WorkerSettings) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_origin, get_type_hints
 
@@ -73,6 +73,24 @@ def inspected(queue: Queue[Any] | str, function: Function, settings: HandlerSett
     codec = Codec(annotated) if untyped else chosen.codec
     is_async = any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
     return Handler(chosen, function, settings, takes_job, is_async, codec)
+
+
+def check_middleware(middleware: Sequence[Function], handlers: Sequence[Handler]) -> None:
+    """Raise ConfigurationError when one of `middleware` is for coroutines alone and one of `handlers` is none."""
+    plain = [handler for handler in handlers if not handler.is_async]
+    for around in middleware:
+        if plain and _is_async_alone(around):
+            raise ConfigurationError(
+                f"middleware {_name(around)} is an async context manager, and handler {_name(plain[0].function)} of queue "
+                f"{plain[0].queue.name!r} is plain; make the middleware a plain one, or the handler async"
+            )
+
+
+def _is_async_alone(around: Function) -> bool:
+    """Say whether what `around` returns can be told to be enterable by `async with` alone."""
+    if isinstance(around, type):
+        return hasattr(around, "__aenter__") and not hasattr(around, "__enter__")
+    return inspect.isasyncgenfunction(inspect.unwrap(around))
 
 
 def _check_kind(where: str, function: Function) -> None:

@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from reliq import transitions
-from reliq.child import BOARD_BYTES, EXIT_CONFIG, Plan
+from reliq.child import BOARD_BYTES, EXIT_CONFIG, SETTLE_SECONDS, Plan
 from reliq.connection import WORKER_TIMEOUT_SECONDS
 from reliq.consumer import EXIT_HUNG, EXIT_REPLACE, EXIT_SECOND_SIGNAL
 from reliq.doors.blocking import BlockingDoor
@@ -29,10 +28,10 @@ from reliq.errors import ReliqError
 from reliq.events import ProcessEnded, notify
 from reliq.health import Pulse
 from reliq.message import Claimed
+from reliq.signals import SignalNotes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import FrameType
 
     from reliq.consumer import Consumer
     from reliq.events import Observer
@@ -45,8 +44,6 @@ RESTART_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 #: Between two looks at their memory.
 MEMORY_SECONDS = 1.0
-#: What a child has beyond its grace to settle and to end.
-SETTLE_SECONDS = 10.0
 #: What a handler has beyond its timeout to let the child end it itself.
 HARD_LIMIT_SECONDS = 1.0
 
@@ -143,20 +140,18 @@ class Supervisor:
         self._folder = tempfile.TemporaryDirectory(prefix="reliq-")
         folder = self.folder
         self.children = [Child(number, folder, Pulse(folder / f"pulse-{number}")) for number in range(processes)]
-        self._signals: list[int] = []
-        self._woken = threading.Event()
+        self._signals = SignalNotes()
         self._exit_code = 0
         self._memory_at = 0.0
 
     def run(self) -> int:
         """Keep the children running until a signal, or until all are done; return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, self._note_signal)
+            signal.signal(number, self._signals.note)
         try:
             while not self._stopping and not all(child.done for child in self.children):
                 self._look()
-                self._woken.wait(LOOK_SECONDS)
-                self._woken.clear()
+                self._signals.wait(LOOK_SECONDS)
             self._stop()
         finally:
             self._kill()
@@ -178,7 +173,12 @@ class Supervisor:
 
     @property
     def _stopping(self) -> bool:
-        return signal.SIGTERM in self._signals or signal.SIGINT in self._signals or self._exit_code != 0
+        return self._asked > 0 or self._exit_code != 0
+
+    @property
+    def _asked(self) -> int:
+        """How often we were asked to stop."""
+        return sum(number != signal.SIGUSR1 for number in self._signals.numbers)
 
     def _look(self) -> None:
         """Look at every child once: replace the dead, end those that hang or have grown."""
@@ -223,17 +223,14 @@ class Supervisor:
 
     def _give_back(self, child: Child) -> None:
         """Release, unspent, what a dead process could not finish within its grace: nobody runs it any more."""
-        by_queue: dict[str, list[Claimed]] = defaultdict(list)
         try:
-            rows: list[dict[str, Any]] = json.loads(child.report.read_text())
+            by_queue = _cut_off(child.report.read_text())
             child.report.unlink()
         except FileNotFoundError:
             return
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             logger.exception("what a process could not finish is unknown; its leases will end")
             return
-        for row in rows:
-            by_queue[row.pop("queue")].append(Claimed(**row))
         keys = {handler.queue.name: handler.queue.keys for handler in self._consumer.handlers}
         for name, claimed in by_queue.items():
             try:
@@ -256,18 +253,17 @@ class Supervisor:
         """Let every child stop in peace; a second signal ends them at once."""
         for child in self.children:
             child.signal(signal.SIGTERM)
-        asked = len([number for number in self._signals if number != signal.SIGUSR1])
+        asked = self._asked
         until = time.monotonic() + self._plan.grace + SETTLE_SECONDS
         while any(child.process is not None for child in self.children) and time.monotonic() < until:
-            if len([number for number in self._signals if number != signal.SIGUSR1]) > max(1, asked):
+            if self._asked > max(1, asked):
                 self._exit_code = EXIT_SECOND_SIGNAL
                 return
             self._forward_stack_wish()
             for child in self.children:
                 if child.process is not None and child.process.poll() is not None:
                     self._bury(child)
-            self._woken.wait(LOOK_SECONDS / 2)
-            self._woken.clear()
+            self._signals.wait(LOOK_SECONDS / 2)
 
     def _kill(self) -> None:
         for child in self.children:
@@ -277,15 +273,19 @@ class Supervisor:
                 self._bury(child)
 
     def _forward_stack_wish(self) -> None:
-        while signal.SIGUSR1 in self._signals:
-            self._signals.remove(signal.SIGUSR1)
+        while signal.SIGUSR1 in self._signals.numbers:
+            self._signals.numbers.remove(signal.SIGUSR1)
             for child in self.children:
                 child.signal(signal.SIGUSR1)
 
-    def _note_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Only take note: nothing else is safe in a signal handler."""
-        self._signals.append(number)
-        self._woken.set()
+
+def _cut_off(report: str) -> dict[str, list[Claimed]]:
+    """Return the receipts in a child's report, by queue."""
+    by_queue: dict[str, list[Claimed]] = defaultdict(list)
+    rows: list[dict[str, Any]] = json.loads(report)
+    for row in rows:
+        by_queue[row.pop("queue")].append(Claimed(**row))
+    return by_queue
 
 
 def environment_of_children(folder: str | None = None) -> None:

@@ -18,7 +18,7 @@ LAYERS = (
     ("connection", "embedded"),
     ("doors",),
     ("queue",),
-    ("handler", "job", "worker"),
+    ("handler", "job", "signals", "worker"),
     ("consumer",),
     ("logs", "metrics", "tracing", "child", "supervisor", "health", "admin"),
     ("cli",),

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
@@ -207,3 +208,67 @@ def test_a_consumer_needs_handlers_known_queues_and_one_server(url):
     consumer.handler(Queue("other", str, url="redis://elsewhere:6379/0"))(takes_a_body)
     with pytest.raises(ConfigurationError, match="different Redis servers"):
         consumer.start()
+
+
+class EntersBothWays:
+    """A context manager of either colour."""
+
+    def __init__(self, job):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        return None
+
+
+class EntersAsync:
+    """A context manager for coroutines alone."""
+
+    def __init__(self, job):
+        pass
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        return None
+
+
+@asynccontextmanager
+async def async_around(job):
+    yield
+
+
+@pytest.mark.parametrize("around", [async_around, EntersAsync])
+def test_a_middleware_for_coroutines_alone_is_refused_around_a_plain_handler(make_queue, consumer, around):
+    consumer.middleware(around)
+    consumer.handler(make_queue("plain"))(handles)
+
+    with pytest.raises(ConfigurationError, match=r"is an async context manager, and handler handles of queue 'plain'"):
+        consumer.start()
+
+
+@pytest.mark.parametrize("around", [async_around, EntersAsync, EntersBothWays])
+def test_a_middleware_for_coroutines_goes_around_coroutines(make_queue, consumer, around):
+    async def ahandles(body):
+        return None
+
+    consumer.middleware(around)
+    consumer.handler(make_queue("async"))(ahandles)
+    consumer.handler(make_queue("plain"))(handles)
+
+    assert len(consumer.chosen(["async"])) == 1
+    if around is EntersBothWays:
+        assert len(consumer.chosen([])) == 2
+
+
+def handles(body):
+    pass
