@@ -162,6 +162,18 @@ class RenewalLate(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class WentBack(Event):
+    """
+    The queue's account went back, from `before` claims to `after`: it is another data set.
+
+    Redis was flushed, came back without its data, or a replica that lagged behind was promoted.
+    """
+
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
 class RedisAway(Event):
     """A part of the worker could not reach Redis; it tries again. `queue` is empty."""
 

@@ -56,6 +56,9 @@ class LogObserver:
                 _warn(text, event="inconsistent", queue=queue, ids=ids)
             case events.RedisAway(_, part, error):
                 _warn(f"{part}: Redis is away, trying again: {error}", event="redis_away", part=part)
+            case events.WentBack(queue, before, after):
+                text = f"{queue}: Redis was reset or rewound: the queue counted {before} claims and now counts {after}"
+                _warn(text, event="went_back", queue=queue, before=before, after=after)
             case events.RenewalLate(queue, seconds):
                 text = f"a renewal came {seconds:.1f} s late: something holds this process up"
                 _warn(text, event="renewal_late", queue=queue, seconds=round(seconds, 3))

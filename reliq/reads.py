@@ -32,6 +32,11 @@ def garbage(keys: Keys, count: int) -> Command[list[str]]:
     return Command(("SRANDMEMBER", keys.garbage, count), lambda reply: [id_text(one) for one in reply])
 
 
+def claims(keys: Keys) -> Command[int]:
+    """Return how many deliveries the queue has counted: a number that only grows."""
+    return Command(("HGET", keys.totals, "claimed"), lambda reply: int(reply or 0))
+
+
 def letters(keys: Keys, *, count: int, after: str = "") -> Command[list[Letter]]:
     """Return up to `count` dead letters, oldest first, those after the letter `after`."""
     start = f"({after}" if after else "-"

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from reliq import reads, transitions
+from reliq.events import WentBack, notify
 from reliq.keys import Layout
 from reliq.settings import milliseconds
 from reliq.worker.loop import Troubles
@@ -30,6 +31,7 @@ class Tidier:
     def __init__(self, door: BlockingDoor, queues: Sequence[Queue[Any]]) -> None:
         self._door, self._queues = door, {queue.name: queue for queue in queues}
         self._cursors = {queue.name: (0, 0) for queue in queues}
+        self._claims: dict[str, int] = {}
         self._troubles = Troubles("tidier")
         self._round_at = 0.0
 
@@ -43,22 +45,32 @@ class Tidier:
         return max(0.0, self._round_at - time.monotonic())
 
     def _tidy(self) -> None:
-        """Name every queue in the registry, and look through a piece of each."""
+        """Name every queue in the registry, look through a piece of each, and see that its account goes forward."""
         calls: list[Request[Any]] = [
             transitions.tidy(queue.keys, cursor=self._cursors[name][0], lease_cursor=self._cursors[name][1])
             for name, queue in self._queues.items()
         ]
+        calls += [reads.claims(queue.keys) for queue in self._queues.values()]
         # The registry has names alone: one in a foreign layout would be looked for in ours.
         ours = [name for name, queue in self._queues.items() if queue.layout == Layout.RELIQ]
         naming = [reads.register(ours, int(time.time()))] if ours else []
         answers = self._door.run_all([*calls, *naming])
         if naming and isinstance(registered := answers.pop(), Exception):
             self._troubles.note("", registered)
-        for name, answer in zip(self._queues, answers, strict=True):
+        tidied, claims = answers[: len(self._queues)], answers[len(self._queues) :]
+        for name, answer, count in zip(self._queues, tidied, claims, strict=True):
             if isinstance(answer, Exception):
                 self._troubles.note(name, answer)
             else:
                 self._cursors[name] = answer[:2]
+            if not isinstance(count, Exception):
+                self._compare(name, count)
+
+    def _compare(self, name: str, claims: int) -> None:
+        """Tell when the account of a queue went back."""
+        before, self._claims[name] = self._claims.get(name, 0), claims
+        if claims < before:
+            notify(self._door.observers, [WentBack(name, before, claims)])
 
     def _collect(self) -> bool:
         """Turn a piece of each queue's garbage into dead letters; return whether there may be more."""

@@ -39,6 +39,7 @@ def lines(caplog):
         (events.Reclaimed("q", ("m",), (), ()), logging.WARNING),
         (events.Inconsistent("q", ("m",)), logging.WARNING),
         (events.RenewalLate("q", 2.0), logging.WARNING),
+        (events.WentBack("q", 7, 2), logging.WARNING),
         (events.RedisAway("", "fetcher", "refused"), logging.WARNING),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, events.Event) else "",

@@ -1,0 +1,100 @@
+"""Real workers and real servers, and hands to break them with."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from worker_process import Worker, environment_for
+
+from reliq.embedded import EmbeddedRedis
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def own_server(server_path):
+    """Start servers of the kind under test that a test may break; they write everything down at once."""
+    with ExitStack() as stack:
+
+        def start(**options):
+            names = {"appendonly": "yes", "appendfsync": "always", **options}
+            names = {name.replace("_", "-"): str(value) for name, value in names.items()}
+            return stack.enter_context(EmbeddedRedis(server=server_path, options=names))
+
+        yield start
+
+
+@pytest.fixture
+def server(own_server):
+    return own_server()
+
+
+@pytest.fixture
+def admin(server):
+    """A client of the test's own server that outlives its outages."""
+    with redis.Redis(unix_socket_path=str(server.socket)) as client:
+        yield client
+
+
+@pytest.fixture
+def faulty(server, monkeypatch):
+    """The handlers of the workers, and their queues, on the test's own server."""
+    monkeypatch.setenv("RELIQ_URL", server.url)
+    monkeypatch.syspath_prepend(str(HERE))
+    import faulty
+
+    yield faulty
+    for queue in (faulty.DEEDS, faulty.COUNTED, faulty.LONG, faulty.HELD):
+        queue.close()
+
+
+@pytest.fixture
+def worker(server):
+    """Start `reliq worker` processes that end with the test."""
+    with ExitStack() as stack:
+
+        def start(*options):
+            worker = Worker("faulty:consumer", environment_for(HERE, server.url), *options)
+            stack.callback(worker.close)
+            return worker
+
+        yield start
+
+
+@pytest.fixture
+def processes(faulty):
+    """Processes that start in milliseconds, so that many can be killed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["faulty"])
+    yield context
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join()
+
+
+@contextmanager
+def stopped(*pids):
+    """Hold processes where they are, as a paused machine does."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def hold():
+    """Stop processes for so many seconds: that long the fault lasts, nothing waits for it."""
+
+    def make(seconds, *pids):
+        with stopped(*pids):
+            threading.Event().wait(seconds)
+
+    return make

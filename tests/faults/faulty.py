@@ -1,0 +1,70 @@
+"""The handlers that the fault tests' worker processes run."""
+
+import ctypes
+import os
+import resource
+import sys
+import threading
+import time
+
+import redis
+from tenacity import wait_fixed
+
+from reliq import Consumer, Job, Queue
+from reliq.connection import default_url
+
+DEEDS = Queue("deeds", str, retries=5)
+COUNTED = Queue("counted", int, retries=50)
+LONG = Queue("long", float, retries=3)
+HELD = Queue("held", float, retries=3)
+
+consumer = Consumer()
+_notes = threading.local()
+
+
+def note(kind: str, what: str) -> None:
+    """Write down what happened where the test can read it, whatever becomes of this process."""
+    if not hasattr(_notes, "client"):
+        _notes.client = redis.Redis.from_url(default_url())
+    _notes.client.hincrby(f"note:{kind}", what, 1)
+
+
+def falls_for_ever() -> None:
+    falls_for_ever()
+
+
+def segfaults() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.string_at(0)
+
+
+DEADLY = {
+    "segfaults": segfaults,
+    "calls os._exit": lambda: os._exit(9),
+    "raises SystemExit": lambda: sys.exit(9),
+    "falls for ever": falls_for_ever,
+}
+
+
+@consumer.handler(DEEDS, lease=2, backoff=wait_fixed(0.1))
+def deeds(body: str) -> None:
+    DEADLY.get(body, str)()
+
+
+@consumer.handler(COUNTED, lease=2, backoff=wait_fixed(0.1))
+def counted(body: int, job: Job[int]) -> None:
+    note("done", job.id)
+
+
+@consumer.handler(LONG, lease=2)
+def long(seconds: float, job: Job[float]) -> None:
+    note("started", f"{job.id} {job.attempt}")
+    time.sleep(seconds)
+    note("done", job.id)
+
+
+@consumer.handler(HELD, lease=9)
+def held(seconds: float, job: Job[float]) -> None:
+    note("started", f"{job.id} {job.attempt}")
+    ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))  # without letting go of the interpreter
+    note("done", job.id)

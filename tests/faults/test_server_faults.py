@@ -1,0 +1,146 @@
+"""Redis cut off, paused, frozen, killed, forgetful or full in the middle of work: nothing is lost, and work goes on."""
+
+import os
+import random
+import threading
+import time
+
+import pytest
+from waiting import eventually
+
+from reliq import Outgoing, PublishFailed
+
+#: How often the run as a whole is disturbed.
+FAULTS = 16
+
+
+class Publisher:
+    """Publishes one message after another until it is told to stop, and keeps the ids that were confirmed."""
+
+    def __init__(self, queue):
+        self._queue, self._over = queue, threading.Event()
+        self.confirmed, self.unknown, self.refused = set(), set(), set()
+        self._thread = threading.Thread(target=self._work)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+
+    def _work(self):
+        for number in range(1_000_000):
+            if self._over.is_set():
+                return
+            try:
+                self.confirmed.add(self._queue.publish(number, delay=0.02 * (number % 3 == 0)).id)
+            except PublishFailed as failure:
+                {"unknown": self.unknown, "refused": self.refused}[failure.outcome].add(failure.id)
+
+
+@pytest.fixture
+def faults(server, admin, hold, worker, faulty):
+    """What may happen to Redis and to a worker, by name."""
+
+    def restart():
+        server.kill()
+        server.start()
+
+    return {
+        "CLIENT KILL": lambda _: admin.client_kill_filter(_type="normal", skipme=True),
+        "CLIENT PAUSE": lambda _: admin.client_pause(400, all=False),
+        "SCRIPT FLUSH": lambda _: admin.script_flush(),
+        "SIGSTOP of Redis": lambda _: hold(0.4, server.pid),
+        "SIGKILL of Redis": lambda _: restart(),
+        "SIGSTOP of a worker, longer than its lease": lambda process: hold(2.5, process.children()[0].pid),
+        "SIGKILL of a worker": lambda process: process.children()[0].kill(),
+        "no memory": lambda _: (admin.config_set("maxmemory", 1), hold(0.4), admin.config_set("maxmemory", 0)),
+    }
+
+
+def done(admin) -> set[str]:
+    return {id.decode() for id in admin.hkeys("note:done")}
+
+
+@pytest.mark.timeout(150)
+def test_nothing_is_lost_whatever_happens_to_redis_and_to_its_workers(faults, worker, faulty, admin):
+    chance = random.Random(5)
+    process = worker("--queue", "counted", "--processes", "2", "--concurrency", "4", "--log-level", "error")
+    eventually(lambda: len(process.children()) == 2, "the worker runs")
+    order = [*faults] * (FAULTS // len(faults))
+    chance.shuffle(order)
+
+    with Publisher(faulty.COUNTED) as publisher:
+        for name in order:
+            before = len(publisher.confirmed)
+            eventually(lambda at=before: len(publisher.confirmed) > at + 20, f"publishes go on before {name}")
+            eventually(lambda: len(process.children()) == 2, f"both processes run before {name}")
+            faults[name](process)
+    eventually(lambda: faulty.COUNTED.counts().alive == 0, "everything is worked in the end", 60)
+
+    counts = faulty.COUNTED.counts()
+    assert publisher.confirmed - done(admin) == set()
+    assert done(admin) - publisher.confirmed - publisher.unknown == set()
+    assert (counts.missing, counts.dead) == (0, 0)
+    assert len(publisher.refused) > 0
+    assert not process.said("Traceback"), "".join(process.lines)
+
+
+def test_without_memory_publishes_are_refused_and_workers_drain_the_queue_to_nothing(worker, faulty, admin):
+    faulty.DEEDS.publish_many(["good"] * 2000)
+    faulty.DEEDS.publish_many(Outgoing(body="good", delay=0.5) for _ in range(100))
+    admin.config_set("maxmemory", 1)
+
+    with pytest.raises(PublishFailed) as failure:
+        faulty.DEEDS.publish("good")
+    process = worker("--queue", "deeds", "--processes", "2", "--burst")
+
+    assert failure.value.outcome == "refused"
+    assert process.wait(50) == 0
+    assert admin.config_get("maxmemory") == {"maxmemory": "1"}
+    counts = faulty.DEEDS.counts()
+    assert (counts.alive, counts.dead, counts.missing, counts.totals["acked"]) == (0, 0, 0, 2100)
+
+
+def test_a_flush_in_the_middle_of_work_loses_what_was_there_and_nothing_that_comes_after(worker, faulty, admin):
+    process = worker("--queue", "counted", "--queue", "long", "--concurrency", "4")
+    faulty.LONG.publish(1.0)
+    faulty.COUNTED.publish_many(range(50), chunk=5)
+    faulty.COUNTED.publish(1, delay=3600)
+    eventually(lambda: admin.hlen("note:started") == 1, "a handler runs")
+
+    admin.flushall()
+
+    ids = [faulty.COUNTED.publish(number).id for number in range(50)]
+    eventually(lambda: faulty.COUNTED.counts().totals.get("acked", 0) >= 50, "what came after it is worked")
+    eventually(lambda: admin.hget("note:done", ids[-1]), "by the same process")
+    assert len(process.children()) == 1
+    assert faulty.COUNTED.counts().missing == 0
+
+
+#: The last is for the night.
+OUTAGES = [1, *([15, 60] if os.environ.get("RELIQ_LONG") else [])]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seconds", OUTAGES)
+def test_after_an_outage_a_worker_is_at_work_again_or_gone_and_never_alive_and_idle(
+    seconds, worker, faulty, server, hold
+):
+    process = worker("--queue", "counted", "--processes", "2")
+    faulty.COUNTED.publish(0)
+    eventually(lambda: faulty.COUNTED.counts().totals.get("acked") == 1, "the worker works")
+    children = {child.pid for child in process.children()}
+
+    server.kill()
+    hold(seconds)
+    server.start()
+    back_at = time.monotonic()
+    faulty.COUNTED.publish(1)
+
+    eventually(lambda: faulty.COUNTED.counts().totals.get("acked") == 2, "the worker works again")
+    print(f"at work again {time.monotonic() - back_at:.2f} s after Redis, which was away for {seconds} s")
+    assert process.process.poll() is None
+    assert {child.pid for child in process.children()} == children
