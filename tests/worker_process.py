@@ -17,13 +17,14 @@ def environment_for(folder: Path, url: str) -> dict[str, str]:
 
 
 class Worker:
-    """A `reliq worker` of the consumer at `place`, and every line it says."""
+    """A `reliq worker` of the consumer at `place`, started in `folder`, and every line it says."""
 
-    def __init__(self, place: str, environment: dict[str, str], *options: str) -> None:
+    def __init__(self, place: str, folder: Path, environment: dict[str, str], *options: str) -> None:
         command = [sys.executable, "-m", "reliq", "worker", place, *options]
         self.process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
+        self.environment = environment
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -23,7 +23,7 @@ def worker(environment: dict[str, str]) -> Iterator[Callable[..., Worker]]:
     started: list[Worker] = []
 
     def start(*options: str) -> Worker:
-        started.append(Worker("jobs:consumer", environment, *options))
+        started.append(Worker("jobs:consumer", HERE, environment, *options))
         return started[-1]
 
     yield start

@@ -55,11 +55,14 @@ def faulty(server, monkeypatch):
 
 @pytest.fixture
 def worker(server):
-    """Start `reliq worker` processes that end with the test."""
+    """Start `reliq worker` processes that end with the test, of this version or of that in the folder `version`."""
     with ExitStack() as stack:
 
-        def start(*options):
-            worker = Worker("faulty:consumer", environment_for(HERE, server.url), *options)
+        def start(*options, version=None):
+            environment = environment_for(HERE, server.url)
+            if version is not None:
+                environment["PYTHONPATH"] = os.pathsep.join([str(version), environment["PYTHONPATH"]])
+            worker = Worker("faulty:consumer", version or HERE, environment, *options)
             stack.callback(worker.close)
             return worker
 

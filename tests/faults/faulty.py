@@ -6,10 +6,12 @@ import resource
 import sys
 import threading
 import time
+from pathlib import Path
 
 import redis
 from tenacity import wait_fixed
 
+import reliq
 from reliq import Consumer, Job, Queue
 from reliq.connection import default_url
 
@@ -53,10 +55,12 @@ def deeds(body: str) -> None:
 
 @consumer.handler(COUNTED, lease=2, backoff=wait_fixed(0.1))
 def counted(body: int, job: Job[int]) -> None:
+    time.sleep(0.001 * (body % 20))
+    note("by", str(Path(reliq.__file__).parents[1]))
     note("done", job.id)
 
 
-@consumer.handler(LONG, lease=2)
+@consumer.handler(LONG, lease=10)
 def long(seconds: float, job: Job[float]) -> None:
     note("started", f"{job.id} {job.attempt}")
     time.sleep(seconds)

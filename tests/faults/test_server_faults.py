@@ -2,42 +2,16 @@
 
 import os
 import random
-import threading
 import time
 
 import pytest
+from publishing import Publisher
 from waiting import eventually
 
 from reliq import Outgoing, PublishFailed
 
 #: How often the run as a whole is disturbed.
 FAULTS = 16
-
-
-class Publisher:
-    """Publishes one message after another until it is told to stop, and keeps the ids that were confirmed."""
-
-    def __init__(self, queue):
-        self._queue, self._over = queue, threading.Event()
-        self.confirmed, self.unknown, self.refused = set(), set(), set()
-        self._thread = threading.Thread(target=self._work)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._over.set()
-        self._thread.join()
-
-    def _work(self):
-        for number in range(1_000_000):
-            if self._over.is_set():
-                return
-            try:
-                self.confirmed.add(self._queue.publish(number, delay=0.02 * (number % 3 == 0)).id)
-            except PublishFailed as failure:
-                {"unknown": self.unknown, "refused": self.refused}[failure.outcome].add(failure.id)
 
 
 @pytest.fixture

@@ -1,0 +1,72 @@
+"""A shutdown loses nothing and spends nothing: neither what waits, nor what runs, nor what it cuts off."""
+
+import itertools
+import os
+import random
+import signal
+
+import pytest
+from waiting import eventually
+
+from reliq import WorkerSettings
+
+SIGTERMS = 300 if os.environ.get("RELIQ_LONG") else 120
+DEPLOYS = 20 if os.environ.get("RELIQ_LONG") else 4
+
+
+def work_for_ever():
+    import faulty
+
+    faulty.consumer.run(WorkerSettings(concurrency=4), queues=["counted"])
+
+
+@pytest.mark.timeout(150)
+def test_after_many_sigterms_under_load_everything_is_acked_or_queued_and_no_retry_is_spent(processes, faulty, admin):
+    chance = random.Random(3)
+    faulty.COUNTED.publish_many(range(20_000))
+
+    def start():
+        child = processes.Process(target=work_for_ever, daemon=True)
+        child.start()
+        return child
+
+    working, ending = [start() for _ in range(4)], []
+    eventually(lambda: faulty.COUNTED.counts().totals.get("acked", 0) > 20, "work is done")
+    for turn in range(SIGTERMS):
+        admin.blpop(["nothing"], chance.uniform(0.01, 0.06))
+        at = chance.randrange(len(working))
+        os.kill(working[at].pid, signal.SIGTERM)
+        ending.append(working[at])
+        working[at] = start()
+        if len(ending) > len(working):
+            ending.pop(0).join()
+        if turn % 50 == 49:
+            counts = faulty.COUNTED.counts()
+            assert (counts.missing, counts.alive) == (0, 20_000 - counts.totals["acked"])
+    for child in itertools.chain(working, ending):
+        os.kill(child.pid, signal.SIGTERM) if child.is_alive() else None
+        child.join()
+
+    counts = faulty.COUNTED.counts()
+    assert 0 < counts.ready < 20_000
+    assert counts.totals["published"] == counts.totals["acked"] + counts.ready
+    assert {kind for kind in counts.totals if kind.startswith("retried")} == set()
+    assert set(admin.hvals(faulty.COUNTED.keys.counts)) == {b"50"}
+    assert counts.totals["claimed"] == counts.totals["acked"] + counts.totals["released"]
+    assert set(admin.hvals("note:done")) == {b"1"}
+
+
+@pytest.mark.timeout(240)
+def test_a_job_of_ten_minutes_keeps_all_its_retries_through_many_deploys(worker, faulty, admin):
+    id = faulty.LONG.publish(600.0).id
+
+    for deploy in range(1, DEPLOYS + 1):
+        process = worker("--queue", "long", "--grace", "0.3")
+        begun = str(deploy).encode()
+        eventually(lambda begun=begun: admin.hget("note:started", f"{id} 1") == begun, "the job begins again", 40)
+        process.process.send_signal(signal.SIGTERM)
+        process.wait()
+
+        counts = faulty.LONG.counts()
+        assert (counts.ready, counts.unack, counts.missing) == (1, 0, 0)
+        assert admin.hget(faulty.LONG.keys.counts, id) == b"3"

@@ -1,0 +1,62 @@
+"""A rolling deploy: the version before the last change and the present one, on one queue, under kill -9."""
+
+import io
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+KILLS = 4
+
+
+def git(*arguments):
+    """What git answers; empty where there is no repository, or the commit is not in a shallow one."""
+    try:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return b""
+
+
+@pytest.fixture(scope="session")
+def previous(tmp_path_factory):
+    """The package as it was before its last change."""
+    changed = git("rev-list", "-1", "HEAD", "--", "reliq").decode().strip()
+    archive = git("archive", f"{changed}~1", "reliq") if changed else b""
+    if not archive:
+        pytest.skip("the previous version is not here: this is no git clone, or one without the commit before")
+    folder = tmp_path_factory.mktemp("previous")
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.mark.timeout(150)
+def test_two_versions_work_side_by_side_and_the_account_balances(worker, faulty, admin, previous):
+    options = ("--queue", "counted", "--processes", "2", "--concurrency", "2", "--log-level", "error")
+    versions = [worker(*options), worker(*options, version=previous)]
+    publish = "from faulty import COUNTED; COUNTED.publish_many(range(1500), chunk=10)"
+    environment = dict(zip(("env", "cwd"), (versions[1].environment, previous), strict=True))
+    with subprocess.Popen([sys.executable, "-c", publish], **environment) as old_publisher:
+        confirmed = faulty.COUNTED.publish_many(range(1500), chunk=10).published
+        for turn in range(KILLS):
+            of = versions[turn % 2]
+            eventually(lambda of=of: len(of.children()) == 2, "both processes run", 40)
+            goal = admin.hlen("note:done") + 50
+            eventually(lambda goal=goal: admin.hlen("note:done") > goal or not alive(faulty), "work is done", 40)
+            of.children()[0].kill()
+    assert old_publisher.returncode == 0
+    eventually(lambda: not alive(faulty), "everything is worked in the end", 60)
+
+    counts = faulty.COUNTED.counts()
+    assert (counts.missing, counts.dead, confirmed) == (0, 0, 1500)
+    assert counts.totals["published"] == counts.totals["acked"] == admin.hlen("note:done") == 3000
+    assert {Path(place.decode()) for place in admin.hkeys("note:by")} == {ROOT, previous}
+    assert not any(version.said("Traceback") for version in versions)
+
+
+def alive(faulty):
+    return faulty.COUNTED.counts().alive
