@@ -136,7 +136,8 @@ def test_redis_is_not_held_up_by_very_many_messages_that_are_due_at_once(queue, 
         while not moved or moved[-1]:
             moved.append(queue.moves.promote()[0])
 
-    print(f"the worst PING while {DUE_AT_ONCE} messages came due: {pinger.worst * 1000:.1f} ms")
+    mean = client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"] / 1000
+    print(f"{DUE_AT_ONCE} due at once: a promote took {mean:.2f} ms, the worst PING {pinger.worst * 1000:.1f} ms")
     assert max(moved) == 500
     assert sum(moved) == DUE_AT_ONCE == client.llen(queue.keys.ready)
 

@@ -1,0 +1,36 @@
+"""Processes whose wall clock is not that of the machine."""
+
+import mmap
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+from required import must_run_in_ci
+
+SOURCE = Path(__file__).with_name("shifted_clock.c")
+
+
+def library(folder: Path) -> Path:
+    """Compile what shifts a clock; skip the test where no compiler is."""
+    built = folder / "shifted_clock.so"
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        must_run_in_ci("there is no C compiler (Debian: apt-get install gcc libc6-dev)")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", built, SOURCE], check=True)
+    return built
+
+
+class Clock:
+    """A wall clock that can be set; `environment` has a process go by it."""
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        file = folder / "shift"
+        file.write_bytes(bytes(8))
+        with file.open("r+b") as opened:
+            self._shift = mmap.mmap(opened.fileno(), 8)
+        self.environment = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(file)}
+
+    def set(self, seconds: float) -> None:
+        """Let the clock be so far ahead of the machine's, or behind it when negative."""
+        struct.pack_into("q", self._shift, 0, int(seconds * 1_000_000))

@@ -1,0 +1,102 @@
+"""The clock of Redis is set forward or back, or a worker's own is wrong: nothing is lost, and nothing held for ever."""
+
+import time
+
+import pytest
+from shifted import Clock, library
+from waiting import eventually
+
+from reliq.transitions import Turn
+
+HOUR = 3600
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory):
+    return library(tmp_path_factory.mktemp("clock"))
+
+
+@pytest.fixture
+def clock(shim, tmp_path):
+    return Clock(shim, tmp_path)
+
+
+@pytest.fixture
+def server(own_server, clock, monkeypatch):
+    """A server that goes by `clock`."""
+    for name, value in clock.environment.items():
+        monkeypatch.setenv(name, value)
+    started = own_server()
+    for name in clock.environment:
+        monkeypatch.delenv(name)
+    return started
+
+
+def hours_ahead(client):
+    return round((client.time()[0] - time.time()) / HOUR)
+
+
+def test_a_clock_set_forward_ends_leases_and_delays_at_once_and_loses_nothing(worker, faulty, admin, clock):
+    process = worker("--queue", "long", "--queue", "counted", "--processes", "2")
+    long = faulty.LONG.publish(3.0).id
+    eventually(lambda: admin.hlen("note:started") == 1, "the job runs")
+    faulty.COUNTED.publish(1, delay=HOUR / 2)
+
+    clock.set(HOUR)
+    assert hours_ahead(admin) == 1
+    faulty.COUNTED.publish(2)
+
+    eventually(lambda: faulty.COUNTED.counts().totals.get("acked") == 2, "what was due in half an hour is due")
+    eventually(lambda: faulty.LONG.counts().alive == 0, "the job ends")
+    counts = faulty.LONG.counts()
+    assert (counts.missing, counts.dead, counts.totals["acked"]) == (0, 0, 1)
+    assert int(admin.hget("note:done", long)) <= 2
+    assert not process.said("Traceback")
+
+
+def test_a_clock_set_back_keeps_nobody_from_work(worker, faulty, admin, clock):
+    process = worker("--queue", "long", "--queue", "counted", "--processes", "2")
+    faulty.LONG.publish(3.0)
+    eventually(lambda: admin.hlen("note:started") == 1, "the job runs")
+
+    clock.set(-HOUR)
+    assert hours_ahead(admin) == -1
+    faulty.COUNTED.publish_many(range(100), chunk=10)
+
+    eventually(lambda: faulty.COUNTED.counts().totals.get("acked") == 100, "work goes on")
+    eventually(lambda: faulty.LONG.counts().alive == 0, "the job ends")
+    totals = faulty.LONG.counts().totals
+    assert (totals["claimed"] - totals.get("released", 0), totals["acked"]) == (1, 1)
+    assert not process.said("Traceback")
+
+
+def test_a_dead_workers_lease_does_not_last_longer_because_the_clock_was_set_back(faulty, admin, clock):
+    queue = faulty.COUNTED
+    id = queue.publish(1).id
+    queue.moves.claim(Turn("dead", 1), limit=1, lease_ms=300)
+
+    clock.set(-HOUR)
+    assert not queue.moves.reclaim().overdue
+    assert queue.moves.tidy()[2] == 1
+
+    eventually(lambda: queue.moves.reclaim().overdue == (id,), "its lease ends")
+
+
+def test_workers_whose_own_clocks_are_wrong_change_nothing(worker, faulty, admin, shim, tmp_path, monkeypatch):
+    for days in (-1, 1):
+        folder = tmp_path / f"of{days}"
+        folder.mkdir()
+        own = Clock(shim, folder)
+        own.set(days * 24 * HOUR)
+        for name, value in own.environment.items():
+            monkeypatch.setenv(name, value)
+        worker("--queue", "counted", "--log-level", "error")
+        for name in own.environment:
+            monkeypatch.delenv(name)
+    for number in range(100):
+        faulty.COUNTED.publish(number, delay=0.01 * number)
+
+    eventually(lambda: faulty.COUNTED.counts().totals.get("acked") == 100, "all are worked")
+    counts = faulty.COUNTED.counts()
+    assert (counts.missing, counts.totals["claimed"] - counts.totals.get("released", 0)) == (0, 100)
+    assert set(admin.hvals("note:done")) == {b"1"}
