@@ -2,13 +2,13 @@
 
 import multiprocessing
 import os
-import signal
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import redis
+from broken import stopped
 from worker_process import Worker, environment_for
 
 from reliq.embedded import EmbeddedRedis
@@ -78,18 +78,6 @@ def processes(faulty):
     for child in multiprocessing.active_children():
         child.kill()
         child.join()
-
-
-@contextmanager
-def stopped(*pids):
-    """Hold processes where they are, as a paused machine does."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture

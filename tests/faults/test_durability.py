@@ -1,0 +1,97 @@
+"""What Redis has written down is enough: a file cut at any byte holds whole messages, and eviction is accounted for."""
+
+import random
+
+import pytest
+import redis
+
+from reliq import Queue
+from reliq.embedded import EmbeddedRedis
+
+CUTS = 12
+
+
+def places(client, keys):
+    """Where each id of a queue is, and which ids have a body and a count."""
+    held = [client.zrange(keys.pending, 0, -1), client.lrange(keys.ready, 0, -1), client.zrange(keys.unack, 0, -1)]
+    held += [client.lrange(keys.retry, 0, -1), client.smembers(keys.garbage)]
+    prefix = keys.msg("").encode()
+    bodies = {key.removeprefix(prefix) for key in client.scan_iter(prefix + b"*", count=1000)}
+    return [id for place in held for id in place], bodies, set(client.hkeys(keys.counts))
+
+
+def test_a_log_cut_at_a_random_byte_holds_whole_messages_alone(own_server, server_path, tmp_path, queue_at):
+    first = own_server()
+    queue = queue_at(first)
+    for number in range(150):
+        queue.publish(str(number), delay=60 * (number % 2))
+    with queue.receive(limit=20) as jobs:
+        for job in jobs[:5]:
+            job.nack(delay=60)
+    logs = {path.relative_to(first.folder): path.read_bytes() for path in first.folder.rglob("*") if is_log(path)}
+    longest = max(logs, key=lambda name: len(logs[name]))
+    chance = random.Random(1)
+
+    for cut in range(CUTS):
+        folder = tmp_path / str(cut)
+        for name, content in logs.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            kept = chance.randrange(len(content)) if name == longest else len(content)
+            (folder / name).write_bytes(content[:kept])
+        options = {"appendonly": "yes", "aof-load-truncated": "yes"}
+        with EmbeddedRedis(server=server_path, options=options, folder=folder) as server:
+            client = redis.Redis(unix_socket_path=str(server.socket))
+            ids, bodies, counts = places(client, queue.keys)
+            assert sorted(ids) == sorted(set(ids)) == sorted(bodies) == sorted(counts)
+            assert queue_at(server).counts().missing == 0
+            client.close()
+
+
+def is_log(path):
+    return path.is_file() and (path.suffix in (".aof", ".manifest") or "aof" in path.name)
+
+
+@pytest.fixture
+def queue_at():
+    """Make the queue of a server; it is closed with the test."""
+    made = []
+
+    def make(server):
+        made.append(Queue("q", str, url=server.url))
+        return made[-1]
+
+    yield make
+    for queue in made:
+        queue.close()
+
+
+def test_bodies_that_redis_evicted_end_as_expired_each_in_the_account(own_server, queue_at, consumer_of):
+    server = own_server(maxmemory="6mb", maxmemory_policy="volatile-lru", appendonly="no")
+    queue = queue_at(server)
+    for _ in range(8):
+        queue.publish_many(["x" * 2000] * 500)
+    with redis.Redis(unix_socket_path=str(server.socket)) as client:
+        evicted = client.info("stats")["evicted_keys"]
+    done = []
+
+    consumer_of(queue, done.append)
+
+    totals = queue.counts().totals
+    assert evicted > 100
+    assert len(done) == totals["acked"] > 100
+    assert totals["expired"] >= evicted - 10  # what is evicted besides bodies is a lane or two
+    assert (queue.counts().missing, queue.counts().alive) == (0, 0)
+
+
+@pytest.fixture
+def consumer_of():
+    """Work a queue empty, although its server may evict."""
+
+    def drain(queue, handle):
+        from reliq import Consumer, WorkerSettings
+
+        consumer = Consumer()
+        consumer.handler(queue)(handle)
+        consumer.drain(WorkerSettings(allow_eviction=True))
+
+    return drain

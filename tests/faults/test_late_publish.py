@@ -1,0 +1,58 @@
+"""A publish that was given up, and is still on its way when its message is cancelled, does not run."""
+
+import threading
+
+import pytest
+from broken import stopped
+
+from reliq import PublishFailed, Queue
+
+
+@pytest.fixture
+def queue(server):
+    queue = Queue("q", str, url=server.url)
+    yield queue
+    queue.close()
+
+
+@pytest.fixture
+def another(server):
+    """The same queue, as another program has it."""
+    return Queue("q", str, url=server.url)
+
+
+def test_a_publish_still_in_a_socket_buffer_meets_its_cancel(queue, another, server):
+    queue.publish("the connection is there, and the script known")
+    with queue.receive():
+        pass
+    answers = []
+    cancelling = threading.Thread(target=lambda: answers.append(queue.cancel("late")))
+
+    with stopped(server.pid):
+        with pytest.raises(PublishFailed) as failure:
+            queue.publish("late", id="late")
+        cancelling.start()
+    cancelling.join()
+
+    assert failure.value.outcome == "unknown"
+    assert answers[0] in ("cancelled", "not_found")
+    # The same publish made again is told what became of it then; another one is refused.
+    assert queue.publish("late", id="late").status in ("published", "tombstoned")
+    assert another.publish("late", id="late").status == "tombstoned"
+    with queue.receive() as jobs:
+        assert jobs == []
+    assert (queue.counts().alive, queue.counts().missing) == (0, 0)
+
+
+def test_a_stale_answer_leaves_a_publish_unknown(queue):
+    """A lane can only be behind when its process went back in time: a machine restored from a snapshot."""
+    for number in range(3):
+        queue.publish(str(number))
+    [lane] = queue._sender._lanes._free
+    lane.number = 1
+
+    with pytest.raises(PublishFailed) as failure:
+        queue.publish("again", id="again")
+
+    assert failure.value.outcome == "unknown"
+    assert queue.counts().ready == 3
