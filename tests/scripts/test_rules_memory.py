@@ -1,7 +1,7 @@
 """What ended is remembered: abnormal ends always, acked ones when the queue wants it, each stream with its own cap."""
 
 import pytest
-from conftest import micros
+from held_clock import micros
 
 from reliq import transitions as t
 
