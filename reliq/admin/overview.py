@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from reliq import reads, transitions
 from reliq.admin.alive import running_in, workers_alive
+from reliq.call import Command
 from reliq.keys import Layout
 from reliq.metrics.looks import Looker
 
@@ -129,12 +130,14 @@ def with_rates(door: BlockingDoor, queues: Sequence[Keys], for_seconds: float, i
 
 
 def _pauses(door: BlockingDoor, paused: Sequence[Keys]) -> dict[Keys, Pause]:
-    answers = door.run_all([reads.paused(keys) for keys in paused])
-    return {
-        keys: answer
-        for keys, answer in zip(paused, answers, strict=True)
-        if answer is not None and not isinstance(answer, Exception)
-    }
+    """Return who paused each of `paused` and why; until when, as Redis itself will end it."""
+    told = door.run_all([reads.paused(keys) for keys in paused])
+    lasting = door.run_all([Command(("PTTL", keys.paused), int) for keys in paused])
+    pauses = {}
+    for keys, pause, ttl_ms in zip(paused, told, lasting, strict=True):
+        if pause is not None and not isinstance(pause, Exception) and not isinstance(ttl_ms, Exception):
+            pauses[keys] = replace(pause, until=time.time() + ttl_ms / 1000 if ttl_ms > 0 else None)
+    return pauses
 
 
 def _rates(sight: Sight, at: float, before: Overview | None) -> Rates | None:
@@ -153,7 +156,7 @@ def _rates(sight: Sight, at: float, before: Overview | None) -> Rates | None:
         acked=rate("acked"),
         failed=rate("nacked", "retried_lease"),
         ended=rate("dead", "expired", "cancelled", "purged"),
-        over_seconds=round(seconds, 3),
+        over_seconds=round(seconds, 6),
     )
 
 
