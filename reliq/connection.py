@@ -15,7 +15,7 @@ import redis
 import redis.asyncio
 
 from reliq.errors import ConfigurationError, InsecureWarning
-from reliq.pools import Client, Target, is_exposed, node_pool, pool, sentinels
+from reliq.pools import Client, Target, node_pool, pool, sentinels, weakness
 from reliq.urls import check_url, masked
 from reliq.wires import AsyncClusterWire, AsyncPooledWire, AsyncWire, ClusterWire, Gate, Nodes, PooledWire, Wire
 
@@ -24,11 +24,6 @@ URL_VARIABLE = "RELIQ_URL"
 PUBLISH_TIMEOUT_SECONDS = 0.9
 #: A worker waits in Redis for at most a second; the rest is for a slow server.
 WORKER_TIMEOUT_SECONDS = 5.0
-
-_EXPOSED = (
-    "Redis' password crosses the network in the clear: use TLS (rediss://), a Unix socket, or a tunnel to this machine; "
-    "or ignore reliq.InsecureWarning where the network itself is private"
-)
 
 
 class Connection:
@@ -134,8 +129,8 @@ class _Shared:
         with self._lock:
             known: Any = self._by_url if isinstance(target, str) else self._by_client
             if target not in known:
-                if is_exposed(target):
-                    warnings.warn(_EXPOSED, InsecureWarning, stacklevel=3)
+                if why := weakness(target):
+                    warnings.warn(why, InsecureWarning, stacklevel=3)
                 known[target] = Connection(target)
             found: Connection = known[target]
             return found

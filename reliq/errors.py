@@ -14,7 +14,7 @@ Everything reliq raises.
 
 and what it warns of:
 
-    InsecureWarning (UserWarning)         a password that crosses a network in the clear
+    InsecureWarning (UserWarning)         what goes to Redis could be read by others
 """
 
 from typing import Any, Literal
@@ -111,4 +111,4 @@ class Stopped(ReliqError):  # noqa: N818  what happened; a handler may let it pa
 
 
 class InsecureWarning(UserWarning):
-    """A password crosses a network in the clear."""
+    """What goes to Redis could be read by others: a password in the clear, or a certificate that nobody checks."""

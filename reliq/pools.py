@@ -26,6 +26,12 @@ Target = str | Client
 POOL_LIMIT = 64
 CONNECT_SECONDS = 2.0
 
+EXPOSED = (
+    "Redis' password crosses the network in the clear: use TLS (rediss://) or a Unix socket; "
+    "ignore reliq.InsecureWarning where the network itself is private"
+)
+UNCHECKED = "this redis-py client takes anybody's certificate (ssl_cert_reqs='none'): name the authority instead"
+
 #: Settings that are an address or a right; `ssl_…` are too.
 _KEPT = {"host", "port", "path", "db", "username", "password", "credential_provider", "client_name"}
 _KEPT |= {"socket_type", "socket_keepalive_options", "health_check_interval", "max_connections"}
@@ -139,11 +145,14 @@ def sentinels(one: Any) -> list[Any]:
     return one.sentinel_manager.sentinels if hasattr(one, "sentinel_manager") else []
 
 
-def is_exposed(target: Target) -> bool:
-    """Say whether a password for `target` crosses a network in the clear."""
+def weakness(target: Target) -> str:
+    """Return why what goes to `target` could be read by others; empty when it could not, or the URL says `insecure`."""
     if isinstance(target, str):
-        return check_url(target).is_exposed
-    return bool(_given(target).get("password")) and not _is_secure(target) and not all(map(is_near, _hosts(target)))
+        return EXPOSED if check_url(target).is_exposed else ""
+    given = _given(target)
+    if _is_secure(target):
+        return UNCHECKED if given.get("ssl_cert_reqs", "required") in ("none", ssl.CERT_NONE, None) else ""
+    return EXPOSED if given.get("password") and not all(map(is_near, _hosts(target))) else ""
 
 
 def _hosts(client: Client) -> list[str]:

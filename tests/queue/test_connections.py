@@ -14,9 +14,10 @@ import redis.asyncio
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from reliq import ConfigurationError, Consumer, Queue, RedisUnavailableError
+from reliq import ConfigurationError, Consumer, Durability, Queue, RedisUnavailableError
 from reliq.connection import Connection
 from reliq.embedded import EmbeddedRedis, free_port
+from reliq.wires import _groups
 
 DEBIAN = Path("/usr/bin/redis-server")
 
@@ -259,6 +260,23 @@ def test_a_cluster_client_works(cluster, call):
     assert theirs.set("theirs", "ü")
     assert theirs.get("theirs") == "ü"
     theirs.close()
+
+
+def test_in_a_cluster_a_wait_is_answered_too(cluster, call):
+    theirs = redis.RedisCluster(host="127.0.0.1", port=cluster)
+    queue = Queue("q", url=theirs)
+
+    receipt = call(queue, "publish", {}, durability=Durability.replicas(1, timeout=0.05))
+
+    assert (receipt.status, receipt.durable, receipt.replicas) == ("published", False, 0)
+    queue.close()
+    theirs.close()
+
+
+def test_in_a_cluster_a_wait_goes_over_the_connection_of_what_it_is_for():
+    publish, wait, ping = ("EVALSHA", "…"), ("WAIT", 1, 100), ("PING",)
+
+    assert _groups([publish, wait, ping, publish, wait]) == [[publish, wait], [ping], [publish, wait]]
 
 
 def test_a_consumer_takes_what_a_queue_takes(url):

@@ -1,0 +1,84 @@
+"""What the tests of security share: an authority with its certificates, and servers that speak TLS."""
+
+import asyncio
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from shared import must_run_in_ci
+
+from reliq.embedded import EmbeddedRedis, free_port
+
+DEBIAN = Path("/usr/bin/redis-server")
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def call(request):
+    """Call a method of a queue in either colour: `call(queue, "publish", …)`."""
+    if request.param == "blocking":
+        return lambda queue, name, *args, **options: getattr(queue, name)(*args, **options)
+
+    def make(queue, name, *args, **options):
+        async def once():
+            try:
+                return await getattr(queue, f"a{name}")(*args, **options)
+            finally:
+                await queue.aclose()
+
+        return asyncio.run(once())
+
+    return make
+
+
+class Authority:
+    """Somebody who vouches for names, with a certificate of its own."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self.key, self.certificate = folder / "authority.key", folder / "authority.pem"
+        _openssl(
+            *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=Authority"),
+            *("-keyout", self.key, "-out", self.certificate),
+        )
+
+    def vouch_for(self, name, *places):
+        """Return the key and the certificate of `name` at `places`, such as `IP:127.0.0.1`."""
+        key, certificate = self._folder / f"{name}.key", self._folder / f"{name}.pem"
+        extension = self._folder / f"{name}.ext"
+        extension.write_text(f"subjectAltName={','.join(places)}\n")
+        request = self._folder / f"{name}.csr"
+        _openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", key, "-out", request)
+        _openssl(
+            *("x509", "-req", "-days", "2", "-in", request, "-extfile", extension, "-out", certificate),
+            *("-CA", self.certificate, "-CAkey", self.key, "-CAcreateserial"),
+        )
+        return key, certificate
+
+
+def _openssl(*arguments):
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def tls_server(authority):
+    """Start servers that speak TLS and nothing else; Debian's, for the embedded one is built without."""
+    linked = subprocess.run(["ldd", str(DEBIAN)], capture_output=True, check=False).stdout if DEBIAN.exists() else b""
+    if b"libssl" not in linked:
+        must_run_in_ci("there is no redis-server that is built with TLS (Debian: apt-get install redis-server)")
+    with ExitStack() as stack:
+
+        def start(key, certificate, **options):
+            port = free_port()
+            names = {name.replace("_", "-"): str(value) for name, value in options.items()}
+            names = {"tls-auth-clients": "no", **names, "tls-port": str(port), "tls-key-file": str(key)}
+            names |= {"tls-cert-file": str(certificate), "tls-ca-cert-file": str(authority.certificate)}
+            stack.enter_context(EmbeddedRedis(server=DEBIAN, options=names))
+            return port
+
+        yield start

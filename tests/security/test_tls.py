@@ -1,0 +1,143 @@
+"""TLS: who is talked to is checked, and nobody switches that off without saying so."""
+
+import ssl
+
+import pytest
+import redis
+
+from reliq import ConfigurationError, InsecureWarning, PublishFailed, Queue
+from reliq.connection import Connection
+from reliq.pools import pool
+
+HERE = ("IP:127.0.0.1", "DNS:localhost")
+
+
+@pytest.fixture(scope="module")
+def server(tls_server, authority):
+    return tls_server(*authority.vouch_for("here", *HERE))
+
+
+@pytest.fixture(scope="module")
+def server_elsewhere(tls_server, authority):
+    """A server whose certificate is for another place."""
+    return tls_server(*authority.vouch_for("elsewhere", "DNS:redis.example"))
+
+
+@pytest.fixture(scope="module")
+def server_for_known_clients(tls_server, authority):
+    return tls_server(*authority.vouch_for("strict", *HERE), tls_auth_clients="yes")
+
+
+@pytest.fixture(scope="module")
+def server_with_tls_12(tls_server, authority):
+    return tls_server(*authority.vouch_for("older", *HERE), tls_protocols="TLSv1.2")
+
+
+def works(queue, call):
+    status = call(queue, "publish", {}).status
+    queue.close()
+    return status == "published"
+
+
+def refused(queue, call):
+    with pytest.raises(PublishFailed) as caught:
+        call(queue, "publish", {})
+    queue.close()
+    assert caught.value.outcome == "refused"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_server_that_the_authority_vouches_for_is_talked_to(server, authority, call, host):
+    assert works(Queue("q", url=f"rediss://{host}:{server}/0?ssl_ca_certs={authority.certificate}"), call)
+
+
+def test_an_authority_that_nobody_named_is_not_believed(server, call):
+    assert "certificate verify failed" in refused(Queue("q", url=f"rediss://127.0.0.1:{server}/0"), call)
+
+
+def test_a_certificate_for_another_place_is_refused(server_elsewhere, authority, call):
+    queue = Queue("q", url=f"rediss://127.0.0.1:{server_elsewhere}/0?ssl_ca_certs={authority.certificate}")
+
+    assert "certificate is not valid for '127.0.0.1'" in refused(queue, call)
+
+
+@pytest.mark.parametrize("option", ["ssl_cert_reqs=none", "ssl_check_hostname=false"])
+def test_the_checks_go_off_only_by_a_url_that_calls_itself_insecure(server_elsewhere, authority, call, option):
+    url = f"rediss://127.0.0.1:{server_elsewhere}/0?ssl_ca_certs={authority.certificate}&{option}"
+
+    with pytest.raises(ConfigurationError, match="would take anybody's certificate"):
+        Queue("q", url=url)
+    assert works(Queue("q", url=f"{url}&insecure=true"), call)
+
+
+def test_a_client_that_checks_nothing_is_warned_of(server_elsewhere):
+    theirs = redis.Redis(port=server_elsewhere, ssl=True, ssl_cert_reqs="none")
+
+    with pytest.warns(InsecureWarning, match="takes anybody's certificate"):
+        Queue("q", url=theirs).publish({})
+
+    Queue("q", url=theirs).close()
+    theirs.close()
+
+
+def test_a_client_shows_its_own_certificate_where_that_is_wanted(server_for_known_clients, authority, call):
+    key, certificate = authority.vouch_for("worker", *HERE)
+    url = f"rediss://127.0.0.1:{server_for_known_clients}/0?ssl_ca_certs={authority.certificate}"
+
+    refused(Queue("q", url=url), call)
+    assert works(Queue("q", url=f"{url}&ssl_certfile={certificate}&ssl_keyfile={key}"), call)
+
+
+def test_the_oldest_version_of_tls_may_be_raised(server_with_tls_12, authority, call):
+    url = f"rediss://127.0.0.1:{server_with_tls_12}/0?ssl_ca_certs={authority.certificate}"
+
+    assert works(Queue("q", url=url), call)
+    refused(Queue("q", url=f"{url}&ssl_min_version=1.3"), call)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "rediss://h/0",
+        "rediss+sentinel://h/shop",
+        redis.Redis(ssl=True),
+        redis.Redis(ssl=True, ssl_min_version=ssl.TLSVersion.MINIMUM_SUPPORTED),
+    ],
+    ids=["url", "sentinel", "client", "client with an older one"],
+)
+def test_tls_is_1_2_at_least(target, asynchronous):
+    made = pool(target, 1.0, asynchronous=asynchronous)
+    settings = getattr(made, "_pool", made).connection_kwargs
+
+    assert settings["ssl_min_version"] == ssl.TLSVersion.TLSv1_2
+
+
+def test_sentinels_are_spoken_to_by_tls_too():
+    made = pool("rediss+sentinel://:p@h:1/shop?ssl_ca_certs=/a&sentinel_password=s", 1.0, asynchronous=False)
+    (sentinel,) = made.sentinel_manager.sentinels
+
+    assert issubclass(sentinel.connection_pool.connection_class, redis.SSLConnection)
+    settings = sentinel.connection_pool.connection_kwargs
+    assert (settings["password"], settings["ssl_ca_certs"]) == ("s", "/a")
+    assert settings["ssl_min_version"] == ssl.TLSVersion.TLSv1_2
+    assert made.connection_kwargs["password"] == "p"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "redis://:s3cret@shop.example/0",
+        "redis+sentinel://:s3cret@shop.example/shop",
+        redis.Redis(host="shop.example", password="s3cret"),
+    ],
+    ids=["url", "sentinel", "client"],
+)
+def test_a_password_that_crosses_a_network_in_the_clear_is_warned_of_once(target):
+    with pytest.warns(InsecureWarning, match="crosses the network in the clear") as warned:
+        Connection.to(target)
+    Connection.to(target)
+
+    assert len(warned) == 1
+    assert "s3cret" not in str(warned[0].message)
