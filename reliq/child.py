@@ -73,6 +73,7 @@ class Plan:
     pulse: str = ""
     metrics: bool = False
     log_format: str = "auto"
+    log_error_text: bool = False
 
     def as_line(self) -> str:
         """Return the plan as it is sent."""
@@ -103,7 +104,7 @@ def main() -> int:
 
 
 def _work(consumer: Consumer, plan: Plan) -> int:
-    consumer.observers.append(LogObserver())
+    consumer.observers.append(LogObserver(error_text=plan.log_error_text))
     _keep_figures(consumer, plan)
     settings = WorkerSettings(
         concurrency=plan.concurrency,

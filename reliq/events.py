@@ -145,13 +145,20 @@ class Started(Event):
 
 @dataclass(frozen=True, slots=True)
 class Handled(Event):
-    """A handler ended with `outcome` after `seconds`."""
+    """
+    A handler ended with `outcome` after `seconds`.
+
+    Attributes:
+        error: why; of an exception its class and text, and a text may hold a piece of the body.
+        raised: class and place of an exception, which hold none; empty when `error` is no exception's.
+    """
 
     id: str
     attempt: int | None
     outcome: Literal["ack", "nack", "reject", "snooze", "timeout"]
     seconds: float
     error: str = ""
+    raised: str = ""
 
 
 @dataclass(frozen=True, slots=True)

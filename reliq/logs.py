@@ -31,13 +31,21 @@ _LINE = "%(asctime)s %(process)d %(levelname)s %(message)s"
 
 
 class LogObserver:
-    """Writes a line for each event that matters: handled well at DEBUG, failures at INFO, ends and losses at WARNING."""
+    """
+    Writes a line for each event that matters: handled well at DEBUG, failures at INFO, ends and losses at WARNING.
+
+    Args:
+        error_text: write the texts of exceptions too, which may hold a piece of a body; else class and place alone.
+    """
+
+    def __init__(self, *, error_text: bool = False) -> None:
+        self._error_text = error_text
 
     def __call__(self, event: Event, /) -> None:
         """Log `event`, if it is one to log."""
         match event:
             case events.Handled():
-                _handled(event)
+                _handled(event, event.error if self._error_text else event.raised or event.error)
             case events.Lost(queue, ids, verb):
                 text = f"{queue}: {verb} came too late, the message went on without us: {_some(ids)}"
                 _warn(text, event="lost", queue=queue, ids=ids, verb=verb)
@@ -137,12 +145,12 @@ def _kind(record: logging.LogRecord) -> Any:
     return tuple(told.get(name) for name in ("event", "queue", "outcome", "error_type", "verb", "part"))
 
 
-def _handled(event: events.Handled) -> None:
+def _handled(event: events.Handled, error: str) -> None:
     """Write how a handler ended."""
     level = logging.DEBUG if event.outcome in ("ack", "snooze") else logging.INFO
     if not logger.isEnabledFor(level):
         return
-    what = f": {event.error}" if event.error else ""
+    what = f": {error}" if error else ""
     text = f"{event.queue} {event.id} attempt {event.attempt or '-'}: {event.outcome} in {event.seconds:.3f} s{what}"
     told = {
         "event": "handled",
@@ -151,8 +159,8 @@ def _handled(event: events.Handled) -> None:
         "attempt": event.attempt,
         "outcome": event.outcome,
         "seconds": round(event.seconds, 6),
-        "error": event.error,
-        "error_type": event.error.partition(":")[0],
+        "error": error,
+        "error_type": event.raised.partition(" ")[0],
     }
     logger.log(level, "%s", _one_line(text), extra={"reliq": told})
 

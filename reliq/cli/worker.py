@@ -43,6 +43,9 @@ def worker(
     metrics_host: Annotated[str, typer.Option(help="The address to serve them on.")] = DEFAULT_HOST,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="text, json, or auto: colours on a terminal.")] = "auto",
+    log_error_text: Annotated[
+        bool, typer.Option("--log-error-text", help="Log what exceptions say too; that may hold a piece of a body.")
+    ] = False,
 ) -> None:
     """
     Run the handlers of a Consumer until SIGTERM or Ctrl-C.
@@ -70,6 +73,7 @@ def worker(
         report="",
         metrics=metrics_port is not None,
         log_format=log_format,
+        log_error_text=log_error_text,
     )
     handlers = found.chosen(plan.queues)
     place = found.connection(handlers).name

@@ -1,6 +1,8 @@
 """What to do with a message whose handler has answered: decided here, done by the settler."""
 
 from dataclasses import dataclass
+from pathlib import PurePath
+from traceback import walk_tb
 from typing import Any, Literal
 
 from reliq.errors import Stopped, UndecodableError
@@ -20,12 +22,14 @@ class Outcome:
         delay_ms: until the next delivery.
         reason: `failed`, `rejected` or `undecodable`.
         error: what to remember, without the body.
+        raised: class and place of what the handler raised, which may be told to anybody; empty when it raised nothing.
     """
 
     kind: Kind
     delay_ms: int = 0
     reason: str = "failed"
     error: str = ""
+    raised: str = ""
 
 
 ACKED = Outcome("ack")
@@ -59,17 +63,25 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
             return Outcome("reject", reason="undecodable", error=str(error))
         case UndecodableError():
             return Outcome("nack", _backoff_ms(attempt, settings), "undecodable", str(error))
-    text = described(error)
+    text, place = described(error), placed(error)
     retry = isinstance(error, settings.retry_on) or not isinstance(error, Exception)
     if isinstance(error, settings.reject_on) or not retry:
-        return Outcome("reject", reason="rejected", error=text)
-    return Outcome("nack", _backoff_ms(attempt, settings), error=text)
+        return Outcome("reject", reason="rejected", error=text, raised=place)
+    return Outcome("nack", _backoff_ms(attempt, settings), error=text, raised=place)
 
 
 def described(error: BaseException) -> str:
     """Return class and text of `error`, at most 200 characters of text, on one line."""
     text = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def placed(error: BaseException) -> str:
+    """Return class of `error` and the line of the handler that it came through, without its text."""
+    for frame, line in walk_tb(error.__traceback__):
+        if not frame.f_globals.get("__name__", "").startswith("reliq."):
+            return f"{type(error).__name__} at {PurePath(frame.f_code.co_filename).name}:{line}"
+    return type(error).__name__
 
 
 def _backoff_ms(attempt: int | None, settings: HandlerSettings) -> int:

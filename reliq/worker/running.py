@@ -88,5 +88,5 @@ class Running:
         took = time.monotonic() - (flight.started_at or time.monotonic())
         kind: Any = "timeout" if flight.abandoned else outcome.kind
         delivery = flight.delivery
-        handled = Handled(flight.queue, delivery.id, delivery.attempt, kind, took, outcome.error)
+        handled = Handled(flight.queue, delivery.id, delivery.attempt, kind, took, outcome.error, outcome.raised)
         notify(self._observers, [handled])

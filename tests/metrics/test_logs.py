@@ -8,6 +8,7 @@ from patience import eventually
 
 from reliq import events
 from reliq.logs import SAME_LINES, SAME_SECONDS, JsonFormatter, Limiter, LogObserver, TextFormatter
+from reliq.worker.outcome import placed
 
 SECRET = "the body's secret"
 
@@ -54,15 +55,41 @@ def test_the_ordinary_way_is_not_logged(lines, event):
 
 
 def test_a_json_line_has_queue_id_attempt_and_duration(lines):
-    (record,) = lines(events.Handled("q", "m", 2, "nack", 0.25, "ValueError: no"))
+    (record,) = lines(events.Handled("q", "m", 2, "nack", 0.25, f"ValueError: {SECRET}", "ValueError at jobs.py:31"))
 
     row = json.loads(JsonFormatter().format(record))
 
     assert row["time"].endswith("Z")
-    assert row["message"] == "q m attempt 2: nack in 0.250 s: ValueError: no"
+    assert row["message"] == "q m attempt 2: nack in 0.250 s: ValueError at jobs.py:31"
     expected = {"level": "info", "logger": "reliq", "event": "handled", "queue": "q", "id": "m", "attempt": 2}
-    expected |= {"seconds": 0.25, "outcome": "nack", "error": "ValueError: no", "error_type": "ValueError"}
+    expected |= {"seconds": 0.25, "outcome": "nack", "error": "ValueError at jobs.py:31", "error_type": "ValueError"}
     assert {name: row[name] for name in expected} == expected
+    assert SECRET not in str(row)
+
+
+def test_what_an_exception_says_is_written_for_who_asks_for_it(caplog):
+    caplog.set_level(logging.DEBUG, "reliq")
+
+    LogObserver(error_text=True)(
+        events.Handled("q", "m", 2, "nack", 0.25, "ValueError: no", "ValueError at jobs.py:31")
+    )
+
+    assert caplog.records[0].getMessage().endswith("nack in 0.250 s: ValueError: no")
+
+
+def test_the_place_of_an_exception_is_that_of_the_handler():
+    def handler():
+        int("x")
+
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        handler()
+
+    line = handler.__code__.co_firstlineno + 1
+    assert placed(caught.value).startswith("ValueError at test_logs.py:")
+    assert (
+        placed(caught.value.with_traceback(caught.value.__traceback__.tb_next)) == f"ValueError at test_logs.py:{line}"
+    )
+    assert placed(ValueError(SECRET)) == "ValueError"
 
 
 def test_what_a_foreign_id_or_an_error_holds_breaks_no_line(lines):
@@ -130,7 +157,7 @@ def test_lines_that_say_something_else_and_those_for_debugging_are_not(lines):
 
 def test_a_worker_writes_json_without_bodies_or_passwords(command, jobs, environment, url):
     environment["RELIQ_URL"] = url.replace("redis://", "redis://default:hunter2@")
-    jobs.SHOP.publish_many(["poison", SECRET])
+    jobs.SHOP.publish_many(["poison", "flaky", SECRET])
 
     running = command(
         "worker", "monitored:consumer", "--burst", "--log-format", "json", "--log-level", "debug", "--queue", "shop"
@@ -142,5 +169,7 @@ def test_a_worker_writes_json_without_bodies_or_passwords(command, jobs, environ
     handled = {row["outcome"]: row for row in rows if row.get("event") == "handled"}
     assert handled["ack"]["level"] == "debug"
     assert handled["reject"]["queue"] == "shop"
+    assert handled["nack"]["error"].startswith("ValueError at monitored.py:")
+    assert "not today" not in "".join(running.lines)
     assert "hunter2" not in "".join(running.lines)
     assert SECRET not in "".join(running.lines)
