@@ -7,7 +7,7 @@ microseconds. A receipt is a `Claimed`; one that no longer holds changes nothing
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from reliq import events
 from reliq.call import Arg, Call, id_text
@@ -19,6 +19,8 @@ from reliq.message import CancelStatus, Claimed, Counts, Delivery, PublishStatus
 
 #: A claim's wait: nothing is due, or another process watches for it.
 NOTHING_DUE, NOT_WATCHING = -1, -2
+
+RedriveStatus = Literal["redriven", "alive", "not_found"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +310,7 @@ def cancel(
             *map(keys.dd, ids),
         ),
         (_clock(clock), tombstone_ms, *ids),
-        lambda reply: cast("list[CancelStatus]", [word.decode() for word in reply]),
+        lambda reply: cast("list[CancelStatus]", _words(reply, ids, get_args(CancelStatus))),
         lambda answer: [
             events.Cancelled(keys.name, tuple(id for id, word in zip(ids, answer, strict=True) if word == "cancelled"))
         ],
@@ -322,8 +324,8 @@ def reschedule(
     return Call(
         script("reschedule"),
         (keys.pending, keys.unack, keys.counts, keys.lease, keys.wake, keys.watch, *map(keys.msg, ids)),
-        (_clock(clock), _bare(keys), "" if at_ms is None else at_ms, delay_ms, *ids),
-        lambda reply: cast("list[RescheduleStatus]", [word.decode() for word in reply]),
+        (_clock(clock), "" if at_ms is None else at_ms, delay_ms, *ids),
+        lambda reply: cast("list[RescheduleStatus]", _words(reply, ids, get_args(RescheduleStatus))),
     )
 
 
@@ -349,14 +351,14 @@ def redrive(
     ttl_ms: int,
     delay_ms: int = 0,
     clock: int | None = None,
-) -> Call[list[Literal["redriven", "alive", "not_found"]]]:
+) -> Call[list[RedriveStatus]]:
     """Publish dead letters again: name of the letter, id, retries."""
     lead = (keys.dead, keys.pending, keys.ready, keys.counts, keys.garbage, keys.lease, keys.totals)
     return Call(
         script("redrive"),
         (*lead, keys.wake, keys.watch, *(keys.msg(id) for _, id, _ in letters)),
         (_clock(clock), _bare(keys), delay_ms, ttl_ms, *(part for letter in letters for part in letter)),
-        lambda reply: [word.decode() for word in reply],
+        lambda reply: cast("list[RedriveStatus]", _words(reply, letters, get_args(RedriveStatus))),
         lambda answer: [
             events.Redriven(
                 keys.name, tuple(row[1] for row, word in zip(letters, answer, strict=True) if word == "redriven")
@@ -418,7 +420,18 @@ def _texts(reply: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(id_text(one) for one in reply)
 
 
-def _at(ids: Sequence[str], indexes: Iterable[int]) -> tuple[str, ...]:
+def _words(reply: Sequence[bytes], asked: Sequence[Any], known: Sequence[str]) -> list[str]:
+    """Return one word for each that was asked for; raise ValueError when there are more, fewer, or others."""
+    words = [word.decode() for word in reply]
+    if len(words) != len(asked) or not set(words) <= set(known):
+        raise ValueError
+    return words
+
+
+def _at(ids: Sequence[str], indexes: Sequence[int]) -> tuple[str, ...]:
+    """Return the ids at Lua's `indexes`, which begin with 1; raise IndexError for one that is none."""
+    if not all(0 < index <= len(ids) for index in indexes):
+        raise IndexError
     return tuple(ids[index - 1] for index in indexes)
 
 
@@ -439,7 +452,9 @@ def _publish_answer(reply: bytes) -> PublishAnswer:
     if b" " not in reply:
         return PublishAnswer(int(reply), {})
     due, *refused = reply.decode().split(" ")
-    parts = (one.split(":") for one in refused)
+    parts = [one.split(":") for one in refused]
+    if not {why for _, why in parts} <= set(get_args(PublishStatus)):
+        raise ValueError
     return PublishAnswer(int(due), {int(index) - 1: cast("PublishStatus", why) for index, why in parts})
 
 

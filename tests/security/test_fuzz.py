@@ -1,0 +1,121 @@
+"""Whatever Redis answers and whatever a foreign publisher writes: an error that is ours, or an answer."""
+
+import redis
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from reliq import reads
+from reliq import transitions as moves
+from reliq.codec import MAGIC, open_envelope
+from reliq.errors import ConfigurationError, ProtocolError
+from reliq.keys import Keys, Layout
+from reliq.message import Claimed
+from reliq.settings import Durability
+from reliq.transitions import Turn
+from reliq.urls import check_url, masked
+
+SEEDED = settings(max_examples=300, deadline=None, derandomize=True, database=None)
+
+KEYS, BARE = Keys("q"), Keys("q", Layout.hdt3213())
+ONE, TURN = Claimed("a", "lane.1:30000", 3), Turn("lane", 1)
+
+#: One request of every kind that there is, by what reads its reply.
+REQUESTS = [
+    moves.publish(KEYS, [("a", b"x")], TURN, ttl_ms=1000, retries=1),
+    moves.promote(KEYS),
+    moves.claim(KEYS, TURN, limit=5, lease_ms=30_000),
+    moves.reclaim(KEYS),
+    moves.ack(KEYS, [(ONE, None)]),
+    moves.nack(KEYS, [(ONE, 0, "failed 1 x", b"")]),
+    moves.extend(KEYS, [ONE], lease_ms=30_000),
+    moves.release(KEYS, [ONE]),
+    moves.snooze(KEYS, [(ONE, 0)]),
+    moves.cancel(KEYS, ["a"]),
+    moves.reschedule(KEYS, ["a"]),
+    moves.collect(KEYS, ["a"], letters_max=1, letters_ms=1),
+    moves.redrive(KEYS, [("1-0", "a", 1)], ttl_ms=1),
+    moves.purge(KEYS, ["a"], state="ready"),
+    moves.resume(KEYS),
+    moves.counts(KEYS),
+    moves.tidy(KEYS),
+    reads.bodies(KEYS, ["a"]),
+    reads.wake_token(KEYS, 1),
+    reads.garbage(KEYS, 1),
+    reads.letters(KEYS, count=1),
+    reads.letters(BARE, count=1),
+    reads.server_facts("server"),
+    reads.confirmation(Durability.replicas(1)),
+    reads.confirmation(Durability.aof()),
+]
+
+atoms = st.none() | st.integers() | st.binary(max_size=40) | st.booleans()
+atoms |= st.integers(-(10**6), 10**6).map(lambda number: str(number).encode())
+atoms |= st.sampled_from(
+    [b"", b"published", b"1700000000000-0", b"id", b"value", b"note", b"suspect", b"\xff", b"1 2:x"]
+)
+replies = atoms | st.lists(atoms, max_size=12) | st.lists(atoms | st.lists(atoms, max_size=7), max_size=7)
+
+
+@SEEDED
+@given(replies)
+def test_a_reader_of_replies_answers_or_says_that_it_is_none(reply):
+    for request in REQUESTS:
+        try:
+            list(request.events(request.read(reply)))
+        except ProtocolError as error:
+            assert "answered something that is not its reply" in str(error)
+
+
+envelopes = st.binary(max_size=200).map(lambda rest: MAGIC + rest)
+envelopes |= st.builds(
+    lambda due, left, rest: MAGIC + f'{{"d":{due},"r":{left}}}\n'.encode() + rest,
+    *(st.integers() | st.floats() | st.text(max_size=5), st.integers() | st.floats(), st.binary(max_size=50)),
+)
+
+
+@SEEDED
+@given(st.binary(max_size=300) | envelopes, st.booleans())
+@example(MAGIC + b"[" * 100_000 + b"\n", False)
+@example(MAGIC + b'{"d":' + b"[" * 16_000 + b"\n", False)
+@example(MAGIC + b'{"d":1' + b"0" * 16_000 + b',"r":1}\nx', False)
+@example(MAGIC + b'{"d":1e308,"r":1}\nx', False)
+@example(MAGIC + b'{"d":1,"r":1,"h":{"' + b"a" * 16_000 + b'":"b"}}\nx', False)
+@example(MAGIC + b"x" * 2_000_000, False)
+def test_any_value_has_a_header_and_a_body_or_is_a_body(value, bare):
+    header, body = open_envelope(value, bare=bare)
+
+    assert value.endswith(body)
+    assert header.due is None or isinstance(header.due, int)
+    if bare or not value.startswith(MAGIC):
+        assert body == value
+
+
+schemes = st.sampled_from(["redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "http", ""])
+texts = st.text(max_size=12) | st.text("@:/?#[]%,&=.0aé\udc80", max_size=12)
+
+
+@SEEDED
+@given(st.builds("{}://{}@{}:{}/{}?{}={}".format, schemes, *[texts] * 6) | texts)
+def test_any_text_is_a_url_that_redis_py_understands_or_is_refused(text):
+    try:
+        url = check_url(text)
+        redis.connection.parse_url(url.plain)
+    except ConfigurationError as error:
+        assert str(error).startswith("Redis URL ")
+    except ValueError as error:
+        assert str(error).startswith("Invalid value for")  # of an option: pools hand it on by name
+    masked(text)
+
+
+@SEEDED
+@given(st.text("abcé%@:", min_size=8, max_size=20), st.sampled_from(["redis", "rediss", "redis+sentinel"]))
+def test_a_password_is_never_shown(secret, scheme):
+    text = f"{scheme}://me:{secret}@host:6379/shop/0"
+
+    shown = masked(text)
+    try:
+        check_url(text)
+    except ConfigurationError as error:
+        shown += str(error)
+
+    assert secret not in shown
