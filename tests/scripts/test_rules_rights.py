@@ -1,0 +1,57 @@
+"""Rule 4 for a user who may not do everything: a script is refused as a whole, never half way."""
+
+import pytest
+import redis
+from every_call import stage
+
+from reliq.lua import script, script_names
+
+#: `counts` writes nothing that could be left half done.
+WRITERS = [name for name in script_names() if name != "counts"]
+#: The reads that look for keys of a wrong type, and what may fail without harm.
+HARMLESS = ("ping", "eval", "evalsha", "time", "strlen", "zcard", "llen", "hlen", "scard", "xlen")
+OPTIONAL = ("hincrby", "get", "getrange", "set")
+
+
+@pytest.fixture
+def calls(run, client, keys):
+    return stage(run, client, keys)
+
+
+@pytest.fixture
+def as_user(url, client):
+    """Make a call as a user with these rules."""
+
+    def make(call, *rules):
+        client.execute_command("ACL", "SETUSER", "limited", "reset", "on", "nopass", "allkeys", *rules)
+        with redis.Redis.from_url(url, username="limited", password="any") as limited:
+            return limited.execute_command(*call.command_in_full)
+
+    yield make
+    client.acl_deluser("limited")
+
+
+@pytest.fixture
+def can_tell(client):
+    if client.execute_command("EVAL", "return redis.acl_check_cmd and 1 or 0", 0) == 0:
+        pytest.skip("Redis before 7.0 cannot tell a script what its user may do")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_user_who_lacks_one_command_changes_nothing(name, calls, as_user, can_tell, dump):
+    before = dump()
+
+    for command in script(name).commands:
+        with pytest.raises(redis.exceptions.NoPermissionError, match=f"may not run {command}, which {name} needs"):
+            as_user(calls[name], "+@all", f"-{command.lower()}")
+
+    assert dump() == before
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_user_who_has_the_commands_of_a_script_alone_can_run_it(name, calls, as_user):
+    granted = [f"+{command.lower()}" for command in (*script(name).commands, *HARMLESS, *OPTIONAL)]
+
+    answer = as_user(calls[name], "-@all", *granted)
+
+    assert repr(calls[name].read(answer))
