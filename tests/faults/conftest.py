@@ -21,10 +21,10 @@ def own_server(server_path):
     """Start servers of the kind under test that a test may break; they write everything down at once."""
     with ExitStack() as stack:
 
-        def start(**options):
+        def start(at_port=0, **options):
             names = {"appendonly": "yes", "appendfsync": "always", **options}
             names = {name.replace("_", "-"): str(value) for name, value in names.items()}
-            return stack.enter_context(EmbeddedRedis(server=server_path, options=names))
+            return stack.enter_context(EmbeddedRedis(server=server_path, options=names, port=at_port))
 
         yield start
 
