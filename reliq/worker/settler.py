@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reliq import transitions
+from reliq.doors.ids import chosen_window_ms
 from reliq.errors import RedisUnavailableError
 from reliq.events import Lost
 from reliq.settings import BATCH_LIMIT
@@ -155,7 +156,7 @@ def _silent(call: Call[Settled]) -> Call[Settled]:
 def _call(queue: Queue[Any], kind: Kind, group: list[Answer]) -> Call[Settled]:
     keys = queue.keys
     if kind in ("ack", "expired"):
-        rows = [(flight.delivery.claimed, flight.delivery.header.window_ms) for flight, _ in group]
+        rows = [(flight.delivery.claimed, _window_ms(flight, kind)) for flight, _ in group]
         history = queue.settings.history
         took_ms = [flight.took_ms for flight, _ in group] if history else ()
         return transitions.ack(
@@ -170,6 +171,14 @@ def _call(queue: Queue[Any], kind: Kind, group: list[Answer]) -> Call[Settled]:
         for flight, out in group
     ]
     return transitions.nack(keys, failures)
+
+
+def _window_ms(flight: Flight, kind: Kind) -> int | None:
+    """Return for how long its chosen id stays taken; of a message that expired the header is gone with the body."""
+    claimed = flight.delivery.claimed
+    if kind == "expired":
+        return chosen_window_ms(claimed.id, flight.handler.queue.settings.dedup)
+    return flight.delivery.header.window_ms
 
 
 def _is_final(flight: Flight, outcome: Outcome) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -285,3 +286,16 @@ def test_endless_recursion_is_a_failure_like_any_other(queue, consumer, start, r
 
     recorder.wait_for(Acked)
     assert recorder.of(Handled)[0].error.startswith("RecursionError")
+
+
+def test_a_message_that_expired_before_its_delivery_keeps_its_chosen_id_taken(queue, consumer, start, recorder, client):
+    consumer.handler(queue)(lambda body: None)
+    queue.publish("gone", id="chosen", dedup=300)
+    client.delete(queue.keys.msg("chosen"))
+
+    start()
+
+    recorder.wait_for(Expired)
+    while queue.counts().alive:
+        time.sleep(0.01)
+    assert queue.publish("again", id="chosen").status == "duplicate"
