@@ -324,7 +324,7 @@ def reschedule(
     return Call(
         script("reschedule"),
         (keys.pending, keys.unack, keys.counts, keys.lease, keys.wake, keys.watch, *map(keys.msg, ids)),
-        (_clock(clock), "" if at_ms is None else at_ms, delay_ms, *ids),
+        (_clock(clock), _bare(keys), "" if at_ms is None else at_ms, delay_ms, *ids),
         lambda reply: cast("list[RescheduleStatus]", _words(reply, ids, get_args(RescheduleStatus))),
     )
 
