@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from reliq.consumer import EXIT_HUNG, Consumer, load_consumer
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.events import Started
@@ -200,7 +202,7 @@ def _bound_the_stop(consumer: Consumer, plan: Plan) -> None:
 def _report_unfinished(consumer: Consumer, path: Path) -> None:
     """Name the deliveries that the stop cut off: the supervisor gives them back once this process is dead."""
     rows = [
-        {"queue": flight.handler.queue.name, **asdict(flight.delivery.claimed)}
+        {"queue": flight.handler.queue.name, **msgspec.structs.asdict(flight.delivery.claimed)}
         for flight in consumer.unfinished
         if not flight.abandoned
     ]

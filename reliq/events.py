@@ -7,48 +7,43 @@ does no harm: `notify` goes on with the next.
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Event:
+
+class Event(msgspec.Struct, frozen=True, gc=False):
     """Something happened to messages of `queue`."""
 
     queue: str
 
 
-@dataclass(frozen=True, slots=True)
-class Published(Event):
+class Published(Event, frozen=True, gc=False):
     """Messages were accepted."""
 
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Unconfirmed(Event):
+class Unconfirmed(Event, frozen=True, gc=False):
     """Messages were published, and what their `durability` asks for was not confirmed in time."""
 
     ids: tuple[str, ...]
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Promoted(Event):
+class Promoted(Event, frozen=True, gc=False):
     """Messages came due."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed(Event):
+class Claimed(Event, frozen=True, gc=False):
     """Messages were leased to this process."""
 
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reclaimed(Event):
+class Reclaimed(Event, frozen=True, gc=False):
     """Leases ran out (`overdue`), nacked messages came due again (`again`), or had no retry left (`buried`)."""
 
     overdue: tuple[str, ...]
@@ -56,86 +51,74 @@ class Reclaimed(Event):
     buried: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Inconsistent(Event):
+class Inconsistent(Event, frozen=True, gc=False):
     """The retry count of these messages was missing or no number; it was taken as 0."""
 
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Acked(Event):
+class Acked(Event, frozen=True, gc=False):
     """Messages ended well."""
 
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Expired(Event):
+class Expired(Event, frozen=True, gc=False):
     """Messages were gone before their delivery could start: their TTL passed, or they were evicted."""
 
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Nacked(Event):
+class Nacked(Event, frozen=True, gc=False):
     """Messages failed or were rejected."""
 
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Snoozed(Event):
+class Snoozed(Event, frozen=True, gc=False):
     """Messages were put off by their handler."""
 
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Released(Event):
+class Released(Event, frozen=True, gc=False):
     """Messages that had not started went back."""
 
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Lost(Event):
+class Lost(Event, frozen=True, gc=False):
     """These receipts no longer held when `verb` came: the lease had run out and the message went on without us."""
 
     ids: tuple[str, ...]
     verb: str
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled(Event):
+class Cancelled(Event, frozen=True, gc=False):
     """Messages were cancelled."""
 
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Collected(Event):
+class Collected(Event, frozen=True, gc=False):
     """Messages became dead letters."""
 
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Redriven(Event):
+class Redriven(Event, frozen=True, gc=False):
     """Dead letters were published again."""
 
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Purged(Event):
+class Purged(Event, frozen=True, gc=False):
     """Messages were deleted by an operator."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Started(Event):
+class Started(Event, frozen=True, gc=False):
     """A handler begins with `id`; `lag` is seconds since it was due, by this machine's clock, or None."""
 
     id: str
@@ -143,8 +126,7 @@ class Started(Event):
     lag: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Handled(Event):
+class Handled(Event, frozen=True, gc=False):
     """
     A handler ended with `outcome` after `seconds`.
 
@@ -161,15 +143,13 @@ class Handled(Event):
     raised: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RenewalLate(Event):
+class RenewalLate(Event, frozen=True, gc=False):
     """A renewal came `seconds` later than it should: something held this process up."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class WentBack(Event):
+class WentBack(Event, frozen=True, gc=False):
     """
     The queue's account went back, from `before` claims to `after`: it is another data set.
 
@@ -180,16 +160,14 @@ class WentBack(Event):
     after: int
 
 
-@dataclass(frozen=True, slots=True)
-class RedisAway(Event):
+class RedisAway(Event, frozen=True, gc=False):
     """A part of the worker could not reach Redis; it tries again. `queue` is empty."""
 
     part: str
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessEnded(Event):
+class ProcessEnded(Event, frozen=True, gc=False):
     """A worker process ended; `reason` says why it is replaced, empty when it is not. `queue` is empty."""
 
     pid: int

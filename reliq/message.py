@@ -1,10 +1,16 @@
-"""The words of a queue: what goes in, what comes out, and how a handler answers."""
+"""
+The words of a queue: what goes in, what comes out, and how a handler answers.
+
+What is made for every message that is worked is a `msgspec.Struct`, the rest a dataclass: making one takes a tenth.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,8 +94,7 @@ class BulkResult:
     unconfirmed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(msgspec.Struct, frozen=True, gc=False):
     """
     One message held under a lease; with `nonce` and `left` it is the receipt for settling it.
 
@@ -105,8 +110,7 @@ class Claimed:
     suspect: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True, gc=False):
     """
     What an envelope says of a message. A bare body has `BARE`.
 
@@ -121,14 +125,13 @@ class Header:
     retries: int | None = None
     enqueued: int | None = None
     window_ms: int | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
 
 
 BARE = Header()
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """
     One attempt at one message, with its value as read from Redis.
 

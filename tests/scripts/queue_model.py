@@ -2,10 +2,10 @@
 
 import re
 from collections import Counter
-from dataclasses import replace
 from itertools import count
 
 from held_clock import NOON
+from msgspec.structs import replace
 
 from reliq.message import Claimed
 

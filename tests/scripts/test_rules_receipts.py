@@ -1,9 +1,8 @@
 """Rule 5: only the receipt of the delivery that holds a message settles it; anything else changes nothing."""
 
-from dataclasses import replace
-
 import pytest
 from held_clock import NOON, micros
+from msgspec.structs import replace
 
 from reliq import transitions as t
 
