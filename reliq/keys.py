@@ -74,6 +74,7 @@ class Keys:
         "dead",
         "ends",
         "errors",
+        "every",
         "garbage",
         "history",
         "layout",
@@ -95,6 +96,7 @@ class Keys:
         self.name, self.layout = name, layout
         base = _base(layout.prefix, name, layout.hash_tag)
         self._msg = _base(layout.body_prefix, name, layout.hash_tag) + ":msg:"
+        self.every = base + ":*"  # matches every key but the bodies of another prefix, for SCAN
         self._dd = base + ":dd:"
         self._lane = base + ":lane:"
         self.pending = base + ":pending"  # sorted set: id -> due time

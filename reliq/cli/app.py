@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from reliq.cli.account import account
+from reliq.cli.bench import bench
 from reliq.cli.demo import demo
 from reliq.cli.ends import ends
 from reliq.cli.exporter import exporter
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command()(worker)
 app.command()(demo)
+app.command()(bench)
 app.command()(exporter)
 app.command()(health)
 app.command()(queues)

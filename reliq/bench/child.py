@@ -1,0 +1,78 @@
+"""
+One worker process of a benchmark: `python -m reliq.bench.child`, started with its plan on standard input.
+
+Each further line asks for what was noted since the last one; the end of the input ends the process.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from reliq.bench.jobs import Diary, register
+from reliq.connection import Connection
+from reliq.consumer import Consumer
+from reliq.handler import Handler
+from reliq.queue import Queue
+from reliq.settings import WorkerSettings
+
+STOP_SECONDS = 1.0
+
+
+class CountedConnection(Connection):
+    """A connection that counts what it sends: each time is one round trip."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._counting = threading.Lock()
+        self.round_trips = 0
+
+    def _source(self, timeout_seconds: float, *, asynchronous: bool) -> Any:
+        pool = super()._source(timeout_seconds, asynchronous=asynchronous)
+        kind: Any = pool.connection_class
+
+        def send(connection: Any, command: Any, check_health: bool = True) -> Any:
+            with self._counting:
+                self.round_trips += 1
+            return kind.send_packed_command(connection, command, check_health)
+
+        pool.connection_class = type(f"Counted{kind.__name__}", (kind,), {"send_packed_command": send})
+        return pool
+
+
+class CountedConsumer(Consumer):
+    """A consumer whose round trips are counted."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.counted = CountedConnection(url)
+
+    def connection(self, _handlers: Sequence[Handler]) -> Connection:
+        """Return the connection that counts."""
+        return self.counted
+
+
+def main() -> None:
+    """Work as the plan says until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent speaks for the terminal
+    plan = json.loads(sys.stdin.readline())
+    consumer, diary = CountedConsumer(plan["url"]), Diary()
+    register(consumer, Queue(plan["queue"], url=plan["url"]), plan["kind"], diary)
+    # It was made sure that there is room: nothing will be evicted for a benchmark.
+    consumer.start(WorkerSettings(allow_eviction=True))
+    _say({"ready": os.getpid()})
+    for _ in sys.stdin:
+        _say({"rows": diary.take(), "round_trips": consumer.counted.round_trips})
+    consumer.stop(STOP_SECONDS)
+
+
+def _say(what: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""How fast a full queue is worked by a handler that does nothing."""
+
+import time
+
+from reliq.bench import bare
+from reliq.bench.report import Figure
+from reliq.bench.stage import Stage
+
+#: Kinds of handler and numbers of processes.
+COURSES = (("plain", 1), ("async", 1), ("plain", 2))
+#: What is worked before the clock starts: by then every process is at work.
+HEAD_SHARE = 0.1
+
+
+def drain(stage: Stage, kind: str, processes: int) -> list[Figure]:
+    """Work a full queue with default settings."""
+    name = f"{kind} handler, {processes} process" + ("es" if processes > 1 else "")
+    limit = bare.drains(stage)
+    return [Figure(part="drain", name=name, value=drain_rate(stage, kind, processes), unit="messages/s", bare=limit)]
+
+
+def drain_rate(stage: Stage, kind: str, processes: int) -> float:
+    """Return messages a second, from when a tenth is done, or just before, until all are acked."""
+    stage.queue.pause(reason="benchmark")
+    stage.fill(stage.scale.drained)
+    with stage.workers(kind, processes) as workers:
+        stage.queue.resume()
+        looks = [(time.monotonic(), stage.scale.drained), *stage.until_empty(workers)]
+    ahead = [look for look in looks if look[1] >= stage.scale.drained * (1 - HEAD_SHARE)]
+    (first, alive), (last, _) = ahead[-1], looks[-1]
+    return alive / (last - first)

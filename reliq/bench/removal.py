@@ -1,0 +1,51 @@
+"""
+The process that removes a benchmark's keys: `python -m reliq.bench.removal`.
+
+The end of its standard input means that everyone who could write another key is gone.
+"""
+
+import json
+import signal
+import sys
+
+from reliq.call import Command, id_text
+from reliq.connection import Connection
+from reliq.doors.blocking import BlockingDoor
+from reliq.errors import ReliqError
+from reliq.keys import QUEUES_KEY, Keys
+
+SCAN_COUNT = 1000
+TRY_SECONDS = 60.0
+
+
+def remove(door: BlockingDoor, keys: Keys) -> None:
+    """Delete every key of a queue, and its name from the registry; the key space is read once, in small steps."""
+    cursor = "0"
+    while True:
+        scan = Command(("SCAN", cursor, "MATCH", keys.every, "COUNT", SCAN_COUNT), lambda reply: reply)
+        raw, found = door.run(scan, for_seconds=TRY_SECONDS)
+        cursor = raw.decode()
+        if found:
+            door.run(Command(("UNLINK", *map(id_text, found)), int), for_seconds=TRY_SECONDS)
+        if cursor == "0":
+            break
+    door.run(Command(("HDEL", QUEUES_KEY, keys.name), int), for_seconds=TRY_SECONDS)
+
+
+def main() -> int:
+    """Wait until everyone is gone, then remove the keys of the queue that the first line names."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    plan = json.loads(sys.stdin.readline())
+    while sys.stdin.read(1):
+        pass
+    try:
+        remove(BlockingDoor(Connection.to(plan["url"]).wire()), Keys(plan["queue"]))
+    except ReliqError as error:
+        sys.stderr.write(f"reliq: the keys of the benchmark's queue {plan['queue']!r} remain: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
