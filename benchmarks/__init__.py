@@ -1,0 +1,1 @@
+"""reliq beside other job queues on Redis: the same work for each, in turns, on one machine."""

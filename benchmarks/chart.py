@@ -1,0 +1,100 @@
+"""The results as one picture: SVG on a clear ground, readable on light and on dark pages."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from benchmarks.catalogue import Peer
+from benchmarks.results import Results
+from benchmarks.table import number
+
+WIDTH, PANEL_GAP, LABEL_WIDTH, VALUE_WIDTH = 900, 36, 132, 64
+ROW_HEIGHT, BAR_HEIGHT, TOP, BOTTOM = 24, 14, 66, 34
+OURS = "ours"
+
+STYLE = """
+text { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #57606a }
+.title { font-size: 15px; font-weight: 600; fill: #24292f }
+.strong { font-weight: 600; fill: #24292f }
+.small { font-size: 11.5px }
+.ours { fill: #d9480f } .theirs { fill: #8c959f } .limit { fill: none; stroke: #8c959f; stroke-dasharray: 3 2 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #9198a1 } .title, .strong { fill: #f0f6fc }
+  .ours { fill: #ff7b3d } .theirs { fill: #6e7681 } .limit { stroke: #9198a1 }
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """
+    A column of bars.
+
+    Attributes:
+        figure: the name of what the bars show.
+        logarithmic: for figures that differ by a thousand.
+        best_first: whether the greatest value is the best.
+    """
+
+    title: str
+    remark: str
+    figure: str
+    logarithmic: bool = False
+    best_first: bool = True
+
+
+PANELS = (
+    Panel("Messages worked a second", "no-op handler, one process, acked", "drain 1"),
+    Panel("Lateness of delayed messages, p99", "ms, 100 come due a second, logarithmic", "late 100 p99", True, False),
+)
+
+
+def picture(results: Results, peers: Sequence[Peer]) -> str:
+    """Return the SVG; a peer without a figure has no bar."""
+    rows = max((len(_bars(results, peers, panel)) for panel in PANELS), default=0)
+    height = TOP + rows * ROW_HEIGHT + BOTTOM
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img" aria-label="reliq beside other queues on Redis"><style>{STYLE}</style>'
+    )
+    parts = [head]
+    width = (WIDTH - PANEL_GAP * (len(PANELS) - 1)) / len(PANELS)
+    for at, panel in enumerate(PANELS):
+        parts += _panel(panel, _bars(results, peers, panel), at * (width + PANEL_GAP), width)
+    foot = f"{results.about['machine']}, Redis {results.about['redis']}, {results.about['when']}"
+    parts.append(f'<text class="small" x="0" y="{height - 8}">{escape(foot)}</text></svg>')
+    return "\n".join(parts) + "\n"
+
+
+def _bars(results: Results, peers: Sequence[Peer], panel: Panel) -> list[tuple[Peer, float]]:
+    found = [(peer, value) for peer in peers if (value := results.median(peer.name, panel.figure)) is not None]
+    return sorted(found, key=lambda bar: bar[1], reverse=panel.best_first)
+
+
+def _panel(panel: Panel, bars: list[tuple[Peer, float]], left: float, width: float) -> list[str]:
+    room = width - LABEL_WIDTH - VALUE_WIDTH
+    most = max((value for _, value in bars), default=1.0)
+    parts = [
+        f'<text class="title" x="{left:.0f}" y="18">{escape(panel.title)}</text>',
+        f'<text class="small" x="{left:.0f}" y="38">{escape(panel.remark)}</text>',
+    ]
+    for at, (peer, value) in enumerate(bars):
+        y = TOP + at * ROW_HEIGHT
+        length = max(2.0, room * _share(value, most, logarithmic=panel.logarithmic))
+        strong = "strong" if peer.kind == OURS else ""
+        start = left + LABEL_WIDTH
+        parts += [
+            f'<text class="{strong}" x="{start - 8:.0f}" y="{y + 11}" text-anchor="end">{escape(peer.name)}</text>',
+            f'<rect class="{peer.kind}" x="{start:.0f}" y="{y}" width="{length:.1f}" height="{BAR_HEIGHT}" rx="2"/>',
+            f'<text class="{strong}" x="{start + length + 6:.1f}" y="{y + 11}">{number(value)}</text>',
+        ]
+    return parts
+
+
+def _share(value: float, most: float, *, logarithmic: bool) -> float:
+    """Return a bar's length as a share of the longest; a logarithmic one begins at a tenth of a millisecond."""
+    if not logarithmic:
+        return value / most
+    least = 0.1
+    return math.log10(max(value, least) / least) / math.log10(max(most, 10 * least) / least)

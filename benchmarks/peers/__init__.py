@@ -1,0 +1,1 @@
+"""One module for each queue that is compared; `kit` has what they share."""

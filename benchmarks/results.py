@@ -1,0 +1,57 @@
+"""What was measured, by peer and round: kept on disk as it comes, so that a run that was stopped can go on."""
+
+import json
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True)
+class Results:
+    """
+    Figures of every peer.
+
+    Attributes:
+        about: what they were measured on and how, as facts by name.
+        figures: peer -> name of a figure -> one value for each round.
+        failures: peer -> name of a measure -> why it failed the last time.
+        done: which rounds of a peer are complete.
+    """
+
+    about: dict[str, Any]
+    figures: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    failures: dict[str, dict[str, str]] = field(default_factory=dict)
+    done: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, peer: str, found: dict[str, float]) -> None:
+        """Note the figures of one round."""
+        for name, value in found.items():
+            self.figures.setdefault(peer, {}).setdefault(name, []).append(value)
+
+    def fail(self, peer: str, measure: str, why: str) -> None:
+        """Note that a measure failed."""
+        self.failures.setdefault(peer, {})[measure] = why
+
+    def median(self, peer: str, name: str) -> float | None:
+        """Return the median over the rounds, None when there is no figure."""
+        values = self.figures.get(peer, {}).get(name)
+        return statistics.median(values) if values else None
+
+    def spread(self, peer: str, name: str) -> tuple[float, float] | None:
+        """Return the least and the greatest value over the rounds."""
+        values = self.figures.get(peer, {}).get(name)
+        return (min(values), max(values)) if values else None
+
+    def save(self, path: Path) -> None:
+        """Write everything as JSON; a crash leaves the old file or the new one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half = path.with_suffix(".half")
+        whole = {"about": self.about, "figures": self.figures, "failures": self.failures, "done": self.done}
+        half.write_text(json.dumps(whole, indent=1) + "\n")
+        half.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Results":
+        """Return what was saved."""
+        return cls(**json.loads(path.read_text()))

@@ -1,0 +1,116 @@
+"""The comparison's table and picture, from made-up results; the peers themselves are not run here."""
+
+import ast
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from benchmarks.catalogue import PEERS
+from benchmarks.chart import picture
+from benchmarks.results import Results
+from benchmarks.table import page
+
+ROOT = Path(__file__).parents[2]
+ABOUT = {
+    "when": "2026-01-02",
+    "machine": "2 cores, 4 GiB",
+    "redis": "7.0.0",
+    "python": "3.11.0",
+    "node": "",
+    "quick": False,
+    "rounds": 3,
+    "note": "",
+}
+STEPS = {"one", "bulk", "late", "delayed", "slow", "work"}
+
+
+@pytest.fixture
+def results() -> Results:
+    made_up = Results(dict(ABOUT))
+    for bare, ours, theirs in ((90_000, 60_000, 5000), (110_000, 50_000, 4000), (100_000, 70_000, 9000)):
+        made_up.add("bare scripts", {"drain 1": bare})
+        made_up.add("reliq", {"drain 1": ours, "late 100 p50": 0.9, "late 100 p99": 3.5})
+        made_up.add("dramatiq", {"drain 1": theirs, "late 100 p50": 300.0, "late 100 p99": 900.0})
+        made_up.add("huey", {"drain 1": 50_000})
+    made_up.fail("arq", "drain 1", "worker ended with 1: <no such thing>")
+    return made_up
+
+
+def test_a_cell_has_the_median_and_the_spread(results):
+    [row] = [line for line in page(results, PEERS).splitlines() if line.startswith("| dramatiq | 5,000")]
+
+    assert "5,000<br><small>4,000\N{EN DASH}9,000</small>" in row
+    assert "| 300 / 900 |" in row
+
+
+def test_ratios_are_to_the_limit_and_to_the_best_that_acks(results):
+    assert (
+        "- Drain, 1 process: 60% of the bare scripts, 12.0 \N{MULTIPLICATION SIGN} dramatiq, the best acked Python peer."
+        in page(results, PEERS)
+    )
+
+
+def test_a_failure_is_shown_with_its_reason_and_what_a_peer_lacks_too(results):
+    text = page(results, PEERS)
+
+    assert "| arq | failed |" in text
+    assert "- arq, drain 1: failed: worker ended with 1: <no such thing>" in text
+    assert "- dramatiq, bulk: no bulk publish" in text
+
+
+def test_every_peer_has_its_guarantee_and_version_in_the_table(results):
+    text = page(results, PEERS)
+
+    for peer in PEERS:
+        assert peer.guarantee in text
+        assert all(f"({requirement})" in text for requirement in peer.requirements[:1])
+
+
+def test_the_picture_has_a_bar_for_each_figure_and_the_longest_is_the_greatest(results):
+    root = ET.fromstring(picture(results, PEERS))
+    bars = [element for element in root.iter() if element.tag.endswith("rect")]
+
+    widths = {kind: [float(bar.get("width")) for bar in bars if bar.get("class") == kind] for kind in ("limit", "ours")}
+    assert len(bars) == 4 + 2
+    assert max(float(bar.get("width")) for bar in bars) == widths["limit"][0]
+    assert widths["ours"][0] == pytest.approx(widths["limit"][0] * 0.6, abs=0.2)
+
+
+def test_the_picture_says_its_colours_for_light_and_for_dark(results):
+    text = picture(results, PEERS)
+
+    assert "prefers-color-scheme: dark" in text
+    assert "background" not in text
+
+
+def test_nothing_measured_makes_a_page_and_a_picture_all_the_same():
+    empty = Results(dict(ABOUT))
+
+    assert page(empty, PEERS).startswith("# Results")
+    assert ET.fromstring(picture(empty, PEERS)) is not None
+
+
+def test_results_come_back_as_they_were_saved(results, tmp_path):
+    results.save(tmp_path / "deep" / "results.json")
+
+    assert Results.load(tmp_path / "deep" / "results.json") == results
+
+
+@pytest.mark.parametrize(
+    "peer", [peer for peer in PEERS if peer.kind == "theirs" and not peer.is_node], ids=lambda peer: peer.name
+)
+def test_a_peers_module_has_every_step_but_those_that_it_is_said_to_lack(peer):
+    tree = ast.parse((ROOT / "benchmarks" / "peers" / f"{peer.module}.py").read_text("utf-8"))
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+    assert STEPS & functions == STEPS - set(peer.lacks)
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_requirements_are_pinned(peer):
+    assert all("=" in one or "@" in one for one in peer.requirements[:1])
+
+
+def test_the_ignored_folder_is_where_environments_are_kept():
+    assert "/benchmarks/.work/" in (ROOT / ".gitignore").read_text("utf-8").splitlines()
