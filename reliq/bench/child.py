@@ -22,25 +22,39 @@ from reliq.settings import WorkerSettings
 STOP_SECONDS = 1.0
 
 
-class CountedConnection(Connection):
-    """A connection that counts what it sends: each time is one round trip."""
+class CountedPool:
+    """A pool that counts how often a connection is taken: each time is one round trip."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
         self._counting = threading.Lock()
         self.round_trips = 0
 
+    def get_connection(self) -> Any:
+        """Return a connection of the pool."""
+        with self._counting:
+            self.round_trips += 1
+        return self._pool.get_connection()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+
+class CountedConnection(Connection):
+    """A connection that knows how many round trips were made over it."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._counted: list[CountedPool] = []
+
+    @property
+    def round_trips(self) -> int:
+        """How many there were."""
+        return sum(pool.round_trips for pool in self._counted)
+
     def _source(self, timeout_seconds: float, *, asynchronous: bool) -> Any:
-        pool = super()._source(timeout_seconds, asynchronous=asynchronous)
-        kind: Any = pool.connection_class
-
-        def send(connection: Any, command: Any, check_health: bool = True) -> Any:
-            with self._counting:
-                self.round_trips += 1
-            return kind.send_packed_command(connection, command, check_health)
-
-        pool.connection_class = type(f"Counted{kind.__name__}", (kind,), {"send_packed_command": send})
-        return pool
+        self._counted.append(CountedPool(super()._source(timeout_seconds, asynchronous=asynchronous)))
+        return self._counted[-1]
 
 
 class CountedConsumer(Consumer):
