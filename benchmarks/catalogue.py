@@ -1,7 +1,7 @@
 """
 Who is compared: what to install, how to see that a queue is empty, and what each promises.
 
-Versions are pinned, so that a figure says what it is of. Nothing of a peer is imported here.
+Versions are pinned, so that a figure says what it is of. No peer is imported here.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import redis
+
+from reliq.bench.jobs import KINDS
 
 Backlog = Callable[[redis.Redis], int]
 
@@ -118,6 +120,21 @@ PEERS = (
         worker="work_async",
         of="reliq",
     ),
+    *(
+        Peer(
+            name="reliq, batch handler",
+            module="reliq",
+            kind="ours",
+            guarantee=RELIQ_GUARANTEE,
+            settings="16 threads, plain handler with batch=100, linger=0.05",
+            backlog=RELIQ_BACKLOG,
+            drained=100_000,
+            worker="work_batch",
+            of="reliq",
+        )
+        for kind in KINDS
+        if kind == "batch"
+    ),
     Peer(
         name="dramatiq",
         module="dramatiq",
@@ -186,7 +203,7 @@ PEERS = (
         drained=3000,
     ),
     Peer(
-        name="huey",
+        name="huey (no acks)",
         module="huey",
         is_acked=False,
         requirements=("huey[redis]==3.5.4", "hiredis"),

@@ -9,7 +9,7 @@ from benchmarks.catalogue import Peer
 from benchmarks.results import Results
 from benchmarks.table import number
 
-WIDTH, PANEL_GAP, LABEL_WIDTH, VALUE_WIDTH = 900, 36, 132, 64
+WIDTH, PANEL_GAP, LABEL_WIDTH, VALUE_WIDTH = 900, 28, 150, 58
 ROW_HEIGHT, BAR_HEIGHT, TOP, BOTTOM = 24, 14, 66, 34
 OURS = "ours"
 
@@ -45,7 +45,7 @@ class Panel:
 
 
 PANELS = (
-    Panel("Messages worked a second", "no-op handler, one process, acked", "drain 1"),
+    Panel("Messages worked a second", "no-op handler, one process", "drain 1"),
     Panel("Lateness of delayed messages, p99", "ms, 100 come due a second, logarithmic", "late 100 p99", True, False),
 )
 

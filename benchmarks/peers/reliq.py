@@ -4,12 +4,14 @@ from datetime import UTC, datetime, timedelta
 
 import reliq
 from benchmarks.peers import kit
+from reliq.bench.jobs import BATCHES, KINDS
 
 NOTHING = reliq.Queue("nothing", url=kit.URL)
 NOTE = reliq.Queue("note", url=kit.URL)
 
 plain = reliq.Consumer()
 asynchronous = reliq.Consumer()
+batches = reliq.Consumer()
 
 
 @plain.handler(NOTHING)
@@ -26,6 +28,13 @@ def note(body: dict) -> None:
 @asynchronous.handler(NOTHING)
 async def nothing_async(body: dict) -> None:
     """Return at once, on the event loop."""
+
+
+if "batch" in KINDS:
+
+    @batches.handler(NOTHING, **BATCHES)
+    def nothing_batch(bodies):
+        """Return at once, for all of them."""
 
 
 def one(count):
@@ -57,6 +66,10 @@ def work(processes):
 
 def work_async(processes):
     _work("asynchronous", processes)
+
+
+def work_batch(processes):
+    _work("batches", processes)
 
 
 def _work(consumer, processes):

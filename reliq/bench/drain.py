@@ -3,11 +3,12 @@
 import time
 
 from reliq.bench import bare
+from reliq.bench.jobs import KINDS
 from reliq.bench.report import Figure
 from reliq.bench.stage import Stage
 
 #: Kinds of handler and numbers of processes.
-COURSES = (("plain", 1), ("async", 1), ("plain", 2))
+COURSES = (*((kind, 1) for kind in KINDS), ("plain", 2))
 #: What is worked before the clock starts: by then every process is at work.
 HEAD_SHARE = 0.1
 

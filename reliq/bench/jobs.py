@@ -6,6 +6,11 @@ from typing import Any
 from reliq.consumer import Consumer
 from reliq.job import Job
 from reliq.queue import Queue
+from reliq.settings import HandlerSettings
+
+BATCHES: dict[str, Any] = {"batch": 100, "linger": 0.05}
+#: The handlers that do nothing.
+KINDS = ("plain", "async", "batch") if "batch" in HandlerSettings.__dataclass_fields__ else ("plain", "async")
 
 
 def do_nothing(_body: dict[str, Any]) -> None:
@@ -14,6 +19,10 @@ def do_nothing(_body: dict[str, Any]) -> None:
 
 async def do_nothing_async(_body: dict[str, Any]) -> None:
     """Return at once, on the event loop."""
+
+
+def do_nothing_batch(_bodies: list[dict[str, Any]]) -> None:
+    """Return at once, for all of them."""
 
 
 class Diary:
@@ -33,6 +42,12 @@ class Diary:
 
 
 def register(consumer: Consumer, queue: Queue[dict[str, Any]], kind: str, diary: Diary) -> None:
-    """Register the handler called `kind` with its default settings."""
-    functions: dict[str, Any] = {"plain": do_nothing, "async": do_nothing_async, "timed": diary.note}
-    consumer.handler(queue)(functions[kind])
+    """Register the handler called `kind`, with default settings but for batches of 100."""
+    functions: dict[str, Any] = {
+        "plain": do_nothing,
+        "async": do_nothing_async,
+        "batch": do_nothing_batch,
+        "timed": diary.note,
+    }
+    options: dict[str, Any] = BATCHES if kind == "batch" else {}
+    consumer.handler(queue, **options)(functions[kind])

@@ -35,7 +35,7 @@ class Scale:
     late_seconds: float = 5.0
     pickups: int = 100
     idle_seconds: float = 10.0
-    stored: int = 20_000
+    stored: int = 100_000
 
     @property
     def bytes_needed(self) -> int:

@@ -12,11 +12,12 @@ import pytest
 import redis
 
 from reliq.bench import PARTS, Bench, Scale
+from reliq.bench.drain import COURSES
 from reliq.errors import ConfigurationError
 
 #: Unit and number of figures of each part.
 FIGURES = {
-    "drain": ("messages/s", 3),
+    "drain": ("messages/s", len(COURSES)),
     "publish": ("messages/s", 3),
     "lateness": ("ms", 6),
     "pickup": ("ms", 3),

@@ -32,7 +32,7 @@ def results() -> Results:
         made_up.add("bare scripts", {"drain 1": bare})
         made_up.add("reliq", {"drain 1": ours, "late 100 p50": 0.9, "late 100 p99": 3.5})
         made_up.add("dramatiq", {"drain 1": theirs, "late 100 p50": 300.0, "late 100 p99": 900.0})
-        made_up.add("huey", {"drain 1": 50_000})
+        made_up.add("huey (no acks)", {"drain 1": 50_000})
     made_up.fail("arq", "drain 1", "worker ended with 1: <no such thing>")
     return made_up
 
