@@ -1,6 +1,8 @@
 """What this Redis can do: the same scripts, and a SET, driven by one client with nothing around them."""
 
 import time
+from collections.abc import Callable
+from statistics import median
 
 import redis
 
@@ -13,6 +15,17 @@ from reliq.transitions import Turn
 
 BATCH = 100
 LEASE_MS = 30_000
+
+
+def in_turns(stage: Stage, ours: Callable[[], float], limit: Callable[[Stage], float]) -> tuple[float, float]:
+    """Measure both, one after the other, in as many rounds as the scale says; return their medians."""
+    pairs = []
+    for _ in range(stage.scale.rounds):
+        bare = limit(stage)
+        pairs.append((ours(), bare))
+        stage.empty()
+    ours_all, bare_all = zip(*pairs, strict=True)
+    return median(ours_all), median(bare_all)
 
 
 def sets(stage: Stage) -> float:

@@ -34,7 +34,7 @@ class Bench:
     Args:
         url: None for RELIQ_URL.
         only: some of PARTS; none means all.
-        scale: how much is sent through: FULL takes two minutes, QUICK half of one with rougher figures.
+        scale: how much is sent through: FULL takes three minutes, QUICK half of one with rougher figures.
 
     Raises:
         ConfigurationError: there is no such part, or no Redis is named.

@@ -16,8 +16,8 @@ HEAD_SHARE = 0.1
 def drain(stage: Stage, kind: str, processes: int) -> list[Figure]:
     """Work a full queue with default settings."""
     name = f"{kind} handler, {processes} process" + ("es" if processes > 1 else "")
-    limit = bare.drains(stage)
-    return [Figure(part="drain", name=name, value=drain_rate(stage, kind, processes), unit="messages/s", bare=limit)]
+    rate, limit = bare.in_turns(stage, lambda: drain_rate(stage, kind, processes), bare.drains)
+    return [Figure(part="drain", name=name, value=rate, unit="messages/s", bare=limit)]
 
 
 def drain_rate(stage: Stage, kind: str, processes: int) -> float:

@@ -11,32 +11,37 @@ PUBLISHERS = 100
 
 
 def one_by_one(stage: Stage) -> list[Figure]:
-    """Publish in a loop, each waiting for its receipt; beside it a SET by the same client library."""
-    count = stage.scale.singles
-    began = time.perf_counter()
-    for _ in range(count):
-        stage.queue.publish(BODY)
-    return [_figure("one by one", count / (time.perf_counter() - began), bare.sets(stage))]
+    """Publish in a loop, each waiting for its receipt; beside it a SET by redis-py."""
+    return [_figure("one by one", bare.in_turns(stage, lambda: _one_by_one(stage), bare.sets))]
 
 
 def many(stage: Stage) -> list[Figure]:
     """Publish an iterator."""
-    count = stage.scale.many
-    began = time.perf_counter()
-    stage.queue.publish_many(BODY for _ in range(count))
-    seconds = time.perf_counter() - began
-    stage.empty()
-    return [_figure("publish_many", count / seconds, bare.publishes(stage))]
+    return [_figure("publish_many", bare.in_turns(stage, lambda: _many(stage), bare.publishes))]
 
 
 def concurrently(stage: Stage) -> list[Figure]:
     """Publish one by one in each of many coroutines."""
-    seconds = asyncio.run(_race(stage, stage.scale.singles // PUBLISHERS))
-    count = stage.scale.singles // PUBLISHERS * PUBLISHERS
-    return [_figure(f"{PUBLISHERS} coroutines", count / seconds, bare.publishes(stage))]
+    rates = bare.in_turns(stage, lambda: asyncio.run(_concurrently(stage)), bare.publishes)
+    return [_figure(f"{PUBLISHERS} coroutines", rates)]
 
 
-async def _race(stage: Stage, each: int) -> float:
+def _one_by_one(stage: Stage) -> float:
+    began = time.perf_counter()
+    for _ in range(stage.scale.singles):
+        stage.queue.publish(BODY)
+    return stage.scale.singles / (time.perf_counter() - began)
+
+
+def _many(stage: Stage) -> float:
+    began = time.perf_counter()
+    stage.queue.publish_many(BODY for _ in range(stage.scale.many))
+    return stage.scale.many / (time.perf_counter() - began)
+
+
+async def _concurrently(stage: Stage) -> float:
+    each = stage.scale.singles // PUBLISHERS
+
     async def publisher() -> None:
         for _ in range(each):
             await stage.queue.apublish(BODY)
@@ -46,8 +51,8 @@ async def _race(stage: Stage, each: int) -> float:
     await asyncio.gather(*(publisher() for _ in range(PUBLISHERS)))
     seconds = time.perf_counter() - began
     await stage.queue.aclose()
-    return seconds
+    return each * PUBLISHERS / seconds
 
 
-def _figure(name: str, rate: float, limit: float) -> Figure:
-    return Figure(part="publish", name=name, value=rate, unit="messages/s", bare=limit)
+def _figure(name: str, rates: tuple[float, float]) -> Figure:
+    return Figure(part="publish", name=name, value=rates[0], unit="messages/s", bare=rates[1])

@@ -27,8 +27,9 @@ BYTES_PER_MESSAGE = 700
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is sent through: numbers of messages, and seconds."""
+    """How much is sent through: numbers of messages, seconds, and rounds for rates."""
 
+    rounds: int = 3
     drained: int = 100_000
     singles: int = 10_000
     many: int = 100_000
@@ -44,7 +45,9 @@ class Scale:
 
 
 FULL = Scale()
-QUICK = Scale(drained=20_000, singles=1000, many=20_000, late_seconds=1.0, pickups=20, idle_seconds=2.0, stored=5000)
+QUICK = Scale(
+    rounds=1, drained=20_000, singles=1000, many=20_000, late_seconds=1.0, pickups=20, idle_seconds=2.0, stored=5000
+)
 
 
 class Stage:

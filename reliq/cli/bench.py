@@ -32,7 +32,7 @@ def bench(
     if others := plan.in_use():
         confirm(
             f"This Redis is in use ({others}). The benchmark loads it fully for "
-            f"{'half a minute' if quick else 'two minutes'}, and needs about "
+            f"{'half a minute' if quick else 'three minutes'}, and needs about "
             f"{plan.bytes_needed // 1_048_576} MiB there. Go on?",
             yes=yes,
         )

@@ -25,7 +25,7 @@ FIGURES = {
     "memory": ("bytes", 2),
 }
 PATIENCE_SECONDS = 40
-TINY = Scale(drained=1000, singles=200, many=1000, late_seconds=0.1, pickups=5, idle_seconds=1.5, stored=2000)
+TINY = Scale(rounds=1, drained=1000, singles=200, many=1000, late_seconds=0.1, pickups=5, idle_seconds=1.5, stored=2000)
 
 
 @pytest.fixture
