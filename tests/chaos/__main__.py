@@ -1,0 +1,67 @@
+"""Break things for a while, then say whether anything was lost. Exit code 0: valid; 1: violated; 2: unknown."""
+
+import argparse
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.chaos import history
+from tests.chaos.checker import check
+from tests.chaos.picture import draw
+from tests.chaos.report import report
+from tests.chaos.run import Plan, run
+from tests.chaos.schedule import schedule
+from tests.chaos.story import tell
+from tests.chaos.timing import measure
+
+EXIT_CODES = {"valid": 0, "violated": 1, "unknown": 2}
+#: Messages a second: a quick run shares its machine with other tests.
+QUICK_RATE, LONG_RATE = 240.0, 480.0
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--seconds", type=float, default=60)
+    length.add_argument("--minutes", type=float, help="instead of --seconds; at twice the rate")
+    parser.add_argument("--seed", type=int, help="makes the same schedule and the same choices again")
+    parser.add_argument("--rate", type=float, help="messages a second")
+    parser.add_argument("--drain", type=float, default=120, help="seconds in which everything must be worked off")
+    parser.add_argument("--server", type=Path, help="the redis-server to run")
+    parser.add_argument("--folder", type=Path, help="keep histories, schedule, report and picture there")
+    parser.add_argument("--strict", action="store_true", help="also fail when recovery or lateness miss their aims")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = options()
+    with tempfile.TemporaryDirectory(prefix="reliq-chaos-") as temporary:
+        folder = given.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        return chaos(given, folder)
+
+
+def chaos(given: argparse.Namespace, folder: Path) -> int:
+    seed = secrets.randbelow(10**6) if given.seed is None else given.seed
+    seconds = given.seconds if given.minutes is None else given.minutes * 60
+    rate = given.rate or (QUICK_RATE if given.minutes is None else LONG_RATE)
+    faults = "".join(f"{fault}\n" for fault in schedule(seed, seconds))
+    print(f"Seed {seed}. The schedule:\n{faults}", flush=True)
+    (folder / "schedule.txt").write_text(f"seed {seed}\n{faults}")
+    run(Plan(seed, seconds, rate, given.drain, given.server), folder)
+    events = history.read(folder)
+    story = tell(events)
+    verdict, timing = check(story), measure(story)
+    page = report(story, verdict, timing, seed=seed, events=len(events))
+    (folder / "report.md").write_text(page)
+    (folder / "run.svg").write_text(draw(story, f"Chaos, seed {seed}: {verdict.word}"))
+    print(page)
+    if given.strict and not timing.passes:
+        print("Recovery or lateness missed its aim.")
+        return EXIT_CODES["violated"]
+    return EXIT_CODES[verdict.word]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

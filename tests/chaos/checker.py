@@ -1,0 +1,242 @@
+"""
+The counts of a run, each a pure function of its story.
+
+A count of violations returns the messages that violate, in words. Nothing here excuses by the
+schedule: what excuses a second delivery is what its first holder itself wrote down.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations, pairwise, permutations
+from math import inf
+
+from tests.chaos.scan import balance
+from tests.chaos.story import Delivery, Message, Story
+from tests.chaos.workload import QUEUES
+
+#: Redis keeps whole ms.
+TICK_SECONDS = 0.001
+
+Violations = list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """
+    What the checker says.
+
+    Attributes:
+        violations: count -> what violates it; each must be empty.
+        drained: whether everything was worked off, without which nothing is certain.
+    """
+
+    violations: dict[str, Violations]
+    drained: bool
+
+    @property
+    def word(self) -> str:
+        """`violated`, `unknown` or `valid`."""
+        if any(self.violations.values()):
+            return "violated"
+        return "valid" if self.drained else "unknown"
+
+
+def check(story: Story) -> Verdict:
+    """Return every count; what a run that was not drained cannot tell is not counted."""
+    drained = story.drained is not None and len(story.finals) == len(QUEUES)
+    counts = ALWAYS | (AFTER_THE_DRAIN if drained else {})
+    return Verdict({name: count(story) for name, count in counts.items()}, drained)
+
+
+def slack(story: Story) -> float:
+    """Return by how much Redis' clock and ours may have drifted apart in the run."""
+    drift = max(story.clocks) - min(story.clocks) if story.clocks else 0.0
+    return drift + TICK_SECONDS
+
+
+# ---- at any time ----------------------------------------------------------
+
+
+def unexpected(story: Story) -> Violations:
+    """Started, never published, or refused for good."""
+    refused = [m.name for m in story.messages.values() if m.outcome == "refused" and m.starts]
+    return story.strangers + refused
+
+
+def needless(story: Story) -> Violations:
+    """Delivered again although nothing had kept its first holder from finishing."""
+    found = []
+    for message in story.messages.values():
+        for one, other in pairwise(message.starts):
+            if not why_again(story, one, other.claimed):
+                found.append(f"{message.name}: {one.nonce} of {one.who}, then {other.nonce} of {other.who}")
+    return found
+
+
+def after_ack(story: Story) -> Violations:
+    """Claimed by a call that was made after an ack was confirmed."""
+    found = []
+    for message in story.messages.values():
+        done = min((at for one in message.deliveries for at in _confirmed(one, "acked")), default=inf)
+        found += [f"{message.name}: {one.nonce} of {one.who}" for one in message.deliveries if one.asked > done]
+    return found
+
+
+def leased_while_held(story: Story) -> Violations:
+    """Claimed while the holder's lease had not run out and the holder had not given it up."""
+    spare, found = slack(story), []
+    for message in story.messages.values():
+        for one, other in combinations(message.deliveries, 2):
+            # Redis made a claim between its asking and its answer; where these meet, either may have been first.
+            orders = [pair for pair in ((one, other), (other, one)) if pair[0].asked <= pair[1].claimed]
+            if all(_still_held(*pair, spare) for pair in orders):
+                found.append(f"{message.name}: {one.nonce} of {one.who} and {other.nonce} of {other.who}")
+    return found
+
+
+def _still_held(one: Delivery, other: Delivery, spare: float) -> bool:
+    """Say whether `one` surely held the message when `other` was claimed, if `one` was claimed first."""
+    granted = [at for at in one.grants if at < other.claimed]
+    return bool(granted) and other.claimed < max(granted) + one.lease - spare and not one.let_go_before(other.claimed)
+
+
+def overlapping(story: Story) -> Violations:
+    """Two handlers at once, although nothing had kept the first holder from renewing."""
+    found = []
+    for message in story.messages.values():
+        for one, other in pairwise(message.starts):
+            over = min(one.ended or inf, story.deaths.get(one.who, inf))
+            if (other.started or 0.0) < over and not why_again(story, one, other.claimed):
+                found.append(f"{message.name}: {one.nonce} of {one.who} and {other.nonce} of {other.who}")
+    return found
+
+
+def after_cancel(story: Story) -> Violations:
+    """Started after a cancel had answered `cancelled`."""
+    cancelled = [m for m in story.messages.values() if m.cancelled is not None]
+    return [m.name for m in cancelled if any((one.started or 0.0) > (m.cancelled or inf) for one in m.starts)]
+
+
+def early(story: Story) -> Violations:
+    """Started before it was due."""
+    begun = [(message, message.starts[0].started or inf) for message in story.messages.values() if message.starts]
+    ahead = [(message.name, message.asked + message.delay - started) for message, started in begun]
+    spare = slack(story)
+    return [f"{name}: {seconds:.3f} s too early" for name, seconds in ahead if seconds > spare]
+
+
+def stale_accepted(story: Story) -> Violations:
+    """A receipt was accepted although a later claim of the message had been answered before it was used."""
+    found = []
+    for message in story.messages.values():
+        for one, other in permutations(message.deliveries, 2):
+            if other.asked > one.claimed:
+                used = [s for s in one.settlings if s.result == "ok" and s.asked > other.claimed]
+                found += [f"{message.name}: {s.verb} with {one.nonce} after {other.nonce}" for s in used]
+    return found
+
+
+def too_many_attempts(story: Story) -> Violations:
+    """More deliveries than 1 + retries + those given back unspent."""
+    found = []
+    for message in story.messages.values():
+        unspent = sum(
+            any(s.verb in ("release", "snooze") and s.may_have_run for s in one.settlings) for one in message.deliveries
+        )
+        most = 1 + QUEUES[message.queue].settings.retries + unspent
+        if len(message.deliveries) > most:
+            found.append(f"{message.name}: {len(message.deliveries)} deliveries, {most} allowed")
+    return found
+
+
+def broken_invariants(story: Story) -> Violations:
+    """What a look at Redis found in a place where it cannot be."""
+    return [f"{look.facts['queue']}: {one}" for look in story.looks for one in look.facts["broken"]]
+
+
+# ---- after the drain ------------------------------------------------------
+
+
+def lost(story: Story) -> Violations:
+    """Publish confirmed, and neither done nor cancelled nor dead nor alive at the end."""
+    dead = {id for final in story.finals.values() for id in final.facts["dead"]}
+    alive = {id for final in story.finals.values() for id in final.facts["alive"]}
+    confirmed = [m for m in story.messages.values() if m.outcome == "ok"]
+    return [m.name for m in confirmed if not (is_done(m) or m.called_off or m.id in dead or m.id in alive)]
+
+
+def leaks(story: Story) -> Violations:
+    """What is left in Redis although nothing is alive."""
+    left = [(queue, final.facts["left"]) for queue, final in story.finals.items()]
+    return [f"{queue}: {size} in {place}" for queue, sizes in left for place, size in sizes.items()]
+
+
+def conservation(story: Story) -> Violations:
+    """Redis' account against itself, and against what the processes wrote down."""
+    found = []
+    for queue, final in story.finals.items():
+        totals = final.facts["totals"]
+        mine = [m for m in story.messages.values() if m.queue == queue]
+        if missing := balance(totals, len(final.facts["alive"])):
+            found.append(f"{queue}: {missing} more came than ended or are alive")
+        if len(final.facts["dead"]) != totals.get("dead", 0):
+            found.append(f"{queue}: {len(final.facts['dead'])} letters, {totals.get('dead', 0)} counted")
+        for kind, least, most in _bounds(mine):
+            if not least <= totals.get(kind, 0) <= most:
+                found.append(f"{queue}: {totals.get(kind, 0)} {kind}, between {least} and {most} written down")
+    return found
+
+
+def _bounds(messages: list[Message]) -> Iterator[tuple[str, int, int]]:
+    """Yield how often each kind can have happened: surely, and at most."""
+    published = sum(m.outcome == "ok" for m in messages)
+    yield "published", published, published + sum(m.outcome == "unknown" for m in messages)
+    acked = sum(any(True for one in m.deliveries for _ in _confirmed(one, "acked")) for m in messages)
+    yield "acked", acked, sum(is_done(m) for m in messages)
+    cancelled = sum(m.cancelled is not None for m in messages)
+    yield "cancelled", cancelled, sum(m.called_off for m in messages)
+
+
+ALWAYS: dict[str, Callable[[Story], Violations]] = {
+    "unexpected": unexpected,
+    "duplicated without a reason": needless,
+    "after ack": after_ack,
+    "leased while held": leased_while_held,
+    "overlapping without a reason": overlapping,
+    "after cancel": after_cancel,
+    "early": early,
+    "stale accepted": stale_accepted,
+    "attempts": too_many_attempts,
+    "invariants": broken_invariants,
+}
+AFTER_THE_DRAIN: dict[str, Callable[[Story], Violations]] = {
+    "lost": lost,
+    "leaks": leaks,
+    "conservation": conservation,
+}
+
+# ---- what they share ------------------------------------------------------
+
+
+def why_again(story: Story, one: Delivery, until: float) -> str:
+    """Return why a message may be claimed again by `until` after delivery `one`, empty when there is no reason."""
+    for settling in one.settlings:
+        if settling.verb == "acked" and settling.result == "unknown" and settling.asked < until:
+            return "unknown ack"
+        if settling.verb in ("nack", "release", "snooze") and settling.may_have_run and settling.asked < until:
+            return settling.verb
+    if one.asked < story.deaths.get(one.who, inf) < until:
+        return "killed or stopped"
+    for trouble in story.troubles[one.who]:
+        if trouble.since < until and trouble.until > one.asked:
+            return trouble.kind
+    return ""
+
+
+def is_done(message: Message) -> bool:
+    """Say whether the message was acked, or may have been: the answer to an ack never came."""
+    return any(s.verb == "acked" and s.may_have_run for one in message.deliveries for s in one.settlings)
+
+
+def _confirmed(one: Delivery, verb: str) -> list[float]:
+    return [s.ended for s in one.settlings if s.verb == verb and s.result == "ok" and s.ended is not None]

@@ -1,0 +1,102 @@
+"""One consumer process: reliq's own engine with handlers that behave as the seed says. Stops on SIGTERM."""
+
+import asyncio
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tenacity import wait_fixed
+
+from reliq import Job, Nack, Reject, Snooze, WorkerSettings
+from reliq.connection import WORKER_TIMEOUT_SECONDS, Connection
+from reliq.events import Event, RenewalLate
+from tests.chaos.history import Journal
+from tests.chaos.pest import pester
+from tests.chaos.tap import Tap, TappedConsumer
+from tests.chaos.workload import FRAIL, LEASE_SECONDS, STURDY, Conduct, conduct
+
+#: A thread that sleeps so long is expected back soon; when it is not, something held the process up.
+BEAT_SECONDS, STALL_SECONDS = 0.1, 0.5
+SNOOZE_SECONDS = 0.3
+
+
+def build(seed: int, journal: Journal) -> TappedConsumer:
+    """Return the consumer; whatever it does is written down."""
+
+    @contextmanager
+    def lifespan() -> Iterator[None]:
+        journal.write("ready")
+        yield
+
+    consumer = TappedConsumer(lifespan=lifespan, observers=[lambda event: note_lateness(journal, event)])
+    consumer.journal = journal
+
+    def begin(job: Job[dict[str, Any]]) -> Conduct:
+        journal.write("start", id=job.id, nonce=job._flight.receipt[0], name=job.body["name"])
+        waited = (job.due or 0.0) - (job.enqueued or 0.0)
+        return conduct(
+            seed, job.body["name"], job.attempt or 1, put_off=waited > job.body["delay"] + SNOOZE_SECONDS / 2
+        )
+
+    def end(job: Job[dict[str, Any]], way: Conduct) -> None:
+        journal.write("end", id=job.id, nonce=job._flight.receipt[0], how=way.answer)
+        answer(way)
+
+    @consumer.handler(STURDY, lease=LEASE_SECONDS, backoff=wait_fixed(0.2))
+    def sturdy(_body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
+        way = begin(job)
+        time.sleep(way.seconds)
+        end(job, way)
+
+    @consumer.handler(FRAIL, lease=LEASE_SECONDS, backoff=wait_fixed(0.2))
+    async def frail(_body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
+        way = begin(job)
+        await asyncio.sleep(way.seconds)
+        end(job, way)
+
+    return consumer
+
+
+def answer(way: Conduct) -> None:
+    """Answer as a handler does: by an exception, or by none."""
+    match way.answer:
+        case "nack":
+            raise Nack(delay=0.1)
+        case "raise":
+            raise ValueError("as the seed says")
+        case "snooze":
+            raise Snooze(delay=SNOOZE_SECONDS)
+        case "reject":
+            raise Reject(reason="as the seed says")
+
+
+def note_lateness(journal: Journal, event: Event) -> None:
+    if isinstance(event, RenewalLate):
+        journal.write("late", seconds=event.seconds)
+
+
+def note_stalls(journal: Journal) -> None:
+    """Write down when the whole process was held up: paused, or starved of the processor."""
+    while True:
+        before = time.monotonic()
+        time.sleep(BEAT_SECONDS)
+        if time.monotonic() - before > STALL_SECONDS:
+            journal.write("stalled", since=before)
+
+
+def main(path: str, seed: str, slots: str) -> int:
+    journal = Journal(Path(path))
+    consumer = build(int(seed), journal)
+    threading.Thread(target=note_stalls, args=(journal,), daemon=True).start()
+    wire = Connection.to(None).wire(WORKER_TIMEOUT_SECONDS)
+    pester(Tap(wire, journal, late=True), random.Random(f"{seed} {Path(path).stem}"))
+    return consumer.run(WorkerSettings(concurrency=int(slots), grace=1.0))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

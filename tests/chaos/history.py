@@ -1,0 +1,48 @@
+"""
+What happened, written down as it happens: one append-only file for each process.
+
+Each event is one `os.write`, so that SIGKILL leaves whole lines. Times are CLOCK_MONOTONIC, which
+all processes of a machine share.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What the process `who` wrote at `t`; `facts` depend on the kind."""
+
+    t: float
+    who: str
+    kind: str
+    facts: dict[str, Any]
+
+
+class Journal:
+    """The file of one process; its threads may write at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+
+    def write(self, kind: str, **facts: Any) -> None:
+        """Note that `kind` happened now."""
+        os.write(self._file, msgspec.json.encode([time.monotonic(), kind, facts]) + b"\n")
+
+
+def read(folder: Path) -> list[Event]:
+    """Return every event of every process, by time."""
+    events = [event for path in folder.glob("*.jsonl") for event in _events(path)]
+    return sorted(events, key=lambda event: event.t)
+
+
+def _events(path: Path) -> Iterator[Event]:
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        t, kind, facts = msgspec.json.decode(line)
+        yield Event(t, path.stem, kind, facts)

@@ -1,0 +1,119 @@
+"""The faults: one function for each kind, which does the harm, waits, and heals it."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import redis
+
+from tests.chaos.arena import Arena, Member
+from tests.chaos.schedule import OF_PROCESSES, OF_THE_SERVER, Fault
+from tests.chaos.workload import LEASE_SECONDS
+
+
+def consumer_killed(arena: Arena, fault: Fault) -> None:
+    _replace(arena.consumers[fault.victim], signal.SIGKILL)
+
+
+def consumer_stopped(arena: Arena, fault: Fault) -> None:
+    _replace(arena.consumers[fault.victim], signal.SIGTERM)
+
+
+def producer_killed(arena: Arena, fault: Fault) -> None:
+    _replace(arena.producers[fault.victim], signal.SIGKILL)
+
+
+def consumer_paused(arena: Arena, fault: Fault) -> None:
+    member = arena.consumers[fault.victim]
+    with member.lock:
+        member.send(signal.SIGSTOP)
+        time.sleep(1.5 * LEASE_SECONDS)
+        member.send(signal.SIGCONT)
+
+
+def server_paused(arena: Arena, fault: Fault) -> None:
+    os.kill(arena.server.pid, signal.SIGSTOP)
+    time.sleep(fault.seconds)
+    os.kill(arena.server.pid, signal.SIGCONT)
+
+
+def server_killed(arena: Arena, fault: Fault) -> None:
+    arena.server.kill()
+    time.sleep(fault.seconds / 3)
+    arena.server.start()
+
+
+def server_asleep(arena: Arena, _fault: Fault) -> None:
+    _tell(arena, "DEBUG", "SLEEP", "0.7")
+
+
+def clients_killed(arena: Arena, _fault: Fault) -> None:
+    _tell(arena, "CLIENT", "KILL", "TYPE", "normal")
+
+
+def writes_paused(arena: Arena, _fault: Fault) -> None:
+    _tell(arena, "CLIENT", "PAUSE", "800", "WRITE")
+    time.sleep(0.8)
+
+
+def scripts_flushed(arena: Arena, _fault: Fault) -> None:
+    _tell(arena, "SCRIPT", "FLUSH")
+
+
+def memory_full(arena: Arena, _fault: Fault) -> None:
+    _tell(arena, "CONFIG", "SET", "maxmemory", "1")
+    time.sleep(1)
+    _tell(arena, "CONFIG", "SET", "maxmemory", "0")
+
+
+def replies_lost(arena: Arena, fault: Fault) -> None:
+    _misdirect(arena, f"swallow {fault.count} close", fault.seconds)
+
+
+def replies_silenced(arena: Arena, fault: Fault) -> None:
+    _misdirect(arena, f"swallow {fault.count} silent", fault.seconds)
+
+
+def replies_late(arena: Arena, fault: Fault) -> None:
+    _misdirect(arena, f"delay {fault.seconds / 3:.3f}", fault.seconds)
+
+
+FAULTS: dict[str, Callable[[Arena, Fault], None]] = {name: globals()[name] for name in (*OF_PROCESSES, *OF_THE_SERVER)}
+
+
+def unleash(arena: Arena, faults: list[Fault], start: float) -> list[threading.Thread]:
+    """Do the faults, each at its time after `start`, in two threads; return these."""
+    threads = []
+    for kinds in (OF_PROCESSES, OF_THE_SERVER):
+        mine = [fault for fault in faults if fault.kind in kinds]
+        threads.append(threading.Thread(target=_track, args=(arena, mine, start), daemon=True))
+        threads[-1].start()
+    return threads
+
+
+def _track(arena: Arena, faults: list[Fault], start: float) -> None:
+    for fault in faults:
+        time.sleep(max(0.0, start + fault.at - time.monotonic()))
+        began = time.monotonic()
+        FAULTS[fault.kind](arena, fault)
+        arena.journal.write("fault", of=fault.kind, victim=fault.victim, began=began)
+
+
+def _replace(member: Member, how: signal.Signals) -> None:
+    with member.lock:
+        member.end(how)
+        member.start()
+
+
+def _tell(arena: Arena, *command: str) -> None:
+    """Make the server do something; what it answers while it does it is of no interest, but it must have heard."""
+    with redis.Redis(unix_socket_path=str(arena.server.socket), socket_timeout=20) as client:
+        client.execute_command(*command)
+
+
+def _misdirect(arena: Arena, order: str, seconds: float) -> None:
+    arena.proxy.order(order)
+    time.sleep(seconds)
+    arena.proxy.order("heal")

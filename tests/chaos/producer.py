@@ -1,0 +1,100 @@
+"""One producer process: publishes at a steady rate until its time is over, and writes down what it was told."""
+
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+from reliq import Outgoing, PublishFailed, ReliqError
+from tests.chaos.history import Journal
+from tests.chaos.workload import QUEUES, Wish, wish
+
+#: How long a publish without an answer is repeated under the same id.
+INSIST_SECONDS = 3.0
+#: So many messages waiting are more than the consumers can be expected to work off in good time.
+BACKLOG_LIMIT = 3000
+LOOK_SECONDS = 1.0
+
+
+class Producer:
+    """Publishes what the seed says, step by step."""
+
+    def __init__(self, name: str, seed: int, journal: Journal) -> None:
+        self._name, self._seed, self._journal = name, seed, journal
+        self._last: deque[tuple[str, str]] = deque(maxlen=5)  # queue and id of the last confirmed
+        self._call = 0
+        self._looked_at = time.monotonic()
+
+    def work(self, rate: float, until: float) -> None:
+        """Publish `rate` messages a second until the monotonic clock says `until`."""
+        start, published, number = time.monotonic(), 0, 0
+        while (now := time.monotonic()) < until:
+            if now - self._looked_at > LOOK_SECONDS:
+                start += self._wait_for_consumers(until)
+            ahead = start + published / rate - now
+            if ahead > 0:
+                time.sleep(min(ahead, max(0.0, until - now)))
+            one = wish(self._seed, self._name, number)
+            self._publish(one)
+            if one.cancels and len(self._last) >= one.cancels:
+                self._cancel(*self._last[-one.cancels])
+            published, number = published + len(one.names), number + 1
+
+    def _publish(self, one: Wish) -> None:
+        self._call += 1
+        call = self._call
+        self._journal.write("publish", call=call, names=one.names, queue=one.queue, delay=one.delay)
+        until, unknown = time.monotonic() + INSIST_SECONDS, False
+        ids: tuple[str, ...] = one.names if one.chosen else ()
+        while True:
+            try:
+                ids = self._send(one, ids)
+            except PublishFailed as failure:
+                ids, unknown = failure.ids, unknown or failure.outcome == "unknown"
+                if time.monotonic() < until:
+                    continue
+                self._journal.write("unpublished", call=call, ids=ids, unknown=unknown)
+                return
+            self._journal.write("published", call=call, ids=ids)
+            self._last.extend((one.queue, id) for id in ids)
+            return
+
+    def _send(self, one: Wish, ids: tuple[str, ...]) -> tuple[str, ...]:
+        """Publish once; return the ids that are published now."""
+        queue, padding = QUEUES[one.queue], "x" * one.padding
+        bodies = [{"name": name, "delay": one.delay, "padding": padding} for name in one.names]
+        if len(bodies) == 1:
+            return (queue.publish(bodies[0], delay=one.delay, id=ids[0] if ids else None).id,)
+        queue.publish_many(Outgoing(body=body, id=id, delay=one.delay) for body, id in zip(bodies, ids, strict=True))
+        return ids
+
+    def _cancel(self, queue: str, id: str) -> None:
+        self._call += 1
+        self._journal.write("cancel", call=self._call, queue=queue, id=id)
+        try:
+            answer = QUEUES[queue].cancel(id)
+        except ReliqError:
+            answer = "unknown"
+        self._journal.write("cancel_answered", call=self._call, id=id, answer=answer)
+
+    def _wait_for_consumers(self, until: float) -> float:
+        """Wait while too many messages wait; return for how long."""
+        self._looked_at = since = time.monotonic()
+        while time.monotonic() < until:
+            with suppress(ReliqError):
+                if sum(queue.counts().alive for queue in QUEUES.values()) < BACKLOG_LIMIT:
+                    break
+            time.sleep(0.2)
+        waited = time.monotonic() - since
+        return waited if waited > 0.2 else 0.0
+
+
+def main(path: str, seed: str, rate: str, until: str) -> int:
+    name = Path(path).stem.replace("producer-", "p")
+    Producer(name, int(seed), Journal(Path(path))).work(float(rate), float(until))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""What must hold in Redis at every moment, looked at from outside: one MULTI, then pure functions."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from reliq.keys import Keys
+
+ENDS = ("acked", "dead", "expired", "cancelled", "purged")
+_NONCE = re.compile(r".+:\d+!?")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A queue's structures at one moment."""
+
+    pending: tuple[str, ...]
+    ready: tuple[str, ...]
+    unack: tuple[str, ...]
+    retry: tuple[str, ...]
+    garbage: tuple[str, ...]
+    counts: Mapping[str, str]
+    words: Mapping[str, str]
+    totals: Mapping[str, int]
+
+    @property
+    def alive(self) -> tuple[str, ...]:
+        """Every id in any place."""
+        return self.pending + self.ready + self.unack + self.retry + self.garbage
+
+
+def take(client: redis.Redis, keys: Keys) -> Snapshot:
+    """Read a queue in one MULTI."""
+    with client.pipeline(transaction=True) as pipe:
+        pipe.zrange(keys.pending, 0, -1).lrange(keys.ready, 0, -1).zrange(keys.unack, 0, -1)
+        pipe.lrange(keys.retry, 0, -1).smembers(keys.garbage)
+        pipe.hgetall(keys.counts).hgetall(keys.lease).hgetall(keys.totals)
+        *places, counts, words, totals = pipe.execute()
+    return Snapshot(
+        *(tuple(id.decode() for id in place) for place in places),
+        counts=_texts(counts),
+        words=_texts(words),
+        totals={kind: int(number) for kind, number in _texts(totals).items()},
+    )
+
+
+def broken(look: Snapshot) -> list[str]:
+    """Return what does not hold, in words with an example."""
+    twice = [id for id, times in Counter(look.alive).items() if times > 1]
+    countable = {*look.pending, *look.ready, *look.unack, *look.retry}
+    waits_or_held = [id for id in look.unack if look.words.get(id) != "nacked"]
+    checks = {
+        "in two places": twice,
+        "without a retry count": countable - look.counts.keys(),
+        "with a retry count but in no place": look.counts.keys() - countable,
+        "in unack, held by nobody": [id for id in waits_or_held if not _NONCE.fullmatch(look.words.get(id, ""))],
+        "held, but not in unack": [
+            id for id, word in look.words.items() if _NONCE.fullmatch(word) and id not in {*look.unack}
+        ],
+        "with a state word but not alive": look.words.keys() - {*look.alive},
+        "with a retry count that is none": [id for id, left in look.counts.items() if not left.isdigit()],
+    }
+    found = [f"{len(ids)} ids {what}, such as {min(ids)}" for what, ids in checks.items() if ids]
+    if missing := balance(look.totals, len(look.alive)):
+        found.append(f"the account is off by {missing}")
+    return found
+
+
+def balance(totals: Mapping[str, int], alive: int) -> int:
+    """Return published + redriven - every end - alive."""
+    came = totals.get("published", 0) + totals.get("redriven", 0)
+    return came - sum(totals.get(kind, 0) for kind in ENDS) - alive
+
+
+def leftovers(client: redis.Redis, keys: Keys) -> dict[str, int]:
+    """Return how much is left in structures that must be empty when nothing is alive."""
+    sizes = {
+        "pending": client.zcard(keys.pending),
+        "ready": client.llen(keys.ready),
+        "unack": client.zcard(keys.unack),
+        "retry": client.llen(keys.retry),
+        "garbage": client.scard(keys.garbage),
+        "counts": client.hlen(keys.counts),
+        "lease": client.hlen(keys.lease),
+        "errors": client.hlen(keys.errors),
+        "msg:*": sum(1 for _ in client.scan_iter(keys.msg("*"), count=1000)),
+    }
+    return {name: size for name, size in sizes.items() if size}
+
+
+def _texts(reply: Mapping[Any, Any]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in reply.items()}

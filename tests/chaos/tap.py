@@ -1,0 +1,122 @@
+"""A wire that writes down every claim and every settling call, when it was made and what Redis answered."""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from redis.exceptions import NoScriptError
+
+from reliq import Consumer
+from reliq.lua import script
+from reliq.message import Claimed
+from reliq.wires import NotSentError
+from tests.chaos.history import Journal
+
+SETTLING = ("ack", "nack", "extend", "release", "snooze")
+LETTING_GO = ("ack", "nack", "release", "snooze")
+_BY_CODE = {code: one for one in map(script, ("claim", *SETTLING)) for code in (one.sha, one.text)}
+
+
+class Tap:
+    """
+    What `wire` does, written down.
+
+    Attributes:
+        spent: the last receipts that were used in this process, by queue: what a late worker would still hold.
+    """
+
+    spent: ClassVar[deque[tuple[str, Claimed]]] = deque(maxlen=40)
+
+    def __init__(self, wire: Any, journal: Journal, *, late: bool = False) -> None:
+        self._wire, self._journal, self._late = wire, journal, late
+        self._numbers = itertools.count()
+
+    def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send `commands`, and note what of them is to be noted before and after."""
+        spied = [_spied(command) for command in commands]
+        numbers = [self._ask(one) for one in spied]
+        asked_at = time.monotonic()
+        try:
+            replies = self._wire.exchange(commands)
+        except BaseException as error:
+            kind = "no" if isinstance(error, NotSentError) else "unknown"
+            for number in filter(None, numbers):
+                self._journal.write(kind, call=number)
+            raise
+        for number, one, reply in zip(numbers, spied, replies, strict=True):
+            if one is not None:
+                self._answered(number, one, asked_at, reply)
+        return replies
+
+    def _ask(self, one: "Spied | None") -> str:
+        if one is None or one.name == "claim":
+            return ""
+        number = f"{id(self)}.{next(self._numbers)}"
+        items = [[row["id"], row["nonce"]] for row in one.rows]
+        self._journal.write("asked", call=number, verb=one.verb, queue=one.queue, items=items, late=self._late)
+        return number
+
+    def _answered(self, number: str, one: "Spied", asked_at: float, reply: Any) -> None:
+        if isinstance(reply, Exception):
+            if number:
+                self._journal.write("again" if isinstance(reply, NoScriptError) else "no", call=number)
+        elif one.name == "claim":
+            ids = [[reply[at].decode(), int(reply[at + 1])] for at in range(3, len(reply), 3)]
+            if ids:
+                self._journal.write(
+                    "claimed",
+                    asked=asked_at,
+                    queue=one.queue,
+                    nonce=one.head["nonce"],
+                    lease=int(one.head["lease_ms"]) / 1000,
+                    ids=ids,
+                )
+        else:
+            lost = reply if one.name in ("ack", "release") else reply[0]
+            self._journal.write("answered", call=number, lost=[index - 1 for index in lost])
+            self._keep(one, set(lost))
+
+    def _keep(self, one: "Spied", lost: set[int]) -> None:
+        if one.name in LETTING_GO and not self._late:
+            for index, row in enumerate(one.rows, 1):
+                if index not in lost:
+                    self.spent.append((one.queue, Claimed(row["id"], row["nonce"], int(row["left"]))))
+
+
+class Spied:
+    """A command that runs one of the scripts of interest, taken apart by the script's header."""
+
+    def __init__(self, command: Sequence[Any]) -> None:
+        one = _BY_CODE[command[1]]
+        keys, args = command[3 : 3 + command[2]], command[3 + command[2] :]
+        self.name = one.name
+        self.queue = keys[one.keys.index("unack")].partition(":")[2].partition("}")[0]
+        self.head = dict(zip(one.args, args, strict=False))
+        self.verb = self.head.get("kind") or self.name  # acked or expired
+        tail, size = args[len(one.args) :], max(1, len(one.tail_args))
+        self.rows = [dict(zip(one.tail_args, tail[at : at + size], strict=True)) for at in range(0, len(tail), size)]
+
+
+def _spied(command: Sequence[Any]) -> Spied | None:
+    return Spied(command) if command[0] in ("EVALSHA", "EVAL") and command[1] in _BY_CODE else None
+
+
+class TappedConsumer(Consumer):
+    """A consumer whose worker's calls are written down."""
+
+    journal: Journal
+
+    def connection(self, handlers: Any) -> Any:
+        return TappedConnection(super().connection(handlers), self.journal)
+
+
+class TappedConnection:
+    """A connection whose wires are tapped."""
+
+    def __init__(self, connection: Any, journal: Journal) -> None:
+        self._connection, self._journal = connection, journal
+
+    def wire(self, timeout_seconds: float) -> Tap:
+        return Tap(self._connection.wire(timeout_seconds), self._journal)

@@ -1,0 +1,329 @@
+"""Each count of the checker finds what it is for, in histories written by hand, and nothing in a clean one."""
+
+import pytest
+
+from tests.chaos.checker import AFTER_THE_DRAIN, ALWAYS, check
+from tests.chaos.history import Event
+from tests.chaos.picture import draw
+from tests.chaos.report import report
+from tests.chaos.story import tell
+from tests.chaos.timing import measure
+
+A, B = "consumer-0.0", "consumer-1.0"
+
+
+class History:
+    """A run written by hand: one message, `m`, in the queue with one retry."""
+
+    def __init__(self):
+        self.events = []
+        self.totals = {"published": 1, "acked": 1}
+        self.dead, self.left, self.alive, self.drained = [], {}, [], True
+        self.calls = 0
+
+    def write(self, t, who, kind, **facts):
+        self.events.append(Event(t, who, kind, facts))
+        return self
+
+    def published(self, t=1.0, delay=0.0, name="m"):
+        self.write(t, "p", "publish", call=1, names=[name], queue="frail", delay=delay)
+        return self.write(t + 0.1, "p", "published", call=1, ids=[name])
+
+    def claimed(self, t, who=A, nonce="n1", asked=None, id="m"):
+        asked = t - 0.01 if asked is None else asked
+        return self.write(t, who, "claimed", asked=asked, queue="frail", nonce=nonce, lease=2.0, ids=[[id, 1]])
+
+    def started(self, t, who=A, nonce="n1", name="m"):
+        return self.write(t, who, "start", id=name, nonce=nonce, name=name)
+
+    def ended(self, t, who=A, nonce="n1"):
+        return self.write(t, who, "end", id="m", nonce=nonce, how="ack")
+
+    def used(self, t, verb="acked", who=A, nonce="n1", answer="answered", late=False, took=0.01):
+        self.calls += 1
+        self.write(t, who, "asked", call=self.calls, verb=verb, queue="frail", items=[["m", nonce]], late=late)
+        if answer:
+            facts = {"lost": [0] if answer == "lost" else []} if answer in ("answered", "lost") else {}
+            self.write(t + took, who, "answered" if facts else answer, call=self.calls, **facts)
+        return self
+
+    def cancelled(self, t, answer="cancelled"):
+        self.write(t, "p", "cancel", call=2, queue="frail", id="m")
+        return self.write(t + 0.01, "p", "cancel_answered", call=2, id="m", answer=answer) if answer else self
+
+    def done_by(self, who, nonce, t):
+        return self.claimed(t, who, nonce).started(t + 0.1, who, nonce).ended(t + 0.2, who, nonce)
+
+    def story(self):
+        end = [Event(100.0, "arena", "drained", {"seconds": 1.0})] if self.drained else []
+        for queue, totals in (("frail", self.totals), ("sturdy", {})):
+            alive, dead, left = (self.alive, self.dead, self.left) if queue == "frail" else ([], [], {})
+            end.append(
+                Event(
+                    101.0,
+                    "arena",
+                    "final",
+                    {"queue": queue, "totals": totals, "alive": alive, "dead": dead, "left": left},
+                )
+            )
+        begun = Event(0.0, "arena", "begun", {"start": 0.0, "seconds": 60.0})
+        return tell([begun, *sorted(self.events, key=lambda event: event.t), *end])
+
+    def found(self):
+        return {name for name, some in check(self.story()).violations.items() if some}
+
+
+@pytest.fixture
+def history():
+    return History()
+
+
+def test_a_clean_run_is_valid(history):
+    story = history.published().done_by(A, "n1", 2.0).used(2.3).story()
+
+    verdict = check(story)
+
+    assert (verdict.word, verdict.violations.keys()) == ("valid", ALWAYS.keys() | AFTER_THE_DRAIN.keys())
+
+
+def test_a_run_that_is_not_drained_is_unknown_and_never_valid(history):
+    history.drained = False
+
+    assert check(history.published().done_by(A, "n1", 2.0).used(2.3).story()).word == "unknown"
+    assert check(history.done_by(B, "n2", 3.0).story()).word == "violated"
+
+
+def test_a_run_without_its_last_look_is_unknown(history):
+    story = history.published().done_by(A, "n1", 2.0).used(2.3).story()
+    del story.finals["sturdy"]
+
+    assert check(story).word == "unknown"
+
+
+def test_lost(history):
+    history.totals = {"published": 1}
+
+    assert history.published().claimed(2.0).found() == {"lost", "conservation"}
+
+
+@pytest.mark.parametrize("place", ["dead", "alive"])
+def test_a_message_that_is_dead_or_alive_at_the_end_is_not_lost(history, place):
+    setattr(history, place, ["m"])
+    history.totals = {"published": 1, "dead": len(history.dead)}
+
+    assert history.published().found() == set()
+
+
+def test_a_message_whose_ack_was_never_answered_may_be_done(history):
+    assert history.published().done_by(A, "n1", 2.0).used(2.3, answer="").found() == set()
+
+
+def test_an_ack_that_was_refused_is_none(history):
+    history.totals = {"published": 1}
+
+    assert "lost" in history.published().done_by(A, "n1", 2.0).used(2.3, answer="lost").found()
+
+
+def test_an_ack_made_late_on_purpose_and_never_answered_is_none(history):
+    assert "lost" in history.published().done_by(A, "n1", 2.0).used(2.3, answer="unknown", late=True).found()
+
+
+def test_unexpected(history):
+    history.totals = {}
+
+    assert history.started(2.0, name="stranger").found() == {"unexpected"}
+
+
+def test_what_was_refused_for_good_and_runs_is_unexpected(history):
+    history.write(1.0, "p", "publish", call=1, names=["m"], queue="frail", delay=0.0)
+    history.write(1.1, "p", "unpublished", call=1, ids=["m"], unknown=False)
+
+    assert "unexpected" in history.done_by(A, "n1", 2.0).used(2.3).found()
+
+
+def test_what_has_no_known_outcome_and_runs_is_recovered(history):
+    history.write(1.0, "p", "publish", call=1, names=["m"], queue="frail", delay=0.0)
+
+    story = history.done_by(A, "n1", 2.0).used(2.3).story()
+
+    assert check(story).word == "valid"
+    assert "| recovered: started, publish unknown | 1 |" in page(story)
+
+
+def test_duplicated_without_a_reason(history):
+    history.published().done_by(A, "n1", 2.0).done_by(B, "n2", 9.0).used(9.3, who=B, nonce="n2")
+
+    assert history.found() == {"duplicated without a reason"}
+
+
+def test_what_its_holder_wrote_down_is_a_reason(history):
+    reasons = {
+        "nack": lambda h: h.used(2.3, "nack"),
+        "unknown ack": lambda h: h.used(2.3, answer=""),
+        "killed": lambda h: h.write(3.0, "arena", "died", of=A, code=-9),
+        "failed call": lambda h: h.used(2.7, "extend", answer="unknown"),
+        "slow call": lambda h: h.used(2.7, "extend", took=1.5),
+        "late renewal": lambda h: h.write(4.5, A, "late", seconds=1.0),
+        "stalled": lambda h: h.write(5.0, A, "stalled", since=2.5),
+    }
+    for name, write in reasons.items():
+        one = History().published().done_by(A, "n1", 2.0).done_by(B, "n2", 9.0).used(9.3, who=B, nonce="n2")
+        write(one)
+        assert one.found() == set(), name
+
+
+def test_what_another_process_wrote_down_is_none(history):
+    history.published().done_by(A, "n1", 2.0).done_by(B, "n2", 9.0).used(9.3, who=B, nonce="n2")
+
+    history.write(5.0, "consumer-2.0", "stalled", since=2.5)
+
+    assert history.found() == {"duplicated without a reason"}
+
+
+def test_after_ack(history):
+    history.published().done_by(A, "n1", 2.0).used(2.3).claimed(3.0, B, "n2")
+
+    assert history.found() == {"after ack"}
+
+
+def test_a_claim_that_was_under_way_when_the_ack_was_confirmed_is_not_after_it(history):
+    history.published().done_by(A, "n1", 2.0).used(2.3).claimed(3.0, B, "n2", asked=2.2)
+
+    assert "after ack" not in history.found()
+
+
+def test_leased_while_held(history):
+    history.published().claimed(2.0).claimed(3.0, B, "n2").used(3.1, who=B, nonce="n2")
+
+    assert history.found() == {"leased while held"}
+
+
+def test_an_extension_holds_the_lease(history):
+    history.published().claimed(2.0).used(3.5, "extend").claimed(4.5, B, "n2").used(4.6, who=B, nonce="n2")
+
+    assert history.found() == {"leased while held"}
+
+
+@pytest.mark.parametrize("verb", ["nack", "release", "snooze"])
+def test_who_has_let_go_does_not_hold(history, verb):
+    history.published().claimed(2.0).used(2.5, verb).claimed(3.0, B, "n2").used(3.1, who=B, nonce="n2")
+
+    assert history.found() == set()
+
+
+def test_of_two_claims_that_were_under_way_at_once_either_may_have_been_first(history):
+    history.published().claimed(2.2, B, "n2").claimed(4.9, A, "n1", asked=0.1).used(2.3, "nack", B, "n2")
+
+    assert history.used(5.0).found() == set()
+
+
+def test_overlapping_without_a_reason(history):
+    history.published().claimed(2.0).started(2.1).claimed(9.0, B, "n2").started(9.1, B, "n2").ended(9.5)
+
+    assert "overlapping without a reason" in history.used(9.6).found()
+
+
+def test_after_cancel(history):
+    history.totals = {"published": 1, "cancelled": 1}
+
+    assert history.published().cancelled(1.5).claimed(2.0).started(2.1).found() == {"after cancel"}
+
+
+def test_what_was_started_before_or_answered_running_is_not_after_cancel(history):
+    history.published().done_by(A, "n1", 2.0).cancelled(2.15, "running").used(2.3)
+
+    assert history.found() == set()
+
+
+def test_a_cancel_without_an_answer_may_have_ended_the_message(history):
+    history.totals = {"published": 1, "cancelled": 1}
+
+    assert history.published().cancelled(1.5, answer=None).found() == set()
+
+
+def test_early(history):
+    history.published(delay=3.0).done_by(A, "n1", 3.5).used(3.8)
+
+    assert history.found() == {"early"}
+
+
+def test_the_drift_of_the_clocks_is_allowed_for(history):
+    history.published(delay=2.0).done_by(A, "n1", 2.85).used(3.5)
+    assert history.found() == {"early"}
+
+    for t, ahead in ((1.0, 50.0), (2.0, 50.2)):
+        history.write(t, "arena", "clock", ahead=ahead)
+
+    assert history.found() == set()
+
+
+@pytest.mark.parametrize("verb", ["acked", "nack", "extend", "release", "snooze"])
+def test_stale_accepted(history, verb):
+    history.published().claimed(2.0).used(2.1, "nack").claimed(2.5, B, "n2").used(2.9, who=B, nonce="n2")
+
+    assert history.found() == set()
+    assert "stale accepted" in history.used(2.7, verb, nonce="n1", late=True).found()
+
+
+def test_a_stale_receipt_that_was_refused_is_well(history):
+    history.published().claimed(2.0).used(2.1, "nack").claimed(2.5, B, "n2").used(2.9, who=B, nonce="n2")
+
+    assert history.used(2.7, nonce="n1", answer="lost", late=True).found() == set()
+
+
+def test_attempts(history):
+    history.published()
+    for number in range(3):
+        history.claimed(2.0 + number, nonce=f"n{number}").used(2.5 + number, "nack", nonce=f"n{number}")
+    history.claimed(9.0, nonce="n9").used(9.1, nonce="n9")
+
+    assert history.found() == {"attempts"}
+
+
+def test_what_was_given_back_unspent_is_no_attempt(history):
+    history.published()
+    for number, verb in enumerate(["nack", "release", "snooze"]):
+        history.claimed(2.0 + number, nonce=f"n{number}").used(2.5 + number, verb, nonce=f"n{number}")
+    history.claimed(9.0, nonce="n9").used(9.1, nonce="n9")
+
+    assert history.found() == set()
+
+
+def test_leaks(history):
+    history.left = {"lease": 2}
+
+    assert history.published().done_by(A, "n1", 2.0).used(2.3).found() == {"leaks"}
+
+
+def test_conservation(history):
+    history.published().done_by(A, "n1", 2.0).used(2.3)
+    for totals in (
+        {"published": 2, "acked": 1},
+        {"published": 1},
+        {"published": 1, "acked": 1, "dead": 1},
+        {"published": 2, "acked": 2},
+        {"published": 1, "cancelled": 1},
+    ):
+        history.totals = totals
+        assert history.found() == {"conservation"}, totals
+
+
+def test_invariants(history):
+    history.published().done_by(A, "n1", 2.0).used(2.3)
+
+    history.write(3.0, "arena", "look", queue="frail", alive=1, totals={}, broken=["1 ids in two places, such as m"])
+
+    assert history.found() == {"invariants"}
+
+
+def test_the_report_names_what_it_found_and_the_picture_shades_the_faults(history):
+    history.published().done_by(A, "n1", 2.0).used(2.3).claimed(3.0, B, "n2")
+    story = history.write(4.0, "arena", "fault", of="server_killed", victim=0, began=3.5).story()
+
+    assert "# Chaos, seed 7: violated" in page(story)
+    assert "- m: n2 of consumer-1.0" in page(story)
+    assert "<title>server_killed</title>" in draw(story, "a run")
+
+
+def page(story):
+    return report(story, check(story), measure(story), seed=7, events=1)

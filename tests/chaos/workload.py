@@ -1,0 +1,71 @@
+"""What is published and what handlers do with it, all of it decided by the seed."""
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from reliq import Queue
+
+LEASE_SECONDS = 2.0
+#: Two queues: in one, nothing may die of bad luck; in the other, a second failure is the end.
+STURDY = Queue("sturdy", dict, retries=20, dedup=30)
+FRAIL = Queue("frail", dict, retries=1, dedup=30)
+QUEUES = {queue.name: queue for queue in (STURDY, FRAIL)}
+
+Answer = Literal["ack", "nack", "raise", "snooze", "reject"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """
+    One step of a producer.
+
+    Attributes:
+        names: of the messages; more than one are published by one call.
+        chosen: whether the names are also their ids.
+        cancels: which of the last messages to cancel afterwards, 1 for the last; 0 for none.
+    """
+
+    names: tuple[str, ...]
+    queue: str
+    delay: float
+    padding: int
+    chosen: bool
+    cancels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    """How a handler behaves with one delivery: how long it takes, and how it answers."""
+
+    seconds: float
+    answer: Answer
+
+
+def wish(seed: int, producer: str, number: int) -> Wish:
+    """Return the step `number` of `producer`."""
+    chance = random.Random(f"{seed} {producer} {number}")
+    many = 10 if chance.random() < 0.05 else 1
+    return Wish(
+        names=tuple(f"{producer}.{number}.{index}" for index in range(many)),
+        queue=chance.choices(["sturdy", "frail"], [9, 1])[0],
+        delay=chance.choices([0.0, 0.2, 1.5], [6, 2, 2])[0],
+        padding=chance.choices([100, 64_000], [99, 1])[0],
+        chosen=many > 1 or chance.random() < 0.8,
+        cancels=chance.randint(1, 5) if chance.random() < 0.02 else 0,
+    )
+
+
+def conduct(seed: int, name: str, attempt: int, *, put_off: bool) -> Conduct:
+    """Return what the handler does with delivery `attempt` of the message `name`; one `put_off` is so only once."""
+    chance = random.Random(f"{seed} {name} {attempt}")
+    roll = chance.random()
+    if roll < 0.003:
+        seconds = 1.3 * LEASE_SECONDS
+    elif attempt > 1:
+        seconds = chance.uniform(0.2, 0.5)  # long enough to be met by a receipt of the delivery before
+    else:
+        seconds = chance.uniform(0, 0.02)
+    answers: list[Answer] = ["ack", "nack", "raise", "snooze", "reject"]
+    answer = chance.choices(answers, [96.5, 2, 0.5, 0.8, 0.2])[0]
+    return Conduct(seconds, "ack" if put_off and answer == "snooze" else answer)
