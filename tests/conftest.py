@@ -12,6 +12,15 @@ from reliq.embedded import EmbeddedRedis, bundled_server, find_server
 from reliq.errors import ConfigurationError
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long",
+        action="store_true",
+        default=bool(os.environ.get("RELIQ_LONG")),
+        help="minutes and hours instead of seconds, where a test can use them (or set RELIQ_LONG)",
+    )
+
+
 @pytest.fixture(scope="session")
 def server_path() -> Path:
     """Return the server under test: RELIQ_TEST_SERVER is a path, or `embedded` for the one pip brought."""

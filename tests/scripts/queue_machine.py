@@ -2,9 +2,11 @@
 
 from collections import Counter
 
+from account import HISTORY
+from expiring_keys import WINDOW_MS
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from queue_model import HISTORY, WINDOW_MS, Model
+from queue_model import Model
 from redis.exceptions import NoScriptError
 
 from reliq import transitions as t
@@ -14,7 +16,7 @@ from reliq.keys import Keys
 #: Few, so that an id is used again and again.
 IDS = [f"m{number}" for number in range(6)]
 LEASE_MS = 20_000
-FOR_EVER_MS = 10**12
+FOR_EVER_MS, HOUR_MS = 10**12, 3_600_000
 
 some_ids = st.lists(st.sampled_from(IDS), min_size=1, max_size=4)
 picks = st.lists(st.integers(0, 12), min_size=1, max_size=4)
@@ -22,19 +24,42 @@ delays = st.sampled_from([0, 0, 1, 500, LEASE_MS, 60_000])
 limits = st.sampled_from([1, 2, 4, 500])
 a_few = st.sampled_from([0, 1, 4])
 retries = st.sampled_from([0, 1, 2, 5])
+#: The short ones end in a lease or two, where the server's clock is held.
+ttls = st.sampled_from([1, LEASE_MS, 2 * LEASE_MS, HOUR_MS, HOUR_MS])
 
 
 class Moves(RuleBasedStateMachine):
-    """Six ids, every move, repeated and mistaken calls."""
+    """
+    Six ids, every move, repeated and mistaken calls.
+
+    Attributes:
+        held: the clock of the server; None: it runs, scripts are told the time, and no key expires.
+    """
 
     client = None
+    held = None
 
     @initialize()
     def begin(self):
         self.client.flushall()
-        self.keys, self.model = Keys("q"), Model()
+        self.keys, self.model = Keys("q"), Model(keys_expire=self.held is not None)
         self.numbers, self.versions, self.receipts, self.promised = Counter(), 0, [], {}
         self.last_publish = self.last_claim = None
+
+        self.pass_time(0)
+
+    def pass_time(self, us):
+        """Let it be later, or earlier; what has expired is gone at once, not when Redis finds the time."""
+        self.model.pass_time(us)
+        if self.held:
+            self.held.set(self.model.now)
+            expiring = [key(name) for key in (self.keys.msg, self.keys.dd) for name in IDS]
+            self.client.exists(*expiring, self.keys.lane("p"), self.keys.lane("w"))
+
+    @property
+    def clock(self):
+        """What scripts are told."""
+        return None if self.held else self.model.now
 
     def run(self, call):
         return call.read(self.reply(call))
@@ -55,7 +80,7 @@ class Moves(RuleBasedStateMachine):
 
     # ---- in -----------------------------------------------------------------
 
-    def publish_call(self, ids, turn, *, delay_ms, left, replace):
+    def publish_call(self, ids, turn, *, delay_ms, left, replace, ttl_ms=HOUR_MS):
         items = [(id, f"{id}.{self.versions + index}") for index, id in enumerate(ids)]
         self.versions += len(ids)
         rest = envelope_rest(left, 1, WINDOW_MS)
@@ -63,31 +88,33 @@ class Moves(RuleBasedStateMachine):
             self.keys,
             [(id, rest + body.encode()) for id, body in items],
             turn,
-            ttl_ms=3_600_000,
+            ttl_ms=ttl_ms,
             retries=left,
             delay_ms=delay_ms,
             window_ms=WINDOW_MS,
             replace=replace,
-            clock=self.model.now,
+            clock=self.clock,
         )
         return items, call
 
-    @rule(ids=some_ids, delay_ms=delays, left=retries, replace=st.booleans())
-    def publish(self, ids, delay_ms, left, replace):
-        items, call = self.publish_call(ids, self.turn("p"), delay_ms=delay_ms, left=left, replace=replace)
+    @rule(ids=some_ids, delay_ms=delays, left=retries, replace=st.booleans(), ttl_ms=ttls)
+    def publish(self, ids, delay_ms, left, replace, ttl_ms=HOUR_MS):
+        ttl_ms = ttl_ms if self.held else HOUR_MS  # a clock that runs would end the short ones at any time
+        options = {"delay_ms": delay_ms, "left": left, "replace": replace, "ttl_ms": ttl_ms}
+        items, call = self.publish_call(ids, self.turn("p"), **options)
         answer = self.run(call)
         self.last_publish = call, answer
 
-        assert answer.refused == self.model.publish(items, delay_ms, left, replace)
+        assert answer.refused == self.model.publish(items, delay_ms, left, replace, ttl_ms)
 
-    @precondition(lambda self: self.last_publish)
+    @precondition(lambda self: "p" in self.model.lanes)
     @rule()
     def repeat_the_last_publish(self):
         call, answer = self.last_publish
 
         assert self.run(call) == answer
 
-    @precondition(lambda self: self.last_publish)
+    @precondition(lambda self: "p" in self.model.lanes)
     @rule(ids=some_ids)
     def publish_by_a_number_too_low(self, ids):
         _, call = self.publish_call(ids, self.turn("p", back=1), delay_ms=0, left=1, replace=True)
@@ -96,7 +123,7 @@ class Moves(RuleBasedStateMachine):
 
     @rule(limit=limits)
     def promote(self, limit):
-        moved, wait = self.run(t.promote(self.keys, limit=limit, clock=self.model.now))
+        moved, wait = self.run(t.promote(self.keys, limit=limit, clock=self.clock))
 
         assert moved == self.model.promote(limit)
         assert wait == (max(0, min(self.model.pending.values()) - self.model.down) if self.model.pending else -1)
@@ -109,10 +136,10 @@ class Moves(RuleBasedStateMachine):
         letters = [
             (names[list(self.model.letters).index(death)], self.model.letters[death][0], left) for death in deaths
         ]
-        options = {"ttl_ms": 3_600_000, "delay_ms": delay_ms, "clock": self.model.now}
+        options = {"ttl_ms": HOUR_MS, "delay_ms": delay_ms, "clock": self.clock}
 
         answers = self.run(t.redrive(self.keys, letters, **options))
-        assert answers == [self.model.redrive(death, delay_ms, left) for death in deaths]
+        assert answers == [self.model.redrive(death, delay_ms, left, HOUR_MS) for death in deaths]
 
     # ---- claim and settle ---------------------------------------------------
 
@@ -124,32 +151,32 @@ class Moves(RuleBasedStateMachine):
         turn = self.turn("w")
         options = {"limit": limit, "first": first, "direct": direct, "suspects": suspects}
         self.last_claim = turn, options
-        claimed = self.run(t.claim(self.keys, turn, lease_ms=LEASE_MS, clock=self.model.now, **options)).claimed
+        claimed = self.run(t.claim(self.keys, turn, lease_ms=LEASE_MS, clock=self.clock, **options)).claimed
         self.receipts += claimed
         self.promised = claimed
 
         assert claimed == self.model.claim(f"w.{turn.number}:{LEASE_MS}", LEASE_MS, **options)
         return claimed
 
-    @precondition(lambda self: self.last_claim)
+    @precondition(lambda self: "w" in self.model.lanes)
     @rule()
     def repeat_the_last_claim(self):
         turn, options = self.last_claim
-        answer = self.run(t.claim(self.keys, turn, lease_ms=LEASE_MS, clock=self.model.now, **options))
+        answer = self.run(t.claim(self.keys, turn, lease_ms=LEASE_MS, clock=self.clock, **options))
 
         self.promised = self.model.claim_again(self.promised, LEASE_MS)
         assert answer.claimed == self.promised
 
-    @precondition(lambda self: self.last_claim)
+    @precondition(lambda self: "w" in self.model.lanes)
     @rule(limit=limits)
     def claim_by_a_number_too_low(self, limit):
-        call = t.claim(self.keys, self.turn("w", back=1), limit=limit, lease_ms=LEASE_MS, clock=self.model.now)
+        call = t.claim(self.keys, self.turn("w", back=1), limit=limit, lease_ms=LEASE_MS, clock=self.clock)
 
         assert self.run(call).claimed == []
 
     def settle(self, verb, receipts, **options):
         """Make a call about receipts, and the same on the model."""
-        clock = {"clock": self.model.now}
+        clock = {"clock": self.clock}
         last = ENVELOPE_START.encode() + b"%d" % self.model.down + envelope_rest(1, 1, WINDOW_MS) + b"last"
         match verb:
             case "ack":
@@ -192,24 +219,24 @@ class Moves(RuleBasedStateMachine):
 
     @rule(limit=limits, spare=st.booleans())
     def reclaim(self, limit, spare=False):
-        self.run(t.reclaim(self.keys, limit=limit, spare_leases=spare, clock=self.model.now))
+        self.run(t.reclaim(self.keys, limit=limit, spare_leases=spare, clock=self.clock))
         self.model.reclaim(limit, spare)
 
     @rule(ids=some_ids, tombstone_ms=st.sampled_from([60_000, 3_600_000]))
     def cancel(self, ids, tombstone_ms=60_000):
-        call = t.cancel(self.keys, ids, tombstone_ms=tombstone_ms, clock=self.model.now)
+        call = t.cancel(self.keys, ids, tombstone_ms=tombstone_ms, clock=self.clock)
 
         assert self.run(call) == [self.model.cancel(id, tombstone_ms) for id in ids]
 
     @rule(ids=some_ids, delay_ms=delays)
     def reschedule(self, ids, delay_ms):
-        call = t.reschedule(self.keys, ids, delay_ms=delay_ms, clock=self.model.now)
+        call = t.reschedule(self.keys, ids, delay_ms=delay_ms, clock=self.clock)
 
         assert self.run(call) == [self.model.reschedule(id, delay_ms) for id in ids]
 
     @rule(ids=some_ids, letters_max=st.sampled_from([2, 100]))
     def collect(self, ids, letters_max=100):
-        self.run(t.collect(self.keys, ids, letters_max=letters_max, letters_ms=FOR_EVER_MS, clock=self.model.now))
+        self.run(t.collect(self.keys, ids, letters_max=letters_max, letters_ms=FOR_EVER_MS, clock=self.clock))
         self.model.collect(ids, letters_max)
 
     @rule(ids=some_ids, state=st.sampled_from(["pending", "ready", "retry", "garbage"]), in_order=st.booleans())
@@ -220,7 +247,7 @@ class Moves(RuleBasedStateMachine):
 
     @rule()
     def tidy(self):
-        self.run(t.tidy(self.keys, clock=self.model.now))
+        self.run(t.tidy(self.keys, clock=self.clock))
         self.model.tidy()
 
     @rule(paused=st.booleans())

@@ -1,34 +1,28 @@
 """What the scripts promise, in plain Python: times in unix ms, lists that begin with the id claimed next."""
 
 import re
-from collections import Counter
 from itertools import count
+from math import inf
 
-from held_clock import NOON
+from account import Account
+from expiring_keys import LANE_MS, Body, ExpiringKeys
 from msgspec.structs import replace
 
 from reliq.message import Claimed
 
-WINDOW_MS = 600_000
-HISTORY = 3  # how many acked messages are remembered
 
+class Model(ExpiringKeys, Account):
+    """A queue's places, state words and account."""
 
-class Model:
-    def __init__(self):
-        self.now = NOON  # in microseconds
+    def __init__(self, **options):
+        ExpiringKeys.__init__(self, **options)
+        Account.__init__(self)
         self.pending, self.unack = {}, {}  # id -> ms
-        self.ready, self.retry = [], []
-        self.garbage = set()
-        self.counts, self.words, self.bodies = {}, {}, {}  # id -> retries left, state word, body
+        self.ready, self.retry, self.garbage = [], [], set()
+        self.counts, self.words = {}, {}  # id -> retries left, state word
         self.letters = {}  # which death -> (id, body), the oldest first
         self.deaths = count()
-        self.markers = {}  # id -> (why it is taken, for how many ms)
-        self.totals = Counter()
-        self.ends, self.history = [], []  # (id, kind) of the last messages, those not acked and those acked
         self.token, self.paused, self.stolen = False, False, 0  # stolen: ended by foreign hands, without an account
-
-    up = property(lambda self: -(-self.now // 1000))
-    down = property(lambda self: self.now // 1000)
 
     @property
     def alive(self):
@@ -55,34 +49,29 @@ class Model:
             place.pop(id, None)
         self.note_end(id, kind)
 
-    def note_end(self, id, kind):
-        self.totals[kind] += 1
-        kept = self.history if kind == "acked" else self.ends
-        kept.append((id, kind))
-        del kept[: -HISTORY if kind == "acked" else -1000]
-
     def cancelled(self, id):
         return self.words.get(id, "").endswith("!")
 
-    # ---- in -----------------------------------------------------------------
-
-    def publish(self, items, delay_ms, retries, anew):
+    def publish(self, items, delay_ms, retries, anew, ttl_ms):
         refused, seen = {}, set()
+        due = self.due_in(delay_ms)
+        self.lanes["p"] = self.key_time + LANE_MS
         for index, (id, body) in enumerate(items):
             reason = "duplicate" if id in seen else self._standing(id, anew)
             seen.add(id)
             if reason in ("duplicate", "tombstoned"):
                 refused[index] = reason
                 continue
-            self.bodies[id], self.counts[id] = body, retries
-            self.words.pop(id, None)
-            self.markers.pop(id, None)
+            self.bodies[id] = Body(body, due, self.key_time + max(due - self.up, 0) + ttl_ms)
+            self.counts[id] = retries
+            for place in (self.words, self.markers):
+                place.pop(id, None)
             self.totals["published"] += 1
             if reason is None:
                 self.enter(id, delay_ms)
             else:
                 self.note_end(id, "cancelled")
-                self.words |= {id: f"@{self.up + delay_ms}"} if delay_ms else {}
+                self.words |= {id: f"@{due}"} if delay_ms else {}
         return refused
 
     def _standing(self, id, anew):
@@ -101,7 +90,7 @@ class Model:
         self.totals["promoted"] += len(due)
         return len(due)
 
-    def redrive(self, death, delay_ms, retries):
+    def redrive(self, death, delay_ms, retries, ttl_ms):
         if death not in self.letters:
             return "not_found"
         id, body = self.letters[death]
@@ -109,14 +98,14 @@ class Model:
             return "alive"
         del self.letters[death]
         self.words.pop(id, None)
-        self.bodies[id], self.counts[id] = body, retries
+        until = self.key_time + delay_ms + ttl_ms
+        self.bodies[id], self.counts[id] = Body(body, self.due_in(delay_ms), until), retries
         self.totals["redriven"] += 1
         self.enter(id, delay_ms)
         return "redriven"
 
-    # ---- claim and settle ---------------------------------------------------
-
     def claim(self, nonce, lease_ms, limit, first, direct, suspects):
+        self.lanes["w"] = self.key_time + lease_ms
         if self.paused:
             return []
         claimed, met = [], 0
@@ -149,6 +138,7 @@ class Model:
         return claimed
 
     def claim_again(self, claimed, lease_ms):
+        self.lanes["w"] = self.key_time + lease_ms
         still = [one for one in claimed if self.words.get(one.id) == one.nonce and one.id in self.unack]
         self.token |= bool(still and (self.ready or self.retry))
         return self.lease([replace(one, left=self.counts[one.id]) for one in still], lease_ms)
@@ -167,7 +157,7 @@ class Model:
         stopped = [one for one in good if kind == "expired" and self.cancelled(one.id)]
         for one in sorted(good, key=lambda one: one in stopped):
             self.end(one.id, "cancelled" if one in stopped else kind)
-            self.markers[one.id] = ("ended", WINDOW_MS)
+            self.mark(one.id, "ended")
         return lost, ()
 
     def extend(self, receipts, lease_ms):
@@ -194,9 +184,10 @@ class Model:
             if one.left and not reject:
                 self.put(self.unack, one.id, self.up + delay_ms)
                 self.words[one.id] = "nacked"
+                self.postpone(one.id, delay_ms, self.up + delay_ms)
             else:
                 self.bury(one.id)
-                self.bodies[one.id] = "last"
+                self.bodies[one.id] = Body("last", self.down)
 
         return self.let_go(receipts, then)
 
@@ -219,11 +210,10 @@ class Model:
         def then(one):
             self.words.pop(one.id)
             self.put(self.pending, one.id, self.up + delay_ms)
+            self.postpone(one.id, delay_ms, self.up + delay_ms)
             self.totals["snoozed"] += 1
 
         return self.let_go(receipts, then)
-
-    # ---- out ----------------------------------------------------------------
 
     def reclaim(self, limit, spare):
         leases = dict(self.unack)
@@ -244,7 +234,7 @@ class Model:
                 self.totals["retried_nack" if nacked else "retried_lease"] += 1
 
     def cancel(self, id, tombstone_ms):
-        before, for_ms = self.markers.get(id, ("", -2))
+        before, until = self.markers.get(id, ("", -inf))
         answer = "cancelled"
         if id in self.pending or (id in self.unack and self.words.get(id) == "nacked"):
             self.end(id, "cancelled")
@@ -258,15 +248,15 @@ class Model:
         elif before != "cancelled":
             answer = "not_found"
         mark = "unknown" if answer == "not_found" else "cancelled"
-        if for_ms <= tombstone_ms or (mark == "cancelled" and before != mark):
-            self.markers[id] = (mark, tombstone_ms)
+        if until - self.key_time < tombstone_ms or (mark == "cancelled" and before != mark):
+            self.mark(id, mark, tombstone_ms)
         return answer
 
     def reschedule(self, id, delay_ms):
-        word, due = self.words.get(id, ""), self.up + delay_ms
+        word, due, before = self.words.get(id, ""), self.up + delay_ms, self.down
         if id in self.pending or (id in self.unack and word == "nacked"):
             place = self.pending if id in self.pending else self.unack
-            place.pop(id)
+            before = place.pop(id)
             self.put(place, id, due)
         elif id in self.unack:
             return "running"
@@ -274,6 +264,7 @@ class Model:
             self.words[id] = f"@{due}" + ("?" if word == "suspect" or word.endswith("?") else "")
         else:
             return "not_found"
+        self.postpone(id, due - before, due)
         return "rescheduled"
 
     def collect(self, ids, letters_max):
@@ -283,11 +274,10 @@ class Model:
                 body = self.bodies.pop(id, None)
                 self.note_end(id, "dead" if body else "expired")
                 if body:
-                    self.letters[next(self.deaths)] = (id, body)
-                    self.markers[id] = ("ended", WINDOW_MS)
-        for death in sorted(self.letters)[:-letters_max]:
-            del self.letters[death]
-            self.totals["letters_dropped"] += 1
+                    self.letters[next(self.deaths)] = (id, body.text)
+                    self.mark(id, "ended")
+        while len(self.letters) > letters_max:
+            self.totals["letters_dropped"] += bool(self.letters.pop(min(self.letters)))
 
     def purge(self, ids, state):
         place, before = getattr(self, state), len(self.alive)

@@ -1,9 +1,12 @@
 """The scripts against a model of them: whatever is done in whatever order, Redis holds what the model holds."""
 
-import os
 from collections import Counter
+from math import inf
 
 import pytest
+import redis
+from held_clock import NOON
+from held_server import held_clock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
@@ -11,11 +14,12 @@ from queue_machine import IDS, LEASE_MS, Moves, delays, limits, some_ids
 
 from reliq import transitions as t
 from reliq.codec import open_envelope
+from reliq.embedded import EmbeddedRedis
 
-LONG = bool(os.environ.get("RELIQ_LONG"))
-EXAMPLES, STEPS = (4000, 50) if LONG else (150, 40)
-#: For finding the shortest way to a failure; without one it takes a few seconds.
-TIMEOUT_SECONDS = 1800 if LONG else 300
+#: Examples, and steps in each.
+QUICK, LONG = (250, 50), (4000, 50)
+#: For finding the shortest way to a failure, or for the long run; the quick one takes a few seconds.
+TIMEOUT_SECONDS = 1800
 
 FAILURES = ["nack", "cancel", "release", "reject", "collect", "redrive"]
 VERBS = {
@@ -36,7 +40,7 @@ class QueueMachine(Moves):
 
     @rule(us=st.sampled_from([1, 999, 1000, 500_000, LEASE_MS * 1000, LEASE_MS * 1000 + 1, -3_000_000]))
     def tick(self, us):
-        self.model.now += us
+        self.pass_time(us)
 
     @rule(ids=some_ids)
     def bodies_are_evicted(self, ids):
@@ -67,7 +71,7 @@ class QueueMachine(Moves):
         self.claim(4)
         if how == "cancel":
             self.cancel(cancelled)
-        self.model.now += LEASE_MS * 1000
+        self.pass_time(LEASE_MS * 1000)
         self.a_client_takes_the_token()
         self.reclaim(500)
         if how == "reschedule":
@@ -96,7 +100,7 @@ class QueueMachine(Moves):
     @rule(ids=some_ids, limit=limits)
     def messages_come_due(self, ids, limit):
         self.publish(ids, delay_ms=500, left=2, replace=True)
-        self.model.now += 500_000
+        self.pass_time(500_000)
         self.a_client_takes_the_token()
         self.promote(limit)
 
@@ -121,7 +125,7 @@ class QueueMachine(Moves):
         late = self.claim(4)
         if how == "release":
             self.settle("release", late)
-        self.model.now += 2 * LEASE_MS * 1000
+        self.pass_time(2 * LEASE_MS * 1000)
         if how == "go":
             self.go_reclaims()
             self.go_pops(self.model.retry, self.keys.retry)
@@ -212,7 +216,7 @@ class QueueMachine(Moves):
         assert {id: int(left) for id, left in named(counts).items()} == model.counts
         assert named(words) == model.words
         assert Counter({kind: int(number) for kind, number in named(totals).items()}) == model.totals
-        assert payloads(bodies) == model.bodies
+        assert opened(bodies) == {id: (body.text, body.due) for id, body in model.bodies.items()}
         assert {id: why.decode() for id, why in zip(IDS, markers, strict=True) if why} == {
             id: why for id, (why, _) in model.markers.items()
         }
@@ -220,6 +224,19 @@ class QueueMachine(Moves):
         assert tokens == model.token
         assert ends_of(ends) == model.ends
         assert ends_of(history) == model.history
+
+    @invariant()
+    def keys_expire_when_the_model_says(self):
+        if self.held:
+            now = self.model.key_time
+            until = {self.keys.msg(id): body.until for id, body in self.model.bodies.items()}
+            until |= {self.keys.dd(id): when for id, (_, when) in self.model.markers.items()}
+            until |= {self.keys.lane(lane): when for lane, when in self.model.lanes.items()}
+            with self.client.pipeline() as pipe:
+                for key in until:
+                    pipe.pttl(key)
+                left = pipe.execute()
+            assert left == [-1 if when == inf else when - now for when in until.values()]
 
     @invariant()
     def every_message_is_in_one_place_and_accounted_for(self):
@@ -249,24 +266,27 @@ def payload(value):
     return open_envelope(value)[1].decode()
 
 
-def payloads(values):
-    return {id: payload(value) for id, value in zip(IDS, values, strict=True) if value is not None}
+def opened(values):
+    """What is in each body that is there: the payload, and the due time of its header."""
+    found = {id: open_envelope(value) for id, value in zip(IDS, values, strict=True) if value is not None}
+    return {id: (body.decode(), header.due) for id, (header, body) in found.items()}
 
 
 @pytest.mark.timeout(TIMEOUT_SECONDS)
-def test_redis_holds_what_the_model_holds(client):
+def test_redis_holds_what_the_model_holds(request, server_path, tmp_path):
+    examples, steps = LONG if request.config.getoption("--long") else QUICK
+    held = held_clock(tmp_path, NOON)
+    server = EmbeddedRedis(server=held.server(server_path) if held else server_path)
+    with server, redis.Redis(unix_socket_path=str(server.socket)) as client:
+        check_model(client, held, max_examples=examples, stateful_step_count=steps)
+
+
+def check_model(client, held, **options):
+    """Make moves in Redis and on the model until they differ, or all examples are done."""
+
     class Machine(QueueMachine):
         pass
 
-    Machine.client = client
-
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    Machine.client, Machine.held = client, held
+    healthy = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+    run_state_machine_as_test(Machine, settings=settings(**healthy, **options))

@@ -1,0 +1,43 @@
+"""A redis-server whose clock stands still until a test moves it: TIME, TTLs and scripts all follow."""
+
+import mmap
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("held_clock.c")
+
+
+class HeldClock:
+    """The time of a server that is started by `server`; `folder` holds what that takes."""
+
+    def __init__(self, folder: Path, library: Path, us: int) -> None:
+        self._folder, self._library = folder, library
+        self._path = folder / "clock"
+        self._path.write_bytes(struct.pack("q", us))
+        with self._path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 8)
+
+    def set(self, us: int) -> None:
+        """Let it be `us` microseconds after 1970."""
+        self._memory[:] = struct.pack("q", us)
+
+    def server(self, server: Path) -> Path:
+        """Return what starts `server` in this time."""
+        start = self._folder / "redis-server-with-held-clock"
+        start.write_text(f'#!/bin/sh\nHELD_CLOCK="{self._path}" LD_PRELOAD="{self._library}" exec "{server}" "$@"\n')
+        start.chmod(0o700)
+        return start
+
+
+def held_clock(folder: Path, us: int) -> HeldClock | None:
+    """Return a clock that stands at `us`, or None on a machine without a C compiler."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        return None
+    library = folder / "held_clock.so"
+    made = subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE], capture_output=True, check=False
+    )
+    return HeldClock(folder, library, us) if made.returncode == 0 else None
