@@ -30,34 +30,44 @@ def options() -> argparse.Namespace:
     parser.add_argument("--drain", type=float, default=120, help="seconds in which everything must be worked off")
     parser.add_argument("--server", type=Path, help="the redis-server to run")
     parser.add_argument("--folder", type=Path, help="keep histories, schedule, report and picture there")
+    parser.add_argument("--again", type=Path, help="judge the histories in this folder, and run nothing")
     parser.add_argument("--strict", action="store_true", help="also fail when recovery or lateness miss their aims")
     return parser.parse_args()
 
 
 def main() -> int:
     given = options()
+    if given.again:
+        return judge(given.again, strict=given.strict)
     with tempfile.TemporaryDirectory(prefix="reliq-chaos-") as temporary:
         folder = given.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        return chaos(given, folder)
+        run(prepared(given, folder), folder)
+        return judge(folder, strict=given.strict)
 
 
-def chaos(given: argparse.Namespace, folder: Path) -> int:
+def prepared(given: argparse.Namespace, folder: Path) -> Plan:
+    """Return what is to be run; print and keep its schedule."""
     seed = secrets.randbelow(10**6) if given.seed is None else given.seed
     seconds = given.seconds if given.minutes is None else given.minutes * 60
     rate = given.rate or (QUICK_RATE if given.minutes is None else LONG_RATE)
-    faults = "".join(f"{fault}\n" for fault in schedule(seed, seconds))
-    print(f"Seed {seed}. The schedule:\n{faults}", flush=True)
-    (folder / "schedule.txt").write_text(f"seed {seed}\n{faults}")
-    run(Plan(seed, seconds, rate, given.drain, given.server), folder)
+    text = f"seed {seed}\n" + "".join(f"{fault}\n" for fault in schedule(seed, seconds))
+    (folder / "schedule.txt").write_text(text)
+    print(text, flush=True)
+    return Plan(seed, seconds, rate, given.drain, given.server)
+
+
+def judge(folder: Path, *, strict: bool) -> int:
+    """Check the histories in `folder`; write and print the report, and return the exit code."""
     events = history.read(folder)
     story = tell(events)
     verdict, timing = check(story), measure(story)
+    seed = int((folder / "schedule.txt").read_text().split(maxsplit=2)[1])
     page = report(story, verdict, timing, seed=seed, events=len(events))
     (folder / "report.md").write_text(page)
     (folder / "run.svg").write_text(draw(story, f"Chaos, seed {seed}: {verdict.word}"))
     print(page)
-    if given.strict and not timing.passes:
+    if strict and not timing.passes:
         print("Recovery or lateness missed its aim.")
         return EXIT_CODES["violated"]
     return EXIT_CODES[verdict.word]

@@ -143,6 +143,7 @@ class Teller:
         self._calls: dict[tuple[str, str], list[Settling]] = {}
         self._extends: dict[tuple[str, str], list[Delivery]] = {}
         self._names: dict[str, str] = {}  # id -> name
+        self._places: dict[str, str] = {}  # which process is in which place
         self._cancels: dict[tuple[str, int], tuple[str, str, float]] = {}  # id, answer, when that came
 
     def tell(self, events: Iterable[Event]) -> Story:
@@ -258,8 +259,15 @@ class Teller:
     def _died(self, event: Event) -> None:
         self.story.deaths[event.facts["of"]] = event.t
 
+    def _born(self, event: Event) -> None:
+        self._places[event.facts["of"].partition(".")[0]] = event.facts["of"]
+
     def _fault(self, event: Event) -> None:
-        self.story.faults.append(Trouble(event.facts["of"], event.facts["began"], event.t))
+        fault = Trouble(event.facts["of"], event.facts["began"], event.t)
+        self.story.faults.append(fault)
+        if fault.kind == "consumer_paused":  # it may be killed before it can say so itself
+            who = self._places[f"consumer-{event.facts['victim']}"]
+            self._trouble(who, "paused", fault.since, fault.until)
 
     def _look(self, event: Event) -> None:
         self.story.looks.append(event)

@@ -165,6 +165,9 @@ def test_what_its_holder_wrote_down_is_a_reason(history):
         "slow call": lambda h: h.used(2.7, "extend", took=1.5),
         "late renewal": lambda h: h.write(4.5, A, "late", seconds=1.0),
         "stalled": lambda h: h.write(5.0, A, "stalled", since=2.5),
+        "paused": lambda h: h.write(0.5, "arena", "born", of=A, pid=1).write(
+            5.5, "arena", "fault", of="consumer_paused", victim=0, began=2.5
+        ),
     }
     for name, write in reasons.items():
         one = History().published().done_by(A, "n1", 2.0).done_by(B, "n2", 9.0).used(9.3, who=B, nonce="n2")

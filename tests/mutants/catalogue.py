@@ -1,0 +1,200 @@
+"""The mutants: what is written instead of what, and who is to notice."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MODEL, HARNESS = "model", "harness"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """
+    One fault.
+
+    Attributes:
+        file: below `reliq`.
+        old, new: the text that is replaced, which must be there exactly once.
+        by: who must notice: the model, the harness, or a test's file.
+        examples: of the model, in which it must be found; 0 when that takes too long for a quick check.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    by: str = MODEL
+    examples: int = 0
+
+    def apply(self, package: Path) -> None:
+        """Write the fault into a copy of the package; raise ValueError when its text is not there once."""
+        path = package / self.file
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"mutant {self.name!r}: its text is {text.count(self.old)} times in {self.file}, not once")
+        path.write_text(text.replace(self.old, self.new))
+
+
+#: Whatever is in unack counts as held, by whomever.
+_ANY_RECEIPT = """
+for i, id in ipairs(ids) do
+  if not held[i] and redis.call('ZSCORE', unack, id) then held[i] = 'anybody' end
+end
+"""
+_RECEIPTS = "local ids, held, lost = receipts()\n"
+
+
+def _without_receipt(verb: str, examples: int) -> Mutant:
+    return Mutant(f"{verb} without receipt", f"lua/{verb}.lua", _RECEIPTS, _RECEIPTS + _ANY_RECEIPT, MODEL, examples)
+
+
+MUTANTS = (
+    Mutant(
+        "seconds clock",
+        "lua/prelude.lua",
+        "math.ceil(us / 1000), math.floor(us / 1000)",
+        "math.floor(us / 1000000) * 1000, math.floor(us / 1000000) * 1000",
+        examples=50,
+    ),
+    _without_receipt("ack", 200),
+    _without_receipt("nack", 200),
+    _without_receipt("extend", 200),
+    _without_receipt("release", 200),
+    _without_receipt("snooze", 200),
+    Mutant("claim leaves an id behind", "lua/claim.lua", "0, -#ids - 1)", "0, -#ids)", examples=50),
+    Mutant(
+        "no heartbeat",
+        "worker/renewer.py",
+        "        if due:\n            self._extend(due)\n",
+        "",
+        HARNESS,
+    ),
+    Mutant(
+        "publish is not idempotent",
+        "lua/publish.lua",
+        "local answer = recall()\nif answer then return answer end\n",
+        "local answer\n",
+        examples=100,
+    ),
+    Mutant("cancel skips ready", "lua/cancel.lua", "    redis.call('HSET', lease, id, '!')\n", "", examples=100),
+    Mutant(
+        "release spends a retry",
+        "lua/release.lua",
+        "    redis.call('HDEL', lease, id)\n",
+        "    redis.call('HDEL', lease, id)\n    redis.call('HINCRBY', counts, id, -1)\n",
+        examples=100,
+    ),
+    Mutant(
+        "reclaim drops the third id of a batch",
+        "lua/reclaim.lua",
+        "redis.call('LPUSH', retry, id)",
+        "if i ~= 3 then redis.call('LPUSH', retry, id) end",
+        examples=200,
+    ),
+    Mutant(
+        "collect deletes a reused id",
+        "lua/collect.lua",
+        "if redis.call('SREM', garbage, id) == 1 then",
+        "if redis.call('SREM', garbage, id) >= 0 then",
+        examples=50,
+    ),
+    Mutant(
+        "suspects are batched",
+        "lua/claim.lua",
+        "elseif (suspect and suspects == 0) or (alone and direct == 0) then",
+        "elseif false then",
+        examples=200,
+    ),
+    Mutant(
+        "a worker takes every suspect there is",
+        "worker/fetcher.py",
+        "suspects = 0 if self._inflight.suspects else 1",
+        "suspects = 500",
+        "tests/worker/test_suspects.py",
+    ),
+    Mutant(
+        "deadlines rounded down",
+        "lua/claim.lua",
+        "= score(now_up + lease_ms), id",
+        "= score(now_down + lease_ms), id",
+        examples=100,
+    ),
+    Mutant("promoted within the last millisecond", "lua/promote.lua", "score(now_down)", "score(now_up)", examples=200),
+    Mutant("reclaimed within the last millisecond", "lua/reclaim.lua", "score(now_down)", "score(now_up)"),
+    Mutant(
+        "a lane's answer is forgotten",
+        "lua/prelude.lua",
+        "return last == number and answer or 'stale'",
+        "return last ~= number and 'stale' or nil",
+        examples=100,
+    ),
+    Mutant(
+        "a lane takes a number that is too low",
+        "lua/prelude.lua",
+        "return last == number and answer or 'stale'",
+        "return last == number and answer or nil",
+        examples=100,
+    ),
+    Mutant(
+        "acks are not counted where they happen",
+        "lua/ack.lua",
+        "add(kind, #done - stopped)\n",
+        "",
+        examples=100,
+    ),
+    Mutant(
+        "a cancelled message that fails is delivered again",
+        "lua/nack.lua",
+        "  if cancelled(held[i]) then\n",
+        "  if held[i] == 'cancelled' then\n",
+    ),
+    Mutant(
+        "a stale receipt matches a message that was redriven",
+        "lua/redrive.lua",
+        "    redis.call('HDEL', lease, id)\n",
+        "",
+    ),
+    Mutant("what comes due wakes nobody", "lua/promote.lua", "  push_token()\n", "", examples=200),
+    Mutant(
+        "a nack does not move the expiry",
+        "lua/prelude.lua",
+        "if left > 0 and by_ms > 0 then",
+        "if left > 0 and by_ms > 10^12 then",
+        examples=200,
+    ),
+    Mutant(
+        "the time to live runs while a message waits",
+        "lua/publish.lua",
+        "math.max(due - now_up, 0) + ttl_ms",
+        "tonumber(ttl_ms)",
+        examples=50,
+    ),
+    Mutant(
+        "released to the far end of the list",
+        "lua/release.lua",
+        "redis.call('RPUSH', ready, id)",
+        "redis.call('LPUSH', ready, id)",
+        examples=100,
+    ),
+    Mutant(
+        "an outage makes a worker forget its answers",
+        "worker/settler.py",
+        "        self._unsettled += answers\n        if error.maybe_ran:\n",
+        "        if error.maybe_ran:\n",
+        "tests/worker/test_faults.py",
+    ),
+    Mutant(
+        "a message is started after its lease",
+        "worker/running.py",
+        "if flight.lost or time.monotonic() >= flight.lease_until:",
+        "if flight.lost:",
+        "tests/worker/test_leases.py",
+    ),
+    Mutant(
+        "a publish is tried again under a new number",
+        "doors/lanes.py",
+        "                return lane, lane.same()\n",
+        "                return lane, lane.next()\n",
+        "tests/queue/test_lost_replies.py",
+    ),
+)

@@ -1,0 +1,42 @@
+"""The mutants still fit the source, and the model finds some of them at once. All: `python -m tests.mutants --long`."""
+
+import pytest
+
+from tests.mutants.catalogue import MODEL, MUTANTS, ROOT, Mutant
+from tests.mutants.trial import try_out
+
+#: One for each kind of rule: time, receipts, places, account, order, expiry.
+AT_ONCE = (
+    "seconds clock",
+    "ack without receipt",
+    "claim leaves an id behind",
+    "a lane's answer is forgotten",
+    "acks are not counted where they happen",
+    "released to the far end of the list",
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda one: one.name)
+def test_the_text_of_every_mutant_is_there_once(mutant):
+    text = (ROOT / "reliq" / mutant.file).read_text()
+
+    assert text.count(mutant.old) == 1
+    assert mutant.by == MODEL or mutant.by == "harness" or (ROOT / mutant.by).exists()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_the_model_finds_a_mutant_at_once(name):
+    [mutant] = [one for one in MUTANTS if one.name == name]
+
+    outcome = try_out(mutant, examples=mutant.examples)
+
+    assert outcome.caught
+    assert outcome.words.startswith("assert "), outcome.words
+
+
+@pytest.mark.timeout(300)
+def test_what_changes_nothing_is_not_caught():
+    nothing = Mutant("nothing", "lua/ack.lua", "local done, bodies, stopped", "local done,  bodies, stopped")
+
+    assert not try_out(nothing, examples=20).caught

@@ -1,0 +1,29 @@
+"""The model against the package of this folder, without looking for the shortest way to a failure."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import redis
+from hypothesis import Phase
+
+from reliq.embedded import EmbeddedRedis, find_server
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+
+def main(examples: str) -> None:
+    from conftest import NOON
+    from held_clock import held_clock
+    from test_model import check_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        held = held_clock(Path(folder), NOON)
+        server = EmbeddedRedis(server=held.server(find_server()) if held else None)
+        with server, redis.Redis(unix_socket_path=str(server.socket)) as client:
+            options = {"max_examples": int(examples), "derandomize": True, "phases": [Phase.generate]}
+            check_model(client, held, stateful_step_count=50, **options)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
