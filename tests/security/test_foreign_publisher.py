@@ -1,0 +1,131 @@
+"""A foreign publisher writes whatever it likes: every message of its ends, as a dead letter if need be, and nobody falls."""
+
+import random
+import threading
+from dataclasses import dataclass
+
+import pytest
+from shared import eventually
+from tenacity import wait_none
+
+from reliq import Consumer, Queue, WorkerSettings
+from reliq.codec import MAGIC, Codec
+from reliq.errors import UndecodableError
+
+SEED = 20_240_817
+MESSAGES = 200
+ALPHABET = b'\x00\n\t\r :{}[]"\\*?\xff\xfe\xc3\x28aZ09-_.'
+
+
+@dataclass
+class Order:
+    number: int
+    note: str = ""
+
+
+def some_bytes(chance, most):
+    return bytes(chance.choice(ALPHABET) for _ in range(chance.randrange(most)))
+
+
+def some_value(chance):
+    """An envelope that is cut, spoilt or odd, or no envelope at all."""
+    whole = MAGIC + b'{"d":1700000000000,"r":3}\n{"number":1}'
+    header = f'{{"d":{chance.choice(["1", "-1", "1e99", "null", "9" * 40])},"r":{chance.choice(["0", "-7", "1.5"])}}}'
+    return chance.choice(
+        [
+            whole[: chance.randrange(len(whole))],
+            bytes(byte ^ (chance.random() < 0.05) for byte in whole),
+            MAGIC + header.encode() + b"\n" + some_bytes(chance, 20),
+            MAGIC + some_bytes(chance, 60) + b"\n",
+            some_bytes(chance, 60),
+            b"[" * 5000,
+            whole,
+        ]
+    )
+
+
+def publish_anything(client, keys, chance, number):
+    """Put a message where a consumer meets it, as nobody's code should; its id says its number, so that no two are one."""
+    id = some_bytes(chance, 12) + str(number).encode() + some_bytes(chance, 12)
+    place = chance.choice(["ready", "retry", "pending", "unack", "garbage"])
+    left = chance.choice([b"0", b"1", b"-3", b"", b"many", b"1e5", b"9" * 30, None])
+    with client.pipeline() as pipe:
+        if chance.random() < 0.9:
+            pipe.set(keys.msg("").encode() + id, some_value(chance), px=60_000)
+        if left is not None and place != "garbage":
+            pipe.hset(keys.counts, id, left)
+        if chance.random() < 0.2:
+            pipe.hset(keys.lease, id, chance.choice([b"!", b"nacked", b"suspect", b"@5", b"@x", b"a.1:5", b"\xff"]))
+        if chance.random() < 0.2:
+            pipe.hset(keys.errors, id, some_bytes(chance, 30))
+        if place in ("ready", "retry"):
+            pipe.lpush(getattr(keys, place), id)
+        elif place == "garbage":
+            pipe.sadd(keys.garbage, id)
+        else:
+            pipe.zadd(getattr(keys, place), {id: chance.choice([0, -5, 1.5, 1_700_000_000])})
+        pipe.execute()
+
+
+@pytest.mark.parametrize("undecodable", ["retry", "reject"])
+def test_whatever_is_published_ends_and_the_worker_goes_on(url, client, undecodable):
+    chance = random.Random(SEED)
+    queue = Queue("q", Order, url=url)
+    worked = threading.Event()
+    consumer = Consumer()
+
+    @consumer.handler(queue, lease=5, backoff=wait_none(), undecodable=undecodable)
+    def work(order: Order) -> None:
+        if order.note == "the last one":
+            worked.set()
+
+    for number in range(MESSAGES):
+        publish_anything(client, queue.keys, chance, number)
+    consumer.start(WorkerSettings(concurrency=4))
+    try:
+        eventually(lambda: queue.counts().alive == 0, "every message has ended")
+        queue.publish(Order(1, "the last one"))
+        assert worked.wait(30)
+        eventually(lambda: queue.counts().alive == 0, "and the last one too")
+    finally:
+        consumer.stop(grace=5)
+
+    totals = queue.counts().totals
+    ended = sum(totals.get(kind, 0) for kind in ("acked", "dead", "expired", "cancelled"))
+    assert ended == MESSAGES + 1
+    letters = queue.letters(limit=500)
+    assert len(letters) == totals["dead"] > MESSAGES / 4
+    assert client.hlen(queue.keys.counts) == 0
+    queue.close()
+
+
+DEEP, LONG = 200_000, 1_000_000
+BOMBS = {
+    "deep lists": b"[" * DEEP,
+    "deep lists that end": b"[" * DEEP + b"]" * DEEP,
+    "deep objects": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
+    "a long number": b"1" * LONG,
+    "a number with a long power": b"1e" + b"9" * LONG,
+    "a long fraction": b"0." + b"3" * LONG,
+    "a long text": b'"' + b"a" * LONG + b'"',
+    "a long text without an end": b'"' + b"a" * LONG,
+    "escapes": b'"' + b"\\u0041" * (LONG // 6) + b'"',
+    "a long key": b'{"' + b"a" * LONG + b'":1}',
+    "many keys": b"{" + b",".join(b'"%d":0' % number for number in range(100_000)) + b"}",
+    "no utf-8": b'"' + b"\xff" * LONG + b'"',
+    "nothing": b"",
+    "white space": b" " * LONG,
+}
+
+
+@pytest.mark.parametrize("kind", [dict, list, Order, int, float, str, dict[str, int], list[Order], object], ids=str)
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_body_made_to_harm_decodes_or_is_refused_in_a_line(kind, bomb):
+    codec = Codec(kind)
+
+    try:
+        codec.decode(BOMBS[bomb])
+    except UndecodableError as error:
+        assert len(str(error)) < 300
+        assert "aaaa" not in str(error)
+        assert "1111" not in str(error)
