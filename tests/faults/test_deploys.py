@@ -10,7 +10,7 @@ from waiting import eventually
 
 from reliq import WorkerSettings
 
-SIGTERMS = 300 if os.environ.get("RELIQ_LONG") else 120
+SIGTERMS = 300 if os.environ.get("RELIQ_LONG") else 80
 DEPLOYS = 20 if os.environ.get("RELIQ_LONG") else 4
 
 
