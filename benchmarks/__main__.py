@@ -48,8 +48,13 @@ def main() -> int:
         except KeyboardInterrupt:
             print("\nStopped; python -m benchmarks --resume goes on from here.")
             return 130
-    write(results, peers, options.out)
+    if options.out or options.resume or not options.peers:
+        write(results, options.out or HERE)
     return 0
+
+
+class OutOfTimeError(Exception):
+    """Nothing more may be begun."""
 
 
 class Run:
@@ -77,40 +82,49 @@ class Run:
                 print(f"not installed: {error}")
 
     def rounds(self, number: int) -> None:
-        """Measure each peer once in a round, each round beginning with another; a round that cannot end is not begun."""
+        """Measure each peer once in a round, each round beginning with another; one that cannot end is not begun."""
         for at in range(number):
             began = time.monotonic()
             turn = at % len(self._peers) if self._peers else 0
-            for peer in [*self._peers[turn:], *self._peers[:turn]]:
-                if at not in self._results.done.get(peer.name, []):
-                    self._measure(peer, at)
+            try:
+                for peer in [*self._peers[turn:], *self._peers[:turn]]:
+                    if at not in self._results.done.get(peer.name, []):
+                        self._measure(peer, at)
+            except OutOfTimeError:
+                print("There is no time left; --resume goes on from here.")
+                return
             self._results.about["rounds"] = at + 1
             self._results.save(STATE)
-            if time.monotonic() + (time.monotonic() - began) > self._until and at + 1 < number:
+            if 2 * time.monotonic() - began > self._until and at + 1 < number:
                 print(f"No time for another round after {at + 1} of {number}.")
                 return
 
     def _measure(self, peer: Peer, round_number: int) -> None:
+        """Measure one peer; what is cut short leaves nothing, so that it is measured anew."""
         print(f"round {round_number + 1}, {peer.name}:", flush=True)
+        found: dict[str, float] = {}
+        failed: dict[str, str] = {}
         with tempfile.TemporaryDirectory() as folder:
             for name, measure in Measures(peer, self._client, self._url, self._scale, Path(folder)).all():
+                if time.monotonic() > self._until:
+                    raise OutOfTimeError
                 try:
-                    if time.monotonic() > self._until:
-                        raise StepError("there was no time left")  # noqa: TRY301  as any other failure
-                    found = measure()
+                    figures = measure()
                 except (StepError, InstallError) as error:
-                    self._results.fail(peer.name, name, str(error))
+                    failed[name] = str(error)
                     print(f"  {name}: FAILED: {error}", flush=True)
                 else:
-                    self._results.add(peer.name, found)
-                    print("  " + ", ".join(f"{key} {value:,.1f}" for key, value in found.items()), flush=True)
+                    found |= figures
+                    print("  " + ", ".join(f"{key} {value:,.1f}" for key, value in figures.items()), flush=True)
+        self._results.add(peer.name, found, failed)
         self._results.done.setdefault(peer.name, []).append(round_number)
         self._results.save(STATE)
 
 
-def write(results: Results, peers: Sequence[Peer], folder: Path) -> None:
-    """Write the table, the picture and the figures; peers that were not measured are left out."""
-    shown = [peer for peer in peers if peer.name in results.done]
+def write(results: Results, folder: Path) -> None:
+    """Write the table, the picture and the figures of every peer that was measured."""
+    shown = [peer for peer in PEERS if peer.name in results.done]
+    folder.mkdir(parents=True, exist_ok=True)
     results.save(folder / "results.json")
     (folder / "RESULTS.md").write_text(page(results, shown))
     (folder / "chart.svg").write_text(picture(results, shown))
@@ -151,7 +165,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="begin nothing after so many (20; quick: 6)")
     parser.add_argument("--resume", action="store_true", help="go on with the run that was stopped")
     parser.add_argument("--note", default="", help="a sentence above the table, such as what else the machine did")
-    parser.add_argument("--out", type=Path, default=HERE, help="the folder for the results")
+    parser.add_argument("--out", type=Path, help="where to write; some peers alone are only printed without it")
     return parser.parse_args()
 
 

@@ -11,18 +11,15 @@ from benchmarks.table import number
 
 WIDTH, PANEL_GAP, LABEL_WIDTH, VALUE_WIDTH = 900, 28, 150, 58
 ROW_HEIGHT, BAR_HEIGHT, TOP, BOTTOM = 24, 14, 66, 34
-OURS = "ours"
 
+#: Middle tones: a page's ground is not always that of the system's setting, which is all that a picture can ask for.
 STYLE = """
-text { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #57606a }
-.title { font-size: 15px; font-weight: 600; fill: #24292f }
-.strong { font-weight: 600; fill: #24292f }
+text { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #768390 }
+.title { font-size: 15px; font-weight: 600 }
 .small { font-size: 11.5px }
-.ours { fill: #d9480f } .theirs { fill: #8c959f } .limit { fill: none; stroke: #8c959f; stroke-dasharray: 3 2 }
-@media (prefers-color-scheme: dark) {
-  text { fill: #9198a1 } .title, .strong { fill: #f0f6fc }
-  .ours { fill: #ff7b3d } .theirs { fill: #6e7681 } .limit { stroke: #9198a1 }
-}
+.ours { fill: #e8590c } text.ours { font-weight: 600 }
+.theirs { fill: #8c959f } .limit { fill: none; stroke: #8c959f; stroke-dasharray: 3 2 }
+text.theirs, text.limit { fill: #768390; stroke: none }
 """
 
 
@@ -82,12 +79,11 @@ def _panel(panel: Panel, bars: list[tuple[Peer, float]], left: float, width: flo
     for at, (peer, value) in enumerate(bars):
         y = TOP + at * ROW_HEIGHT
         length = max(2.0, room * _share(value, most, logarithmic=panel.logarithmic))
-        strong = "strong" if peer.kind == OURS else ""
         start = left + LABEL_WIDTH
         parts += [
-            f'<text class="{strong}" x="{start - 8:.0f}" y="{y + 11}" text-anchor="end">{escape(peer.name)}</text>',
+            f'<text class="{peer.kind}" x="{start - 8:.0f}" y="{y + 11}" text-anchor="end">{escape(peer.name)}</text>',
             f'<rect class="{peer.kind}" x="{start:.0f}" y="{y}" width="{length:.1f}" height="{BAR_HEIGHT}" rx="2"/>',
-            f'<text class="{strong}" x="{start + length + 6:.1f}" y="{y + 11}">{number(value)}</text>',
+            f'<text class="{peer.kind}" x="{start + length + 6:.1f}" y="{y + 11}">{number(value)}</text>',
         ]
     return parts
 

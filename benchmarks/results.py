@@ -15,7 +15,7 @@ class Results:
     Attributes:
         about: what they were measured on and how, as facts by name.
         figures: peer -> name of a figure -> one value for each round.
-        failures: peer -> name of a measure -> why it failed the last time.
+        failures: peer -> name of a measure -> why it failed, the last time that it did.
         done: which rounds of a peer are complete.
     """
 
@@ -24,14 +24,12 @@ class Results:
     failures: dict[str, dict[str, str]] = field(default_factory=dict)
     done: dict[str, list[int]] = field(default_factory=dict)
 
-    def add(self, peer: str, found: dict[str, float]) -> None:
-        """Note the figures of one round."""
+    def add(self, peer: str, found: dict[str, float], failed: dict[str, str]) -> None:
+        """Note what a peer's round gave: figures, and measures that failed with why."""
         for name, value in found.items():
             self.figures.setdefault(peer, {}).setdefault(name, []).append(value)
-
-    def fail(self, peer: str, measure: str, why: str) -> None:
-        """Note that a measure failed."""
-        self.failures.setdefault(peer, {})[measure] = why
+        if failed:
+            self.failures.setdefault(peer, {}).update(failed)
 
     def median(self, peer: str, name: str) -> float | None:
         """Return the median over the rounds, None when there is no figure."""

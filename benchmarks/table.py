@@ -56,10 +56,11 @@ def page(results: Results, peers: Sequence[Peer]) -> str:
 
 def _how(about: dict[str, Any]) -> str:
     node = f", Node {about['node']}" if about["node"] else ""
+    rounds = "1 round" if about["rounds"] == 1 else f"{about['rounds']} rounds"
     quick = ", quick" if about["quick"] else ""
     return (
         f"{about['when']}, {about['machine']}, Redis {about['redis']} on loopback without persistence, "
-        f"Python {about['python']}{node}. {about['rounds']} rounds in turns{quick}; medians, least–greatest below. "
+        f"Python {about['python']}{node}. {rounds} in turns{quick}; medians, least–greatest below. "
         "Rates in messages a second, times in milliseconds. How: [README.md](README.md)."
     )
 
