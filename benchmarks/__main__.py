@@ -110,9 +110,10 @@ class Run:
                     raise OutOfTimeError
                 try:
                     figures = measure()
-                except (StepError, InstallError) as error:
-                    failed[name] = str(error)
-                    print(f"  {name}: FAILED: {error}", flush=True)
+                except Exception as error:  # whatever a peer does, the others are measured
+                    known = isinstance(error, StepError | InstallError)
+                    failed[name] = str(error) if known else f"{type(error).__name__}: {error}"
+                    print(f"  {name}: FAILED: {failed[name]}", flush=True)
                 else:
                     found |= figures
                     print("  " + ", ".join(f"{key} {value:,.1f}" for key, value in figures.items()), flush=True)
