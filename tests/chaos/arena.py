@@ -122,7 +122,7 @@ class Arena:
         path = server or find_server()
         data = folder / "redis"
         data.mkdir()
-        options = {"appendonly": "yes", "appendfsync": "everysec", "auto-aof-rewrite-min-size": "16mb"}
+        options = {"appendonly": "yes", "appendfsync": "always", "auto-aof-rewrite-min-size": "16mb"}
         if version_of(path) >= (7,):
             options["enable-debug-command"] = "local"
         self.server = EmbeddedRedis(server=path, options=options, folder=data, port=None)

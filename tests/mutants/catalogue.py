@@ -72,8 +72,8 @@ MUTANTS = (
     Mutant(
         "publish is not idempotent",
         "lua/publish.lua",
-        "local answer = recall()\nif answer then return answer end\n",
-        "local answer\n",
+        "local answer = recall()\nif answer then\n",
+        "local answer\nif answer then\n",
         examples=100,
     ),
     Mutant("cancel skips ready", "lua/cancel.lua", "    redis.call('HSET', lease, id, '!')\n", "", examples=100),
@@ -106,10 +106,10 @@ MUTANTS = (
         examples=200,
     ),
     Mutant(
-        "a worker takes every suspect there is",
-        "worker/fetcher.py",
-        "suspects = 0 if self._inflight.suspects else 1",
-        "suspects = 500",
+        "a worker does not know that it holds a suspect",
+        "worker/inflight.py",
+        "self._suspects += flight.delivery.claimed.suspect",
+        "self._suspects += False",
         "tests/worker/test_suspects.py",
     ),
     Mutant(
@@ -138,7 +138,7 @@ MUTANTS = (
     Mutant(
         "acks are not counted where they happen",
         "lua/ack.lua",
-        "add(kind, #done - stopped)\n",
+        "  add(kind, #done)\n",
         "",
         examples=100,
     ),
@@ -188,7 +188,7 @@ MUTANTS = (
         "worker/running.py",
         "if flight.lost or time.monotonic() >= flight.lease_until:",
         "if flight.lost:",
-        "tests/worker/test_leases.py",
+        "tests/worker/test_running.py",
     ),
     Mutant(
         "a publish is tried again under a new number",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.mutants.catalogue import MODEL, MUTANTS, ROOT, Mutant
+from tests.mutants.catalogue import HARNESS, MODEL, MUTANTS, ROOT, Mutant
 from tests.mutants.trial import try_out
 
 #: One for each kind of rule: time, receipts, places, account, order, expiry.
@@ -21,7 +21,7 @@ def test_the_text_of_every_mutant_is_there_once(mutant):
     text = (ROOT / "reliq" / mutant.file).read_text()
 
     assert text.count(mutant.old) == 1
-    assert mutant.by == MODEL or mutant.by == "harness" or (ROOT / mutant.by).exists()
+    assert mutant.by in (MODEL, HARNESS) or (ROOT / mutant.by).exists()
 
 
 @pytest.mark.timeout(300)

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 
 def main(examples: str) -> None:
-    from conftest import NOON
-    from held_clock import held_clock
+    from held_clock import NOON
+    from held_server import held_clock
     from test_model import check_model
 
     with tempfile.TemporaryDirectory() as folder:

@@ -5,12 +5,13 @@ from math import inf
 
 import pytest
 import redis
+from foreign_moves import ForeignMoves
 from held_clock import NOON
 from held_server import held_clock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
-from queue_machine import IDS, LEASE_MS, Moves, delays, limits, some_ids
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+from queue_machine import IDS, LEASE_MS, delays, limits, some_ids
 
 from reliq import transitions as t
 from reliq.codec import open_envelope
@@ -30,10 +31,8 @@ VERBS = {
     "snooze": {"delay_ms": 1},
 }
 
-held_by_someone = precondition(lambda self: self.model.unack)
 
-
-class QueueMachine(Moves):
+class QueueMachine(ForeignMoves):
     """The moves; what time, eviction and a foreign consumer do; and what usually comes together."""
 
     # ---- time, and what Redis may do by itself ------------------------------
@@ -134,61 +133,19 @@ class QueueMachine(Moves):
             self.claim(4)
         self.settle(verb, late, **VERBS[verb])
 
-    # ---- a foreign consumer, which knows the seven structures alone ---------
-
-    @rule(retried=st.booleans())
-    def go_claims(self, retried):
-        place, key = (self.model.retry, self.keys.retry) if retried else (self.model.ready, self.keys.ready)
-        self.go_pops(place, key)
-
-    def go_pops(self, place, key):
-        if place:
-            id, second = place.pop(0), self.model.down // 1000 + 20
-            self.client.rpop(key)
-            self.client.zadd(self.keys.unack, {id: second})
-            self.model.unack[id] = second * 1000
-
-    @rule()
-    def go_reclaims(self):
-        for id in self.model.over(self.model.unack, limit=len(IDS)):
-            self.client.zrem(self.keys.unack, id)
-            if self.model.counts[id]:
-                self.client.hincrby(self.keys.counts, id, -1)
-                self.client.lpush(self.keys.retry, id)
-                self.model.counts[id] -= 1
-                self.model.retry.append(id)
-            else:
-                self.client.hdel(self.keys.counts, id)
-                self.client.sadd(self.keys.garbage, id)
-                self.model.counts.pop(id)
-                self.model.garbage.add(id)
-
-    @held_by_someone
-    @rule(pick=st.integers(0, 5), seconds=st.integers(-2, 30))
-    def go_scores_a_lease_anew(self, pick, seconds):
-        id, second = sorted(self.model.unack)[pick % len(self.model.unack)], self.model.down // 1000 + seconds
-        self.client.zadd(self.keys.unack, {id: second})
-        self.model.unack[id] = second * 1000
-
-    @held_by_someone
-    @rule(pick=st.integers(0, 5))
-    def go_acks(self, pick):
-        id = sorted(self.model.unack)[pick % len(self.model.unack)]
-        self.client.zrem(self.keys.unack, id)
-        self.client.hdel(self.keys.counts, id)
-        self.client.delete(self.keys.msg(id))
-        for place in (self.model.unack, self.model.counts, self.model.bodies):
-            place.pop(id, None)
-        self.model.stolen += 1
-
-    @precondition(lambda self: self.model.garbage)
-    @rule()
-    def go_collects(self):
-        self.client.delete(self.keys.garbage, *map(self.keys.msg, self.model.garbage))
-        for id in self.model.garbage:
-            self.model.bodies.pop(id, None)
-        self.model.stolen += len(self.model.garbage)
-        self.model.garbage.clear()
+    @rule(id=st.sampled_from(IDS), redriven=st.booleans(), verb=st.sampled_from(sorted(VERBS)))
+    def a_foreign_consumer_ends_what_we_hold_and_its_id_comes_back(self, id, redriven, verb):
+        self.a_handler_fails(id, "collect", 0, late=False)
+        self.publish([id], delay_ms=0, left=2, replace=True)
+        late = self.claim(500)
+        if id in self.model.unack:
+            self.go_ends(id)
+        if redriven and self.model.letters:
+            self.redrive([0, 1], 0, 2)
+        else:
+            self.publish([id], delay_ms=0, left=2, replace=True)
+        self.go_pops(self.model.ready, self.keys.ready)
+        self.settle(verb, late, **VERBS[verb])
 
     # ---- what always holds --------------------------------------------------
 
