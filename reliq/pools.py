@@ -65,9 +65,9 @@ class Kept:
                 self._waiting -= 1
 
     def release(self, connection: Any) -> None:
-        """Take a connection back, with every reply read or disconnected."""
+        """Take a connection back, with every reply read or disconnected: it is looked at before it is used again."""
         with self._lock:
-            if not self._waiting and connection.is_connected:
+            if not self._waiting:
                 self._at_hand.append(connection)
                 return
         self._pool.release(connection)

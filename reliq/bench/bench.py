@@ -9,11 +9,12 @@ from reliq.bench import delays, drain, publish, resting
 from reliq.bench.cleaner import Cleaner
 from reliq.bench.report import Figure, Report
 from reliq.bench.stage import FULL, TRY_SECONDS, Scale, Stage
-from reliq.connection import Connection, check_url, default_url, masked
+from reliq.connection import Connection, default_url
 from reliq.doors.blocking import BlockingDoor
 from reliq.doors.ids import new_id
 from reliq.errors import ConfigurationError
 from reliq.reads import server_facts
+from reliq.urls import check_url, masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
