@@ -27,12 +27,15 @@ class Naming:
 
     def __init__(self, name: str, layout: Layout, connection: Callable[[], Connection]) -> None:
         self._name, self._connection = name, connection
-        self._is_ours = layout == Layout.RELIQ
+        self._quiet_until = 0.0 if layout == Layout.RELIQ else float("inf")
 
     def due(self) -> Command[None] | None:
         """Return the command that names the queue, to be made once by whoever asks; None for the next hour."""
-        named = self._connection().named
-        if not self._is_ours or time.monotonic() < named.get(self._name, 0.0):
+        now = time.monotonic()
+        if now < self._quiet_until:
             return None
-        named[self._name] = time.monotonic() + NAMING_SECONDS
+        named, self._quiet_until = self._connection().named, now + NAMING_SECONDS
+        if named.get(self._name, 0.0) > now:  # another object of the same queue has named it
+            return None
+        named[self._name] = self._quiet_until
         return reads.register([self._name], int(time.time()))
