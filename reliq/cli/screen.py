@@ -58,7 +58,7 @@ class Screen:
         room = height - len(head)
         queues = _queues(self.moment, width, max(LEAST_LINES, room - 2 * LEAST_LINES))
         room -= len(queues)
-        workers, failures = _workers(self.moment.overview.workers, width), _failures(self.moment)
+        workers, failures = _workers(self.moment.overview.workers, width, room), _failures(self.moment)
         gap = [Text()] if len(workers) + LEAST_LINES + 3 <= room else []
         room -= 3 * len(gap)
         failures = failures[: max(LEAST_LINES, room - len(workers))]
@@ -72,7 +72,8 @@ class Screen:
         first = _sides(
             Text(f"reliq watch  {self.place}", "bold"), Text(f"{now} UTC, every {spoken(self.interval)}"), width
         )
-        second = Text(f"{len(overview.queues)} queues, {len(overview.workers)} workers, {busy} of {slots} slots busy")
+        queues, workers = _many(len(overview.queues), "queue"), _many(len(overview.workers), "worker")
+        second = Text(f"{queues}, {workers}, {busy} of {slots} slots busy")
         if memory := overview.facts.get("used_memory_human"):
             second.append(f", Redis uses {memory}")
         if overview.unreadable:
@@ -80,6 +81,10 @@ class Screen:
         if self.trouble:
             second = Text(f"Redis does not answer, this is old: {self.trouble}", "bold white on red")
         return [first, second]
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _sides(left: Text, right: Text, width: int) -> Text:
@@ -188,19 +193,21 @@ def _spark(numbers: Sequence[float], width: int) -> str:
 # ---- workers ----------------------------------------------------------------
 
 
-def _workers(workers: Sequence[Worker], width: int) -> list[Text]:
-    """Return each worker process and what its slots are doing, the longest running first."""
+def _workers(workers: Sequence[Worker], width: int, most: int) -> list[Text]:
+    """Return each worker process and what its slots are doing, the longest running first; about `most` lines."""
     lines = [Text("workers and what they run, told every 5 s, the longest first", "bold underline")]
     if not workers:
         return [*lines, Text("no worker is alive", "bold red")]
     now = time.time()
     columns = max(1, (width - 2) // SLOT_WIDTH)
     for one in workers:
-        line = Text(f"{one.host} pid {one.pid}", "bold")
+        if len(lines) > most:
+            break
+        line = Text(printable(f"{one.host} pid {one.pid}"), "bold")
         line.append(f"  {one.busy} of {one.slots} busy, up {spoken(max(0.0, now - one.started))}", "not bold")
         line.append(f", claimed {spoken(max(0.0, now - one.last_claim))} ago", "not bold")
         lines.append(line)
-        slots = [_slot(slot, now) for slot in one.running]
+        slots = [_slot(slot, now) for slot in one.running[: columns * most]]
         rows = [slots[at : at + columns] for at in range(0, len(slots), columns)]
         lines += [Text("  ").append_text(Text().join(row)) for row in rows]
     return lines
@@ -209,7 +216,7 @@ def _workers(workers: Sequence[Worker], width: int) -> list[Text]:
 def _slot(slot: Slot, now: float) -> Text:
     took = spoken(max(0.0, now - slot.started))
     room = SLOT_WIDTH - len(took) - 3
-    what = f"{slot.queue} {printable(slot.id)}"
+    what = printable(f"{slot.queue} {slot.id}")
     if len(what) > room:
         what = what[: room - 1] + "…"
     return Text.assemble((f"{took:>{len(took)}} ", "green"), what.ljust(SLOT_WIDTH - len(took) - 1))

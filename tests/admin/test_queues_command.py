@@ -49,8 +49,7 @@ def busy(url, queue):
     queue.publish({"n": 1}, id="stays")
     consumer.start(WorkerSettings(concurrency=2))
     assert inside.wait(PATIENCE_SECONDS)
-    consumer.engine()._heartbeat.step()
-    yield consumer
+    yield consumer.engine()._heartbeat
     over.set()
     consumer.stop()
 
@@ -238,8 +237,12 @@ def test_running_says_which_message_runs_where_since_when(command, alive, queue)
 
 
 def test_running_tells_what_a_real_worker_runs(command, busy, queue):
-    (row,) = command("running", "q", "--json").json
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (rows := command("running", "q", "--json").json):
+        assert time.monotonic() < deadline
+        busy.step()  # the next of its own comes in 5 s
 
+    (row,) = rows
     assert (row["queue"], row["id"], row["attempt"]) == ("q", "stays", 1)
     assert row["seconds"] >= 0
 
