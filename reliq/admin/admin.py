@@ -70,12 +70,12 @@ class Admin:
         Return the queues named, or all that the registry has: what is where, how late, how fast, who works.
 
         Args:
-            names: in this admin's layout; one that is not there is shown empty.
+            names: in this admin's layout.
             scan: also find queues that no registry names, in any layout, by a walk over all keys in short steps.
             interval: seconds over which the rates are counted; 0 tells none, and waits for nothing.
 
         Raises:
-            ConfigurationError: a name or the interval is not allowed, or a Cluster is to be scanned.
+            ConfigurationError: there is no such queue, the interval is not allowed, or a Cluster is to be scanned.
         """
         over = seconds("interval", interval, most=60)
         queues = self._chosen(names, scan=scan)
@@ -84,8 +84,8 @@ class Admin:
         return overview(self._door(), queues, TRY_SECONDS)
 
     def watch(self, names: Sequence[str] = ()) -> Watcher:
-        """Return what looks at the queues named, or at all of the registry, again and again."""
-        chosen = [self.keys(name) for name in names]
+        """Return what looks at the queues named, or at all of the registry, again and again; raise for an unknown one."""
+        chosen = self._chosen(names) if names else []
         return Watcher(self._door(), (lambda: chosen) if names else self._chosen, TRY_SECONDS)
 
     def workers(self) -> list[Worker]:
@@ -127,7 +127,10 @@ class Admin:
     def _chosen(self, names: Sequence[str] = (), *, scan: bool = False) -> list[Keys]:
         """Return the keys of the queues named, or of all that the registry or a scan finds."""
         if names:
-            return [self.keys(name) for name in names]
+            chosen = [self.keys(name) for name in names]
+            for keys in chosen:
+                check_known(self._door(), keys, TRY_SECONDS)
+            return chosen
         found: dict[str, Keys] = {keys.totals: keys for keys in self._ask(registered())}
         if scan:
             if isinstance(self._connection.wire(ANSWER_SECONDS), ClusterWire):

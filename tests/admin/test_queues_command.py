@@ -325,6 +325,15 @@ def test_redis_away_is_one_line_and_exit_1(command, words, monkeypatch):
     assert done.err.startswith("reliq: ")
 
 
+def test_a_program_may_name_queues(admin, url, queue):
+    Queue("other", url=url).publish({})
+    queue.publish({})
+
+    assert [view.queue for view in admin.queues(["other"], interval=0).queues] == ["other"]
+    with pytest.raises(ConfigurationError, match="there is no queue 'oders'"):
+        admin.queues(["oders"], interval=0)
+
+
 def test_a_program_gets_the_same_as_an_exception(admin, queue):
     with pytest.raises(ConfigurationError, match="there is no queue 'oders'"):
         admin.account("oders")

@@ -136,8 +136,10 @@ def test_json_over_a_pipe_is_all_that_is_seen_until_the_reader_has_enough(piped,
     assert process.stderr.read() == ""
 
 
-@pytest.mark.parametrize("words", [["--interval", "10ms"], ["--interval", "soon"], ["a b"]])
+@pytest.mark.parametrize("words", [["--interval", "10ms"], ["--interval", "soon"], ["a b"], ["q", "oders"]])
 def test_watch_asked_for_wrongly_is_one_line_and_exit_2(command, queue, words):
+    queue.publish({})
+
     done = command("watch", *words)
 
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
