@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from shared import eventually, must_run_in_ci
+from required import must_run_in_ci
+from waiting import eventually
 
 from reliq import Queue
 from reliq.embedded import EmbeddedRedis

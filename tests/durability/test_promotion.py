@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import redis
-from shared import eventually
+from waiting import eventually
 
 from reliq import BulkResult, Durability, PublishFailed, Queue
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import redis
-from shared import eventually
+from waiting import eventually
 
 from reliq import ConfigurationError, Durability, Queue, events
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 from failover_jobs import NUMBERS
-from shared import eventually
+from waiting import eventually
 
 from reliq import Durability, PublishFailed, Queue
 from reliq.embedded import free_port

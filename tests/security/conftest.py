@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from shared import must_run_in_ci
+from required import must_run_in_ci
 
 from reliq.embedded import EmbeddedRedis, free_port
 

@@ -5,8 +5,8 @@ import threading
 from dataclasses import dataclass
 
 import pytest
-from shared import eventually
 from tenacity import wait_none
+from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
 from reliq.codec import MAGIC, Codec
