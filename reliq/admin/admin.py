@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from reliq import transitions
 from reliq.admin.accounting import Account, account_of
 from reliq.admin.alive import Running, running_in, workers_alive
-from reliq.admin.ending import End, ends_of
+from reliq.admin.ending import End, check_kind, ends_of
 from reliq.admin.existing import check_known
 from reliq.admin.inspecting import MessageView, inspected
 from reliq.admin.overview import Overview, overview, with_rates
@@ -94,8 +94,9 @@ class Admin:
 
     def running(self, queue: str, *, longer_than: Duration = 0.0) -> list[Running]:
         """Return the handlers that run for `longer_than`, the longest running first; raise for an unknown queue."""
+        at_least = seconds("longer_than", longer_than)
         check_known(self._door(), self.keys(queue), TRY_SECONDS)
-        return running_in(self.workers(), queue, seconds("longer_than", longer_than))
+        return running_in(self.workers(), queue, at_least)
 
     def account(self, queue: str) -> Account:
         """Return what came in, how it ended and what is alive, at one moment; raise for an unknown queue."""
@@ -120,8 +121,9 @@ class Admin:
         Raises:
             ConfigurationError: there is no such queue or kind, or the limit is not 1 to 100,000.
         """
-        check_known(self._door(), self.keys(queue), TRY_SECONDS)
         most = whole("limit", limit, least=1, most=100_000)
+        check_kind(kind)
+        check_known(self._door(), self.keys(queue), TRY_SECONDS)
         return ends_of(self._door(), self.keys(queue), kind=kind, limit=most, for_seconds=TRY_SECONDS)
 
     def _chosen(self, names: Sequence[str] = (), *, scan: bool = False) -> list[Keys]:

@@ -61,14 +61,19 @@ def ends_of(door: BlockingDoor, keys: Keys, *, kind: str | None, limit: int, for
     Raises:
         ConfigurationError: there is no such kind.
     """
-    if kind is not None and kind not in KINDS:
-        raise ConfigurationError(f"kind must be one of {', '.join(KINDS)}, not {kind[:40]!r}")
+    check_kind(kind)
     found: list[End] = []
     for page in _pages(door, keys.history if kind == "acked" else keys.ends, for_seconds):
         found += [end for end in page if kind in (None, end.kind)]
         if len(found) >= limit:
             break
     return found[:limit]
+
+
+def check_kind(kind: str | None) -> None:
+    """Raise ConfigurationError when there is no such kind of end; None stands for all that are abnormal."""
+    if kind is not None and kind not in KINDS:
+        raise ConfigurationError(f"kind must be one of {', '.join(KINDS)}, not {str(kind)[:40]!r}")
 
 
 def last_ends(door: BlockingDoor, queues: Sequence[Keys], limit: int) -> list[tuple[Keys, End]]:

@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 from failover_jobs import NUMBERS
@@ -209,6 +210,11 @@ def test_a_failover_costs_a_pause_and_nothing_that_was_confirmed(servers, sentin
             f" {len(careless.ids(None))} published without asking {len(lost)} lost;"
             f" {careful.failures + careless.failures} publishes failed and were made again"
         )
+    seen = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+    titles = " ".join(word for one in seen for word in one.cmdline())
+    assert len(seen) == 3
+    assert SECRET not in titles
+    assert SENTINEL_SECRET not in titles
     assert careful.ids(True) - there == set()
     assert counts.missing == 0
     process.send_signal(signal.SIGTERM)

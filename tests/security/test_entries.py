@@ -31,6 +31,7 @@ NOBODY = f"redis://:{SECRET}@127.0.0.1:1/0"
 QUEUE = Queue("q", url=NOBODY)
 TEXTS = Queue("q", str, url=NOBODY)
 BYTES = Queue("q", bytes, url=NOBODY)
+ADMIN = Admin(NOBODY)
 OTHERS_LETTER = Letter("1-0", "a", "failed", "", 1, 0.0, BARE, SECRET.encode())
 
 NO_IDS = ["", "a b", "a\n", "a\0", "a*", "ä", "a/b", "a" * 129, "{a}", 5, b"a", None]
@@ -120,6 +121,16 @@ TABLE = [
         [f"redis://h?{name}=1" for name in ("dbb", "retry", "host", "path")],
     ),
     (lambda url: Queue("q", url=url), "url must be", [5, b"redis://h", object()]),
+    (ADMIN.account, "queue name must be", NO_NAMES),
+    (ADMIN.running, "queue name must be", NO_NAMES),
+    (ADMIN.ends, "queue name must be", NO_NAMES),
+    (lambda name: ADMIN.show(name, "a"), "queue name must be", NO_NAMES),
+    (lambda name: ADMIN.queues([name]), "queue name must be", NO_NAMES),
+    (lambda name: ADMIN.watch([name]), "queue name must be", NO_NAMES),
+    (lambda value: ADMIN.queues(interval=value), "interval must be", [61, *NO_DURATIONS]),
+    (lambda value: ADMIN.running("q", longer_than=value), "longer_than must be", NO_DURATIONS),
+    (lambda value: ADMIN.ends("q", limit=value), "limit must be", [0, 100_001, *NO_COUNTS]),
+    (lambda value: ADMIN.ends("q", kind=value), "kind must be one of", ["gone", "", 5]),
     (Admin, ("Redis URL ", "url must be"), ["", f"me:{SECRET}@h", 5]),
 ]
 ROWS = [

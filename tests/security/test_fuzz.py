@@ -4,12 +4,14 @@ import redis
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reliq import reads
+from reliq import reads, roster
 from reliq import transitions as moves
+from reliq.call import Call
 from reliq.codec import MAGIC, open_envelope
 from reliq.errors import ConfigurationError, ProtocolError
 from reliq.keys import Keys, Layout
-from reliq.message import Claimed
+from reliq.lua import script_names
+from reliq.message import Claimed, Pause
 from reliq.settings import Durability
 from reliq.transitions import Turn
 from reliq.urls import check_url, masked
@@ -43,6 +45,13 @@ REQUESTS = [
     reads.garbage(KEYS, 1),
     reads.letters(KEYS, count=1),
     reads.letters(BARE, count=1),
+    reads.letters_between(KEYS, "-", "+", count=1),
+    reads.claims(KEYS),
+    reads.pause(KEYS, Pause("me@here", 1.0, "why"), None),
+    reads.paused(KEYS),
+    reads.register(["q"], 1),
+    roster.index(),
+    *roster.records(["a"]),
     reads.server_facts("server"),
     reads.confirmation(Durability.replicas(1)),
     reads.confirmation(Durability.aof()),
@@ -54,6 +63,10 @@ atoms |= st.sampled_from(
     [b"", b"published", b"1700000000000-0", b"id", b"value", b"note", b"suspect", b"\xff", b"1 2:x"]
 )
 replies = atoms | st.lists(atoms, max_size=12) | st.lists(atoms | st.lists(atoms, max_size=7), max_size=7)
+
+
+def test_every_script_is_asked():
+    assert {request.script.name for request in REQUESTS if isinstance(request, Call)} == set(script_names())
 
 
 @SEEDED
