@@ -46,6 +46,7 @@ class Kept:
     """
 
     def __init__(self, pool: redis.BlockingConnectionPool) -> None:
+        self.beneath = pool
         self._pool: Any = pool
         self._lock = threading.Lock()
         self._at_hand: list[Any] = []
@@ -124,6 +125,12 @@ def pool(target: Target, timeout_seconds: float, *, asynchronous: bool) -> Any:
         **_ours(timeout_seconds, asynchronous=asynchronous, unix="path" in theirs),
     )
     return made if asynchronous else Kept(made)
+
+
+def plain_client(target: Target, timeout_seconds: float) -> redis.Redis:
+    """Return redis-py's own client over such a pool, to measure beside it."""
+    made = pool(target, timeout_seconds, asynchronous=False)
+    return redis.Redis(connection_pool=made.beneath if isinstance(made, Kept) else made)
 
 
 def node_pool(cluster: redis.RedisCluster, host: str, port: int, timeout_seconds: float, *, asynchronous: bool) -> Any:

@@ -4,12 +4,11 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-import redis
-
 from reliq import reads
-from reliq.bench.stage import BODY, Stage
+from reliq.bench.stage import ANSWER_SECONDS, BODY, Stage
 from reliq.codec import envelope_rest
 from reliq.doors.ids import new_id, token
+from reliq.pools import plain_client
 from reliq.settings import QueueSettings, milliseconds
 from reliq.transitions import Turn
 
@@ -31,7 +30,7 @@ def in_turns(stage: Stage, ours: Callable[[], float], limit: Callable[[Stage], f
 def sets(stage: Stage) -> float:
     """Return how many SETs of 100 bytes a second redis-py makes, one by one."""
     key, body = stage.queue.keys.msg("bare"), b"x" * 100
-    with redis.Redis.from_url(stage.url) as client:
+    with plain_client(stage.url, ANSWER_SECONDS) as client:
         client.ping()
         began = time.perf_counter()
         for _ in range(stage.scale.singles):

@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 
+from reliq import roster
 from reliq.call import Command, id_text
 from reliq.connection import Connection
 from reliq.doors.blocking import BlockingDoor
@@ -19,7 +20,7 @@ TRY_SECONDS = 60.0
 
 
 def remove(door: BlockingDoor, keys: Keys) -> None:
-    """Delete every key of a queue, and its name from the registry; the key space is read once, in small steps."""
+    """Delete every key of a queue, and its entries in the registries; the key space is read once, in small steps."""
     cursor = "0"
     while True:
         scan = Command(("SCAN", cursor, "MATCH", keys.every, "COUNT", SCAN_COUNT), lambda reply: reply)
@@ -29,7 +30,16 @@ def remove(door: BlockingDoor, keys: Keys) -> None:
             door.run(Command(("UNLINK", *map(id_text, found)), int), for_seconds=TRY_SECONDS)
         if cursor == "0":
             break
+    _dismiss(door, keys)
     door.run(Command(("HDEL", QUEUES_KEY, keys.name), int), for_seconds=TRY_SECONDS)
+
+
+def _dismiss(door: BlockingDoor, keys: Keys) -> None:
+    """Remove the records of workers of this queue that were killed before they could."""
+    ids = door.run(roster.index(), for_seconds=TRY_SECONDS)
+    records = door.run_all(roster.records(ids), for_seconds=TRY_SECONDS)
+    ours = [one.id for one in records if isinstance(one, roster.Worker) and keys.name in one.queues]
+    door.run_all([command for id in ours for command in roster.leave(id)], for_seconds=TRY_SECONDS)
 
 
 def main() -> int:

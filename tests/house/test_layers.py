@@ -95,8 +95,8 @@ def test_below_the_line_there_is_no_redis_clock_thread_chance_or_log(path):
     assert reached == set()
 
 
-def test_redis_py_is_known_to_the_wires_and_doors_alone_and_to_the_benchmark_that_measures_beside_it():
-    assert users_of("redis") <= {"pools", "wires", "connection", "embedded", "doors", "bench"}
+def test_redis_py_is_known_to_the_wires_and_doors_alone():
+    assert users_of("redis") <= {"pools", "wires", "connection", "embedded", "doors"}
 
 
 def test_the_client_of_prometheus_is_known_to_the_metrics_alone():
