@@ -12,7 +12,7 @@ from tests.chaos.picture import draw
 from tests.chaos.report import report
 from tests.chaos.run import Plan, run
 from tests.chaos.schedule import schedule
-from tests.chaos.story import tell
+from tests.chaos.teller import tell
 from tests.chaos.timing import measure
 
 EXIT_CODES = {"valid": 0, "violated": 1, "unknown": 2}

@@ -8,7 +8,7 @@ from tests.chaos import history
 from tests.chaos.checker import check
 from tests.chaos.report import report
 from tests.chaos.run import Plan, run
-from tests.chaos.story import tell
+from tests.chaos.teller import tell
 from tests.chaos.timing import measure
 
 SEED = 20261121

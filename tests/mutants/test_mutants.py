@@ -12,7 +12,7 @@ AT_ONCE = (
     "claim leaves an id behind",
     "a lane's answer is forgotten",
     "acks are not counted where they happen",
-    "released to the far end of the list",
+    "deadlines rounded down",
 )
 
 
@@ -37,6 +37,6 @@ def test_the_model_finds_a_mutant_at_once(name):
 
 @pytest.mark.timeout(300)
 def test_what_changes_nothing_is_not_caught():
-    nothing = Mutant("nothing", "lua/ack.lua", "local done, bodies, took, gone, stopped =", "local  done, bodies, took, gone, stopped =")
+    nothing = Mutant("nothing", "lua/ack.lua", "local done, bodies", "local done,  bodies")
 
     assert not try_out(nothing, examples=20).caught
