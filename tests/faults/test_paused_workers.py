@@ -1,7 +1,15 @@
 """A machine that was paused: its worker goes on where it stood, when others have long taken over."""
 
+import threading
+import time
+
 import pytest
 from waiting import eventually
+
+from reliq.transitions import Turn
+from reliq.worker.flight import Flight
+from reliq.worker.outcome import RELEASED
+from reliq.worker.running import Running
 
 #: A lease and a half.
 PAUSE_SECONDS = 3.0
@@ -21,3 +29,17 @@ def test_a_worker_that_was_paused_for_longer_than_a_lease_starts_nothing_that_it
     times = [int(count) for count in admin.hvals("note:done")]
     assert len(times) == 600
     assert sum(times) <= 601  # what ran in its only slot when it was paused may have run twice
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_what_was_held_starts_only_while_its_lease_lasts(faulty, over):
+    [handler] = faulty.consumer.chosen(["counted"])
+    faulty.COUNTED.publish(1)
+    sent_at = time.monotonic() - (handler.lease_seconds if over else 0.0)
+    [claimed] = faulty.COUNTED.moves.claim(Turn("paused", 1), limit=1, lease_ms=60_000).claimed
+    flight, settled = Flight(claimed, handler, sent_at), []
+    running = Running(lambda flights, outcome: settled.append((flights, outcome)), (), (), threading.Event())
+
+    assert running.begin(flight) is not over
+
+    assert settled == ([([flight], RELEASED)] if over else [])
