@@ -159,11 +159,14 @@ def test_a_wait_may_be_longer_than_redis_has_for_another_reply(stopped, make_que
     assert (receipt.status, receipt.durable) == ("published", False)
 
 
-def test_a_server_that_does_not_know_the_script_confirms_the_publish_that_counts(stopped, make_queue, call):
-    with redis.Redis.from_url(stopped.url) as client:
+@pytest.mark.parametrize("kind", ["servers", "newest_servers"])
+def test_a_server_that_does_not_know_the_script_confirms_the_publish_that_counts(request, make_queue, call, kind):
+    primary, replica = emptied(*request.getfixturevalue(kind))
+    with redis.Redis.from_url(primary.url) as client:
         client.script_flush()
 
-    receipt = call(make_queue(stopped), "publish", {}, durability=SHORT)
+    with cut_off(replica):
+        receipt = call(make_queue(primary), "publish", {}, durability=SHORT)
 
     assert (receipt.status, receipt.durable) == ("published", False)
 

@@ -1,5 +1,6 @@
 """Whatever Redis answers and whatever a foreign publisher writes: an error that is ours, or an answer."""
 
+import pytest
 import redis
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -63,6 +64,27 @@ atoms |= st.sampled_from(
     [b"", b"published", b"1700000000000-0", b"id", b"value", b"note", b"suspect", b"\xff", b"1 2:x"]
 )
 replies = atoms | st.lists(atoms, max_size=12) | st.lists(atoms | st.lists(atoms, max_size=7), max_size=7)
+
+
+@pytest.mark.parametrize(
+    ("request_", "reply"),
+    [
+        (moves.ack(KEYS, [(ONE, None)]), [0]),
+        (moves.ack(KEYS, [(ONE, None)]), [2]),
+        (moves.extend(KEYS, [ONE], lease_ms=30_000), [[-1], []]),
+        (moves.cancel(KEYS, ["a"]), []),
+        (moves.cancel(KEYS, ["a"]), [b"cancelled", b"cancelled"]),
+        (moves.cancel(KEYS, ["a"]), [b"redriven"]),
+        (moves.publish(KEYS, [("a", b"x")], TURN, ttl_ms=1000, retries=1), b"1 1:gone"),
+        (moves.publish(KEYS, [("a", b"x")], TURN, ttl_ms=1000, retries=1), b"stale"),
+        (reads.confirmation(Durability.replicas(1)), b""),
+        (reads.confirmation(Durability.aof()), [1]),
+    ],
+    ids=range(10),
+)
+def test_a_reply_to_another_question_is_none(request_, reply):
+    with pytest.raises(ProtocolError):
+        request_.read(reply)
 
 
 def test_every_script_is_asked():
