@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
 
 from benchmarks.catalogue import Peer
 from benchmarks.server import CountedRedis
@@ -45,12 +48,21 @@ FULL = Scale()
 QUICK = Scale(one=800, bulk=10_000, late_seconds=1.0, slow=25, stored=1500, drain_seconds=2.0, drain_share=0.4)
 
 
+class Spent(NamedTuple):
+    """How many messages are left, and the CPU seconds spent by then: of the worker's processes, and of Redis."""
+
+    left: int
+    worker: float
+    redis: float
+
+
 class Measures:
     """One peer on one Redis; each method returns figures by name, or raises StepError."""
 
     def __init__(self, peer: Peer, client: CountedRedis, url: str, scale: Scale, folder: Path) -> None:
         self._peer, self._client, self._scale = peer, client, scale
         self._log, self._times = folder / "worker.log", folder / "times.txt"
+        self._process: Any = None  # the worker that was started last
         self._environment = {"BENCH_URL": url, "BENCH_LOG": str(self._times)}
 
     def all(self) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
@@ -80,7 +92,7 @@ class Measures:
         return {"bulk": self._scale.bulk / self._step("bulk", self._scale.bulk)}
 
     def drain(self, processes: int) -> dict[str, float]:
-        """Work a full queue: messages a second from when a part is done, and Redis commands for each."""
+        """Work a full queue: messages a second from when a part is done; Redis commands and CPU time for each."""
         count = round(self._peer.drained * self._scale.drain_share)
         if self._peer.module == "bare":
             return {"drain 1": count / self._step("drain", count)}
@@ -88,14 +100,20 @@ class Measures:
         self._fill(count)
         whole = self._peer.backlog(self._client)
         self._client.start_counting()
+        looks: list[tuple[float, int]] = []
         with self._worker(processes) as check:
-            looks = list(self._looks(whole, check))
-            commands = self._client.commands_of_others()
+            for look in self._looks(whole, check):
+                looks.append(look)
+                if look[1] == whole:
+                    begun = self._spent(look[1])
+            ended, commands = self._spent(look[1]), self._client.commands_of_others()
         ahead = [look for look in looks if look[1] >= whole * (1 - HEAD_SHARE)]
         (first, before), (last, after) = ahead[-1], looks[-1]
         return {
             f"drain {processes}": (before - after) / (last - first),
             f"commands {processes}": commands / (whole - after),
+            f"worker cpu {processes}": (ended.worker - begun.worker) / (begun.left - ended.left) * 1e6,
+            f"redis cpu {processes}": (ended.redis - begun.redis) / (begun.left - ended.left) * 1e6,
         }
 
     def memory(self) -> dict[str, float]:
@@ -139,12 +157,19 @@ class Measures:
     def _worker(self, processes: int) -> Iterator[Check]:
         """Run the worker; what is given raises StepError when it has ended."""
         with worker(self._peer, processes, environment=self._environment, log=self._log) as process:
+            self._process = process
 
             def check() -> None:
                 if process.poll() is not None:
                     raise StepError(f"worker ended with {process.returncode}: {last_line(self._log.read_text())}")
 
             yield check
+
+    def _spent(self, left: int) -> Spent:
+        """Return what the worker's processes and Redis have spent so far."""
+        parent = psutil.Process(self._process.pid if self._process else None)
+        server = psutil.Process(self._client.info("server")["process_id"])
+        return Spent(left, sum(map(_cpu_seconds, (parent, *parent.children(recursive=True)))), _cpu_seconds(server))
 
     def _looks(self, whole: int, check: Check) -> Iterator[tuple[float, int]]:
         """Yield monotonic seconds and how many messages are left, until none is or it was watched long enough."""
@@ -207,6 +232,14 @@ class Measures:
 
     def _step(self, name: str, *numbers: float) -> float:
         return step(self._peer, name, *numbers, environment=self._environment)
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0  # it ended while we looked
+    return float(times.user + times.system)
 
 
 def _percentiles(name: str, late: list[float]) -> dict[str, float]:

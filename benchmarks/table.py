@@ -21,6 +21,7 @@ COLUMNS = (
     ("pickup when idle, p50 / p99", ("pickup p50", "pickup p99"), "slow"),
     ("bytes, ready / delayed", ("ready bytes", "delayed bytes"), "memory"),
     ("commands a message", ("commands 1",), "drain 1"),
+    ("CPU µs a message, worker / Redis", ("worker cpu 1", "redis cpu 1"), "drain 1"),
 )
 #: What is compared, and the figure's name.
 RATIOS = (
