@@ -9,7 +9,7 @@ from benchmarks.catalogue import Peer
 from benchmarks.results import Results
 from benchmarks.table import number
 
-WIDTH, PANEL_GAP, LABEL_WIDTH, VALUE_WIDTH = 900, 28, 150, 58
+WIDTH, PANEL_GAP, LABEL_WIDTH, VALUE_WIDTH = 900, 24, 160, 58
 ROW_HEIGHT, BAR_HEIGHT, TOP, BOTTOM = 24, 14, 66, 34
 
 #: Middle tones: a page's ground is not always that of the system's setting, which is all that a picture can ask for.
@@ -59,7 +59,9 @@ def picture(results: Results, peers: Sequence[Peer]) -> str:
     width = (WIDTH - PANEL_GAP * (len(PANELS) - 1)) / len(PANELS)
     for at, panel in enumerate(PANELS):
         parts += _panel(panel, _bars(results, peers, panel), at * (width + PANEL_GAP), width)
-    foot = f"{results.about['machine']}, Redis {results.about['redis']}, {results.about['when']}"
+    foot = (
+        f"{results.about['machine']}, Redis {results.about['redis']}, {results.about['when']}. {results.about['note']}"
+    )
     parts.append(f'<text class="small" x="0" y="{height - 8}">{escape(foot)}</text></svg>')
     return "\n".join(parts) + "\n"
 

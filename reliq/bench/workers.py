@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from reliq.errors import ReliqError
 
-START_SECONDS = 30.0
-ANSWER_SECONDS = 30.0
+START_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
 END_SECONDS = 10.0
 
 
