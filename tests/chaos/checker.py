@@ -105,8 +105,9 @@ def overlapping(story: Story) -> Violations:
     found = []
     for message in story.messages.values():
         for one, other in pairwise(message.starts):
-            over = min(one.ended or inf, story.deaths.get(one.who, inf))
-            if (other.started or 0.0) < over and not why_again(story, one, other.claimed):
+            begun = max(one.started or 0.0, other.started or 0.0)
+            over = min(end for run in (one, other) for end in (run.ended or inf, story.deaths.get(run.who, inf)))
+            if begun < over and not why_again(story, one, other.claimed):
                 found.append(f"{message.name}: {one.nonce} of {one.who} and {other.nonce} of {other.who}")
     return found
 
@@ -119,16 +120,17 @@ def after_cancel(story: Story) -> Violations:
 
 def early(story: Story) -> Violations:
     """Started before it was due."""
-    begun = [(message, message.starts[0].started or inf) for message in story.messages.values() if message.starts]
-    ahead = [(message.name, message.asked + message.delay - started) for message, started in begun]
+    ahead = [(message.name, message.asked + message.delay - message.started) for message in story.messages.values()]
     spare = slack(story)
     return [f"{name}: {seconds:.3f} s too early" for name, seconds in ahead if seconds > spare]
 
 
 def stale_accepted(story: Story) -> Violations:
-    """A receipt was accepted although a later claim of the message had been answered before it was used."""
+    """A receipt was accepted a second time, or although a later claim of the message had been answered before."""
     found = []
     for message in story.messages.values():
+        twice = [(one, s) for one in message.deliveries for s in one.settlings if s.late and s.result == "ok"]
+        found += [f"{message.name}: {s.verb} with {one.nonce} once more" for one, s in twice]
         for one, other in permutations(message.deliveries, 2):
             if other.asked > one.claimed:
                 used = [s for s in one.settlings if s.result == "ok" and s.asked > other.claimed]

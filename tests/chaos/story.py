@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from math import inf
 
 from tests.chaos.history import Event
 
@@ -84,9 +85,18 @@ class Message:
 
     @property
     def starts(self) -> list[Delivery]:
-        """The deliveries whose handlers began, in that order."""
-        begun = [one for one in self.deliveries if one.started is not None]
-        return sorted(begun, key=lambda one: one.started or 0.0)
+        """
+        The deliveries whose handlers began, in the order of their claims.
+
+        One that was paused between the last look at its lease and the start of its handler begins late, even after
+        the next has begun; what explains that is in the claim that came first.
+        """
+        return [one for one in self.deliveries if one.started is not None]
+
+    @property
+    def started(self) -> float:
+        """When the first handler began, infinity when none did."""
+        return min((one.started for one in self.deliveries if one.started is not None), default=inf)
 
 
 @dataclass(slots=True)

@@ -119,6 +119,12 @@ def test_what_another_process_wrote_down_is_none(history):
     assert history.found() == {"duplicated without a reason"}
 
 
+def test_one_that_was_paused_right_before_its_start_begins_after_the_next(history):
+    history.published().claimed(2.0).write(5.0, A, "stalled", since=2.01).started(5.0).ended(5.1)
+
+    assert history.done_by(B, "n2", 4.8).used(5.2, who=B, nonce="n2").found() == set()
+
+
 def test_after_ack(history):
     history.published().done_by(A, "n1", 2.0).used(2.3).claimed(3.0, B, "n2")
 
@@ -201,7 +207,13 @@ def test_stale_accepted(history, verb):
     history.published().claimed(2.0).used(2.1, "nack").claimed(2.5, B, "n2").used(2.9, who=B, nonce="n2")
 
     assert history.found() == set()
-    assert "stale accepted" in history.used(2.7, verb, nonce="n1", late=True).found()
+    assert "stale accepted" in history.used(2.7, verb, nonce="n1").found()
+
+
+def test_a_receipt_that_is_accepted_once_more_is_stale(history):
+    history.published().done_by(A, "n1", 2.0).used(2.3)
+
+    assert history.used(2.4, late=True).found() == {"stale accepted"}
 
 
 def test_a_stale_receipt_that_was_refused_is_well(history):

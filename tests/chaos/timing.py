@@ -60,7 +60,7 @@ def latenesses(story: Story) -> list[float]:
     for message in story.messages.values():
         due = message.asked + message.delay
         if message.starts and not any(since <= due <= until for since, until in disturbed):
-            found.append((message.starts[0].started or 0.0) - due)
+            found.append(message.started - due)
     return found
 
 
