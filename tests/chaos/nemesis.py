@@ -8,9 +8,13 @@ from collections.abc import Callable
 
 import redis
 
+from reliq.errors import RedisUnavailableError
 from tests.chaos.arena import Arena, Member
 from tests.chaos.schedule import OF_PROCESSES, OF_THE_SERVER, Fault
 from tests.chaos.workload import LEASE_SECONDS
+
+#: How often a server that does not answer is told again.
+TRIES = 10
 
 
 def consumer_killed(arena: Arena, fault: Fault) -> None:
@@ -42,7 +46,13 @@ def server_paused(arena: Arena, fault: Fault) -> None:
 def server_killed(arena: Arena, fault: Fault) -> None:
     arena.server.kill()
     time.sleep(fault.seconds / 3)
-    arena.server.start()
+    while True:
+        try:
+            arena.server.start()
+        except RedisUnavailableError:  # it still reads its log, on a machine with much else to do
+            arena.server.kill()
+        else:
+            return
 
 
 def server_asleep(arena: Arena, _fault: Fault) -> None:
@@ -108,9 +118,15 @@ def _replace(member: Member, how: signal.Signals) -> None:
 
 
 def _tell(arena: Arena, *command: str) -> None:
-    """Make the server do something; what it answers while it does it is of no interest, but it must have heard."""
-    with redis.Redis(unix_socket_path=str(arena.server.socket), socket_timeout=20) as client:
-        client.execute_command(*command)
+    """Make the server do something, and see to it that it has heard: what is not healed would spoil the run."""
+    for _ in range(TRIES):
+        with redis.Redis(unix_socket_path=str(arena.server.socket), socket_timeout=20) as client:
+            try:
+                client.execute_command(*command)
+            except (redis.ConnectionError, redis.TimeoutError):
+                time.sleep(0.2)
+            else:
+                return
 
 
 def _misdirect(arena: Arena, order: str, seconds: float) -> None:
