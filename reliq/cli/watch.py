@@ -21,7 +21,7 @@ LEAST_SECONDS = 0.1
 
 def watch(
     queues: Annotated[
-        list[str] | None, typer.Argument(metavar="[QUEUE]...", help="Only these; else all of the registry.")
+        list[str] | None, typer.Argument(metavar="QUEUE", help="Only these; else all of the registry.")
     ] = None,
     interval: Annotated[str, typer.Option(help="Between two looks.")] = "1s",
     json: Json = False,
@@ -41,7 +41,7 @@ def watch(
         raise ConfigurationError(f"interval must be at least {LEAST_SECONDS} seconds, not {interval}")
     view = admin(url, hdt3213=hdt3213)
     watcher = view.watch(queues or ())
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is left clean then too
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is left clean then too
     try:
         if json or not sys.stdout.isatty():
             _write(watcher, seconds, json=json)
@@ -51,6 +51,8 @@ def watch(
         return
     except BrokenPipeError:  # whoever read has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _show(watcher: Watcher, place: str, seconds: float) -> None:
