@@ -67,6 +67,7 @@ class Keys:
     """
 
     __slots__ = (
+        "_aside",
         "_dd",
         "_lane",
         "_msg",
@@ -97,6 +98,7 @@ class Keys:
         base = _base(layout.prefix, name, layout.hash_tag)
         self._msg = _base(layout.body_prefix, name, layout.hash_tag) + ":msg:"
         self.every = base + ":*"  # matches every key but the bodies of another prefix, for SCAN
+        self._aside = base + ":aside:"
         self._dd = base + ":dd:"
         self._lane = base + ":lane:"
         self.pending = base + ":pending"  # sorted set: id -> due time
@@ -131,6 +133,10 @@ class Keys:
     def lane(self, lane: str) -> str:
         """Return the key of the last number and answer of `lane`."""
         return self._lane + lane
+
+    def aside(self, key: str, stamp: int) -> str:
+        """Return where the key `key` of this queue is put when something else has been written to it."""
+        return f"{self._aside}{stamp}:{key}"
 
 
 def _base(prefix: str, name: str, hash_tag: bool) -> str:

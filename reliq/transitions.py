@@ -5,7 +5,8 @@ One function for each script, by the same name. `clock` is Redis' own unless a t
 microseconds. A receipt is a `Claimed`; one that no longer holds changes nothing.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -21,6 +22,8 @@ from reliq.message import CancelStatus, Claimed, Counts, Delivery, PublishStatus
 NOTHING_DUE, NOT_WATCHING = -1, -2
 
 RedriveStatus = Literal["redriven", "alive", "not_found"]
+_NO_WISH = ("",) * 7
+_GLOB = re.compile(r"[*?\[\]\\^]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +408,44 @@ def tidy(
         (keys.unack, keys.counts, keys.garbage, keys.lease, keys.errors),
         (_clock(clock), cursor, lease_cursor),
         lambda reply: (int(reply[0]), int(reply[1]), int(reply[2]), int(reply[3])),
+    )
+
+
+def check(
+    keys: Keys,
+    ids: Sequence[str],
+    *,
+    part: Literal["", "ready", "retry", "both"] = "",
+    piece: tuple[int, int] = (1, 0),
+    wishes: Mapping[str, Sequence[Arg]] | None = None,
+    clock: int | None = None,
+) -> Call[tuple[int, list[Any]]]:
+    """
+    Tell the state of each id, read at one moment; set right those that have a wish. Return the time in ms and rows.
+
+    Which of the lists is looked through is `part`: all of both, or the `piece` of one. A wish is what follows the id
+    in the script's ARGV; its row is then `mended`, or `changed`: the state is no longer the one that was seen.
+    """
+    lead = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors)
+    args: list[Arg] = [_clock(clock), part, *piece]
+    for id in ids:
+        args += (id, *(wishes[id] if wishes else _NO_WISH))
+    return Call(
+        script("check"),
+        (*lead, keys.dead, keys.ends, keys.totals, keys.wake, keys.watch, *map(keys.msg, ids)),
+        args,
+        lambda reply: (int(reply[0]), reply[1:]),
+    )
+
+
+def find(keys: Keys, *, cursor: int = 0, clock: int | None = None) -> Call[tuple[int, tuple[str, ...]]]:
+    """Look through a piece of the key space; return the next cursor and the ids of bodies without a retry count."""
+    prefix = keys.msg("")
+    return Call(
+        script("find"),
+        (keys.counts, keys.garbage),
+        (_clock(clock), cursor, _GLOB.sub(r"\\\g<0>", prefix) + "*", prefix),
+        lambda reply: (int(reply[0]), _texts(reply[1:])),
     )
 
 

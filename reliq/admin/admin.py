@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from reliq import transitions
 from reliq.admin.accounting import Account, account_of
 from reliq.admin.alive import Running, running_in, workers_alive
+from reliq.admin.check import Checker
 from reliq.admin.ending import End, check_kind, ends_of
 from reliq.admin.existing import check_known
 from reliq.admin.inspecting import MessageView, inspected
@@ -22,8 +23,9 @@ from reliq.settings import seconds, whole
 from reliq.wires import ClusterWire
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from reliq.admin.faults import CheckReport
     from reliq.message import Duration
     from reliq.pools import Target
     from reliq.roster import Worker
@@ -58,6 +60,18 @@ class Admin:
     def keys(self, queue: str) -> Keys:
         """Return the keys of a queue; raise ConfigurationError for what is no name."""
         return Keys(queue, self._layout)
+
+    def check(
+        self, queue: str, *, repair: bool = False, progress: Callable[[str, int], None] | None = None
+    ) -> CheckReport:
+        """
+        Look at every id of a queue for what contradicts the model, in bounded steps beside those who use it.
+
+        Args:
+            repair: set right what can be without guessing; move the rest to the dead letters with a reason.
+            progress: is told what is being read, and how many ids were looked at so far.
+        """
+        return Checker(self._ask, self.keys(queue), repair=repair, progress=progress or _silent).run()
 
     def close(self) -> None:
         """Close the connections; they come back when they are used again."""
@@ -145,3 +159,7 @@ class Admin:
 
     def _ask(self, request: Any) -> Any:
         return self._door().run(request, for_seconds=TRY_SECONDS)
+
+
+def _silent(_what: str, _looked_at: int) -> None:
+    """Show nothing."""

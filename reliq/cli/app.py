@@ -7,6 +7,7 @@ import typer
 
 from reliq.cli.account import account
 from reliq.cli.bench import bench
+from reliq.cli.check import check
 from reliq.cli.demo import demo
 from reliq.cli.ends import ends
 from reliq.cli.exporter import exporter
@@ -39,6 +40,7 @@ app.command()(account)
 app.command()(show)
 app.command()(ends)
 app.command()(watch)
+app.command()(check)
 
 
 @app.callback(invoke_without_command=True)

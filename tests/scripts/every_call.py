@@ -41,18 +41,23 @@ def stage(run, client, keys):
     claim("overdue", lease_ms=40_000)
     run(publish("due", delay_ms=1000))
     run(publish("pending", "cancelled", "moved", delay_ms=3_000_000))
-    run(publish("ready", "ready-too"))
+    run(publish("ready", "ready-too", "no-count"))
     run(t.cancel(keys, ["never-seen"], clock=NOON))
     client.delete(keys.wake, keys.watch)
+    client.hdel(keys.counts, "no-count")
     letters = [(name.decode(), letter[b"id"].decode(), 3) for name, letter in client.xrange(keys.dead)]
+    seen = run(t.check(keys, ["no-count"], part="both"))[1][0][-1]
+    wish = {"no-count": [seen, "=", "", 0, "=", "", ""]}
     by_id = {one.id: one for one in held}
     return {
         "ack": t.ack(keys, [(by_id["acked"], WINDOW_MS)], history=5, took_ms=[7], clock=LATER),
         "cancel": t.cancel(keys, ["cancelled", "waiting", "ready", "extended", "unknown"], clock=LATER),
+        "check": t.check(keys, ["no-count"], part="both", wishes=wish, clock=LATER),
         "claim": t.claim(keys, t.Turn("w", 99), limit=10, lease_ms=1000, first="retry", watcher="me", clock=LATER),
         "collect": t.collect(keys, ["in-garbage"], letters_max=2, letters_ms=10**12, clock=LATER),
         "counts": t.counts(keys),
         "extend": t.extend(keys, [by_id["extended"], by_id["cancelled-running"]], lease_ms=1000, clock=LATER),
+        "find": t.find(keys),
         "nack": t.nack(
             keys,
             [

@@ -1,0 +1,216 @@
+"""The state of one id in a queue, and what is wrong with it: no clock, no Redis."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FaultName = Literal[
+    "twice",
+    "lost",
+    "stray-body",
+    "stray-count",
+    "stray-word",
+    "stray-error",
+    "no-count",
+    "bad-count",
+    "ended-count",
+    "wrong-word",
+    "wrong-time",
+    "strange-body",
+    "no-body",
+    "no-word",
+    "wrong-type",
+    "bad-total",
+    "account",
+]
+
+#: September 2001: what is smaller is no time in unix ms.
+FIRST_MS = 10**12
+#: No due time or lease lies further ahead.
+LONGEST_MS = 3660 * 86_400_000
+#: A lease may seem so much longer than it is.
+CLOCK_SLACK_MS = 1000
+
+_COUNT = re.compile(r"\d{1,6}")
+_DUE = re.compile(rb'RELIQ/1 \{"d":(\d{1,16})[,}]')
+_NONCE = re.compile(r"[^.]+\.\d+:(?P<lease>\d+)!?")
+_LATER = re.compile(r"@\d+\??")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """
+    What is known of an id, at one moment.
+
+    Attributes:
+        pending, unack: its score, in unix seconds, None where it is not.
+        garbage: whether it waits to be collected.
+        ready, retry: how often it is in a list, None where nobody looked.
+        left: its retry count as it stands, None without one.
+        word: its state word, empty without one.
+        error: whether a last error is kept.
+        body: the type of its body's key, `none` without one.
+        due_ms: as the envelope of its body says, None without one.
+        digest: of all that; a mending is only made where it is still the same.
+    """
+
+    id: str
+    pending: float | None
+    unack: float | None
+    garbage: bool
+    ready: int | None
+    retry: int | None
+    left: str | None
+    word: str
+    error: bool
+    body: str
+    due_ms: int | None
+    digest: str
+
+    @property
+    def scored(self) -> list[str]:
+        """The places it is in, besides the lists."""
+        held = {"pending": self.pending is not None, "unack": self.unack is not None, "garbage": self.garbage}
+        return [place for place, there in held.items() if there]
+
+    @property
+    def listed(self) -> int:
+        """How often it is known to be in a list."""
+        return (self.ready or 0) + (self.retry or 0)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether both lists were looked through."""
+        return self.ready is not None and self.retry is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing of it anywhere but, perhaps, in a list."""
+        return not self.scored and self.left is None and not self.word and not self.error and self.body == "none"
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it ends where it is met."""
+        return self.word.endswith("!")
+
+    @property
+    def lease_ms(self) -> int | None:
+        """How long the claim that holds it said, None when none does."""
+        match = _NONCE.fullmatch(self.word)
+        return int(match["lease"]) if match else None
+
+
+def read_state(id: str, row: Sequence[Any]) -> State:
+    """Return what a row of the script `check` says of `id`."""
+    texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in row]
+    due = _DUE.match(row[7])
+    return State(
+        id=id,
+        pending=_score(texts[0]),
+        unack=_score(texts[1]),
+        garbage=bool(texts[2]),
+        left=texts[3] or None,
+        word=texts[4],
+        error=bool(texts[5]),
+        body=texts[6],
+        due_ms=int(due[1]) if due else None,
+        ready=None if texts[8] == "" else int(texts[8]),
+        retry=None if texts[9] == "" else int(texts[9]),
+        digest=texts[10],
+    )
+
+
+def faults_of(state: State, now_ms: int, *, bare: bool) -> list[FaultName]:
+    """
+    Return what is wrong with an id.
+
+    Where the lists were not looked through, an id that is nowhere else is taken to be in one of them.
+    """
+    places = len(state.scored) + state.listed
+    if places > 1:
+        return ["twice"]
+    if places == 0 and state.is_exact:
+        return _stray(state)
+    if state.garbage:
+        return _of_an_ended(state)
+    return _of_a_living(state, now_ms, bare=bare)
+
+
+def is_time(ms: float, now_ms: int, *, ahead_ms: int = LONGEST_MS) -> bool:
+    """Say whether a score, in ms, can be a time of this queue: after 2001, and not further ahead than it may be."""
+    return math.isfinite(ms) and FIRST_MS <= ms <= now_ms + ahead_ms
+
+
+def fits(word: str, place: str) -> bool:
+    """Say whether a state word may stand beside an id in `place`."""
+    if word == "" or (place in ("unack", "list") and word.endswith("!")):
+        return True
+    if place == "unack":
+        return word == "nacked" or _NONCE.fullmatch(word) is not None
+    return place != "garbage" and (word == "suspect" or (place == "list" and _LATER.fullmatch(word) is not None))
+
+
+def is_count(left: str | None) -> bool:
+    """Say whether a retry count is one."""
+    return left is not None and _COUNT.fullmatch(left) is not None
+
+
+def place_of(state: State) -> str:
+    """Return the one place of an id that is not in two: of ready and retry, `list`."""
+    return state.scored[0] if state.scored else "list"
+
+
+def _stray(state: State) -> list[FaultName]:
+    """Return what is left of a message that is in no place, by the most of it that there is."""
+    if state.left is not None:
+        return ["stray-count" if state.body == "none" else "lost"]
+    if state.body != "none":
+        return ["stray-body"]
+    return ["stray-word"] if state.word else ["stray-error"] if state.error else []
+
+
+def _of_an_ended(state: State) -> list[FaultName]:
+    found: list[FaultName] = []
+    if state.left is not None:
+        found.append("ended-count")
+    if state.word:
+        found.append("wrong-word")
+    if state.body not in ("string", "none"):
+        found.append("strange-body")
+    return found
+
+
+def _of_a_living(state: State, now_ms: int, *, bare: bool) -> list[FaultName]:
+    found: list[FaultName] = []
+    if not is_count(state.left):
+        found.append("no-count" if state.left is None else "bad-count")
+    if not fits(state.word, place_of(state)):
+        found.append("wrong-word")
+    if not _is_in_time(state, now_ms):
+        found.append("wrong-time")
+    if state.body not in ("string", "none"):
+        found.append("strange-body")
+    if state.body == "none" and not state.is_cancelled and state.lease_ms is None:
+        found.append("no-body")
+    if state.unack is not None and not state.word and not bare:
+        found.append("no-word")
+    return found
+
+
+def _is_in_time(state: State, now_ms: int) -> bool:
+    """Say whether the score of an id can be a time; of one that is held, one within its lease."""
+    score = state.pending if state.pending is not None else state.unack
+    if score is None:
+        return True
+    held = state.unack is not None and state.lease_ms is not None
+    return is_time(score * 1000, now_ms, ahead_ms=(state.lease_ms or 0) + CLOCK_SLACK_MS if held else LONGEST_MS)
+
+
+def _score(text: str) -> float | None:
+    return None if text == "" else float(text)

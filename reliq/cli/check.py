@@ -1,0 +1,59 @@
+"""`reliq check`: a queue's own fsck."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from reliq.admin.faults import CheckReport, Fault
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, print_table
+
+
+def check(
+    queue: QueueName,
+    repair: Annotated[bool, typer.Option("--repair", help="Set right what is wrong.")] = False,
+    json: Json = False,
+    hdt3213: Hdt3213 = False,
+    url: Url = None,
+) -> None:
+    """
+    Look at every message of a queue for what contradicts the model, beside those who use it.
+
+    With --repair, what can be is set right without guessing, and the rest becomes dead letters with the reason `lost`.
+    Exit 0: nothing is wrong, or nothing any more; what passes by itself does not count. Exit 1: something is wrong.
+
+    Example: reliq check orders --repair
+    """
+    with _progress() as progress:
+        report = admin(url, hdt3213=hdt3213).check(queue, repair=repair, progress=progress)
+    if json:
+        print_json(report)
+    else:
+        _print(report, repair=repair)
+    raise typer.Exit(0 if report.is_sound else 1)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int], None]]:
+    """Show on a terminal what is being read; elsewhere nothing."""
+    console = Console(stderr=True)
+    with console.status("") as status:
+        yield lambda what, looked_at: status.update(f"reading {what}: {looked_at:,} ids looked at")
+
+
+def _print(report: CheckReport, *, repair: bool) -> None:
+    if report.faults:
+        columns = ["fault", "count", *(["mended"] if repair else []), "examples", "what it means", "--repair"]
+        print_table(columns, (_row(fault, repair=repair) for fault in report.faults))
+    if report.unproved:
+        print(f"{report.unproved} ids may be in no list, or in two; the lists are too long to be looked through.")
+    verdict = "sound" if report.is_sound else "NOT sound"
+    print(f"{report.queue}: {report.looked_at} ids looked at; the queue is {verdict}.")
+
+
+def _row(fault: Fault, *, repair: bool) -> list[object]:
+    examples = ", ".join(fault.examples) + (", …" if fault.count > len(fault.examples) else "")
+    name = f"{fault.name} (passes)" if fault.passes else fault.name
+    return [name, fault.count, *([fault.mended] if repair else []), examples, fault.means, fault.repair]
