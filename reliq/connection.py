@@ -15,7 +15,7 @@ import redis
 import redis.asyncio
 
 from reliq.errors import ConfigurationError, InsecureWarning
-from reliq.pools import Client, Target, node_pool, pool, sentinels, weakness
+from reliq.pools import Address, Client, Target, address, node_pool, pool, sentinels, weakness
 from reliq.urls import check_url, masked
 from reliq.wires import AsyncClusterWire, AsyncPooledWire, AsyncWire, ClusterWire, Gate, Nodes, PooledWire, Wire
 
@@ -56,6 +56,11 @@ class Connection:
     def name(self) -> str:
         """The URL without its password, or the kind of client."""
         return masked(self._url) if self._url else type(self._target()).__name__
+
+    @property
+    def address(self) -> Address:
+        """Where it is, as the URL or the client says."""
+        return address(self._target())
 
     def wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Wire:
         """Return a wire whose replies are awaited for at most `timeout_seconds`."""

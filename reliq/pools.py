@@ -8,6 +8,7 @@ import inspect
 import ssl
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import redis
@@ -106,6 +107,39 @@ class Primary(NamedTuple):
     rights: dict[str, Any]
     is_secure: bool
     min_other_sentinels: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """
+    What a target says of where Redis is and how it is spoken to.
+
+    Attributes:
+        hosts: names or addresses; none for a Unix socket.
+        database: 0 unless it names another.
+        is_secure: whether it speaks TLS.
+        retries: how often a client of somebody else repeats a command by itself, 0 for a URL.
+    """
+
+    hosts: tuple[str, ...]
+    database: int
+    is_secure: bool
+    retries: int
+
+
+def address(target: Target) -> Address:
+    """Return where a target is, without asking anybody."""
+    given = _given(target)
+    hosts = [given["host"]] if given.get("host") else []
+    if isinstance(target, redis.RedisCluster):
+        hosts = [node.host for node in target.nodes_manager.nodes_cache.values()]
+    retry = None if isinstance(target, str) else given.get("retry")
+    return Address(
+        hosts=tuple(hosts),
+        database=int(given.get("db") or 0),
+        is_secure=_is_secure(target),
+        retries=max(0, getattr(retry, "_retries", 0)),
+    )
 
 
 def pool(target: Target, timeout_seconds: float, *, asynchronous: bool) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reliq import transitions
+from reliq import reads, transitions
 from reliq.admin.accounting import Account, account_of
+from reliq.admin.acl import acl_roles, acl_rule
 from reliq.admin.alive import Running, running_in, workers_alive
 from reliq.admin.check import Checker
+from reliq.admin.doctor import examine
 from reliq.admin.ending import End, check_kind, ends_of
 from reliq.admin.existing import check_known
 from reliq.admin.inspecting import MessageView, inspected
@@ -16,7 +18,7 @@ from reliq.admin.scanning import scanned
 from reliq.admin.watching import Watcher
 from reliq.connection import Connection
 from reliq.doors.blocking import BlockingDoor
-from reliq.errors import ConfigurationError
+from reliq.errors import ConfigurationError, RedisRefusedError
 from reliq.keys import Keys, Layout
 from reliq.metrics.looks import registered
 from reliq.settings import seconds, whole
@@ -25,7 +27,9 @@ from reliq.wires import ClusterWire
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from reliq.admin.acl import AclRule
     from reliq.admin.faults import CheckReport
+    from reliq.admin.findings import Finding
     from reliq.message import Duration
     from reliq.pools import Target
     from reliq.roster import Worker
@@ -72,6 +76,36 @@ class Admin:
             progress: is told what is being read, and how many ids were looked at so far.
         """
         return Checker(self._ask, self.keys(queue), repair=repair, progress=progress or _silent).run()
+
+    def acl(self, roles: Sequence[str], queues: Sequence[str], *, user: str = "") -> AclRule:
+        """
+        Return the least ACL rule, as this server knows them, for a user who plays `roles` on `queues`.
+
+        Args:
+            roles: of `producer`, `consumer`, `operator`, `exporter`.
+            user: its name, by default reliq-ROLE.
+        """
+        try:
+            version = self._ask(reads.server_facts("server")).get("redis_version", "")
+        except RedisRefusedError:
+            version = ""  # one that hides its version is taken to be new
+        return acl_rule(
+            roles,
+            [self.keys(queue) for queue in queues],
+            user=user,
+            selectors=not version.startswith("6."),
+            select=self._connection.address.database != 0,
+        )
+
+    def doctor(self, *, roles: Sequence[str] = (), queue: str = "reliq-doctor") -> list[Finding]:
+        """
+        Say whether this Redis is fit for queues: a finding for each thing that was looked at.
+
+        Args:
+            roles: whether this user has the rights of each, on the keys of `queue`, which need not exist.
+        """
+        known = acl_roles(roles)
+        return examine(self._door(), self._connection.address, known, self.keys(queue), TRY_SECONDS)
 
     def close(self) -> None:
         """Close the connections; they come back when they are used again."""

@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 
 from reliq.cli.account import account
+from reliq.cli.acl import acl
 from reliq.cli.bench import bench
 from reliq.cli.check import check
 from reliq.cli.demo import demo
+from reliq.cli.doctor import doctor
 from reliq.cli.ends import ends
 from reliq.cli.exporter import exporter
 from reliq.cli.health import health
@@ -41,6 +43,8 @@ app.command()(show)
 app.command()(ends)
 app.command()(watch)
 app.command()(check)
+app.command()(acl)
+app.command()(doctor)
 
 
 @app.callback(invoke_without_command=True)

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from reliq.admin.faults import CheckReport, Fault
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, print_table
+from reliq.admin.faults import CheckReport
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json
 
 
 def check(
@@ -44,16 +44,13 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
 
 
 def _print(report: CheckReport, *, repair: bool) -> None:
-    if report.faults:
-        columns = ["fault", "count", *(["mended"] if repair else []), "examples", "what it means", "--repair"]
-        print_table(columns, (_row(fault, repair=repair) for fault in report.faults))
+    for fault in report.faults:
+        mended = f", {fault.mended} mended" if repair else ""
+        print(f"{'passes' if fault.passes else 'wrong':8} {fault.name}: {fault.count}{mended}")
+        examples = ", ".join(fault.examples) + (", …" if fault.count > len(fault.examples) else "")
+        for label, text in (("means", fault.means), ("such as", examples), ("--repair", fault.repair)):
+            print(f"{'':9}{label}: {text}")
     if report.unproved:
         print(f"{report.unproved} ids may be in no list, or in two; the lists are too long to be looked through.")
     verdict = "sound" if report.is_sound else "NOT sound"
     print(f"{report.queue}: {report.looked_at} ids looked at; the queue is {verdict}.")
-
-
-def _row(fault: Fault, *, repair: bool) -> list[object]:
-    examples = ", ".join(fault.examples) + (", …" if fault.count > len(fault.examples) else "")
-    name = f"{fault.name} (passes)" if fault.passes else fault.name
-    return [name, fault.count, *([fault.mended] if repair else []), examples, fault.means, fault.repair]

@@ -7,6 +7,8 @@ from functools import cache
 from importlib.resources import files
 from itertools import chain
 
+from reliq.lua.uses import Use, uses_of
+
 _HEADER = re.compile(
     r"-- (?P<name>\w+): (?P<move>[^\n]+)\n--\n"
     r"-- KEYS  (?P<keys>[^\n|]+?)(?: \| (?P<tail_keys>[^\n]+))?\n"
@@ -51,6 +53,7 @@ class Script:
         args: names of the leading ARGV.
         tail_args: names of the ARGV that come once for each message.
         commands: what it calls, and its user must have a right to.
+        uses: every command that it may run, each with the name of its key, empty for one without.
         text: what EVAL runs.
         sha: what EVALSHA names.
     """
@@ -62,6 +65,7 @@ class Script:
     args: tuple[str, ...]
     tail_args: tuple[str, ...]
     commands: tuple[str, ...]
+    uses: frozenset[Use]
     text: str
     sha: str
 
@@ -80,10 +84,11 @@ def script(name: str) -> Script:
     prelude = _without_comments(files(__name__).joinpath("prelude.lua").read_text("utf-8"))
     body = _type_checks(named) + _without_comments(source)
     work = _used(prelude, body) + body
+    uses = uses_of(work, keys)
     commands = tuple(sorted(set(_COMMAND.findall(work))))
-    text = _locals(keys, args, tail_args) + _rights_check(name, commands) + work
+    text = _locals(keys, args, tail_args) + _rights_check(name, commands, uses) + work
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    return Script(name, header["move"], keys, tail_keys, args, tail_args, commands, text, sha)
+    return Script(name, header["move"], keys, tail_keys, args, tail_args, commands, uses, text, sha)
 
 
 def script_names() -> list[str]:
@@ -102,17 +107,30 @@ def _locals(keys: tuple[str, ...], args: tuple[str, ...], tail_args: tuple[str, 
     return "\n".join(lines) + "\n"
 
 
-def _rights_check(name: str, commands: tuple[str, ...]) -> str:
-    """Return the lines that refuse a user who lacks a command before anything is written; Redis 6.2 cannot tell."""
+def _rights_check(name: str, commands: tuple[str, ...], uses: frozenset[Use]) -> str:
+    """
+    Return the lines that refuse a user who lacks a command before anything is written; Redis 6.2 cannot tell.
+
+    Each is asked for with a key that it is run on: a rule may allow it there alone.
+    """
+    pairs = ", ".join(f"'{command}', {_a_key_of(command, uses)}" for command in commands)
     return (
         "if redis.acl_check_cmd then\n"
-        f"  for _, command in ipairs({{ {', '.join(map(repr, commands))} }}) do\n"
-        "    if not redis.acl_check_cmd(command, KEYS[1]) then\n"
-        f"      return redis.error_reply('NOPERM this user may not run ' .. command .. ', which {name} needs')\n"
+        f"  local rights = {{ {pairs} }}\n"
+        "  for i = 1, #rights, 2 do\n"
+        "    if rights[i + 1] ~= '' and not redis.acl_check_cmd(rights[i], rights[i + 1]) then\n"
+        f"      return redis.error_reply('NOPERM this user may not run ' .. rights[i] .. ', which {name} needs')\n"
         "    end\n"
         "  end\n"
         "end\n"
     )
+
+
+def _a_key_of(command: str, uses: frozenset[Use]) -> str:
+    """Return how a script spells a key that it runs a command on; one of the tail may be missing."""
+    names = sorted(key for used, key in uses if used == command)
+    of_the_tail = {"msg": "KEYS[HEAD_KEYS + 1] or ''", "dd": "KEYS[HEAD_KEYS + ITEMS + 1] or ''", "": "KEYS[1]"}
+    return next((key for key in names if key not in of_the_tail), None) or of_the_tail[(names or [""])[0]]
 
 
 def _type_checks(keys: tuple[str, ...]) -> str:

@@ -37,10 +37,7 @@ local function mend(i, id, times)
   if place == 'pending' or place == 'unack' then put(place == 'unack' and unack or pending, tonumber(arg(i, DUE)), { id }) end
   if left ~= '=' and left ~= '' then redis.call('HSET', counts, id, left) end
   if kind == 'expired' or kind == 'cancelled' then finish(kind, { id }) end
-  if kind ~= '' then
-    forget({ id })
-    redis.call('DEL', key)
-  end
+  if kind ~= '' then forget({ id }) redis.call('DEL', key) end
   if value then
     local letter = redis.call('XADD', dead, '*', 'id', id, 'value', value, 'note', arg(i, NOTE))
     add(kind, 1)

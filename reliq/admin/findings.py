@@ -1,0 +1,302 @@
+"""What the doctor says of what it was told: no clock, no Redis. What it was not told is unknown, never passed."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Verdict = Literal["ok", "warning", "bad", "unknown"]
+
+OLDEST = (6, 2)
+#: The first release of each line in which the known holes of the Lua engine are closed: CVE-2024-46981 and
+#: CVE-2025-49844, 46817, 46818, 46819. Lines that are not here, and are not newer, never got it.
+PATCHED = {
+    "redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
+    "valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
+}
+#: A script of ours takes some milliseconds; so long, and somebody waits.
+SLOW_MICROSECONDS = 50_000
+NEAR_THE_LIMIT = 0.9
+CLOCK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """
+    One thing the doctor looked at.
+
+    Attributes:
+        what: was found.
+        means: for the queues.
+        mend: how; empty where there is nothing to mend.
+    """
+
+    name: str
+    verdict: Verdict
+    what: str
+    means: str = ""
+    mend: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """
+    What the doctor was told; None, or nothing, is what it may not read.
+
+    Attributes:
+        info: of INFO, all sections that were told.
+        config: of CONFIG GET, the parameters that were told.
+        slow_scripts: microseconds of each script in the slow log.
+        clock_offset: seconds by which the server's clock is ahead, beyond what the round trip explains.
+        denied: of each role, the commands that this user may not run; None where nobody tells.
+    """
+
+    info: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict)
+    slow_scripts: Sequence[int] | None = None
+    clock_offset: float | None = None
+    denied: Mapping[str, Sequence[str] | None] = field(default_factory=dict)
+    hosts: Sequence[str] = ()
+    is_secure: bool = False
+    client_retries: int = 0
+
+
+def findings(facts: Facts) -> list[Finding]:
+    """Return a finding for each thing that was looked at."""
+    looks = (_version, _lua, _eviction, _evicted, _memory, _persistence, _replicas, _slow, _clock, _tls, _retries)
+    return [*(look(facts) for look in looks), *(_rights(role, denied) for role, denied in facts.denied.items())]
+
+
+def _unknown(name: str, what: str) -> Finding:
+    return Finding(name, "unknown", f"this user may not read {what}", mend=f"run it as one who may, or look at {what}")
+
+
+def _line(facts: Facts) -> tuple[str, str, tuple[int, ...]]:
+    """Return the kind of server, its version as text and as numbers; Valkey says Redis' and its own."""
+    kind = "valkey" if "valkey_version" in facts.info else "redis"
+    text = facts.info.get(f"{kind}_version", "")
+    return kind, text, tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def _version(facts: Facts) -> Finding:
+    kind, text, numbers = _line(facts)
+    if not numbers:
+        return _unknown("version", "INFO server")
+    if kind == "redis" and numbers[:2] < OLDEST:
+        return Finding("version", "bad", f"Redis {text}", "its scripts cannot run there", "upgrade to 6.2 or newer")
+    return Finding("version", "ok", f"{kind} {text}")
+
+
+def _lua(facts: Facts) -> Finding:
+    kind, text, numbers = _line(facts)
+    if not numbers:
+        return _unknown("lua", "INFO server")
+    fixed = PATCHED[kind]
+    line, patch = numbers[:2], next(iter(numbers[2:]), 0)
+    if line > max(fixed) or (line in fixed and patch >= fixed[line]):
+        return Finding("lua", "ok", f"{kind} {text} has the known holes of the Lua engine closed")
+    first = f"{line[0]}.{line[1]}.{fixed[line]}" if line in fixed else "a line that is kept up"
+    return Finding(
+        "lua",
+        "warning",
+        f"{kind} {text} has known holes in its Lua engine, unless its distributor closed them",
+        "whoever may run scripts may run code on the server (CVE-2025-49844, CVE-2024-46981)",
+        f"upgrade to {first}, or see that your distribution's package names these CVEs",
+    )
+
+
+def _eviction(facts: Facts) -> Finding:
+    policy = facts.info.get("maxmemory_policy")
+    if policy is None:
+        return _unknown("eviction", "INFO memory")
+    if policy == "noeviction":
+        return Finding("eviction", "ok", "maxmemory-policy is noeviction")
+    return Finding(
+        "eviction",
+        "bad",
+        f"maxmemory-policy is {policy}",
+        "at maxmemory Redis deletes messages, bodies first; workers refuse to start",
+        "CONFIG SET maxmemory-policy noeviction, and in redis.conf",
+    )
+
+
+def _evicted(facts: Facts) -> Finding:
+    evicted = _number(facts, "evicted_keys")
+    if evicted is None:
+        return _unknown("evicted", "INFO stats")
+    if not evicted:
+        return Finding("evicted", "ok", "no key was evicted since the server started")
+    return Finding(
+        "evicted",
+        "bad",
+        f"{evicted} keys were evicted since the server started",
+        "some of them may have been bodies: such messages end as expired",
+        "reliq check QUEUE shows what has no body; then see to the memory",
+    )
+
+
+def _memory(facts: Facts) -> Finding:
+    used, limit = _number(facts, "used_memory"), _number(facts, "maxmemory")
+    if used is None or limit is None:
+        return _unknown("memory", "INFO memory")
+    limit = limit or _number(facts, "total_system_memory") or 0
+    if not limit or used < NEAR_THE_LIMIT * limit:
+        return Finding("memory", "ok", f"{used >> 20} of {limit >> 20} MiB used")
+    return Finding(
+        "memory",
+        "bad" if used >= limit else "warning",
+        f"{used >> 20} of {limit >> 20} MiB used",
+        "at the limit every publish is refused; what is there can still be worked off",
+        "raise maxmemory, or let workers catch up",
+    )
+
+
+def _persistence(facts: Facts) -> Finding:
+    aof = facts.info.get("aof_enabled")
+    if aof is None:
+        return _unknown("persistence", "INFO persistence")
+    broken = [name for name in ("aof_last_write_status", "rdb_last_bgsave_status") if facts.info.get(name) == "err"]
+    if broken:
+        what = "Redis could not write to disk: " + ", ".join(broken)
+        return Finding("persistence", "bad", what, "a restart loses messages", "see the server's log: disk, rights")
+    if aof == "1":
+        return _fsync(facts.config.get("appendfsync"))
+    if facts.config.get("save") == "":
+        return Finding(
+            "persistence", "bad", "neither AOF nor snapshots", "a restart loses every message", "appendonly yes"
+        )
+    snapshots = "AOF is off" + (
+        "" if "save" in facts.config else "; whether there are snapshots, this user may not read"
+    )
+    return Finding(
+        "persistence", "warning", snapshots, "a restart loses all since the last snapshot, if any", "appendonly yes"
+    )
+
+
+def _fsync(policy: str | None) -> Finding:
+    if policy is None:
+        return _unknown("persistence", "CONFIG GET appendfsync")
+    if policy == "always":
+        return Finding("persistence", "ok", "AOF with appendfsync always")
+    lost = "the last second" if policy == "everysec" else "whatever the system had not written yet"
+    return Finding(
+        "persistence",
+        "warning",
+        f"AOF with appendfsync {policy}",
+        f"a power cut loses {lost}; a crash of Redis alone loses nothing",
+        "appendfsync always, where that is too much",
+    )
+
+
+def _replicas(facts: Facts) -> Finding:
+    role, replicas = facts.info.get("role"), _number(facts, "connected_slaves")
+    if role is None or replicas is None:
+        return _unknown("replicas", "INFO replication")
+    if role != "master":
+        return Finding("replicas", "bad", "this is a replica", "it takes no writes", "name the primary, or Sentinel")
+    if not replicas:
+        return Finding(
+            "replicas",
+            "warning",
+            "no replica",
+            "the machine's loss is the queues' loss",
+            "add a replica, if that matters",
+        )
+    least = facts.config.get("min-replicas-to-write")
+    if least is None:
+        return _unknown("replicas", "CONFIG GET min-replicas-to-write")
+    if least == "0":
+        return Finding(
+            "replicas",
+            "warning",
+            f"{replicas} replicas, and min-replicas-to-write is 0",
+            "a primary that is cut off takes messages that a failover loses",
+            "min-replicas-to-write 1 and min-replicas-max-lag 1",
+        )
+    return Finding("replicas", "ok", f"{replicas} replicas, min-replicas-to-write is {least}")
+
+
+def _slow(facts: Facts) -> Finding:
+    if facts.slow_scripts is None:
+        return _unknown("slow scripts", "SLOWLOG")
+    slow = [one for one in facts.slow_scripts if one >= SLOW_MICROSECONDS]
+    if not slow:
+        return Finding("slow scripts", "ok", "no script in the slow log took 50 ms")
+    return Finding(
+        "slow scripts",
+        "warning",
+        f"{len(slow)} scripts in the slow log took 50 ms or more, the longest {max(slow) // 1000} ms",
+        "everybody waits while a script runs; reliq's own take a few ms",
+        "SLOWLOG GET tells whose they are; if they are reliq's, the machine is short of CPU or swaps",
+    )
+
+
+def _clock(facts: Facts) -> Finding:
+    if facts.clock_offset is None:
+        return _unknown("clock", "TIME")
+    if abs(facts.clock_offset) <= CLOCK_SECONDS:
+        return Finding("clock", "ok", "the clocks of server and client agree")
+    ahead = "ahead of" if facts.clock_offset > 0 else "behind"
+    return Finding(
+        "clock",
+        "warning",
+        f"the server's clock is {abs(facts.clock_offset):.1f} s {ahead} this machine's",
+        "leases and delays go by the server's; `at=` and log times go by yours",
+        "run NTP on both",
+    )
+
+
+def _tls(facts: Facts) -> Finding:
+    far = [host for host in facts.hosts if not _is_loopback(host)]
+    if facts.is_secure or not far:
+        return Finding("tls", "ok", "TLS" if facts.is_secure else "no TLS, and nothing leaves this machine")
+    return Finding(
+        "tls",
+        "warning",
+        f"no TLS to {', '.join(sorted(set(far)))}",
+        "who is on the way reads bodies and the password",
+        "rediss:// with a server that has a certificate",
+    )
+
+
+def _retries(facts: Facts) -> Finding:
+    if not facts.client_retries:
+        return Finding("client retries", "ok", "nobody repeats a command behind reliq's back")
+    return Finding(
+        "client retries",
+        "warning",
+        f"the redis-py client given repeats a command up to {facts.client_retries} times by itself",
+        "reliq's own connections do not; what your program sends by it may run twice when a reply is lost",
+        "make it with retry=Retry(NoBackoff(), 0)",
+    )
+
+
+def _rights(role: str, denied: Sequence[str] | None) -> Finding:
+    name = f"rights of a {role}"
+    if denied is None:
+        return _unknown(name, "ACL GETUSER")
+    if not denied:
+        return Finding(name, "ok", "this user has them")
+    return Finding(
+        name,
+        "bad",
+        f"this user may not {', '.join(denied[:10])}{', …' if len(denied) > 10 else ''}",  # noqa: PLR2004  a line
+        f"a {role} that runs as this user fails",
+        f"reliq acl --role {role} --queue QUEUE prints the rule",
+    )
+
+
+def _number(facts: Facts, name: str) -> int | None:
+    text = facts.info.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

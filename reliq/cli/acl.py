@@ -1,0 +1,54 @@
+"""`reliq acl`: the least Redis ACL rule for a role."""
+
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from reliq.admin.acl import ROLES, AclRule, acl_rule
+from reliq.cli.common import Hdt3213, Json, Url, admin, print_json
+from reliq.keys import Keys, Layout
+
+
+class Server(StrEnum):
+    """Which form of rule a server knows."""
+
+    six = "6.2"
+    seven = "7.0"
+
+
+def acl(
+    role: Annotated[list[str], typer.Option(help=f"{', '.join(ROLES)}; may be given again.")],
+    queue: Annotated[list[str], typer.Option(help="A queue of the user; may be given again.")],
+    user: Annotated[str, typer.Option(help="The user's name.", show_default="reliq-ROLE")] = "",
+    server: Annotated[
+        Server | None, typer.Option(help="The oldest server it is for; without it, the server is asked.")
+    ] = None,
+    hdt3213: Hdt3213 = False,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """
+    Print the least Redis ACL rule for a role; passwords, and whether the user is on, stay as they are.
+
+    From 7.0 on, each command is bound to the keys it is for. Redis 6.2 cannot do that: there a producer may also read
+    and delete bodies. A program that plays several roles needs them all: a worker that publishes is a producer too.
+    Publishing with `durability` takes +wait or +waitaof besides.
+
+    Example: reliq acl --role producer --queue orders --server 7.0
+    """
+    if server is None:
+        rule = admin(url, hdt3213=hdt3213).acl(role, queue, user=user)
+    else:
+        layout = Layout.hdt3213() if hdt3213 else Layout.RELIQ
+        rule = acl_rule(role, [Keys(name, layout) for name in queue], user=user, selectors=server is Server.seven)
+    if json:
+        print_json(rule)
+        return
+    print(rule)
+    print(_what_is_left(rule), file=sys.stderr)
+
+
+def _what_is_left(rule: AclRule) -> str:
+    return f"# Then give it a password: ACL SETUSER {rule.user} on >PASSWORD"

@@ -1,0 +1,45 @@
+"""`reliq doctor`: whether a server is fit for queues."""
+
+from typing import Annotated
+
+import typer
+
+from reliq.admin.acl import ROLES
+from reliq.admin.findings import Finding
+from reliq.cli.common import Hdt3213, Json, Url, admin, print_json
+
+
+def doctor(
+    role: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Whether this user has the rights of {', '.join(ROLES)}; may be given again."),
+    ] = None,
+    queue: Annotated[str, typer.Option(help="The queue whose rights are asked for.")] = "reliq-doctor",
+    strict: Annotated[bool, typer.Option("--strict", help="A warning or unknown counts as bad.")] = False,
+    hdt3213: Hdt3213 = False,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """
+    Say whether a Redis is fit for queues, what each finding means, and how to mend it.
+
+    What it may not read is unknown, never passed. Exit 0: nothing is bad. Exit 1: something is; with --strict a
+    warning or an unknown is too.
+
+    Example: reliq doctor --role consumer --queue orders
+    """
+    found = admin(url, hdt3213=hdt3213).doctor(roles=role or (), queue=queue)
+    if json:
+        print_json(found)
+    else:
+        for one in found:
+            _print(one)
+    fatal = {"bad", "warning", "unknown"} if strict else {"bad"}
+    raise typer.Exit(1 if any(one.verdict in fatal for one in found) else 0)
+
+
+def _print(finding: Finding) -> None:
+    print(f"{finding.verdict:8} {finding.name}: {finding.what}")
+    for label, text in (("means", finding.means), ("mend", finding.mend)):
+        if text:
+            print(f"{'':9}{label}: {text}")

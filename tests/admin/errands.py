@@ -1,0 +1,20 @@
+"""Handlers for a worker that runs with the least rights: one for each kind of answer."""
+
+from reliq import Consumer, Nack, Queue, Reject, Snooze
+
+ERRANDS = Queue("errands", str, retries=2)
+consumer = Consumer()
+seen: set[str] = set()
+
+
+@consumer.handler(ERRANDS, lease=5)
+def run(errand: str) -> None:
+    """Answer as the errand says, the first time; then ack."""
+    first = errand not in seen
+    seen.add(errand)
+    if first and errand == "nack":
+        raise Nack(delay=0.05)
+    if first and errand == "snooze":
+        raise Snooze(delay=0.05)
+    if errand == "reject":
+        raise Reject(reason="on purpose")

@@ -1,0 +1,316 @@
+"""`Admin.acl`: users with exactly the printed rule do all of their role, and are refused the rest."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+from typed import reliq
+
+from reliq import Admin, ConfigurationError, Layout, Queue, RedisRefusedError
+from reliq import transitions as t
+from reliq.admin import acl
+from reliq.admin.python_rights import module
+from reliq.connection import Connection
+from reliq.doors.blocking import BlockingDoor
+from reliq.metrics.looks import Looker
+
+PACKAGE = Path(acl.__file__).parents[1]
+#: Modules that make scripts or commands and play no role, with the reason.
+NO_ROLE = {
+    "transitions.py",  # what the others make
+    "reads.py",
+    "roster.py",
+    "doors/moves.py",  # single moves, for tools and tests
+    "wires.py",  # asks for the version, and trusts a server that does not tell
+    "bench/bench.py",
+    "doors/confirming.py",  # for who publishes with durability: +wait or +waitaof, which not every server knows
+    "bench/bare.py",  # tries what a server can do, as whoever may do all
+    "bench/removal.py",
+    "bench/stage.py",
+    "admin/doctor.py",  # what it may not read is unknown
+    "admin/rights.py",
+    "admin/admin.py",  # the same question as the wires'
+}
+
+
+@pytest.fixture(params=[Layout.RELIQ, Layout.hdt3213()], ids=["reliq", "hdt3213"])
+def layout(request):
+    return request.param
+
+
+@pytest.fixture
+def login(client, url):
+    """Make a user with exactly the rights of a role on queues; return its URL."""
+    made = []
+
+    def make(role, *queues, layout=Layout.RELIQ):
+        rule = Admin(url, layout=layout).acl([role], queues, user=f"the-{role}")
+        client.execute_command("ACL", "SETUSER", rule.user, "reset", *rule.rules, "on", ">secret")
+        client.acl_log_reset()
+        made.append(rule.user)
+        return url.replace("redis://", f"redis://{rule.user}:secret@")
+
+    yield make
+    for user in made:
+        client.execute_command("ACL", "DELUSER", user)
+
+
+@pytest.fixture
+def refused(client):
+    """What users were refused since the last was made, but for what a new connection says and asks on the off chance."""
+    by_the_way = ("client", "info")
+    return lambda: sorted({one["object"] for one in client.acl_log() if not one["object"].startswith(by_the_way)})
+
+
+@pytest.fixture
+def knows_selectors(client):
+    return not client.info("server")["redis_version"].startswith("6.")
+
+
+def refuses(url, *command):
+    with redis.Redis.from_url(url) as user, pytest.raises(redis.exceptions.NoPermissionError):
+        user.execute_command(*command)
+    return True
+
+
+EVERYBODYS_LIMITS = [
+    ("FLUSHALL",),
+    ("CONFIG", "GET", "*"),
+    ("KEYS", "*"),
+    ("ACL", "LIST"),
+    ("GET", "foreign"),
+    ("SHUTDOWN",),
+]
+
+
+@pytest.mark.parametrize("role", acl.ROLES)
+@pytest.mark.parametrize("command", EVERYBODYS_LIMITS, ids=lambda command: command[0])
+def test_no_role_goes_beyond_its_queues(role, command, login):
+    assert refuses(login(role, "q"), *command)
+
+
+def test_a_producer_publishes_in_every_way(login, refused, layout, url):
+    queue = Queue("q", bytes, url=login("producer", "q", layout=layout), layout=layout)
+
+    queue.publish(b"now")
+    queue.publish(b"late", delay=60)
+    queue.publish(b"sooner", delay=1, id="mine", dedup=5)
+    Queue("q", bytes, url=url, layout=layout).cancel("mine")
+    again = [queue.publish(b"again", id="mine").status, queue.publish(b"again", id="mine", replace=True).status]
+    bulk = queue.publish_many([b"1", b"2"])
+
+    assert again == ["tombstoned", "published"]
+    assert bulk.published == 2
+    assert refused() == []
+
+
+def test_a_producer_is_refused_what_is_not_its_business(login, url, knows_selectors):
+    as_producer = login("producer", "q")
+    queue, own = Queue("q", bytes, url=url), Queue("q", bytes, url=as_producer)
+    id = queue.publish(b"secret").id
+
+    assert refuses(as_producer, "MGET", queue.keys.msg(id))
+    assert refuses(as_producer, "RPOP", queue.keys.ready)
+    assert refuses(as_producer, "LRANGE", queue.keys.ready, 0, -1)
+    assert refuses(as_producer, "ZREM", queue.keys.pending, "x")
+    for move in (
+        lambda: own.moves.claim(t.Turn("w", 1), limit=1, lease_ms=1000),
+        lambda: own.cancel(id),
+        own.letters,
+        lambda: Queue("other", bytes, url=as_producer).publish(b"body", id="m"),
+    ):
+        with pytest.raises(Exception, match="permission|NOPERM|can't"):
+            move()
+    if knows_selectors:
+        assert refuses(as_producer, "GET", queue.keys.msg(id))
+        assert refuses(as_producer, "DEL", queue.keys.msg(id))
+        assert refuses(as_producer, "DEL", queue.keys.ready)
+        assert refuses(as_producer, "ZADD", queue.keys.unack, 1, id)
+    assert queue.counts().ready == 1
+
+
+def test_a_whole_worker_runs_as_a_consumer(login, refused, url):
+    queue = Queue("errands", str, url=url, retries=2)
+    queue.publish_many(["ack", "nack", "snooze", "reject"])
+    queue.publish("late", delay=0.2)
+    queue.publish("chosen", id="chosen")
+    as_consumer = login("consumer", "errands")
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{PACKAGE.parent}"}
+    command = [sys.executable, "-m", "reliq", "worker", "errands:consumer", "--burst", "--url", as_consumer]
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
+
+    totals = queue.counts().totals
+    assert done.returncode == 0, done.stderr
+    assert (totals["acked"], totals["dead"], totals["nacked"], totals["snoozed"]) == (5, 1, 2, 1)
+    assert queue.counts().missing == 0
+    assert refused() == []
+
+
+def test_a_consumer_receives_without_a_decorator(login, refused, url):
+    Queue("q", bytes, url=url).publish_many([b"1", b"2", b"3"])
+    queue = Queue("q", bytes, url=login("consumer", "q"))
+
+    with queue.receive(limit=3, wait=1) as jobs:
+        jobs[0].nack(delay=0)
+        jobs[1].snooze(delay=1)
+
+    assert refused() == []
+
+
+def test_a_consumer_is_refused_another_queue_and_what_is_done_to_queues(login, url, knows_selectors):
+    as_consumer = login("consumer", "q")
+    queue, other = Queue("q", bytes, url=as_consumer), Queue("other", bytes, url=as_consumer)
+
+    with pytest.raises(RedisRefusedError, match="permission|NOPERM|can't"):
+        other.moves.claim(t.Turn("w", 1), limit=1, lease_ms=1000)
+    assert refuses(as_consumer, "RENAME", queue.keys.ready, queue.keys.retry)
+    if knows_selectors:
+        assert refuses(as_consumer, "HGETALL", "reliq:queues")
+        assert refuses(as_consumer, "SET", queue.keys.paused, "1")
+        assert refuses(as_consumer, "DEL", queue.keys.ready)
+
+
+def test_an_operator_does_all_that_there_is_to_do(login, refused, layout, url, client):
+    theirs = Queue("q", bytes, url=url, layout=layout)
+    theirs.publish(b"body", id="waits", delay=60)
+    theirs.publish(b"body", id="goes")
+    theirs.publish(b"body", id="dies", retries=0)
+    for claimed in theirs.moves.claim(t.Turn("w", 1), limit=9, lease_ms=9000).claimed:
+        if claimed.id == "dies":
+            theirs.moves.nack([(claimed, 0, "rejected 1 x", b"body")])
+    theirs.moves.collect(["dies"], letters_max=9, letters_ms=10**12)
+    client.zrem(theirs.keys.unack, "goes")
+    as_operator = login("operator", "q", layout=layout)
+    queue, admin = Queue("q", bytes, url=as_operator, layout=layout), Admin(as_operator, layout=layout)
+
+    queue.pause(reason="a test", for_=60)
+    queue.resume()
+    queue.reschedule("waits", delay=30)
+    queue.cancel("waits")
+    redriven = queue.redrive(queue.letters())
+    report = admin.check("q", repair=True)
+    queue.counts()
+
+    assert redriven == 1
+    assert [(fault.name, fault.mended) for fault in report.faults if fault.name != "account"] == [("lost", 1)]
+    assert refused() == []
+
+
+def test_an_operator_puts_a_key_of_another_type_aside(login, refused, client):
+    admin = Admin(login("operator", "q"))
+    client.set(admin.keys("q").retry, "not ours")
+
+    [fault] = admin.check("q", repair=True).faults
+
+    assert (fault.name, fault.mended) == ("wrong-type", 1)
+    assert refused() == []
+
+
+def test_an_operator_uses_the_command(login, refused):
+    code, out, error = reliq("check", "q", url=login("operator", "q"))
+
+    assert (code, error) == (0, "")
+    assert out.endswith("the queue is sound.\n")
+    assert refused() == []
+
+
+def test_an_operator_is_refused_another_queue_and_what_a_worker_does(login, url):
+    as_operator = login("operator", "q")
+
+    with pytest.raises(RedisRefusedError, match="permission|NOPERM|can't"):
+        Queue("other", bytes, url=as_operator).counts()
+    with pytest.raises(RedisRefusedError, match="permission|NOPERM|can't"):
+        Queue("q", bytes, url=as_operator).moves.claim(t.Turn("w", 1), limit=1, lease_ms=1000)
+
+
+def test_an_exporter_sees_every_figure(login, refused, url, client):
+    queue = Queue("q", bytes, url=url)
+    queue.publish_many([b"body"] * 3)
+    queue.publish(b"late", delay=60)
+    queue.moves.claim(t.Turn("w", 1), limit=1, lease_ms=60_000)
+    client.hset("reliq:queues", "q", 1)
+    door = BlockingDoor(Connection.to(login("exporter", "q")).wire())
+
+    look = Looker(door).look()
+
+    [sight] = look.queues
+    assert (sight.counts.ready, sight.counts.pending, sight.counts.unack) == (2, 1, 1)
+    assert {"pending", "ready", "unack"} <= sight.oldest.keys()
+    assert look.facts["maxmemory_policy"]
+    assert refused() == []
+
+
+def test_an_exporter_is_refused_bodies_letters_and_every_change(login, url):
+    as_exporter = login("exporter", "q")
+    keys = Queue("q", bytes, url=url).keys
+
+    for command in (
+        ("GET", keys.msg("m")),
+        ("MGET", keys.msg("m")),
+        ("XRANGE", keys.dead, "-", "+"),
+        ("LRANGE", keys.ready, 0, -1),
+        ("SET", keys.paused, 1),
+        ("DEL", keys.ready),
+        ("HSET", "reliq:queues", "x", 1),
+    ):
+        assert refuses(as_exporter, *command)
+    with pytest.raises(Exception, match="permission|NOPERM|can't"):
+        Queue("q", bytes, url=as_exporter).publish(b"body")
+
+
+# ---- the derivation, and the command ----------------------------------------
+
+
+def test_every_module_that_asks_redis_plays_a_role():
+    asking = set()
+    for path in PACKAGE.rglob("*.py"):
+        one = module(str(path.relative_to(PACKAGE)))
+        if one.scripts() or one.helped() or one.uses():
+            asking.add(str(path.relative_to(PACKAGE)))
+
+    playing = {path for paths in acl.PARTS.values() for path in paths}
+
+    assert asking - NO_ROLE <= playing
+
+
+def test_the_command_prints_what_acl_setuser_takes(url, client, knows_selectors):
+    code, out, error = reliq("acl", "--role", "consumer", "--role", "producer", "--queue", "a", "--queue", "b", url=url)
+
+    assert code == 0
+    assert out.startswith("ACL SETUSER reliq-producer-consumer resetkeys ")
+    assert "ACL SETUSER reliq-producer-consumer on >PASSWORD" in error
+    assert ("%R~{reliq:b}:lane:*" in out) == knows_selectors
+    client.execute_command(*out.split())
+    assert client.acl_deluser("reliq-producer-consumer") == 1
+
+
+@pytest.mark.parametrize(("server", "selectors"), [("6.2", False), ("7.0", True)])
+def test_the_command_asks_no_server_when_it_is_told_which(server, selectors, monkeypatch):
+    monkeypatch.delenv("RELIQ_URL", raising=False)
+    options = ["--role", "exporter", "--queue", "q", "--hdt3213", "--user", "prometheus", "--json"]
+
+    code, out, _ = reliq("acl", *options, "--server", server)
+
+    rule = json.loads(out)
+    assert (code, rule["user"], rule["roles"]) == (0, "prometheus", ["exporter"])
+    assert any("{dp:q}:ready" in part for part in rule["rules"])
+    assert ("clearselectors" in rule["rules"]) == selectors
+
+
+def test_a_database_that_is_not_the_first_needs_one_right_more(url):
+    assert "+select" in Admin(url.replace("/0", "/1")).acl(["producer"], ["q"]).rules
+    assert "+select" not in Admin(url).acl(["producer"], ["q"]).rules
+
+
+def test_a_role_that_is_none_and_no_queue_are_refused(url):
+    with pytest.raises(
+        ConfigurationError, match="^a role must be one of producer, consumer, operator, exporter, not boss$"
+    ):
+        Admin(url).acl(["boss"], ["q"])
+    with pytest.raises(ConfigurationError, match="at least one queue"):
+        Admin(url).acl(["producer"], [])

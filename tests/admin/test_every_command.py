@@ -1,0 +1,85 @@
+"""What holds for every command: its help has an example, and it takes --json and --url where that is due."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from reliq import __version__
+from reliq.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+#: Commands that print no answer a script would read: they run, or answer by their exit code alone.
+NO_JSON = {"worker", "demo", "exporter", "health"}
+#: Commands that ask no Redis.
+NO_URL = {"health"}
+
+
+def walk(group, path=()):
+    """Every command below a group, by its words."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from walk(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+COMMANDS = dict(walk(typer.main.get_command(app)))
+every_command = pytest.mark.parametrize("name", COMMANDS)
+
+
+def options(name):
+    return {word for parameter in COMMANDS[name].params for word in parameter.opts}
+
+
+@every_command
+def test_the_help_of_a_command_has_an_example_of_itself(name):
+    assert f"Example: reliq {name}" in " ".join((COMMANDS[name].help or "").split())
+
+
+@every_command
+def test_a_command_takes_json_and_url_where_they_are_due(name):
+    assert ("--json" in options(name)) == (name not in NO_JSON)
+    assert ("--url" in options(name)) == (name not in NO_URL)
+
+
+@every_command
+def test_the_options_of_a_command_are_told(name):
+    untold = [one.name for one in COMMANDS[name].params if one.param_type_name == "option" and not one.help]
+
+    assert untold == []
+
+
+AS_INSTALLED = ("-c", "import sys; sys.argv[0] = 'reliq'; from reliq.cli.app import main; main()")
+
+
+def run(*words, **environment):
+    return subprocess.run(
+        [sys.executable, *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def test_the_version_is_told_by_the_module():
+    done = run("-m", "reliq", "--version")
+
+    assert (done.returncode, done.stdout) == (0, f"reliq {__version__}\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_the_names_of_commands(shell):
+    """The words a shell hands over; nothing is asked of Redis for them."""
+    words = {"bash": {"COMP_WORDS": "reliq do", "COMP_CWORD": "1"}}
+    asked = words.get(shell, {"_TYPER_COMPLETE_ARGS": "reliq do", "_TYPER_COMPLETE_FISH_ACTION": "get-args"})
+
+    done = run(*AS_INSTALLED, _RELIQ_COMPLETE=f"complete_{shell}", RELIQ_URL="redis://127.0.0.1:1/0", **asked)
+
+    assert done.returncode == 0, done.stderr
+    assert "doctor" in done.stdout

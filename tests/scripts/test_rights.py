@@ -1,0 +1,115 @@
+"""The least rights of each role: enough for every script it makes, and not one command more than is run."""
+
+import contextlib
+
+import pytest
+import redis
+from every_call import LATER, stage
+from held_clock import HOUR_MS
+
+from reliq import transitions as t
+from reliq.admin.acl import PARTS, ROLES, acl_rule, uses_of
+from reliq.admin.python_rights import module
+from reliq.lua import script, script_names
+
+#: What a connection says of itself, and what the test asks.
+GREETINGS = {"info", "config", "client", "hello", "eval", "evalsha", "acl", "select"}
+
+pytestmark = pytest.mark.foreign_hands
+
+
+@pytest.fixture
+def ran(client):
+    """The commands that Redis ran since the last look, those in scripts included."""
+
+    def look():
+        ran = {name.removeprefix("cmdstat_").partition("|")[0] for name in client.info("commandstats")}
+        client.config_resetstat()
+        return {name.upper() for name in ran - GREETINGS}
+
+    return look
+
+
+@pytest.fixture
+def calls(run, client, keys):
+    """Calls by script: those that are staged, and more where one call does not take every path of its script."""
+    calls = {name: [call] for name, call in stage(run, client, keys).items()}
+    calls["publish"] += [*calls["publish"], *_publishes(client, keys)]  # the first is repeated
+    calls["claim"].append(t.claim(keys, t.Turn("w", 99), limit=10, lease_ms=1000, watcher="me", clock=LATER))
+    calls["collect"].append(t.collect(keys, ["gone"], letters_max=2, letters_ms=1, clock=LATER))
+    calls["purge"] += [t.purge(keys, ["no"], state=state) for state in ("pending", "ready", "retry")]
+    calls["check"] += _mendings(run, client, keys)
+    letter = client.xadd(keys.dead, {"id": "x", "value": b'RELIQ/1 {"d":1,"r":1}\n', "note": "failed 1 x"}).decode()
+    calls["redrive"].append(t.redrive(keys, [(letter, "x", 1)], ttl_ms=HOUR_MS))
+    client.hset(keys.lease, "in-garbage", "suspect")
+    return calls
+
+
+def _publishes(client, keys):
+    """At once, sooner than all others, and again what is cancelled in its list."""
+    client.lpush(keys.ready, "again")
+    client.hset(keys.counts, "again", 3)
+    client.hset(keys.lease, "again", "!")
+    kinds = [("now", {}), ("sooner", {"delay_ms": 1}), ("again", {"delay_ms": 1, "window_ms": 9})]
+    return [
+        t.publish(keys, [(id, b',"r":3}\nbody')], t.Turn("p", 100 + at), ttl_ms=HOUR_MS, retries=3, **options)
+        for at, (id, options) in enumerate(kinds)
+    ]
+
+
+def _mendings(run, client, keys):
+    """An id twice in a list, one in garbage and ready, and a body of nobody."""
+    client.lpush(keys.ready, "twice", "twice", "both")
+    client.sadd(keys.garbage, "both")
+    client.set(keys.msg("stray"), "body")
+    wishes = {"twice": ("ready", 0, "0", "=", "", ""), "both": ("unack", 2**40, "=", "", "", "")}
+    wishes |= {"stray": ("", 0, "", "", "dead", "lost - x"), "nowhere": ("retry", 0, "=", "=", "", "")}
+    ids = list(wishes)
+    _, rows = run(t.check(keys, ids, part="both"))
+    digests = {id: row[-1] for id, row in zip(ids, rows, strict=True)}
+    wishes = {id: (digests[id], *wish) for id, wish in wishes.items()}
+    return [t.check(keys, ids, part="both", wishes=wishes), t.check(keys, ids, part="retry", piece=(0, 9))]
+
+
+@pytest.fixture
+def play(client, keys, url):
+    """Make the calls of a role as a user with its rights; return what was refused."""
+
+    def make(role, calls):
+        is_new = int(client.info("server")["redis_version"].split(".")[0]) >= 7
+        rule = acl_rule([role], [keys], user="actor", selectors=is_new)
+        client.execute_command("ACL", "SETUSER", "actor", "reset", *rule.rules, "on", ">secret")
+        client.acl_log_reset()
+        with redis.Redis.from_url(url, username="actor", password="secret") as actor:
+            for call in calls:
+                with contextlib.suppress(redis.ResponseError):
+                    try:
+                        actor.execute_command(*call.command)
+                    except redis.exceptions.NoScriptError:
+                        actor.execute_command(*call.command_in_full)
+        client.execute_command("ACL", "DELUSER", "actor")
+        return {one["object"] for one in client.acl_log() if not one["object"].startswith("client")}
+
+    return make
+
+
+@pytest.mark.parametrize("name", script_names())
+def test_what_a_script_runs_is_what_its_text_says(name, calls, run, ran):
+    ran()
+
+    for call in calls[name]:
+        run(call)
+
+    assert ran() <= {command for command, _ in script(name).uses}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_run_every_script_that_it_makes_and_nothing_that_it_does_not_run(role, calls, play, ran):
+    scripts, uses = uses_of(role)
+    ran()
+
+    refused = play(role, [call for name in sorted(scripts) for call in calls[name]])
+
+    alone = {use for path in PARTS[role] for use in module(path).uses() | module(path).helped()}
+    assert refused == set()
+    assert {command for command, _ in uses} - {command for command, _ in alone} <= ran()
