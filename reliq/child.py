@@ -34,6 +34,7 @@ from reliq.signals import SignalNotes
 
 if TYPE_CHECKING:
     from reliq.events import Event
+    from reliq.worker.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +170,7 @@ class Board:
 
     def _write(self) -> None:
         running = self._consumer.running()
-        until = min((flight.timeout_at for flight in running if flight.timeout_at is not None), default=0.0)
+        until = min((run.timeout_at for run in running if run.timeout_at is not None), default=0.0)
         struct.pack_into("d", self._memory, 0, until)
 
 
@@ -226,19 +227,25 @@ def _write_stacks_on_signal(consumer: Consumer) -> None:
 def stacks(consumer: Consumer) -> str:
     """Return every thread's and every task's stack, with the message it works on."""
     running = consumer.running()
-    of_thread = {flight.thread: flight for flight in running if flight.task is None}
+    of_thread = {run.thread: run for run in running if run.task is None}
     frames = sys._current_frames()  # noqa: SLF001  the documented way to see other threads
     parts = []
     for thread in threading.enumerate():
         ident = thread.ident or 0
-        frame, flight = frames.get(ident), of_thread.get(ident)
-        where = f" on {flight.handler.queue.name} {flight.delivery.id}" if flight else ""
+        frame, run = frames.get(ident), of_thread.get(ident)
+        where = f" on {_named(run)}" if run else ""
         parts.append(f"thread {thread.name}{where}\n{''.join(traceback.format_stack(frame))}")
     for one in running:
         if one.task is not None:
             lines = "".join("".join(traceback.format_stack(frame)) for frame in one.task.get_stack())
-            parts.append(f"task on {one.handler.queue.name} {one.delivery.id}\n{lines}")
+            parts.append(f"task on {_named(one)}\n{lines}")
     return "\n".join(parts)
+
+
+def _named(run: Run) -> str:
+    """Return what a run works on: queue and id, of a batch the first and how many more."""
+    more = f" and {len(run.flights) - 1} more" if len(run.flights) > 1 else ""
+    return f"{run.handler.queue.name} {run.flights[0].delivery.id}{more}"
 
 
 if __name__ == "__main__":

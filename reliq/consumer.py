@@ -6,7 +6,7 @@ import importlib
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from reliq.connection import Connection
 from reliq.errors import ConfigurationError
@@ -18,8 +18,7 @@ from reliq.worker.engine import Engine
 if TYPE_CHECKING:
     from types import FrameType
 
-    from tenacity.wait import wait_base
-
+    from reliq.decorators import Options, Register, RegisterBatch
     from reliq.events import Observer
     from reliq.job import Job
     from reliq.message import Duration
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
     from reliq.pools import Target
     from reliq.queue import Queue
     from reliq.worker.flight import Flight
+    from reliq.worker.run import Run
 
 B = TypeVar("B")
 F = TypeVar("F", bound=Callable[..., Any])
-R = TypeVar("R")
 
 #: Exit codes of a worker process.
 EXIT_HUNG, EXIT_REPLACE, EXIT_SECOND_SIGNAL = 75, 76, 130
@@ -38,28 +37,6 @@ EXIT_HUNG, EXIT_REPLACE, EXIT_SECOND_SIGNAL = 75, 76, 130
 DRAIN_SECONDS = 0.05
 #: Between two looks whether a run is over.
 LOOK_SECONDS = 0.2
-
-
-class Register(Protocol[B]):
-    """What `Consumer.handler(queue)` returns: a decorator that leaves the function as it is."""
-
-    @overload
-    def __call__(self, function: Callable[[B], R], /) -> Callable[[B], R]: ...
-    @overload
-    def __call__(self, function: Callable[[B, Job[B]], R], /) -> Callable[[B, Job[B]], R]: ...
-
-
-class Options(TypedDict, total=False):
-    """What `Consumer.handler` takes; the defaults are those of `HandlerSettings`."""
-
-    lease: Duration
-    timeout: Duration | None
-    concurrency: int | None
-    weight: int
-    backoff: wait_base
-    retry_on: type[Exception] | tuple[type[Exception], ...]
-    reject_on: type[Exception] | tuple[type[Exception], ...]
-    undecodable: Literal["retry", "reject"]
 
 
 class Consumer:
@@ -99,20 +76,41 @@ class Consumer:
     def handler(self, queue: Queue[B], **options: Unpack[Options]) -> Register[B]: ...
 
     @overload
-    def handler(self, queue: str, **options: Unpack[Options]) -> Callable[[F], F]: ...
+    def handler(
+        self, queue: Queue[B], *, batch: int, linger: Duration | None = None, **options: Unpack[Options]
+    ) -> RegisterBatch[B]: ...
 
-    def handler(self, queue: Queue[Any] | str, **options: Unpack[Options]) -> Any:
+    @overload
+    def handler(
+        self, queue: str, *, batch: int | None = None, linger: Duration | None = None, **options: Unpack[Options]
+    ) -> Callable[[F], F]: ...
+
+    def handler(
+        self,
+        queue: Queue[Any] | str,
+        *,
+        batch: int | None = None,
+        linger: Duration | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
         """
         Register the decorated function, plain or async, for the messages of `queue`; it stays as it is.
 
         It takes the body and, if it likes, the `Job`. Returning acks; `Nack`, `Reject` and `Snooze` may be returned
         or raised; any other exception nacks with backoff.
 
+        With `batch` it takes a list of bodies and, if it likes, the list of their jobs, on one slot. What it returns
+        or raises then holds for every message, unless it returns a list with an answer for each, in their order
+        (None acks). What does not decode is left out; a message that may have killed its worker, or has no retry
+        left, comes alone.
+
         Args:
             queue: a `Queue`, or the name of an untyped one.
+            batch: most messages in one call (1..500); None for a function that takes one body.
+            linger: seconds that a batch waits at most to be full (0.05), from its first message on.
             lease: seconds until a silent worker's message goes to another (30); renewed while the handler runs.
-            timeout: seconds a handler may take (600), or None. A coroutine is cancelled; a thread loses its lease.
-            concurrency: most of this queue's messages that run at once in a process.
+            timeout: seconds a call may take (600), or None. A coroutine is cancelled; a thread loses its lease.
+            concurrency: most calls for this queue that run at once in a process.
             weight: this queue's share of free slots.
             backoff: tenacity's wait strategy between a failure and the next delivery.
             retry_on: exceptions that are worth another delivery; others reject.
@@ -122,7 +120,7 @@ class Consumer:
         Raises:
             ConfigurationError: a setting is not allowed, the signature is another, or the queue has a handler.
         """
-        settings = HandlerSettings(**options)  # type: ignore[arg-type]  # a single class becomes a tuple there
+        settings = HandlerSettings(batch=batch, linger=linger, **options)  # type: ignore[arg-type]  # a single class becomes a tuple there
 
         def register(function: F) -> F:
             handler = inspected(queue, function, settings)
@@ -133,7 +131,11 @@ class Consumer:
         return register
 
     def middleware(self, around: Callable[[Job[Any]], Any]) -> Callable[[Job[Any]], Any]:
-        """Register a function that returns a context manager for each handler call; the first is the outermost."""
+        """
+        Register a function that returns a context manager for each handler call; the first is the outermost.
+
+        Of a batch it is called for each message.
+        """
         self._middleware.append(around)
         return around
 
@@ -256,9 +258,9 @@ class Consumer:
         """What the last stop cut off: deliveries whose handlers still ran at the end of the grace."""
         return [] if self._stopped is None else self._stopped.unfinished
 
-    def running(self) -> list[Flight]:
-        """Return the deliveries whose handlers run in this process."""
-        return [] if self._engine is None else self._engine.inflight.running()
+    def running(self) -> list[Run]:
+        """Return the calls of handlers that are under way in this process."""
+        return [] if self._engine is None else self._engine.inflight.runs()
 
     def engine(self) -> Engine:
         """Return what runs; raise ConfigurationError when nothing does."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from reliq.codec import Codec
 from reliq.errors import ConfigurationError
 from reliq.job import Job
 from reliq.queue import Queue
-from reliq.settings import HandlerSettings, seconds
+from reliq.settings import LINGER_SECONDS, HandlerSettings, seconds
 
 Function = Callable[..., Any]
 
@@ -26,6 +26,8 @@ class Handler:
     Attributes:
         takes_job: whether the function wants the `Job` besides the body.
         is_async: whether it is a coroutine function.
+        is_batch: whether it takes a list of bodies, and of jobs.
+        batch: how many messages it takes at most.
         codec: of the queue, or of the function's annotation when the queue has no type of its own.
     """
 
@@ -35,18 +37,37 @@ class Handler:
     takes_job: bool
     is_async: bool
     codec: Codec[Any] = field(repr=False)
+    is_batch: bool = field(init=False, repr=False)
+    batch: int = field(init=False, repr=False)
+    linger_seconds: float = field(init=False, repr=False)
     lease_seconds: float = field(init=False, repr=False)
     timeout_seconds: float | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        timeout = self.settings.timeout
-        object.__setattr__(self, "lease_seconds", seconds("lease", self.settings.lease))
-        object.__setattr__(self, "timeout_seconds", None if timeout is None else seconds("timeout", timeout))
+        settings = self.settings
+        linger = LINGER_SECONDS if settings.linger is None else settings.linger
+        derived = {
+            "is_batch": settings.batch is not None,
+            "batch": settings.batch or 1,
+            "linger_seconds": 0.0 if settings.batch is None else seconds("linger", linger),
+            "lease_seconds": seconds("lease", settings.lease),
+            "timeout_seconds": None if settings.timeout is None else seconds("timeout", settings.timeout),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @property
     def name(self) -> str:
         """The function's place, for a table or a log."""
         return f"{self.function.__module__}.{_name(self.function)}"
+
+    def arguments(self, jobs: list[Job[Any]]) -> tuple[Any, ...]:
+        """Return what the function is called with."""
+        if self.is_batch:
+            bodies = [job.body for job in jobs]
+            return (bodies, jobs) if self.takes_job else (bodies,)
+        (job,) = jobs
+        return (job.body, job) if self.takes_job else (job.body,)
 
 
 def inspected(queue: Queue[Any] | str, function: Function, settings: HandlerSettings) -> Handler:
@@ -60,14 +81,16 @@ def inspected(queue: Queue[Any] | str, function: Function, settings: HandlerSett
     _check_kind(where, function)
     positional = _positional(where, function)
     hints = _hints(function)
+    is_batch = settings.batch is not None
     takes_job = len(positional) > 1 and (
-        positional[1].default is inspect.Parameter.empty or _is_job(hints.get(positional[1].name))
+        positional[1].default is inspect.Parameter.empty or _is_job(hints.get(positional[1].name), is_batch)
     )
-    if takes_job and not _is_job(hints.get(positional[1].name, Job)):
-        raise ConfigurationError(
-            f"{where}: the second parameter is the Job; annotate {positional[1].name!r} as Job[...]"
-        )
+    if takes_job and not _is_job(hints.get(positional[1].name, list[Job[Any]] if is_batch else Job), is_batch):
+        wanted = "list of jobs; annotate {!r} as list[Job[...]]" if is_batch else "Job; annotate {!r} as Job[...]"
+        raise ConfigurationError(f"{where}: the second parameter is the {wanted.format(positional[1].name)}")
     annotated = hints.get(positional[0].name)
+    if is_batch:
+        annotated = _of_list(where, positional[0].name, annotated)
     chosen = queue if isinstance(queue, Queue) else Queue(queue)
     untyped = chosen.codec.kind is dict and annotated not in (None, Any)
     codec = Codec(annotated) if untyped else chosen.codec
@@ -119,8 +142,25 @@ def _name(function: Function) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
 
 
-def _is_job(hint: Any) -> bool:
+def _is_job(hint: Any, is_batch: bool) -> bool:
+    if is_batch:
+        return _is_list(hint) and all(_is_job(one, is_batch=False) for one in get_args(hint))
     return hint is Job or get_origin(hint) is Job
+
+
+def _of_list(where: str, name: str, hint: Any) -> Any:
+    """Return the type of a batch's bodies, None when nothing says it."""
+    if hint in (None, Any):
+        return None
+    if not _is_list(hint):
+        raise ConfigurationError(f"{where}: with batch the first parameter is a list; annotate {name!r} as list[...]")
+    return (*get_args(hint), None)[0]
+
+
+def _is_list(hint: Any) -> bool:
+    """Say whether a list is a `hint`, such as `list[int]` or `Sequence[int]`."""
+    kind = get_origin(hint) or hint
+    return isinstance(kind, type) and issubclass(list, kind)
 
 
 def _hints(function: Function) -> dict[str, Any]:

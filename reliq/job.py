@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from reliq.message import Duration
     from reliq.worker.flight import Flight
+    from reliq.worker.run import Run
 
 B = TypeVar("B")
 
@@ -30,14 +31,14 @@ class Job(Generic[B]):
         state: what the consumer's `lifespan` yielded, None without one.
     """
 
-    __slots__ = ("_flight", "_stopping", "body", "id", "queue", "state")
+    __slots__ = ("_flight", "_run", "_stopping", "body", "id", "queue", "state")
 
-    def __init__(self, flight: Flight, body: B, state: Any, stopping: threading.Event) -> None:
+    def __init__(self, flight: Flight, run: Run, body: B, state: Any, stopping: threading.Event) -> None:
         self.id = flight.delivery.claimed.id
-        self.queue = flight.handler.queue.name
+        self.queue = flight.queue
         self.body = body
         self.state = state
-        self._flight = flight
+        self._flight, self._run = flight, run
         self._stopping = stopping
 
     def __repr__(self) -> str:
@@ -95,6 +96,6 @@ class Job(Generic[B]):
                 raise Stopped(f"job {self.id} of queue {self.queue!r}: {name}")
 
     def extend_timeout(self, by: Duration) -> None:
-        """Give the handler so much more time, from now, than it would have had."""
-        if self._flight.timeout_at is not None:
-            self._flight.timeout_at += seconds("by", by)
+        """Give the handler so much more time than it would have had; of a batch, for all of it."""
+        if self._run.timeout_at is not None:
+            self._run.timeout_at += seconds("by", by)

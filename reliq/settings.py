@@ -15,6 +15,7 @@ DAY_SECONDS = 86_400.0
 LONGEST_SECONDS = 3650 * DAY_SECONDS
 MIB = 1_048_576
 BATCH_LIMIT = 500
+LINGER_SECONDS, LONGEST_LINGER_SECONDS = 0.05, 60.0
 
 
 def seconds(name: str, value: Duration, *, least: float = 0.0, most: float = LONGEST_SECONDS) -> float:
@@ -164,6 +165,8 @@ class HandlerSettings:
         backoff: tenacity's wait strategy between a failure and the next delivery.
         retry_on: exceptions that nack; others reject. `reject_on` wins.
         undecodable: `retry` a body that does not decode with backoff, or `reject` it at once.
+        batch: most messages in one call of a handler that takes a list (1..500), None for one that takes a body.
+        linger: seconds that a batch waits at most to be full (0..60), None for 0.05; only with `batch`.
     """
 
     lease: Duration = 30.0
@@ -174,9 +177,12 @@ class HandlerSettings:
     retry_on: tuple[type[Exception], ...] = (Exception,)
     reject_on: tuple[type[Exception], ...] = ()
     undecodable: Literal["retry", "reject"] = "retry"
+    batch: int | None = None
+    linger: Duration | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lease", lease_seconds(self.lease))
+        self._check_batch()
         if self.timeout is not None:
             _normalise(self, timeout=0.001)
         if self.concurrency is not None:
@@ -197,6 +203,14 @@ class HandlerSettings:
     def lease_ms(self) -> int:
         """The lease in ms."""
         return milliseconds(self.lease)
+
+    def _check_batch(self) -> None:
+        if self.batch is None and self.linger is not None:
+            raise ConfigurationError("linger is for batches: give batch too, such as batch=100, or leave it out")
+        if self.batch is not None:
+            whole("batch", self.batch, least=1, most=BATCH_LIMIT)
+        if self.linger is not None:
+            object.__setattr__(self, "linger", seconds("linger", self.linger, most=LONGEST_LINGER_SECONDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,11 +66,11 @@ class ProcessMetrics:
     def sample(self, engine: Any) -> None:
         """Read off what `engine` does at this moment; None when nothing runs."""
         now = time.monotonic()
-        running = [] if engine is None else engine.inflight.running()
+        runs = [] if engine is None else engine.inflight.runs()
         flights = [] if engine is None else engine.inflight.flights()
-        self._inflight.labels("running").set(len(running))
-        self._inflight.labels("held").set(sum(one.started_at is None and not one.settling for one in flights))
-        self._longest.set(max((now - (one.started_at or now) for one in running), default=0.0))
+        self._inflight.labels("running").set(sum(len(run.flights) for run in runs))
+        self._inflight.labels("held").set(sum(not (one.started or one.settling) for one in flights))
+        self._longest.set(max((now - run.started_at for run in runs), default=0.0))
         self._slots.set(0 if engine is None else engine.inflight.concurrency)
         self._hung.set(0 if engine is None else engine.hung_slots)
         if engine is not None:

@@ -114,7 +114,7 @@ class Engine:
         self._stop_claiming()
         self.inflight.wait_until_none_runs(max(0.0, until - time.monotonic()))
         self._tasks.cancel_all()
-        self.unfinished = self.inflight.running()
+        self.unfinished = [flight for run in self.inflight.runs() for flight in run.flights]
         self.inflight.wait_until_settled(SETTLE_SECONDS)
         try:
             self._lifespan.leave()
@@ -136,7 +136,7 @@ class Engine:
     def must_be_replaced(self) -> bool:
         """Say whether handlers hang that only the end of the process ends: half of the slots, or all that is held."""
         hung = self.hung_slots
-        return hung > 0 and (2 * hung >= self._settings.concurrency or len(self.inflight.running()) <= hung)
+        return hung > 0 and (2 * hung >= self._settings.concurrency or len(self.inflight.runs()) <= hung)
 
     @property
     def hung_slots(self) -> int:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from reliq.handler import Handler
     from reliq.job import Job
-    from reliq.worker.flight import Flight
     from reliq.worker.inflight import Inflight
+    from reliq.worker.run import Run
     from reliq.worker.running import Running
 
 
@@ -39,30 +40,30 @@ class ThreadExecutor:
             self._threads.append(thread)
 
     def _work(self) -> None:
-        flight = self._inflight.next_plain(None)
-        while flight is not None:
-            if self._running.begin(flight):
-                self._run(flight)
-            flight = self._inflight.next_plain(flight)
+        run = self._inflight.next_plain(None)
+        while run is not None:
+            if self._running.begin(run):
+                self._run(run)
+            run = self._inflight.next_plain(run)
 
-    def _run(self, flight: Flight) -> None:
+    def _run(self, run: Run) -> None:
         answer: Any = None
         error: BaseException | None = None
         try:
-            answer = contextvars.copy_context().run(self._call, flight, self._running.job(flight))
+            if jobs := self._running.jobs(run):
+                answer = contextvars.copy_context().run(self._call, run.handler, jobs)
         except BaseException as raised_error:  # SystemExit too: a handler must not end the thread
             error = raised_error
-        self._running.end(flight, answer, error)
+        self._running.end(run, answer, error)
 
-    def _call(self, flight: Flight, job: Job[Any]) -> Any:
-        handler = flight.handler
-        arguments = (job.body, job) if handler.takes_job else (job.body,)
+    def _call(self, handler: Handler, jobs: list[Job[Any]]) -> Any:
         if not self._running.middleware:
-            return _answer(handler.function(*arguments))
+            return _answer(handler.function(*handler.arguments(jobs)))
         with ExitStack() as stack:
             for around in self._running.middleware:
-                stack.enter_context(around(job))
-            return _answer(handler.function(*arguments))
+                for job in jobs:
+                    stack.enter_context(around(job))
+            return _answer(handler.function(*handler.arguments(jobs)))
         return None  # a middleware has dealt with the error
 
 
@@ -80,7 +81,9 @@ class AsyncExecutor:
 
     def __init__(self, running: Running, inflight: Inflight) -> None:
         self._running, self._inflight = running, inflight
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._done: list[Run] = []  # whose slots are to be freed
+        self._filling = False  # and the loop will see to it
+        self._timer: asyncio.TimerHandle | None = None  # for a batch that lingers
         self._thread = threading.Thread(target=self._serve, name="reliq-asyncio", daemon=True)
         self._context = contextvars.copy_context()  # of the consumer's start; each handler gets a copy
         self._started: Future[asyncio.AbstractEventLoop] = Future()
@@ -94,12 +97,12 @@ class AsyncExecutor:
     def more(self) -> None:
         """Start what may start; called by other threads."""
         with suppress(RuntimeError):  # the loop is closed: nothing starts any more
-            self._loop.call_soon_threadsafe(self._fill, None)
+            self._loop.call_soon_threadsafe(self._fill)
 
-    def cancel(self, flight: Flight) -> None:
-        """Cancel the task of `flight`, if it still runs."""
+    def cancel(self, run: Run) -> None:
+        """Cancel the task of `run`, if it still goes on."""
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(flight.task.cancel)
+            self._loop.call_soon_threadsafe(run.task.cancel)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Let a coroutine run on this loop."""
@@ -141,43 +144,57 @@ class AsyncExecutor:
                 logger.exception("a task tried to end the event loop of the handlers")
 
     async def _cancel_all(self) -> None:
-        for task in self._tasks:
+        tasks = [run.task for run in self._inflight.runs() if run.task is not None]
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks)
 
-    def _fill(self, done: Flight | None) -> None:
-        while (flight := self._inflight.next_async(done)) is not None:
-            done = flight
-            if self._running.begin(flight):
-                done = None
-                flight.task = self._loop.create_task(self._run(flight), context=self._context.copy())
-                self._tasks.add(flight.task)
-                flight.task.add_done_callback(self._tasks.discard)
+    def _fill(self) -> None:
+        """Free the slots of what has ended, and start what may start, until nothing more may."""
+        self._filling = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while True:
+            done, self._done = self._done, []
+            runs, linger = self._inflight.next_async(done)
+            for run in runs:
+                if self._running.begin(run):
+                    run.task = self._loop.create_task(self._run(run), context=self._context.copy())
+                else:
+                    self._done.append(run)
+            if not self._done:
+                break
+        if linger is not None:
+            self._timer = self._loop.call_later(linger, self._fill)
 
-    async def _run(self, flight: Flight) -> None:
+    async def _run(self, run: Run) -> None:
         answer: Any = None
         error: BaseException | None = None
         try:
-            answer = await self._call(flight, self._running.job(flight))
+            if jobs := self._running.jobs(run):
+                answer = await self._call(run.handler, jobs)
         except asyncio.CancelledError as cancelled:
-            error = TimeoutError("the handler overran its timeout") if flight.abandoned else cancelled
+            error = TimeoutError("the handler overran its timeout") if run.abandoned else cancelled
         except BaseException as raised_error:  # SystemExit too: a handler must not end the loop
             error = raised_error
-        self._running.end(flight, answer, error)
-        self._loop.call_soon(self._fill, flight)
+        self._running.end(run, answer, error)
+        self._done.append(run)
+        if not self._filling:
+            self._filling = True
+            self._loop.call_soon(self._fill)
 
-    async def _call(self, flight: Flight, job: Job[Any]) -> Any:
-        handler = flight.handler
-        arguments = (job.body, job) if handler.takes_job else (job.body,)
+    async def _call(self, handler: Handler, jobs: list[Job[Any]]) -> Any:
         if not self._running.middleware:
-            return await handler.function(*arguments)
+            return await handler.function(*handler.arguments(jobs))
         async with AsyncExitStack() as stack:
             for around in self._running.middleware:
-                manager = around(job)
-                if hasattr(manager, "__aenter__"):
-                    await stack.enter_async_context(manager)
-                else:
-                    stack.enter_context(manager)
-            return await handler.function(*arguments)
+                for job in jobs:
+                    manager = around(job)
+                    if hasattr(manager, "__aenter__"):
+                        await stack.enter_async_context(manager)
+                    else:
+                        stack.enter_context(manager)
+            return await handler.function(*handler.arguments(jobs))
         return None  # a middleware has dealt with the error

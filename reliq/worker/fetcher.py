@@ -13,7 +13,7 @@ from reliq.doors.ids import token
 from reliq.errors import RedisRefusedError, ReliqError
 from reliq.message import Delivery
 from reliq.settings import BATCH_LIMIT, MIB
-from reliq.worker.flight import Flight
+from reliq.worker.flight import flights_of
 from reliq.worker.loop import Troubles
 from reliq.worker.outcome import EXPIRED, RELEASED
 from reliq.worker.shares import Turns, shares
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from reliq.doors.blocking import BlockingDoor
     from reliq.handler import Handler
+    from reliq.worker.flight import Flight
     from reliq.worker.inflight import Inflight
     from reliq.worker.outcome import Outcome
     from reliq.worker.shares import Room
@@ -183,8 +184,8 @@ class Fetcher:
             self._troubles.over(source.name)
             self._timekeeper.note(source.name, answer, at)
             source.answered(answer, suspects)
-            self._turns.took(source.name, len(answer.claimed), source.handler.settings.weight)
-            self._hold([Flight(claimed, source.handler, sent_at) for claimed in answer.claimed])
+            self._turns.took(source.name, len(answer.claimed) / source.handler.batch, source.handler.settings.weight)
+            self._hold(flights_of(answer.claimed, source.handler, sent_at))
         if self._unread:
             self._read()
         for source, failure in failures:

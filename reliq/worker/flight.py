@@ -3,79 +3,83 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from reliq.message import BARE, Claimed, Delivery
+import msgspec
+
+from reliq.message import BARE, Delivery
+from reliq.worker.outcome import RELEASED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from reliq.handler import Handler
+    from reliq.message import Claimed
+    from reliq.worker.outcome import Outcome
 
 
-class Flight:
+class Flight(msgspec.Struct, eq=False, gc=False):
     """
-    One delivery in this process.
+    One delivery in this process; a process can hold two of one message, so it is known by itself, not by its id.
 
     Attributes:
         queue: the name of its queue.
         delivery: without its body until that is read.
-        receipt: what names this delivery; a process can hold two deliveries of one id.
+        fetched_at: when it was claimed.
         held_since: since when it could have started: not before its body is read, for which it has its lease.
         lease_until: until when no other consumer can have it, by the monotonic clock, counted from before the
             claim or renewal was sent.
         renew_at: when its lease is to be extended next.
-        started_at: when its handler began, None while it is held.
-        timeout_at: when its handler has had its time, None for no limit.
+        must_start: it may not wait in a buffer: a suspect, or a message with no retry left.
+        waiting: it waits for a slot.
+        started: its handler has begun.
+        took_ms: how long its handler took for it.
         lost: its receipt no longer holds.
         cancelled: its message was cancelled meanwhile.
         abandoned: its handler overran its time and its lease is left to end.
         settling: its outcome is on the way to Redis.
-        thread, task: the thread its handler runs in; its asyncio task, if it is a coroutine.
+        outcome: what that is; meaningless before.
+        tried: its outcome may have reached Redis without our knowing.
     """
 
-    __slots__ = (
-        "abandoned",
-        "cancelled",
-        "delivery",
-        "fetched_at",
-        "handler",
-        "held_since",
-        "lease_until",
-        "lost",
-        "queue",
-        "receipt",
-        "renew_at",
-        "settling",
-        "started_at",
-        "task",
-        "thread",
-        "timeout_at",
-    )
-
-    def __init__(self, claimed: Claimed, handler: Handler, leased_at: float) -> None:
-        self.delivery = Delivery(claimed, b"", BARE, b"")
-        self.receipt = (claimed.nonce, claimed.id)
-        self.handler, self.queue = handler, handler.queue.name
-        self.fetched_at = time.monotonic()
-        self.held_since = self.fetched_at + handler.lease_seconds
-        self.started_at: float | None = None
-        self.timeout_at: float | None = None
-        self.task: Any = None
-        self.thread = 0
-        self.lost = self.cancelled = self.abandoned = self.settling = False
-        self.leased(leased_at)
+    delivery: Delivery
+    handler: Handler
+    queue: str
+    fetched_at: float
+    held_since: float
+    lease_until: float
+    renew_at: float
+    must_start: bool
+    waiting: bool = False
+    started: bool = False
+    took_ms: int = 0
+    lost: bool = False
+    cancelled: bool = False
+    abandoned: bool = False
+    settling: bool = False
+    outcome: Outcome = RELEASED
+    tried: bool = False
 
     def leased(self, at: float) -> None:
-        """Note that a claim or renewal sent at `at` was granted."""
+        """Note that a renewal sent at `at` was granted."""
         lease = self.handler.lease_seconds
         self.lease_until, self.renew_at = at + lease, at + lease / 3
 
-    @property
-    def took_ms(self) -> int:
-        """For how long its handler has run by now, in ms."""
-        return 0 if self.started_at is None else round((time.monotonic() - self.started_at) * 1000)
 
-    @property
-    def must_start(self) -> bool:
-        """Whether it may not wait in a buffer: a suspect, or a message with no retry left."""
-        claimed = self.delivery.claimed
-        return claimed.suspect or claimed.left <= 0
+def flights_of(claimed: Sequence[Claimed], handler: Handler, leased_at: float) -> list[Flight]:
+    """Return a flight for each of `claimed`, whose claim was sent at `leased_at`."""
+    now, lease, name = time.monotonic(), handler.lease_seconds, handler.queue.name
+    until, renew_at = leased_at + lease, leased_at + lease / 3
+    return [
+        Flight(
+            Delivery(one, b"", BARE, b""),
+            handler,
+            name,
+            now,
+            now + lease,
+            until,
+            renew_at,
+            one.suspect or one.left <= 0,
+        )
+        for one in claimed
+    ]

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from reliq.doors.blocking import BlockingDoor
     from reliq.handler import Handler
-    from reliq.worker.flight import Flight
     from reliq.worker.inflight import Inflight
+    from reliq.worker.run import Run
 
 
 class Heartbeat:
@@ -52,7 +52,7 @@ class Heartbeat:
             self._door.run_all([*roster.leave(self._id)])
 
     def _record(self) -> Worker:
-        running = sorted(self._inflight.running(), key=lambda flight: flight.started_at or 0.0)
+        running = sorted(self._inflight.runs(), key=lambda run: run.started_at)
         now, ticks = time.time(), time.monotonic()
         return Worker(
             id=self._id,
@@ -65,12 +65,13 @@ class Heartbeat:
             started=round(self._started, 3),
             last_claim=round(now - (ticks - self._last_claim_at()), 3),
             seen=round(now, 3),
-            running=tuple(_slot(flight, now - ticks) for flight in running[:SLOTS_LIMIT]),
+            running=tuple(_slot(run, now - ticks) for run in running[:SLOTS_LIMIT]),
         )
 
 
-def _slot(flight: Flight, epoch: float) -> Slot:
-    """Return what is told of a running handler; `epoch` is the unix time at which the monotonic clock began."""
+def _slot(run: Run, epoch: float) -> Slot:
+    """Return what is told of a slot, of a batch its first message; at unix time `epoch` the monotonic clock began."""
+    first = run.flights[0]
     # An id of a foreign publisher may be any bytes; JSON holds text alone.
-    id = flight.delivery.id.encode("utf-8", "replace").decode()
-    return Slot(flight.queue, id, flight.delivery.attempt, round((flight.started_at or 0.0) + epoch, 3))
+    id = first.delivery.id.encode("utf-8", "replace").decode()
+    return Slot(first.queue, id, first.delivery.attempt, round(run.started_at + epoch, 3))

@@ -7,13 +7,14 @@ import time
 from typing import TYPE_CHECKING
 
 from reliq.worker.line import Line
-from reliq.worker.shares import Room
+from reliq.worker.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from reliq.handler import Handler
     from reliq.worker.flight import Flight
+    from reliq.worker.shares import Room
     from reliq.worker.source import Source
 
 #: A coroutine that was cancelled has so long to end before its slot counts as hung.
@@ -27,7 +28,7 @@ class Inflight:
     At most `concurrency` handlers run, of each queue at most its own limit; flights start in the order of their claims.
 
     Attributes:
-        started: how many handlers were started.
+        started: how many messages were given to handlers.
         closed: whether nothing more starts.
         watched: whether `freed` is to be called for every flight that makes room.
         async_room, busy: called when a coroutine may start, and when there is something to renew again.
@@ -43,9 +44,10 @@ class Inflight:
         self._roomier = threading.Condition(self._lock)  # more can be claimed
         self._fewer = threading.Condition(self._lock)  # something ended
         self._lines = {handler.queue.name: Line(handler, concurrency) for handler in handlers}
-        self._flights: dict[tuple[str, str], Flight] = {}
-        self._running: dict[tuple[str, str], Flight] = {}
-        self._taken = 0
+        self._flights: dict[Flight, None] = {}  # in the order of their claims
+        self._runs: dict[Run, None] = {}
+        self._used = 0  # slots that the runs have, and what is taken will need
+        self._held = 0  # messages that are claimed and do not run
         self._suspects = 0
         self._low_water = 0  # held messages at which it is time to claim again, so that claims stay large
         self._has_async = any(line.is_async for line in self._lines.values())
@@ -58,10 +60,12 @@ class Inflight:
         with self._lock:
             first = not self._flights
             for flight in flights:
-                self._flights[flight.receipt] = flight
-                self._lines[flight.queue].taken += 1
+                line = self._lines[flight.queue]
+                line.taken += 1
+                self._used += line.count()
+                self._flights[flight] = None
                 self._suspects += flight.delivery.claimed.suspect
-            self._taken += len(flights)
+            self._held += len(flights)
         if first:
             self.busy()
 
@@ -85,37 +89,40 @@ class Inflight:
             return any(map(_can_claim, sources, self._rooms(sources)))
 
     def hold(self, flights: Iterable[Flight]) -> int:
-        """Let `flights` start when there is a slot; return how many plain ones wait or run."""
+        """Let `flights` start when there is a slot; return how many threads plain handlers can use."""
         with self._lock:
-            plain = 0
             for flight in flights:
-                line = self._lines[flight.queue]
-                line.waiting.append(flight)
-                plain += not line.is_async
+                self._lines[flight.queue].hold(flight)
+            plain = sum(line.used for line in self._lines.values() if not line.is_async)
             self._work.notify(min(plain, self.concurrency))
             if self._has_async:
                 self._tell_async()
-            return sum(line.taken for line in self._lines.values() if not line.is_async)
+            return plain
 
-    def next_plain(self, done: Flight | None) -> Flight | None:
-        """Free the slot of `done`, wait for a plain flight that may start, and start it; None when it is over."""
+    def next_plain(self, done: Run | None) -> Run | None:
+        """Free the slot of `done`, wait for plain work that may start, and start it; None when it is over."""
         with self._lock:
             if done is not None:
                 self._finish(done)
             while not self.closed:
-                if flight := self._next(is_async=False):
-                    flight.thread = threading.get_ident()
-                    return flight
-                self._work.wait()
+                now = time.monotonic()
+                if run := self._next(now, is_async=False):
+                    run.thread = threading.get_ident()
+                    return run
+                self._work.wait(self._linger(now, is_async=False))
             return None
 
-    def next_async(self, done: Flight | None) -> Flight | None:
-        """Free the slot of `done`, and start the next flight of a coroutine handler, if one may start."""
+    def next_async(self, done: Iterable[Run]) -> tuple[list[Run], float | None]:
+        """Free the slots of `done`, start what may start of coroutine handlers; return when a batch will have waited."""
         with self._lock:
             self._async_told = False
-            if done is not None:
-                self._finish(done)
-            return None if self.closed else self._next(is_async=True)
+            for run in done:
+                self._finish(run)
+            now = time.monotonic()
+            runs: list[Run] = []
+            while not self.closed and (new := self._next(now, is_async=True)):
+                runs.append(new)
+            return runs, self._linger(now, is_async=True)
 
     def withdraw(self, flights: Iterable[Flight]) -> list[Flight]:
         """Return those of `flights` that have not started and now never will."""
@@ -126,15 +133,17 @@ class Inflight:
         """Forget flights whose outcome Redis has."""
         with self._lock:
             for flight in flights:
-                self._flights.pop(flight.receipt, None)
+                self._flights.pop(flight, None)
             self._fewer.notify_all()
 
-    def abandon(self, flight: Flight) -> None:
+    def abandon(self, run: Run) -> None:
         """Expect nothing more of a handler that overran its time."""
         with self._lock:
-            if flight.receipt in self._running and not flight.abandoned:
-                flight.abandoned = True
-                self._suspects -= flight.delivery.claimed.suspect
+            if run in self._runs and not run.abandoned:
+                run.abandoned = True
+                for flight in run.flights:
+                    flight.abandoned = True
+                    self._suspects -= flight.delivery.claimed.suspect
                 self._fewer.notify_all()
 
     def close(self) -> None:
@@ -147,22 +156,22 @@ class Inflight:
     def wait_until_none_runs(self, timeout_seconds: float) -> bool:
         """Wait until no handler runs but those that overran their time; say whether that is so."""
         with self._lock:
-            return self._fewer.wait_for(lambda: all(f.abandoned for f in self._running.values()), timeout_seconds)
+            return self._fewer.wait_for(lambda: all(run.abandoned for run in self._runs), timeout_seconds)
 
     def wait_until_settled(self, timeout_seconds: float) -> bool:
         """Wait until Redis has every outcome there is; say whether it has."""
         with self._lock:
-            return self._fewer.wait_for(lambda: not any(f.settling for f in self._flights.values()), timeout_seconds)
+            return self._fewer.wait_for(lambda: not any(flight.settling for flight in self._flights), timeout_seconds)
 
     def flights(self) -> list[Flight]:
         """Return everything held, running or being settled."""
         with self._lock:
-            return list(self._flights.values())
+            return list(self._flights)
 
-    def running(self) -> list[Flight]:
-        """Return the flights whose handlers run."""
+    def runs(self) -> list[Run]:
+        """Return the calls of handlers that are under way."""
         with self._lock:
-            return list(self._running.values())
+            return list(self._runs)
 
     @property
     def suspects(self) -> int:
@@ -174,37 +183,34 @@ class Inflight:
         """How many slots are lost to handlers that only the end of the process ends."""
         now = time.monotonic()
         return sum(
-            flight.abandoned and (not flight.handler.is_async or now > (flight.timeout_at or now) + CANCEL_SECONDS)
-            for flight in self.running()
+            run.abandoned and (not run.handler.is_async or now > (run.timeout_at or now) + CANCEL_SECONDS)
+            for run in self.runs()
         )
 
     def _rooms(self, sources: Sequence[Source]) -> list[Room]:
         """Return the rooms now, and remember at which number of held messages there will be more."""
-        free, held = self.concurrency - self._taken, self._taken - len(self._running)
-        now = time.monotonic()
+        free, held, now = self.concurrency - self._used, self._held, time.monotonic()
         # When every handler runs longer than usual, so will the next.
-        youngest = min((now - (f.started_at or now) for f in self._running.values()), default=0.0)
+        youngest = min((now - run.started_at for run in self._runs), default=0.0)
         rooms: list[Room] = []
         self._low_water = 0
         for source in sources:
             line = self._lines[source.name]
             most = line.most_ahead(youngest)
             self._low_water = max(self._low_water, most // 2)
-            ahead = max(0, most - held) if held <= most // 2 else 0
-            slots = max(0, min(free, line.slots - line.taken))
-            rooms.append(Room(slots, ahead, crowded=not slots and line.taken < line.slots))
+            rooms.append(line.room(free, max(0, most - held) if held <= most // 2 else 0))
         if any(map(_starves, sources, rooms)):
             # What is held ahead would take every slot that comes free from a queue that cannot be held.
             self._low_water = 0
             return [room._replace(ahead=0) for room in rooms]
         return rooms
 
-    def _next(self, *, is_async: bool) -> Flight | None:
-        """Start the oldest flight of a kind, unless it is the turn of the other kind."""
-        if len(self._running) >= self.concurrency:
+    def _next(self, now: float, *, is_async: bool) -> Run | None:
+        """Start the oldest work of a kind, unless it is the turn of the other kind."""
+        if len(self._runs) >= self.concurrency:
             return None
-        mine = self._oldest(is_async)
-        other = self._oldest(not is_async) if self._has_async and self._has_plain else None
+        mine = self._oldest(now, is_async)
+        other = self._oldest(now, not is_async) if self._has_async and self._has_plain else None
         if other is not None:
             if is_async:
                 self._work.notify()
@@ -212,66 +218,80 @@ class Inflight:
                 self._tell_async()
             if mine and self._contested() and other.waiting[0].fetched_at < mine.waiting[0].fetched_at:
                 return None
-        return self._start(mine) if mine else None
+        return self._start(mine, now) if mine else None
 
-    def _oldest(self, is_async: bool) -> Line | None:
+    def _oldest(self, now: float, is_async: bool) -> Line | None:
         """Return the line whose first flight was claimed first, of those that may start one."""
         oldest: Line | None = None
         for line in self._lines.values():
-            waiting = line.waiting
-            while waiting and waiting[0].settling:
-                waiting.popleft()  # withdrawn
-            if not waiting or line.is_async is not is_async or line.running >= line.slots:
+            if not line.waiting or line.is_async is not is_async or line.running >= line.slots:
                 continue
-            if oldest is None or waiting[0].fetched_at < oldest.waiting[0].fetched_at:
+            head = line.head()
+            if head is None or line.ripe_at(head) > now:
+                continue
+            if oldest is None or head.fetched_at < oldest.waiting[0].fetched_at:
                 oldest = line
         return oldest
 
+    def _linger(self, now: float, *, is_async: bool) -> float | None:
+        """Return the seconds until a batch that lingers now may start, None when there is none."""
+        lines = [line for line in self._lines.values() if line.batch > 1 and line.is_async is is_async and line.waiting]
+        ripe = [line.ripe_at(head) for line in lines if (head := line.head()) is not None]
+        return min((at - now for at in ripe if at > now), default=None)
+
     def _contested(self) -> bool:
         """Say whether more wait than there are slots, so that a start takes the slot of another."""
-        return len(self._running) + sum(len(line.waiting) for line in self._lines.values()) > self.concurrency
+        return self._used > self.concurrency
 
     def _tell_async(self) -> None:
         if not self._async_told:
             self._async_told = True
             self.async_room()
 
-    def _start(self, line: Line) -> Flight:
-        flight = line.waiting.popleft()
-        now = time.monotonic()
-        timeout = flight.handler.timeout_seconds
-        flight.started_at, flight.timeout_at = now, None if timeout is None else now + timeout
-        self._running[flight.receipt] = flight
+    def _start(self, line: Line, now: float) -> Run:
+        flights = line.next_run()
+        handler = flights[0].handler
+        run = Run(flights, handler, now, None if handler.timeout_seconds is None else now + handler.timeout_seconds)
+        for flight in flights:
+            flight.started = True
+        self._runs[run] = None
         line.running += 1
-        self.started += 1
-        return flight
+        line.started += len(flights)
+        self._held -= len(flights)
+        self._used += line.count()
+        self.started += len(flights)
+        return run
 
-    def _finish(self, flight: Flight) -> None:
-        self._running.pop(flight.receipt, None)
-        line = self._lines[flight.queue]
+    def _finish(self, run: Run) -> None:
+        del self._runs[run]
+        line = self._lines[run.flights[0].queue]
         line.running -= 1
-        if flight.started_at is not None:
-            line.learn(time.monotonic() - flight.started_at)
-        if not flight.abandoned:
-            self._suspects -= flight.delivery.claimed.suspect
-        self._free(line)
-        if self.closed or not self._running:
+        line.started -= len(run.flights)
+        if run.began:
+            line.learn(time.monotonic() - run.started_at)
+        if self._suspects and not run.abandoned:
+            self._suspects -= sum(flight.delivery.claimed.suspect for flight in run.flights)
+        self._free(line, len(run.flights))
+        if self.closed or not self._runs:
             self._fewer.notify_all()
 
     def _withdraw(self, flight: Flight) -> bool:
-        if flight.started_at is not None or flight.settling:
+        if flight.started or flight.settling:
             return False
         flight.settling = True
+        line = self._lines[flight.queue]
+        line.withdrawn += flight.waiting
         self._suspects -= flight.delivery.claimed.suspect
-        self._free(self._lines[flight.queue])
+        self._held -= 1
+        self._free(line, 1)
         if self._has_async:
             self._work.notify()  # what it went before may start
         return True
 
-    def _free(self, line: Line) -> None:
-        line.taken -= 1
-        self._taken -= 1
-        if self._wanted and (self._taken < self.concurrency or self._taken - len(self._running) <= self._low_water):
+    def _free(self, line: Line, messages: int) -> None:
+        line.taken -= messages
+        self._used += line.count()
+        if self._wanted and (self._used < self.concurrency or self._held <= self._low_water):
             self._roomier.notify()
         if self.watched:
             self.freed()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from reliq.worker.shares import Room
+
 if TYPE_CHECKING:
     from reliq.handler import Handler
     from reliq.worker.flight import Flight
@@ -22,18 +24,23 @@ class Line:
     The flights of one queue.
 
     Attributes:
-        slots: how many may run at once.
+        slots: how many runs there may be at once.
+        batch: how many messages a run has at most.
         waiting: those that wait for a slot, and some that were withdrawn meanwhile.
-        taken: how many are claimed and not finished.
-        pace: running mean of the handler's seconds, None before the first.
+        withdrawn: how many of those.
+        taken: how many messages are claimed and not finished; `started` of them run.
+        running: how many runs there are.
+        used: how many slots the runs have, and what is taken will need.
+        pace: running mean of a run's seconds, None before the first.
     """
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
         cap = handler.settings.concurrency
         self.is_async = handler.is_async
         self.slots = concurrency if cap is None else min(cap, concurrency)
+        self.batch, self._linger = handler.batch, handler.linger_seconds
         self.waiting: deque[Flight] = deque()
-        self.taken = self.running = 0
+        self.taken = self.started = self.running = self.used = self.withdrawn = 0
         self.pace: float | None = None
 
     def learn(self, took: float) -> None:
@@ -41,8 +48,59 @@ class Line:
         self.pace = took if self.pace is None else self.pace * (1 - _PACE_WEIGHT) + took * _PACE_WEIGHT
 
     def most_ahead(self, youngest: float) -> int:
-        """Return how many would start within HOLD_SECONDS, when the `youngest` of all that runs is so old."""
+        """Return how many messages would start within HOLD_SECONDS, when the `youngest` run of all is so old."""
         if self.pace is None:
             return 0
         pace = max(self.pace, youngest, _SHORTEST_SECONDS)
-        return 0 if pace >= HOLD_SECONDS else min(HOLD_LIMIT, int(self.slots * HOLD_SECONDS / pace))
+        return 0 if pace >= HOLD_SECONDS else min(HOLD_LIMIT, int(self.slots * self.batch * HOLD_SECONDS / pace))
+
+    def room(self, free: int, ahead: int) -> Room:
+        """Return the room when `free` slots of the process are, and so many messages may be held `ahead`."""
+        slots = max(0, min(free, self.slots - self.used))
+        # Of a batch that is being gathered for a free slot.
+        rest = (self.started - self.taken) % self.batch if free >= 0 and self.used <= self.slots else 0
+        return Room(slots, ahead, not slots and self.used < self.slots, self.batch, rest)
+
+    def count(self) -> int:
+        """Bring `used` up to date; return by how much it grew."""
+        before, self.used = self.used, self.running - (self.started - self.taken) // self.batch
+        return self.used - before
+
+    def hold(self, flight: Flight) -> None:
+        """Have `flight` wait for a slot: at the end, but before a batch that is being gathered if it must not wait."""
+        if flight.settling:
+            return
+        flight.waiting = True
+        if flight.must_start and self.batch > 1:
+            self.waiting.appendleft(flight)
+        else:
+            self.waiting.append(flight)
+
+    def head(self) -> Flight | None:
+        """Return the flight that starts next, None when none waits."""
+        waiting = self.waiting
+        while waiting:
+            if not waiting[0].settling:
+                return waiting[0]
+            waiting.popleft()
+            self.withdrawn -= 1
+        return None
+
+    def next_run(self) -> list[Flight]:
+        """Take the flights of the next run: what must not wait runs alone."""
+        waiting = self.waiting
+        first = waiting.popleft()
+        flights = [first]
+        while len(flights) < self.batch and not first.must_start and waiting and not waiting[0].must_start:
+            flight = waiting.popleft()
+            if flight.settling:
+                self.withdrawn -= 1
+            else:
+                flights.append(flight)
+        return flights
+
+    def ripe_at(self, head: Flight) -> float:
+        """Return when the run that begins with `head` may start: a batch lingers for more, unless it is full."""
+        if self.batch == 1 or head.must_start or len(self.waiting) - self.withdrawn >= self.batch:
+            return 0.0
+        return head.held_since + self._linger

@@ -31,6 +31,11 @@ class Outcome:
     error: str = ""
     raised: str = ""
 
+    @property
+    def verb(self) -> Kind:
+        """Which call tells Redis."""
+        return "nack" if self.kind == "reject" else self.kind
+
 
 ACKED = Outcome("ack")
 RELEASED = Outcome("release")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from reliq.worker.flight import Flight
     from reliq.worker.inflight import Inflight
     from reliq.worker.outcome import Outcome
+    from reliq.worker.run import Run
 
 #: The longest wait between two looks while anything is held.
 LOOK_SECONDS = 0.05
@@ -52,10 +53,13 @@ class Renewer:
         if not flights:
             return IDLE_SECONDS
         now = time.monotonic()
-        for flight in flights:
-            if flight.timeout_at is not None and now > flight.timeout_at and not flight.settling:
-                self._overran(flight, now)
-        held_too_long = [f for f in flights if f.started_at is None and now - f.held_since > HOLD_SECONDS]
+        for run in self._inflight.runs():
+            if run.timeout_at is not None and now > run.timeout_at and run.unanswered:
+                self._overran(run, now)
+        longest = HOLD_SECONDS  # and as long as its batch lingers
+        held_too_long = [
+            f for f in flights if not f.started and now - f.held_since > longest + f.handler.linger_seconds
+        ]
         self._settle(self._inflight.withdraw(held_too_long), RELEASED)
         due = [f for f in flights if now >= f.renew_at and not (f.settling or f.lost or f.abandoned)]
         if due:
@@ -101,18 +105,17 @@ class Renewer:
         if now - late.renew_at > LATE_PART * (late.lease_until - late.renew_at):
             notify(self._door.observers, [RenewalLate(late.queue, now - late.renew_at)])
 
-    def _overran(self, flight: Flight, now: float) -> None:
+    def _overran(self, run: Run, now: float) -> None:
         """Cancel a coroutine; a thread cannot be stopped: its lease is left to end and its slot is lost."""
-        if flight.abandoned or (flight.handler.is_async and flight.task is None):
+        if run.abandoned or (run.handler.is_async and run.task is None):
             return
-        self._inflight.abandon(flight)
-        if flight.handler.is_async:
-            self._async_executor.cancel(flight)
-        elif flight.abandoned:
-            took = now - (flight.started_at or now)
-            delivery = flight.delivery
-            told = Handled(flight.queue, delivery.id, delivery.attempt, "timeout", took)
-            notify(self._door.observers, [told])
+        self._inflight.abandon(run)
+        if run.handler.is_async:
+            self._async_executor.cancel(run)
+        elif run.abandoned:
+            each = (now - run.started_at) / len(run.flights)
+            told = [Handled(f.queue, f.delivery.id, f.delivery.attempt, "timeout", each) for f in run.unanswered]
+            notify(self._door.observers, told)
 
 
 def _extension(piece: list[Flight]) -> Call[transitions.Settled]:

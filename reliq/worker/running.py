@@ -1,4 +1,4 @@
-"""What both executors do with one flight, before and after the handler itself."""
+"""What both executors do with one run, before and after the handler itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from reliq.errors import UndecodableError
 from reliq.events import Handled, Started, notify
 from reliq.job import Job
 from reliq.message import Nack, Reject, Snooze
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from reliq.events import Observer
     from reliq.worker.flight import Flight
+    from reliq.worker.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +28,11 @@ NONSENSE_MS = 1000
 
 
 class Running:
-    """What both executors do with one flight, before and after the handler itself."""
+    """What both executors do with one run, before and after the handler itself."""
 
     def __init__(
         self,
-        settle: Callable[[list[Flight], Outcome], None],
+        settle: Callable[[list[Flight], Outcome | None], None],
         middleware: Sequence[Callable[[Job[Any]], Any]],
         observers: Sequence[Observer],
         stopping: threading.Event,
@@ -39,54 +41,82 @@ class Running:
         self.state: Any = None
         self._settle, self._observers, self._stopping = settle, observers, stopping
 
-    def begin(self, flight: Flight) -> bool:
-        """Say whether the handler may start; one whose lease is over goes back, unspent if nobody has taken it."""
-        if flight.lost or time.monotonic() >= flight.lease_until:
-            flight.started_at = None
-            flight.settling = True
-            self._settle([flight], RELEASED)
-            return False
-        if self._observers:
-            self._tell_start(flight)
-        return True
+    def begin(self, run: Run) -> bool:
+        """Say whether the handler may start; what has no lease any more goes back, unspent if nobody has taken it."""
+        over = [flight for flight in run.flights if flight.lost or run.started_at >= flight.lease_until]
+        if over:
+            self._settle(over, RELEASED)
+            run.began = len(over) < len(run.flights)
+        if self._observers and run.began:
+            notify(self._observers, [_started(flight) for flight in run.unanswered])
+        return run.began
 
-    def job(self, flight: Flight) -> Job[Any]:
-        """Return the job of `flight`; raise UndecodableError when its body does not decode."""
-        body = flight.handler.codec.decode(flight.delivery.payload)
-        return Job(flight, body, self.state, self._stopping)
+    def jobs(self, run: Run) -> list[Job[Any]]:
+        """Return the jobs of `run`; what does not decode is answered for, and left out."""
+        decode, jobs = run.handler.codec.decode, []
+        for flight in run.unanswered:
+            try:
+                body = decode(flight.delivery.payload)
+            except UndecodableError as error:
+                self._answer(run, [flight], [_outcome(flight, None, error)])
+            else:
+                jobs.append(Job(flight, run, body, self.state, self._stopping))
+        return jobs
 
-    def end(self, flight: Flight, answer: Any, error: BaseException | None) -> None:
-        """Hand the outcome over."""
-        outcome = self._outcome(flight, answer, error)
-        if self._observers:
-            self._tell_end(flight, outcome)
-        flight.settling = True
-        self._settle([flight], outcome)
-
-    def _outcome(self, flight: Flight, answer: Any, error: BaseException | None) -> Outcome:
-        """Return what is to be done; an answer that makes no sense counts as a failure of the handler."""
-        if error is None and not isinstance(answer, Nack | Reject | Snooze):
-            return ACKED
+    def end(self, run: Run, answer: Any, error: BaseException | None) -> None:
+        """Hand over what the handler has answered, or raised, for everything in `run` or for each."""
+        flights = run.unanswered
         if isinstance(error, asyncio.CancelledError) and self._stopping.is_set():
-            return RELEASED  # cut off by the stop: no fault of the message, and it runs no more
-        settings, attempt = flight.handler.settings, flight.delivery.attempt
-        try:
-            return answered(answer, attempt, settings) if error is None else raised(error, attempt, settings)
-        except Exception as nonsense:
-            logger.warning("queue %s: handler's answer is not allowed: %s", flight.queue, nonsense)
-            return Outcome("nack", NONSENSE_MS, error=described(nonsense))
+            # Cut off by the stop: no fault of the messages, and they run no more.
+            outcomes = [RELEASED] * len(flights)
+        elif error is None and run.handler.is_batch and isinstance(answer, list | tuple):
+            outcomes = _of_each(flights, answer)
+        else:
+            outcomes = [_outcome(flight, answer, error) for flight in flights]
+        self._answer(run, flights, outcomes)
 
-    def _tell_start(self, flight: Flight) -> None:
-        delivery = flight.delivery
-        due = delivery.header.due
-        lag = None if due is None else max(0.0, time.time() - due / 1000)
-        notify(self._observers, [Started(flight.queue, delivery.id, delivery.attempt, lag)])
+    def _answer(self, run: Run, flights: list[Flight], outcomes: list[Outcome]) -> None:
+        each = (time.monotonic() - run.started_at) / len(run.flights)
+        if self._observers and (run.handler.is_async or not run.abandoned):  # else told when it overran
+            pairs = zip(flights, outcomes, strict=True)
+            notify(self._observers, [_handled(run, flight, outcome, each) for flight, outcome in pairs])
+        for flight, outcome in zip(flights, outcomes, strict=True):
+            flight.outcome, flight.took_ms = outcome, round(each * 1000)
+        self._settle(flights, None)
 
-    def _tell_end(self, flight: Flight, outcome: Outcome) -> None:
-        if flight.abandoned and not flight.handler.is_async:
-            return  # told when it overran
-        took = time.monotonic() - (flight.started_at or time.monotonic())
-        kind: Any = "timeout" if flight.abandoned else outcome.kind
-        delivery = flight.delivery
-        handled = Handled(flight.queue, delivery.id, delivery.attempt, kind, took, outcome.error, outcome.raised)
-        notify(self._observers, [handled])
+
+def _of_each(flights: Sequence[Flight], answers: Sequence[Any]) -> list[Outcome]:
+    """Return the outcomes of a batch whose handler has answered for each message."""
+    if len(answers) == len(flights):
+        return [_outcome(flight, answer, None) for flight, answer in zip(flights, answers, strict=True)]
+    text = f"a list of answers must be as long as the batch, {len(flights)}, not {len(answers)}"
+    return [_nonsense(flight, ValueError(text)) for flight in flights]
+
+
+def _outcome(flight: Flight, answer: Any, error: BaseException | None) -> Outcome:
+    """Return what is to be done; an answer that makes no sense counts as a failure of the handler."""
+    if error is None and not isinstance(answer, Nack | Reject | Snooze):
+        return ACKED
+    settings, attempt = flight.handler.settings, flight.delivery.attempt
+    try:
+        return answered(answer, attempt, settings) if error is None else raised(error, attempt, settings)
+    except Exception as nonsense:
+        return _nonsense(flight, nonsense)
+
+
+def _nonsense(flight: Flight, why: Exception) -> Outcome:
+    logger.warning("queue %s: handler's answer is not allowed: %s", flight.queue, why)
+    return Outcome("nack", NONSENSE_MS, error=described(why))
+
+
+def _started(flight: Flight) -> Started:
+    delivery = flight.delivery
+    due = delivery.header.due
+    lag = None if due is None else max(0.0, time.time() - due / 1000)
+    return Started(flight.queue, delivery.claimed.id, delivery.attempt, lag)
+
+
+def _handled(run: Run, flight: Flight, outcome: Outcome, seconds: float) -> Handled:
+    kind: Any = "timeout" if run.abandoned else outcome.kind
+    delivery = flight.delivery
+    return Handled(flight.queue, delivery.claimed.id, delivery.attempt, kind, seconds, outcome.error, outcome.raised)

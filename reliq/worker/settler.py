@@ -13,26 +13,24 @@ from reliq.doors.ids import chosen_window_ms
 from reliq.errors import RedisUnavailableError
 from reliq.events import Lost
 from reliq.settings import BATCH_LIMIT
-from reliq.worker.flight import Flight
 from reliq.worker.loop import Troubles
-from reliq.worker.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.call import Call
     from reliq.doors.blocking import BlockingDoor
+    from reliq.message import Claimed, Delivery
     from reliq.queue import Queue
     from reliq.transitions import Settled
+    from reliq.worker.flight import Flight
     from reliq.worker.inflight import Inflight
-    from reliq.worker.outcome import Kind
+    from reliq.worker.outcome import Kind, Outcome
 
 #: How long a step waits for the first outcome; nothing is late for it.
 WAIT_SECONDS = 0.5
 #: The most that is settled in one round trip.
 GATHER_LIMIT = 4 * BATCH_LIMIT
-
-Answer = tuple[Flight, Outcome]
 
 
 class Settler:
@@ -43,16 +41,19 @@ class Settler:
     ) -> None:
         self._door, self._inflight = door, inflight
         self._buried, self._settled = buried, settled
-        self._waiting: queue.SimpleQueue[list[Answer]] = queue.SimpleQueue()
-        self._unsettled: list[Answer] = []
-        self._refused: dict[str, list[Answer]] = defaultdict(list)
+        self._waiting: queue.SimpleQueue[Sequence[Flight]] = queue.SimpleQueue()
+        self._unsettled: list[Flight] = []
+        self._refused: dict[str, list[Flight]] = defaultdict(list)
         self._troubles = Troubles("settler")
-        self._tried: set[tuple[str, str]] = set()  # receipts of calls that may have run without our knowing
 
-    def settle(self, flights: Sequence[Flight], outcome: Outcome) -> None:
-        """Take over the outcome of `flights`."""
+    def settle(self, flights: Sequence[Flight], outcome: Outcome | None = None) -> None:
+        """Take over the outcome of `flights`: one for all, or the one each has."""
+        for flight in flights:
+            flight.settling = True
+            if outcome is not None:
+                flight.outcome = outcome
         if flights:
-            self._waiting.put([(flight, outcome) for flight in flights])
+            self._waiting.put(flights)
 
     def nudge(self) -> None:
         """Let a step that waits return."""
@@ -62,9 +63,9 @@ class Settler:
         """Settle what is there, waiting a little for the first; return 0."""
         self._gather()
         self._take_up_refused()
-        answers, self._unsettled = self._unsettled, []
-        if answers:
-            self._settle_all(answers)
+        flights, self._unsettled = self._unsettled, []
+        if flights:
+            self._settle_all(flights)
         self._settled()
         return 0.0
 
@@ -85,13 +86,13 @@ class Settler:
         for name in [name for name in self._refused if not self._troubles.waits(name)]:
             self._unsettled += self._refused.pop(name)
 
-    def _settle_all(self, answers: list[Answer]) -> None:
+    def _settle_all(self, flights: list[Flight]) -> None:
         """Make every call in one round trip; what Redis did not take is made again, which is safe."""
-        groups = _grouped(answers, self._tried)
+        groups = _grouped(flights)
         try:
             replies = self._door.run_all([call for call, _ in groups])
         except RedisUnavailableError as error:
-            self._keep(answers, error)
+            self._keep(flights, error)
             raise
         away: RedisUnavailableError | None = None
         for (_, group), reply in zip(groups, replies, strict=True):
@@ -101,49 +102,40 @@ class Settler:
             elif isinstance(reply, Exception):
                 self._put_off(group, reply)
             else:
-                self._forget(group)
+                self._inflight.settled(group)
+                self._troubles.over(group[0].queue)
+                if any(map(_is_final, group)):
+                    self._buried()
         if away is not None:
             raise away
 
-    def _keep(self, answers: list[Answer], error: RedisUnavailableError) -> None:
+    def _keep(self, flights: list[Flight], error: RedisUnavailableError) -> None:
         """Try again when Redis is back; if the call may have run, a receipt that no longer holds tells nothing."""
-        self._unsettled += answers
-        if error.maybe_ran:
-            self._tried.update(flight.receipt for flight, _ in answers)
+        self._unsettled += flights
+        for flight in flights:
+            flight.tried = flight.tried or error.maybe_ran
 
-    def _put_off(self, answers: list[Answer], error: Exception) -> None:
+    def _put_off(self, flights: list[Flight], error: Exception) -> None:
         """Try again later what Redis refuses, until its lease is over and the message is delivered again."""
-        name = answers[0][0].queue
+        name = flights[0].queue
         self._troubles.note(name, error)
         now = time.monotonic()
-        self._forget([answer for answer in answers if answer[0].lease_until < now], refused=True)
-        self._refused[name] += [answer for answer in answers if answer[0].lease_until >= now]
-
-    def _forget(self, answers: list[Answer], *, refused: bool = False) -> None:
-        flights = [flight for flight, _ in answers]
-        self._inflight.settled(flights)
-        if self._tried:
-            self._tried.difference_update(flight.receipt for flight in flights)
-        if answers and not refused:
-            self._troubles.over(flights[0].queue)
-            if any(_is_final(flight, outcome) for flight, outcome in answers):
-                self._buried()
+        self._inflight.settled([flight for flight in flights if flight.lease_until < now])
+        self._refused[name] += [flight for flight in flights if flight.lease_until >= now]
 
 
-def _grouped(answers: list[Answer], tried: set[tuple[str, str]]) -> list[tuple[Call[Settled], list[Answer]]]:
-    """Return the calls for `answers`, each with its own, at most BATCH_LIMIT messages in one."""
-    grouped: dict[tuple[str, Kind, bool], list[Answer]] = defaultdict(list)
-    for answer in answers:
-        flight, outcome = answer
-        kind: Kind = "nack" if outcome.kind == "reject" else outcome.kind
-        grouped[flight.queue, kind, flight.lost or flight.receipt in tried].append(answer)
+def _grouped(flights: list[Flight]) -> list[tuple[Call[Settled], list[Flight]]]:
+    """Return the calls for `flights`, each with its own, at most BATCH_LIMIT messages in one."""
+    grouped: dict[tuple[str, Kind, bool], list[Flight]] = defaultdict(list)
+    for flight in flights:
+        grouped[flight.queue, flight.outcome.verb, flight.lost or flight.tried].append(flight)
     calls = []
-    for (_, kind, is_known_lost), group in grouped.items():
+    for (_, verb, is_known_lost), group in grouped.items():
         pieces = [group[at : at + BATCH_LIMIT] for at in range(0, len(group), BATCH_LIMIT)]
-        if kind == "release":
+        if verb == "release":
             pieces.reverse()  # each goes before what is in ready: the first at last
         for piece in pieces:
-            call = _call(piece[0][0].handler.queue, kind, piece)
+            call = _call(piece[0].handler.queue, verb, piece)
             calls.append((_silent(call) if is_known_lost else call, piece))
     return calls
 
@@ -153,33 +145,34 @@ def _silent(call: Call[Settled]) -> Call[Settled]:
     return replace(call, events=lambda answer: [e for e in call.events(answer) if not isinstance(e, Lost)])
 
 
-def _call(queue: Queue[Any], kind: Kind, group: list[Answer]) -> Call[Settled]:
+def _call(queue: Queue[Any], verb: Kind, group: list[Flight]) -> Call[Settled]:
     keys = queue.keys
-    if kind in ("ack", "expired"):
-        rows = [(flight.delivery.claimed, _window_ms(flight, kind)) for flight, _ in group]
-        history = queue.settings.history
-        took_ms = [flight.took_ms for flight, _ in group] if history else ()
-        return transitions.ack(
-            keys, rows, kind="acked" if kind == "ack" else "expired", history=history, took_ms=took_ms
-        )
-    if kind == "snooze":
-        return transitions.snooze(keys, [(flight.delivery.claimed, outcome.delay_ms) for flight, outcome in group])
-    if kind == "release":
-        return transitions.release(keys, [flight.delivery.claimed for flight, _ in group])
-    failures = [
-        transitions.failure(flight.delivery, out.reason, out.error, out.delay_ms, final=out.kind == "reject")
-        for flight, out in group
-    ]
-    return transitions.nack(keys, failures)
+    if verb in ("ack", "expired"):
+        return _ending(queue, verb, group)
+    if verb == "snooze":
+        return transitions.snooze(keys, [(flight.delivery.claimed, flight.outcome.delay_ms) for flight in group])
+    if verb == "release":
+        return transitions.release(keys, [flight.delivery.claimed for flight in group])
+    return transitions.nack(keys, [_failure(flight.delivery, flight.outcome) for flight in group])
 
 
-def _window_ms(flight: Flight, kind: Kind) -> int | None:
-    """Return for how long its chosen id stays taken; of a message that expired the header is gone with the body."""
-    claimed = flight.delivery.claimed
-    if kind == "expired":
-        return chosen_window_ms(claimed.id, flight.handler.queue.settings.dedup)
-    return flight.delivery.header.window_ms
+def _ending(queue: Queue[Any], verb: Kind, group: list[Flight]) -> Call[Settled]:
+    history = queue.settings.history
+    took_ms = [flight.took_ms for flight in group] if history else ()
+    if verb == "ack":
+        rows = [(flight.delivery.claimed, flight.delivery.header.window_ms) for flight in group]
+        return transitions.ack(queue.keys, rows, kind="acked", history=history, took_ms=took_ms)
+    # Of a message that expired the header is gone with the body.
+    claimed = [flight.delivery.claimed for flight in group]
+    windows = [(one, chosen_window_ms(one.id, queue.settings.dedup)) for one in claimed]
+    return transitions.ack(queue.keys, windows, kind="expired", history=history, took_ms=took_ms)
 
 
-def _is_final(flight: Flight, outcome: Outcome) -> bool:
+def _failure(delivery: Delivery, outcome: Outcome) -> tuple[Claimed, int, str, bytes]:
+    final = outcome.kind == "reject"
+    return transitions.failure(delivery, outcome.reason, outcome.error, outcome.delay_ms, final=final)
+
+
+def _is_final(flight: Flight) -> bool:
+    outcome = flight.outcome
     return outcome.kind == "reject" or (outcome.kind == "nack" and flight.delivery.claimed.left <= 0)

@@ -14,11 +14,20 @@ class Room(NamedTuple):
 
     Attributes:
         crowded: it has no slot although it keeps to its own limit: others have them all.
+        batch: how many messages one slot takes.
+        rest: how many more the batch takes that is being gathered.
     """
 
     slots: int
     ahead: int
     crowded: bool = False
+    batch: int = 1
+    rest: int = 0
+
+    @property
+    def direct(self) -> int:
+        """How many messages can start at once."""
+        return self.slots * self.batch + self.rest
 
 
 class Turns:
@@ -38,9 +47,9 @@ class Turns:
         self._in_the_round = set(names)
         return {name: self._place[name] for name in names}
 
-    def took(self, name: str, messages: int, weight: int) -> None:
-        """Note that `messages` of a queue were claimed."""
-        self._place[name] += messages / weight
+    def took(self, name: str, slots: float, weight: int) -> None:
+        """Note that a queue took so much."""
+        self._place[name] += slots / weight
 
 
 def shares(rooms: Sequence[Room], weights: Sequence[int], places: Sequence[float]) -> list[Room]:
@@ -56,6 +65,6 @@ def shares(rooms: Sequence[Room], weights: Sequence[int], places: Sequence[float
         places[turn] += 1 / weights[turn]
     total = sum(weights)
     return [
-        Room(slots, max(min(room.ahead, 1), room.ahead * weight // total))
+        room._replace(slots=slots, ahead=max(min(room.ahead, 1), room.ahead * weight // total))
         for room, slots, weight in zip(rooms, given, weights, strict=True)
     ]

@@ -51,7 +51,7 @@ class Source:
     def limit(self, room: Room) -> int:
         """Return how many to claim of what is free."""
         ahead = 0 if self._careful else room.ahead
-        return self.asked or min(BATCH_LIMIT, room.slots + ahead)
+        return self.asked or min(BATCH_LIMIT, room.direct + ahead)
 
     def is_to_be_asked(self, room: Room) -> bool:
         """Say whether a claim is worth its round trip."""

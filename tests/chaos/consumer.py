@@ -37,14 +37,14 @@ def build(seed: int, journal: Journal) -> TappedConsumer:
     consumer.journal = journal
 
     def begin(job: Job[dict[str, Any]]) -> Conduct:
-        journal.write("start", id=job.id, nonce=job._flight.receipt[0], name=job.body["name"])
+        journal.write("start", id=job.id, nonce=job._flight.delivery.claimed.nonce, name=job.body["name"])
         waited = (job.due or 0.0) - (job.enqueued or 0.0)
         return conduct(
             seed, job.body["name"], job.attempt or 1, put_off=waited > job.body["delay"] + SNOOZE_SECONDS / 2
         )
 
     def end(job: Job[dict[str, Any]], way: Conduct) -> None:
-        journal.write("end", id=job.id, nonce=job._flight.receipt[0], how=way.answer)
+        journal.write("end", id=job.id, nonce=job._flight.delivery.claimed.nonce, how=way.answer)
         answer(way)
 
     @consumer.handler(STURDY, lease=LEASE_SECONDS, backoff=wait_fixed(0.2))

@@ -18,7 +18,7 @@ LAYERS = (
     ("connection", "embedded"),
     ("doors",),
     ("queue",),
-    ("handler", "job", "signals", "worker"),
+    ("decorators", "handler", "job", "signals", "worker"),
     ("consumer",),
     ("logs", "metrics", "tracing", "child", "supervisor", "health", "admin"),
     ("bench",),

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 GOOD = """
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -61,6 +61,20 @@ def close_unpaid(order: Order, job: Job[Order]) -> None:
 @consumer.handler(MAILS)
 async def send(mail: Mail) -> Nack | Reject | None:
     return Nack(delay=timedelta(minutes=1)) if mail["to"] == "" else None
+
+
+@consumer.handler(Queue("lines", Order), batch=100, linger=0.05, lease=30)
+def store(orders: list[Order], jobs: list[Job[Order]]) -> list[Nack | None]:
+    assert_type(jobs[0].body, Order)
+    return [None for _ in orders]
+
+
+@consumer.handler(Queue("mass", Mail), batch=100)
+async def send_all(mails: Sequence[Mail]) -> None: ...
+
+
+@consumer.handler("numbers-by-name", batch=10, linger=timedelta(seconds=1))
+def add(numbers: list[int]) -> None: ...
 
 
 @consumer.handler(EVENTS)
@@ -121,6 +135,13 @@ WRONG = {
     "a job of another body": "@consumer.handler(ORDERS)\ndef handle(body: Order, job: Job[str]) -> None: ...",
     "a handler that takes more": "@consumer.handler(ORDERS)\ndef handle(body: Order, job: Job[Order], x: int) -> None: ...",
     "a handler that takes nothing": "@consumer.handler(ORDERS)\ndef handle() -> None: ...",
+    "a batch handler of one body": "@consumer.handler(ORDERS, batch=9)\ndef handle(order: Order) -> None: ...",
+    "a batch handler of other bodies": "@consumer.handler(ORDERS, batch=9)\ndef handle(orders: list[str]) -> None: ...",
+    "a batch handler with one job": (
+        "@consumer.handler(ORDERS, batch=9)\ndef handle(orders: list[Order], job: Job[Order]) -> None: ..."
+    ),
+    "a handler of one body that takes a list": "@consumer.handler(ORDERS)\ndef handle(orders: list[Order]) -> None: ...",
+    "a linger without a batch": "@consumer.handler(ORDERS, linger=1)\ndef handle(order: Order) -> None: ...",
     "a publish of another body": "ORDERS.publish('42')",
     "a publish of another body in async code": "async def f() -> None:\n    await ORDERS.apublish(42)",
     "a publish of many other bodies": "ORDERS.publish_many(['42'])",

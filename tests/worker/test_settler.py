@@ -4,7 +4,7 @@ import pytest
 
 from reliq.events import Lost
 from reliq.transitions import Turn
-from reliq.worker.flight import Flight
+from reliq.worker.flight import flights_of
 from reliq.worker.inflight import Inflight
 from reliq.worker.outcome import ACKED, RELEASED
 from reliq.worker.settler import Settler
@@ -21,7 +21,7 @@ def flights(queue, consumer):
         answers = [
             queue.moves.claim(Turn("me", turn), limit=500, lease_ms=60_000) for turn in range(1, amount // 500 + 2)
         ]
-        return [Flight(one, consumer.handlers[0], 0.0) for answer in answers for one in answer.claimed]
+        return [one for answer in answers for one in flights_of(answer.claimed, consumer.handlers[0], 0.0)]
 
     return make
 

@@ -216,7 +216,7 @@ def test_messages_with_no_retry_left_are_never_held(queue, consumer, start, reco
 
     @consumer.handler(queue)
     def handle(body):
-        waiting = [f for f in engine.inflight.flights() if f.started_at is None]
+        waiting = [f for f in engine.inflight.flights() if not f.started]
         holding.extend(f.delivery.id for f in waiting if f.must_start)
 
     for _ in range(300):

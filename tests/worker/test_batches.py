@@ -1,0 +1,355 @@
+"""Batch handlers: a list of bodies in one call, an answer for all or for each."""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+from tenacity import wait_none
+
+from reliq import ConfigurationError, Consumer, Job, Nack, Outgoing, Reject, Snooze
+from reliq.events import Acked, Claimed, Handled, Lost, Nacked, Released, Snoozed, Started
+from reliq.transitions import Turn
+
+LONG = 60.0
+
+
+@pytest.fixture(params=["plain", "async"])
+def as_kind(request):
+    """Turn a plain function into a handler of either kind."""
+
+    def make(function):
+        if request.param == "plain":
+            return function
+
+        async def handle(bodies: list, jobs: list[Job]):
+            return await asyncio.to_thread(function, bodies, jobs)
+
+        return handle
+
+    return make
+
+
+def test_a_handler_gets_a_list_of_bodies_and_acks_them_together(queue, consumer, start, recorder, as_kind):
+    calls = []
+
+    def handle(bodies, jobs):
+        assert [job.body for job in jobs] == bodies
+        calls.append(bodies)
+
+    consumer.handler(queue, batch=10, linger=LONG)(as_kind(handle))
+    queue.publish_many([str(number) for number in range(40)])
+
+    start(concurrency=1)
+
+    recorder.wait_for(Acked, 40)
+    assert [len(bodies) for bodies in calls] == [10] * 4
+    assert sorted(int(body) for bodies in calls for body in bodies) == list(range(40))
+    assert len(recorder.ids(Started)) == len(recorder.ids(Handled, outcome="ack")) == 40
+
+
+def test_a_handler_may_take_the_bodies_alone(queue, consumer, start, recorder):
+    sizes = []
+    consumer.handler(queue, batch=5, linger=LONG)(lambda bodies: sizes.append(len(bodies)))
+    queue.publish_many(["x"] * 10)
+
+    start(concurrency=1)
+
+    recorder.wait_for(Acked, 10)
+    assert sizes == [5, 5]
+
+
+def test_a_batch_that_is_not_full_starts_when_it_has_lingered(queue, consumer, start, recorder, as_kind):
+    sizes, at = [], []
+
+    def handle(bodies, jobs):
+        sizes.append(len(bodies))
+        at.append(time.monotonic())
+
+    consumer.handler(queue, batch=10, linger=0.2)(as_kind(handle))
+    queue.publish_many(["x"] * 3)
+    start()
+    began = time.monotonic()
+
+    recorder.wait_for(Claimed, 3)
+    recorder.wait_for(Acked, 3)
+
+    assert sizes == [3]
+    assert at[0] - began >= 0.1  # it did wait; how long is the machine's affair
+    assert recorder.of(Released) == []  # longer than anything else may be held, but on purpose
+
+
+def test_what_comes_while_a_batch_lingers_goes_with_it(queue, consumer, start, recorder, as_kind):
+    sizes = []
+    consumer.handler(queue, batch=4, linger=LONG)(as_kind(lambda bodies, jobs: sizes.append(len(bodies))))
+    start()
+    for number in range(4):
+        queue.publish(str(number))
+        recorder.wait_for(Claimed, number + 1)
+
+    recorder.wait_for(Acked, 4)
+    assert sizes == [4]
+
+
+def test_each_message_may_have_an_answer_of_its_own(queue, consumer, start, recorder, as_kind):
+    answers = {"ack": None, "nack": Nack(delay=LONG), "reject": Reject(reason="bad"), "snooze": Snooze(delay=LONG)}
+    consumer.handler(queue, batch=4, linger=LONG)(as_kind(lambda bodies, jobs: [answers[body] for body in bodies]))
+    queue.publish_many([Outgoing(body=body, id=body) for body in answers])
+
+    start()
+
+    recorder.wait_for(Acked)
+    recorder.wait_for(Nacked, 2)
+    recorder.wait_for(Snoozed)
+    assert recorder.ids(Acked) == ["ack"]
+    assert sorted(recorder.ids(Nacked)) == ["nack", "reject"]
+    assert recorder.ids(Snoozed) == ["snooze"]
+    assert {event.outcome: event.id for event in recorder.of(Handled)} == {kind: kind for kind in answers}
+
+
+def test_one_answer_is_for_all_of_them(queue, consumer, start, recorder):
+    consumer.handler(queue, batch=3, linger=LONG)(lambda bodies: Snooze(delay=LONG))
+    queue.publish_many(["x"] * 3)
+
+    start()
+
+    recorder.wait_for(Snoozed, 3)
+
+
+def test_an_exception_nacks_all_of_them_and_they_come_again(queue, consumer, start, recorder, as_kind):
+    sizes = []
+
+    def handle(bodies, jobs):
+        sizes.append(len(bodies))
+        if jobs[0].attempt == 1:
+            raise ValueError("the database is down")
+
+    consumer.handler(queue, batch=3, linger=LONG, backoff=wait_none())(as_kind(handle))
+    queue.publish_many(["x"] * 3)
+
+    start()
+
+    recorder.wait_for(Acked, 3)
+    assert sizes == [3, 3]
+    assert {event.error for event in recorder.of(Handled, outcome="nack")} == {"ValueError: the database is down"}
+
+
+def test_a_list_of_answers_of_another_length_counts_as_a_failure(queue, consumer, start, recorder, caplog):
+    consumer.handler(queue, batch=3, linger=LONG)(lambda bodies: [None, None])
+    queue.publish_many(["secret"] * 3)
+
+    start()
+
+    recorder.wait_for(Nacked, 3)
+    assert "a list of answers must be as long as the batch, 3, not 2" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_what_does_not_decode_is_settled_alone_and_left_out(make_queue, consumer, start, recorder, as_kind):
+    texts, numbers = make_queue("n", str), make_queue("n", int)
+    seen = []
+    wrong = as_kind(lambda bodies, jobs: seen.extend(bodies))
+    consumer.handler(numbers, batch=4, linger=LONG, undecodable="reject")(wrong)
+    for number, body in enumerate(["1", "no number", "2", "neither"]):
+        texts.publish(body, id=str(number))
+
+    start()
+
+    recorder.wait_for(Acked, 2)
+    recorder.wait_for(Nacked, 2)
+    assert sorted(seen) == [1, 2]
+    assert sorted(recorder.ids(Acked)) == ["0", "2"]
+    assert sorted(recorder.ids(Nacked)) == ["1", "3"]
+
+
+def test_a_batch_of_which_nothing_decodes_does_not_reach_the_handler(make_queue, consumer, start, recorder):
+    calls = []
+    consumer.handler(make_queue("n", int), batch=2, linger=LONG, undecodable="reject")(calls.append)
+    make_queue("n", str).publish_many(["x", "y"])
+
+    start(concurrency=1)
+
+    recorder.wait_for(Nacked, 2)
+    assert calls == []
+
+
+def test_the_last_chance_of_a_message_comes_alone(queue, consumer, start, recorder):
+    """Were the process killed, it would take the others' last chance along."""
+    batches = []
+    consumer.handler(queue, batch=10, linger=0.1)(batches.append)
+    queue.publish_many([Outgoing(body="safe"), Outgoing(body="last", retries=0)] * 10)
+
+    start(concurrency=4)
+
+    recorder.wait_for(Acked, 20)
+    assert all(len(bodies) == 1 for bodies in batches if "last" in bodies)
+    assert Counter(body for bodies in batches for body in bodies) == {"safe": 10, "last": 10}
+
+
+def test_a_suspect_comes_alone(queue, consumer, start, recorder, client):
+    batches = []
+    consumer.handler(queue, batch=10, linger=0.1, lease=0.3)(batches.append)
+    queue.publish("suspect", id="suspect")
+    queue.moves.claim(Turn("dead", 1), limit=1, lease_ms=1)
+    while not queue.counts().retry:
+        queue.moves.reclaim()
+    queue.publish_many(["safe"] * 5)
+
+    start()
+
+    recorder.wait_for(Acked, 6)
+    assert ["suspect"] in batches
+    assert sum(len(bodies) for bodies in batches) == 6
+
+
+def test_a_slot_runs_one_batch_and_no_more_is_held_than_slots_take(queue, consumer, start, recorder, gate):
+    consumer.handler(queue, batch=5, linger=LONG, concurrency=2)(lambda bodies: gate.pass_through())
+    queue.publish_many(["x"] * 100)
+
+    engine = start(concurrency=8)
+
+    gate.wait_for(2)
+    assert len(engine.inflight.flights()) == 10
+    assert len(engine.inflight.runs()) == 2
+    assert queue.counts().ready == 90
+
+
+def test_a_batch_that_overruns_its_time_is_tried_again_as_a_whole(queue, consumer, start, recorder):
+    cut = []
+
+    @consumer.handler(queue, batch=3, linger=LONG, timeout=0.1, backoff=wait_none())
+    async def handle(bodies: list, jobs: list[Job]):
+        if jobs[0].attempt == 1:
+            try:
+                await asyncio.sleep(LONG)
+            except asyncio.CancelledError:
+                cut.append(len(bodies))
+                raise
+
+    queue.publish_many(["x"] * 3)
+    start()
+
+    recorder.wait_for(Acked, 3)
+    assert cut == [3]
+    assert len(recorder.of(Handled, outcome="timeout")) == 3
+
+
+def test_every_lease_of_a_batch_is_renewed_and_its_time_can_be_extended(queue, consumer, start, recorder):
+    @consumer.handler(queue, batch=3, linger=LONG, lease=0.3, timeout=0.5)
+    def handle(bodies, jobs: list[Job]):
+        jobs[2].extend_timeout(LONG)
+        threading.Event().wait(1)
+
+    queue.publish_many(["x"] * 3)
+    start()
+
+    recorder.wait_for(Acked, 3)
+    assert recorder.of(Lost) == []
+    assert queue.counts().totals.get("retried_lease", 0) == 0
+
+
+def test_a_stop_gives_back_a_batch_that_lingers(queue, consumer, start, recorder):
+    calls = []
+    consumer.handler(queue, batch=10, linger=LONG)(calls.append)
+    queue.publish_many(["x"] * 3)
+    start()
+    recorder.wait_for(Claimed, 3)
+
+    consumer.stop()
+
+    assert calls == []
+    assert queue.counts().ready == 3
+    assert queue.counts().totals.get("retried_lease", 0) == 0
+
+
+def test_a_job_of_a_batch_tells_that_the_worker_stops(queue, consumer, start, recorder, gate):
+    told = []
+
+    @consumer.handler(queue, batch=2, linger=LONG)
+    def handle(bodies, jobs: list[Job]):
+        gate.pass_through()
+        while not jobs[0].stopping:
+            threading.Event().wait(0.01)
+        told.extend(jobs)
+        jobs[1].check()
+
+    queue.publish_many(["x"] * 2)
+    start()
+    gate.wait_for()
+    gate.open()
+
+    consumer.stop()
+
+    assert len(told) == 2
+    assert queue.counts().ready == 2  # unspent
+
+
+def test_middleware_is_around_the_call_once_for_each_message(queue, url, recorder, start):
+    log = []
+    consumer = Consumer(url, observers=[recorder])
+
+    @consumer.middleware
+    @contextmanager
+    def around(job):
+        log.append(("in", job.body))
+        yield
+        log.append(("out", job.body))
+
+    consumer.handler(queue, batch=2, linger=LONG)(lambda bodies: log.append(("call", len(bodies))))
+    queue.publish_many(["a", "b"])
+
+    start(consumer, concurrency=1)
+
+    recorder.wait_for(Acked, 2)
+    first, second = log[0][1], log[1][1]
+    assert log == [("in", first), ("in", second), ("call", 2), ("out", second), ("out", first)]
+
+
+def test_batches_take_few_round_trips(queue, consumer, start, recorder, client):
+    """The whole path counted: claim, read and ack of 1000 messages."""
+    consumer.handler(queue, batch=100, linger=LONG)(lambda bodies: None)
+    queue.publish_many(["x"] * 1000)
+
+    start(concurrency=4)
+
+    recorder.wait_for(Acked, 1000)
+    claims, acks = len(recorder.of(Claimed)), len(recorder.of(Acked))
+    assert claims <= 1000 / 100
+    assert acks <= 1000 / 100 + 2
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"batch": 0}, "batch must be 1 to 500, not 0"),
+        ({"batch": 501}, "batch must be 1 to 500, not 501"),
+        ({"batch": True}, "batch must be a whole number"),
+        ({"batch": 10, "linger": -1}, "linger must be 0 to 60 seconds, not -1"),
+        ({"batch": 10, "linger": 61}, "linger must be 0 to 60 seconds, not 61"),
+        ({"linger": 1}, "linger is for batches"),
+    ],
+)
+def test_options_that_are_not_allowed(queue, consumer, options, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        consumer.handler(queue, **options)
+
+
+def test_a_handler_that_does_not_take_a_list_is_refused(queue, consumer):
+    def one(body: str): ...
+
+    def one_job(bodies: list[str], job: Job[str]): ...
+
+    with pytest.raises(ConfigurationError, match=r"annotate 'body' as list\[\.\.\.\]"):
+        consumer.handler(queue, batch=10)(one)
+    with pytest.raises(ConfigurationError, match=r"annotate 'job' as list\[Job"):
+        consumer.handler(queue, batch=10)(one_job)
+
+
+def test_the_type_of_an_untyped_queue_is_that_of_the_list(consumer):
+    def handle(numbers: list[int]): ...
+
+    consumer.handler("numbers", batch=10)(handle)
+
+    assert consumer.handlers[0].codec.kind is int
