@@ -6,7 +6,6 @@ does no harm: `notify` goes on with the next.
 """
 
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Literal, Protocol
 
 import msgspec
@@ -175,15 +174,27 @@ class ProcessEnded(Event, frozen=True, gc=False):
 
 
 class Observer(Protocol):
-    """Whoever wants to know."""
+    """
+    Whoever wants to know.
+
+    One that has `kinds`, a tuple of classes of events, may be told of these alone: a worker does not even make what
+    nobody wants, and the events of single messages are most of what watching costs.
+    """
 
     def __call__(self, event: Event, /) -> None:
         """Take note of `event`; called in the thread where it happened, so be quick."""
+
+
+def wanting(observers: Iterable[Observer], kind: type[Event]) -> list[Observer]:
+    """Return those of `observers` that want events of `kind`."""
+    return [one for one in observers if issubclass(kind, getattr(one, "kinds", Event))]
 
 
 def notify(observers: Iterable[Observer], events: Iterable[Event]) -> None:
     """Tell every observer of every event; one that raises is passed over."""
     for event in events:
         for observer in observers:
-            with suppress(Exception):
+            try:
                 observer(event)
+            except Exception:  # noqa: S112  cheaper than `suppress`, for every message that is worked
+                continue

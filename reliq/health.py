@@ -38,6 +38,8 @@ class Pulse:
         path: a file shared between both, None when the reader is the process itself.
     """
 
+    kinds = (RedisAway,)
+
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self._lock = threading.Lock()

@@ -41,6 +41,11 @@ class LogObserver:
     def __init__(self, *, error_text: bool = False) -> None:
         self._error_text = error_text
 
+    kinds = (
+        *(events.Handled, events.Lost, events.Reclaimed, events.Expired, events.Collected, events.Inconsistent),
+        *(events.RedisAway, events.RenewalLate),
+    )
+
     def __call__(self, event: Event, /) -> None:
         """Log `event`, if it is one to log."""
         match event:

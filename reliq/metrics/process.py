@@ -25,6 +25,8 @@ class ProcessMetrics:
         queues: names of the queues that have series from the start.
     """
 
+    kinds = (events.Handled, events.Started, events.Lost, events.RenewalLate)
+
     def __init__(self, queues: Iterable[str] = ()) -> None:
         self.registry = registry = CollectorRegistry()
         self._handler = Histogram(*_of(names.HANDLER), buckets=names.HANDLER_BUCKETS, registry=registry)

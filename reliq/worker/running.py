@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from reliq.errors import UndecodableError
-from reliq.events import Handled, Started, notify
+from reliq.events import Handled, Started, notify, wanting
 from reliq.job import Job
 from reliq.message import Nack, Reject, Snooze
 from reliq.worker.outcome import ACKED, RELEASED, Outcome, answered, described, raised
@@ -39,7 +39,8 @@ class Running:
     ) -> None:
         self.middleware = middleware
         self.state: Any = None
-        self._settle, self._observers, self._stopping = settle, observers, stopping
+        self._settle, self._stopping = settle, stopping
+        self._told_starts, self._told_ends = wanting(observers, Started), wanting(observers, Handled)
 
     def begin(self, run: Run) -> bool:
         """Say whether the handler may start; what has no lease any more goes back, unspent if nobody has taken it."""
@@ -47,8 +48,8 @@ class Running:
         if over:
             self._settle(over, RELEASED)
             run.began = len(over) < len(run.flights)
-        if self._observers and run.began:
-            notify(self._observers, [_started(flight) for flight in run.unanswered])
+        if self._told_starts and run.began:
+            notify(self._told_starts, [_started(flight) for flight in run.unanswered])
         return run.began
 
     def jobs(self, run: Run) -> list[Job[Any]]:
@@ -77,9 +78,9 @@ class Running:
 
     def _answer(self, run: Run, flights: list[Flight], outcomes: list[Outcome]) -> None:
         each = (time.monotonic() - run.started_at) / len(run.flights)
-        if self._observers and (run.handler.is_async or not run.abandoned):  # else told when it overran
+        if self._told_ends and (run.handler.is_async or not run.abandoned):  # else told when it overran
             pairs = zip(flights, outcomes, strict=True)
-            notify(self._observers, [_handled(run, flight, outcome, each) for flight, outcome in pairs])
+            notify(self._told_ends, [_handled(run, flight, outcome, each) for flight, outcome in pairs])
         for flight, outcome in zip(flights, outcomes, strict=True):
             flight.outcome, flight.took_ms = outcome, round(each * 1000)
         self._settle(flights, None)
