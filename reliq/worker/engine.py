@@ -80,7 +80,8 @@ class Engine:
         self._heartbeat = Heartbeat(door, handlers, self.inflight, lambda: self.last_claim_at)
         self._loops = self._make_loops(observers)
         self._timekeeper.wake = self._loops["timekeeper"].wake
-        self.inflight.busy = self._loops["renewer"].wake
+        self._renewer.wake = self._loops["renewer"].wake
+        self.inflight.busy = self._renewer.busy
         self.inflight.freed = self._settler.nudge
         self.inflight.async_room = self._tasks.more
 
@@ -162,6 +163,7 @@ class Engine:
     def _submit(self, flights: list[Flight]) -> None:
         """Let flights start as slots come free."""
         self._threads.grow(self.inflight.hold(flights))
+        time.sleep(0)  # lets a handler's thread have the interpreter now, not when this one waits for Redis
 
     def _stop_claiming(self) -> None:
         """End the fetcher, and give back what has not started."""

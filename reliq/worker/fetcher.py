@@ -1,4 +1,4 @@
-"""Claims messages for free slots, reads their bodies, and waits in Redis when there are none."""
+"""Claims messages for free slots, and waits in Redis when there are none."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reliq import reads
 from reliq.call import Command
-from reliq.codec import open_envelope
 from reliq.doors.ids import token
 from reliq.errors import RedisRefusedError, ReliqError
-from reliq.message import Delivery
-from reliq.settings import BATCH_LIMIT, MIB
 from reliq.worker.flight import flights_of
 from reliq.worker.loop import Troubles
-from reliq.worker.outcome import EXPIRED, RELEASED
+from reliq.worker.reader import Reader
 from reliq.worker.shares import Turns, shares
 from reliq.worker.source import Source
 
@@ -35,7 +31,8 @@ POLL_SECONDS = 1.0
 #: Between two looks at the tokens of idle queues while others keep the worker busy.
 GLANCE_SECONDS = 0.05
 SHORTEST_WAIT_SECONDS = 0.01
-READ_BYTES = 8 * MIB
+#: A wait for a token that was over so soon says that tokens come faster than one by one can be taken.
+RUSH_SECONDS = 0.001
 #: A poke that nobody meets goes by itself.
 POKE_MS = 5000
 
@@ -44,8 +41,7 @@ class Fetcher:
     """
     Claims in rounds: of queues that are hot at once, else after waiting for a token.
 
-    A round whose reply was lost is made again under the same numbers: Redis gives the same answer. What was claimed
-    is known to `inflight` from then on, and handed on when its body is read.
+    A round whose reply was lost is made again under the same numbers: Redis gives the same answer.
     """
 
     def __init__(
@@ -58,13 +54,12 @@ class Fetcher:
         settle: Callable[[list[Flight], Outcome], None],
     ) -> None:
         self._door, self._inflight, self._timekeeper = door, inflight, timekeeper
-        self._submit, self._settle = submit, settle
         self._sources = [Source(handler) for handler in handlers]
         self._by_name = {source.name: source for source in self._sources}
         self._name = token()
         self._poke_key = self._sources[0].keys.lane(f"{self._name}.poke")
         self._turns, self._troubles = Turns(), Troubles("fetcher")
-        self._unread: list[Flight] = []
+        self._reader = Reader(door, handlers, inflight, self._troubles, submit, settle)
         self._polled_at = self._glanced_at = time.monotonic()
         self._shut: list[Source] = []  # without room when the wait in Redis began
         self._waits_in_redis = False
@@ -72,21 +67,45 @@ class Fetcher:
 
     def step(self) -> float:
         """Make one round; return 0: the waiting is done in Redis, or for a slot."""
-        if self._unread:
-            self._read()
+        self._reader.read()
         sources = [source for source in self._sources if not self._troubles.waits(source.name)]
         if not sources:
             return self._troubles.seconds()
+        if not self._claim_at_once(sources):
+            self._look_around(sources)
+        self.last_claim_at = time.monotonic()
+        return 0.0
+
+    def _claim_at_once(self, sources: list[Source]) -> bool:
+        """Claim of what is hot, without a look at the other queues, unless it is time for one; say whether it was."""
+        now = time.monotonic()
+        hot = [source for source in sources if source.hot]
+        if not hot or now - self._polled_at >= POLL_SECONDS:
+            return False
+        if len(hot) < len(sources) and now - self._glanced_at >= GLANCE_SECONDS:
+            return False
+        rooms = self._inflight.wait_for_rooms(hot, 0.0)
+        asked = [pair for pair in zip(hot, rooms, strict=True) if pair[0].is_to_be_asked(pair[1])]
+        if asked:
+            self._claim(asked)
+        return bool(asked)
+
+    def _look_around(self, sources: list[Source]) -> None:
+        """Find out which queues have work, claim of it, or wait for some; first for a slot, if all are taken."""
         rooms = self._inflight.wait_for_rooms(sources, POLL_SECONDS / 2)
-        reached = [pair for pair in zip(sources, rooms, strict=True) if pair[0].limit(pair[1]) or pair[1].crowded]
+        opened: list[Source] = []
+        shut: list[Source] = []
+        reached: list[tuple[Source, Room]] = []
+        for source, room in zip(sources, rooms, strict=True):
+            has_room = source.limit(room) > 0
+            (opened if has_room else shut).append(source)
+            if has_room or room.crowded:
+                reached.append((source, room))
         self._find_hot([source for source, _ in reached])
-        opened = [source for source, room in reached if source.limit(room)]
         if hot := [pair for pair in reached if pair[0].is_to_be_asked(pair[1])]:
             self._claim(hot)
         elif opened:
-            self._wait(opened, [source for source in sources if source not in opened])
-        self.last_claim_at = time.monotonic()
-        return 0.0
+            self._wait(opened, shut)
 
     def look_again(self) -> None:
         """Have a wait in Redis end when there is more to wait for than when it began; called by other threads."""
@@ -148,6 +167,7 @@ class Fetcher:
             return
         rest = POLL_SECONDS - (time.monotonic() - self._polled_at)
         keys = [self._poke_key, *(source.keys.wake for source in sources)]
+        began = time.monotonic()
         request = Command(("BLPOP", *keys, f"{max(SHORTEST_WAIT_SECONDS, rest):.3f}"), _popped_from)
         try:
             woken = self._door.run(request)
@@ -156,6 +176,8 @@ class Fetcher:
             return
         finally:
             self._waits_in_redis = self._inflight.watched = False
+        if woken is not None and time.monotonic() - began < RUSH_SECONDS:
+            self._glanced_at = 0.0
         for source in sources:
             source.hot = source.hot or source.keys.wake == woken
 
@@ -185,76 +207,10 @@ class Fetcher:
             self._timekeeper.note(source.name, answer, at)
             source.answered(answer, suspects)
             self._turns.took(source.name, len(answer.claimed) / source.handler.batch, source.handler.settings.weight)
-            self._hold(flights_of(answer.claimed, source.handler, sent_at))
-        if self._unread:
-            self._read()
+            self._reader.add(flights_of(answer.claimed, source.handler, sent_at))
+        self._reader.read()
         for source, failure in failures:
             self._troubles.note(source.name, failure)
-
-    def _hold(self, flights: list[Flight]) -> None:
-        """Know of `flights` until they can be read."""
-        self._inflight.add(flights)
-        self._unread += flights
-
-    def _read(self) -> None:
-        """Read the bodies of what was claimed, and let it start."""
-        self._unread = [flight for flight in self._unread if not flight.settling]
-        pieces = self._pieces()
-        requests = [
-            reads.bodies(piece[0].handler.queue.keys, [flight.delivery.id for flight in piece]) for piece in pieces
-        ]
-        answers = self._door.run_all(requests)
-        self._unread, ready = [], []
-        failures: list[tuple[str, Exception]] = []
-        for piece, answer in zip(pieces, answers, strict=True):
-            if isinstance(answer, RedisRefusedError):
-                self._give_back(piece)
-            if isinstance(answer, Exception):
-                failures.append((piece[0].queue, answer))
-                self._unread += [flight for flight in piece if not flight.settling]
-                continue
-            ready += self._filled(piece, answer)
-        self._start(ready)
-        for queue, failure in failures:
-            self._troubles.note(queue, failure)
-
-    def _pieces(self) -> list[list[Flight]]:
-        """Return what is unread by queue, so many at a time that Redis is not held up by reading them."""
-        by_queue: dict[str, list[Flight]] = {}
-        for flight in self._unread:
-            by_queue.setdefault(flight.queue, []).append(flight)
-        pieces = []
-        for name, group in by_queue.items():
-            size = max(1, min(BATCH_LIMIT, READ_BYTES // self._by_name[name].largest))
-            pieces += [group[at : at + size] for at in range(0, len(group), size)]
-        return pieces
-
-    def _filled(self, piece: list[Flight], values: list[bytes | None]) -> list[Flight]:
-        """Give flights their bodies; return those that have one, end the others."""
-        source = self._by_name[piece[0].queue]
-        filled, gone = [], []
-        for flight, value in zip(piece, values, strict=True):
-            if value is None:
-                gone.append(flight)
-                continue
-            header, payload = open_envelope(value, bare=source.keys.bare)
-            flight.delivery = Delivery(flight.delivery.claimed, value, header, payload)
-            source.largest = max(source.largest, len(value))
-            flight.held_since = time.monotonic()
-            filled.append(flight)
-        self._settle(self._inflight.withdraw(gone), EXPIRED)
-        return filled
-
-    def _start(self, flights: list[Flight]) -> None:
-        """Let `flights` run: what must not wait first, and of suspects only one."""
-        spare = self._inflight.suspects - 1
-        suspects = [flight for flight in flights if flight.delivery.claimed.suspect]
-        if spare > 0:
-            self._give_back(suspects[-spare:])
-        self._submit(sorted(flights, key=lambda flight: not flight.must_start))
-
-    def _give_back(self, flights: list[Flight]) -> None:
-        self._settle(self._inflight.withdraw(flights), RELEASED)
 
     def _any_waits_for_suspect(self) -> bool:
         return any(source.waits_for_suspect for source in self._sources)

@@ -42,6 +42,8 @@ class Line:
         self.waiting: deque[Flight] = deque()
         self.taken = self.started = self.running = self.used = self.withdrawn = 0
         self.pace: float | None = None
+        self._state: tuple[int, ...] = ()  # for which the room was found
+        self._room = Room(0, 0)
 
     def learn(self, took: float) -> None:
         """Take one more duration into the mean."""
@@ -56,6 +58,12 @@ class Line:
 
     def room(self, free: int, ahead: int) -> Room:
         """Return the room when `free` slots of the process are, and so many messages may be held `ahead`."""
+        state = (free, ahead, self.used, self.taken - self.started)
+        if state != self._state:
+            self._state, self._room = state, self._new_room(free, ahead)
+        return self._room
+
+    def _new_room(self, free: int, ahead: int) -> Room:
         slots = max(0, min(free, self.slots - self.used))
         # Of a batch that is being gathered for a free slot.
         rest = (self.started - self.taken) % self.batch if free >= 0 and self.used <= self.slots else 0

@@ -46,13 +46,24 @@ class Renewer:
         self._door, self._inflight, self._async_executor, self._settle = door, inflight, async_executor, settle
         self._look_seconds = min([LOOK_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
         self._troubles = Troubles("renewer")
+        self._held_at = 0.0  # when there was something to look at
+        self._idle = False
+        self.wake: Callable[[], None] = lambda: None
+
+    def busy(self) -> None:
+        """Look often again; called by other threads when there is something to look at."""
+        if self._idle:
+            self._idle = False
+            self.wake()
 
     def step(self) -> float:
         """Look once; return how long nothing can need it."""
+        now = time.monotonic()
+        self._idle = now - self._held_at > IDLE_SECONDS  # before the look, so that what comes after it wakes us
         flights = self._inflight.flights()
         if not flights:
-            return IDLE_SECONDS
-        now = time.monotonic()
+            return IDLE_SECONDS if self._idle else self._look_seconds
+        self._held_at = now
         for run in self._inflight.runs():
             if run.timeout_at is not None and now > run.timeout_at and run.unanswered:
                 self._overran(run, now)

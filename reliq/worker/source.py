@@ -31,7 +31,6 @@ class Source:
         unsure: nobody said so, but it is time to look.
         waits_for_suspect: it holds messages that may be claimed once the suspect that runs here has ended.
         asked: the limit of a claim whose answer has not come; it is made again under the same number.
-        largest: bytes of a body, the largest seen.
     """
 
     def __init__(self, handler: Handler) -> None:
@@ -41,7 +40,6 @@ class Source:
         self.hot = self.unsure = True
         self.waits_for_suspect = False
         self.asked = 0
-        self.largest = 1024
         self._lane = Lane(token())
         self._turn = self._lane.next()
         self._claims = count(1)

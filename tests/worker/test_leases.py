@@ -10,7 +10,7 @@ from tenacity import wait_fixed
 from reliq import Consumer, Stopped
 from reliq.events import Acked, Cancelled, Claimed, Handled, Lost, Reclaimed, Released, Started
 
-LEASE = 0.3
+LEASE = 0.6
 SOON = wait_fixed(0.01)
 
 

@@ -284,3 +284,21 @@ def test_max_jobs_are_counted_when_they_start(queue, consumer, start, recorder):
     recorder.wait_for(Handled, 5)
     assert engine.inflight.started == 5
     assert WorkerSettings().concurrency == 16
+
+
+def test_many_tokens_at_once_are_taken_together(make_queue, consumer, parts, client):
+    """One after the other they made the last of them late: a wait that is over at once says that there are more."""
+    queues = [make_queue(f"q{number}") for number in range(20)]
+    for queue in queues:
+        consumer.handler(queue)(lambda body: None)
+    fetcher, _, held = parts(consumer, concurrency=100)
+    fetcher.step()
+    for queue in queues:
+        queue.publish("x")
+    rounds = 0
+
+    while len(held) < 20:
+        fetcher.step()
+        rounds += 1
+
+    assert rounds < 20

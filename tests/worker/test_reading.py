@@ -1,0 +1,90 @@
+"""How bodies are read: a bounded number of bytes in one reply, and what is there starts before the rest is read."""
+
+import pytest
+
+from reliq.settings import MIB
+from reliq.transitions import Turn
+from reliq.worker.flight import flights_of
+from reliq.worker.inflight import Inflight
+from reliq.worker.loop import Troubles
+from reliq.worker.reader import READ_BYTES, Reader
+
+
+class Door:
+    """A door that notes how many commands of which length went in each round trip."""
+
+    def __init__(self, door):
+        self._door = door
+        self.trips = []
+
+    def run_all(self, requests):
+        self.trips.append([len(request.command) - 1 for request in requests])
+        return self._door.run_all(requests)
+
+
+@pytest.fixture
+def parts(door):
+    """A reader with what was claimed of each queue; what it starts is noted as number of round trips, and messages."""
+
+    def make(consumer, amount):
+        noted, inflight, groups = Door(door), Inflight(consumer.handlers, 4), []
+        settle = lambda flights, outcome: None  # noqa: E731
+        submit = lambda flights: groups.append((len(noted.trips), len(flights)))  # noqa: E731
+        reader = Reader(noted, consumer.handlers, inflight, Troubles("fetcher"), submit, settle)
+        for handler in consumer.handlers:
+            claimed = handler.queue.moves.claim(Turn("me", 1), limit=amount, lease_ms=30_000).claimed
+            reader.add(flights_of(claimed, handler, 0.0))
+        return reader, noted, groups
+
+    return make
+
+
+def test_before_anything_is_known_bodies_are_taken_to_be_as_large_as_they_may_be(make_queue, consumer, parts):
+    queue = make_queue(max_body=MIB)
+    queue.publish_many(["x"] * 300)
+    consumer.handler(queue)(lambda body: None)
+    reader, noted, groups = parts(consumer, 300)
+
+    reader.read()
+
+    assert noted.trips == [[READ_BYTES // MIB], [300 - READ_BYTES // MIB]]
+    assert groups == [(1, 8), (2, 292)]  # what was read starts before the rest is read
+
+
+def test_large_bodies_are_read_a_few_at_a_time(make_queue, consumer, parts):
+    queue = make_queue(max_body=MIB)
+    queue.publish_many(["x" * (MIB // 2)] * 40)
+    consumer.handler(queue)(lambda body: None)
+    reader, noted, _ = parts(consumer, 40)
+
+    reader.read()
+
+    assert noted.trips == [[8], [15], [15], [2]]  # with its header a body is a little more than half a MiB
+
+
+def test_many_queues_share_what_one_round_trip_may_bring(make_queue, consumer, parts):
+    for number in range(3):
+        queue = make_queue(f"q{number}", max_body=2 * MIB)
+        queue.publish_many(["x"] * 3)
+        consumer.handler(queue)(lambda body: None)
+    reader, noted, groups = parts(consumer, 3)
+
+    reader.read()
+
+    assert noted.trips == [[3, 1], [2, 3]]
+    assert sum(messages for _, messages in groups) == 9
+
+
+def test_a_read_that_fails_is_made_again_and_loses_nothing(make_queue, consumer, parts, client):
+    broken, whole = make_queue("broken"), make_queue("whole")
+    for queue in (broken, whole):
+        queue.publish_many(["x"] * 3)
+        consumer.handler(queue)(lambda body: None)
+    reader, noted, groups = parts(consumer, 3)
+    run_all, noted.run_all = noted.run_all, lambda requests: [ValueError("none of its replies")] * len(requests)
+
+    reader.read()
+    noted.run_all = run_all
+    reader.read()
+
+    assert sum(messages for _, messages in groups) == 6
