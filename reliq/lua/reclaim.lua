@@ -7,17 +7,19 @@
 --          and those whose count was missing or no number
 -- Nothing to do: that wait and empty lists.
 --
--- With `spare` set only nacked and cancelled messages move: a lease that is over may be about to be renewed.
+-- With `spare` set only nacked and cancelled messages move: a lease that is over may be about to be renewed. At most
+-- nine times `limit` of such leases are passed over to find what is behind them.
 
-local ids = redis.call('ZRANGEBYSCORE', unack, '-inf', score(now_down), 'LIMIT', 0, limit)
-local overdue, again, buried, gone, odd = {}, {}, {}, {}, {}
-if spare ~= '' and #ids > 0 then
-  local over = {}
-  for i, word in ipairs(redis.call('HMGET', lease, unpack(ids))) do
-    if word == 'nacked' or cancelled(word) then over[#over + 1] = ids[i] end
+local ids, at = {}, 0
+repeat
+  local part = redis.call('ZRANGEBYSCORE', unack, '-inf', score(now_down), 'LIMIT', at, limit)
+  local words = spare ~= '' and #part > 0 and redis.call('HMGET', lease, unpack(part))
+  for i, id in ipairs(part) do
+    if not words or words[i] == 'nacked' or cancelled(words[i]) then ids[#ids + 1] = id end
   end
-  ids = over
-end
+  at = at + limit
+until #ids > 0 or #part == 0 or at >= 10 * limit
+local overdue, again, buried, gone, odd = {}, {}, {}, {}, {}
 if #ids > 0 then
   local words, lefts = redis.call('HMGET', lease, unpack(ids)), redis.call('HMGET', counts, unpack(ids))
   local notes = redis.call('HMGET', errors, unpack(ids))

@@ -217,9 +217,13 @@ class Model(ExpiringKeys, Account):
 
     def reclaim(self, limit, spare):
         leases = dict(self.unack)
-        for id in self.over(self.unack, limit):
+        over = self.over(self.unack, 10 * limit)
+        spared = [id for id in over if spare and self.words.get(id) != "nacked" and not self.cancelled(id)]
+        pieces = [over[at : at + limit] for at in range(0, len(over), limit)]
+        piece = next((one for one in pieces if set(one) - set(spared)), [])
+        for id in over:
             nacked = self.words.get(id) == "nacked"
-            if spare and not nacked and not self.cancelled(id):
+            if id in spared or id not in piece:
                 self.unack[id] = leases[id]
             elif self.cancelled(id):
                 self.end(id, "cancelled")

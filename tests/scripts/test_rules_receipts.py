@@ -173,6 +173,25 @@ def test_a_reclaim_that_spares_leases_takes_back_only_what_nobody_can_renew(publ
     assert where() == {"unack": ["leased"], "retry": ["nacked"]}
 
 
+def test_spared_leases_do_not_hide_what_is_behind_them(publish, claim, run, keys):
+    publish(*(f"m{number}" for number in range(21)))
+    *leased, nacked = claim(limit=21, lease_ms=1000)
+    run(t.nack(keys, [(nacked, 2000, "failed 1 x", b"")], clock=NOON))
+
+    answer = run(t.reclaim(keys, limit=3, spare_leases=True, clock=micros(3000)))
+
+    assert answer.again == (nacked.id,)
+    assert run(t.extend(keys, leased, lease_ms=1000, clock=micros(3000))).lost == ()
+
+
+def test_only_so_many_spared_leases_are_passed_over(publish, claim, run, keys):
+    publish(*(f"m{number}" for number in range(21)))
+    *_, nacked = claim(limit=21, lease_ms=1000)
+    run(t.nack(keys, [(nacked, 2000, "failed 1 x", b"")], clock=NOON))
+
+    assert run(t.reclaim(keys, limit=2, spare_leases=True, clock=micros(3000))).count == 0
+
+
 def test_a_reclaim_that_spares_leases_leaves_their_receipts_valid(held, run, keys):
     assert run(t.reclaim(keys, spare_leases=True, clock=micros(1000))).count == 0
 
