@@ -43,7 +43,7 @@ class LogObserver:
 
     kinds = (
         *(events.Handled, events.Lost, events.Reclaimed, events.Expired, events.Collected, events.Inconsistent),
-        *(events.RedisAway, events.RenewalLate),
+        *(events.RedisAway, events.RenewalLate, events.Unconfirmed, events.WentBack),
     )
 
     def __call__(self, event: Event, /) -> None:
