@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from reliq.worker.line import Line
 from reliq.worker.run import Run
+from reliq.worker.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from reliq.handler import Handler
     from reliq.worker.flight import Flight
     from reliq.worker.shares import Room
-    from reliq.worker.source import Source
 
 #: A coroutine that was cancelled has so long to end before its slot counts as hung.
 CANCEL_SECONDS = 5.0
@@ -75,7 +75,7 @@ class Inflight:
 
         def any_room() -> bool:
             rooms[:] = self._rooms(sources)
-            return self.closed or any(map(_can_claim, sources, rooms))
+            return self.closed or any(map(Source.can_claim, sources, rooms))
 
         with self._lock:
             self._wanted = True
@@ -86,7 +86,7 @@ class Inflight:
     def has_room(self, sources: Sequence[Source]) -> bool:
         """Say whether one of `sources` can claim."""
         with self._lock:
-            return any(map(_can_claim, sources, self._rooms(sources)))
+            return any(map(Source.can_claim, sources, self._rooms(sources)))
 
     def hold(self, flights: Iterable[Flight]) -> int:
         """Let `flights` start when there is a slot; return how many threads plain handlers can use."""
@@ -199,7 +199,7 @@ class Inflight:
             most = line.most_ahead(youngest)
             self._low_water = max(self._low_water, most // 2)
             rooms.append(line.room(free, max(0, most - held) if held <= most // 2 else 0))
-        if any(map(_starves, sources, rooms)):
+        if any(map(Source.starves, sources, rooms)):
             # What is held ahead would take every slot that comes free from a queue that cannot be held.
             self._low_water = 0
             return [room._replace(ahead=0) for room in rooms]
@@ -216,7 +216,8 @@ class Inflight:
                 self._work.notify()
             else:
                 self._tell_async()
-            if mine and self._contested() and other.waiting[0].fetched_at < mine.waiting[0].fetched_at:
+            contested = self._used > self.concurrency  # so that a start takes the slot of another
+            if mine and contested and other.waiting[0].fetched_at < mine.waiting[0].fetched_at:
                 return None
         return self._start(mine, now) if mine else None
 
@@ -238,10 +239,6 @@ class Inflight:
         lines = [line for line in self._lines.values() if line.batch > 1 and line.is_async is is_async and line.waiting]
         ripe = [line.ripe_at(head) for line in lines if (head := line.head()) is not None]
         return min((at - now for at in ripe if at > now), default=None)
-
-    def _contested(self) -> bool:
-        """Say whether more wait than there are slots, so that a start takes the slot of another."""
-        return self._used > self.concurrency
 
     def _tell_async(self) -> None:
         if not self._async_told:
@@ -299,11 +296,3 @@ class Inflight:
 
 def _nothing() -> None:
     """Do what is done when nobody wants to know."""
-
-
-def _starves(source: Source, room: Room) -> bool:
-    return source.starves(room)
-
-
-def _can_claim(source: Source, room: Room) -> bool:
-    return source.limit(room) > 0

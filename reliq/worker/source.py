@@ -51,6 +51,10 @@ class Source:
         ahead = 0 if self._careful else room.ahead
         return self.asked or min(BATCH_LIMIT, room.direct + ahead)
 
+    def can_claim(self, room: Room) -> bool:
+        """Say whether a claim can bring anything."""
+        return self.limit(room) > 0
+
     def is_to_be_asked(self, room: Room) -> bool:
         """Say whether a claim is worth its round trip."""
         return self.unsure or bool(self.asked) or (self.hot and self.limit(room) > 0)

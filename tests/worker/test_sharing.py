@@ -157,7 +157,7 @@ def test_fifty_queues_in_one_worker(make_queue, consumer, start, recorder):
 
 @pytest.mark.parametrize("is_async", [True, False])
 def test_nobody_hoards_work_that_another_could_start(queue, url, recorder, is_async):
-    """Two workers with four slots each, and eight slow jobs after a burst of fast ones has raised the pace."""
+    """Two workers with 16 slots each, and 32 slow jobs after a burst of fast ones has raised the pace."""
     release, arecorder = threading.Event(), type(recorder)()
 
     def slow(body):
@@ -171,20 +171,44 @@ def test_nobody_hoards_work_that_another_could_start(queue, url, recorder, is_as
     consumers = [Consumer(url, observers=[one]) for one in (recorder, arecorder)]
     for consumer in consumers:
         consumer.handler(queue)(aslow if is_async else slow)
-        consumer.start(WorkerSettings(concurrency=4))
+        consumer.start(WorkerSettings(concurrency=16))
     queue.publish_many(["fast"] * 2000)
     while queue.counts().alive:
         pass
     marks = [len(one.of(Started)) for one in (recorder, arecorder)]
 
-    queue.publish_many(["slow"] * 8)
+    queue.publish_many(["slow"] * 32)
 
     try:
-        recorder.wait_for(Started, marks[0] + 4)
-        arecorder.wait_for(Started, marks[1] + 4)
+        recorder.wait_for(Started, marks[0] + 16)
+        arecorder.wait_for(Started, marks[1] + 16)
         assert queue.counts().totals.get("retried_lease", 0) == 0
     finally:
         release.set()
+        for consumer in consumers:
+            consumer.stop()
+    assert queue.counts().alive == 0
+
+
+def test_a_worker_that_joins_late_gets_work_however_fast_the_earlier_jobs_were(queue, url, recorder, gate):
+    """What the first one claimed ahead, by the pace of the fast ones, goes back when the slow ones do not end."""
+    late = type(recorder)()
+    consumers = [Consumer(url, observers=[one]) for one in (recorder, late)]
+    for consumer in consumers:
+        consumer.handler(queue)(lambda body: gate.pass_through() if body == "slow" else None)
+    try:
+        consumers[0].start(WorkerSettings(concurrency=4))
+        queue.publish_many(["fast"] * 2000)
+        recorder.wait_for(Acked, 2000)
+        queue.publish_many(["slow"] * 8)
+        gate.wait_for(4)
+
+        consumers[1].start(WorkerSettings(concurrency=4))
+
+        late.wait_for(Started, 4)
+        assert queue.counts().totals.get("retried_lease", 0) == 0
+    finally:
+        gate.open()
         for consumer in consumers:
             consumer.stop()
     assert queue.counts().alive == 0
