@@ -179,16 +179,23 @@ MUTANTS = (
     Mutant(
         "an outage makes a worker forget its answers",
         "worker/settler.py",
-        "        self._unsettled += answers\n        if error.maybe_ran:\n",
-        "        if error.maybe_ran:\n",
+        "        self._unsettled += flights\n        for flight in flights:\n",
+        "        for flight in flights:\n",
         "tests/worker/test_faults.py",
     ),
     Mutant(
         "a message is started after its lease",
         "worker/running.py",
-        "if flight.lost or time.monotonic() >= flight.lease_until:",
-        "if flight.lost:",
+        "if flight.lost or run.started_at >= flight.lease_until]",
+        "if flight.lost]",
         "tests/worker/test_running.py",
+    ),
+    Mutant(
+        "a last chance goes with a batch",
+        "worker/line.py",
+        "while len(flights) < self.batch and not first.must_start and waiting and not waiting[0].must_start:",
+        "while len(flights) < self.batch and waiting:",
+        "tests/worker/test_batches.py",
     ),
     Mutant(
         "a publish is tried again under a new number",
