@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reliq import reads, transitions
 from reliq.admin.accounting import Account, account_of
 from reliq.admin.acl import acl_roles, acl_rule
+from reliq.admin.acting import Acting
 from reliq.admin.alive import Running, running_in, workers_alive
 from reliq.admin.check import Checker
 from reliq.admin.doctor import examine
 from reliq.admin.ending import End, check_kind, ends_of
 from reliq.admin.existing import check_known
+from reliq.admin.ground import ANSWER_SECONDS, TRY_SECONDS
 from reliq.admin.inspecting import MessageView, inspected
 from reliq.admin.overview import Overview, overview, with_rates
 from reliq.admin.scanning import scanned
 from reliq.admin.watching import Watcher
-from reliq.connection import Connection
-from reliq.doors.blocking import BlockingDoor
 from reliq.errors import ConfigurationError, RedisRefusedError
-from reliq.keys import Keys, Layout
 from reliq.metrics.looks import registered
 from reliq.settings import seconds, whole
 from reliq.wires import ClusterWire
@@ -30,17 +29,12 @@ if TYPE_CHECKING:
     from reliq.admin.acl import AclRule
     from reliq.admin.faults import CheckReport
     from reliq.admin.findings import Finding
+    from reliq.keys import Keys
     from reliq.message import Duration
-    from reliq.pools import Target
     from reliq.roster import Worker
 
-#: How long a look or a step may take in all before Redis counts as away.
-TRY_SECONDS = 2.0
-#: How long one reply is awaited: some looks read much.
-ANSWER_SECONDS = 5.0
 
-
-class Admin:
+class Admin(Acting):
     """
     The operator's view of one Redis.
 
@@ -52,18 +46,7 @@ class Admin:
         ConfigurationError: there is no Redis to look at, or it is none that reliq can use.
     """
 
-    def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ) -> None:
-        self._connection = Connection.to(url)
-        self._layout = layout
-
-    @property
-    def place(self) -> str:
-        """The URL without its password, or the kind of client."""
-        return self._connection.name
-
-    def keys(self, queue: str) -> Keys:
-        """Return the keys of a queue; raise ConfigurationError for what is no name."""
-        return Keys(queue, self._layout)
+    # ---- whether all is well --------------------------------------------------
 
     def check(
         self, queue: str, *, repair: bool = False, progress: Callable[[str, int], None] | None = None
@@ -106,10 +89,6 @@ class Admin:
         """
         known = acl_roles(roles)
         return examine(self._door(), self._connection.address, known, self.keys(queue), TRY_SECONDS)
-
-    def close(self) -> None:
-        """Close the connections; they come back when they are used again."""
-        self._connection.close()
 
     # ---- what a person sees -------------------------------------------------
 
@@ -187,12 +166,6 @@ class Admin:
                 raise ConfigurationError("a Cluster cannot be scanned as one; give the URL of one node after another")
             found |= {keys.totals: keys for keys in scanned(self._door(), TRY_SECONDS)}
         return sorted(found.values(), key=lambda keys: keys.name)
-
-    def _door(self) -> BlockingDoor:
-        return BlockingDoor(self._connection.wire(ANSWER_SECONDS))
-
-    def _ask(self, request: Any) -> Any:
-        return self._door().run(request, for_seconds=TRY_SECONDS)
 
 
 def _silent(_what: str, _looked_at: int) -> None:

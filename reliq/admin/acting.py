@@ -1,0 +1,226 @@
+"""What an operator does with messages and dead letters, as methods; the work is done by the modules beside it."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from reliq import reads, transitions
+from reliq.admin import bulk, letters, pieces, publishing
+from reliq.admin.browsing import browse
+from reliq.admin.filters import Filter, LetterFilter
+from reliq.admin.ground import Ground
+from reliq.admin.lines import LinesPublisher
+from reliq.admin.moving import MOVABLE, Moved, Mover
+from reliq.admin.progress import Progress
+from reliq.doors import asking
+from reliq.doors.ids import check_id
+from reliq.errors import ConfigurationError
+from reliq.queue import Queue
+from reliq.settings import BATCH_LIMIT, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from reliq.admin.browsing import Entry
+    from reliq.admin.bulk import Removed
+    from reliq.admin.letters import Redriven, Terms
+    from reliq.admin.lines import FilePublished, OnError
+    from reliq.admin.publishing import Wish
+    from reliq.message import CancelStatus, Duration, Letter, Pause, Receipt
+
+#: Most messages of one list.
+LIST_LIMIT = 10_000
+#: What is meant when nothing is said.
+EVERYTHING, EVERY_LETTER = Filter(), LetterFilter()
+PURGEABLE: tuple[pieces.State, ...] = ("pending", "ready", "unack", "retry", "garbage")
+
+
+def _ignore(*_seen: Any) -> None:
+    """Nobody wants to know how far it is."""
+
+
+class Acting(Ground):
+    """List, publish, cancel, purge, move, redrive, pause."""
+
+    def messages(
+        self,
+        queue: str,
+        state: str,
+        *,
+        limit: int = 20,
+        offset: int = 0,
+        where: Filter = EVERYTHING,
+        on_look: Callable[[int], None] = _ignore,
+    ) -> list[Entry]:
+        """
+        Return messages of a state, what comes first first; `on_look` is told how many each step looked at.
+
+        Raises:
+            ConfigurationError: an unknown queue, a state that is none, or a number that is not allowed.
+        """
+        place, at = pieces.check_state(state), whole("offset", offset, most=10**9)
+        most = whole("limit", limit, least=1, most=LIST_LIMIT)
+        door, keys = self._known(queue)
+        return list(islice(browse(door, keys, place, where, offset=at, on_look=on_look), most))
+
+    def size(self, queue: str, state: str) -> int:
+        """Return how many messages a state has."""
+        place = pieces.check_state(state)
+        door, keys = self._known(queue)
+        return door.run(pieces.size(keys, place), for_seconds=pieces.TRY_SECONDS)
+
+    def publish(self, queue: str, body: bytes, wish: Wish, *, id: str | None = None, raw: bool = False) -> Receipt:
+        """
+        Publish a body as it is; without `raw` it must be JSON. Return what became of it.
+
+        Raises:
+            ConfigurationError, BodyError, PublishFailed: as `Queue.publish`.
+        """
+        if not raw:
+            publishing.check_json(body)
+        order = wish.order(body, id)
+        return self._queue(queue).publish(
+            body,
+            id=id,
+            delay=order.delay,
+            at=order.at,
+            retries=order.retries,
+            ttl=order.ttl,
+            headers=order.headers,
+            dedup=order.dedup,
+        )
+
+    def publish_lines(
+        self,
+        queue: str,
+        path: Path,
+        wish: Wish,
+        *,
+        raw: bool = False,
+        on_error: OnError = "stop",
+        on_step: Callable[[int], None] = _ignore,
+    ) -> FilePublished:
+        """
+        Publish each line of a file, so that doing it again adds nothing twice; see `LinesPublisher.publish`.
+
+        With `stop` nothing is published when a line is malformed, with `skip` the others are.
+        """
+        target = self._queue(queue)
+        publisher = LinesPublisher(target, Progress(path, f"{target.keys.pending} at {self.place}"), wish, raw=raw)
+        return publisher.publish(on_error, on_step)
+
+    def cancel(self, queue: str, ids: Sequence[str]) -> dict[str, CancelStatus]:
+        """Cancel messages; return for each `cancelled`, `running` (its handler is told) or `not_found`."""
+        checked = [check_id(id) for id in dict.fromkeys(ids)]
+        door, keys = self._known(queue)
+        parts = [checked[at : at + BATCH_LIMIT] for at in range(0, len(checked), BATCH_LIMIT)]
+        answers = [word for part in parts for word in bulk.cancel_ids(door, keys, part)]
+        return dict(zip(checked, answers, strict=True))
+
+    def count_messages(
+        self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: Callable[[int, Removed], None] = _ignore
+    ) -> int:
+        """Count the messages of a state, except dead, that are meant: what the next three would act on."""
+        place = pieces.check_state(state, PURGEABLE)
+        door, keys = self._known(queue)
+        return bulk.count(door, keys, place, where, on_step)
+
+    def cancel_where(
+        self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: Callable[[int, Removed], None] = _ignore
+    ) -> Removed:
+        """Cancel the messages of a state that are meant; `on_step` is told how many were looked at, and the sum."""
+        place = pieces.check_state(state, bulk.CANCELLABLE)
+        door, keys = self._known(queue)
+        return bulk.cancel(door, keys, place, where, on_step)
+
+    def purge(
+        self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: Callable[[int, Removed], None] = _ignore
+    ) -> Removed:
+        """Delete the messages of a state, except dead, that are meant; `on_step` as for `cancel_where`."""
+        place = pieces.check_state(state, PURGEABLE)
+        door, keys = self._known(queue)
+        return bulk.purge(door, keys, place, where, on_step)
+
+    def move(
+        self,
+        queue: str,
+        to: str,
+        state: str,
+        where: Filter = EVERYTHING,
+        *,
+        limit: int | None = None,
+        on_step: Callable[[int, Moved], None] = _ignore,
+    ) -> Moved:
+        """
+        Move messages of a state to another queue, at most `limit`; cut off at any point, make it again to finish it.
+
+        Raises:
+            ConfigurationError: an unknown queue or state, or a move to a third queue was cut off.
+            PublishFailed: Redis is away or refused; made again, it goes on.
+        """
+        place = pieces.check_state(state, MOVABLE)
+        most = None if limit is None else whole("limit", limit, least=1, most=10**9)
+        door, keys = self._known(queue)
+        return Mover(door, keys, self._other(queue, to)).move(place, where, most, on_step)
+
+    def letters(self, queue: str, where: LetterFilter = EVERY_LETTER) -> Iterator[Letter]:
+        """Yield the dead letters that are meant, oldest first, read as they are asked for."""
+        door, keys = self._known(queue)
+        return (letter for _, some in letters.walk_letters(door, keys, where) for letter in some)
+
+    def count_letters(
+        self, queue: str, where: LetterFilter = EVERY_LETTER, *, on_step: Callable[[int, int], None] = _ignore
+    ) -> int:
+        """Count the dead letters that are meant; `on_step` is told how many each step looked at, and the sum."""
+        door, keys = self._known(queue)
+        return letters.count(door, keys, where, on_step)
+
+    def redrive(
+        self,
+        queue: str,
+        where: LetterFilter,
+        terms: Terms,
+        *,
+        to: str | None = None,
+        on_step: Callable[[int, Redriven], None] = _ignore,
+    ) -> Redriven:
+        """
+        Publish dead letters again, oldest first, in their queue or in `to`; `on_step` is told of each step and the sum.
+
+        Each step is whole: cut off at any point, nothing is lost, and made again it goes on with the rest.
+        """
+        door, keys = self._known(queue)
+        return letters.redrive(door, keys, where, terms, None if to is None else self._other(queue, to), on_step)
+
+    def delete_letters(self, queue: str, where: LetterFilter, *, on_step: Callable[[int, int], None] = _ignore) -> int:
+        """Delete dead letters; return how many. `on_step` as for `count_letters`."""
+        door, keys = self._known(queue)
+        return letters.delete(door, keys, where, on_step)
+
+    def pause(self, queue: str, *, reason: str = "", for_: Duration | None = None) -> None:
+        """Have consumers stop claiming within a second, for a while or until `resume`; running handlers finish."""
+        request = asking.pausing(self.keys(queue), reason, for_)
+        self._known(queue)
+        self._ask(request)
+
+    def resume(self, queue: str) -> bool:
+        """Have consumers claim again; return whether the queue was paused."""
+        _door, keys = self._known(queue)
+        return bool(self._ask(transitions.resume(keys)))
+
+    def paused(self, queue: str) -> Pause | None:
+        """Return who paused a queue, when and why; None when it is not paused."""
+        pause: Pause | None = self._ask(reads.paused(self.keys(queue)))
+        return pause
+
+    def _other(self, queue: str, to: str) -> Queue[bytes]:
+        """Return the queue that messages go to; raise ConfigurationError for the same, or one that nobody knows."""
+        if to == queue:
+            raise ConfigurationError(f"the other queue must be another than {queue!r}")
+        self._known(to)
+        return self._queue(to)
+
+    def _queue(self, name: str) -> Queue[bytes]:
+        return Queue(name, bytes, url=self._target, layout=self._layout, max_body=publishing.LARGEST_BODY)

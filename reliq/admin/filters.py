@@ -1,0 +1,105 @@
+"""Which messages and which dead letters are meant."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from reliq.errors import ConfigurationError
+from reliq.settings import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from reliq.message import Header, Letter
+
+REASONS = ("failed", "rejected", "undecodable", "lease")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """
+    Messages by what they carry; without anything said, all of them.
+
+    Attributes:
+        headers: names and values that a message's headers must have.
+        match: text that its body must have, as it is or as JSON escapes it.
+    """
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    match: str = ""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it leaves anything out."""
+        return bool(self.headers or self.match)
+
+    def tester(self) -> Callable[[Header, bytes], bool]:
+        """Return what says of a message's header and body whether it is meant."""
+        wanted, needles = self.headers.items(), _spellings(self.match)
+
+        def test(header: Header, payload: bytes) -> bool:
+            return wanted <= header.headers.items() and any(needle in payload for needle in needles)
+
+        return test
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterFilter(Filter):
+    """
+    Dead letters by what they carry and how they died; without anything said, all of them.
+
+    Attributes:
+        ids: of messages; empty for all.
+        reason: `failed`, `rejected`, `undecodable` or `lease`; empty for all.
+        error: text that the last error must have.
+        older_than, newer_than: seconds since the death, or None.
+
+    Raises:
+        ConfigurationError: a reason that is none, or an age that is not allowed.
+    """
+
+    ids: frozenset[str] = frozenset()
+    reason: str = ""
+    error: str = ""
+    older_than: float | None = None
+    newer_than: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.reason and self.reason not in REASONS:
+            raise ConfigurationError(f"reason must be one of {', '.join(REASONS)}, not {self.reason[:40]!r}")
+        for name in ("older_than", "newer_than"):
+            if getattr(self, name) is not None:
+                seconds(name, getattr(self, name))
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it leaves anything out."""
+        said = (self.headers, self.match, self.ids, self.reason, self.error)
+        return any(said) or (self.older_than, self.newer_than) != (None, None)
+
+    def letter_tester(self) -> Callable[[Letter], bool]:
+        """Return what says of a letter whether it is meant, its age left out."""
+        carries = self.tester()
+
+        def test(letter: Letter) -> bool:
+            return (
+                (not self.ids or letter.id in self.ids)
+                and (not self.reason or letter.reason == self.reason)
+                and self.error in letter.error
+                and carries(letter.header, letter.payload)
+            )
+
+        return test
+
+    def span(self, now_ms: int) -> tuple[str, str]:
+        """Return between which names of letters the age asked for lies."""
+        first = "-" if self.newer_than is None else f"{max(0, now_ms - round(self.newer_than * 1000))}"
+        last = "+" if self.older_than is None else f"{max(0, now_ms - round(self.older_than * 1000))}"
+        return first, last
+
+
+def _spellings(text: str) -> tuple[bytes, ...]:
+    """Return the bytes that `text` may be in a body: UTF-8, or escaped as some writers of JSON do."""
+    return tuple({text.encode("utf-8", "surrogatepass"), json.dumps(text)[1:-1].encode()})

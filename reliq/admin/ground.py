@@ -1,0 +1,61 @@
+"""What an operator stands on: one Redis, the way to its queues, and what is asked of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from reliq.admin.existing import check_known
+from reliq.connection import Connection
+from reliq.doors.blocking import BlockingDoor
+from reliq.keys import Keys, Layout
+
+if TYPE_CHECKING:
+    from reliq.pools import Target
+
+#: How long a look or a step may take in all before Redis counts as away.
+TRY_SECONDS = 2.0
+#: How long one reply is awaited: some looks read much.
+ANSWER_SECONDS = 5.0
+
+
+class Ground:
+    """
+    One Redis, as an operator sees it.
+
+    Args:
+        url: a Redis URL or a redis-py client; None for RELIQ_URL.
+        layout: how the keys of its queues are spelled.
+
+    Raises:
+        ConfigurationError: there is no Redis to look at, or it is none that reliq can use.
+    """
+
+    def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ) -> None:
+        self._target = url
+        self._connection = Connection.to(url)
+        self._layout = layout
+
+    @property
+    def place(self) -> str:
+        """The URL without its password, or the kind of client."""
+        return self._connection.name
+
+    def keys(self, queue: str) -> Keys:
+        """Return the keys of a queue; raise ConfigurationError for what is no name."""
+        return Keys(queue, self._layout)
+
+    def close(self) -> None:
+        """Close the connections; they come back when they are used again."""
+        self._connection.close()
+
+    def _door(self) -> BlockingDoor:
+        return BlockingDoor(self._connection.wire(ANSWER_SECONDS))
+
+    def _ask(self, request: Any) -> Any:
+        return self._door().run(request, for_seconds=TRY_SECONDS)
+
+    def _known(self, queue: str) -> tuple[BlockingDoor, Keys]:
+        """Return what it takes to act on a queue; raise ConfigurationError for one that nobody knows."""
+        door, keys = self._door(), self.keys(queue)
+        check_known(door, keys, TRY_SECONDS)
+        return door, keys
