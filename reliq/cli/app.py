@@ -8,19 +8,26 @@ import typer
 from reliq.cli.account import account
 from reliq.cli.acl import acl
 from reliq.cli.bench import bench
+from reliq.cli.cancel import cancel
 from reliq.cli.check import check
+from reliq.cli.dead import dead
 from reliq.cli.demo import demo
 from reliq.cli.doctor import doctor
 from reliq.cli.ends import ends
 from reliq.cli.exporter import exporter
 from reliq.cli.health import health
+from reliq.cli.list import list_messages
+from reliq.cli.move import move
+from reliq.cli.pause import pause, resume
+from reliq.cli.publish import publish
+from reliq.cli.purge import purge
 from reliq.cli.queues import queues
 from reliq.cli.running import running
 from reliq.cli.show import show
 from reliq.cli.watch import watch
 from reliq.cli.worker import worker
 from reliq.cli.workers import workers
-from reliq.errors import ConfigurationError, ReliqError
+from reliq.errors import BodyError, ConfigurationError, RedisUnavailableError, ReliqError
 
 #: Exit codes: 0 done, 1 it did not work, 2 it was asked for wrongly, 78 the set-up cannot work, 130 interrupted.
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -45,6 +52,14 @@ app.command()(watch)
 app.command()(check)
 app.command()(acl)
 app.command()(doctor)
+app.command("list")(list_messages)
+app.command()(publish)
+app.command()(cancel)
+app.add_typer(dead, name="dead")
+app.command()(move)
+app.command()(purge)
+app.command()(pause)
+app.command()(resume)
 
 
 @app.callback(invoke_without_command=True)
@@ -63,9 +78,12 @@ def main() -> None:
     """Run the command; an error of ours is one line that says what to do."""
     try:
         app()
-    except ConfigurationError as error:
+    except (ConfigurationError, BodyError) as error:
         print(f"reliq: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
+    except RedisUnavailableError as error:
+        print(f"reliq: {error}; see that Redis runs and that --url or RELIQ_URL names it", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
     except ReliqError as error:
         print(f"reliq: {error}", file=sys.stderr)
         sys.exit(EXIT_FAILED)

@@ -1,0 +1,78 @@
+"""`reliq cancel`: messages by id, or those of a state that match."""
+
+from typing import Annotated
+
+import typer
+
+from reliq.admin import Admin, Filter, Removed
+from reliq.admin.bulk import CANCELLABLE
+from reliq.admin.pieces import check_state
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, Yes, admin, confirm, print_json, printable
+from reliq.cli.filters import DryRun, Headers, Match, filter_of, print_found, state_option
+from reliq.cli.progress import running
+from reliq.errors import ConfigurationError
+
+EXIT_UNKNOWN_ID = 2
+
+
+def cancel(
+    queue: QueueName,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Messages.")] = None,
+    state: Annotated[
+        str, typer.Option(help="Instead of ids: " + " | ".join(CANCELLABLE), autocompletion=state_option(CANCELLABLE))
+    ] = "",
+    header: Headers = None,
+    match: Match = "",
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+    url: Url = None,
+    hdt3213: Hdt3213 = False,
+) -> None:
+    """
+    Cancel messages: they do not start; one that runs is not retried, and its handler is told.
+
+    Example: reliq cancel orders order-42 order-43
+
+    Instead of ids: reliq cancel orders --state pending --match '"tenant":"acme"' --dry-run. Exit codes: 0 cancelled
+    or running, 1 Redis did not answer or you did not agree, 2 an unknown queue or id, 130 interrupted.
+    """
+    desk, where = admin(url, hdt3213=hdt3213), filter_of(header, match)
+    if bool(ids) == bool(state):
+        raise ConfigurationError("say which messages: ids, or --state with --header or --match")
+    if state:
+        _cancel_where(desk, queue, state, where, dry_run=dry_run, yes=yes, json=json)
+        return
+    if where.is_set or dry_run:
+        raise ConfigurationError("--header, --match and --dry-run go with --state, not with ids")
+    answers = desk.cancel(queue, ids or [])
+    if json:
+        print_json(answers)
+    else:
+        for id, word in answers.items():
+            print(f"{word} {printable(id)}")
+    if "not_found" in answers.values():
+        raise typer.Exit(EXIT_UNKNOWN_ID)
+
+
+def _cancel_where(desk: Admin, queue: str, state: str, where: Filter, *, dry_run: bool, yes: bool, json: bool) -> None:
+    total = desk.size(queue, check_state(state, CANCELLABLE))
+    if dry_run:
+        with running("looking", total, Removed(), lambda _sum: "nothing was cancelled") as run:
+            found = desk.count_messages(queue, state, where, on_step=run.step)
+        print_found(found, "cancelled", json=json)
+        return
+    what = "those that match" if where.is_set else f"all {total}"
+    confirm(f"Cancel the {state} messages of {queue}, {what}?", yes=yes)
+    with running("cancelling", total, Removed(), _said) as run:
+        done = desk.cancel_where(queue, state, where, on_step=run.step)
+    print_json(done) if json else print(_said(done))
+
+
+def _said(done: Removed) -> str:
+    parts = [f"{done.cancelled} cancelled"]
+    if done.running:
+        parts.append(f"{done.running} are running: they are not retried")
+    if done.gone:
+        parts.append(f"{done.gone} had ended meanwhile")
+    return ", ".join(parts)

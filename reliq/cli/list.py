@@ -1,0 +1,73 @@
+"""`reliq list`: the messages of one state."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from reliq.admin.browsing import Entry
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, print_table, printable, spoken
+from reliq.cli.filters import Headers, Match, State, filter_of
+from reliq.cli.progress import running
+
+#: Characters of a body in a table and in JSON; `reliq show` has all of it.
+TABLE_BODY, JSON_BODY = 60, 1000
+TABLE_ERROR = 60
+COLUMNS = ("id", "", "when", "attempt", "left", "size", "body", "error")
+
+
+def list_messages(
+    queue: QueueName,
+    state: State = "ready",
+    limit: Annotated[int, typer.Option(help="At most so many.")] = 20,
+    offset: Annotated[int, typer.Option(help="After so many.")] = 0,
+    header: Headers = None,
+    match: Match = "",
+    json: Json = False,
+    url: Url = None,
+    hdt3213: Hdt3213 = False,
+) -> None:
+    """
+    List the messages of one state, what comes first first.
+
+    Example: reliq list orders --state unack --match '"number": 42'
+
+    `when` is the due time; of unack the end of the lease or the redelivery, of dead the death. Exit codes: 0 done,
+    1 Redis did not answer, 2 an unknown queue or state.
+    """
+    desk, where = admin(url, hdt3213=hdt3213), filter_of(header, match)
+    total = desk.size(queue, state) if where.is_set else None
+    with running("looking", total, None, lambda _none: "nothing was changed") as run:
+        found = desk.messages(
+            queue, state, limit=limit, offset=offset, where=where, on_look=lambda looked: run.step(looked, None)
+        )
+    if json:
+        print_json([as_json(one) for one in found])
+    else:
+        print_table(COLUMNS, [_row(one) for one in found])
+
+
+def as_json(entry: Entry) -> dict[str, Any]:
+    """Return an entry as JSON holds it, the start of its body as text."""
+    names = ("id", "state", "mark", "when", "attempt", "retries_left", "error", "headers", "size", "letter")
+    return {name: getattr(entry, name) for name in names} | {"body": body_text(entry.body, JSON_BODY)}
+
+
+def body_text(body: bytes, limit: int) -> str:
+    """Return the start of a body as text, with `…` when there is more."""
+    text = body[: 4 * limit].decode("utf-8", "replace")
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def when_text(when: float | None) -> str:
+    """Return a time as a person on call says it."""
+    if when is None:
+        return ""
+    away = when - time.time()
+    return f"in {spoken(away)}" if away > 0 else f"{spoken(-away)} ago"
+
+
+def _row(entry: Entry) -> tuple[Any, ...]:
+    size = "gone" if entry.size is None else entry.size
+    body, error = body_text(entry.body, TABLE_BODY), printable(entry.error)[:TABLE_ERROR]
+    return entry.id, entry.mark, when_text(entry.when), entry.attempt, entry.retries_left, size, body, error

@@ -1,0 +1,48 @@
+"""How far a long command is: a bar on a terminal, and a line when it is interrupted."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+#: The exit code of what was ended by Ctrl-C.
+EXIT_INTERRUPTED = 130
+
+T = TypeVar("T")
+
+
+class Run(Generic[T]):
+    """
+    A long command under way.
+
+    Attributes:
+        sum: what it has done so far.
+    """
+
+    def __init__(self, first: T, advance: Callable[[int], None]) -> None:
+        self.sum = first
+        self._advance = advance
+
+    def step(self, looked: int, sum_of: T) -> None:
+        """Note a step: how many it looked at, and what was done so far."""
+        self.sum = sum_of
+        self._advance(looked)
+
+
+@contextmanager
+def running(what: str, total: int | None, first: T, said: Callable[[T], str]) -> Iterator[Run[T]]:
+    """Show a bar on the terminal's stderr, nowhere else; on Ctrl-C say in one line how far it came, and exit with 130."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task(what, total=total)
+    run = Run(first, lambda count: bar.advance(task, count))
+    try:
+        with bar:
+            yield run
+    except KeyboardInterrupt:
+        typer.echo(f"reliq: interrupted: {said(run.sum)}; run it again to go on", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -1,0 +1,106 @@
+"""`reliq publish`: one body, or a file of them."""
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reliq.admin import Admin, FilePublished, Wish
+from reliq.admin.lines import OnError
+from reliq.admin.publishing import LARGEST_BODY
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, duration, print_json
+from reliq.cli.filters import headers_of
+from reliq.cli.progress import running
+from reliq.errors import ConfigurationError
+
+EXAMPLE = "2026-11-21T03:00+01:00"
+
+
+def publish(
+    queue: QueueName,
+    body: Annotated[str | None, typer.Argument(help="JSON, sent as it is written; `-` reads it from stdin.")] = None,
+    jsonl: Annotated[Path | None, typer.Option(metavar="FILE", help="Publish each line of a file as a body.")] = None,
+    on_error: Annotated[str, typer.Option(help="At a malformed line: stop, publish nothing; or skip it.")] = "stop",
+    raw: Annotated[bool, typer.Option("--raw", help="Send the bytes as they are, JSON or not.")] = False,
+    delay: Annotated[str, typer.Option(metavar="TIME", help="Due after 30s, 10m, 2h, 1d.")] = "0",
+    at: Annotated[str | None, typer.Option(metavar="WHEN", help=f"Due then, such as {EXAMPLE}.")] = None,
+    retries: Annotated[int | None, typer.Option(help="Deliveries after the first, instead of 12.")] = None,
+    ttl: Annotated[str | None, typer.Option(metavar="TIME", help="How late it may start, instead of 7d.")] = None,
+    id: Annotated[str | None, typer.Option(help="An id of yours: not published again while it is known.")] = None,
+    dedup: Annotated[str | None, typer.Option(metavar="TIME", help="How long the id is known after its end.")] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be given again.")] = None,
+    json: Json = False,
+    url: Url = None,
+    hdt3213: Hdt3213 = False,
+) -> None:
+    """
+    Publish a message and say what became of it; a duplicate is no failure.
+
+    Example: reliq publish reports '{}' --id report-2026-11-21 --dedup 86400
+
+    With --jsonl run it again after an interruption: FILE.reliq-progress says how far it came, and no line is
+    published twice. Exit codes: 0 published, or it was before; 1 Redis did not answer or refused; 2 a wrong option,
+    an unreadable file, a body or line that is no JSON.
+    """
+    desk = admin(url, hdt3213=hdt3213)
+    wish = Wish(
+        delay=duration(delay),
+        at=None if at is None else _moment(at),
+        retries=retries,
+        ttl=None if ttl is None else duration(ttl),
+        headers=headers_of(header),
+        dedup=None if dedup is None else duration(dedup),
+    )
+    if jsonl is None:
+        receipt = desk.publish(queue, _body(body), wish, id=id, raw=raw)
+        print_json(receipt) if json else print(f"{receipt.status} {receipt.id}")
+        return
+    if body is not None or id is not None:
+        raise ConfigurationError("--jsonl takes bodies and ids from the file: leave out BODY and --id")
+    done = _publish_lines(desk, queue, jsonl, wish, raw=raw, on_error=_on_error(on_error))
+    print_json(done) if json else print(_said(done))
+    if done.skipped:
+        numbers = ", ".join(map(str, done.malformed)) + (", …" if done.skipped > len(done.malformed) else "")
+        print(f"reliq: {done.skipped} malformed lines were skipped: {numbers}", file=sys.stderr)
+
+
+def _publish_lines(desk: Admin, queue: str, path: Path, wish: Wish, *, raw: bool, on_error: OnError) -> FilePublished:
+    total = path.stat().st_size if path.is_file() else None
+    with running("bytes", total, 0, lambda _at: "what is confirmed is in the progress file") as run:
+        return desk.publish_lines(
+            queue, path, wish, raw=raw, on_error=on_error, on_step=lambda at: run.step(at - run.sum, at)
+        )
+
+
+def _said(done: FilePublished) -> str:
+    parts = [f"{done.published} published", f"{done.before} were before"]
+    if done.cancelled:
+        parts.append(f"{done.cancelled} were cancelled a short while ago")
+    return ", ".join(parts)
+
+
+def _body(given: str | None) -> bytes:
+    if given is None:
+        raise ConfigurationError("say the BODY, `-` to read it from stdin, or --jsonl FILE")
+    if given != "-":
+        return given.encode("utf-8", "surrogateescape")
+    return sys.stdin.buffer.read(LARGEST_BODY + 1)
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.utcoffset() is None:
+        raise ConfigurationError(f"--at is written {EXAMPLE}, with its offset from UTC, not {text[:40]!r}")
+    return moment
+
+
+def _on_error(text: str) -> OnError:
+    match text:
+        case "stop" | "skip":
+            return text
+    raise ConfigurationError(f"--on-error must be stop or skip, not {text[:40]!r}")

@@ -1,0 +1,213 @@
+"""`reliq dead`: letters found by their filters, read, published again at a rate, deleted."""
+
+import time
+
+import pytest
+
+from reliq import Admin, Queue
+from reliq.admin import LetterFilter, Terms
+from reliq.admin.letters import Pace, copy_id
+from reliq.cli.redrive import per_second
+from reliq.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def the_account_balances(queue):
+    yield
+    assert queue.counts().missing == 0
+
+
+@pytest.fixture
+def letters(queue, die):
+    """Four dead letters."""
+    die("a", error="card declined", headers={"tenant": "acme"})
+    die("b", error="no route", headers={"tenant": "bits"})
+    die("c", error="card declined: limit")
+    die("d", error="no route")
+
+
+def listed(command, *words):
+    ran = command("dead", "list", "q", *words, "--json")
+    assert ran.code == 0, ran.err
+    return "".join(one["id"] for one in ran.json)
+
+
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        ((), "abcd"),
+        (("--limit", 2), "ab"),
+        (("--error", "declined"), "ac"),
+        (("--error", "declined", "--header", "tenant=acme"), "a"),
+        (("--match", '"id":"d"'), "d"),
+        (("--reason", "rejected"), "abcd"),
+        (("--reason", "lease"), ""),
+        (("--newer-than", "1h"), "abcd"),
+        (("--older-than", "1h"), ""),
+        (("b", "d", "nobody"), "bd"),
+    ],
+)
+def test_letters_are_found(words, ids, command, letters):
+    assert listed(command, *words) == ids
+
+
+def test_letters_are_found_by_age(command, queue, client, letters):
+    hours = {b"a": 5, b"b": 3, b"c": 2, b"d": 0}
+    found = [fields for _, fields in client.xrange(queue.keys.dead)]
+    client.delete(queue.keys.dead)
+    now = int(time.time() * 1000)
+    for fields in found:
+        client.xadd(queue.keys.dead, fields, id=f"{now - hours[fields[b'id']] * 3_600_000}-0")
+
+    assert listed(command, "--older-than", "150m") == "ab"
+    assert listed(command, "--newer-than", "150m") == "cd"
+    assert listed(command, "--older-than", "1h", "--newer-than", "4h") == "bc"
+
+
+def test_a_letter_is_shown_with_its_whole_body(command, queue, die):
+    die("m", error="card declined", headers={"tenant": "acme"})
+
+    shown, raw = command("dead", "show", "q", "m"), command("dead", "show", "q", "m", "--raw")
+
+    assert shown.code == 0
+    assert "card declined" in shown.out
+    assert "acme" in shown.out
+    assert '{\n  "id": "m"\n}' in shown.out
+    assert raw.out == '{"id":"m"}'
+    assert command("dead", "show", "q", "m", "--json").json["headers"] == {"tenant": "acme"}
+
+
+def test_those_that_match_are_redriven_and_the_others_stay(command, queue, letters):
+    dry = command("dead", "redrive", "q", "--error", "declined", "--dry-run")
+    ran = command("dead", "redrive", "q", "--error", "declined")
+
+    assert (dry.out, ran.out) == ("2 would be redriven\n", "2 redriven\n")
+    assert listed(command) == "bd"
+    with queue.receive(limit=10) as jobs:
+        assert [job.id for job in jobs] == ["a", "c"]
+
+
+def test_retries_and_delay_are_as_said(command, queue, letters, client):
+    command("dead", "redrive", "q", "a", "--retries", 1, "--delay", "10m")
+
+    assert client.hget(queue.keys.counts, "a") == b"1"
+    assert client.zscore(queue.keys.pending, "a") == pytest.approx(time.time() + 600, abs=60)
+
+
+def test_all_of_them_are_redriven_only_when_somebody_agrees(command, queue, letters):
+    refused = command("dead", "redrive", "q", "--all")
+    ran = command("dead", "redrive", "q", "--all", "--yes", "--limit", 3)
+
+    assert refused.code == 2
+    assert "say --yes" in refused.err
+    assert ran.out == "3 redriven\n"
+    assert listed(command) == "d"
+
+
+def test_a_letter_whose_id_is_alive_stays(command, queue, die):
+    die("m")
+    queue.publish({}, id="m", replace=True)
+
+    assert command("dead", "redrive", "q", "m").out == "0 redriven, 1 left: a message of their id is alive\n"
+    assert listed(command) == "m"
+
+
+def test_an_id_without_a_letter_is_said_and_the_others_are_redriven(command, letters):
+    ran = command("dead", "redrive", "q", "a", "nobody")
+
+    assert (ran.code, ran.out) == (2, "1 redriven\n")
+    assert "has no dead letter of nobody" in ran.err
+
+
+def test_letters_go_to_another_queue_with_headers_and_retries(command, queue, url, letters):
+    other = Queue("other", url=url)
+    other.publish({}, id="first")
+
+    ran = command("dead", "redrive", "q", "--header", "tenant=acme", "--to", "other", "--json")
+
+    assert ran.json == {"found": 1, "redriven": 1, "alive": 0, "gone": 0}
+    with other.receive(limit=10) as jobs:
+        [job] = [job for job in jobs if job.id != "first"]
+        assert job.id.startswith("a.")
+        assert (job.body, job.headers, job.retries_left) == ({"id": "a"}, {"tenant": "acme"}, 12)
+    assert other.counts().missing == 0
+    assert listed(command) == "bcd"
+
+
+def test_an_id_in_another_queue_is_of_one_death_and_does_not_grow(queue, die):
+    die("m")
+    queue.publish({}, id="m", replace=True)
+    with queue.receive() as [job]:
+        job.reject()
+    queue.moves.collect(["m"], letters_max=100, letters_ms=10**9)
+    first, second = queue.letters()
+
+    names = {copy_id(first), copy_id(second)}
+
+    assert len(names) == 2
+    died_there = type(first)(second.letter, copy_id(first), *[None] * 6)
+    assert copy_id(died_there) == f"m.{second.letter}"
+    long = type(first)(first.letter, "x" * 128, *[None] * 6)
+    assert len(copy_id(long)) <= 128
+
+
+def test_those_who_die_again_meanwhile_are_not_redriven_again(queue, die, url):
+    die("a", "b")
+    admin = Admin(url)
+
+    def die_again(_looked, _sum):
+        with queue.receive(limit=10) as jobs:
+            for job in jobs:
+                job.reject()
+        queue.moves.collect(["a", "b"], letters_max=100, letters_ms=10**9)
+
+    done = admin.redrive("q", LetterFilter(), Terms(rate=1000), on_step=die_again)
+
+    assert (done.redriven, queue.counts().dead) == (2, 2)
+
+
+def test_many_letters_are_redriven_in_bounded_steps(queue, url, client):
+    queue.publish_many([{"n": n} for n in range(700)])
+    with queue.receive(limit=500) as some, queue.receive(limit=500) as rest:
+        for job in (*some, *rest):
+            job.reject()
+    ids = [job.id for job in (*some, *rest)]
+    for at in range(0, 700, 500):
+        queue.moves.collect(ids[at : at + 500], letters_max=1000, letters_ms=10**9)
+    steps, looks = [], []
+
+    found = Admin(url).count_letters("q", on_step=lambda looked, _sum: looks.append(looked))
+    done = Admin(url).redrive("q", LetterFilter(), Terms(), on_step=lambda looked, _sum: steps.append(looked))
+
+    assert (found, done.redriven, queue.counts().ready) == (700, 700, 700)
+    assert max(*looks, *steps) <= 500
+
+
+def test_a_rate_is_kept_by_waiting():
+    pace = Pace(100.0)
+    started = time.monotonic()
+
+    for _ in range(6):
+        pace.wait(10)
+
+    assert time.monotonic() - started >= 0.35
+
+
+def test_letters_are_deleted_and_the_account_stays(command, queue, letters):
+    dry = command("dead", "purge", "q", "--error", "declined", "--dry-run")
+    ran = command("dead", "purge", "q", "--error", "declined", "--yes")
+
+    assert (dry.out, ran.out) == ("2 would be deleted\n", "2 deleted\n")
+    assert listed(command) == "bd"
+    assert queue.counts().totals["dead"] == 4
+
+
+@pytest.mark.parametrize(("text", "rate"), [("50/s", 50), ("120/m", 2), ("1800/h", 0.5), ("3", 3), ("0.5/s", 0.5)])
+def test_a_rate_is_read_as_a_person_writes_it(text, rate):
+    assert per_second(text) == rate
+
+
+@pytest.mark.parametrize("text", ["0/s", "fast", "-1/s", "50/d", "50 / s", ""])
+def test_what_is_no_rate_is_refused(text):
+    with pytest.raises(ConfigurationError, match="50/s"):
+        per_second(text)

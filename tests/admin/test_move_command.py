@@ -1,0 +1,164 @@
+"""`reliq move`: messages go to another queue with all that they carry, and only those that are meant."""
+
+import threading
+
+import pytest
+
+from reliq import Consumer, Queue
+from reliq.transitions import Turn
+
+
+@pytest.fixture
+def other(url):
+    """The queue that gets them, known because it had a message once."""
+    queue = Queue("other", url=url)
+    queue.publish({"n": -1}, id="first")
+    with queue.receive():
+        pass
+    yield queue
+    queue.close()
+
+
+@pytest.fixture(autouse=True)
+def the_accounts_balance(queue, other):
+    yield
+    assert (queue.counts().missing, other.counts().missing) == (0, 0)
+
+
+def bodies(queue):
+    numbers = []
+    while True:
+        with queue.receive(limit=100) as jobs:
+            numbers += [job.body["n"] for job in jobs]
+        if not jobs:
+            return numbers
+
+
+def test_ready_ones_move_in_order_with_due_time_retries_and_headers(command, queue, other, client):
+    due = [queue.publish({"n": n}, id=f"m{n}", retries=5, headers={"n": str(n)}, ttl=600).due for n in range(3)]
+
+    dry = command("move", "q", "other", "--state", "ready", "--dry-run")
+    ran = command("move", "q", "other", "--state", "ready", "--yes")
+
+    assert (dry.code, dry.out) == (0, "3 would be moved\n")
+    assert (ran.code, ran.out) == (0, "3 moved\n")
+    found = command("list", "other", "--json").json
+    assert [(one["id"], one["headers"], one["retries_left"]) for one in found] == [
+        (f"m{n}", {"n": str(n)}, 5) for n in range(3)
+    ]
+    assert [one["when"] for one in found] == pytest.approx(due, abs=0.0021)
+    assert 500 < client.pttl(other.keys.msg("m1")) / 1000 <= 601
+    counts = queue.counts()
+    assert (counts.alive, counts.totals["purged"]) == (0, 3)
+    assert bodies(other) == [0, 1, 2]
+
+
+def test_pending_ones_keep_their_due_time_and_time_to_live(command, queue, other, client):
+    receipt = queue.publish({"n": 1}, id="m", delay=600, ttl=60)
+
+    command("move", "q", "other", "--state", "pending", "--yes")
+
+    assert client.zscore(other.keys.pending, "m") == pytest.approx(receipt.due, abs=0.0021)
+    assert 600 < client.pttl(other.keys.msg("m")) / 1000 <= 661
+
+
+def test_what_waits_after_a_failure_moves_and_what_runs_stays(command, queue, other, client):
+    queue.publish({"n": 1}, id="waits")
+    queue.publish({"n": 2}, id="runs")
+    waits, _runs = queue.moves.claim(Turn("w", 1), limit=2, lease_ms=60_000).claimed
+    queue.moves.nack([(waits, 600_000, "failed 1 x", b"")])
+    again = client.zscore(queue.keys.unack, "waits")
+
+    ran = command("move", "q", "other", "--state", "unack", "--yes")
+
+    assert ran.out == "1 moved, 1 kept: a worker has them\n"
+    assert client.zscore(other.keys.pending, "waits") == pytest.approx(again, abs=0.0021)
+    assert client.hget(other.keys.counts, "waits") == b"12"
+
+
+def test_only_those_that_match_move_and_no_more_than_said(command, queue, other):
+    for n in range(600):
+        queue.publish({"n": n}, id=f"m{n}", headers={"odd": str(n % 2)})
+
+    matched = command("move", "q", "other", "--state", "ready", "--header", "odd=1", "--limit", 270, "--yes", "--json")
+
+    assert (matched.json["found"], matched.json["moved"]) == (270, 270)
+    assert bodies(other) == [n for n in range(540) if n % 2]
+    assert sorted(bodies(queue)) == sorted({*range(600)} - {n for n in range(540) if n % 2})
+
+
+def test_an_id_that_is_in_use_there_stays(command, queue, other):
+    queue.publish({"n": 1}, id="alive")
+    other.publish({"n": 2}, id="alive")
+    queue.publish({"n": 3}, id="first")  # ended there a moment ago
+    queue.publish({"n": 4}, id="free")
+
+    ran = command("move", "q", "other", "--state", "ready", "--yes")
+
+    assert ran.out == "1 moved, 2 kept: their ids are in use there\n"
+    assert sorted(bodies(queue)) == [1, 3]
+    assert sorted(bodies(other)) == [2, 4]
+
+
+def test_there_and_back_again_at_once(command, queue, other):
+    queue.publish({"n": 1}, id="m")
+
+    for source, target in (("q", "other"), ("other", "q"), ("q", "other"), ("other", "q")):
+        assert command("move", source, target, "--state", "ready", "--yes").out == "1 moved\n"
+
+    assert (bodies(queue), bodies(other)) == ([1], [])
+
+
+def test_a_move_that_was_cut_off_must_be_finished_before_another(command, queue, other, client):
+    Queue("third", url=queue.target).publish({})
+    queue.publish({"n": 1}, id="m")
+    client.set(queue.keys.moving, "other")
+    until = 4 * 10**12 + 10**12
+    queue.moves.reschedule(["m"], at_ms=until)
+
+    listed = command("list", "q", "--json").json
+    refused = command("move", "q", "third", "--state", "ready", "--yes")
+    finished = command("move", "q", "other", "--state", "pending", "--yes")
+
+    assert [(one["mark"], one["when"]) for one in listed] == [("moving", 10**9)]
+    assert refused.code == 2
+    assert "a move of 'q' to 'other' was cut off; finish it first" in refused.err
+    assert finished.out == "1 moved\n"
+    assert bodies(other) == [1]
+    assert bodies(queue) == []
+
+
+def test_a_message_that_is_put_off_for_a_move_reaches_no_worker(queue, client):
+    queue.publish({"n": 1}, id="m")
+    queue.moves.reschedule(["m"], at_ms=4 * 10**12 + 10**12)
+
+    assert bodies(queue) == []
+    assert client.zcard(queue.keys.pending) == 1
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_works_on_beside_a_message_that_is_put_off(queue, url):
+    queue.publish({"n": 1}, id="m")
+    queue.moves.reschedule(["m"], at_ms=4 * 10**12 + 10**12)
+    handled = threading.Event()
+    consumer = Consumer(url=url)
+    consumer.handler(queue)(lambda body: handled.set() if body["n"] == 2 else None)
+
+    consumer.start()
+    queue.publish({"n": 2}, delay=0.2)
+
+    assert handled.wait(60)
+    consumer.stop()
+    assert queue.counts().pending == 1
+
+
+def test_a_foreign_id_that_the_other_queue_cannot_have_stays(command, queue, client):
+    client.set(queue.keys.msg("a b"), b'{"n":1}')
+    client.hset(queue.keys.counts, "a b", 3)
+    client.lpush(queue.keys.ready, "a b")
+    client.hincrby(queue.keys.totals, "published", 1)
+
+    assert (
+        command("move", "q", "other", "--state", "ready", "--yes").out
+        == "0 moved, 1 kept: their ids are in use there\n"
+    )

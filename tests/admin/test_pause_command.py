@@ -1,0 +1,41 @@
+"""`reliq pause` and `reliq resume`."""
+
+import getpass
+import socket
+
+from reliq import Admin
+
+
+def test_a_queue_is_paused_by_somebody_for_a_while_and_a_reason(command, queue, url, client):
+    queue.publish({})
+
+    ran = command("pause", "q", "--reason", "the gateway is away", "--for", "30m")
+
+    pause = Admin(url).paused("q")
+    assert (ran.code, ran.out) == (0, "q is paused for 30m\n")
+    assert (pause.by, pause.reason) == (f"{getpass.getuser()}@{socket.gethostname()}", "the gateway is away")
+    assert 1790 < client.ttl(queue.keys.paused) <= 1800
+    with queue.receive() as jobs:
+        assert jobs == []
+    assert queue.publish({}).status == "published"
+
+
+def test_json_says_all_of_it(command, queue):
+    queue.publish({})
+
+    said = command("pause", "q", "--reason", "a deploy", "--json").json
+
+    assert (said["reason"], said["until"]) == ("a deploy", None)
+
+
+def test_a_queue_is_resumed_once(command, queue):
+    queue.publish({})
+    command("pause", "q")
+
+    first, second = command("resume", "q"), command("resume", "q")
+
+    assert (first.code, first.out) == (0, "q is resumed\n")
+    assert (second.code, second.out) == (0, "q was not paused\n")
+    assert command("resume", "q", "--json").json == {"was_paused": False}
+    with queue.receive() as jobs:
+        assert len(jobs) == 1
