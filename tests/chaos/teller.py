@@ -20,7 +20,7 @@ class Teller:
         self._calls: dict[tuple[str, str], list[Settling]] = {}
         self._extends: dict[tuple[str, str], list[Delivery]] = {}
         self._names: dict[str, str] = {}  # id -> name
-        self._places: dict[str, str] = {}  # which process is in which place
+        self._places: dict[str, list[str]] = {}  # which processes were in which place, one after the other
         self._cancels: dict[tuple[str, int], tuple[str, str, float]] = {}  # id, answer, when that came
 
     def tell(self, events: Iterable[Event]) -> Story:
@@ -137,14 +137,16 @@ class Teller:
         self.story.deaths[event.facts["of"]] = event.t
 
     def _born(self, event: Event) -> None:
-        self._places[event.facts["of"].partition(".")[0]] = event.facts["of"]
+        self._places.setdefault(event.facts["of"].partition(".")[0], []).append(event.facts["of"])
 
     def _fault(self, event: Event) -> None:
         fault = Trouble(event.facts["of"], event.facts["began"], event.t)
         self.story.faults.append(fault)
-        if fault.kind == "consumer_paused":  # it may be killed before it can say so itself
-            who = self._places[f"consumer-{event.facts['victim']}"]
-            self._trouble(who, "paused", fault.since, fault.until)
+        # Before it can say so itself, a paused one may be killed, and one that is stopped be done with writing.
+        which = {"consumer_paused": -1, "consumer_stopped": -2}.get(fault.kind)
+        if which:
+            who = self._places[f"consumer-{event.facts['victim']}"][which]
+            self._trouble(who, fault.kind.removeprefix("consumer_"), fault.since, fault.until)
 
     def _look(self, event: Event) -> None:
         self.story.looks.append(event)

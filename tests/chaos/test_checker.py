@@ -104,6 +104,12 @@ def test_what_its_holder_wrote_down_is_a_reason(history):
         "paused": lambda h: h.write(0.5, "arena", "born", of=A, pid=1).write(
             5.5, "arena", "fault", of="consumer_paused", victim=0, began=2.5
         ),
+        "stopped": lambda h: (
+            h.write(0.5, "arena", "born", of=A, pid=1)
+            .write(9.4, "arena", "died", of=A, code=75)
+            .write(9.5, "arena", "born", of="consumer-0.1", pid=2)
+            .write(9.6, "arena", "fault", of="consumer_stopped", victim=0, began=2.2)
+        ),
     }
     for name, write in reasons.items():
         one = History().published().done_by(A, "n1", 2.0).done_by(B, "n2", 9.0).used(9.3, who=B, nonce="n2")
