@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from conftest import NOON
+from held_clock import NOON
 
 #: For how long a chosen id stays taken after its end, and a publish's lane keeps its last answer.
 WINDOW_MS, LANE_MS = 45_000, 600_000
