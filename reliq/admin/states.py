@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from reliq.admin.pieces import MOVING_MS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -209,6 +211,8 @@ def _is_in_time(state: State, now_ms: int) -> bool:
     if score is None:
         return True
     held = state.unack is not None and state.lease_ms is not None
+    if not held and score * 1000 >= MOVING_MS:  # put off by a move that is not finished
+        return is_time(score * 1000 - MOVING_MS, now_ms)
     return is_time(score * 1000, now_ms, ahead_ms=(state.lease_ms or 0) + CLOCK_SLACK_MS if held else LONGEST_MS)
 
 

@@ -136,6 +136,18 @@ def test_a_message_that_is_put_off_for_a_move_reaches_no_worker(queue, client):
     assert client.zcard(queue.keys.pending) == 1
 
 
+def test_what_is_put_off_is_no_fault_that_a_check_would_mend(command, queue):
+    queue.publish({"n": 1}, id="listed")
+    queue.publish({"n": 2}, id="delayed", delay=60)
+    queue.moves.reschedule(["listed", "delayed"], at_ms=4 * 10**12 + 1_800_000_000_000)
+    before = queue.counts()
+
+    ran = command("check", "q", "--repair")
+
+    assert ran.code == 0, ran.out
+    assert queue.counts() == before
+
+
 @pytest.mark.timeout(120)
 def test_a_worker_works_on_beside_a_message_that_is_put_off(queue, url):
     queue.publish({"n": 1}, id="m")
