@@ -6,6 +6,7 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 from reliq import transitions
@@ -19,14 +20,13 @@ from reliq.doors.moves import Moves
 from reliq.doors.naming import Naming
 from reliq.doors.publishing import Tally, Writer
 from reliq.doors.receiving import areceiving, receiving
-from reliq.doors.sending import Sender
+from reliq.doors.sending import Sender, begun
 from reliq.keys import Keys, Layout
 from reliq.message import Outgoing
 from reliq.settings import DAY_SECONDS, MIB, Durability, QueueSettings, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from reliq.call import Request, T
@@ -230,13 +230,18 @@ class Queue(Generic[B]):
         """
         tally, durability = Tally(max_backlog), self._durability(durability)
         with ThreadPoolExecutor(1, "reliq-publish") as sending:  # while Redis works on a call, the next one is made
-            under_way: Future[list[Receipt]] | None = None
-            for orders in self._writer.chunks(items, chunk):
-                tally.add(under_way.result() if under_way else [])
-                while tally.is_bounded and tally.is_full(self.counts()):
-                    time.sleep(BACKLOG_SECONDS)
-                under_way = sending.submit(self._sender.send, orders, tally.confirmed, durability)
-            tally.add(under_way.result() if under_way else [])
+            under_way: Callable[[], list[Receipt]] = list
+            try:
+                for orders in self._writer.chunks(items, chunk):
+                    done, under_way = under_way, list
+                    tally.add(done())
+                    while tally.is_bounded and tally.is_full(self.counts()):
+                        time.sleep(BACKLOG_SECONDS)
+                    under_way = begun(sending, partial(self._sender.send, orders, tally.confirmed, durability))
+            except Exception:
+                under_way()  # when it has failed too, that came first
+                raise
+            tally.add(under_way())
         return tally.result()
 
     async def apublish_many(

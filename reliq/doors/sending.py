@@ -16,7 +16,9 @@ from reliq.settings import Durability
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
 
+    from reliq.call import T
     from reliq.doors.asynchronous import AsyncDoor
     from reliq.doors.blocking import BlockingDoor
     from reliq.doors.lanes import Lane, Messages
@@ -105,3 +107,15 @@ class Sender:
     def _same(self, orders: list[Order]) -> Messages:
         """Return by what these messages are known when they are published again."""
         return tuple((order.id, hash(self._writer.body_of(order))) for order in orders)
+
+
+def begun(executor: Executor, call: Callable[[], T]) -> Callable[[], T]:
+    """
+    Begin `call` in a thread and return what waits for its answer.
+
+    When the main thread has ended Python starts no more of them; then the call is made when its answer is asked for.
+    """
+    try:
+        return executor.submit(call).result
+    except RuntimeError:
+        return call
