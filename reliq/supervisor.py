@@ -28,6 +28,7 @@ from reliq.errors import ReliqError
 from reliq.events import ProcessEnded, notify
 from reliq.health import Pulse
 from reliq.message import Claimed
+from reliq.settings import BATCH_LIMIT
 from reliq.signals import SignalNotes
 
 if TYPE_CHECKING:
@@ -235,7 +236,8 @@ class Supervisor:
         for name, claimed in by_queue.items():
             try:
                 door = BlockingDoor(self._consumer.connection(self._consumer.handlers).wire(WORKER_TIMEOUT_SECONDS))
-                door.run(transitions.release(keys[name], claimed), for_seconds=1.0)
+                for at in reversed(range(0, len(claimed), BATCH_LIMIT)):  # the first at last, for it goes foremost
+                    door.run(transitions.release(keys[name], claimed[at : at + BATCH_LIMIT]), for_seconds=1.0)
             except ReliqError as error:
                 logger.warning("%s: could not give back %d message(s): %s", name, len(claimed), error)
 

@@ -9,11 +9,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from waiting import eventually
 
 from reliq.child import Plan
 from reliq.supervisor import Supervisor
+from reliq.transitions import Turn
 
 
 @pytest.fixture
@@ -125,6 +127,26 @@ def test_a_report_that_cannot_be_read_is_told_and_the_child_is_replaced_all_the_
 
     assert child.process is None
     assert "what a process could not finish is unknown" in caplog.text
+
+
+def all_claimed(queue, lane):
+    turns = (Turn(lane, number) for number in range(1, 17))
+    return [one for turn in turns for one in queue.moves.claim(turn, limit=500, lease_ms=600_000).claimed]
+
+
+def test_what_large_batches_could_not_finish_goes_back_in_bounded_steps_in_its_order(supervisor, jobs, caplog):
+    jobs.SLOW.publish_many(0.0 for _ in range(8000))
+    claimed = all_claimed(jobs.SLOW, "dead")
+    child = supervisor.children[0]
+    child.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(75)"])
+    child.process.wait()
+    child.report.write_text(json.dumps([{"queue": "slow", **msgspec.structs.asdict(one)} for one in claimed]))
+
+    supervisor._bury(child)
+
+    counts = jobs.SLOW.counts()
+    assert (counts.ready, counts.unack, counts.totals["released"]) == (8000, 0, 8000), caplog.text
+    assert [one.id for one in all_claimed(jobs.SLOW, "next")] == [one.id for one in claimed]
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(supervisor, caplog, monkeypatch):
