@@ -11,7 +11,9 @@ from reliq.doors.blocking import BlockingDoor
 from reliq.embedded import EmbeddedRedis
 
 #: A test waits for an event at most so long; it goes on as soon as the event comes.
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 30.0
+#: Longer than any test.
+NEVER_SECONDS = 3600.0
 
 
 class Recorder:
@@ -87,6 +89,13 @@ def start(consumer):
     yield make
     for one in started:
         one.stop(grace=0)
+
+
+@pytest.fixture
+def no_looks(monkeypatch):
+    """A worker that does not look at its queues by itself: what it finds, it was told of, however slow this machine is."""
+    monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", NEVER_SECONDS)
+    monkeypatch.setattr("reliq.worker.engine.WORKER_TIMEOUT_SECONDS", 2 * NEVER_SECONDS)
 
 
 @pytest.fixture

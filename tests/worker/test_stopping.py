@@ -199,15 +199,16 @@ def test_a_drain_takes_what_a_dead_worker_held(queue, consumer, recorder):
     assert queue.letters()[0].reason == "lease"
 
 
-def test_what_a_lease_has_ended_is_collected_soon(queue, consumer, start, recorder):
+def test_what_a_lease_has_ended_is_collected_soon(queue, consumer, start, recorder, monkeypatch):
     """Without word of the burial it would wait for the next look at everything, half a minute later."""
+    monkeypatch.setattr("reliq.worker.tidier.ROUND_SECONDS", 3600)
     queue.publish("y", id="y", retries=0)
     queue.moves.claim(turn=Turn("dead", 1), limit=1, lease_ms=500)
     consumer.handler(queue, lease=0.3)(lambda body: None)
 
     start()
 
-    recorder.wait_for(Collected, timeout=5)
+    recorder.wait_for(Collected)
     assert queue.counts().dead == 1
 
 

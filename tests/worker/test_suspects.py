@@ -28,7 +28,7 @@ def suspects(make_queue):
 
 @pytest.mark.parametrize("names", [("q",), ("a", "b", "c")])
 def test_one_suspect_runs_at_a_time_and_the_others_stay_unspent(
-    make_queue, consumer, start, recorder, suspects, meter, names
+    no_looks, make_queue, consumer, start, recorder, suspects, meter, names
 ):
     left = []
 
@@ -43,7 +43,7 @@ def test_one_suspect_runs_at_a_time_and_the_others_stay_unspent(
 
     start(concurrency=8)
 
-    recorder.wait_for(Acked, 20 * len(names), timeout=5)
+    recorder.wait_for(Acked, 20 * len(names))
     assert meter.most == 1
     assert set(left) == {11}  # twelve, less the one that the dead worker spent
 
@@ -65,7 +65,7 @@ def test_a_suspect_does_not_hold_up_the_innocent(queue, consumer, start, recorde
     recorder.wait_for(Acked, 55)
 
 
-def test_the_innocent_are_found_behind_many_suspects(queue, consumer, start, recorder, suspects, gate):
+def test_the_innocent_are_found_behind_many_suspects(no_looks, queue, consumer, start, recorder, suspects, gate):
     @consumer.handler(queue)
     def handle(body):
         if body == "x":
@@ -81,7 +81,7 @@ def test_the_innocent_are_found_behind_many_suspects(queue, consumer, start, rec
     start(concurrency=4)
 
     gate.wait_for()
-    recorder.wait_for(Acked, 20, timeout=3)
+    recorder.wait_for(Acked, 20)
     assert len(recorder.of(Started)) == 21
 
 

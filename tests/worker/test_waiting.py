@@ -84,7 +84,7 @@ def test_a_paused_queue_is_not_asked_again_and_again(queue, consumer, parts, cli
     assert commands_of(client)["blpop"] == before.get("blpop", 0) + 1
 
 
-def test_a_resume_is_noticed_at_once(queue, consumer, start, recorder):
+def test_a_resume_is_noticed_at_once(no_looks, queue, consumer, start, recorder):
     consumer.handler(queue)(lambda body: None)
     queue.pause()
     queue.publish("x")
@@ -126,13 +126,13 @@ def test_what_nobody_announced_is_found_by_the_next_look(queue, consumer, start,
     client.hset(queue.keys.counts, "go", 3)
     client.zadd(queue.keys.pending, {"go": 1})
 
-    recorder.wait_for(Acked, timeout=3)
+    recorder.wait_for(Acked)
     (event,) = recorder.of(Started)
     assert (event.id, event.attempt, event.lag) == ("go", None, None)
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.3, 1.2])
-def test_a_delayed_message_is_never_early_and_is_promoted_by_one_watcher(queue, url, recorder, delay):
+def test_a_delayed_message_is_never_early_and_is_promoted_by_one_watcher(no_looks, queue, url, recorder, delay):
     done = []
     with ExitStack() as stopped:
         for _ in range(4):
@@ -145,7 +145,6 @@ def test_a_delayed_message_is_never_early_and_is_promoted_by_one_watcher(queue, 
 
     assert len(done) == 5
     assert min(done) >= 0
-    assert max(done) < 1  # not by the look once a second
     assert sum(event.count for event in recorder.of(Promoted)) == 5
     assert [receipt.status for receipt in receipts] == ["published"] * 5
 
@@ -160,17 +159,17 @@ def test_the_cost_of_a_due_time_does_not_grow_with_the_idle_workers(queue, consu
     assert [timekeeper.watches("q") for _, timekeeper, _ in workers] == [True, False, False, False, False]
 
 
-def test_a_sooner_message_moves_the_due_time_forward(queue, consumer, start, recorder):
+def test_a_sooner_message_moves_the_due_time_forward(no_looks, queue, consumer, start, recorder):
     consumer.handler(queue)(lambda body: None)
     start()
-    queue.publish("later", delay=60)
+    queue.publish("later", delay=3600)
     queue.publish("sooner", id="sooner", delay=0.05)
 
-    recorder.wait_for(Acked, timeout=0.9)
+    recorder.wait_for(Acked)
     assert recorder.ids(Acked) == ["sooner"]
 
 
-def test_a_redelivery_is_on_time(queue, consumer, start, recorder):
+def test_a_redelivery_is_on_time(no_looks, queue, consumer, start, recorder):
     at = []
 
     @consumer.handler(queue)
@@ -182,20 +181,19 @@ def test_a_redelivery_is_on_time(queue, consumer, start, recorder):
     queue.publish("x")
     start()
 
-    recorder.wait_for(Acked, timeout=2)
+    recorder.wait_for(Acked)
     waits = [later - sooner for sooner, later in pairwise(at)]
     assert min(waits) >= 0.1
-    assert max(waits) < 0.9  # not by the look once a second
 
 
-def test_what_a_dead_worker_held_comes_back_when_its_lease_is_over(queue, consumer, start, recorder):
+def test_what_a_dead_worker_held_comes_back_when_its_lease_is_over(no_looks, queue, consumer, start, recorder):
     queue.publish("x", id="x")
     queue.moves.claim(Turn("dead", 1), limit=1, lease_ms=200)
     consumer.handler(queue, lease=0.3)(lambda body: None)
 
     start()
 
-    recorder.wait_for(Acked, timeout=0.9)
+    recorder.wait_for(Acked)
     assert recorder.of(Reclaimed)[0].overdue == ("x",)
 
 
@@ -237,7 +235,7 @@ def test_a_claim_that_tells_a_sooner_time_is_not_overruled_by_an_older_answer(qu
     assert 4 < wait < 6
 
 
-def test_work_goes_on_at_once_when_a_slot_is_free(queue, consumer, start, recorder, gate):
+def test_work_goes_on_at_once_when_a_slot_is_free(no_looks, queue, consumer, start, recorder, gate):
     @consumer.handler(queue)
     def handle(body):
         if body == "slow":
@@ -251,7 +249,7 @@ def test_work_goes_on_at_once_when_a_slot_is_free(queue, consumer, start, record
 
     gate.open()
 
-    recorder.wait_for(Acked, 51, timeout=2)
+    recorder.wait_for(Acked, 51)
 
 
 def test_a_token_says_which_queue_has_work(make_queue, consumer, parts, client):
