@@ -41,6 +41,8 @@ REQUESTS = [
     moves.resume(KEYS),
     moves.counts(KEYS),
     moves.tidy(KEYS),
+    moves.check(KEYS, ["a"]),
+    moves.find(KEYS),
     reads.bodies(KEYS, ["a"]),
     reads.wake_token(KEYS, 1),
     reads.garbage(KEYS, 1),
