@@ -7,8 +7,9 @@ import pytest
 from waiting import eventually
 
 from reliq.transitions import Turn
-from reliq.worker.flight import Flight
+from reliq.worker.flight import flights_of
 from reliq.worker.outcome import RELEASED
+from reliq.worker.run import Run
 from reliq.worker.running import Running
 
 #: A lease and a half.
@@ -37,9 +38,10 @@ def test_what_was_held_starts_only_while_its_lease_lasts(faulty, over):
     faulty.COUNTED.publish(1)
     sent_at = time.monotonic() - (handler.lease_seconds if over else 0.0)
     [claimed] = faulty.COUNTED.moves.claim(Turn("paused", 1), limit=1, lease_ms=60_000).claimed
-    flight, settled = Flight(claimed, handler, sent_at), []
+    flights, settled = flights_of([claimed], handler, sent_at), []
+    run = Run(flights, handler, time.monotonic(), None)
     running = Running(lambda flights, outcome: settled.append((flights, outcome)), (), (), threading.Event())
 
-    assert running.begin(flight) is not over
+    assert running.begin(run) is not over
 
-    assert settled == ([([flight], RELEASED)] if over else [])
+    assert settled == ([(flights, RELEASED)] if over else [])
