@@ -19,7 +19,7 @@ def eventually(condition: Callable[[], object], what: str, seconds: float = 30.0
 
 
 def with_patience(process: psutil.Process) -> None:
-    """End a process, if it still runs."""
+    """End a process, if it still runs; do not wait for whoever has to take notice of its end."""
     with contextlib.suppress(psutil.Error):
         process.kill()
-        process.wait(5)
+        eventually(lambda: process.status() == psutil.STATUS_ZOMBIE, f"process {process.pid} ends")
