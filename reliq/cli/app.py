@@ -1,7 +1,7 @@
 """The command's root: its options, its commands, and how an error reaches a person."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,6 +31,9 @@ from reliq.errors import BodyError, ConfigurationError, RedisUnavailableError, R
 
 #: Exit codes: 0 done, 1 it did not work, 2 it was asked for wrongly, 78 the set-up cannot work, 130 interrupted.
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+#: What Typer raises for an unknown option or a missing argument; it has no public name there.
+UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
     help="reliq: a reliable, at-least-once job queue on the Redis you already run.",
@@ -75,9 +78,18 @@ def root(
 
 
 def main() -> None:
-    """Run the command; an error of ours is one line that says what to do."""
+    """Run the command; an error is one line that says what to do."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except UsageError as error:
+        if "NoArgs" in type(error).__name__:
+            error.show()
+        else:
+            what, path = " ".join(error.format_message().split()), error.ctx.command_path if error.ctx else "reliq"
+            print(f"reliq: {what.rstrip('.')}; see {path} --help", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    except typer.Abort:
+        sys.exit(EXIT_FAILED)
     except (ConfigurationError, BodyError) as error:
         print(f"reliq: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from reliq import __version__
-from reliq.cli.app import app
+from reliq.cli.app import app, main
 
 ROOT = Path(__file__).parents[2]
 #: Commands that print no answer a script would read: they run, or answer by their exit code alone.
@@ -83,3 +83,27 @@ def test_a_shell_completes_the_names_of_commands(shell):
 
     assert done.returncode == 0, done.stderr
     assert "doctor" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nope"], "reliq: No such command 'nope'; see "),
+        (["list"], "reliq: Missing argument 'QUEUE'; see "),
+        (["list", "orders", "--statee", "x"], "reliq: No such option: --statee"),
+        (["health"], "reliq: Missing argument 'check'. Choose from: live, ready; see "),
+        (["health", "live", "--port", "x"], "reliq: Invalid value for '--port'"),
+        (["queues", "--json=3"], "reliq: Option '--json' does not take a value; see "),
+    ],
+)
+def test_a_command_that_was_typed_wrongly_is_one_line_and_exit_2(words, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["reliq", *words])
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    captured = capsys.readouterr()
+    assert (ended.value.code, captured.out) == (2, "")
+    assert captured.err.startswith(said)
+    assert captured.err.count("\n") == 1
+    assert captured.err.endswith(" --help\n")
