@@ -67,9 +67,9 @@ class Kept:
                 self._waiting -= 1
 
     def release(self, connection: Any) -> None:
-        """Take a connection back, with every reply read or disconnected: it is looked at before it is used again."""
+        """Take a connection back, with every reply read; one that is disconnected goes to the pool, to be made anew."""
         with self._lock:
-            if not self._waiting:
+            if connection._sock and not self._waiting:  # noqa: SLF001  `is_connected` came with redis-py 7
                 self._at_hand.append(connection)
                 return
         self._pool.release(connection)
