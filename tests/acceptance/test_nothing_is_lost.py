@@ -70,20 +70,19 @@ def test_a_message_that_kills_its_process_takes_none_of_its_batch_with_it(worker
 
     process = worker("--queue", "deadly", "--burst", "--log-level", "error")
 
-    assert process.wait(50) == 0
+    assert process.wait(100) == 0
     totals = jobs.DEADLY.counts().totals
     assert (totals["acked"], totals["dead"]) == (99, 1)
     assert [letter.payload for letter in jobs.DEADLY.letters()] == [b"killer"]
     assert jobs.DEADLY.letters()[0].reason == "lease"
 
 
-@pytest.mark.timeout(120)
 def test_200000_messages_due_at_once_are_delivered_by_bounded_calls(worker, jobs, client):
     jobs.MIXED.publish_many(Outgoing(body={"mood": "good"}, delay=3) for _ in range(200_000))
 
     process = worker("--queue", "mixed", "--processes", "2", "--burst", "--log-level", "error")
 
-    assert process.wait(100) == 0
+    assert process.wait(150) == 0
     assert not process.said("Traceback")
     assert jobs.MIXED.counts().totals["acked"] == 200_000
     # How long a call holds others up is bounded by how much it does: none moves more than 500.
@@ -172,7 +171,6 @@ def test_after_each_of_200_sigkills_the_account_balances_and_every_confirmed_mes
     assert leftovers(client, jobs.ONCE) == NOTHING
 
 
-@pytest.mark.timeout(120)
 def test_redis_killed_in_the_middle_loses_nothing_that_publish_confirmed(
     worker, jobs, environment, monkeypatch, server_path
 ):

@@ -54,7 +54,7 @@ def test_a_second_signal_ends_it_at_once(worker, jobs, client):
     eventually(lambda: not client.blpop(["nothing"], 0.3), "the first signal is taken note of")
     process.process.send_signal(signal.SIGINT)
 
-    assert process.wait(10) == 130
+    assert process.wait(40) == 130
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
 
 
@@ -76,7 +76,7 @@ def test_children_do_not_outlive_a_killed_supervisor(worker, jobs):
 
     process.process.kill()
 
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
 
 

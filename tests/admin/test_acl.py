@@ -142,7 +142,7 @@ def test_a_whole_worker_runs_as_a_consumer(login, refused, url):
     environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{PACKAGE.parent}"}
     command = [sys.executable, "-m", "reliq", "worker", "errands:consumer", "--burst", "--url", as_consumer]
 
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
     totals = queue.counts().totals
     assert done.returncode == 0, done.stderr

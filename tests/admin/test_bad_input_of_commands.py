@@ -127,7 +127,6 @@ def test_a_queue_that_nobody_knows_is_said_and_not_made(name, command, words, cl
     assert client.keys("*") == []
 
 
-@pytest.mark.timeout(180)
 def test_with_redis_away_a_command_says_so_in_one_line(words):
     away = {**os.environ, "RELIQ_URL": f"redis://127.0.0.1:{free_port()}/0"}
     names = ["list", "publish --jsonl", "dead redrive"]

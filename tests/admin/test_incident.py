@@ -114,7 +114,6 @@ def publish(orders, ids):
         orders.publish({"number": id, "card": card}, id=id)
 
 
-@pytest.mark.timeout(180)
 def test_ctrl_c_says_how_far_a_redrive_came_and_it_goes_on(person, url):
     orders = Queue("orders", url=url)
     publish(orders, [f"m{number}" for number in range(200)])
@@ -138,7 +137,6 @@ def test_ctrl_c_says_how_far_a_redrive_came_and_it_goes_on(person, url):
     assert orders.counts().ready == 200
 
 
-@pytest.mark.timeout(180)
 def test_a_bulk_publish_shows_a_bar_on_a_terminal_alone(person, url, tmp_path):
     file = tmp_path / "orders.jsonl"
     file.write_text('{"n":1}\n' * 2000)

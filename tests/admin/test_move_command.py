@@ -148,7 +148,6 @@ def test_what_is_put_off_is_no_fault_that_a_check_would_mend(command, queue):
     assert queue.counts() == before
 
 
-@pytest.mark.timeout(120)
 def test_a_worker_works_on_beside_a_message_that_is_put_off(queue, url):
     queue.publish({"n": 1}, id="m")
     queue.moves.reschedule(["m"], at_ms=4 * 10**12 + 10**12)

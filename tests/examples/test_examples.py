@@ -28,7 +28,7 @@ def run(url):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stderr

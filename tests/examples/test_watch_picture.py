@@ -17,7 +17,7 @@ def test_the_picture_is_drawn_from_what_really_runs(tmp_path):
         env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "PYTHONWARNINGS": "error"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=120,
         check=False,
     )
 

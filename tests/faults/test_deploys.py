@@ -20,7 +20,6 @@ def work_for_ever():
     faulty.consumer.run(WorkerSettings(concurrency=4), queues=["counted"])
 
 
-@pytest.mark.timeout(150)
 def test_after_many_sigterms_under_load_everything_is_acked_or_queued_and_no_retry_is_spent(processes, faulty, admin):
     chance = random.Random(3)
     faulty.COUNTED.publish_many(range(20_000))

@@ -1,12 +1,10 @@
 """Whatever a handler does to its thread, its loop or its process: the others work, and it ends in the dead letters."""
 
-import pytest
 from waiting import eventually
 
 ENDS_PROCESSES = ("segfaults", "calls os._exit")
 
 
-@pytest.mark.timeout(120)
 def test_handlers_that_kill_their_process_or_thread_end_as_letters_and_take_nothing_along(worker, faulty):
     for deed in faulty.DEADLY:
         faulty.DEEDS.publish(deed, retries=0 if deed in ENDS_PROCESSES else 2)

@@ -16,7 +16,6 @@ from reliq.worker.running import Running
 PAUSE_SECONDS = 3.0
 
 
-@pytest.mark.timeout(120)
 def test_a_worker_that_was_paused_for_longer_than_a_lease_starts_nothing_that_it_held(worker, faulty, admin, hold):
     faulty.COUNTED.publish_many(range(600))
     process = worker("--queue", "counted", "--processes", "2", "--concurrency", "1")

@@ -38,7 +38,6 @@ def done(admin) -> set[str]:
     return {id.decode() for id in admin.hkeys("note:done")}
 
 
-@pytest.mark.timeout(150)
 def test_nothing_is_lost_whatever_happens_to_redis_and_to_its_workers(faults, worker, faulty, admin):
     chance = random.Random(5)
     process = worker("--queue", "counted", "--processes", "2", "--concurrency", "4", "--log-level", "error")

@@ -36,7 +36,6 @@ def previous(tmp_path_factory):
     return folder
 
 
-@pytest.mark.timeout(150)
 def test_two_versions_work_side_by_side_and_the_account_balances(worker, faulty, admin, previous):
     options = ("--queue", "counted", "--processes", "2", "--concurrency", "2", "--log-level", "error")
     versions = [worker(*options), worker(*options, version=previous)]

@@ -28,7 +28,6 @@ def consumer(url):
     return Consumer(url)
 
 
-@pytest.mark.timeout(120)
 def test_leases_do_not_run_out_in_the_local_buffer(queue, consumer):
     """With its default settings the original lost 28,772 of 100,000: it leased all and worked one after another."""
     done = []

@@ -196,7 +196,6 @@ def written(tmp_path_factory):
 
 
 @CHECKERS
-@pytest.mark.timeout(180)
 def test_the_programs_of_the_readers_pass_and_the_wrong_ones_do_not(written, complaints):
     good, wrong = written
 
@@ -208,7 +207,6 @@ def test_the_programs_of_the_readers_pass_and_the_wrong_ones_do_not(written, com
 
 
 @CHECKERS
-@pytest.mark.timeout(180)
 def test_a_wrong_program_is_complained_of_where_it_is_wrong(written, complaints):
     _, wrong = written
     head = HEAD.count("\n")

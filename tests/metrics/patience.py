@@ -11,6 +11,7 @@ import urllib.parse
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import with_patience
 
 
 def eventually(condition, what, seconds=30.0):
@@ -85,11 +86,9 @@ def end(process):
     with contextlib.suppress(psutil.Error):
         children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    process.wait(10)
+    process.wait(30)
     for child in children:
-        with contextlib.suppress(psutil.Error):
-            child.kill()
-            child.wait(5)
+        with_patience(child)
 
 
 def must_run_in_ci(reason):

@@ -121,7 +121,7 @@ def test_the_endpoint_stops_with_its_worker_and_leaves_no_process(worker, jobs):
 
     running.process.send_signal(signal.SIGTERM)
 
-    assert running.process.wait(20) == 0
+    assert running.process.wait(60) == 0
     assert get(port, "/metrics")[0] == 0
     assert not any(map(psutil.Process.is_running, children))
     end(running.process)

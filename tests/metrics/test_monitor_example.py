@@ -25,7 +25,7 @@ def test_the_demos_figures_reach_a_prometheus():
         eventually(lambda: prometheus.ask('reliq_acked_total{queue="demo"} > 5'), "errands are handled and scraped")
         counted = value(scrape(ports["metrics"]), "reliq_acked_total", queue="demo")
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=40)
+        process.communicate(timeout=120)
 
     assert counted > 5
     assert process.returncode == 0

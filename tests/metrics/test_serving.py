@@ -167,7 +167,7 @@ class TestOneProcess:
             assert get(endpoint.port, "/ready") == (503, "starting: process 0\n")
             consumer.start(WorkerSettings(concurrency=3))
             consumer.queue.publish(1)
-            assert consumer.handled.wait(10)
+            assert consumer.handled.wait(30)
             eventually(lambda: get(endpoint.port, "/ready")[0] == 200, "it is ready")
             eventually(
                 lambda: value(scrape(endpoint.port), "reliq_handler_seconds_count", queue="single", outcome="ack") == 1,
@@ -199,7 +199,7 @@ class TestOneProcess:
             eventually(lambda: get(port, "/ready")[0] == 200, "it is ready")
             found = scrape(port)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
 
         assert value(found, "reliq_slots") == 16
         assert get(port, "/live")[0] == 0

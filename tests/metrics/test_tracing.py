@@ -33,7 +33,7 @@ def handled(environment):
         command = [sys.executable, "-m", "traced"]
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             eventually(lambda: enough(queue.counts()), "the messages are handled")
-            out, _ = process.communicate(timeout=20)
+            out, _ = process.communicate(timeout=120)
         return json.loads(out)
 
     return run

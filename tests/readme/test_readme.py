@@ -37,7 +37,7 @@ def shop(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch):
             check=False,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=120,
         )
         assert done.returncode in exits, done.stderr
         return done.stdout
@@ -137,7 +137,7 @@ def test_a_demo_on_a_redis_that_has_a_queue_of_that_name_is_refused(url, client:
     Queue("demo", url=url).publish({})
 
     done = subprocess.run(
-        [sys.executable, "-m", "reliq", "demo", "--url", url], check=False, capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "reliq", "demo", "--url", url], check=False, capture_output=True, text=True, timeout=120
     )
 
     assert done.returncode == 2

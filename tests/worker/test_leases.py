@@ -173,7 +173,7 @@ def test_a_running_job_learns_that_it_was_cancelled(queue, consumer, start, reco
 
     queue.publish("x", id="x")
     start()
-    assert running.wait(5)
+    assert running.wait(30)
 
     assert queue.cancel("x") == "running"
 
@@ -213,7 +213,7 @@ def test_a_job_learns_that_its_lease_is_lost(queue, consumer, start, recorder, c
 
     queue.publish("x", id="x")
     start()
-    assert started.wait(5)
+    assert started.wait(30)
     client.hset(queue.keys.lease, "x", "someone else")
 
     recorder.wait_for(Lost)

@@ -24,7 +24,7 @@ def run():
     yield make
     for loop in loops:
         loop.stop()
-        assert loop.join(5)
+        assert loop.join(30)
 
 
 def test_a_step_that_raises_is_made_again_and_the_failure_is_logged(run, caplog):
@@ -36,8 +36,8 @@ def test_a_step_that_raises_is_made_again_and_the_failure_is_logged(run, caplog)
 
     run(step)
 
-    assert made.acquire(timeout=5)
-    assert made.acquire(timeout=5)
+    assert made.acquire(timeout=30)
+    assert made.acquire(timeout=30)
     assert "the part failed and tries again" in caplog.text
 
 
@@ -60,16 +60,16 @@ def test_a_wake_ends_the_wait_and_one_during_a_step_is_not_forgotten(run):
 
     def step():
         begun.release()
-        assert go_on.acquire(timeout=5)
+        assert go_on.acquire(timeout=30)
         return 3600.0
 
     loop = run(step)
     for _ in range(3):
-        assert begun.acquire(timeout=5)
+        assert begun.acquire(timeout=30)
         loop.wake()
         go_on.release()
 
-    assert begun.acquire(timeout=5)
+    assert begun.acquire(timeout=30)
     go_on.release()
 
 
@@ -85,7 +85,7 @@ def test_a_stop_ends_the_wait_for_redis_to_come_back(run):
     loop.wake()
     loop.stop()
 
-    assert loop.join(5)
+    assert loop.join(30)
 
 
 def test_a_loop_that_was_never_started_has_ended():

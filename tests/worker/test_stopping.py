@@ -104,7 +104,7 @@ def test_a_running_job_learns_of_the_stop(queue, consumer, recorder):
 
     queue.publish("x")
     consumer.start()
-    assert running.wait(5)
+    assert running.wait(30)
 
     assert consumer.stop()
     assert recorder.of(Handled)[0].outcome == "nack"
@@ -121,7 +121,7 @@ def test_a_job_that_gives_way_to_a_stop_goes_back_unspent(queue, consumer, recor
 
     queue.publish("x", id="x", retries=0)
     consumer.start()
-    assert running.wait(5)
+    assert running.wait(30)
 
     assert consumer.stop()
     assert recorder.ids(Released) == ["x"]
