@@ -55,7 +55,7 @@ def once(body: int, job: Job[int]) -> None:
     note("done", job.id)
 
 
-@consumer.handler(SLOW, lease=1)
+@consumer.handler(SLOW, lease=10)
 def slow(seconds: float, job: Job[float]) -> None:
     note("started", job.id)
     time.sleep(seconds)

@@ -34,6 +34,7 @@ def test_20000_mixed_jobs_survive_a_process_killed_every_two_seconds(worker, job
     moods = chance.choices(["good", "flaky", "fails"], [0.85, 0.1, 0.05], k=20_000)
     ids = [f"job-{number}" for number in range(20_000)]
     process = worker("--queue", "mixed", "--processes", "4", "--log-level", "error")
+    eventually(lambda: len(process.children()) == 4, "there is something to kill")
 
     jobs.MIXED.publish_many(
         Outgoing(body={"mood": mood}, id=id, delay=chance.choice([0, 0, chance.uniform(0, 5)]))
