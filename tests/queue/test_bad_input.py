@@ -161,7 +161,7 @@ def test_without_a_url_nothing_is_guessed(monkeypatch):
         Queue("q").publish({})
 
 
-@pytest.mark.parametrize("body", [[1], "text", 5, None, object()], ids=str)
+@pytest.mark.parametrize("body", [[1], "text", 5, None, object()], ids=lambda body: type(body).__name__)
 def test_a_body_of_another_type_is_refused_before_redis_is_asked(queue, call, commands, body):
     with pytest.raises(BodyError, match="body must be dict, not "):
         call(queue, "publish", body)
