@@ -199,13 +199,8 @@ def _replicas(facts: Facts) -> Finding:
     if role != "master":
         return Finding("replicas", "bad", "this is a replica", "it takes no writes", "name the primary, or Sentinel")
     if not replicas:
-        return Finding(
-            "replicas",
-            "warning",
-            "no replica",
-            "the machine's loss is the queues' loss",
-            "add a replica, if that matters",
-        )
+        loss = "the machine's loss is the queues' loss"
+        return Finding("replicas", "warning", "no replica", loss, "add a replica, if that matters")
     least = facts.config.get("min-replicas-to-write")
     if least is None:
         return _unknown("replicas", "CONFIG GET min-replicas-to-write")
