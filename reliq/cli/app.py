@@ -40,29 +40,16 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command()(worker)
-app.command()(demo)
-app.command()(bench)
-app.command()(exporter)
-app.command()(health)
-app.command()(queues)
-app.command()(workers)
-app.command()(running)
-app.command()(account)
-app.command()(show)
-app.command()(ends)
-app.command()(watch)
-app.command()(check)
-app.command()(acl)
-app.command()(doctor)
-app.command("list")(list_messages)
-app.command()(publish)
-app.command()(cancel)
-app.add_typer(dead, name="dead")
-app.command()(move)
-app.command()(purge)
-app.command()(pause)
-app.command()(resume)
+for title, commands in (
+    ("Run", (worker, demo, exporter, health)),
+    ("See", (queues, workers, running, list_messages, show, ends, watch)),
+    ("Act", (publish, cancel, move, purge, pause, resume)),
+    ("Check", (account, check, doctor, acl)),
+    ("Measure", (bench,)),
+):
+    for command in commands:
+        app.command("list" if command is list_messages else None, rich_help_panel=title)(command)
+app.add_typer(dead, name="dead", rich_help_panel="Act")
 
 
 @app.callback(invoke_without_command=True)
