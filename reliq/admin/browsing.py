@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from reliq.admin import pieces
 from reliq.admin.letters import walk_letters
-from reliq.admin.pieces import MOVING_MS, State, run_all
+from reliq.admin.pieces import MOVING_MS, Hash, State, run_all
 from reliq.admin.walking import Found, Walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from reliq.admin.filters import Filter
+    from reliq.admin.pieces import SortedSet
     from reliq.doors.blocking import BlockingDoor
     from reliq.keys import Keys
     from reliq.message import Letter
@@ -81,9 +82,9 @@ def entries(door: BlockingDoor, keys: Keys, state: State, found: list[Found]) ->
     if not found:
         return []
     ids = [one.id for one in found]
-    asked = [pieces.fields(key, ids) for key in (keys.lease, keys.counts, keys.errors)]
+    asked = [pieces.fields(keys, name, ids) for name in get_args(Hash)]
     sorted_set = state in ("pending", "unack")
-    places = [pieces.scores(pieces.place(keys, state), ids)] if sorted_set else []
+    places = [pieces.scores(keys, cast("SortedSet", state), ids)] if sorted_set else []
     sizes = [pieces.length(keys, id) for id in ids]
     words, lefts, notes, *rest = run_all(door, [*asked, *places, *sizes])
     times = rest.pop(0) if sorted_set else [None] * len(ids)

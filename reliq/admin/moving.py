@@ -160,12 +160,12 @@ class Mover:
     def _free(self, meant: list[Entry]) -> list[Entry]:
         """Return the messages that the other queue can have and does not know."""
         fit = [one for one in meant if (one.size or 0) <= LARGEST_BODY and _is_id(one.id)]
-        to = self._to.keys
+        keys = self._to.keys
         asked: list[Command[bool]] = []
         for one in fit:
-            asked.append(Command(("EXISTS", to.dd(one.id)), bool))
-            asked.append(Command(("HEXISTS", to.counts, one.id), bool))
-            asked.append(Command(("SISMEMBER", to.garbage, one.id), bool))
+            asked.append(Command(("EXISTS", keys.dd(one.id)), bool))
+            asked.append(Command(("HEXISTS", keys.counts, one.id), bool))
+            asked.append(Command(("SISMEMBER", keys.garbage, one.id), bool))
         known = run_all(self._door, asked)
         return [one for at, one in enumerate(fit) if not any(known[3 * at : 3 * at + 3])]
 
@@ -185,7 +185,9 @@ class Mover:
         """Return what to publish; a message whose body is gone has ended."""
         ids = [id for id, _ in held]
         asked = [pieces.value(self._keys, id) for id in ids] + [pieces.left_ms(self._keys, id) for id in ids]
-        lefts, now_ms, *rest = run_all(self._door, [pieces.fields(self._keys.counts, ids), pieces.server_ms(), *asked])
+        lefts, now_ms, *rest = run_all(
+            self._door, [pieces.fields(self._keys, "counts", ids), pieces.server_ms(), *asked]
+        )
         rows = zip(held, rest[: len(ids)], rest[len(ids) :], lefts, strict=True)
         return [
             self._order(id, until, value, int(left) if left.isdigit() else 0, None if ttl < 0 else ttl + now_ms - until)

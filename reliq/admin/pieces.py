@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 State = Literal["pending", "ready", "unack", "retry", "garbage", "dead"]
 STATES: tuple[State, ...] = get_args(State)
+SortedSet = Literal["pending", "unack"]
+Hash = Literal["lease", "counts", "errors"]
 LISTS = ("ready", "retry")
 
 #: How long a step may take in all before Redis counts as away.
@@ -45,23 +47,24 @@ def run_all(door: BlockingDoor, requests: Sequence[Request[Any]]) -> list[Any]:
 
 def size(keys: Keys, state: State) -> Command[int]:
     """Count what is in a state."""
-    verbs = {"ready": "LLEN", "retry": "LLEN", "garbage": "SCARD", "dead": "XLEN"}
-    return Command((verbs.get(state, "ZCARD"), place(keys, state)), int)
-
-
-def place(keys: Keys, state: State) -> str:
-    """Return the key that holds a state."""
-    key: str = getattr(keys, state)
-    return key
+    sizes = {
+        "pending": Command(("ZCARD", keys.pending), int),
+        "ready": Command(("LLEN", keys.ready), int),
+        "unack": Command(("ZCARD", keys.unack), int),
+        "retry": Command(("LLEN", keys.retry), int),
+        "garbage": Command(("SCARD", keys.garbage), int),
+        "dead": Command(("XLEN", keys.dead), int),
+    }
+    return sizes[state]
 
 
 def ids_at(keys: Keys, state: State, at: int, count: int) -> Command[list[str]]:
     """Read ids of a list or sorted set from the place `at`, what comes first first."""
     if state in LISTS:
-        return Command(
-            ("LRANGE", place(keys, state), -at - count, -at - 1), lambda reply: [id_text(one) for one in reply[::-1]]
-        )
-    return Command(("ZRANGE", place(keys, state), at, at + count - 1), lambda reply: [id_text(one) for one in reply])
+        line = {"ready": keys.ready, "retry": keys.retry}[state]
+        return Command(("LRANGE", line, -at - count, -at - 1), lambda reply: [id_text(one) for one in reply[::-1]])
+    key = {"pending": keys.pending, "unack": keys.unack}[state]
+    return Command(("ZRANGE", key, at, at + count - 1), lambda reply: [id_text(one) for one in reply])
 
 
 def scan_garbage(keys: Keys, cursor: int) -> Command[tuple[int, list[str]]]:
@@ -96,15 +99,17 @@ def left_ms(keys: Keys, id: str) -> Command[int]:
     return Command(("PTTL", keys.msg(id)), int)
 
 
-def fields(key: str, ids: Sequence[str]) -> Command[list[str]]:
+def fields(keys: Keys, name: Hash, ids: Sequence[str]) -> Command[list[str]]:
     """Read the texts that a hash has for ids, empty where it has none."""
+    key = {"lease": keys.lease, "counts": keys.counts, "errors": keys.errors}[name]
     return Command(
         ("HMGET", key, *ids), lambda reply: ["" if one is None else one.decode("utf-8", "replace") for one in reply]
     )
 
 
-def scores(key: str, ids: Sequence[str]) -> Command[list[float | None]]:
+def scores(keys: Keys, name: SortedSet, ids: Sequence[str]) -> Command[list[float | None]]:
     """Read the scores of ids, None for one that is not there."""
+    key = {"pending": keys.pending, "unack": keys.unack}[name]
     return Command(("ZMSCORE", key, *ids), lambda reply: [None if one is None else float(one) for one in reply])
 
 

@@ -112,7 +112,7 @@ class Module:
 
     def _uses_of(self, command: ast.expr) -> set[Use]:
         if not isinstance(command, ast.Tuple):
-            return set()
+            return {use for one in self._values(command) if isinstance(one, ast.Tuple) for use in self._uses_of(one)}
         first, *rest = command.elts
         commands = {text for node in self._followed(first) for text in _command(node)}
         keys = {key for part in rest for node in self._followed(part) for key in _keys(node)}

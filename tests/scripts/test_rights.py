@@ -37,7 +37,9 @@ def calls(run, client, keys):
     calls["publish"] += [*calls["publish"], *_publishes(client, keys)]  # the first is repeated
     calls["claim"].append(t.claim(keys, t.Turn("w", 99), limit=10, lease_ms=1000, watcher="me", clock=LATER))
     calls["collect"].append(t.collect(keys, ["gone"], letters_max=2, letters_ms=1, clock=LATER))
-    calls["purge"] += [t.purge(keys, ["no"], state=state) for state in ("pending", "ready", "retry")]
+    calls["purge"] += [
+        t.purge(keys, [id], state=state) for id, state in (("no", "pending"), ("no", "ready"), ("in-retry", "retry"))
+    ]
     calls["check"] += _mendings(run, client, keys)
     letter = client.xadd(keys.dead, {"id": "x", "value": b'RELIQ/1 {"d":1,"r":1}\n', "note": "failed 1 x"}).decode()
     calls["redrive"].append(t.redrive(keys, [(letter, "x", 1)], ttl_ms=HOUR_MS))

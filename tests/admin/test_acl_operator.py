@@ -1,0 +1,198 @@
+"""An operator with exactly the rule that `reliq acl` prints runs every command of an operator, and no more than that."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import redis
+from typed import reliq
+
+from reliq import Queue, roster
+from reliq import transitions as t
+from reliq.roster import Slot, Worker
+
+#: What the doctor asks on the off chance; what it is not told, it calls unknown.
+OFF_CHANCE = ("client", "info", "config", "slowlog", "acl")
+#: Rights that the test does not come to need: to watch, to mend what somebody else broke, or one of two that do.
+ELSEWHERE = {"HRANDFIELD", "LREM", "RENAMENX", "EVAL"}
+
+
+@pytest.fixture(params=[(), ("--server", "6.2")], ids=["printed-for-this-server", "printed-for-6.2"])
+def rule(request, url):
+    """What the command prints for an operator of two queues."""
+    code, out, error = reliq("acl", "--role", "operator", "--queue", "q", "--queue", "other", *request.param, url=url)
+    assert code == 0, error
+    return out
+
+
+@pytest.fixture
+def operator(client, rule, url):
+    """A user made with that rule and a password; its URL."""
+    client.execute_command("ACL", "SETUSER", "reliq-operator", "reset")
+    client.execute_command(*rule.split())
+    client.execute_command("ACL", "SETUSER", "reliq-operator", "on", ">secret")
+    client.acl_log_reset()
+    yield url.replace("redis://", "redis://reliq-operator:secret@")
+    client.acl_deluser("reliq-operator")
+
+
+@pytest.fixture
+def scene(url, client):
+    """Messages in every state, dead letters, one message that got lost, and a worker."""
+    queue, other = Queue("q", url=url, retries=3), Queue("other", url=url)
+    other.publish({}, delay=600)
+    for id in ("d1", "d2", "d3", "d4", "failing", "redelivered", "lost", "held"):
+        queue.publish({"id": id}, id=id, retries=0 if id.startswith("d") else 3)
+    claimed = queue.moves.claim(t.Turn("w", 1), limit=9, lease_ms=600_000).claimed
+    by_id = {one.id: one for one in claimed}
+    dead = [(by_id[id], 0, "rejected 1 no such card", b'{"id":"%s"}' % id.encode()) for id in ("d1", "d2", "d3", "d4")]
+    queue.moves.nack(dead)
+    queue.moves.nack([(by_id["failing"], 600_000, "failed 1 gateway down", b"{}")])
+    queue.moves.collect(["d1", "d2", "d3"], letters_max=9, letters_ms=10**12)
+    client.zrem(queue.keys.unack, "lost", "redelivered")
+    client.rpush(queue.keys.retry, "redelivered")
+    client.hset(queue.keys.lease, "redelivered", "suspect")
+    for at in range(6):
+        queue.publish({"at": at}, id=f"ready{at}")
+        queue.publish({"at": at}, id=f"later{at}", delay=600)
+    slot = Slot("q", "held", 1, time.time())
+    record = Worker("w", "host", 1, "1", ("q",), 4, 1, time.time(), time.time(), time.time(), (slot,))
+    for command in roster.beat(record):
+        client.execute_command(*command.command)
+    client.persist("reliq:worker:w")
+    return queue
+
+
+@pytest.fixture
+def refused(client):
+    """What the operator was refused since it was made, but for what the doctor asks on the off chance."""
+    return lambda: sorted({one["object"] for one in client.acl_log() if not one["object"].startswith(OFF_CHANCE)})
+
+
+def ran(client):
+    """The commands that Redis has run since its figures were reset, those in scripts included."""
+    figures = client.info("commandstats")
+    return {name.removeprefix("cmdstat_").partition("|")[0].upper() for name in figures if figures[name]["calls"]}
+
+
+SEEING = [
+    ("queues --interval 10ms", '"queue":"q"'),
+    ("workers", '"id":"w"'),
+    ("running q", '"id":"held"'),
+    ("account other", '"balanced":true'),
+    *((f"list q --state {state}", '"id":') for state in ("pending", "ready", "unack", "retry", "garbage", "dead")),
+    ("list q --state ready --match at", '"ready0"'),
+    ("show q ready1", '"ready1"'),
+    ("show q d1", '"rejected"'),
+    ("ends q", '"dead"'),
+    ("ends q --kind acked", "[]"),
+    ("dead list q", '"no such card"'),
+    ("dead show q d2", '"no such card"'),
+]
+ACTING = [
+    ("publish q {} --id one --delay 1s", '"published"'),
+    ("publish q {} --id two --dedup 1h", '"published"'),
+    ("publish q --jsonl FILE", '"published":2'),
+    ("cancel q one ready0", '"cancelled"'),
+    ("publish q {} --id ready0 --delay 5s", ""),
+    ("cancel q --state pending --match two --yes", '"cancelled":'),
+    ("dead redrive q d1 --yes", '"redriven":1'),
+    ("dead redrive q d2 --to other --yes", '"redriven":1'),
+    ("dead purge q --reason rejected --yes", '"deleted":1'),
+    ("move q other --state pending --limit 2 --yes", '"moved":2'),
+    ("move q other --state ready --limit 2 --yes", '"moved":'),
+    *((f"purge q --state {state} --yes", "") for state in ("pending", "ready", "retry", "garbage", "unack", "dead")),
+    ("pause q --reason full --for 30m", ""),
+    ("queues --interval 0", '"full"'),
+    ("resume q", '"was_paused":true'),
+    ("check q --repair", '"lost"'),
+]
+
+
+def test_it_runs_every_command_and_needs_every_right(scene, operator, rule, refused, client, tmp_path):
+    file = tmp_path / "orders.jsonl"
+    file.write_text('{"line": 1}\n{"line": 2}\n')
+    client.config_resetstat()
+
+    for line, said in (*SEEING, *ACTING):
+        words = [str(file) if word == "FILE" else word for word in line.split()]
+        code, out, error = reliq(*words, "--json", url=operator)
+        assert (code, refused()) == (0, []), (line, error)
+        assert said in out, line
+
+    rights = {right.upper() for right in re.findall(r"\+(\w+)", rule)}
+    assert rights - ran(client) <= ELSEWHERE
+    assert scene.counts().missing == 0
+
+
+def test_it_watches(scene, operator, refused):
+    command = [sys.executable, "-m", "reliq", "watch", "--json", "--interval", "30s", "--url", operator]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as watch:
+        look = json.loads(watch.stdout.readline())
+        watch.send_signal(signal.SIGINT)
+
+    assert ({one["queue"] for one in look["queues"]}, look["unreadable"]) == ({"q", "other"}, [])
+    assert look["workers"][0]["id"] == "w"
+    assert {one["error"] for one in look["errors"]} == {"gateway down", "no such card"}
+    assert look["ends"]
+    assert refused() == []
+
+
+def test_it_asks_the_doctor_who_calls_unknown_what_it_may_not_know(scene, operator, refused, client):
+    code, out, error = reliq("doctor", "--role", "operator", "--queue", "q", "--json", url=operator)
+
+    verdicts = {one["name"]: one["verdict"] for one in json.loads(out)}
+    knows = "unknown" if client.info("server")["redis_version"].startswith("6.") else "ok"
+    assert (code, error, refused()) == (0, "", [])
+    assert (verdicts["rights of a operator"], verdicts["slow scripts"]) == (knows, "unknown")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "FLUSHALL",
+        "FLUSHDB",
+        "CONFIG SET maxmemory 1",
+        "KEYS *",
+        "ACL LIST",
+        "MONITOR",
+        "GET {reliq:third}:msg:m",
+        "LRANGE {reliq:third}:ready 0 -1",
+        "DEL {reliq:third}:ready",
+        "SET {reliq:third}:paused 1",
+        "HGETALL {reliq:third}:totals",
+        "XREVRANGE {reliq:third}:dead + -",
+        "RPOP {reliq:q}:ready",
+        "RENAME {reliq:q}:ready {reliq:q}:gone",
+    ],
+)
+def test_it_is_refused_what_is_not_an_operators_business(command, operator):
+    with redis.Redis.from_url(operator) as user, pytest.raises(redis.exceptions.NoPermissionError):
+        user.execute_command(*command.split())
+
+
+@pytest.mark.parametrize(
+    "words", ["pause third", "list third --state ready", "publish third {}", "check third", "account third"]
+)
+def test_a_queue_of_somebody_else_is_an_error_that_says_so(words, operator, url):
+    Queue("third", url=url).publish({})
+
+    code, _, error = reliq(*words.split(), url=operator)
+
+    assert code == 1
+    assert re.search("permission|NOPERM", error)
+
+
+def test_a_queue_of_somebody_else_is_listed_as_one_that_cannot_be_read(scene, operator, url):
+    Queue("third", url=url).publish({})
+
+    code, out, _ = reliq("queues", "--json", "--interval", "0", url=operator)
+
+    seen = json.loads(out)
+    assert (code, seen["unreadable"]) == (0, ["third"])
+    assert {one["queue"] for one in seen["queues"]} == {"q", "other"}
