@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reliq.errors import RedisUnavailableError
+from reliq.settings import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,8 +15,18 @@ if TYPE_CHECKING:
     from reliq.call import Request, T
     from reliq.doors.asynchronous import AsyncDoor
 
-#: The most calls in one round trip.
-TOGETHER_LIMIT = 500
+#: The most calls in one round trip, and the most bytes of bodies unless one call has more.
+TOGETHER_LIMIT, TOGETHER_BYTES = 500, 8 * MIB
+#: A round trip that takes longer than this is not waited for by the next: Redis may be away.
+ROUND_SECONDS = 0.1
+
+
+class Waiting(NamedTuple):
+    """A request, how many bytes it carries, and the answer to come."""
+
+    request: Request[Any]
+    weight: int
+    answer: asyncio.Future[Any]
 
 
 class Gathering:
@@ -22,20 +34,21 @@ class Gathering:
 
     def __init__(self, door: Callable[[], AsyncDoor], *, for_seconds: float) -> None:
         self._door, self._for_seconds = door, for_seconds
-        self._waiting: list[tuple[Request[Any], asyncio.Future[Any]]] = []
+        self._waiting: deque[Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._rounds: set[asyncio.Task[None]] = set()  # under way; the event loop itself keeps no hold of its tasks
 
-    async def run(self, request: Request[T]) -> T:
+    async def run(self, request: Request[T], weight: int) -> T:
         """
-        Make `request` and return its answer, as `AsyncDoor.run` does.
+        Make `request`, which carries `weight` bytes, and return its answer, as `AsyncDoor.run` does.
 
         A caller that is cancelled does not stop its request.
         """
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, future))
+        one = Waiting(request, weight, asyncio.get_running_loop().create_future())
+        self._waiting.append(one)
         if self._task is None:
-            self._task = asyncio.create_task(self._run_all())
-        answer = await future
+            self._start()
+        answer = await one.answer
         if isinstance(answer, RedisUnavailableError):  # Redis answered the others: it may answer this one in a moment
             return await self._door().run(request, for_seconds=self._for_seconds)
         if isinstance(answer, BaseException):
@@ -43,28 +56,48 @@ class Gathering:
         result: T = answer
         return result
 
-    async def _run_all(self) -> None:
-        try:
-            while self._waiting:
-                together, self._waiting = self._waiting[:TOGETHER_LIMIT], self._waiting[TOGETHER_LIMIT:]
-                await self._make(together)
-        finally:
-            self._task = None
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._run_all())
+        self._task.add_done_callback(self._ended)
 
-    async def _make(self, together: list[tuple[Request[Any], asyncio.Future[Any]]]) -> None:
+    def _ended(self, _task: asyncio.Task[None]) -> None:
+        """Begin again for those who still wait: the end of an event loop cancels this task as any other."""
+        self._task = None
+        self._waiting = deque(one for one in self._waiting if not one.answer.done())
+        if self._waiting:
+            self._start()
+
+    async def _run_all(self) -> None:
+        while self._waiting:
+            one_round = asyncio.create_task(self._make(self._next()))
+            self._rounds.add(one_round)
+            one_round.add_done_callback(self._rounds.discard)
+            await asyncio.wait([one_round], timeout=ROUND_SECONDS)
+
+    def _next(self) -> list[Waiting]:
+        """Take what goes in one round trip."""
+        together = [self._waiting.popleft()]
+        weight = together[0].weight
+        while self._waiting and len(together) < TOGETHER_LIMIT:
+            weight += self._waiting[0].weight
+            if weight > TOGETHER_BYTES:
+                break
+            together.append(self._waiting.popleft())
+        return together
+
+    async def _make(self, together: list[Waiting]) -> None:
         """Make the calls in one round trip, and tell each caller that still waits."""
-        waiting = [future for _, future in together]
         try:
-            answers = await self._door().run_all([request for request, _ in together], for_seconds=self._for_seconds)
+            answers = await self._door().run_all([one.request for one in together], for_seconds=self._for_seconds)
         except asyncio.CancelledError:
-            for future in waiting:
-                future.cancel()
+            for one in together:
+                one.answer.cancel()
             raise
         except Exception as error:
-            for future in waiting:
-                if not future.done():
-                    future.set_exception(error)
+            for one in together:
+                if not one.answer.done():
+                    one.answer.set_exception(error)
             return
-        for future, answer in zip(waiting, answers, strict=True):
-            if not future.done():
-                future.set_result(answer)
+        for one, answer in zip(together, answers, strict=True):
+            if not one.answer.done():
+                one.answer.set_result(answer)

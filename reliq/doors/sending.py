@@ -73,7 +73,7 @@ class Sender:
         call, told = self._writer.call(orders, turn), NOT_ASKED
         try:
             if durability.kind == "none":
-                answer = await self._gathering().run(call)
+                answer = await self._gathering().run(call, sum(len(order.value) for order in orders))
             else:
                 answer, told = await self._confirmer.arun(call, orders, durability)
         except BaseException as error:

@@ -1,0 +1,91 @@
+"""Calls of many tasks that share round trips: how much goes together, and what becomes of those who wait."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from reliq import Queue
+from reliq.call import Command
+from reliq.doors.gathering import Gathering
+
+#: A server that is frozen is waited for so much longer than a busy machine can hold up a test.
+PATIENCE_SECONDS = 32.0
+
+
+class Rounds:
+    """The calls of the running event loop, and how many round trips have begun."""
+
+    def __init__(self, queue):
+        self.begun = 0
+        self.fourth = asyncio.Event()
+        self._queue = queue
+        self.gathering = Gathering(self._door, for_seconds=1.0)
+
+    def make(self, count, weight=0):
+        echo = (Command(("ECHO", str(n)), int) for n in range(count))
+        return [asyncio.create_task(self.gathering.run(one, weight)) for one in echo]
+
+    def _door(self):
+        self.begun += 1
+        if self.begun == 4:
+            self.fourth.set()
+        return self._queue._adoor(PATIENCE_SECONDS)
+
+
+def test_a_round_trip_carries_no_more_bytes_than_a_call(queue):
+    async def run():
+        rounds = Rounds(queue)
+        answers = await asyncio.gather(*rounds.make(30, weight=2**20))
+        large = await asyncio.gather(*rounds.make(3, weight=2**24))
+        await queue.aclose()
+        return answers, large, rounds.begun
+
+    answers, large, begun = asyncio.run(run())
+
+    assert (answers, large) == (list(range(30)), list(range(3)))
+    assert begun == 4 + 3
+
+
+def test_a_round_trip_that_hangs_holds_up_nobody_else(own_server):
+    server = own_server()
+    queue = Queue("q", url=server.url)
+
+    async def run():
+        rounds = Rounds(queue)
+        await asyncio.gather(*rounds.make(1))
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            tasks = rounds.make(1200)
+            async with asyncio.timeout(30):
+                await rounds.fourth.wait()
+            done = [task.done() for task in tasks]
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        answers = await asyncio.gather(*tasks)
+        await queue.aclose()
+        return answers, done
+
+    answers, done = asyncio.run(run())
+
+    assert answers == list(range(1200))
+    assert not any(done)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+def test_who_waits_is_answered_though_the_task_that_makes_the_calls_is_cancelled(queue, turns):
+    async def run():
+        rounds = Rounds(queue)
+        tasks = rounds.make(600)
+        await asyncio.sleep(0)  # they have asked; the other task has not begun
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        rounds.gathering._task.cancel()
+        async with asyncio.timeout(30):
+            answers = await asyncio.gather(*tasks)
+            answers += await asyncio.gather(*rounds.make(1))
+        await queue.aclose()
+        return answers
+
+    assert asyncio.run(run()) == [*range(600), 0]
