@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 B = TypeVar("B")
 
-#: Tries at a Redis that is away, after the first; with a try's own time-out 2 s in all.
-TRY_SECONDS = 1.0
+#: Tries at a Redis that is away, after the first: no more than one that hangs, so 2 s in all.
+TRY_SECONDS = PUBLISH_TIMEOUT_SECONDS
 #: Between two looks at a backlog that must shrink first.
 BACKLOG_SECONDS = 0.1
 
