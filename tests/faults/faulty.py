@@ -17,6 +17,8 @@ from reliq.connection import default_url
 
 DEEDS = Queue("deeds", str, retries=5)
 COUNTED = Queue("counted", int, retries=50)
+#: As COUNTED, with a lease that no busy machine outlasts.
+STEADY = Queue("steady", int, retries=50)
 LONG = Queue("long", float, retries=3)
 HELD = Queue("held", float, retries=3)
 
@@ -53,6 +55,7 @@ def deeds(body: str) -> None:
     DEADLY.get(body, str)()
 
 
+@consumer.handler(STEADY, lease=30)
 @consumer.handler(COUNTED, lease=2, backoff=wait_fixed(0.1))
 def counted(body: int, job: Job[int]) -> None:
     time.sleep(0.001 * (body % 20))

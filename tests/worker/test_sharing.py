@@ -164,11 +164,11 @@ def test_nobody_hoards_work_that_another_could_start(queue, url, recorder, is_as
 
     def slow(body):
         if body == "slow":
-            assert release.wait(10)
+            assert release.wait(60)
 
     async def aslow(body):
         if body == "slow":
-            await asyncio.to_thread(release.wait, 10)
+            await asyncio.to_thread(release.wait, 60)
 
     consumers = [Consumer(url, observers=[one]) for one in (recorder, arecorder)]
     for consumer in consumers:
