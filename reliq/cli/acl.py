@@ -33,8 +33,8 @@ def acl(
     Print the least Redis ACL rule for a role; passwords, and whether the user is on, stay as they are.
 
     From 7.0 on, each command is bound to the keys it is for. Redis 6.2 cannot do that: there a producer may also read
-    and delete bodies. A program that plays several roles needs them all: a worker that publishes is a producer too.
-    Publishing with `durability` takes +wait or +waitaof besides.
+    and delete bodies, and an operator claim messages. A program that plays several roles needs them all: a worker that
+    publishes is a producer too. Publishing with `durability` takes +wait or +waitaof besides.
 
     Example: reliq acl --role producer --queue orders --server 7.0
     """
