@@ -17,6 +17,11 @@ import pytest
 PATIENCE_SECONDS = 40.0
 
 
+def _environment():
+    """What is set here but a size: a program believes that more than its terminal, and test runners set one."""
+    return {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+
+
 class Terminal:
     """A `reliq` command in a pseudo-terminal."""
 
@@ -29,7 +34,7 @@ class Terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "reliq", *words],
-            env={**os.environ, "RELIQ_URL": url, "TERM": "xterm-256color"},
+            env={**_environment(), "RELIQ_URL": url, "TERM": "xterm-256color"},
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
