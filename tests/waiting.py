@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 
-def eventually(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+def eventually(condition: Callable[[], object], what: str, seconds: float = 100.0) -> None:
     """Wait until `condition` holds, for processes have no events; fail with `what` when it does not come."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -13,7 +13,7 @@ import threading
 import time
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\r")
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 100.0
 
 
 class Session:

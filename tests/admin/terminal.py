@@ -14,7 +14,7 @@ import time
 import pyte
 import pytest
 
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 100.0
 
 
 def _environment():
