@@ -63,6 +63,7 @@ class Fetcher:
         self._polled_at = self._glanced_at = time.monotonic()
         self._shut: list[Source] = []  # without room when the wait in Redis began
         self._waits_in_redis = False
+        self._idle = False  # whether the last wait ended without a token
         self.last_claim_at = time.monotonic()
 
     def step(self) -> float:
@@ -165,24 +166,41 @@ class Fetcher:
         if self._inflight.closed or self._inflight.has_room(shut):
             self._waits_in_redis = False
             return
-        rest = POLL_SECONDS - (time.monotonic() - self._polled_at)
+        rest = max(SHORTEST_WAIT_SECONDS, POLL_SECONDS - (time.monotonic() - self._polled_at))
         keys = [self._poke_key, *(source.keys.wake for source in sources)]
         began = time.monotonic()
-        request = Command(("BLPOP", *keys, f"{max(SHORTEST_WAIT_SECONDS, rest):.3f}"), _popped_from)
+        request = Command(("BLPOP", *keys, f"{rest:.3f}"), _popped_from)
+        # In an idle second the look at every queue goes along with the wait: one round trip for both.
+        looks = [source.look(self._name) for source in sources] if self._idle else []
         try:
-            woken = self._door.run(request)
-        except RedisRefusedError:
-            self._find_the_culprit(sources, max(SHORTEST_WAIT_SECONDS, rest))
-            return
+            woken, *answers = self._door.run_all([request, *looks])
         finally:
             self._waits_in_redis = self._inflight.watched = False
+        if isinstance(woken, Exception):
+            self._find_the_culprit(sources, woken, rest)
+            return
+        self._idle = woken is None
         if woken is not None and time.monotonic() - began < RUSH_SECONDS:
             self._glanced_at = 0.0
+        self._note_looks(sources, answers, all_seen=not shut)
         for source in sources:
             source.hot = source.hot or source.keys.wake == woken
 
-    def _find_the_culprit(self, sources: list[Source], seconds: float) -> None:
+    def _note_looks(self, sources: list[Source], answers: list[Any], *, all_seen: bool) -> None:
+        """Take over what looks have found, if any were made; one that failed is made again when it is time."""
+        at = time.monotonic()
+        for source, answer in zip(sources, answers, strict=False):
+            if not isinstance(answer, Exception):
+                self._troubles.over(source.name)
+                self._timekeeper.note(source.name, answer, at)
+                source.looked(answer)
+        if answers and all_seen and not any(isinstance(answer, Exception) for answer in answers):
+            self._polled_at = at
+
+    def _find_the_culprit(self, sources: list[Source], error: Exception, seconds: float) -> None:
         """Have every queue asked, later: a wait for all of them does not say whose key is in the way."""
+        if not isinstance(error, RedisRefusedError):
+            raise error
         time.sleep(seconds)
         for source in sources:
             source.hot = True

@@ -77,12 +77,22 @@ class Source:
             watcher=watcher,
         )
 
+    def look(self, watcher: str) -> Call[ClaimAnswer]:
+        """Return a claim that takes nothing, and needs no number: it says what is there, and who watches."""
+        lease_ms = self.handler.settings.lease_ms
+        return transitions.claim(self.keys, self._turn, limit=0, lease_ms=lease_ms, watcher=watcher)
+
+    def looked(self, answer: ClaimAnswer) -> None:
+        """Take over what a look has found."""
+        self.hot, self.unsure = answer.behind > 0, False
+
     def answered(self, answer: ClaimAnswer, suspects: int) -> None:
         """Take over what the last claim was told; the next gets a number of its own, unless that was only a look."""
-        claimed, limit, self.asked, self.unsure = answer.claimed, self.asked, 0, False
+        claimed, limit, self.asked = answer.claimed, self.asked, 0
         if not limit:
-            self.hot = answer.behind > 0
+            self.looked(answer)
             return
+        self.unsure = False
         self._turn = self._lane.next()
         passed_over = answer.behind > 0 and len(claimed) < limit
         self._careful = passed_over or any(one.suspect or one.left <= 0 for one in claimed)
