@@ -1,15 +1,16 @@
 """Whatever dies, every message that was confirmed ends in exactly one way."""
 
 import itertools
-import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 import redis
+from forked import end_forked, forked
 from waiting import eventually
 
 from reliq import Outgoing, PublishFailed, WorkerSettings
@@ -91,14 +92,10 @@ def test_200000_messages_due_at_once_are_delivered_by_bounded_calls(worker, jobs
 
 
 @pytest.fixture
-def processes() -> Iterator[multiprocessing.context.ForkServerContext]:
-    """Processes that start in milliseconds, so that many can be killed."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jobs"])
-    yield context
-    for child in multiprocessing.active_children():
-        child.kill()
-        child.join()
+def fork(jobs) -> Iterator[Callable[..., ForkServerProcess]]:
+    """Start functions in processes that end with the test."""
+    yield forked
+    end_forked()
 
 
 def publish_for_ever(folder: str) -> None:
@@ -141,17 +138,11 @@ def dead_ids(queue) -> set[bytes]:
 
 @pytest.mark.timeout(240)
 def test_after_each_of_200_sigkills_the_account_balances_and_every_confirmed_message_is_there(
-    jobs, client, processes, tmp_path
+    jobs, client, fork, tmp_path
 ):
     chance = random.Random(11)
-    targets = [(work_for_ever, ()), (work_for_ever, ()), (publish_for_ever, (str(tmp_path),))]
-
-    def start(target, args):
-        child = processes.Process(target=target, args=args, daemon=True)
-        child.start()
-        return child
-
-    children = [start(*target) for target in targets]
+    targets = [(work_for_ever,), (work_for_ever,), (publish_for_ever, str(tmp_path))]
+    children = [fork(*target) for target in targets]
     eventually(lambda: jobs.ONCE.counts().totals.get("acked", 0) > 20, "work is done")
     for _ in range(KILLS):
         client.blpop(["nothing"], chance.uniform(0.02, 0.15))
@@ -163,7 +154,7 @@ def test_after_each_of_200_sigkills_the_account_balances_and_every_confirmed_mes
         assert jobs.ONCE.counts().missing == 0
         assert accounted_for(client, jobs.ONCE, confirmed) == set()
 
-        children[victim] = start(*targets[victim])
+        children[victim] = fork(*targets[victim])
 
     os.kill(children[2].pid, signal.SIGKILL)
     eventually(lambda: jobs.ONCE.counts().alive == 0, "everything is handled in the end", 60)

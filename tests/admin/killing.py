@@ -1,17 +1,14 @@
 """Operators that are killed at every point: before a request reaches Redis, and before its reply comes back."""
 
 import contextlib
-import multiprocessing
 import socket
 import threading
 from collections import Counter
 
+from forked import CONTEXT
+
 from reliq import Admin, Queue
 from reliq.admin import LetterFilter, Terms, Wish
-
-#: Forks in milliseconds, from a server that has imported the package once.
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["reliq.admin", "killing"])
 
 
 def move(admin, state):

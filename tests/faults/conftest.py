@@ -1,6 +1,5 @@
 """Real workers and real servers, and hands to break them with."""
 
-import multiprocessing
 import os
 import threading
 from contextlib import ExitStack
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 from broken import stopped
+from forked import end_forked, forked
 from worker_process import Worker, environment_for
 
 from reliq.embedded import EmbeddedRedis
@@ -70,14 +70,10 @@ def worker(server):
 
 
 @pytest.fixture
-def processes(faulty):
-    """Processes that start in milliseconds, so that many can be killed."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["faulty"])
-    yield context
-    for child in multiprocessing.active_children():
-        child.kill()
-        child.join()
+def fork(faulty):
+    """Start functions in processes that end with the test."""
+    yield forked
+    end_forked()
 
 
 @pytest.fixture

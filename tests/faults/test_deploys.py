@@ -22,23 +22,18 @@ def work_for_ever():
     faulty.consumer.run(WorkerSettings(concurrency=4), queues=["steady"])
 
 
-def test_after_many_sigterms_under_load_everything_is_acked_or_queued_and_no_retry_is_spent(processes, faulty, admin):
+def test_after_many_sigterms_under_load_everything_is_acked_or_queued_and_no_retry_is_spent(fork, faulty, admin):
     chance = random.Random(3)
     published = faulty.STEADY.publish_many(range(ENOUGH)).published
 
-    def start():
-        child = processes.Process(target=work_for_ever, daemon=True)
-        child.start()
-        return child
-
-    working, ending = [start() for _ in range(4)], []
+    working, ending = [fork(work_for_ever) for _ in range(4)], []
     eventually(lambda: faulty.STEADY.counts().totals.get("acked", 0) > 20, "work is done")
     for _ in range(SIGTERMS):
         admin.blpop(["nothing"], chance.uniform(0.01, 0.06))
         at = chance.randrange(len(working))
         os.kill(working[at].pid, signal.SIGTERM)
         ending.append(working[at])
-        working[at] = start()
+        working[at] = fork(work_for_ever)
         if len(ending) > len(working):
             ending.pop(0).join()
         counts = faulty.STEADY.counts()

@@ -1,0 +1,31 @@
+"""Processes that start in milliseconds, so that many can be killed."""
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from typing import Any
+
+# One server for all tests of a process, whichever comes first: it has imported the package, not their modules.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["reliq.admin"])
+
+
+def forked(target: Callable[..., object], *args: Any) -> ForkServerProcess:
+    """Start `target` in a process with this one's environment: the server's is that of the first test that forked."""
+    child = CONTEXT.Process(target=_run, args=(dict(os.environ), target, args), daemon=True)
+    child.start()
+    return child
+
+
+def end_forked() -> None:
+    """Kill what is left of them."""
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join()
+
+
+def _run(environment: dict[str, str], target: Callable[..., object], args: tuple[Any, ...]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    target(*args)
