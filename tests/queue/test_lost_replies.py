@@ -262,6 +262,8 @@ def test_a_cancelled_task_does_not_cut_off_its_exchange(proxy):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await queue.acounts()
+        if under_way := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(under_way)
         await queue.aclose()
 
     asyncio.run(storm())
