@@ -22,6 +22,7 @@ OLDEST_SERVER = (6, 2)
 
 Reply = Any
 MakePool = Callable[[str, int], Any]
+Meanwhile = Callable[[], None]
 
 
 class NotSentError(redis.ConnectionError):
@@ -53,13 +54,19 @@ class PooledWire:
         self._pool: Any = pool
         self._gate = gate
 
-    def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
-        """Send `commands` at once and return the replies; one that Redis refused is an exception in its place."""
+    def exchange(self, commands: Sequence[Sequence[Arg]], meanwhile: Meanwhile | None = None) -> list[Reply]:
+        """
+        Send `commands` at once and return the replies; one that Redis refused is an exception in its place.
+
+        `meanwhile` is called when they are sent, while Redis works on them.
+        """
         connection = self._connected()
         try:
             if not self._gate.is_open:
                 self._pass_gate(connection)
             connection.send_packed_command(_packed(commands))
+            if meanwhile is not None:
+                meanwhile()
             return [_reply(connection) for _ in commands]
         except BaseException:
             connection.disconnect()  # a reply that was not read must not meet the next command
@@ -159,8 +166,14 @@ class ClusterWire:
     def __init__(self, nodes: Nodes, gate: Gate) -> None:
         self._nodes, self._gate = nodes, gate
 
-    def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
-        """Send `commands` one after another, a WAIT with the one before it, and return the replies."""
+    def exchange(self, commands: Sequence[Sequence[Arg]], meanwhile: Meanwhile | None = None) -> list[Reply]:
+        """
+        Send `commands` one after another, a WAIT with the one before it, and return the replies.
+
+        `meanwhile` is called before: each of them has to wait for the one before it.
+        """
+        if meanwhile is not None:
+            meanwhile()
         return [reply for group in _groups(commands) for reply in self._together(group)]
 
     def _together(self, group: Sequence[Sequence[Arg]]) -> list[Reply]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from reliq.worker.flight import Flight
     from reliq.worker.inflight import Inflight
     from reliq.worker.outcome import Outcome
+    from reliq.worker.reader import Piece
     from reliq.worker.shares import Room
     from reliq.worker.timekeeper import Timekeeper
 
@@ -59,7 +60,7 @@ class Fetcher:
         self._name = token()
         self._poke_key = self._sources[0].keys.lane(f"{self._name}.poke")
         self._turns, self._troubles = Turns(), Troubles("fetcher")
-        self._reader = Reader(door, handlers, inflight, self._troubles, submit, settle)
+        self._reader = Reader(handlers, inflight, self._troubles, submit, settle)
         self._polled_at = self._glanced_at = time.monotonic()
         self._shut: list[Source] = []  # without room when the wait in Redis began
         self._waits_in_redis = False
@@ -68,28 +69,28 @@ class Fetcher:
 
     def step(self) -> float:
         """Make one round; return 0: the waiting is done in Redis, or for a slot."""
-        self._reader.read()
         sources = [source for source in self._sources if not self._troubles.waits(source.name)]
-        if not sources:
-            return self._troubles.seconds()
-        if not self._claim_at_once(sources):
+        hot, pieces = self._hot_with_room(sources), self._reader.pieces()
+        if hot or pieces:
+            self._claim(hot, pieces)
+        else:
+            self._reader.start()
+            if not sources:
+                return self._troubles.seconds()
             self._look_around(sources)
         self.last_claim_at = time.monotonic()
         return 0.0
 
-    def _claim_at_once(self, sources: list[Source]) -> bool:
-        """Claim of what is hot, without a look at the other queues, unless it is time for one; say whether it was."""
+    def _hot_with_room(self, sources: list[Source]) -> list[tuple[Source, Room]]:
+        """Return what can be claimed of without a look at the other queues; nothing when it is time for one."""
         now = time.monotonic()
         hot = [source for source in sources if source.hot]
         if not hot or now - self._polled_at >= POLL_SECONDS:
-            return False
+            return []
         if len(hot) < len(sources) and now - self._glanced_at >= GLANCE_SECONDS:
-            return False
+            return []
         rooms = self._inflight.wait_for_rooms(hot, 0.0)
-        asked = [pair for pair in zip(hot, rooms, strict=True) if pair[0].is_to_be_asked(pair[1])]
-        if asked:
-            self._claim(asked)
-        return bool(asked)
+        return [pair for pair in zip(hot, rooms, strict=True) if pair[0].is_to_be_asked(pair[1])]
 
     def _look_around(self, sources: list[Source]) -> None:
         """Find out which queues have work, claim of it, or wait for some; first for a slot, if all are taken."""
@@ -104,7 +105,7 @@ class Fetcher:
                 reached.append((source, room))
         self._find_hot([source for source, _ in reached])
         if hot := [pair for pair in reached if pair[0].is_to_be_asked(pair[1])]:
-            self._claim(hot)
+            self._claim(hot, [])
         elif opened:
             self._wait(opened, shut)
 
@@ -205,17 +206,37 @@ class Fetcher:
         for source in sources:
             source.hot = True
 
-    def _claim(self, hot: list[tuple[Source, Room]]) -> None:
-        """Claim for the free slots, by the weights of the queues; what has no answer yet is asked again."""
+    def _claim(self, hot: list[tuple[Source, Room]], pieces: list[Piece]) -> None:
+        """
+        Claim of `hot`, and read `pieces` of what was claimed before; what has been read starts as soon as that is sent.
+
+        So Redis works on the next messages while handlers work on these.
+        """
+        suspects = 0 if self._inflight.suspects else 1
+        asked = self._offered(hot)
+        requests = [source.claim(source.limit(part), part, suspects, self._name) for source, part in asked]
+        sent_at = time.monotonic()
+        try:
+            answers = self._door.run_all([*self._reader.requests(pieces), *requests], meanwhile=self._reader.start)
+        finally:
+            self._reader.start()
+        failures = self._claimed(asked, answers[len(pieces) :], suspects, sent_at)
+        self._reader.take(pieces, answers[: len(pieces)])
+        for source, failure in failures:
+            self._troubles.note(source.name, failure)
+
+    def _offered(self, hot: list[tuple[Source, Room]]) -> list[tuple[Source, Room]]:
+        """Divide the free slots by the weights of the queues; a claim that has no answer yet is made again."""
         places = self._turns.order([source.name for source, _ in hot])
         weights = [source.handler.settings.weight for source, _ in hot]
         parts = shares([room for _, room in hot], weights, list(places.values()))
-        suspects = 0 if self._inflight.suspects else 1
         offered = [(source, part) for (source, _), part in zip(hot, parts, strict=True)]
-        asked = [(source, part) for source, part in offered if source.limit(part) or source.unsure]
-        requests = [source.claim(source.limit(part), part, suspects, self._name) for source, part in asked]
-        sent_at = time.monotonic()
-        answers = self._door.run_all(requests)
+        return [(source, part) for source, part in offered if source.limit(part) or source.unsure]
+
+    def _claimed(
+        self, asked: list[tuple[Source, Room]], answers: Sequence[Any], suspects: int, sent_at: float
+    ) -> list[tuple[Source, Exception]]:
+        """Take over what claims were told; return those that failed."""
         at, failures = time.monotonic(), []
         for (source, _), answer in zip(asked, answers, strict=True):
             if isinstance(answer, Exception):
@@ -226,9 +247,7 @@ class Fetcher:
             source.answered(answer, suspects)
             self._turns.took(source.name, len(answer.claimed) / source.handler.batch, source.handler.settings.weight)
             self._reader.add(flights_of(answer.claimed, source.handler, sent_at))
-        self._reader.read()
-        for source, failure in failures:
-            self._troubles.note(source.name, failure)
+        return failures
 
     def _any_waits_for_suspect(self) -> bool:
         return any(source.waits_for_suspect for source in self._sources)

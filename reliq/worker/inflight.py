@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from reliq.settings import BATCH_LIMIT
 from reliq.worker.line import Line
 from reliq.worker.run import Run
 from reliq.worker.source import Source
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: A coroutine that was cancelled has so long to end before its slot counts as hung.
 CANCEL_SECONDS = 5.0
+#: A handler of the quick kind that has not ended by then is taken to be stuck.
+STUCK_SECONDS = 0.001
 
 
 class Inflight:
@@ -54,6 +57,8 @@ class Inflight:
         self._has_plain = not all(line.is_async for line in self._lines.values())
         self._async_told = False
         self._wanted = False  # somebody waits for room
+        self._latest: Run | None = None  # of plain handlers; its thread goes on with what waits
+        self._looked_on = False  # a thread sees whether that one gets stuck
 
     def add(self, flights: Sequence[Flight]) -> None:
         """Know of claimed `flights`."""
@@ -94,7 +99,9 @@ class Inflight:
             for flight in flights:
                 self._lines[flight.queue].hold(flight)
             plain = sum(line.used for line in self._lines.values() if not line.is_async)
-            self._work.notify(min(plain, self.concurrency))
+            # Of quick work one thread does as much as many, which only take the interpreter from each other.
+            quick = all(line.is_quick for line in self._lines.values() if line.waiting and not line.is_async)
+            self._work.notify(min(plain, 2 if quick else self.concurrency))
             if self._has_async:
                 self._tell_async()
             return plain
@@ -104,12 +111,20 @@ class Inflight:
         with self._lock:
             if done is not None:
                 self._finish(done)
+            leads = done is not None and done is self._latest
             while not self.closed:
                 now = time.monotonic()
-                if run := self._next(now, is_async=False):
-                    run.thread = threading.get_ident()
+                if not leads and self._is_attended(now):
+                    self._look_on()
+                elif run := self._next(now, is_async=False):
+                    self._latest, run.thread = run, threading.get_ident()
+                    if not leads:
+                        self._work.notify()
                     return run
-                self._work.wait(self._linger(now, is_async=False))
+                else:
+                    if leads:
+                        self._latest, leads = None, False
+                    self._work.wait(self._linger(now, is_async=False))
             return None
 
     def next_async(self, done: Iterable[Run]) -> tuple[list[Run], float | None]:
@@ -197,8 +212,9 @@ class Inflight:
         for source in sources:
             line = self._lines[source.name]
             most = line.most_ahead(youngest)
-            self._low_water = max(self._low_water, most // 2)
-            rooms.append(line.room(free, max(0, most - held) if held <= most // 2 else 0))
+            low_water = most - min(most // 2, BATCH_LIMIT)
+            self._low_water = max(self._low_water, low_water)
+            rooms.append(line.room(free, max(0, most - held) if held <= low_water else 0))
         if any(map(Source.starves, sources, rooms)):
             # What is held ahead would take every slot that comes free from a queue that cannot be held.
             self._low_water = 0
@@ -220,6 +236,23 @@ class Inflight:
             if mine and contested and other.waiting[0].fetched_at < mine.waiting[0].fetched_at:
                 return None
         return self._start(mine, now) if mine else None
+
+    def _is_attended(self, now: float) -> bool:
+        """Say whether what may start is quick, and a thread is at it."""
+        latest = self._latest
+        if latest is None or now - latest.started_at > STUCK_SECONDS:
+            return False
+        line = self._oldest(now, is_async=False)
+        return line is not None and line.is_quick
+
+    def _look_on(self) -> None:
+        """Wait for as long as a quick handler takes at most; one thread at a time, the others until they are told."""
+        if self._looked_on:
+            self._work.wait()
+            return
+        self._looked_on = True
+        self._work.wait(STUCK_SECONDS)
+        self._looked_on = False
 
     def _oldest(self, now: float, is_async: bool) -> Line | None:
         """Return the line whose first flight was claimed first, of those that may start one."""

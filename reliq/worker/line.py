@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
 #: What is held beyond what runs must start within this, or goes back.
 HOLD_SECONDS = 0.1
-HOLD_LIMIT = 500
+HOLD_LIMIT = 1500
 #: How much one more duration counts in the running mean.
 _PACE_WEIGHT = 0.2
 _SHORTEST_SECONDS = 1e-5
+#: What is over so soon waits for nothing but the interpreter.
+QUICK_SECONDS = 5e-5
 
 
 class Line:
@@ -42,12 +44,19 @@ class Line:
         self.waiting: deque[Flight] = deque()
         self.taken = self.started = self.running = self.used = self.withdrawn = 0
         self.pace: float | None = None
+        self._quickness = 0.0
         self._state: tuple[int, ...] = ()  # for which the room was found
         self._room = Room(0, 0)
 
     def learn(self, took: float) -> None:
         """Take one more duration into the mean."""
         self.pace = took if self.pace is None else self.pace * (1 - _PACE_WEIGHT) + took * _PACE_WEIGHT
+        self._quickness = self._quickness * (1 - _PACE_WEIGHT) + (took < QUICK_SECONDS) * _PACE_WEIGHT
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether most runs of late were over at once; a mean of their times would not say so."""
+        return self._quickness > 0.5  # noqa: PLR2004
 
     def most_ahead(self, youngest: float) -> int:
         """Return how many messages would start within HOLD_SECONDS, when the `youngest` run of all is so old."""

@@ -191,9 +191,9 @@ def test_a_look_makes_two_round_trips_whatever_the_number_of_queues(url, connect
         def __init__(self, wire):
             self._wire = wire
 
-        def exchange(self, commands):
+        def exchange(self, commands, meanwhile):
             trips.append(len(commands))
-            return self._wire.exchange(commands)
+            return self._wire.exchange(commands, meanwhile)
 
     queues = [Queue(f"q{number}", int, url=url) for number in range(50)]
     for queue in queues:

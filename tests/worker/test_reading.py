@@ -1,4 +1,4 @@
-"""How bodies are read: a bounded number of bytes in one reply, and what is there starts before the rest is read."""
+"""How bodies are read: a bounded number of bytes in one reply, and what is there can start before the rest is read."""
 
 import pytest
 
@@ -22,6 +22,13 @@ class Door:
         return self._door.run_all(requests)
 
 
+def read(reader, door):
+    """Read everything, and start what each round trip has brought."""
+    while pieces := reader.pieces():
+        reader.take(pieces, door.run_all(reader.requests(pieces)))
+        reader.start()
+
+
 @pytest.fixture
 def parts(door):
     """A reader with what was claimed of each queue; what it starts is noted as number of round trips, and messages."""
@@ -29,12 +36,13 @@ def parts(door):
     def make(consumer, amount):
         noted, inflight, groups = Door(door), Inflight(consumer.handlers, 4), []
         settle = lambda flights, outcome: None  # noqa: E731
+        troubles = Troubles("fetcher")
         submit = lambda flights: groups.append((len(noted.trips), len(flights)))  # noqa: E731
-        reader = Reader(noted, consumer.handlers, inflight, Troubles("fetcher"), submit, settle)
+        reader = Reader(consumer.handlers, inflight, troubles, submit, settle)
         for handler in consumer.handlers:
             claimed = handler.queue.moves.claim(Turn("me", 1), limit=amount, lease_ms=30_000).claimed
             reader.add(flights_of(claimed, handler, 0.0))
-        return reader, noted, groups
+        return reader, noted, groups, troubles
 
     return make
 
@@ -43,9 +51,9 @@ def test_before_anything_is_known_bodies_are_taken_to_be_as_large_as_they_may_be
     queue = make_queue(max_body=MIB)
     queue.publish_many(["x"] * 300)
     consumer.handler(queue)(lambda body: None)
-    reader, noted, groups = parts(consumer, 300)
+    reader, noted, groups, _ = parts(consumer, 300)
 
-    reader.read()
+    read(reader, noted)
 
     assert noted.trips == [[READ_BYTES // MIB], [300 - READ_BYTES // MIB]]
     assert groups == [(1, 8), (2, 292)]  # what was read starts before the rest is read
@@ -55,9 +63,9 @@ def test_large_bodies_are_read_a_few_at_a_time(make_queue, consumer, parts):
     queue = make_queue(max_body=MIB)
     queue.publish_many(["x" * (MIB // 2)] * 40)
     consumer.handler(queue)(lambda body: None)
-    reader, noted, _ = parts(consumer, 40)
+    reader, noted, _, _ = parts(consumer, 40)
 
-    reader.read()
+    read(reader, noted)
 
     assert noted.trips == [[8], [15], [15], [2]]  # with its header a body is a little more than half a MiB
 
@@ -67,9 +75,9 @@ def test_many_queues_share_what_one_round_trip_may_bring(make_queue, consumer, p
         queue = make_queue(f"q{number}", max_body=2 * MIB)
         queue.publish_many(["x"] * 3)
         consumer.handler(queue)(lambda body: None)
-    reader, noted, groups = parts(consumer, 3)
+    reader, noted, groups, _ = parts(consumer, 3)
 
-    reader.read()
+    read(reader, noted)
 
     assert noted.trips == [[3, 1], [2, 3]]
     assert sum(messages for _, messages in groups) == 9
@@ -80,11 +88,14 @@ def test_a_read_that_fails_is_made_again_and_loses_nothing(make_queue, consumer,
     for queue in (broken, whole):
         queue.publish_many(["x"] * 3)
         consumer.handler(queue)(lambda body: None)
-    reader, noted, groups = parts(consumer, 3)
-    run_all, noted.run_all = noted.run_all, lambda requests: [ValueError("none of its replies")] * len(requests)
+    reader, noted, groups, troubles = parts(consumer, 3)
+    pieces = reader.pieces()
+    replies = noted.run_all(reader.requests(pieces))
 
-    reader.read()
-    noted.run_all = run_all
-    reader.read()
+    reader.take(pieces, [ValueError("none of its replies"), replies[1]])
+    reader.start()
+    assert reader.pieces() == []  # it is let alone for a while
+    troubles.over("broken")
+    read(reader, noted)
 
-    assert sum(messages for _, messages in groups) == 6
+    assert [messages for _, messages in groups] == [3, 3]

@@ -1,0 +1,108 @@
+"""How a worker keeps itself and Redis at work at once: claims ahead, and threads that do not get in each other's way."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from reliq.events import Acked
+from reliq.transitions import Turn
+from reliq.worker.fetcher import Fetcher
+from reliq.worker.flight import flights_of
+from reliq.worker.inflight import STUCK_SECONDS, Inflight
+from reliq.worker.timekeeper import Timekeeper
+
+
+class NotingDoor:
+    """A door that notes what it sends, and when that is answered."""
+
+    def __init__(self, door, notes):
+        self._door, self.notes = door, notes
+        self.observers = ()
+
+    def run_all(self, requests, *, meanwhile=None):
+        self.notes.append("+".join(request.command[0] for request in requests))
+        answers = self._door.run_all(requests, meanwhile=meanwhile)
+        self.notes.append("answered")
+        return answers
+
+
+def be_quick(inflight, queue):
+    """Have the handler be one that is known to end at once."""
+    line = inflight._lines[queue.name]
+    for _ in range(10):
+        line.learn(1e-6)
+
+
+def test_what_has_been_read_starts_while_redis_claims_and_reads_what_is_next(make_queue, consumer, door):
+    queue = make_queue(max_body=1000)
+    queue.publish_many(["x"] * 1600)
+    consumer.handler(queue)(lambda body: None)
+    inflight, notes = Inflight(consumer.handlers, 16), []
+    be_quick(inflight, queue)
+    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+    submit = lambda flights: notes.append(len(flights))  # noqa: E731
+    noting = NotingDoor(door, notes)
+    fetcher = Fetcher(noting, consumer.handlers, inflight, timekeeper, submit, lambda flights, outcome: None)
+
+    for _ in range(4):
+        fetcher.step()
+
+    assert notes == [
+        *("EVALSHA", "answered"),
+        *("MGET+EVALSHA", "answered"),
+        *("MGET+EVALSHA", 500, "answered"),
+        *("MGET", 500, "answered"),  # there is no room for more
+    ]
+
+
+@pytest.fixture
+def held(queue, consumer):
+    """What is claimed of a queue with five messages, and a handler that is known to be quick."""
+    queue.publish_many(["x"] * 5)
+    consumer.handler(queue)(lambda body: None)
+    inflight = Inflight(consumer.handlers, 16)
+    claimed = queue.moves.claim(Turn("me", 1), limit=5, lease_ms=60_000).claimed
+    flights = flights_of(claimed, consumer.handlers[0], time.monotonic())
+    inflight.add(flights)
+    be_quick(inflight, queue)
+    return inflight, flights
+
+
+def test_quick_work_is_done_by_one_thread_until_that_is_stuck(held, monkeypatch):
+    inflight, flights = held
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr("reliq.worker.inflight.time", SimpleNamespace(monotonic=lambda: clock.now))
+    taken = []
+    other = threading.Thread(target=lambda: taken.append(inflight.next_plain(None)), daemon=True)
+    inflight.hold(flights[:4])
+
+    run = inflight.next_plain(None)
+    other.start()
+    while not inflight._looked_on:
+        assert other.is_alive()
+    for _ in range(2):
+        run = inflight.next_plain(run)
+    assert taken == []
+    clock.now += 2 * STUCK_SECONDS
+
+    other.join(30)
+    assert taken[0].flights == flights[3:4]
+
+
+def test_a_quick_handler_that_gets_stuck_holds_up_no_other(queue, consumer, start, recorder, gate):
+    @consumer.handler(queue)
+    def handle(body):
+        if body == "stuck":
+            gate.pass_through()
+
+    queue.publish_many(["quick"] * 300)
+    start()
+    recorder.wait_for(Acked, 300)
+
+    queue.publish_many([*["stuck", "quick"] * 15, *["quick"] * 300])
+
+    recorder.wait_for(Acked, 300 + 15 + 300)  # one slot is left
+    gate.open()
+    recorder.wait_for(Acked, 300 + 30 + 300)
