@@ -27,17 +27,7 @@ _PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
 _SAFE_COMPLAINT = re.compile(r"Expected `[^`]*`, got `[^`]*`|Object missing required field `[^`]*`|Expected `[^`]*`")
 
 
-class _Wire(msgspec.Struct):
-    """The JSON object of an envelope; short names, for every message carries them."""
-
-    d: int
-    r: int
-    e: int | None = None
-    w: int | None = None
-    h: dict[str, str] = {}
-
-
-_wire_decoder = msgspec.json.Decoder(_Wire)
+_header_decoder = msgspec.json.Decoder(Header)
 
 
 def envelope_rest(
@@ -85,10 +75,12 @@ def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
     if end < 0:
         return BARE, value
     try:
-        wire = _wire_decoder.decode(value[len(MAGIC) : end])
+        header = _header_decoder.decode(value[len(MAGIC) : end])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return BARE, value
-    return Header(wire.d, wire.r, wire.e, wire.w, wire.h), value[end + 1 :]
+    if header.due is None or header.retries is None:  # every envelope of ours has both
+        return BARE, value
+    return header, value[end + 1 :]
 
 
 class Codec(Generic[B]):

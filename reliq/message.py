@@ -6,14 +6,12 @@ What is made for every message that is worked is a `msgspec.Struct`, the rest a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  msgspec reads the annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 B = TypeVar("B")
 
@@ -110,9 +108,14 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     suspect: bool = False
 
 
-class Header(msgspec.Struct, frozen=True, gc=False):
+class Header(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    rename={"due": "d", "retries": "r", "enqueued": "e", "window_ms": "w", "headers": "h"},
+):
     """
-    What an envelope says of a message. A bare body has `BARE`.
+    What an envelope says of a message, in JSON with short names, for every message carries them. A bare body has `BARE`.
 
     Attributes:
         due: unix ms, or None.

@@ -61,15 +61,14 @@ class Inflight:
         self._looked_on = False  # a thread sees whether that one gets stuck
 
     def add(self, flights: Sequence[Flight]) -> None:
-        """Know of claimed `flights`."""
+        """Know of claimed `flights` of one queue."""
         with self._lock:
             first = not self._flights
-            for flight in flights:
-                line = self._lines[flight.queue]
-                line.taken += 1
-                self._used += line.count()
-                self._flights[flight] = None
-                self._suspects += flight.delivery.claimed.suspect
+            line = self._lines[flights[0].queue]
+            line.taken += len(flights)
+            self._used += line.count()
+            self._flights.update(dict.fromkeys(flights))
+            self._suspects += sum(flight.delivery.claimed.suspect for flight in flights)
             self._held += len(flights)
         if first:
             self.busy()

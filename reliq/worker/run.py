@@ -36,4 +36,7 @@ class Run(msgspec.Struct, eq=False):
     @property
     def unanswered(self) -> list[Flight]:
         """The flights whose outcome is not on its way."""
-        return [flight for flight in self.flights if not flight.settling]
+        for flight in self.flights:
+            if flight.settling:
+                return [flight for flight in self.flights if not flight.settling]
+        return self.flights

@@ -67,7 +67,9 @@ class Running:
     def end(self, run: Run, answer: Any, error: BaseException | None) -> None:
         """Hand over what the handler has answered, or raised, for everything in `run` or for each."""
         flights = run.unanswered
-        if isinstance(error, asyncio.CancelledError) and self._stopping.is_set():
+        if error is None and answer is None:
+            outcomes = [ACKED] * len(flights)
+        elif isinstance(error, asyncio.CancelledError) and self._stopping.is_set():
             # Cut off by the stop: no fault of the messages, and they run no more.
             outcomes = [RELEASED] * len(flights)
         elif error is None and run.handler.is_batch and isinstance(answer, list | tuple):
@@ -81,8 +83,9 @@ class Running:
         if self._told_ends and (run.handler.is_async or not run.abandoned):  # else told when it overran
             pairs = zip(flights, outcomes, strict=True)
             notify(self._told_ends, [_handled(run, flight, outcome, each) for flight, outcome in pairs])
+        took_ms = round(each * 1000)
         for flight, outcome in zip(flights, outcomes, strict=True):
-            flight.outcome, flight.took_ms = outcome, round(each * 1000)
+            flight.outcome, flight.took_ms = outcome, took_ms
         self._settle(flights, None)
 
 

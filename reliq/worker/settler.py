@@ -14,6 +14,7 @@ from reliq.errors import RedisUnavailableError
 from reliq.events import Lost
 from reliq.settings import BATCH_LIMIT
 from reliq.worker.loop import Troubles
+from reliq.worker.outcome import ACKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 #: How long a step waits for the first outcome; nothing is late for it.
 WAIT_SECONDS = 0.5
-#: The most that is settled in one round trip.
-GATHER_LIMIT = 4 * BATCH_LIMIT
+#: The most that is settled in one round trip, about: Redis works it off before it turns to other clients.
+GATHER_LIMIT = BATCH_LIMIT
 
 
 class Settler:
@@ -104,7 +105,7 @@ class Settler:
             else:
                 self._inflight.settled(group)
                 self._troubles.over(group[0].queue)
-                if any(map(_is_final, group)):
+                if group[0].outcome is not ACKED and any(map(_is_final, group)):
                     self._buried()
         if away is not None:
             raise away
@@ -128,7 +129,8 @@ def _grouped(flights: list[Flight]) -> list[tuple[Call[Settled], list[Flight]]]:
     """Return the calls for `flights`, each with its own, at most BATCH_LIMIT messages in one."""
     grouped: dict[tuple[str, Kind, bool], list[Flight]] = defaultdict(list)
     for flight in flights:
-        grouped[flight.queue, flight.outcome.verb, flight.lost or flight.tried].append(flight)
+        verb: Kind = "ack" if flight.outcome is ACKED else flight.outcome.verb
+        grouped[flight.queue, verb, flight.lost or flight.tried].append(flight)
     calls = []
     for (_, verb, is_known_lost), group in grouped.items():
         pieces = [group[at : at + BATCH_LIMIT] for at in range(0, len(group), BATCH_LIMIT)]

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 #: Between two looks at leases that are over but spared.
 SPARED_SECONDS = 0.25
+#: The most that is moved in one round trip, however many queues share it: Redis works it off before it turns to others.
+MOVE_LIMIT = 2 * BATCH_LIMIT
+#: And the least of one queue, so that it gets on.
+LEAST_MOVED = 20
 IDLE_SECONDS = 3600.0
 
 
@@ -85,12 +89,13 @@ class Timekeeper:
             return max(0.0, min(self._plans.values(), default=now + IDLE_SECONDS) - time.monotonic())
 
     def _move(self, due: dict[Plan, float]) -> None:
-        answers = self._door.run_all([self._call(plan) for plan in due])
+        limit = max(LEAST_MOVED, min(BATCH_LIMIT, MOVE_LIMIT // len(due)))
+        answers = self._door.run_all([self._call(plan, limit) for plan in due])
         now = time.monotonic()
         away: RedisUnavailableError | None = None
         for plan, answer in zip(due, answers, strict=True):
             try:
-                wait = self._wait(plan, answer)
+                wait = self._wait(plan, answer, limit)
             except RedisUnavailableError as error:
                 away = error
             else:
@@ -108,14 +113,14 @@ class Timekeeper:
             else:
                 self._plans[plan] = at
 
-    def _call(self, plan: Plan) -> Call[Any]:
+    def _call(self, plan: Plan, limit: int) -> Call[Any]:
         keys = self._handlers[plan.queue].queue.keys
         if plan.verb == "promote":
-            return transitions.promote(keys)
-        return transitions.reclaim(keys, spare_leases=self._spares(plan.queue))
+            return transitions.promote(keys, limit=limit)
+        return transitions.reclaim(keys, limit=limit, spare_leases=self._spares(plan.queue))
 
-    def _wait(self, plan: Plan, answer: Any) -> float | None:
-        """Return the seconds until `plan` is due again, None when nothing is."""
+    def _wait(self, plan: Plan, answer: Any, limit: int) -> float | None:
+        """Return the seconds until `plan`, which moved `limit` at most, is due again; None when nothing is."""
         if isinstance(answer, Exception):
             self._troubles.note(plan.queue, answer)
             return self._troubles.seconds_of(plan.queue)
@@ -123,7 +128,7 @@ class Timekeeper:
         if plan.verb == "reclaim" and answer.buried:
             self._buried()
         moved, next_ms = answer if plan.verb == "promote" else (answer.count, answer.next_in_ms)
-        if moved >= BATCH_LIMIT:
+        if moved >= limit:
             return 0.0
         if next_ms == NOTHING_DUE:
             return None

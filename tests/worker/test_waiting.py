@@ -321,3 +321,22 @@ def test_many_tokens_at_once_are_taken_together(make_queue, consumer, parts, mon
         rounds += 1
 
     assert rounds < 20
+
+
+def test_queues_that_are_due_at_once_share_what_one_round_trip_moves(make_queue, consumer, door, client):
+    """Redis works a round trip off before it turns to other clients."""
+    queues = [make_queue(f"q{number}") for number in range(50)]
+    for queue in queues:
+        client.zadd(queue.keys.pending, {f"m{number}": 1 for number in range(60)})
+        consumer.handler(queue)(lambda body: None)
+    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+    for queue in queues:
+        looked = queue.moves.claim(Turn("me", 1), limit=0, lease_ms=60_000, watcher="me")
+        timekeeper.note(queue.name, looked, time.monotonic())
+
+    moved = []
+    while not moved or moved[-1] < 50 * 60:
+        assert timekeeper.step() == 0
+        moved.append(sum(queue.counts().ready for queue in queues))
+
+    assert moved == [50 * 20, 50 * 40, 50 * 60]
