@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from reliq.settings import BATCH_LIMIT
-from reliq.worker.line import Line
+from reliq.worker.line import STUCK_SECONDS, Line
 from reliq.worker.run import Run
 from reliq.worker.source import Source
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 #: A coroutine that was cancelled has so long to end before its slot counts as hung.
 CANCEL_SECONDS = 5.0
-#: A handler of the quick kind that has not ended by then is taken to be stuck.
-STUCK_SECONDS = 0.001
 
 
 class Inflight:

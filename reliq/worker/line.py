@@ -17,8 +17,12 @@ HOLD_LIMIT = 1500
 #: How much one more duration counts in the running mean.
 _PACE_WEIGHT = 0.2
 _SHORTEST_SECONDS = 1e-5
-#: What is over so soon waits for nothing but the interpreter.
+#: What is over so soon in the mean waits for nothing but the interpreter: one thread does as much of it as many.
 QUICK_SECONDS = 5e-5
+#: A handler of the quick kind that has not ended by then is taken to be stuck, and another thread goes on.
+STUCK_SECONDS = 0.001
+#: So little that a run which lost the interpreter once does not make a quick handler a slow one.
+_QUICKNESS_WEIGHT = 0.02
 
 
 class Line:
@@ -44,19 +48,19 @@ class Line:
         self.waiting: deque[Flight] = deque()
         self.taken = self.started = self.running = self.used = self.withdrawn = 0
         self.pace: float | None = None
-        self._quickness = 0.0
+        self._delay = STUCK_SECONDS  # running mean of how long a run holds up what waits for its thread
         self._state: tuple[int, ...] = ()  # for which the room was found
         self._room = Room(0, 0)
 
     def learn(self, took: float) -> None:
         """Take one more duration into the mean."""
         self.pace = took if self.pace is None else self.pace * (1 - _PACE_WEIGHT) + took * _PACE_WEIGHT
-        self._quickness = self._quickness * (1 - _PACE_WEIGHT) + (took < QUICK_SECONDS) * _PACE_WEIGHT
+        self._delay += (min(took, STUCK_SECONDS) - self._delay) * _QUICKNESS_WEIGHT
 
     @property
     def is_quick(self) -> bool:
-        """Whether most runs of late were over at once; a mean of their times would not say so."""
-        return self._quickness > 0.5  # noqa: PLR2004
+        """Whether runs are so short that one thread does as much as many, though it waits out those that wait."""
+        return self._delay < QUICK_SECONDS
 
     def most_ahead(self, youngest: float) -> int:
         """Return how many messages would start within HOLD_SECONDS, when the `youngest` run of all is so old."""

@@ -10,7 +10,8 @@ from reliq.events import Acked
 from reliq.transitions import Turn
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.flight import flights_of
-from reliq.worker.inflight import STUCK_SECONDS, Inflight
+from reliq.worker.inflight import Inflight
+from reliq.worker.line import STUCK_SECONDS, Line
 from reliq.worker.timekeeper import Timekeeper
 
 
@@ -31,7 +32,7 @@ class NotingDoor:
 def be_quick(inflight, queue):
     """Have the handler be one that is known to end at once."""
     line = inflight._lines[queue.name]
-    for _ in range(10):
+    for _ in range(200):
         line.learn(1e-6)
 
 
@@ -106,3 +107,27 @@ def test_a_quick_handler_that_gets_stuck_holds_up_no_other(queue, consumer, star
     recorder.wait_for(Acked, 300 + 15 + 300)  # one slot is left
     gate.open()
     recorder.wait_for(Acked, 300 + 30 + 300)
+
+
+@pytest.mark.parametrize(
+    ("durations", "quick"),
+    [
+        pytest.param([5e-6], True, id="short"),
+        pytest.param([5e-6] * 199 + [5e-3], True, id="short, but for the interpreter that was lost at times"),
+        pytest.param([5e-6] * 7 + [8e-4] * 3, False, id="some wait for an answer that comes soon"),
+        pytest.param([5e-6] * 7 + [1e-2] * 3, False, id="some wait for one that comes late"),
+        pytest.param([1e-3], False, id="long"),
+    ],
+)
+def test_a_handler_is_quick_when_one_thread_does_as_much_of_it_as_many(queue, consumer, durations, quick):
+    consumer.handler(queue)(lambda body: None)
+    line = Line(consumer.handlers[0], 16)
+
+    for turn in range(1000):
+        line.learn(durations[turn % len(durations)])
+
+    found = set()
+    for turn in range(1000):
+        line.learn(durations[turn % len(durations)])
+        found.add(line.is_quick)
+    assert found == {quick}
