@@ -115,7 +115,7 @@ class Inflight:
                     self._look_on()
                 elif run := self._next(now, is_async=False):
                     self._latest, run.thread = run, threading.get_ident()
-                    if not leads:
+                    if not (leads and self._is_quick(run)):
                         self._work.notify()
                     return run
                 else:
@@ -235,12 +235,15 @@ class Inflight:
         return self._start(mine, now) if mine else None
 
     def _is_attended(self, now: float) -> bool:
-        """Say whether what may start is quick, and a thread is at it."""
+        """Say whether what may start is quick, and a thread is at it or will soon be: what that runs is quick too."""
         latest = self._latest
-        if latest is None or now - latest.started_at > STUCK_SECONDS:
+        if latest is None or now - latest.started_at > STUCK_SECONDS or not self._is_quick(latest):
             return False
         line = self._oldest(now, is_async=False)
         return line is not None and line.is_quick
+
+    def _is_quick(self, run: Run) -> bool:
+        return self._lines[run.flights[0].queue].is_quick
 
     def _look_on(self) -> None:
         """Wait for as long as a quick handler takes at most; one thread at a time, the others until they are told."""

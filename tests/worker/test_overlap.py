@@ -92,6 +92,26 @@ def test_quick_work_is_done_by_one_thread_until_that_is_stuck(held, monkeypatch)
     assert taken[0].flights == flights[3:4]
 
 
+def test_quick_work_does_not_wait_for_the_thread_of_a_slow_handler(make_queue, consumer, monkeypatch):
+    slow, quick = make_queue("slow"), make_queue("quick")
+    for queue in (slow, quick):
+        queue.publish("x")
+        consumer.handler(queue)(lambda body: None)
+    inflight = Inflight(consumer.handlers, 16)
+    be_quick(inflight, quick)
+    monkeypatch.setattr(inflight, "_look_on", lambda: pytest.fail("waits for a slow handler"))
+    flights = []
+    for queue, handler in zip((slow, quick), consumer.handlers, strict=True):
+        claimed = queue.moves.claim(Turn("me", 1), limit=1, lease_ms=60_000).claimed
+        flights += flights_of(claimed, handler, time.monotonic())
+    inflight.add(flights)
+    inflight.hold(flights)
+
+    runs = [inflight.next_plain(None) for _ in range(2)]
+
+    assert [run.flights for run in runs] == [flights[:1], flights[1:]]
+
+
 def test_a_quick_handler_that_gets_stuck_holds_up_no_other(queue, consumer, start, recorder, gate):
     @consumer.handler(queue)
     def handle(body):
