@@ -221,9 +221,11 @@ class Fetcher:
         finally:
             self._reader.start()
         failures = self._claimed(asked, answers[len(pieces) :], suspects, sent_at)
-        self._reader.take(pieces, answers[: len(pieces)])
-        for source, failure in failures:
-            self._troubles.note(source.name, failure)
+        failures += self._reader.take(pieces, answers[: len(pieces)])
+        if failures:
+            self._reader.start()  # the next round may be long in coming
+        for name, failure in failures:
+            self._troubles.note(name, failure)
 
     def _offered(self, hot: list[tuple[Source, Room]]) -> list[tuple[Source, Room]]:
         """Divide the free slots by the weights of the queues; a claim that has no answer yet is made again."""
@@ -235,12 +237,13 @@ class Fetcher:
 
     def _claimed(
         self, asked: list[tuple[Source, Room]], answers: Sequence[Any], suspects: int, sent_at: float
-    ) -> list[tuple[Source, Exception]]:
-        """Take over what claims were told; return those that failed."""
-        at, failures = time.monotonic(), []
+    ) -> list[tuple[str, Exception]]:
+        """Take over what claims were told; return the queues that failed."""
+        at = time.monotonic()
+        failures: list[tuple[str, Exception]] = []
         for (source, _), answer in zip(asked, answers, strict=True):
             if isinstance(answer, Exception):
-                failures.append((source, answer))
+                failures.append((source.name, answer))
                 continue
             self._troubles.over(source.name)
             self._timekeeper.note(source.name, answer, at)

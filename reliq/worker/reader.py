@@ -77,8 +77,12 @@ class Reader:
             reads.bodies(self._keys[name], [flight.delivery.claimed.id for flight in piece]) for name, piece in pieces
         ]
 
-    def take(self, pieces: Sequence[Piece], answers: Sequence[Any]) -> None:
-        """Take the bodies of `pieces`; what Redis refuses is given back, what fails otherwise is read again."""
+    def take(self, pieces: Sequence[Piece], answers: Sequence[Any]) -> list[tuple[str, Exception]]:
+        """
+        Take the bodies of `pieces`, and return the queues that failed.
+
+        What Redis refuses is given back, what fails otherwise is read again.
+        """
         failures: list[tuple[str, Exception]] = []
         for (name, piece), answer in zip(pieces, answers, strict=True):
             if isinstance(answer, RedisRefusedError):
@@ -88,8 +92,7 @@ class Reader:
             else:
                 del self._unread[name][: len(piece)]
                 self._ready += self._filled(name, piece, answer)
-        for name, failure in failures:
-            self._troubles.note(name, failure)
+        return failures
 
     def start(self) -> None:
         """Let what has its body run: what must not wait first, and of suspects only one."""

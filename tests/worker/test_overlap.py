@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from reliq.errors import RedisUnavailableError
 from reliq.events import Acked
 from reliq.transitions import Turn
 from reliq.worker.fetcher import Fetcher
@@ -56,6 +57,30 @@ def test_what_has_been_read_starts_while_redis_claims_and_reads_what_is_next(mak
         *("MGET+EVALSHA", 500, "answered"),
         *("MGET", 500, "answered"),  # there is no room for more
     ]
+
+
+def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_beside_it(make_queue, consumer, door):
+    queue = make_queue(max_body=1000)
+    queue.publish_many(["x"] * 600)
+    consumer.handler(queue)(lambda body: None)
+    inflight, started = Inflight(consumer.handlers, 16), []
+    be_quick(inflight, queue)
+
+    class BusyDoor:
+        observers = ()
+
+        def run_all(self, requests, *, meanwhile=None):
+            answers = door.run_all(requests, meanwhile=meanwhile)
+            return [answers[0], RedisUnavailableError("BUSY")] if len(answers) > 1 else answers
+
+    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+    fetcher = Fetcher(BusyDoor(), consumer.handlers, inflight, timekeeper, started.extend, lambda flights, outcome: None)
+
+    fetcher.step()
+    with pytest.raises(RedisUnavailableError):
+        fetcher.step()
+
+    assert len(started) == 500
 
 
 @pytest.fixture

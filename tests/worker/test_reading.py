@@ -92,8 +92,10 @@ def test_a_read_that_fails_is_made_again_and_loses_nothing(make_queue, consumer,
     pieces = reader.pieces()
     replies = noted.run_all(reader.requests(pieces))
 
-    reader.take(pieces, [ValueError("none of its replies"), replies[1]])
+    failures = reader.take(pieces, [ValueError("none of its replies"), replies[1]])
     reader.start()
+    for name, failure in failures:
+        troubles.note(name, failure)
     assert reader.pieces() == []  # it is let alone for a while
     troubles.over("broken")
     read(reader, noted)
