@@ -71,6 +71,11 @@ class Inflight:
         if first:
             self.busy()
 
+    def limit_reads(self, queue: str, messages: int) -> None:
+        """Know that one round trip reads no more than so many messages of `queue`: its bodies are large."""
+        with self._lock:
+            self._lines[queue].read_limit = messages
+
     def wait_for_rooms(self, sources: Sequence[Source], timeout_seconds: float) -> list[Room]:
         """Return the room for each of `sources`, waiting a little until one can claim."""
         rooms: list[Room] = []

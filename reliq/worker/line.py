@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from reliq.settings import BATCH_LIMIT
 from reliq.worker.shares import Room
 
 if TYPE_CHECKING:
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 #: What is held beyond what runs must start within this, or goes back.
 HOLD_SECONDS = 0.1
-HOLD_LIMIT = 1500
+#: And be no more than so many reads bring: of one that starts, one on its way, and one that is claimed.
+HOLD_READS = 3
 #: How much one more duration counts in the running mean.
 _PACE_WEIGHT = 0.2
 _SHORTEST_SECONDS = 1e-5
@@ -38,6 +40,7 @@ class Line:
         running: how many runs there are.
         used: how many slots the runs have, and what is taken will need.
         pace: running mean of a run's seconds, None before the first.
+        read_limit: how many messages one round trip reads at most.
     """
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
@@ -48,6 +51,7 @@ class Line:
         self.waiting: deque[Flight] = deque()
         self.taken = self.started = self.running = self.used = self.withdrawn = 0
         self.pace: float | None = None
+        self.read_limit = BATCH_LIMIT
         self._delay = STUCK_SECONDS  # running mean of how long a run holds up what waits for its thread
         self._state: tuple[int, ...] = ()  # for which the room was found
         self._room = Room(0, 0)
@@ -67,7 +71,9 @@ class Line:
         if self.pace is None:
             return 0
         pace = max(self.pace, youngest, _SHORTEST_SECONDS)
-        return 0 if pace >= HOLD_SECONDS else min(HOLD_LIMIT, int(self.slots * self.batch * HOLD_SECONDS / pace))
+        if pace >= HOLD_SECONDS:
+            return 0
+        return min(HOLD_READS * self.read_limit, int(self.slots * self.batch * HOLD_SECONDS / pace))
 
     def room(self, free: int, ahead: int) -> Room:
         """Return the room when `free` slots of the process are, and so many messages may be held `ahead`."""

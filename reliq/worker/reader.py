@@ -46,8 +46,10 @@ class Reader:
         self._inflight, self._troubles = inflight, troubles
         self._submit, self._settle = submit, settle
         self._keys = {handler.queue.name: handler.queue.keys for handler in handlers}
-        self._expected = {handler.queue.name: handler.queue.settings.max_body for handler in handlers}
         self._largest: dict[str, int] = {}
+        self._expected: dict[str, int] = {}
+        for handler in handlers:
+            self._expect(handler.queue.name, handler.queue.settings.max_body)
         self._unread: dict[str, list[Flight]] = {}
         self._ready: list[Flight] = []
 
@@ -65,8 +67,8 @@ class Reader:
             if not group:
                 del self._unread[name]
             elif rest > 0 and not self._troubles.waits(name):
-                size = self._largest.get(name, self._expected[name])
-                piece = group[: max(1, min(BATCH_LIMIT, rest // size))]
+                size = self._expected[name]
+                piece = group[: _fitting(rest, size)]
                 rest -= size * len(piece)
                 pieces.append((name, piece))
         return pieces
@@ -111,7 +113,7 @@ class Reader:
     def _filled(self, name: str, piece: list[Flight], values: list[bytes | None]) -> list[Flight]:
         """Give flights their bodies; return those that have one, end the others."""
         bare, now = self._keys[name].bare, time.monotonic()
-        filled, gone, largest = [], [], self._largest.get(name, 1)
+        filled, gone, largest = [], [], self._largest.get(name, 0)
         for flight, value in zip(piece, values, strict=True):
             if value is None:
                 gone.append(flight)
@@ -121,10 +123,22 @@ class Reader:
             flight.held_since = now
             largest = max(largest, len(value))
             filled.append(flight)
-        self._largest[name] = largest
+        if largest > self._largest.get(name, 0):
+            self._largest[name] = largest
+            self._expect(name, largest)
         if gone:
             self._settle(self._inflight.withdraw(gone), EXPIRED)
         return filled
 
+    def _expect(self, name: str, size: int) -> None:
+        """Take the bodies of a queue to be so large, and have no more claimed ahead than is soon read."""
+        self._expected[name] = size
+        self._inflight.limit_reads(name, _fitting(READ_BYTES, size))
+
     def _give_back(self, flights: list[Flight]) -> None:
         self._settle(self._inflight.withdraw(flights), RELEASED)
+
+
+def _fitting(room: int, size: int) -> int:
+    """Return how many bodies of a `size` are read at once when there is `room` for so many bytes."""
+    return max(1, min(BATCH_LIMIT, room // size))

@@ -74,13 +74,33 @@ def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_be
             return [answers[0], RedisUnavailableError("BUSY")] if len(answers) > 1 else answers
 
     timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
-    fetcher = Fetcher(BusyDoor(), consumer.handlers, inflight, timekeeper, started.extend, lambda flights, outcome: None)
+    fetcher = Fetcher(
+        BusyDoor(), consumer.handlers, inflight, timekeeper, started.extend, lambda flights, outcome: None
+    )
 
     fetcher.step()
     with pytest.raises(RedisUnavailableError):
         fetcher.step()
 
     assert len(started) == 500
+
+
+def test_no_more_is_claimed_ahead_than_is_soon_read(make_queue, consumer, door, monkeypatch):
+    monkeypatch.setattr("reliq.worker.reader.READ_BYTES", 10_000)
+    queue = make_queue(max_body=1000)
+    queue.publish_many(["x" * 900] * 600)
+    consumer.handler(queue)(lambda body: None)
+    inflight = Inflight(consumer.handlers, 4)
+    be_quick(inflight, queue)
+    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+    fetcher = Fetcher(
+        door, consumer.handlers, inflight, timekeeper, lambda flights: None, lambda flights, outcome: None
+    )
+
+    for _ in range(3):
+        fetcher.step()
+
+    assert len(inflight.flights()) <= 4 + 3 * 10
 
 
 @pytest.fixture

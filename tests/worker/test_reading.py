@@ -70,6 +70,19 @@ def test_large_bodies_are_read_a_few_at_a_time(make_queue, consumer, parts):
     assert noted.trips == [[8], [15], [15], [2]]  # with its header a body is a little more than half a MiB
 
 
+def test_messages_without_a_body_say_nothing_of_the_others(make_queue, consumer, parts, client):
+    queue = make_queue(max_body=MIB)
+    for number in range(40):
+        queue.publish("x", id=str(number))
+    consumer.handler(queue)(lambda body: None)
+    reader, noted, _, _ = parts(consumer, 40)
+    client.delete(*(queue.keys.msg(id) for id in map(str, range(8))))
+
+    read(reader, noted)
+
+    assert noted.trips == [[8], [8], [24]]
+
+
 def test_many_queues_share_what_one_round_trip_may_bring(make_queue, consumer, parts):
     for number in range(3):
         queue = make_queue(f"q{number}", max_body=2 * MIB)
