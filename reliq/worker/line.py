@@ -23,8 +23,8 @@ _SHORTEST_SECONDS = 1e-5
 QUICK_SECONDS = 5e-5
 #: A handler of the quick kind that has not ended by then is taken to be stuck, and another thread goes on.
 STUCK_SECONDS = 0.001
-#: So little that a run which lost the interpreter once does not make a quick handler a slow one.
-_QUICKNESS_WEIGHT = 0.02
+#: So little that a few runs in a row which lost the interpreter do not make a quick handler a slow one.
+_QUICKNESS_WEIGHT = 0.005
 
 
 class Line:
@@ -52,7 +52,8 @@ class Line:
         self.taken = self.started = self.running = self.used = self.withdrawn = 0
         self.pace: float | None = None
         self.read_limit = BATCH_LIMIT
-        self._delay = STUCK_SECONDS  # running mean of how long a run holds up what waits for its thread
+        # Running mean of how long a run holds up what waits for its thread.
+        self._delay = 2 * QUICK_SECONDS
         self._state: tuple[int, ...] = ()  # for which the room was found
         self._room = Room(0, 0)
 

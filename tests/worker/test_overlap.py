@@ -178,7 +178,7 @@ def test_a_quick_handler_that_gets_stuck_holds_up_no_other(queue, consumer, star
     ("durations", "quick"),
     [
         pytest.param([5e-6], True, id="short"),
-        pytest.param([5e-6] * 199 + [5e-3], True, id="short, but for the interpreter that was lost at times"),
+        pytest.param([5e-6] * 195 + [5e-3] * 5, True, id="short, but for the interpreter that was lost at times"),
         pytest.param([5e-6] * 7 + [8e-4] * 3, False, id="some wait for an answer that comes soon"),
         pytest.param([5e-6] * 7 + [1e-2] * 3, False, id="some wait for one that comes late"),
         pytest.param([1e-3], False, id="long"),
