@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from reliq.settings import BATCH_LIMIT
-from reliq.worker.line import STUCK_SECONDS, Line
+from reliq.worker.line import Line
+from reliq.worker.lookout import Lookout
 from reliq.worker.run import Run
 from reliq.worker.source import Source
 
@@ -55,14 +56,14 @@ class Inflight:
         self._has_plain = not all(line.is_async for line in self._lines.values())
         self._async_told = False
         self._wanted = False  # somebody waits for room
-        self._latest: Run | None = None  # of plain handlers; its thread goes on with what waits
-        self._looked_on = False  # a thread sees whether that one gets stuck
+        self._lookout = Lookout(self._lines, self._work)
 
     def add(self, flights: Sequence[Flight]) -> None:
         """Know of claimed `flights` of one queue."""
         with self._lock:
             first = not self._flights
             line = self._lines[flights[0].queue]
+            line.known += len(flights)
             line.taken += len(flights)
             self._used += line.count()
             self._flights.update(dict.fromkeys(flights))
@@ -101,9 +102,7 @@ class Inflight:
             for flight in flights:
                 self._lines[flight.queue].hold(flight)
             plain = sum(line.used for line in self._lines.values() if not line.is_async)
-            # Of quick work one thread does as much as many, which only take the interpreter from each other.
-            quick = all(line.is_quick for line in self._lines.values() if line.waiting and not line.is_async)
-            self._work.notify(min(plain, 2 if quick else self.concurrency))
+            self._work.notify(self._lookout.threads(min(plain, self.concurrency)))
             if self._has_async:
                 self._tell_async()
             return plain
@@ -113,19 +112,19 @@ class Inflight:
         with self._lock:
             if done is not None:
                 self._finish(done)
-            leads = done is not None and done is self._latest
+            leads = self._lookout.leads(done)
             while not self.closed:
                 now = time.monotonic()
-                if not leads and self._is_attended(now):
-                    self._look_on()
+                if not leads and self._is_led(now):
+                    self._lookout.look_on()
                 elif run := self._next(now, is_async=False):
-                    self._latest, run.thread = run, threading.get_ident()
-                    if not (leads and self._is_quick(run)):
-                        self._work.notify()
+                    run.thread = threading.get_ident()
+                    self._lookout.began(run, leads=leads)
                     return run
                 else:
                     if leads:
-                        self._latest, leads = None, False
+                        self._lookout.rested()
+                        leads = False
                     self._work.wait(self._linger(now, is_async=False))
             return None
 
@@ -150,8 +149,12 @@ class Inflight:
         """Forget flights whose outcome Redis has."""
         with self._lock:
             for flight in flights:
-                self._flights.pop(flight, None)
+                if flight in self._flights:
+                    del self._flights[flight]
+                    self._lines[flight.queue].known -= 1
             self._fewer.notify_all()
+            if self._wanted:
+                self._roomier.notify()
 
     def abandon(self, run: Run) -> None:
         """Expect nothing more of a handler that overran its time."""
@@ -239,25 +242,12 @@ class Inflight:
                 return None
         return self._start(mine, now) if mine else None
 
-    def _is_attended(self, now: float) -> bool:
-        """Say whether what may start is quick, and a thread is at it or will soon be: what that runs is quick too."""
-        latest = self._latest
-        if latest is None or now - latest.started_at > STUCK_SECONDS or not self._is_quick(latest):
+    def _is_led(self, now: float) -> bool:
+        """Say whether what may start is quick, and a thread is at such work."""
+        if not self._lookout.is_led(now):
             return False
         line = self._oldest(now, is_async=False)
         return line is not None and line.is_quick
-
-    def _is_quick(self, run: Run) -> bool:
-        return self._lines[run.flights[0].queue].is_quick
-
-    def _look_on(self) -> None:
-        """Wait for as long as a quick handler takes at most; one thread at a time, the others until they are told."""
-        if self._looked_on:
-            self._work.wait()
-            return
-        self._looked_on = True
-        self._work.wait(STUCK_SECONDS)
-        self._looked_on = False
 
     def _oldest(self, now: float, is_async: bool) -> Line | None:
         """Return the line whose first flight was claimed first, of those that may start one."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 HOLD_SECONDS = 0.1
 #: And be no more than so many reads bring: of one that starts, one on its way, and one that is claimed.
 HOLD_READS = 3
+#: The most that may have ended without Redis knowing it, about, for more to be claimed.
+UNSETTLED_LIMIT = 4 * BATCH_LIMIT
 #: How much one more duration counts in the running mean.
 _PACE_WEIGHT = 0.2
 _SHORTEST_SECONDS = 1e-5
@@ -36,7 +38,8 @@ class Line:
         batch: how many messages a run has at most.
         waiting: those that wait for a slot, and some that were withdrawn meanwhile.
         withdrawn: how many of those.
-        taken: how many messages are claimed and not finished; `started` of them run.
+        known: how many messages are claimed and not settled.
+        taken: how many of them are not finished; `started` of those run.
         running: how many runs there are.
         used: how many slots the runs have, and what is taken will need.
         pace: running mean of a run's seconds, None before the first.
@@ -49,7 +52,7 @@ class Line:
         self.slots = concurrency if cap is None else min(cap, concurrency)
         self.batch, self._linger = handler.batch, handler.linger_seconds
         self.waiting: deque[Flight] = deque()
-        self.taken = self.started = self.running = self.used = self.withdrawn = 0
+        self.known = self.taken = self.started = self.running = self.used = self.withdrawn = 0
         self.pace: float | None = None
         self.read_limit = BATCH_LIMIT
         # Running mean of how long a run holds up what waits for its thread.
@@ -77,7 +80,13 @@ class Line:
         return min(HOLD_READS * self.read_limit, int(self.slots * self.batch * HOLD_SECONDS / pace))
 
     def room(self, free: int, ahead: int) -> Room:
-        """Return the room when `free` slots of the process are, and so many messages may be held `ahead`."""
+        """
+        Return the room when `free` slots of the process are, and so many messages may be held `ahead`.
+
+        There is none while Redis has yet to be told how many others ended: what is not told in time is done twice.
+        """
+        if self.known - self.taken >= UNSETTLED_LIMIT:
+            return Room(0, 0)
         state = (free, ahead, self.used, self.taken - self.started)
         if state != self._state:
             self._state, self._room = state, self._new_room(free, ahead)

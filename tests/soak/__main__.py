@@ -1,6 +1,7 @@
-"""A steady load on a real worker; every few seconds a look at everything that could grow."""
+"""A load on a real worker, steady or as much as it takes; every few seconds a look at everything that could grow."""
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -22,12 +23,14 @@ LOOK_SECONDS = 5.0
 #: Between two publishes.
 TICK_SECONDS = 0.05
 DRAIN_SECONDS = 120.0
+#: What waits under full load: enough that the worker never has to.
+FULL_BACKLOG = 5000
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--rate", type=float, default=2000, help="messages a second")
+    parser.add_argument("--rate", type=float, default=2000, help="messages a second; 0: as many as it takes")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write the samples there, one JSON object a line")
     return parser.parse_args()
@@ -77,9 +80,12 @@ def load(given: argparse.Namespace, supervisor: psutil.Process, client: redis.Re
 
 
 def publish(rate: float, seconds: float) -> None:
-    """Publish `rate` messages a second for so long."""
+    """Publish `rate` messages a second for so long, or with a `rate` of 0 as many as are worked."""
     start, done = time.monotonic(), 0
-    while (past := time.monotonic() - start) < seconds:
+    if not rate:
+        numbers = itertools.takewhile(lambda _: time.monotonic() - start < seconds, itertools.count())
+        SOAK.publish_many(numbers, max_backlog=FULL_BACKLOG)
+    while rate and (past := time.monotonic() - start) < seconds:
         wanted = int(past * rate)
         SOAK.publish_many(range(done, wanted))
         done = max(done, wanted)

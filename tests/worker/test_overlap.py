@@ -8,11 +8,13 @@ import pytest
 
 from reliq.errors import RedisUnavailableError
 from reliq.events import Acked
+from reliq.message import Claimed
 from reliq.transitions import Turn
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.flight import flights_of
 from reliq.worker.inflight import Inflight
-from reliq.worker.line import STUCK_SECONDS, Line
+from reliq.worker.line import STUCK_SECONDS, UNSETTLED_LIMIT, Line
+from reliq.worker.source import Source
 from reliq.worker.timekeeper import Timekeeper
 
 
@@ -126,7 +128,7 @@ def test_quick_work_is_done_by_one_thread_until_that_is_stuck(held, monkeypatch)
 
     run = inflight.next_plain(None)
     other.start()
-    while not inflight._looked_on:
+    while not inflight._lookout.looked_on:
         assert other.is_alive()
     for _ in range(2):
         run = inflight.next_plain(run)
@@ -144,7 +146,7 @@ def test_quick_work_does_not_wait_for_the_thread_of_a_slow_handler(make_queue, c
         consumer.handler(queue)(lambda body: None)
     inflight = Inflight(consumer.handlers, 16)
     be_quick(inflight, quick)
-    monkeypatch.setattr(inflight, "_look_on", lambda: pytest.fail("waits for a slow handler"))
+    monkeypatch.setattr(inflight._lookout, "look_on", lambda: pytest.fail("waits for a slow handler"))
     flights = []
     for queue, handler in zip((slow, quick), consumer.handlers, strict=True):
         claimed = queue.moves.claim(Turn("me", 1), limit=1, lease_ms=60_000).claimed
@@ -196,3 +198,20 @@ def test_a_handler_is_quick_when_one_thread_does_as_much_of_it_as_many(queue, co
         line.learn(durations[turn % len(durations)])
         found.add(line.is_quick)
     assert found == {quick}
+
+
+def test_no_more_is_claimed_while_redis_has_yet_to_be_told_of_what_ended(held, consumer, queue):
+    """Else a settler that cannot keep up lets leases run out, and everything is done twice."""
+    inflight, _ = held
+    source = Source(consumer.handlers[0])
+    claimed = [Claimed(f"m{number}", "me.1", 3) for number in range(UNSETTLED_LIMIT)]
+    flights = flights_of(claimed, consumer.handlers[0], time.monotonic())
+    inflight.add(flights)
+
+    unsettled = inflight.withdraw(flights[1:])
+    assert source.can_claim(inflight.wait_for_rooms([source], 0)[0])
+    unsettled += inflight.withdraw(flights[:1])
+    assert not source.can_claim(inflight.wait_for_rooms([source], 0)[0])
+    inflight.settled(unsettled[:1])
+
+    assert source.can_claim(inflight.wait_for_rooms([source], 0)[0])
