@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from reliq.settings import BATCH_LIMIT
-from reliq.worker.line import Line
+from reliq.worker.lines import Lines
 from reliq.worker.lookout import Lookout
 from reliq.worker.run import Run
 from reliq.worker.source import Source
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from reliq.handler import Handler
     from reliq.worker.flight import Flight
+    from reliq.worker.line import Line
     from reliq.worker.shares import Room
 
 #: A coroutine that was cancelled has so long to end before its slot counts as hung.
@@ -45,15 +46,13 @@ class Inflight:
         self._work = threading.Condition(self._lock)  # a plain handler may start
         self._roomier = threading.Condition(self._lock)  # more can be claimed
         self._fewer = threading.Condition(self._lock)  # something ended
-        self._lines = {handler.queue.name: Line(handler, concurrency) for handler in handlers}
+        self._lines = Lines(handlers, concurrency)
         self._flights: dict[Flight, None] = {}  # in the order of their claims
         self._runs: dict[Run, None] = {}
         self._used = 0  # slots that the runs have, and what is taken will need
         self._held = 0  # messages that are claimed and do not run
         self._suspects = 0
         self._low_water = 0  # held messages at which it is time to claim again, so that claims stay large
-        self._has_async = any(line.is_async for line in self._lines.values())
-        self._has_plain = not all(line.is_async for line in self._lines.values())
         self._async_told = False
         self._wanted = False  # somebody waits for room
         self._lookout = Lookout(self._lines, self._work)
@@ -101,9 +100,9 @@ class Inflight:
         with self._lock:
             for flight in flights:
                 self._lines[flight.queue].hold(flight)
-            plain = sum(line.used for line in self._lines.values() if not line.is_async)
+            plain = sum(line.used for line in self._lines if not line.is_async)
             self._work.notify(self._lookout.threads(min(plain, self.concurrency)))
-            if self._has_async:
+            if self._lines.has_async:
                 self._tell_async()
             return plain
 
@@ -125,7 +124,7 @@ class Inflight:
                     if leads:
                         self._lookout.rested()
                         leads = False
-                    self._work.wait(self._linger(now, is_async=False))
+                    self._work.wait(self._lines.linger(now, is_async=False))
             return None
 
     def next_async(self, done: Iterable[Run]) -> tuple[list[Run], float | None]:
@@ -138,7 +137,7 @@ class Inflight:
             runs: list[Run] = []
             while not self.closed and (new := self._next(now, is_async=True)):
                 runs.append(new)
-            return runs, self._linger(now, is_async=True)
+            return runs, self._lines.linger(now, is_async=True)
 
     def withdraw(self, flights: Iterable[Flight]) -> list[Flight]:
         """Return those of `flights` that have not started and now never will."""
@@ -230,8 +229,10 @@ class Inflight:
         """Start the oldest work of a kind, unless it is the turn of the other kind."""
         if len(self._runs) >= self.concurrency:
             return None
-        mine = self._oldest(now, is_async)
-        other = self._oldest(now, not is_async) if self._has_async and self._has_plain else None
+        mine = self._lines.oldest(now, is_async=is_async)
+        other = (
+            self._lines.oldest(now, is_async=not is_async) if self._lines.has_async and self._lines.has_plain else None
+        )
         if other is not None:
             if is_async:
                 self._work.notify()
@@ -246,27 +247,8 @@ class Inflight:
         """Say whether what may start is quick, and a thread is at such work."""
         if not self._lookout.is_led(now):
             return False
-        line = self._oldest(now, is_async=False)
+        line = self._lines.oldest(now, is_async=False)
         return line is not None and line.is_quick
-
-    def _oldest(self, now: float, is_async: bool) -> Line | None:
-        """Return the line whose first flight was claimed first, of those that may start one."""
-        oldest: Line | None = None
-        for line in self._lines.values():
-            if not line.waiting or line.is_async is not is_async or line.running >= line.slots:
-                continue
-            head = line.head()
-            if head is None or line.ripe_at(head) > now:
-                continue
-            if oldest is None or head.fetched_at < oldest.waiting[0].fetched_at:
-                oldest = line
-        return oldest
-
-    def _linger(self, now: float, *, is_async: bool) -> float | None:
-        """Return the seconds until a batch that lingers now may start, None when there is none."""
-        lines = [line for line in self._lines.values() if line.batch > 1 and line.is_async is is_async and line.waiting]
-        ripe = [line.ripe_at(head) for line in lines if (head := line.head()) is not None]
-        return min((at - now for at in ripe if at > now), default=None)
 
     def _tell_async(self) -> None:
         if not self._async_told:
@@ -309,7 +291,7 @@ class Inflight:
         self._suspects -= flight.delivery.claimed.suspect
         self._held -= 1
         self._free(line, 1)
-        if self._has_async:
+        if self._lines.has_async:
             self._work.notify()  # what it went before may start
         return True
 

@@ -8,9 +8,8 @@ from reliq.worker.line import STUCK_SECONDS
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping
 
-    from reliq.worker.line import Line
+    from reliq.worker.lines import Lines
     from reliq.worker.run import Run
 
 #: Of quick work: one thread runs it, and one looks on.
@@ -28,14 +27,14 @@ class Lookout:
         looked_on: a thread looks on.
     """
 
-    def __init__(self, lines: Mapping[str, Line], work: threading.Condition) -> None:
+    def __init__(self, lines: Lines, work: threading.Condition) -> None:
         self._lines, self._work = lines, work
         self._latest: Run | None = None
         self.looked_on = False
 
     def threads(self, most: int) -> int:
         """Return how many threads, `most` of them, are of use for the plain work that waits."""
-        quick = all(line.is_quick for line in self._lines.values() if line.waiting and not line.is_async)
+        quick = all(line.is_quick for line in self._lines if line.waiting and not line.is_async)
         return min(QUICK_THREADS, most) if quick else most
 
     def leads(self, done: Run | None) -> bool:
