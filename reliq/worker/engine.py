@@ -74,10 +74,10 @@ class Engine:
         self._tasks = AsyncExecutor(self._running, self.inflight)
         self._lifespan = Lifespan(lifespan, self._tasks)
         self._timekeeper = Timekeeper(door, handlers, self._collect_soon)
-        self._fetcher = Fetcher(door, handlers, self.inflight, self._timekeeper, self._submit, settle)
+        self._heartbeat = heartbeat = Heartbeat(door, handlers, self.inflight, lambda: self.last_claim_at)
+        self._fetcher = Fetcher(door, handlers, self.inflight, self._timekeeper, self._submit, settle, heartbeat.soon)
         self._renewer = Renewer(door, handlers, self.inflight, self._tasks, settle)
         self._tidier = Tidier(door, [handler.queue for handler in handlers])
-        self._heartbeat = Heartbeat(door, handlers, self.inflight, lambda: self.last_claim_at)
         self._loops = self._make_loops(observers)
         self._timekeeper.wake = self._loops["timekeeper"].wake
         self._renewer.wake = self._loops["renewer"].wake

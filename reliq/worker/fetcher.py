@@ -43,6 +43,9 @@ class Fetcher:
     Claims in rounds: of queues that are hot at once, else after waiting for a token.
 
     A round whose reply was lost is made again under the same numbers: Redis gives the same answer.
+
+    Args:
+        along: returns what is to go along with the wait of an idle second, if anything; its answers are not read.
     """
 
     def __init__(
@@ -53,8 +56,9 @@ class Fetcher:
         timekeeper: Timekeeper,
         submit: Callable[[list[Flight]], None],
         settle: Callable[[list[Flight], Outcome], None],
+        along: Callable[[], Sequence[Command[None]]],
     ) -> None:
-        self._door, self._inflight, self._timekeeper = door, inflight, timekeeper
+        self._door, self._inflight, self._timekeeper, self._along = door, inflight, timekeeper, along
         self._sources = [Source(handler) for handler in handlers]
         self._by_name = {source.name: source for source in self._sources}
         self._name = token()
@@ -171,10 +175,11 @@ class Fetcher:
         keys = [self._poke_key, *(source.keys.wake for source in sources)]
         began = time.monotonic()
         request = Command(("BLPOP", *keys, f"{rest:.3f}"), _popped_from)
-        # In an idle second the look at every queue goes along with the wait: one round trip for both.
+        # In an idle second the look at every queue, and what else is due, go along with the wait: one round trip for all.
         looks = [source.look(self._name) for source in sources] if self._idle else []
+        along = self._along() if self._idle else []
         try:
-            woken, *answers = self._door.run_all([request, *looks])
+            woken, *answers = self._door.run_all([request, *looks, *along])
         finally:
             self._waits_in_redis = self._inflight.watched = False
         if isinstance(woken, Exception):
@@ -183,7 +188,7 @@ class Fetcher:
         self._idle = woken is None
         if woken is not None and time.monotonic() - began < RUSH_SECONDS:
             self._glanced_at = 0.0
-        self._note_looks(sources, answers, all_seen=not shut)
+        self._note_looks(sources, answers[: len(looks)], all_seen=not shut)
         for source in sources:
             source.hot = source.hot or source.keys.wake == woken
 

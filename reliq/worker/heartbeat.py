@@ -17,10 +17,15 @@ from reliq.roster import BEAT_SECONDS, SLOTS_LIMIT, Slot, Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from reliq.call import Command
     from reliq.doors.blocking import BlockingDoor
     from reliq.handler import Handler
     from reliq.worker.inflight import Inflight
     from reliq.worker.run import Run
+
+
+#: So soon before it is due a record goes along with another call.
+EARLY_SECONDS = 1.0
 
 
 class Heartbeat:
@@ -38,13 +43,25 @@ class Heartbeat:
         self._queues = tuple(handler.queue.name for handler in handlers)
         self._id, self._host, self._version = token(), socket.gethostname(), version("reliq")
         self._started = time.time()
+        self._beat_at = float("-inf")
 
     def step(self) -> float:
-        """Write the record; return the wait until the next. Where Redis refuses it, the work goes on without."""
+        """Write the record if it is time; return the wait until it is. Where Redis refuses it, the work goes on without."""
+        rest = self._beat_at + BEAT_SECONDS - time.monotonic()
+        if rest > 0:
+            return rest
+        self._beat_at = time.monotonic()
         for answer in self._door.run_all([*roster.beat(self._record())]):
             if isinstance(answer, RedisUnavailableError):
                 raise answer
         return BEAT_SECONDS
+
+    def soon(self) -> list[Command[None]]:
+        """Return what writes the record, to go along with a call that is made anyway; nothing when it is not yet time."""
+        if self._beat_at + BEAT_SECONDS - EARLY_SECONDS > time.monotonic():
+            return []
+        self._beat_at = time.monotonic()
+        return roster.beat(self._record())
 
     def leave(self) -> None:
         """Take the record away."""

@@ -217,7 +217,7 @@ class TestPulse:
         start = pulse._read()[0]
         pulse.note(self.Engine(start + 100))
 
-        assert pulse.complaint(start + 100 + CLAIM_SECONDS) == ""
+        assert pulse.complaint(start + 99 + CLAIM_SECONDS) == ""
         assert pulse.complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
         assert Pulse(tmp_path / "pulse").complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
 
@@ -226,7 +226,7 @@ class TestPulse:
         pulse.note(self.Engine(pulse._read()[0]))
         pulse(RedisAway("", "fetcher", "gone"))
 
-        assert pulse.complaint(pulse._read()[0] + PATIENT_SECONDS) == ""
+        assert pulse.complaint(pulse._read()[0] + PATIENT_SECONDS - 1) == ""
         assert pulse.complaint(pulse._read()[0] + PATIENT_SECONDS + 1) != ""
 
     def test_one_that_is_starting_has_as_long_and_one_that_starts_again_and_again_no_longer(self, tmp_path):
@@ -235,6 +235,6 @@ class TestPulse:
         again = Pulse(tmp_path / "pulse")
         again.note(None)
 
-        assert again.complaint(first._read()[0] + PATIENT_SECONDS) == ""
+        assert again.complaint(first._read()[0] + PATIENT_SECONDS - 1) == ""
         assert again.complaint(first._read()[0] + PATIENT_SECONDS + 1) != ""
         assert not again.is_ready

@@ -108,8 +108,8 @@ MUTANTS = (
     Mutant(
         "a worker does not know that it holds a suspect",
         "worker/inflight.py",
-        "self._suspects += flight.delivery.claimed.suspect",
-        "self._suspects += False",
+        "self._suspects += sum(flight.delivery.claimed.suspect for flight in flights)",
+        "self._suspects += 0",
         "tests/worker/test_suspects.py",
     ),
     Mutant(

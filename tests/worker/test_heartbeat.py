@@ -3,13 +3,17 @@
 import os
 import socket
 import threading
+import time
 
 import pytest
 
 from reliq import Queue, roster
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Layout
 from reliq.roster import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT
+from reliq.worker.fetcher import Fetcher
 from reliq.worker.heartbeat import Heartbeat
+from reliq.worker.inflight import Inflight
+from reliq.worker.timekeeper import Timekeeper
 
 PATIENCE_SECONDS = 30.0
 
@@ -174,3 +178,19 @@ def test_a_queue_in_a_foreign_layout_is_not_named(make_queue, consumer, start, e
 
     eventually(lambda: client.hexists(QUEUES_KEY, "ours"))
     assert client.hkeys(QUEUES_KEY) == [b"ours"]
+
+
+def test_the_record_of_an_idle_worker_goes_along_with_its_wait(consumer, queue, door, workers):
+    consumer.handler(queue)(lambda body: None)
+    inflight = Inflight(consumer.handlers, 16)
+    beat = Heartbeat(door, consumer.handlers, inflight, time.monotonic)
+    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+    settle = lambda flights, outcome: None  # noqa: E731
+    fetcher = Fetcher(door, consumer.handlers, inflight, timekeeper, lambda flights: None, settle, beat.soon)
+
+    for _ in range(4):  # the first claim, a second without a token, a look, and a wait that takes the record along
+        fetcher.step()
+
+    assert [one.id for one in workers()] == [beat._id]
+    assert 3 < beat.step() < BEAT_SECONDS  # it need not write it itself
+    assert beat.soon() == []

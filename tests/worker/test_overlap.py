@@ -48,7 +48,7 @@ def test_what_has_been_read_starts_while_redis_claims_and_reads_what_is_next(mak
     timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
     submit = lambda flights: notes.append(len(flights))  # noqa: E731
     noting = NotingDoor(door, notes)
-    fetcher = Fetcher(noting, consumer.handlers, inflight, timekeeper, submit, lambda flights, outcome: None)
+    fetcher = Fetcher(noting, consumer.handlers, inflight, timekeeper, submit, lambda flights, outcome: None, list)
 
     for _ in range(4):
         fetcher.step()
@@ -77,7 +77,7 @@ def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_be
 
     timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
     fetcher = Fetcher(
-        BusyDoor(), consumer.handlers, inflight, timekeeper, started.extend, lambda flights, outcome: None
+        BusyDoor(), consumer.handlers, inflight, timekeeper, started.extend, lambda flights, outcome: None, list
     )
 
     fetcher.step()
@@ -96,7 +96,7 @@ def test_no_more_is_claimed_ahead_than_is_soon_read(make_queue, consumer, door, 
     be_quick(inflight, queue)
     timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
     fetcher = Fetcher(
-        door, consumer.handlers, inflight, timekeeper, lambda flights: None, lambda flights, outcome: None
+        door, consumer.handlers, inflight, timekeeper, lambda flights: None, lambda flights, outcome: None, list
     )
 
     for _ in range(3):

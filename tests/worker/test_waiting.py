@@ -31,7 +31,9 @@ def parts(door):
         inflight = Inflight(consumer.handlers, concurrency)
         timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
         held = []
-        fetcher = Fetcher(door, consumer.handlers, inflight, timekeeper, held.extend, lambda flights, outcome: None)
+        fetcher = Fetcher(
+            door, consumer.handlers, inflight, timekeeper, held.extend, lambda flights, outcome: None, list
+        )
         return fetcher, timekeeper, held
 
     return make
