@@ -60,7 +60,6 @@ class Fetcher:
     ) -> None:
         self._door, self._inflight, self._timekeeper, self._along = door, inflight, timekeeper, along
         self._sources = [Source(handler) for handler in handlers]
-        self._by_name = {source.name: source for source in self._sources}
         self._name = token()
         self._poke_key = self._sources[0].keys.lane(f"{self._name}.poke")
         self._turns, self._troubles = Turns(), Troubles("fetcher")
@@ -218,7 +217,7 @@ class Fetcher:
         So Redis works on the next messages while handlers work on these.
         """
         suspects = 0 if self._inflight.suspects else 1
-        asked = self._offered(hot)
+        asked = self._offered(hot) if hot else []  # a round without claims is none of the turns
         requests = [source.claim(source.limit(part), part, suspects, self._name) for source, part in asked]
         sent_at = time.monotonic()
         try:

@@ -215,3 +215,27 @@ def test_no_more_is_claimed_while_redis_has_yet_to_be_told_of_what_ended(held, c
     inflight.settled(unsettled[:1])
 
     assert source.can_claim(inflight.wait_for_rooms([source], 0)[0])
+
+
+def test_queues_take_turns_though_bodies_are_read_between_their_claims(make_queue, consumer, door):
+    queues = [make_queue("a"), make_queue("b")]
+    for queue in queues:
+        queue.publish_many(["x"] * 4)
+        consumer.handler(queue)(lambda body: None)
+    inflight, order = Inflight(consumer.handlers, 1), []
+    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+
+    def work(flights):
+        inflight.hold(flights)
+        order.extend(flight.queue for flight in flights)
+        run = inflight.next_plain(None)
+        run.began = False  # so that nothing is learned of its pace, and nothing held ahead
+        with inflight._lock:
+            inflight._finish(run)
+        inflight.settled(run.flights)
+
+    fetcher = Fetcher(door, consumer.handlers, inflight, timekeeper, work, lambda flights, outcome: None, list)
+    while len(order) < 8:
+        fetcher.step()
+
+    assert sorted(order[:4]) == ["a", "a", "b", "b"]
