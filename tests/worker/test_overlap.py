@@ -32,6 +32,13 @@ class NotingDoor:
         return answers
 
 
+def wait_until(is_so):
+    """Wait for what another thread will do."""
+    until = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < until
+
+
 def be_quick(inflight, queue):
     """Have the handler be one that is known to end at once."""
     line = inflight._lines[queue.name]
@@ -123,20 +130,22 @@ def test_quick_work_is_done_by_one_thread_until_that_is_stuck(held, monkeypatch)
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr("reliq.worker.inflight.time", SimpleNamespace(monotonic=lambda: clock.now))
     taken = []
-    other = threading.Thread(target=lambda: taken.append(inflight.next_plain(None)), daemon=True)
-    inflight.hold(flights[:4])
+    others = [threading.Thread(target=lambda: taken.append(inflight.next_plain(None)), daemon=True) for _ in range(2)]
+    inflight.hold(flights)
 
     run = inflight.next_plain(None)
-    other.start()
-    while not inflight._lookout.looked_on:
-        assert other.is_alive()
+    for other in others:
+        other.start()
+    while len(inflight._work._waiters) < 2:  # one looks on, one sleeps
+        assert taken == []
     for _ in range(2):
         run = inflight.next_plain(run)
     assert taken == []
-    clock.now += 2 * STUCK_SECONDS
 
-    other.join(30)
-    assert taken[0].flights == flights[3:4]
+    for at in (3, 4):  # each that takes over has the next look on
+        clock.now += 2 * STUCK_SECONDS
+        wait_until(lambda at=at: len(taken) == at - 2)
+        assert taken[-1].flights == flights[at : at + 1]
 
 
 def test_quick_work_does_not_wait_for_the_thread_of_a_slow_handler(make_queue, consumer, monkeypatch):
