@@ -21,8 +21,7 @@ from reliq.metrics.looks import Looker
 PACKAGE = Path(acl.__file__).parents[1]
 #: Modules that make scripts or commands and play no role, with the reason.
 NO_ROLE = {
-    "transitions.py",  # what the others make
-    "reads.py",
+    "reads.py",  # what the others make
     "roster.py",
     "doors/moves.py",  # single moves, for tools and tests
     "wires.py",  # asks for the version, and trusts a server that does not tell

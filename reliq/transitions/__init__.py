@@ -1,0 +1,44 @@
+"""
+Every move a message can make, as a `Call` that has not happened yet.
+
+One function for each script, by the same name. `clock` is Redis' own unless a test gives unix
+microseconds. A receipt is a `Claimed`; one that no longer holds changes nothing.
+"""
+
+from reliq.transitions.delivering import NOT_WATCHING, NOTHING_DUE, ClaimAnswer, ReclaimAnswer, claim, promote, reclaim
+from reliq.transitions.protocol import Turn
+from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
+from reliq.transitions.settling import Settled, ack, extend, failure, nack, note, release, snooze
+from reliq.transitions.upkeep import RedriveStatus, check, collect, counts, find, purge, redrive, resume, tidy
+
+__all__ = [
+    "NOTHING_DUE",
+    "NOT_WATCHING",
+    "ClaimAnswer",
+    "PublishAnswer",
+    "ReclaimAnswer",
+    "RedriveStatus",
+    "Settled",
+    "Turn",
+    "ack",
+    "cancel",
+    "check",
+    "claim",
+    "collect",
+    "counts",
+    "extend",
+    "failure",
+    "find",
+    "nack",
+    "note",
+    "promote",
+    "publish",
+    "purge",
+    "reclaim",
+    "redrive",
+    "release",
+    "reschedule",
+    "resume",
+    "snooze",
+    "tidy",
+]

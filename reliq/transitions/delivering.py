@@ -1,0 +1,134 @@
+"""What brings messages to a worker, and back from one that has fallen silent: promote, claim, reclaim."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from reliq import events
+from reliq.call import Call, id_text
+from reliq.events import Event
+from reliq.keys import Keys
+from reliq.lua import script
+from reliq.message import Claimed
+from reliq.transitions.protocol import Turn, clock_arg, texts
+
+#: A claim's wait: nothing is due, or another process watches for it.
+NOTHING_DUE, NOT_WATCHING = -1, -2
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAnswer:
+    """
+    What a claim took.
+
+    Attributes:
+        promote_in_ms, reclaim_in_ms: until there is something to promote or reclaim; NOTHING_DUE or NOT_WATCHING.
+        behind: how many ids are left in ready and retry.
+    """
+
+    promote_in_ms: int
+    reclaim_in_ms: int
+    behind: int
+    claimed: list[Claimed]
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimAnswer:
+    """Ids by what became of them, and the ms until the next deadline (NOTHING_DUE: none)."""
+
+    next_in_ms: int
+    overdue: tuple[str, ...]
+    again: tuple[str, ...]
+    buried: tuple[str, ...]
+    cancelled: tuple[str, ...]
+    inconsistent: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """How many messages moved."""
+        return len(self.overdue) + len(self.again) + len(self.buried) + len(self.cancelled)
+
+
+def promote(keys: Keys, *, limit: int = 500, clock: int | None = None) -> Call[tuple[int, int]]:
+    """Move what is due from pending to ready; return how many moved and the ms until the next is due."""
+    return Call(
+        script("promote"),
+        (keys.pending, keys.ready, keys.totals, keys.wake),
+        (clock_arg(clock), limit),
+        lambda reply: (int(reply[0]), int(reply[1])),
+        lambda answer: [events.Promoted(keys.name, answer[0])] if answer[0] else (),
+    )
+
+
+def claim(
+    keys: Keys,
+    turn: Turn,
+    *,
+    limit: int,
+    lease_ms: int,
+    first: Literal["ready", "retry"] = "ready",
+    direct: int | None = None,
+    suspects: int = 1,
+    watcher: str = "",
+    clock: int | None = None,
+) -> Call[ClaimAnswer]:
+    """
+    Lease up to `limit` messages from ready and retry, beginning with `first`.
+
+    `direct` is how many of them may be such that must not wait in a buffer: suspects and messages with no retry
+    left (None: all). `watcher` names the process that would wait for the next due time; empty: none.
+    """
+    nonce = f"{turn.lane}.{turn.number}:{lease_ms}"
+    lead = (keys.lane(turn.lane), keys.ready, keys.retry, keys.unack, keys.pending, keys.counts, keys.lease)
+    return Call(
+        script("claim"),
+        (*lead, keys.errors, keys.totals, keys.ends, keys.wake, keys.watch, keys.paused),
+        (
+            clock_arg(clock),
+            turn.number,
+            nonce,
+            lease_ms,
+            limit,
+            first,
+            limit if direct is None else direct,
+            suspects,
+            watcher,
+        ),
+        lambda reply: _claim_answer(reply, nonce),
+        lambda answer: [events.Claimed(keys.name, tuple(one.id for one in answer.claimed))] if answer.claimed else (),
+    )
+
+
+def reclaim(
+    keys: Keys, *, limit: int = 500, spare_leases: bool = False, clock: int | None = None
+) -> Call[ReclaimAnswer]:
+    """
+    Take back what is over its deadline: to retry while retries are left, else to garbage.
+
+    With `spare_leases` only nacked and cancelled messages: a worker may be about to renew the others.
+    """
+
+    def happened(answer: ReclaimAnswer) -> Iterable[Event]:
+        if answer.overdue or answer.again or answer.buried:
+            yield events.Reclaimed(keys.name, answer.overdue, answer.again, answer.buried)
+        if answer.cancelled:
+            yield events.Cancelled(keys.name, answer.cancelled)
+        if answer.inconsistent:
+            yield events.Inconsistent(keys.name, answer.inconsistent)
+
+    return Call(
+        script("reclaim"),
+        (keys.unack, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),
+        (clock_arg(clock), limit, "1" if spare_leases else ""),
+        lambda reply: ReclaimAnswer(int(reply[0]), *(texts(ids) for ids in reply[1:6])),
+        happened,
+    )
+
+
+def _claim_answer(reply: list[Any], nonce: str) -> ClaimAnswer:
+    promote_in, reclaim_in, behind, *rows = reply
+    claimed = [
+        Claimed(id_text(rows[at]), nonce, int(rows[at + 1]), rows[at + 2] == b"suspect")
+        for at in range(0, len(rows), 3)
+    ]
+    return ClaimAnswer(int(promote_in), int(reclaim_in), int(behind), claimed)

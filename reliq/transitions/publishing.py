@@ -1,0 +1,98 @@
+"""What a publisher asks for: publish, and later cancel or give another due time."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast, get_args
+
+from reliq import events
+from reliq.call import Arg, Call
+from reliq.codec import ENVELOPE_START
+from reliq.keys import Keys
+from reliq.lua import script
+from reliq.message import CancelStatus, PublishStatus, RescheduleStatus
+from reliq.transitions.protocol import Turn, bare_arg, clock_arg, words
+
+
+@dataclass(frozen=True, slots=True)
+class PublishAnswer:
+    """The due time in ms, and the index of each message that was not published, with why."""
+
+    due_ms: int
+    refused: dict[int, PublishStatus]
+
+
+def publish(
+    keys: Keys,
+    items: Sequence[tuple[str, bytes]],
+    turn: Turn,
+    *,
+    ttl_ms: int,
+    retries: int,
+    delay_ms: int = 0,
+    at_ms: int | None = None,
+    window_ms: int | None = None,
+    replace: bool = False,
+    bare: bool = False,
+    clock: int | None = None,
+) -> Call[PublishAnswer]:
+    """
+    Put messages into ready, or into pending when they are due later.
+
+    `items` are ids and values: what follows the due time in the envelope, or a bare body. `window_ms` says that
+    the ids were chosen by the caller and for how long each stays taken after its end.
+    """
+    ids = [id for id, _ in items]
+    tail_keys = [keys.msg(id) for id in ids]
+    if window_ms is not None:
+        tail_keys += [keys.dd(id) for id in ids]
+    args: list[Arg] = [clock_arg(clock), turn.number, "" if at_ms is None else at_ms, delay_ms, ttl_ms, retries]
+    args += ["" if bare else ENVELOPE_START, "" if window_ms is None else window_ms, "1" if replace else ""]
+    for item in items:
+        args += item
+    lead = (keys.lane(turn.lane), keys.pending, keys.ready, keys.unack, keys.counts, keys.lease, keys.garbage)
+    rest = (keys.totals, keys.ends, keys.wake, keys.watch)
+    happened: Callable[[PublishAnswer], Iterable[events.Event]] = lambda answer: [  # noqa: E731
+        events.Published(keys.name, tuple(id for i, id in enumerate(ids) if i not in answer.refused))
+    ]
+    return Call(script("publish"), (*lead, *rest, *tail_keys), args, _publish_answer, happened)
+
+
+def cancel(
+    keys: Keys, ids: Sequence[str], *, tombstone_ms: int = 60_000, clock: int | None = None
+) -> Call[list[CancelStatus]]:
+    """Cancel messages; a running one is told at its next renewal."""
+    return Call(
+        script("cancel"),
+        (
+            *(keys.pending, keys.unack, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends),
+            *map(keys.msg, ids),
+            *map(keys.dd, ids),
+        ),
+        (clock_arg(clock), tombstone_ms, *ids),
+        lambda reply: cast("list[CancelStatus]", words(reply, ids, get_args(CancelStatus))),
+        lambda answer: [
+            events.Cancelled(keys.name, tuple(id for id, word in zip(ids, answer, strict=True) if word == "cancelled"))
+        ],
+    )
+
+
+def reschedule(
+    keys: Keys, ids: Sequence[str], *, at_ms: int | None = None, delay_ms: int = 0, clock: int | None = None
+) -> Call[list[RescheduleStatus]]:
+    """Give waiting messages another due time."""
+    return Call(
+        script("reschedule"),
+        (keys.pending, keys.unack, keys.counts, keys.lease, keys.wake, keys.watch, *map(keys.msg, ids)),
+        (clock_arg(clock), bare_arg(keys), "" if at_ms is None else at_ms, delay_ms, *ids),
+        lambda reply: cast("list[RescheduleStatus]", words(reply, ids, get_args(RescheduleStatus))),
+    )
+
+
+def _publish_answer(reply: bytes) -> PublishAnswer:
+    if b" " not in reply:
+        return PublishAnswer(int(reply), {})
+    due, *refused = reply.decode().split(" ")
+    parts = [one.split(":") for one in refused]
+    if not {why for _, why in parts} <= set(get_args(PublishStatus)):
+        raise ValueError
+    return PublishAnswer(int(due), {int(index) - 1: cast("PublishStatus", why) for index, why in parts})

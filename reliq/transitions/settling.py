@@ -1,0 +1,147 @@
+"""What the holder of a receipt answers: ack, nack, extend, release, snooze."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from reliq import events
+from reliq.call import Arg, Call
+from reliq.events import Event
+from reliq.keys import Keys
+from reliq.lua import script
+from reliq.message import Claimed, Delivery
+from reliq.transitions.protocol import bare_arg, clock_arg
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Ids whose receipt no longer held, and ids whose message was cancelled meanwhile."""
+
+    lost: tuple[str, ...]
+    cancelled: tuple[str, ...] = ()
+
+
+def ack(
+    keys: Keys,
+    receipts: Sequence[tuple[Claimed, int | None]],
+    *,
+    kind: Literal["acked", "expired"] = "acked",
+    history: int = 0,
+    took_ms: Sequence[int] = (),
+    clock: int | None = None,
+) -> Call[Settled]:
+    """
+    End messages; each receipt comes with the ms for which its chosen id stays taken, or None.
+
+    With `history` the last so many acked ones are remembered, each with how long it ran if `took_ms` says it.
+    """
+    tail_keys = [keys.msg(claimed.id) for claimed, _ in receipts]
+    if any(window for _, window in receipts):
+        tail_keys += [keys.dd(claimed.id) for claimed, _ in receipts]
+    args: list[Arg] = [clock_arg(clock), kind, history or "", ",".join(map(str, took_ms))]
+    for claimed, window in receipts:
+        args += (claimed.id, claimed.nonce, claimed.left, window or "")
+    happened = events.Acked if kind == "acked" else events.Expired
+    ids = [claimed.id for claimed, _ in receipts]
+    return Call(
+        script("ack"),
+        (keys.unack, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.history, *tail_keys),
+        args,
+        lambda reply: Settled(_at(ids, reply)),
+        lambda answer: _settled(keys, ids, answer, "ack", happened),
+    )
+
+
+def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clock: int | None = None) -> Call[Settled]:
+    """
+    Answer that messages failed: receipt, ms until the redelivery, note (see `note`), and value.
+
+    A value sends the message to its end; it must be given when no retry is left, and else be empty.
+    """
+    ids = [failure[0].id for failure in failures]
+    args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
+    for claimed, delay_ms, why, value in failures:
+        args += (claimed.id, claimed.nonce, claimed.left, delay_ms, why, value)
+    lead = (keys.unack, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends)
+    return Call(
+        script("nack"),
+        (*lead, keys.wake, keys.watch, *(keys.msg(id) for id in ids)),
+        args,
+        lambda reply: Settled(_at(ids, reply[0]), _at(ids, reply[1])),
+        lambda answer: _settled(keys, ids, answer, "nack", events.Nacked),
+    )
+
+
+def note(reason: str, attempt: int | None, error: str) -> str:
+    """Return how the last error of a message is kept: reason, attempt or `-`, at most 500 characters of text."""
+    return f"{reason} {'-' if attempt is None else attempt} {error[:500]}"
+
+
+def failure(
+    delivery: Delivery, reason: str, error: str, delay_ms: int, *, final: bool = False
+) -> tuple[Claimed, int, str, bytes]:
+    """Return what `nack` takes: with the value when the message must not run again, by its retries or as `final`."""
+    last = final or delivery.claimed.left <= 0
+    return delivery.claimed, delay_ms, note(reason, delivery.attempt, error), delivery.value if last else b""
+
+
+def extend(keys: Keys, receipts: Sequence[Claimed], *, lease_ms: int, clock: int | None = None) -> Call[Settled]:
+    """Move deadlines to now + lease."""
+    ids = [claimed.id for claimed in receipts]
+    return Call(
+        script("extend"),
+        (keys.unack, keys.counts, keys.lease),
+        (clock_arg(clock), lease_ms, *(part for one in receipts for part in (one.id, one.nonce, one.left))),
+        lambda reply: Settled(_at(ids, reply[0]), _at(ids, reply[1])),
+    )
+
+
+def release(keys: Keys, receipts: Sequence[Claimed], *, clock: int | None = None) -> Call[Settled]:
+    """Give unstarted messages back to the head of ready, the first of `receipts` foremost; spend nothing."""
+    ids = [claimed.id for claimed in receipts]
+    args: list[Arg] = [clock_arg(clock)]
+    for one in receipts:
+        args += (one.id, one.nonce, one.left, "suspect" if one.suspect else "")
+    return Call(
+        script("release"),
+        (keys.unack, keys.ready, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),
+        args,
+        lambda reply: Settled(_at(ids, reply)),
+        lambda answer: _settled(keys, ids, answer, "release", events.Released),
+    )
+
+
+def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | None = None) -> Call[Settled]:
+    """Put messages off by so many ms; spend no retry."""
+    ids = [claimed.id for claimed, _ in receipts]
+    args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
+    for claimed, delay_ms in receipts:
+        args += (claimed.id, claimed.nonce, claimed.left, delay_ms)
+    lead = (keys.unack, keys.pending, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends)
+    return Call(
+        script("snooze"),
+        (*lead, keys.wake, keys.watch, *(keys.msg(id) for id in ids)),
+        args,
+        lambda reply: Settled(_at(ids, reply[0]), _at(ids, reply[1])),
+        lambda answer: _settled(keys, ids, answer, "snooze", events.Snoozed),
+    )
+
+
+def _at(ids: Sequence[str], indexes: Sequence[int]) -> tuple[str, ...]:
+    """Return the ids at Lua's `indexes`, which begin with 1; raise IndexError for one that is none."""
+    if not all(0 < index <= len(ids) for index in indexes):
+        raise IndexError
+    return tuple(ids[index - 1] for index in indexes)
+
+
+def _settled(
+    keys: Keys, ids: Sequence[str], answer: Settled, verb: str, happened: Callable[[str, tuple[str, ...]], Event]
+) -> Iterable[Event]:
+    gone = {*answer.lost, *answer.cancelled}
+    done = tuple(id for id in ids if id not in gone)
+    if done:
+        yield happened(keys.name, done)
+    if answer.lost:
+        yield events.Lost(keys.name, answer.lost, verb)
+    if answer.cancelled:
+        yield events.Cancelled(keys.name, answer.cancelled)

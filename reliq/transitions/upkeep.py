@@ -1,0 +1,139 @@
+"""What keeps a queue in order, by its workers or its operators: dead letters, emptying, counting and looking."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast, get_args
+
+from reliq import events
+from reliq.call import Arg, Call
+from reliq.keys import Keys
+from reliq.lua import script
+from reliq.message import Counts
+from reliq.transitions.protocol import bare_arg, clock_arg, texts, words
+
+RedriveStatus = Literal["redriven", "alive", "not_found"]
+_NO_WISH = ("",) * 7
+_GLOB = re.compile(r"[*?\[\]\\^]")
+
+
+def collect(
+    keys: Keys, ids: Sequence[str], *, letters_max: int, letters_ms: int, clock: int | None = None
+) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Turn garbage into dead letters; return their ids, and those whose body was gone."""
+    return Call(
+        script("collect"),
+        (keys.garbage, keys.errors, keys.dead, keys.totals, keys.ends, *map(keys.msg, ids), *map(keys.dd, ids)),
+        (clock_arg(clock), letters_max, letters_ms, *ids),
+        lambda reply: (texts(reply[0]), texts(reply[1])),
+        lambda answer: [
+            kind(keys.name, some) for kind, some in zip((events.Collected, events.Expired), answer, strict=True) if some
+        ],
+    )
+
+
+def redrive(
+    keys: Keys,
+    letters: Sequence[tuple[str, str, int]],
+    *,
+    ttl_ms: int,
+    delay_ms: int = 0,
+    clock: int | None = None,
+) -> Call[list[RedriveStatus]]:
+    """Publish dead letters again: name of the letter, id, retries."""
+    lead = (keys.dead, keys.pending, keys.ready, keys.counts, keys.garbage, keys.lease, keys.totals)
+    return Call(
+        script("redrive"),
+        (*lead, keys.wake, keys.watch, *(keys.msg(id) for _, id, _ in letters)),
+        (clock_arg(clock), bare_arg(keys), delay_ms, ttl_ms, *(part for letter in letters for part in letter)),
+        lambda reply: cast("list[RedriveStatus]", words(reply, letters, get_args(RedriveStatus))),
+        lambda answer: [
+            events.Redriven(
+                keys.name, tuple(row[1] for row, word in zip(letters, answer, strict=True) if word == "redriven")
+            )
+        ],
+    )
+
+
+def purge(
+    keys: Keys,
+    ids: Sequence[str],
+    *,
+    state: Literal["pending", "ready", "retry", "garbage"],
+    clock: int | None = None,
+) -> Call[int]:
+    """Delete messages; from a list only its oldest, given in order. Return how many."""
+    lead = (keys.pending, keys.ready, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals)
+    return Call(
+        script("purge"),
+        (*lead, keys.ends, *map(keys.msg, ids)),
+        (clock_arg(clock), state, *ids),
+        int,
+        lambda count: [events.Purged(keys.name, count)] if count else (),
+    )
+
+
+def resume(keys: Keys, *, clock: int | None = None) -> Call[bool]:
+    """Let a paused queue be claimed again; return whether it was paused."""
+    return Call(script("resume"), (keys.paused, keys.wake), (clock_arg(clock),), bool)
+
+
+def counts(keys: Keys, *, clock: int | None = None) -> Call[Counts]:
+    """Count the queue's messages by place, and every total, at one moment."""
+    places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.dead, keys.totals, keys.paused)
+    return Call(script("counts"), places, (clock_arg(clock),), _counts)
+
+
+def tidy(
+    keys: Keys, *, cursor: int = 0, lease_cursor: int = 0, clock: int | None = None
+) -> Call[tuple[int, int, int, int]]:
+    """Look through a piece of unack and lease; return the next cursors, deadlines pulled back, words removed."""
+    return Call(
+        script("tidy"),
+        (keys.unack, keys.counts, keys.garbage, keys.lease, keys.errors),
+        (clock_arg(clock), cursor, lease_cursor),
+        lambda reply: (int(reply[0]), int(reply[1]), int(reply[2]), int(reply[3])),
+    )
+
+
+def check(
+    keys: Keys,
+    ids: Sequence[str],
+    *,
+    part: Literal["", "ready", "retry", "both"] = "",
+    piece: tuple[int, int] = (1, 0),
+    wishes: Mapping[str, Sequence[Arg]] | None = None,
+    clock: int | None = None,
+) -> Call[tuple[int, list[Any]]]:
+    """
+    Tell the state of each id, read at one moment; set right those that have a wish. Return the time in ms and rows.
+
+    Which of the lists is looked through is `part`: all of both, or the `piece` of one. A wish is what follows the id
+    in the script's ARGV; its row is then `mended`, or `changed`: the state is no longer the one that was seen.
+    """
+    lead = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors)
+    args: list[Arg] = [clock_arg(clock), part, *piece]
+    for id in ids:
+        args += (id, *(wishes[id] if wishes else _NO_WISH))
+    return Call(
+        script("check"),
+        (*lead, keys.dead, keys.ends, keys.totals, keys.wake, keys.watch, *map(keys.msg, ids)),
+        args,
+        lambda reply: (int(reply[0]), reply[1:]),
+    )
+
+
+def find(keys: Keys, *, cursor: int = 0, clock: int | None = None) -> Call[tuple[int, tuple[str, ...]]]:
+    """Look through a piece of the key space; return the next cursor and the ids of bodies without a retry count."""
+    prefix = keys.msg("")
+    return Call(
+        script("find"),
+        (keys.counts, keys.garbage),
+        (clock_arg(clock), cursor, _GLOB.sub(r"\\\g<0>", prefix) + "*", prefix),
+        lambda reply: (int(reply[0]), texts(reply[1:])),
+    )
+
+
+def _counts(reply: list[Any]) -> Counts:
+    pending, ready, unack, retry, garbage, dead, paused = (int(size) for size in reply[:7])
+    totals = {reply[at].decode(): int(reply[at + 1]) for at in range(7, len(reply), 2)}
+    return Counts(pending, ready, unack, retry, garbage, dead, bool(paused), totals)
