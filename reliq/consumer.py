@@ -5,31 +5,26 @@ from __future__ import annotations
 import importlib
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self
 
 from reliq.connection import Connection
 from reliq.errors import ConfigurationError
-from reliq.handler import Handler, check_middleware, inspected
-from reliq.settings import HandlerSettings, WorkerSettings, seconds
+from reliq.registration import Registration
+from reliq.settings import WorkerSettings, seconds
 from reliq.signals import SignalNotes
 from reliq.worker.engine import Engine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
     from types import FrameType
 
-    from reliq.decorators import Options, Register, RegisterBatch
     from reliq.events import Observer
-    from reliq.job import Job
+    from reliq.handler import Handler
     from reliq.message import Duration
     from reliq.metrics.serving import Registry
     from reliq.pools import Target
-    from reliq.queue import Queue
     from reliq.worker.flight import Flight
     from reliq.worker.run import Run
-
-B = TypeVar("B")
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: Exit codes of a worker process.
 EXIT_HUNG, EXIT_REPLACE, EXIT_SECOND_SIGNAL = 75, 76, 130
@@ -39,7 +34,7 @@ DRAIN_SECONDS = 0.05
 LOOK_SECONDS = 0.2
 
 
-class Consumer:
+class Consumer(Registration):
     """
     Handlers of any number of queues, and how their worker runs.
 
@@ -57,87 +52,14 @@ class Consumer:
         lifespan: Callable[[], Any] | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
+        super().__init__()
         self.target = url
         self.lifespan = lifespan
         self.observers: list[Observer] = list(observers)
-        self._handlers: dict[str, Handler] = {}
-        self._middleware: list[Callable[[Job[Any]], Any]] = []
         self._engine: Engine | None = None
         self._stopped: Engine | None = None
         self._signals = SignalNotes()
         self._patient = False
-
-    @property
-    def handlers(self) -> Sequence[Handler]:
-        """The registered handlers."""
-        return tuple(self._handlers.values())
-
-    @overload
-    def handler(self, queue: Queue[B], **options: Unpack[Options]) -> Register[B]: ...
-
-    @overload
-    def handler(
-        self, queue: Queue[B], *, batch: int, linger: Duration | None = None, **options: Unpack[Options]
-    ) -> RegisterBatch[B]: ...
-
-    @overload
-    def handler(
-        self, queue: str, *, batch: int | None = None, linger: Duration | None = None, **options: Unpack[Options]
-    ) -> Callable[[F], F]: ...
-
-    def handler(
-        self,
-        queue: Queue[Any] | str,
-        *,
-        batch: int | None = None,
-        linger: Duration | None = None,
-        **options: Unpack[Options],
-    ) -> Any:
-        """
-        Register the decorated function, plain or async, for the messages of `queue`; it stays as it is.
-
-        It takes the body and, if it likes, the `Job`. Returning acks; `Nack`, `Reject` and `Snooze` may be returned
-        or raised; any other exception nacks with backoff.
-
-        With `batch` it takes a list of bodies and, if it likes, the list of their jobs, on one slot. What it returns
-        or raises then holds for every message, unless it returns a list with an answer for each, in their order
-        (None acks). What does not decode is left out; a message that may have killed its worker, or has no retry
-        left, comes alone.
-
-        Args:
-            queue: a `Queue`, or the name of an untyped one.
-            batch: most messages in one call (1..500); None for a function that takes one body.
-            linger: seconds that a batch waits at most to be full (0.05), from its first message on.
-            lease: seconds until a silent worker's message goes to another (30); renewed while the handler runs.
-            timeout: seconds a call may take (600), or None. A coroutine is cancelled; a thread loses its lease.
-            concurrency: most calls for this queue that run at once in a process.
-            weight: this queue's share of free slots.
-            backoff: tenacity's wait strategy between a failure and the next delivery.
-            retry_on: exceptions that are worth another delivery; others reject.
-            reject_on: exceptions that are not; wins over `retry_on`.
-            undecodable: `retry` a body that does not decode with backoff, or `reject` it at once.
-
-        Raises:
-            ConfigurationError: a setting is not allowed, the signature is another, or the queue has a handler.
-        """
-        settings = HandlerSettings(batch=batch, linger=linger, **options)  # type: ignore[arg-type]  # a single class becomes a tuple there
-
-        def register(function: F) -> F:
-            handler = inspected(queue, function, settings)
-            self._check_is_new(handler)
-            self._handlers[handler.queue.name] = handler
-            return function
-
-        return register
-
-    def middleware(self, around: Callable[[Job[Any]], Any]) -> Callable[[Job[Any]], Any]:
-        """
-        Register a function that returns a context manager for each handler call; the first is the outermost.
-
-        Of a batch it is called for each message.
-        """
-        self._middleware.append(around)
-        return around
 
     def include(self, *sources: Consumer | str) -> Self:
         """
@@ -268,21 +190,6 @@ class Consumer:
             raise ConfigurationError("this consumer has not been started")
         return self._engine
 
-    def chosen(self, queues: Sequence[str]) -> list[Handler]:
-        """
-        Return the handlers of `queues`, of all when none is named.
-
-        Raises:
-            ConfigurationError: there is no such queue, or a middleware is for coroutines alone and a handler is none.
-        """
-        if not self._handlers:
-            raise ConfigurationError("this consumer has no handlers; decorate one with @consumer.handler(QUEUE)")
-        if unknown := [name for name in queues if name not in self._handlers]:
-            raise ConfigurationError(f"no handler for queue {unknown[0]!r}; there are: {', '.join(self._handlers)}")
-        chosen = [handler for name, handler in self._handlers.items() if not queues or name in queues]
-        check_middleware(self._middleware, chosen)
-        return chosen
-
     def connection(self, handlers: Sequence[Handler]) -> Connection:
         """Return the one Redis of the consumer and its queues; raise ConfigurationError when they name two."""
         named = [self.target, *(handler.queue.target for handler in handlers)]
@@ -290,11 +197,6 @@ class Consumer:
         if any(target != targets[0] for target in targets):
             raise ConfigurationError("the consumer and its queues name different Redis servers; name one")
         return Connection.to(targets[0] if targets else None)
-
-    def _check_is_new(self, handler: Handler) -> None:
-        name = handler.queue.name
-        if name in self._handlers:
-            raise ConfigurationError(f"queue {name!r} has two handlers: {self._handlers[name].name} and {handler.name}")
 
     def _is_over(self, engine: Engine, settings: WorkerSettings) -> bool:
         return _had_enough(engine, settings) or engine.must_be_replaced() or (settings.burst and engine.is_drained())

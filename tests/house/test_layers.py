@@ -18,7 +18,7 @@ LAYERS = (
     ("connection", "embedded"),
     ("doors",),
     ("queue",),
-    ("decorators", "handler", "job", "signals", "worker"),
+    ("decorators", "handler", "job", "registration", "signals", "worker"),
     ("consumer",),
     ("logs", "metrics", "tracing", "child", "supervisor", "health", "admin"),
     ("bench",),
