@@ -9,13 +9,10 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
 
-from reliq import transitions
 from reliq.codec import Codec
-from reliq.connection import PUBLISH_TIMEOUT_SECONDS, Connection, check_target
-from reliq.doors import asking
-from reliq.doors.asynchronous import AsyncDoor
+from reliq.connection import check_target
+from reliq.control import TRY_SECONDS, Control
 from reliq.doors.batch import Batch
-from reliq.doors.blocking import BlockingDoor
 from reliq.doors.moves import Moves
 from reliq.doors.naming import Naming
 from reliq.doors.publishing import Tally, Writer
@@ -29,16 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from reliq.call import Request, T
     from reliq.doors.batch import Received
     from reliq.events import Observer
-    from reliq.message import BulkResult, CancelStatus, Counts, Duration, Letter, Receipt, RescheduleStatus
+    from reliq.message import BulkResult, Duration, Receipt
     from reliq.pools import Target
 
 B = TypeVar("B")
 
-#: Tries at a Redis that is away, after the first: no more than one that hangs, so 2 s in all.
-TRY_SECONDS = PUBLISH_TIMEOUT_SECONDS
 #: Between two looks at a backlog that must shrink first.
 BACKLOG_SECONDS = 0.1
 
@@ -59,7 +53,7 @@ class QueueOptions(TypedDict, total=False):
     observers: Sequence[Observer]
 
 
-class Queue(Generic[B]):
+class Queue(Control, Generic[B]):
     """
     A queue of bodies of one type. Making it connects to nothing.
 
@@ -107,9 +101,8 @@ class Queue(Generic[B]):
     ) -> None:
         if url is not None:
             check_target(url)
-        self.keys = Keys(name, layout)
-        self.layout = layout
-        self.settings = QueueSettings(
+        keys = Keys(name, layout)
+        settings = QueueSettings(
             retries=retries,
             ttl=ttl,
             max_body=max_body,
@@ -119,18 +112,12 @@ class Queue(Generic[B]):
             history=history,
             durability=durability,
         )
+        super().__init__(keys, settings, url, observers)
         self.codec: Codec[B] = Codec(body)
-        self.target = url
-        self.observers = observers
         self.moves = Moves(self.keys, self._door)
         self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)
         naming = Naming(name, layout, self.connection)
         self._sender = Sender(self._writer, naming, self._door, self._adoor, try_seconds=TRY_SECONDS)
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-        return self.keys.name
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"
@@ -260,36 +247,6 @@ class Queue(Generic[B]):
             tally.add(await self._sender.asend(orders, tally.confirmed, durability))
         return tally.result()
 
-    def cancel(self, id: str) -> CancelStatus:
-        """
-        Cancel a message, so that it does not start or, if it runs, is not retried.
-
-        Returns:
-            `cancelled`; `running`, then its handler is told; `not_found`, it has ended or never was, and a publish
-            of this id that is still on its way will be refused.
-        """
-        return self._ask(asking.cancelling(self.keys, id))[0]
-
-    async def acancel(self, id: str) -> CancelStatus:
-        """As `cancel`, in async code."""
-        return (await self._aask(asking.cancelling(self.keys, id)))[0]
-
-    def reschedule(self, id: str, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
-        """Give a waiting message another due time: `rescheduled`, or it is `running` or `not_found`."""
-        return self._ask(asking.rescheduling(self.keys, id, delay, at))[0]
-
-    async def areschedule(self, id: str, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
-        """As `reschedule`, in async code."""
-        return (await self._aask(asking.rescheduling(self.keys, id, delay, at)))[0]
-
-    def counts(self) -> Counts:
-        """Count the queue's messages by place, and every total, at one moment."""
-        return self._ask(transitions.counts(self.keys))
-
-    async def acounts(self) -> Counts:
-        """As `counts`, in async code."""
-        return await self._aask(transitions.counts(self.keys))
-
     @contextmanager
     def receive(self, *, limit: int = 1, wait: Duration = 0.0, lease: Duration = 30.0) -> Iterator[list[Received[B]]]:
         """
@@ -311,61 +268,5 @@ class Queue(Generic[B]):
         async with areceiving(self._adoor(), batch, seconds("wait", wait)) as jobs:
             yield jobs
 
-    def pause(self, *, reason: str = "", for_: Duration | None = None) -> None:
-        """Have consumers stop claiming within a second, for a while or until `resume`; who, when and why is kept."""
-        self._ask(asking.pausing(self.keys, reason, for_))
-
-    async def apause(self, *, reason: str = "", for_: Duration | None = None) -> None:
-        """As `pause`, in async code."""
-        await self._aask(asking.pausing(self.keys, reason, for_))
-
-    def resume(self) -> bool:
-        """Have consumers claim again; return whether the queue was paused."""
-        return self._ask(transitions.resume(self.keys))
-
-    async def aresume(self) -> bool:
-        """As `resume`, in async code."""
-        return await self._aask(transitions.resume(self.keys))
-
-    def letters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
-        """Return up to `limit` dead letters, oldest first, those after the letter named `after`."""
-        return self._ask(asking.listing(self.keys, limit, after))
-
-    async def aletters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
-        """As `letters`, in async code."""
-        return await self._aask(asking.listing(self.keys, limit, after))
-
-    def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
-        """Publish up to 500 dead letters again with fresh retries; return how many (an id that is alive stays)."""
-        return self._ask(asking.redriving(self.keys, self.settings, letters, delay)).count("redriven")
-
-    async def aredrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
-        """As `redrive`, in async code."""
-        return (await self._aask(asking.redriving(self.keys, self.settings, letters, delay))).count("redriven")
-
-    def close(self) -> None:
-        """Close the blocking connections of this queue's Redis; they come back when they are used again."""
-        self.connection().close()
-
-    async def aclose(self) -> None:
-        """Close the running event loop's connections of this queue's Redis."""
-        await self.connection().aclose()
-
-    def connection(self) -> Connection:
-        """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
-        return Connection.to(self.target)
-
-    def _ask(self, request: Request[T]) -> T:
-        return self._door().run(request, for_seconds=TRY_SECONDS)
-
-    async def _aask(self, request: Request[T]) -> T:
-        return await self._adoor().run(request, for_seconds=TRY_SECONDS)
-
     def _durability(self, given: Durability | None) -> Durability:
         return self.settings.durability if given is None else Durability.checked(given)
-
-    def _door(self, patience_seconds: float = 0.0) -> BlockingDoor:
-        return BlockingDoor(self.connection().wire(PUBLISH_TIMEOUT_SECONDS + patience_seconds), self.observers)
-
-    def _adoor(self, patience_seconds: float = 0.0) -> AsyncDoor:
-        return AsyncDoor(self.connection().async_wire(PUBLISH_TIMEOUT_SECONDS + patience_seconds), self.observers)

@@ -54,12 +54,12 @@ PARTS: dict[Role, tuple[str, ...]] = {
         "admin/pieces.py",
         "admin/scanning.py",
         "admin/watching.py",
+        "control.py",
         "doors/asking.py",
         "doors/naming.py",
         "doors/publishing.py",
         "doors/sending.py",
         "metrics/looks.py",
-        "queue.py",
     ),
     "exporter": ("metrics/looks.py",),
 }

@@ -17,6 +17,7 @@ LAYERS = (
     ("pools", "wires"),
     ("connection", "embedded"),
     ("doors",),
+    ("control",),
     ("queue",),
     ("decorators", "handler", "job", "registration", "signals", "worker"),
     ("consumer",),
