@@ -271,7 +271,7 @@ def _retries(facts: Facts) -> Finding:
 
 
 def _rights(role: str, denied: Sequence[str] | None) -> Finding:
-    name = f"rights of a {role}"
+    name = f"rights: {role}"
     if denied is None:
         return _unknown(name, "ACL GETUSER")
     if not denied:
@@ -280,7 +280,7 @@ def _rights(role: str, denied: Sequence[str] | None) -> Finding:
         name,
         "bad",
         f"this user may not {', '.join(denied[:10])}{', …' if len(denied) > 10 else ''}",  # noqa: PLR2004  a line
-        f"a {role} that runs as this user fails",
+        f"who runs as this user cannot be the {role}",
         f"reliq acl --role {role} --queue QUEUE prints the rule",
     )
 

@@ -149,7 +149,7 @@ def test_it_asks_the_doctor_who_calls_unknown_what_it_may_not_know(scene, operat
     verdicts = {one["name"]: one["verdict"] for one in json.loads(out)}
     knows = "unknown" if client.info("server")["redis_version"].startswith("6.") else "ok"
     assert (code, error, refused()) == (0, "", [])
-    assert (verdicts["rights of a operator"], verdicts["slow scripts"]) == (knows, "unknown")
+    assert (verdicts["rights: operator"], verdicts["slow scripts"]) == (knows, "unknown")
 
 
 @pytest.mark.parametrize(

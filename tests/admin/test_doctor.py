@@ -89,7 +89,7 @@ def test_what_a_server_tells_is_judged(info, config, name, verdict):
         ({"hosts": ["10.0.0.7"], "is_secure": True}, "tls", "ok"),
         ({"hosts": ["127.0.0.1", "::1", "localhost"]}, "tls", "ok"),
         ({"client_retries": 3}, "client retries", "warning"),
-        ({"denied": {"consumer": ["ZADD"]}}, "rights of a consumer", "bad"),
+        ({"denied": {"consumer": ["ZADD"]}}, "rights: consumer", "bad"),
     ],
 )
 def test_what_is_found_beside_is_judged(others, name, verdict):
@@ -158,7 +158,7 @@ def test_a_slow_script_is_found_in_the_slow_log(url, configured, client):
 def test_a_user_who_may_read_nothing_is_told_that_nothing_is_known(login):
     found = verdicts(Admin(login("-@all")).doctor(roles=["producer"]))
 
-    assert found.pop("rights of a producer") == "bad"
+    assert found.pop("rights: producer") == "bad"
     assert {name for name, verdict in found.items() if verdict == "ok"} == {"tls", "client retries"}
     assert set(found.values()) == {"ok", "unknown"}
 
@@ -170,8 +170,8 @@ def test_a_user_with_the_rule_of_a_role_has_its_rights_and_no_others(login, url)
 
     found = verdicts(as_producer.doctor(roles=["producer", "consumer"], queue="q"))
 
-    assert found["rights of a producer"] == "ok"
-    assert found["rights of a consumer"] == "bad"
+    assert found["rights: producer"] == "ok"
+    assert found["rights: consumer"] == "bad"
 
 
 def test_a_user_of_everything_has_every_right(url):
@@ -183,7 +183,7 @@ def test_a_user_of_everything_has_every_right(url):
 def test_a_right_that_is_missing_is_named(login):
     found = Admin(login("+@all", "~*", "-zadd")).doctor(roles=["producer"])
 
-    [rights] = [finding for finding in found if finding.name == "rights of a producer"]
+    [rights] = [finding for finding in found if finding.name == "rights: producer"]
     assert (rights.verdict, rights.what) == ("bad", "this user may not ZADD")
 
 
