@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from ports import free_port
 
 from reliq.connection import Connection
 from reliq.embedded import EmbeddedRedis, bundled_server, find_server
@@ -33,7 +34,7 @@ def server_path() -> Path:
 
 @pytest.fixture(scope="session")
 def redis_server(server_path: Path) -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis(server=server_path, port=None) as server:
+    with EmbeddedRedis(server=server_path, port=free_port()) as server:
         yield server
 
 

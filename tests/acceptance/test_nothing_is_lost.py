@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 from forked import end_forked, forked
+from ports import free_port
 from waiting import eventually
 
 from reliq import Outgoing, PublishFailed, WorkerSettings
@@ -166,7 +167,8 @@ def test_after_each_of_200_sigkills_the_account_balances_and_every_confirmed_mes
 def test_redis_killed_in_the_middle_loses_nothing_that_publish_confirmed(
     worker, jobs, environment, monkeypatch, server_path
 ):
-    with EmbeddedRedis(server=server_path, port=None, options={"appendonly": "yes", "appendfsync": "always"}) as server:
+    options = {"appendonly": "yes", "appendfsync": "always"}
+    with EmbeddedRedis(server=server_path, port=free_port(), options=options) as server:
         monkeypatch.setenv("RELIQ_URL", server.url)
         environment["RELIQ_URL"] = server.url
         process = worker("--queue", "once", "--processes", "2", "--log-level", "error")

@@ -5,8 +5,7 @@ import subprocess
 import sys
 
 import pytest
-
-from reliq.embedded import free_port
+from ports import free_port
 
 #: A valid call of each command on a queue; FILE stands for a file of lines.
 GOOD = {

@@ -13,6 +13,7 @@ from typing import Self
 from reliq.embedded import EmbeddedRedis, find_server
 from tests.chaos.history import Journal
 from tests.chaos.schedule import CONSUMERS, PRODUCERS
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 #: Messages that a consumer handles at once.
@@ -125,7 +126,7 @@ class Arena:
         options = {"appendonly": "yes", "appendfsync": "always", "auto-aof-rewrite-min-size": "16mb"}
         if version_of(path) >= (7,):
             options["enable-debug-command"] = "local"
-        self.server = EmbeddedRedis(server=path, options=options, folder=data, port=None)
+        self.server = EmbeddedRedis(server=path, options=options, folder=data, port=free_port())
         self.proxy: Proxy
         self.consumers: list[Member] = []
         self.producers: list[Member] = []

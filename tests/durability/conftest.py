@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from ports import free_port
 from required import must_run_in_ci
 from waiting import eventually
 
@@ -49,7 +50,7 @@ def start():
 
         def start(server, **options):
             names = {name.replace("_", "-"): value for name, value in options.items()}
-            return stack.enter_context(EmbeddedRedis(server=server, port=None, options=names))
+            return stack.enter_context(EmbeddedRedis(server=server, port=free_port(), options=names))
 
         yield start
 

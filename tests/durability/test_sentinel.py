@@ -13,10 +13,10 @@ import psutil
 import pytest
 import redis
 from failover_jobs import NUMBERS
+from ports import free_port
 from waiting import eventually
 
 from reliq import Durability, PublishFailed, Queue
-from reliq.embedded import free_port
 
 HERE = Path(__file__).parent
 SERVICE = "shop"

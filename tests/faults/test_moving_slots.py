@@ -1,25 +1,13 @@
 """A Cluster moves a queue's slot from node to node under load: calls are refused whole, or made whole."""
 
-import socket
-from contextlib import suppress
-
 import pytest
 import redis
+from ports import free_port
 from waiting import eventually
 
 from reliq import PublishFailed, Queue
-from reliq.embedded import free_port
 
 SLOTS = 16384
-
-
-def node_port():
-    """A free port; nodes also talk at one that is 10,000 higher, so that must be free as well."""
-    while True:
-        port = free_port()
-        with socket.socket() as probe, suppress(OSError, OverflowError):
-            probe.bind(("127.0.0.1", port + 10_000))
-            return port
 
 
 @pytest.fixture
@@ -27,7 +15,7 @@ def nodes(own_server):
     """Two nodes that know each other; the first has every slot."""
     clients = []
     for _ in range(2):
-        server = own_server(cluster_enabled="yes", cluster_node_timeout="5000", at_port=node_port())
+        server = own_server(cluster_enabled="yes", cluster_node_timeout="5000", at_port=free_port())
         clients.append(redis.Redis("127.0.0.1", server.port))
     first, second = clients
     first.execute_command("CLUSTER", "ADDSLOTS", *range(SLOTS))

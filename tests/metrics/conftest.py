@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from patience import Prometheus, end, eventually, get, must_run_in_ci
-
-from reliq.embedded import free_port
+from ports import free_port
 
 HERE = Path(__file__).parent
 GRAFANA = HERE.parents[1] / "grafana"

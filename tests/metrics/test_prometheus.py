@@ -5,8 +5,7 @@ import math
 import pytest
 from panels import QUERIES, filled
 from patience import eventually
-
-from reliq.embedded import free_port
+from ports import free_port
 
 MOODS = ["good"] * 60 + ["flaky"] * 5 + ["poison"] * 7
 PUBLISHED, ACKED, POISON, FLAKY, KILLED = 74, 66, 7, 5, 1

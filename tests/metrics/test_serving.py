@@ -10,10 +10,11 @@ import threading
 import psutil
 import pytest
 from patience import eventually, figures, get, scrape, value
+from ports import free_port
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from reliq import Consumer, Queue, WorkerSettings
-from reliq.embedded import EmbeddedRedis, free_port
+from reliq.embedded import EmbeddedRedis
 from reliq.errors import ConfigurationError
 from reliq.events import RedisAway
 from reliq.health import CLAIM_SECONDS, PATIENT_SECONDS, Pulse
@@ -129,7 +130,7 @@ def test_health_of_a_worker_that_is_not_there_is_a_failure_with_the_reason(reliq
 
 
 def test_the_exporter_tells_of_queues_that_no_worker_serves_and_waits_for_redis(command, server_path, environment):
-    with EmbeddedRedis(server=server_path, port=None) as server:
+    with EmbeddedRedis(server=server_path, port=free_port()) as server:
         Queue("lonely", int, url=server.url).publish(1)
         server.kill()
         port = free_port()

@@ -7,6 +7,7 @@ import threading
 from contextlib import ExitStack
 
 import pytest
+from ports import free_port
 
 from reliq import Queue
 from reliq.embedded import EmbeddedRedis
@@ -122,7 +123,9 @@ def own_server(redis_server):
 
         def start(port=None, **options):
             names = {name.replace("_", "-"): str(value) for name, value in options.items()}
-            return stack.enter_context(EmbeddedRedis(server=redis_server._server, port=port, options=names))
+            return stack.enter_context(
+                EmbeddedRedis(server=redis_server._server, port=port or free_port(), options=names)
+            )
 
         yield start
 

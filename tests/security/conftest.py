@@ -6,9 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from required import must_run_in_ci
 
-from reliq.embedded import EmbeddedRedis, free_port
+from reliq.embedded import EmbeddedRedis
 
 DEBIAN = Path("/usr/bin/redis-server")
 
