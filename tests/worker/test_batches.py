@@ -14,6 +14,8 @@ from reliq.events import Acked, Claimed, Handled, Lost, Nacked, Released, Snooze
 from reliq.transitions import Turn
 
 LONG = 60.0
+#: A lease, or a time for a handler, that a machine with ten times its work does not make too short.
+CALM_SECONDS = 2.0
 
 
 @pytest.fixture(params=["plain", "async"])
@@ -70,8 +72,8 @@ def test_a_batch_that_is_not_full_starts_when_it_has_lingered(queue, consumer, s
 
     consumer.handler(queue, batch=10, linger=0.2)(as_kind(handle))
     queue.publish_many(["x"] * 3)
-    start()
     began = time.monotonic()
+    start()
 
     recorder.wait_for(Claimed, 3)
     recorder.wait_for(Acked, 3)
@@ -190,7 +192,7 @@ def test_the_last_chance_of_a_message_comes_alone(queue, consumer, start, record
 
 def test_a_suspect_comes_alone(queue, consumer, start, recorder, client):
     batches = []
-    consumer.handler(queue, batch=10, linger=0.1, lease=0.3)(batches.append)
+    consumer.handler(queue, batch=10, linger=0.1)(batches.append)
     queue.publish("suspect", id="suspect")
     queue.moves.claim(Turn("dead", 1), limit=1, lease_ms=1)
     while not queue.counts().retry:
@@ -219,7 +221,7 @@ def test_a_slot_runs_one_batch_and_no_more_is_held_than_slots_take(queue, consum
 def test_a_batch_that_overruns_its_time_is_tried_again_as_a_whole(queue, consumer, start, recorder):
     cut = []
 
-    @consumer.handler(queue, batch=3, linger=LONG, timeout=0.1, backoff=wait_none())
+    @consumer.handler(queue, batch=3, linger=LONG, timeout=CALM_SECONDS, backoff=wait_none())
     async def handle(bodies: list, jobs: list[Job]):
         if jobs[0].attempt == 1:
             try:
@@ -237,10 +239,10 @@ def test_a_batch_that_overruns_its_time_is_tried_again_as_a_whole(queue, consume
 
 
 def test_every_lease_of_a_batch_is_renewed_and_its_time_can_be_extended(queue, consumer, start, recorder):
-    @consumer.handler(queue, batch=3, linger=LONG, lease=0.3, timeout=0.5)
+    @consumer.handler(queue, batch=3, linger=LONG, lease=CALM_SECONDS, timeout=CALM_SECONDS)
     def handle(bodies, jobs: list[Job]):
         jobs[2].extend_timeout(LONG)
-        threading.Event().wait(1)
+        threading.Event().wait(1.2 * CALM_SECONDS)
 
     queue.publish_many(["x"] * 3)
     start()

@@ -81,7 +81,7 @@ def test_a_stop_ends_the_wait_for_redis_to_come_back(run):
         raise RedisUnavailableError("away")
 
     loop = run(step)
-    assert failed.wait(5)
+    assert failed.wait(30)
     loop.wake()
     loop.stop()
 

@@ -21,7 +21,7 @@ def no_threads():
 def test_a_handlers_thread_that_cannot_start_is_tried_again_and_its_message_is_not_lost(
     queue, consumer, start, recorder, caplog, request
 ):
-    consumer.handler(queue, lease=5)(lambda body: None)
+    consumer.handler(queue, lease=60)(lambda body: None)
     start()
     allow = request.getfixturevalue("no_threads")
     with pytest.raises(RuntimeError, match="can't start new thread"):
