@@ -1,7 +1,9 @@
 """What the tests of the worker share: an observer that can be waited for, and consumers that are always stopped."""
 
 import threading
+import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,6 +98,15 @@ def no_looks(monkeypatch):
     """A worker that does not look at its queues by itself: what it finds, it was told of, however slow this machine is."""
     monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", NEVER_SECONDS)
     monkeypatch.setattr("reliq.worker.engine.WORKER_TIMEOUT_SECONDS", 2 * NEVER_SECONDS)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The fetcher's clock stands still until the test moves it, so that it is time for a look when the test says so."""
+    clock = SimpleNamespace(now=1000.0)
+    held = SimpleNamespace(monotonic=lambda: clock.now, sleep=time.sleep)
+    monkeypatch.setattr("reliq.worker.fetcher.time", held)
+    return clock
 
 
 @pytest.fixture
