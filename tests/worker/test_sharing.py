@@ -49,18 +49,30 @@ def test_a_full_queue_goes_on_as_soon_as_its_slot_is_free_though_another_is_idle
     recorder.wait_for(Acked, 10)
 
 
-def test_a_stream_of_plain_work_does_not_starve_coroutines(make_queue, consumer, start, recorder):
+def stream(gate):
+    """Work of a millisecond each, that can be held up while something else is published."""
+
+    def handle(body):
+        if body == "waits":
+            gate.pass_through()
+        threading.Event().wait(0.001)
+
+    return handle
+
+
+def test_a_stream_of_plain_work_does_not_starve_coroutines(make_queue, consumer, start, recorder, gate):
     plain, later = make_queue("plain"), make_queue("async")
-    consumer.handler(plain)(lambda body: threading.Event().wait(0.001))
+    consumer.handler(plain)(stream(gate))
 
     @consumer.handler(later)
     async def ahandle(body): ...
 
-    plain.publish_many(["x"] * 3000)
+    plain.publish_many([*["x"] * 100, *["waits"] * 2, *["x"] * 2900])
     start(concurrency=2)
-    recorder.wait_for(Acked, 100, queue="plain")
+    gate.wait_for(2)
     for _ in range(20):
         later.publish("x")
+    gate.open()
 
     recorder.wait_for(Acked, 20, queue="async")
     assert len(recorder.ids(Acked, queue="plain")) < 2000
@@ -242,6 +254,7 @@ def test_messages_with_no_retry_left_are_never_held(queue, consumer, start, reco
 
     @consumer.handler(queue)
     def handle(body):
+        gate.pass_through()  # not before `engine` has its value
         waiting = [f for f in engine.inflight.flights() if not f.started]
         holding.extend(f.delivery.id for f in waiting if f.must_start)
 
@@ -249,6 +262,7 @@ def test_messages_with_no_retry_left_are_never_held(queue, consumer, start, reco
         queue.publish("safe", retries=1)
         queue.publish("last", retries=0)
     engine = start(concurrency=1)
+    gate.open()
 
     recorder.wait_for(Acked, 600)
     assert holding == []
@@ -279,17 +293,18 @@ def test_slow_handlers_hold_only_what_runs(queue, consumer, start, recorder, gat
 
 
 @pytest.mark.parametrize("retries", [0, 3])
-def test_a_fast_queue_held_ahead_leaves_slots_to_the_others(make_queue, consumer, start, recorder, retries):
+def test_a_fast_queue_held_ahead_leaves_slots_to_the_others(make_queue, consumer, start, recorder, gate, retries):
     """What was held of the fast one took every slot that came free, until its backlog was gone."""
     fast, other = make_queue("fast"), make_queue("other")
     for queue in (fast, other):
-        consumer.handler(queue)(lambda body: threading.Event().wait(0.001))
-    fast.publish_many(["x"] * 4000)
+        consumer.handler(queue)(stream(gate))
+    fast.publish_many([*["x"] * 100, *["waits"] * 2, *["x"] * 3900])
     start(concurrency=2)
-    recorder.wait_for(Acked, 100, queue="fast")
+    gate.wait_for(2)
 
     for _ in range(3):
         other.publish("x", retries=retries)
+    gate.open()
     recorder.wait_for(Acked, 3, queue="other")
 
     assert len(recorder.ids(Acked, queue="fast")) < 2500

@@ -43,10 +43,11 @@ def test_what_is_held_goes_back_unspent_and_in_order(queue, consumer, gate, reco
     ids = [queue.publish("slow", id=f"s{number:02}", retries=2).id for number in range(20)]
     queue.resume()
     gate.wait_for()
+    inflight = consumer.engine().inflight
 
     stopping = threading.Thread(target=consumer.stop)
     stopping.start()
-    recorder.wait_for(Released, 0)
+    eventually(lambda: inflight.closed, "nothing more starts")
     gate.open()
     stopping.join()
 
