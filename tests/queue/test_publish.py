@@ -94,11 +94,11 @@ def test_a_message_whose_body_is_gone_keeps_its_chosen_id_taken(queue, client, c
 
 
 def test_headers_retries_and_ttl_travel_with_the_message(queue, call, client):
-    receipt = call(queue, "publish", {}, headers={"trace": "abc"}, retries=2, ttl=30, delay=10)
+    receipt = call(queue, "publish", {}, headers={"trace": "abc"}, retries=2, ttl=300, delay=100)
 
-    assert 38_000 < client.pttl(queue.keys.msg(receipt.id)) <= 40_001
+    assert 300_001 < client.pttl(queue.keys.msg(receipt.id)) <= 400_001
     call(queue, "reschedule", receipt.id)
-    with queue.receive(wait=5) as [job]:
+    with queue.receive(wait=30) as [job]:
         assert (job.headers, job.retries_left, job.attempt) == ({"trace": "abc"}, 2, 1)
 
 

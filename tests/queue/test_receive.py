@@ -78,7 +78,7 @@ def test_a_nack_spends_a_retry_and_a_snooze_does_not(queue, receive):
     receive(queue, answer, limit=2)
     again = {}
     while len(again) < 2:
-        receive(queue, lambda jobs: again.update({job.body["n"]: job.attempt for job in jobs}), limit=2, wait=5)
+        receive(queue, lambda jobs: again.update({job.body["n"]: job.attempt for job in jobs}), limit=2, wait=30)
 
     assert again == {1: 2, 2: 1}
 
@@ -186,7 +186,7 @@ def test_a_job_whose_lease_was_taken_is_lost_and_its_answer_changes_nothing(queu
 
     with queue.receive(lease=30) as [job]:
         client.zadd(queue.keys.unack, {"m": 1})
-        with queue.receive(limit=1, wait=5) as [other]:
+        with queue.receive(limit=1, wait=30) as [other]:
             pass
 
     assert (other.id, other.attempt) == ("m", 2)
