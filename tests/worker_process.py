@@ -38,7 +38,7 @@ class Worker:
     def said(self, text: str) -> bool:
         return any(text in line for line in self.lines)
 
-    def wait(self, seconds: float = 60.0) -> int:
+    def wait(self, seconds: float = 120.0) -> int:
         code = self.process.wait(seconds)
         self._reader.join(5)
         return code

@@ -20,6 +20,7 @@ SLOW = Queue("slow", float, retries=3)
 LARGE = Queue("large", bytes, max_body=16 * 1024 * 1024)
 ENDING = Queue("ending", str, retries=1)
 STUCK = Queue("stuck", int, retries=0)
+LASTING = Queue("lasting", float, retries=3)
 
 consumer = Consumer()
 
@@ -60,6 +61,16 @@ def slow(seconds: float, job: Job[float]) -> None:
     note("started", job.id)
     time.sleep(seconds)
     note("done", job.id)
+
+
+@consumer.handler(LASTING, lease=10)
+def lasting(seconds: float, job: Job[float]) -> None:
+    """Last until the worker is asked to stop, and then so long."""
+    note("started", job.id)
+    while not job.stopping:
+        time.sleep(0.01)
+    note("stopping", job.id)
+    time.sleep(seconds)
 
 
 @consumer.handler(STUCK, timeout=1, lease=1)

@@ -62,7 +62,7 @@ def test_a_stop_of_a_childs_own_choice_comes_to_an_end_although_its_lifespan_doe
     process = child(plan)
     jobs.ONCE.publish(1)
 
-    assert process.wait(40) == 75
+    assert process.wait(100) == 75
     assert jobs.ONCE.counts().totals["acked"] == 1
 
 
@@ -72,7 +72,7 @@ def test_such_a_child_names_what_its_stop_cut_off(child, plan, jobs, client):
     eventually(lambda: client.scard("note:started"), "a handler runs that never ends")
     jobs.ONCE.publish(1)
 
-    assert process.wait(40) == 75
+    assert process.wait(100) == 75
     assert [(row["queue"], row["id"]) for row in json.loads(Path(plan.report).read_text())] == [("slow", id)]
 
 

@@ -30,7 +30,7 @@ def leftovers(client: redis.Redis, queue) -> dict[str, int]:
 NOTHING = {"unack": 0, "retry": 0, "counts": 0, "lease": 0, "errors": 0}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_20000_mixed_jobs_survive_a_process_killed_every_two_seconds(worker, jobs, client):
     chance = random.Random(7)
     moods = chance.choices(["good", "flaky", "fails"], [0.85, 0.1, 0.05], k=20_000)
@@ -43,7 +43,9 @@ def test_20000_mixed_jobs_survive_a_process_killed_every_two_seconds(worker, job
         for id, mood in zip(ids, moods, strict=True)
     )
     answers = [jobs.MIXED.cancel(id) for id in chance.sample(ids, 500)]
-    killed = kill_one_now_and_then(process, client, until=lambda: jobs.MIXED.counts().alive == 0)
+    is_over = lambda: jobs.MIXED.counts().alive == 0  # noqa: E731
+    killed = kill_one_now_and_then(process, client, until=is_over)
+    eventually(is_over, "everything is handled in the end")
 
     counts = jobs.MIXED.counts()
     assert killed >= 2
@@ -80,12 +82,13 @@ def test_a_message_that_kills_its_process_takes_none_of_its_batch_with_it(worker
     assert jobs.DEADLY.letters()[0].reason == "lease"
 
 
+@pytest.mark.timeout(600)
 def test_200000_messages_due_at_once_are_delivered_by_bounded_calls(worker, jobs, client):
     jobs.MIXED.publish_many(Outgoing(body={"mood": "good"}, delay=3) for _ in range(200_000))
 
     process = worker("--queue", "mixed", "--processes", "2", "--burst", "--log-level", "error")
 
-    assert process.wait(150) == 0
+    assert process.wait(400) == 0
     assert not process.said("Traceback")
     assert jobs.MIXED.counts().totals["acked"] == 200_000
     # How long a call holds others up is bounded by how much it does: none moves more than 500.
@@ -137,7 +140,7 @@ def dead_ids(queue) -> set[bytes]:
     return ids
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_after_each_of_200_sigkills_the_account_balances_and_every_confirmed_message_is_there(
     jobs, client, fork, tmp_path
 ):
@@ -158,7 +161,7 @@ def test_after_each_of_200_sigkills_the_account_balances_and_every_confirmed_mes
         children[victim] = fork(*targets[victim])
 
     os.kill(children[2].pid, signal.SIGKILL)
-    eventually(lambda: jobs.ONCE.counts().alive == 0, "everything is handled in the end", 60)
+    eventually(lambda: jobs.ONCE.counts().alive == 0, "everything is handled in the end")
     assert confirmed - client.smembers("note:done") - dead_ids(jobs.ONCE) == set()
     assert jobs.ONCE.counts().missing == 0
     assert leftovers(client, jobs.ONCE) == NOTHING
@@ -183,7 +186,7 @@ def test_redis_killed_in_the_middle_loses_nothing_that_publish_confirmed(
             except PublishFailed:
                 unknown += 1
                 server.start()
-        eventually(lambda: jobs.ONCE.counts().alive == 0, "everything is handled in the end", 60)
+        eventually(lambda: jobs.ONCE.counts().alive == 0, "everything is handled in the end")
 
         assert unknown == 2
         assert confirmed - client.smembers("note:done") == set()
