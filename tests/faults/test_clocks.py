@@ -90,13 +90,13 @@ def test_workers_whose_own_clocks_are_wrong_change_nothing(worker, faulty, admin
         own.set(days * 24 * HOUR)
         for name, value in own.environment.items():
             monkeypatch.setenv(name, value)
-        worker("--queue", "counted", "--log-level", "error")
+        worker("--queue", "steady", "--log-level", "error")
         for name in own.environment:
             monkeypatch.delenv(name)
     for number in range(100):
-        faulty.COUNTED.publish(number, delay=0.01 * number)
+        faulty.STEADY.publish(number, delay=0.01 * number)
 
-    eventually(lambda: faulty.COUNTED.counts().totals.get("acked") == 100, "all are worked")
-    counts = faulty.COUNTED.counts()
+    eventually(lambda: faulty.STEADY.counts().totals.get("acked") == 100, "all are worked")
+    counts = faulty.STEADY.counts()
     assert (counts.missing, counts.totals["claimed"] - counts.totals.get("released", 0)) == (0, 100)
     assert set(admin.hvals("note:done")) == {b"1"}

@@ -22,6 +22,7 @@ def work_for_ever():
     faulty.consumer.run(WorkerSettings(concurrency=4), queues=["steady"])
 
 
+@pytest.mark.timeout(400)
 def test_after_many_sigterms_under_load_everything_is_acked_or_queued_and_no_retry_is_spent(fork, faulty, admin):
     chance = random.Random(3)
     published = faulty.STEADY.publish_many(range(ENOUGH)).published
@@ -53,14 +54,14 @@ def test_after_many_sigterms_under_load_everything_is_acked_or_queued_and_no_ret
     assert set(admin.hvals("note:done")) == {b"1"}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_job_of_ten_minutes_keeps_all_its_retries_through_many_deploys(worker, faulty, admin):
     id = faulty.LONG.publish(600.0).id
 
     for deploy in range(1, DEPLOYS + 1):
         process = worker("--queue", "long", "--grace", "0.3")
         begun = str(deploy).encode()
-        eventually(lambda begun=begun: admin.hget("note:started", f"{id} 1") == begun, "the job begins again", 40)
+        eventually(lambda begun=begun: admin.hget("note:started", f"{id} 1") == begun, "the job begins again")
         process.process.send_signal(signal.SIGTERM)
         process.wait()
 

@@ -12,7 +12,7 @@ def test_handlers_that_kill_their_process_or_thread_end_as_letters_and_take_noth
 
     process = worker("--queue", "deeds", "--concurrency", "4", "--burst", "--log-level", "error")
 
-    assert process.wait(90) == 0
+    assert process.wait(150) == 0
     counts = faulty.DEEDS.counts()
     assert (counts.totals["acked"], counts.dead, counts.missing) == (100, 4, 0)
     assert {letter.payload.decode() for letter in faulty.DEEDS.letters()} == set(faulty.DEADLY)

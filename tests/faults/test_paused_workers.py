@@ -33,10 +33,10 @@ def test_a_worker_that_was_paused_for_longer_than_a_lease_starts_nothing_that_it
 
 @pytest.mark.parametrize("over", [True, False])
 def test_what_was_held_starts_only_while_its_lease_lasts(faulty, over):
-    [handler] = faulty.consumer.chosen(["counted"])
-    faulty.COUNTED.publish(1)
+    [handler] = faulty.consumer.chosen(["steady"])
+    faulty.STEADY.publish(1)
     sent_at = time.monotonic() - (handler.lease_seconds if over else 0.0)
-    [claimed] = faulty.COUNTED.moves.claim(Turn("paused", 1), limit=1, lease_ms=60_000).claimed
+    [claimed] = faulty.STEADY.moves.claim(Turn("paused", 1), limit=1, lease_ms=60_000).claimed
     flights, settled = flights_of([claimed], handler, sent_at), []
     run = Run(flights, handler, time.monotonic(), None)
     running = Running(lambda flights, outcome: settled.append((flights, outcome)), (), (), threading.Event())

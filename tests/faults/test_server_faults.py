@@ -22,15 +22,21 @@ def faults(server, admin, hold, worker, faulty):
         server.kill()
         server.start()
 
+    def fill_up(publisher):
+        refused = len(publisher.refused)
+        admin.config_set("maxmemory", 1)
+        eventually(lambda: len(publisher.refused) > refused, "a publish is refused")
+        admin.config_set("maxmemory", 0)
+
     return {
-        "CLIENT KILL": lambda _: admin.client_kill_filter(_type="normal", skipme=True),
-        "CLIENT PAUSE": lambda _: admin.client_pause(400, all=False),
-        "SCRIPT FLUSH": lambda _: admin.script_flush(),
-        "SIGSTOP of Redis": lambda _: hold(0.4, server.pid),
-        "SIGKILL of Redis": lambda _: restart(),
-        "SIGSTOP of a worker, longer than its lease": lambda process: hold(2.5, process.children()[0].pid),
-        "SIGKILL of a worker": lambda process: process.children()[0].kill(),
-        "no memory": lambda _: (admin.config_set("maxmemory", 1), hold(0.4), admin.config_set("maxmemory", 0)),
+        "CLIENT KILL": lambda *_: admin.client_kill_filter(_type="normal", skipme=True),
+        "CLIENT PAUSE": lambda *_: admin.client_pause(400, all=False),
+        "SCRIPT FLUSH": lambda *_: admin.script_flush(),
+        "SIGSTOP of Redis": lambda *_: hold(0.4, server.pid),
+        "SIGKILL of Redis": lambda *_: restart(),
+        "SIGSTOP of a worker, longer than its lease": lambda process, _: hold(2.5, process.children()[0].pid),
+        "SIGKILL of a worker": lambda process, _: process.children()[0].kill(),
+        "no memory": lambda _, publisher: fill_up(publisher),
     }
 
 
@@ -38,6 +44,7 @@ def done(admin) -> set[str]:
     return {id.decode() for id in admin.hkeys("note:done")}
 
 
+@pytest.mark.timeout(400)
 def test_nothing_is_lost_whatever_happens_to_redis_and_to_its_workers(faults, worker, faulty, admin):
     chance = random.Random(5)
     process = worker("--queue", "counted", "--processes", "2", "--concurrency", "4", "--log-level", "error")
@@ -50,8 +57,8 @@ def test_nothing_is_lost_whatever_happens_to_redis_and_to_its_workers(faults, wo
             before = len(publisher.confirmed)
             eventually(lambda at=before: len(publisher.confirmed) > at + 20, f"publishes go on before {name}")
             eventually(lambda: len(process.children()) == 2, f"both processes run before {name}")
-            faults[name](process)
-    eventually(lambda: faulty.COUNTED.counts().alive == 0, "everything is worked in the end", 60)
+            faults[name](process, publisher)
+    eventually(lambda: faulty.COUNTED.counts().alive == 0, "everything is worked in the end")
 
     counts = faulty.COUNTED.counts()
     assert publisher.confirmed - done(admin) == set()
@@ -71,7 +78,7 @@ def test_without_memory_publishes_are_refused_and_workers_drain_the_queue_to_not
     process = worker("--queue", "deeds", "--processes", "2", "--burst")
 
     assert failure.value.outcome == "refused"
-    assert process.wait(50) == 0
+    assert process.wait(150) == 0
     assert admin.config_get("maxmemory") == {"maxmemory": "1"}
     counts = faulty.DEEDS.counts()
     assert (counts.alive, counts.dead, counts.missing, counts.totals["acked"]) == (0, 0, 0, 2100)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from waiting import eventually
 
+from reliq.keys import WORKERS_KEY
+
 ROOT = Path(__file__).parents[2]
 KILLS = 4
 
@@ -36,21 +38,23 @@ def previous(tmp_path_factory):
     return folder
 
 
+@pytest.mark.timeout(400)
 def test_two_versions_work_side_by_side_and_the_account_balances(worker, faulty, admin, previous):
     options = ("--queue", "counted", "--processes", "2", "--concurrency", "2", "--log-level", "error")
     versions = [worker(*options), worker(*options, version=previous)]
     publish = "from faulty import COUNTED; COUNTED.publish_many(range(1000), chunk=10)"
     environment = dict(zip(("env", "cwd"), (versions[1].environment, previous), strict=True))
+    eventually(lambda: admin.zcard(WORKERS_KEY) >= 4, "every process works")  # so that there is some for each
     with subprocess.Popen([sys.executable, "-c", publish], **environment) as old_publisher:
         confirmed = faulty.COUNTED.publish_many(range(1000), chunk=10).published
         for turn in range(KILLS):
             of = versions[turn % 2]
-            eventually(lambda of=of: len(of.children()) == 2, "both processes run", 40)
+            eventually(lambda of=of: len(of.children()) == 2, "both processes run")
             goal = admin.hlen("note:done") + 50
-            eventually(lambda goal=goal: admin.hlen("note:done") > goal or not alive(faulty), "work is done", 40)
+            eventually(lambda goal=goal: admin.hlen("note:done") > goal or not alive(faulty), "work is done")
             of.children()[0].kill()
     assert old_publisher.returncode == 0
-    eventually(lambda: not alive(faulty), "everything is worked in the end", 60)
+    eventually(lambda: not alive(faulty), "everything is worked in the end")
 
     counts = faulty.COUNTED.counts()
     assert (counts.missing, counts.dead, confirmed) == (0, 0, 1000)

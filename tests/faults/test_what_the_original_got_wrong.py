@@ -32,18 +32,18 @@ def test_leases_do_not_run_out_in_the_local_buffer(queue, consumer):
     """With its default settings the original lost 28,772 of 100,000: it leased all and worked one after another."""
     done = []
 
-    @consumer.handler(queue, lease=2)
+    @consumer.handler(queue, lease=3)
     def handle(body):
         time.sleep(0.004)
         done.append(body)
 
-    queue.publish_many(str(number) for number in range(2000))  # in all more than two leases of work
+    queue.publish_many(str(number) for number in range(3000))  # in all more than two leases of work
 
     consumer.drain(WorkerSettings(concurrency=2))
 
-    assert sorted(map(int, done)) == list(range(2000))
+    assert sorted(map(int, done)) == list(range(3000))
     totals = queue.counts().totals
-    assert (totals["acked"], totals["claimed"] - totals.get("released", 0)) == (2000, 2000)
+    assert (totals["acked"], totals["claimed"] - totals.get("released", 0)) == (3000, 3000)
     assert totals.get("retried_lease", 0) == 0
 
 
