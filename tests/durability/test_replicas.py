@@ -86,7 +86,7 @@ def test_a_replica_that_does_not_answer_is_told_and_the_message_is_published(sto
 
 
 def test_more_replicas_than_there_are_is_a_shortfall_that_says_how_many_there_were(pair, make_queue, call):
-    receipt = call(make_queue(pair[0]), "publish", {}, durability=Durability.replicas(2, timeout=0.2))
+    receipt = call(make_queue(pair[0]), "publish", {}, durability=Durability.replicas(2, timeout=2.0))
 
     assert (receipt.durable, receipt.replicas) == (False, 1)
 

@@ -34,7 +34,7 @@ requirepass {sentinel_secret}
 sentinel sentinel-pass {sentinel_secret}
 sentinel monitor {service} 127.0.0.1 {primary} 2
 sentinel auth-pass {service} {secret}
-sentinel down-after-milliseconds {service} 700
+sentinel down-after-milliseconds {service} 2500
 sentinel failover-timeout {service} 5000
 """
 
