@@ -52,6 +52,11 @@ class Running:
     def children(self):
         return psutil.Process(self.process.pid).children()
 
+    def wait(self):
+        """Wait for its end, and for the last of what it says."""
+        self.process.wait(150)
+        self._reader.join(30)
+
     def close(self):
         end(self.process)
         self._reader.join(5)
@@ -59,6 +64,13 @@ class Running:
 
     def _read(self):
         self.lines.extend(self.process.stdout)
+
+
+@pytest.fixture
+def patient_looks(monkeypatch):
+    """Have the looks of this process wait for Redis however slow this machine is."""
+    monkeypatch.setattr("reliq.metrics.serving.REPLY_SECONDS", 30.0)
+    monkeypatch.setattr("reliq.metrics.queues.PATIENCE_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ ALL_RULES = [rule for group in RULES["groups"] for rule in group["rules"]]
 ALERTS = [rule for rule in ALL_RULES if "alert" in rule]
 
 #: What Grafana puts in place of its variables: everything, and a window that holds the whole test.
-FILLED = {"$queue": ".*", "$instance": ".*", "$__rate_interval": "2m"}
+FILLED = {"$queue": ".*", "$instance": ".*", "$__rate_interval": "10m"}
 
 
 def filled(promql):

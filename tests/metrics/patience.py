@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import with_patience
 
 
-def eventually(condition, what, seconds=30.0):
+def eventually(condition, what, seconds=100.0):
     """Wait until `condition` answers something true, and return that; fail with `what` when it does not come."""
     deadline = time.monotonic() + seconds
     while not (answer := condition()):
@@ -24,9 +24,9 @@ def eventually(condition, what, seconds=30.0):
     return answer
 
 
-def get(port, path, timeout=10.0):
+def get(port, path):
     """Return status and text of a page on this machine; 0 and the reason when nobody answers."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -47,9 +47,9 @@ def figures(text):
     }
 
 
-def scrape(port, timeout=10.0):
+def scrape(port):
     """Return the figures at a port; fail when there are none."""
-    status, text = get(port, "/metrics", timeout)
+    status, text = get(port, "/metrics")
     assert status == 200, text
     return figures(text)
 
@@ -86,7 +86,7 @@ def end(process):
     with contextlib.suppress(psutil.Error):
         children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    process.wait(30)
+    process.wait(100)
     for child in children:
         with_patience(child)
 

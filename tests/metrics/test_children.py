@@ -42,10 +42,15 @@ def test_a_child_killed_during_a_scrape_loop_fails_no_scrape_turns_no_counter_ba
         eventually(partial(_exceeds, killed, before), "the restart is counted")
     eventually(lambda: killed() == 3 and value(pages[-1], "reliq_workers") == 2, "both places are taken again")
 
-    for earlier, later in itertools.pairwise(pages):
+    def whole():  # a page on which Redis came too late has fewer figures
+        return [page for page in pages if value(page, "reliq_redis_up") == 1]
+
+    while len(whole()) <= 10:
+        killed()
+
+    for earlier, later in itertools.pairwise(whole()):
         gone_back = {key for key, figure in counters(earlier).items() if later.get(key, -1) < figure}
         assert gone_back == set()
-    assert len(pages) > 10
 
 
 def test_what_dead_children_measured_stays_in_the_sums_and_their_files_do_not(worker, jobs):

@@ -16,7 +16,7 @@ from reliq.metrics.serving import queue_collector
 
 
 @pytest.fixture
-def connection(url):
+def connection(url, patient_looks):
     yield Connection.to(url)
     Connection.to(url).close()
 
@@ -61,12 +61,12 @@ def test_the_age_of_a_list_is_that_of_the_message_that_was_due_first(url, client
     queue = Queue("q", int, url=url)
     ids = [queue.publish(number).id for number in range(3)]
     seconds, _ = client.time()
-    for id, age in zip(ids, (900, 600, 300), strict=True):
+    for id, age in zip(ids, (9000, 6000, 3000), strict=True):
         client.setrange(queue.keys.msg(id), 13, str((seconds - age) * 1000))
 
     (seen,) = look(queue).queues
 
-    assert seen.oldest["ready"] == pytest.approx(900, abs=5)
+    assert seen.oldest["ready"] == pytest.approx(9000, abs=100)
     assert (seen.oldest["pending"], seen.oldest["retry"], seen.oldest["unack"]) == (0, 0, 0)
 
 
@@ -74,15 +74,15 @@ def test_a_due_time_that_has_passed_counts_from_then(url, client, look):
     queue = Queue("q", int, url=url)
     id = queue.publish(1).id
     seconds, _ = client.time()
-    client.setrange(queue.keys.msg(id), 13, str((seconds - 100) * 1000))
-    client.zadd(queue.keys.pending, {"late": seconds - 50})
-    client.zadd(queue.keys.unack, {"later": seconds - 20})
+    client.setrange(queue.keys.msg(id), 13, str((seconds - 1000) * 1000))
+    client.zadd(queue.keys.pending, {"late": seconds - 500})
+    client.zadd(queue.keys.unack, {"later": seconds - 200})
 
     oldest = look(queue).queues[0].oldest
 
-    assert oldest["ready"] == pytest.approx(100, abs=5)
-    assert oldest["pending"] == pytest.approx(50, abs=5)
-    assert oldest["unack"] == pytest.approx(20, abs=5)
+    assert oldest["ready"] == pytest.approx(1000, abs=100)
+    assert oldest["pending"] == pytest.approx(500, abs=100)
+    assert oldest["unack"] == pytest.approx(200, abs=100)
 
 
 def test_a_bare_message_counts_from_when_its_id_was_made_and_one_with_a_strange_id_has_no_age(url, client, look):

@@ -3,7 +3,7 @@
 import re
 
 from panels import ALL_RULES, GRAFANA, QUERIES, RUNBOOK, metrics_in
-from patience import get
+from patience import eventually, get
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -44,7 +44,11 @@ def test_a_worker_serves_exactly_the_metrics_of_the_table_with_their_kinds_label
     jobs.SHOP.publish("good")
     _, port = worker(processes=1)
 
-    families = list(text_string_to_metric_families(get(port, "/metrics")[1]))
+    def whole_page():
+        text = get(port, "/metrics")[1]
+        return text if "\nreliq_redis_up 1" in text else ""
+
+    families = list(text_string_to_metric_families(eventually(whole_page, "Redis is told of")))
 
     ours = {
         family.name + ("_total" if family.type == "counter" else ""): family

