@@ -13,7 +13,7 @@ def test_the_picture_is_drawn_from_what_really_runs(tmp_path):
     picture = tmp_path / "watch.svg"
 
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "watch_picture.py"), str(picture), "0.5"],
+        [sys.executable, str(EXAMPLES / "watch_picture.py"), str(picture), "3"],
         env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "PYTHONWARNINGS": "error"},
         capture_output=True,
         text=True,
