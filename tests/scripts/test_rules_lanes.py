@@ -5,6 +5,8 @@ from held_clock import HOUR_MS, NOON, micros, millis
 
 from reliq import transitions as t
 
+#: So long Redis remembers a claim, by its own clock, which no test holds here.
+LEASE_MS = 60_000
 ITEMS = [("a", b',"r":3}\na'), ("b", b',"r":3}\nb')]
 
 
@@ -23,7 +25,7 @@ def worker(keys):
     """A claim by a number of the lane `w`."""
 
     def make(number, clock=NOON, limit=9, **options):
-        return t.claim(keys, t.Turn("w", number), limit=limit, lease_ms=1000, clock=clock, **options)
+        return t.claim(keys, t.Turn("w", number), limit=limit, lease_ms=LEASE_MS, clock=clock, **options)
 
     return make
 
@@ -81,7 +83,7 @@ def test_a_lane_remembers_a_publish_for_ten_minutes_and_a_claim_for_its_lease(la
     run(worker(1))
 
     assert 590_000 < client.pttl(keys.lane("p")) <= 600_000
-    assert 0 < client.pttl(keys.lane("w")) <= 1000
+    assert LEASE_MS - 30_000 < client.pttl(keys.lane("w")) <= LEASE_MS
 
 
 def test_a_repeated_claim_returns_the_same_messages_with_a_new_deadline(lane, worker, run, keys, due, where):
@@ -91,7 +93,7 @@ def test_a_repeated_claim_returns_the_same_messages_with_a_new_deadline(lane, wo
     again = run(worker(1, clock=micros(500)))
 
     assert again.claimed == first.claimed
-    assert [due(keys.unack, id) for id in "ab"] == [millis(1500)] * 2
+    assert [due(keys.unack, id) for id in "ab"] == [millis(LEASE_MS + 500)] * 2
     assert where() == {"unack": ["a", "b"]}
 
 
@@ -110,7 +112,7 @@ def test_a_repeated_claim_returns_only_what_it_still_holds(lane, worker, run, ke
 def test_a_repeated_claim_returns_nothing_that_someone_else_claimed_since(lane, worker, claim, run, keys):
     run(lane(1))
     run(worker(1))
-    run(t.reclaim(keys, clock=micros(1000)))
+    run(t.reclaim(keys, clock=micros(LEASE_MS)))
     claim(suspects=9)
 
     assert run(worker(1)).claimed == []
@@ -119,7 +121,7 @@ def test_a_repeated_claim_returns_nothing_that_someone_else_claimed_since(lane, 
 def test_a_repeated_claim_says_again_who_is_a_suspect(lane, worker, run, keys):
     run(lane(1))
     run(worker(1))
-    run(t.reclaim(keys, clock=micros(1000)))
+    run(t.reclaim(keys, clock=micros(LEASE_MS)))
     first = run(worker(2, suspects=1)).claimed
 
     assert [one.suspect for one in first] == [True]
