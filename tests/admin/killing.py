@@ -89,7 +89,7 @@ def killed_at(port, side, number, act, *arguments):
     guillotine = Guillotine(port, side, number)
     victim = guillotine.victim = CONTEXT.Process(target=operate, args=(guillotine.url, act, arguments))
     victim.start()
-    victim.join(30)
+    victim.join(100)
     code = victim.exitcode
     victim.close()
     guillotine.close()

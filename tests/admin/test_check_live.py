@@ -10,7 +10,7 @@ import pytest
 from reliq import Admin, Consumer, Nack, Outgoing, Queue, Reject, Snooze, WorkerSettings
 from reliq.admin import check
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 100.0
 ENOUGH_CHECKS = 12
 ENOUGH_ACKED = 1000
 

@@ -8,7 +8,7 @@ from killing import every_point, handle_all, move, publish_lines, redrive
 
 from reliq import Admin, Queue
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 BODIES = ["a", "b", "c"]
 
