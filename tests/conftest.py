@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 from ports import free_port
 
 from reliq.connection import Connection
 from reliq.embedded import EmbeddedRedis, bundled_server, find_server
 from reliq.errors import ConfigurationError
+
+# However slow this machine is: an example may take its time.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

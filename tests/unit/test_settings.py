@@ -142,7 +142,8 @@ def test_settings_are_frozen_and_given_by_name(kind, name):
 
 @given(st.floats(0, 10**8))
 def test_milliseconds_never_cut_a_wait_short(value):
-    assert value - 1e-8 <= milliseconds(value) / 1000 < value + 0.001001
+    # Beside 1e8 the next float is 1.5e-8 away.
+    assert value - 1e-7 <= milliseconds(value) / 1000 < value + 0.001001
 
 
 @given(st.integers() | st.floats() | st.timedeltas() | st.text() | st.none() | st.booleans())
