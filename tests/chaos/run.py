@@ -13,7 +13,7 @@ from tests.chaos.schedule import schedule
 from tests.chaos.workload import QUEUES
 
 #: Before the clock starts, every consumer is to be at work.
-WARM_UP_SECONDS = 60.0
+WARM_UP_SECONDS = 150.0
 LOOK_SECONDS = 1.0
 
 

@@ -18,7 +18,7 @@ LEAST_MESSAGES = 2500
 FAULTS, KINDS = 25, 6
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(600)
 def test_a_minute_of_faults_violates_nothing(tmp_path, server_path):
     run(Plan(SEED, SECONDS, RATE, drain_seconds=180, server=server_path), tmp_path)
     events = history.read(tmp_path)

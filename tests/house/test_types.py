@@ -178,6 +178,7 @@ def pyright(*files):
     ]
 
 
+pytestmark = pytest.mark.timeout(600)
 CHECKERS = pytest.mark.parametrize("complaints", [mypy, pyright])
 
 
@@ -216,7 +217,6 @@ def test_a_wrong_program_is_complained_of_where_it_is_wrong(written, complaints)
     assert [one for one in found if one[1] <= head] == []
 
 
-@pytest.mark.timeout(300)
 def test_the_package_itself_is_strictly_typed():
     command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "reliq"]
 

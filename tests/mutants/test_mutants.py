@@ -24,7 +24,7 @@ def test_the_text_of_every_mutant_is_there_once(mutant):
     assert mutant.by in (MODEL, HARNESS) or (ROOT / mutant.by).exists()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_the_model_finds_a_mutant_at_once(name):
     [mutant] = [one for one in MUTANTS if one.name == name]
@@ -35,7 +35,7 @@ def test_the_model_finds_a_mutant_at_once(name):
     assert outcome.words.startswith("assert "), outcome.words
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_what_changes_nothing_is_not_caught():
     nothing = Mutant("nothing", "lua/ack.lua", "local done, bodies", "local done,  bodies")
 
