@@ -49,7 +49,7 @@ def faulty(server, monkeypatch):
     import faulty
 
     yield faulty
-    for queue in (faulty.DEEDS, faulty.COUNTED, faulty.STEADY, faulty.LONG, faulty.HELD):
+    for queue in (faulty.DEEDS, faulty.COUNTED, faulty.STEADY, faulty.PAUSED, faulty.LONG, faulty.HELD):
         queue.close()
 
 

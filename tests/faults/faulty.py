@@ -19,6 +19,8 @@ DEEDS = Queue("deeds", str, retries=5)
 COUNTED = Queue("counted", int, retries=50)
 #: As COUNTED, with a lease that no busy machine outlasts.
 STEADY = Queue("steady", int, retries=50)
+#: And with one that is over when a test has paused a worker, and not when a busy machine has.
+PAUSED = Queue("paused", int, retries=50)
 LONG = Queue("long", float, retries=3)
 HELD = Queue("held", float, retries=3)
 
@@ -56,6 +58,7 @@ def deeds(body: str) -> None:
 
 
 @consumer.handler(STEADY, lease=30)
+@consumer.handler(PAUSED, lease=8)
 @consumer.handler(COUNTED, lease=2, backoff=wait_fixed(0.1))
 def counted(body: int, job: Job[int]) -> None:
     time.sleep(0.001 * (body % 20))

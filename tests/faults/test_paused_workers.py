@@ -12,19 +12,19 @@ from reliq.worker.outcome import RELEASED
 from reliq.worker.run import Run
 from reliq.worker.running import Running
 
-#: A lease and a half.
-PAUSE_SECONDS = 3.0
+#: More than a lease.
+PAUSE_SECONDS = 9.5
 
 
 def test_a_worker_that_was_paused_for_longer_than_a_lease_starts_nothing_that_it_held(worker, faulty, admin, hold):
-    faulty.COUNTED.publish_many(range(600))
-    process = worker("--queue", "counted", "--processes", "2", "--concurrency", "1")
-    eventually(lambda: faulty.COUNTED.counts().totals.get("acked", 0) > 50, "both work")
+    faulty.PAUSED.publish_many(range(600))
+    process = worker("--queue", "paused", "--processes", "2", "--concurrency", "1")
+    eventually(lambda: faulty.PAUSED.counts().totals.get("acked", 0) > 50, "both work")
 
     hold(PAUSE_SECONDS, process.children()[0].pid)
 
-    eventually(lambda: faulty.COUNTED.counts().alive == 0, "everything is worked")
-    counts = faulty.COUNTED.counts()
+    eventually(lambda: faulty.PAUSED.counts().alive == 0, "everything is worked")
+    counts = faulty.PAUSED.counts()
     assert (counts.missing, counts.dead, counts.totals["acked"]) == (0, 0, 600)
     times = [int(count) for count in admin.hvals("note:done")]
     assert len(times) == 600
