@@ -63,14 +63,15 @@ def test_a_handler_may_take_the_bodies_alone(queue, consumer, start, recorder):
     assert sizes == [5, 5]
 
 
-def test_a_batch_that_is_not_full_starts_when_it_has_lingered(queue, consumer, start, recorder, as_kind):
+def test_a_batch_that_is_not_full_starts_when_it_has_lingered(queue, consumer, start, recorder, as_kind, monkeypatch):
+    monkeypatch.setattr("reliq.worker.renewer.HOLD_SECONDS", 2.5)  # so much later may a busy machine start it
     sizes, at = [], []
 
     def handle(bodies, jobs):
         sizes.append(len(bodies))
         at.append(time.monotonic())
 
-    consumer.handler(queue, batch=10, linger=0.2)(as_kind(handle))
+    consumer.handler(queue, batch=10, linger=3.0)(as_kind(handle))
     queue.publish_many(["x"] * 3)
     began = time.monotonic()
     start()
@@ -79,7 +80,7 @@ def test_a_batch_that_is_not_full_starts_when_it_has_lingered(queue, consumer, s
     recorder.wait_for(Acked, 3)
 
     assert sizes == [3]
-    assert at[0] - began >= 0.1  # it did wait; how long is the machine's affair
+    assert at[0] - began >= 2.9  # it did wait; how long is the machine's affair
     assert recorder.of(Released) == []  # longer than anything else may be held, but on purpose
 
 
