@@ -19,8 +19,8 @@ CALM_TIMEOUT = 1.5
 SOON = wait_fixed(0.01)
 
 
-def test_a_handler_may_take_two_leases(queue, consumer, start, recorder):
-    consumer.handler(queue, lease=CALM_LEASE)(lambda body: time.sleep(2 * CALM_LEASE))
+def test_a_handler_may_take_five_leases(queue, consumer, start, recorder):
+    consumer.handler(queue, lease=2)(lambda body: time.sleep(5 * 2))
     queue.publish("x")
 
     start()
