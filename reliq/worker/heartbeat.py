@@ -50,10 +50,11 @@ class Heartbeat:
         rest = self._beat_at + BEAT_SECONDS - time.monotonic()
         if rest > 0:
             return rest
-        self._beat_at = time.monotonic()
+        began = time.monotonic()
         for answer in self._door.run_all([*roster.beat(self._record())]):
             if isinstance(answer, RedisUnavailableError):
                 raise answer
+        self._beat_at = began  # what failed is written again as soon as Redis is back
         return BEAT_SECONDS
 
     def soon(self) -> list[Command[None]]:

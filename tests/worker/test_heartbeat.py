@@ -8,6 +8,7 @@ import time
 import pytest
 
 from reliq import Queue, roster
+from reliq.errors import RedisUnavailableError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Layout
 from reliq.roster import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT
 from reliq.worker.fetcher import POLL_SECONDS, Fetcher
@@ -200,3 +201,22 @@ def test_the_record_of_an_idle_worker_goes_along_with_its_wait(consumer, queue, 
     assert [one.id for one in workers()] == [beat._id]
     assert 0 < beat.step() < NEVER_SECONDS  # it need not write it itself
     assert beat.soon() == []
+
+
+def test_a_record_that_redis_could_not_take_is_written_as_soon_as_it_can(consumer, queue, door, workers):
+    consumer.handler(queue)(lambda body: None)
+
+    class AwayOnce:
+        trips = 0
+
+        def run_all(self, requests):
+            self.trips += 1
+            return [RedisUnavailableError("away")] * len(requests) if self.trips == 1 else door.run_all(requests)
+
+    beat = Heartbeat(AwayOnce(), consumer.handlers, Inflight(consumer.handlers, 16), time.monotonic)
+    with pytest.raises(RedisUnavailableError):
+        beat.step()
+
+    beat.step()
+
+    assert [one.id for one in workers()] == [beat._id]
