@@ -95,10 +95,11 @@ PEERS = (
         kind="limit",
         is_acked=False,
         guarantee="those of reliq's scripts alone: no handler, no renewal",
-        settings="one redis-py client, 100 messages a call; one by one is a bare SET",
+        settings="one redis-py client, 100 messages a call, which sleeps until a due time; one by one is a bare SET, "
+        "pickup an LPUSH to a client that waits in BLPOP",
         backlog=sizes(),
         drained=50_000,
-        lacks={"late": "no worker", "slow": "no worker", "memory": "the same as reliq"},
+        lacks={"memory": "the same as reliq"},
     ),
     Peer(
         name="reliq",

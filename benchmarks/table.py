@@ -23,13 +23,22 @@ COLUMNS = (
     ("commands a message", ("commands 1",), "drain 1"),
     ("CPU µs a message, worker / Redis", ("worker cpu 1", "redis cpu 1"), "drain 1"),
 )
-#: What is compared, and the figure's name.
+#: What is compared, and the figure's name; of times less is better.
 RATIOS = (
     ("Drain, 1 process", "drain 1"),
     ("Drain, 2 processes", "drain 2"),
     ("Publish one by one", "one"),
     ("Bulk publish", "bulk"),
+    ("Late at 100/s, p50", "late 100 p50"),
+    ("Late at 100/s, p99", "late 100 p99"),
+    ("Late at 1,000/s, p50", "late 1000 p50"),
+    ("Late at 1,000/s, p99", "late 1000 p99"),
+    ("Pickup when idle, p50", "pickup p50"),
+    ("Pickup when idle, p99", "pickup p99"),
 )
+TIMES = ("late", "pickup")
+#: What the limit is called where it is not the bare scripts.
+LIMITS = {"one": "a bare SET", "pickup p50": "a bare list", "pickup p99": "a bare list"}
 #: Cells that also show the least and the greatest value.
 WITH_SPREAD = {"drain 1", "drain 2", "one", "bulk"}
 
@@ -94,10 +103,12 @@ def _compared(results: Results, peers: Sequence[Peer], name: str) -> list[str]:
     acked = [peer.name for peer in peers if peer.kind == "theirs" and peer.is_acked and not peer.is_node]
     others = {one: value for one in acked if (value := results.median(one, name))}
     said = []
+    is_time = name.startswith(TIMES)
     if limit := results.median("bare scripts", name):
-        said.append(f"{ours / limit:.0%} of {'a bare SET' if name == 'one' else 'the bare scripts'}")
+        share = f"{ours / limit:.1f} ×" if is_time else f"{ours / limit:.0%} of"
+        said.append(f"{share} {LIMITS.get(name, 'the bare scripts')}")
     if others:
-        best = max(others, key=lambda one: others[one])
+        best = (min if is_time else max)(others, key=lambda one: others[one])
         said.append(f"{ours / others[best]:.1f} × {best}, the best acked Python peer")
     if node := results.median("BullMQ (Node)", name):
         said.append(f"{ours / node:.1f} × BullMQ on Node")

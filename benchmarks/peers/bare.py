@@ -1,8 +1,12 @@
-"""The limit: reliq's own scripts, and a SET, driven by one client with nothing around them."""
+"""The limit: reliq's own scripts, a SET and a list, driven by one client with nothing around them."""
+
+from datetime import UTC, datetime
 
 from benchmarks.peers import kit
 from reliq.bench import Scale, bare
-from reliq.bench.stage import Stage
+from reliq.bench.stage import ANSWER_SECONDS, Stage
+from reliq.message import Outgoing
+from reliq.pools import plain_client
 
 
 def one(count):
@@ -15,6 +19,23 @@ def bulk(count):
 
 def drain(count):
     return count / bare.drains(_stage(many=count))
+
+
+def late(rate, seconds, lead):
+    """Publish, and be the worker too."""
+    stage, dues = _stage(), kit.dues(rate, seconds, lead)
+    stage.queue.publish_many(Outgoing(body=kit.BODY, at=datetime.fromtimestamp(due, UTC)) for due in dues)
+    bare.begin_when_due(stage, dues, kit.note)
+
+
+def slow(count):
+    with plain_client(kit.URL, ANSWER_SECONDS) as client:
+        kit.slowly(lambda _body: bare.hand_over(client, bare.list_of(_stage().queue)), count)
+
+
+def work(processes):
+    """Wait for what `slow` hands over; the other steps need no worker."""
+    bare.take_over(kit.URL, bare.list_of(_stage().queue), kit.note)
 
 
 def _stage(**numbers):

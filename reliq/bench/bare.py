@@ -1,19 +1,26 @@
-"""What this Redis can do: the same scripts, and a SET, driven by one client with nothing around them."""
+"""What this Redis can do: the same scripts, a SET and a list, driven by one client with nothing around them."""
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Any
+
+import redis
 
 from reliq import reads
 from reliq.bench.stage import ANSWER_SECONDS, BODY, Stage
 from reliq.codec import envelope_rest
 from reliq.doors.ids import new_id, token
 from reliq.pools import plain_client
+from reliq.queue import Queue
 from reliq.settings import QueueSettings, milliseconds
 from reliq.transitions import Turn
 
 BATCH = 100
 LEASE_MS = 30_000
+#: Between two looks for what is due, at the least.
+LEAST_SLEEP_SECONDS = 0.0002
 
 
 def in_turns(stage: Stage, ours: Callable[[], float], limit: Callable[[Stage], float]) -> tuple[float, float]:
@@ -29,7 +36,7 @@ def in_turns(stage: Stage, ours: Callable[[], float], limit: Callable[[Stage], f
 
 def sets(stage: Stage) -> float:
     """Return how many SETs of 100 bytes a second redis-py makes, one by one."""
-    key, body = stage.queue.keys.msg("bare"), b"x" * 100
+    key, body = list_of(stage.queue), b"x" * 100
     with plain_client(stage.url, ANSWER_SECONDS) as client:
         client.ping()
         began = time.perf_counter()
@@ -57,6 +64,44 @@ def drains(stage: Stage) -> float:
         stage.ask(reads.bodies(stage.queue.keys, [one.id for one in taken]))
         stage.queue.moves.ack([(one, None) for one in taken])
     return calls * BATCH / (time.perf_counter() - began)
+
+
+def begin_when_due(stage: Stage, dues: Sequence[float], note: Callable[[float], None]) -> None:
+    """
+    Sleep until messages are due, then promote, claim and read them; call `note` with each one's due time.
+
+    The messages were published; their due times are unix seconds of this machine, in order.
+    """
+    lane, done, number = token(), 0, 0
+    while done < len(dues):
+        time.sleep(max(LEAST_SLEEP_SECONDS, dues[done] - time.time()))
+        stage.queue.moves.promote(limit=BATCH)
+        number += 1
+        taken = stage.queue.moves.claim(Turn(lane, number), limit=BATCH, lease_ms=LEASE_MS).claimed
+        if taken:
+            stage.ask(reads.bodies(stage.queue.keys, [one.id for one in taken]))
+        for due in dues[done : done + len(taken)]:
+            note(due)
+        stage.queue.moves.ack([(one, None) for one in taken])
+        done += len(taken)
+
+
+def list_of(queue: Queue[Any]) -> str:
+    """Return the key of a list, or of a plain string, that lies among the queue's keys and is removed with them."""
+    return queue.keys.msg("bare")
+
+
+def hand_over(client: redis.Redis, key: str) -> None:
+    """Push a body with the time in it to the list at `key`."""
+    client.lpush(key, json.dumps({**BODY, "sent": time.time()}))
+
+
+def take_over(url: str, key: str, note: Callable[[float], None]) -> None:
+    """Wait for bodies in the list at `key`, for ever; call `note` with the time when each was sent."""
+    with plain_client(url, ANSWER_SECONDS) as client:
+        while True:
+            if taken := client.blpop([key], timeout=1):
+                note(float(json.loads(taken[1])["sent"]))
 
 
 def _fill(stage: Stage) -> float:

@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from reliq.bench import bare
 from reliq.bench.jobs import Diary, register
 from reliq.connection import Connection
 from reliq.consumer import Consumer
@@ -70,17 +71,36 @@ class CountedConsumer(Consumer):
 
 
 def main() -> None:
-    """Work as the plan says until the input ends."""
+    """Do what the plan says until the input ends: work a queue, or only wait at a list."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent speaks for the terminal
-    plan = json.loads(sys.stdin.readline())
-    consumer, diary = CountedConsumer(plan["url"]), Diary()
-    register(consumer, Queue(plan["queue"], url=plan["url"]), plan["kind"], diary)
+    plan, diary = json.loads(sys.stdin.readline()), Diary()
+    queue: Queue[dict[str, Any]] = Queue(plan["queue"], url=plan["url"])
+    if plan["kind"] == "bare":
+        _wait(plan["url"], queue, diary)
+    else:
+        _work(plan["url"], queue, plan["kind"], diary)
+
+
+def _wait(url: str, queue: Queue[dict[str, Any]], diary: Diary) -> None:
+    waiting = threading.Thread(target=bare.take_over, args=(url, bare.list_of(queue), diary.note_sent), daemon=True)
+    waiting.start()
+    _answer_looks(diary, lambda: 0)
+
+
+def _work(url: str, queue: Queue[dict[str, Any]], kind: str, diary: Diary) -> None:
+    consumer = CountedConsumer(url)
+    register(consumer, queue, kind, diary)
     # It was made sure that there is room: nothing will be evicted for a benchmark.
     consumer.start(WorkerSettings(allow_eviction=True))
+    _answer_looks(diary, lambda: consumer.counted.round_trips)
+    consumer.stop(STOP_SECONDS)
+
+
+def _answer_looks(diary: Diary, round_trips: Callable[[], int]) -> None:
+    """Say that all is ready, and for each further line what was noted, until the input ends."""
     _say({"ready": os.getpid()})
     for _ in sys.stdin:
-        _say({"rows": diary.take(), "round_trips": consumer.counted.round_trips})
-    consumer.stop(STOP_SECONDS)
+        _say({"rows": diary.take(), "round_trips": round_trips()})
 
 
 def _say(what: dict[str, Any]) -> None:

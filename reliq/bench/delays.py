@@ -1,14 +1,17 @@
 """How late a handler begins: after the due time of a delayed message, and after the publish when it was idle."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from reliq.bench import bare
 from reliq.bench.report import Figure, percentile
-from reliq.bench.stage import BODY, Stage
+from reliq.bench.stage import ANSWER_SECONDS, BODY, Stage
 from reliq.bench.workers import Workers
+from reliq.errors import ReliqError
 from reliq.message import Outgoing
+from reliq.pools import plain_client
 
 #: Messages a second that a client surely publishes one by one: the first is due when the last is published.
 SLOWEST_PUBLISH = 1500
@@ -23,47 +26,62 @@ def lateness(stage: Stage, rate: int) -> list[Figure]:
     count = round(rate * stage.scale.late_seconds)
     offset = stage.clock_offset()
     with stage.workers("timed") as workers:
-        first = time.time() + offset + 1 + count / SLOWEST_PUBLISH
-        stage.queue.publish_many(_due(first, rate, count))
-        rows = _rows(stage, workers)
+        stage.queue.publish_many(_due(_dues(rate, count), offset))
+        rows = _rows(stage, workers, count)
     late = [(began + offset - due) * MS for began, due, _ in rows]
-    return _figures("lateness", f"at {rate}/s", late)
+    dues = _dues(rate, count)
+    stage.queue.publish_many(_due(dues, offset))
+    limit: list[float] = []
+    bare.begin_when_due(stage, dues, lambda due: limit.append((time.time() - due) * MS))
+    return _figures("lateness", f"at {rate}/s", late, limit)
 
 
 def pickup(stage: Stage) -> list[Figure]:
     """Publish to an idle worker, one message at a time: from before the publish to the start of the handler."""
     with stage.workers("timed") as workers:
-        _publish_slowly(stage, WARM_UP)
-        _rows(stage, workers)
-        _publish_slowly(stage, stage.scale.pickups)
-        rows = _rows(stage, workers)
-    return _figures("pickup", "by an idle worker", [(began - sent) * MS for began, _, sent in rows])
+        rows = _picked_up(stage, workers, lambda: stage.queue.publish({**BODY, "sent": time.time()}))
+    with stage.workers("bare") as workers, plain_client(stage.url, ANSWER_SECONDS) as client:
+        limit = _picked_up(stage, workers, lambda: bare.hand_over(client, bare.list_of(stage.queue)))
+    return _figures("pickup", "by an idle worker", rows, limit)
 
 
-def _due(first: float, rate: int, count: int) -> Iterator[Outgoing[dict[str, Any]]]:
-    for number in range(count):
-        yield Outgoing(body=BODY, at=datetime.fromtimestamp(first + number / rate, UTC))
+def _dues(rate: int, count: int) -> list[float]:
+    """Return due times at `rate` a second by this machine's clock, the first when all can have been published."""
+    first = time.time() + 1 + count / SLOWEST_PUBLISH
+    return [first + number / rate for number in range(count)]
 
 
-def _publish_slowly(stage: Stage, count: int) -> None:
-    for _ in range(count):
-        time.sleep(PICKUP_PAUSE_SECONDS)
-        stage.queue.publish({**BODY, "sent": time.time()})
+def _due(dues: Sequence[float], offset: float) -> Iterator[Outgoing[dict[str, Any]]]:
+    for due in dues:
+        yield Outgoing(body=BODY, at=datetime.fromtimestamp(due + offset, UTC))
 
 
-def _rows(stage: Stage, workers: Workers) -> list[tuple[float, float, float]]:
-    """Return what was noted once everything is done."""
+def _picked_up(stage: Stage, workers: Workers, send: Callable[[], object]) -> list[float]:
+    """Send to idle workers, one message at a time; return after how many ms each was there."""
+    for count in (WARM_UP, stage.scale.pickups):
+        for _ in range(count):
+            time.sleep(PICKUP_PAUSE_SECONDS)
+            send()
+        rows = _rows(stage, workers, count)
+    return [(began - sent) * MS for began, _, sent in rows]
+
+
+def _rows(stage: Stage, workers: Workers, count: int) -> list[tuple[float, float, float]]:
+    """Return what was noted once everything is done: `count` rows."""
     for _ in stage.until_empty(workers):
         pass
-    return [(began, due, sent) for answer in workers.look() for began, due, sent in answer["rows"]]
+    rows: list[tuple[float, float, float]] = []
+    until = time.monotonic() + ANSWER_SECONDS
+    while len(rows) < count:
+        workers.check()
+        if time.monotonic() > until:
+            raise ReliqError(f"only {len(rows)} of {count} messages were noted; does something else take them?")
+        rows += [(began, due, sent) for answer in workers.look() for began, due, sent in answer["rows"]]
+    return rows
 
 
-def _figures(part: str, name: str, values: list[float]) -> list[Figure]:
+def _figures(part: str, name: str, values: list[float], limit: list[float]) -> list[Figure]:
     return [
-        Figure(part=part, name=f"{name}, {label}", value=value, unit="ms")
-        for label, value in (
-            ("least", min(values)),
-            ("p50", percentile(values, 50)),
-            ("p99", percentile(values, 99)),
-        )
+        Figure(part=part, name=f"{name}, {label}", value=percentile(values, at), unit="ms", bare=percentile(limit, at))
+        for label, at in (("least", 0), ("p50", 50), ("p99", 99))
     ]

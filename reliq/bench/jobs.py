@@ -26,14 +26,18 @@ def do_nothing_batch(_bodies: list[dict[str, Any]]) -> None:
 
 
 class Diary:
-    """A handler that notes when it began, and when its message was due and sent (unix seconds)."""
+    """Notes when handlers began, and when their messages were due and sent (unix seconds)."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[float, float, float]] = []
 
     def note(self, body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
-        """Note one message."""
+        """Note one message: a handler."""
         self._rows.append((time.time(), job.due or 0.0, float(body["sent"])))
+
+    def note_sent(self, sent: float) -> None:
+        """Note what was sent at that time and is there now."""
+        self._rows.append((time.time(), 0.0, sent))
 
     def take(self) -> list[tuple[float, float, float]]:
         """Return the rows since the last time."""

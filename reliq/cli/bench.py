@@ -69,6 +69,8 @@ def _print(report: Report, *, quick: bool) -> None:
 def _beside(figure: Figure) -> tuple[str, str]:
     if figure.bare is None or figure.share is None:
         return "", ""
+    if figure.unit == "ms":
+        return _number(figure.bare), f"{figure.share:.1f} \N{MULTIPLICATION SIGN} what this Redis takes"
     return _number(figure.bare), f"{figure.share:.0%} of what this Redis can do"
 
 

@@ -72,7 +72,7 @@ def test_every_part_has_its_figures_nothing_began_early_and_no_key_stays(url: st
         part: ({unit}, number) for part, (unit, number) in FIGURES.items()
     }
     assert [one for one in figures if one.value <= 0] == []
-    assert [one for part in ("drain", "publish") for one in found[part] if not one.share] == []
+    assert [one for part in ("drain", "publish", "lateness", "pickup") for one in found[part] if not one.share] == []
     assert client.keys() == []
 
 

@@ -30,9 +30,10 @@ STEPS = {"one", "bulk", "late", "delayed", "slow", "work"}
 def results() -> Results:
     made_up = Results(dict(ABOUT))
     for bare, ours, theirs in ((90_000, 60_000, 5000), (110_000, 50_000, 4000), (100_000, 70_000, 9000)):
-        made_up.add("bare scripts", {"drain 1": bare}, {})
+        made_up.add("bare scripts", {"drain 1": bare, "late 100 p50": 0.5}, {})
         made_up.add("reliq", {"drain 1": ours, "late 100 p50": 0.9, "late 100 p99": 3.5}, {})
         made_up.add("dramatiq", {"drain 1": theirs, "late 100 p50": 300.0, "late 100 p99": 900.0}, {})
+        made_up.add("Celery", {"late 100 p50": 1.8}, {})
         made_up.add("huey (no acks)", {"drain 1": 50_000}, {})
     made_up.add("arq", {}, {"drain 1": "worker ended with 1: <no such thing>"})
     return made_up
@@ -49,6 +50,13 @@ def test_ratios_are_to_the_limit_and_to_the_best_that_acks(results):
     assert (
         "- Drain, 1 process: 60% of the bare scripts, 12.0 \N{MULTIPLICATION SIGN} dramatiq, the best acked Python peer."
         in page(results, PEERS)
+    )
+
+
+def test_of_times_the_least_is_the_best(results):
+    assert (
+        "- Late at 100/s, p50: 1.8 \N{MULTIPLICATION SIGN} the bare scripts, "
+        "0.5 \N{MULTIPLICATION SIGN} Celery, the best acked Python peer." in page(results, PEERS)
     )
 
 
