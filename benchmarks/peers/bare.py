@@ -4,9 +4,8 @@ from datetime import UTC, datetime
 
 from benchmarks.peers import kit
 from reliq.bench import Scale, bare
-from reliq.bench.stage import ANSWER_SECONDS, Stage
+from reliq.bench.stage import Stage
 from reliq.message import Outgoing
-from reliq.pools import plain_client
 
 
 def one(count):
@@ -29,8 +28,8 @@ def late(rate, seconds, lead):
 
 
 def slow(count):
-    with plain_client(kit.URL, ANSWER_SECONDS) as client:
-        kit.slowly(lambda _body: bare.hand_over(client, bare.list_of(_stage().queue)), count)
+    with bare.handing_over(_stage()) as hand_over:
+        kit.slowly(lambda _body: hand_over(), count)
 
 
 def work(processes):

@@ -2,11 +2,10 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
 from typing import Any
-
-import redis
 
 from reliq import reads
 from reliq.bench.stage import ANSWER_SECONDS, BODY, Stage
@@ -91,9 +90,12 @@ def list_of(queue: Queue[Any]) -> str:
     return queue.keys.msg("bare")
 
 
-def hand_over(client: redis.Redis, key: str) -> None:
-    """Push a body with the time in it to the list at `key`."""
-    client.lpush(key, json.dumps({**BODY, "sent": time.time()}))
+@contextmanager
+def handing_over(stage: Stage) -> Iterator[Callable[[], object]]:
+    """Yield what pushes a body with the time in it to the list that `take_over` waits at."""
+    with plain_client(stage.url, ANSWER_SECONDS) as client:
+        key = list_of(stage.queue)
+        yield lambda: client.lpush(key, json.dumps({**BODY, "sent": time.time()}))
 
 
 def take_over(url: str, key: str, note: Callable[[float], None]) -> None:

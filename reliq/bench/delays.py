@@ -11,7 +11,6 @@ from reliq.bench.stage import ANSWER_SECONDS, BODY, Stage
 from reliq.bench.workers import Workers
 from reliq.errors import ReliqError
 from reliq.message import Outgoing
-from reliq.pools import plain_client
 
 #: Messages a second that a client surely publishes one by one: the first is due when the last is published.
 SLOWEST_PUBLISH = 1500
@@ -40,8 +39,8 @@ def pickup(stage: Stage) -> list[Figure]:
     """Publish to an idle worker, one message at a time: from before the publish to the start of the handler."""
     with stage.workers("timed") as workers:
         rows = _picked_up(stage, workers, lambda: stage.queue.publish({**BODY, "sent": time.time()}))
-    with stage.workers("bare") as workers, plain_client(stage.url, ANSWER_SECONDS) as client:
-        limit = _picked_up(stage, workers, lambda: bare.hand_over(client, bare.list_of(stage.queue)))
+    with stage.workers("bare") as workers, bare.handing_over(stage) as hand_over:
+        limit = _picked_up(stage, workers, hand_over)
     return _figures("pickup", "by an idle worker", rows, limit)
 
 
