@@ -17,7 +17,7 @@ _HEADER = re.compile(
 )
 
 _FUNCTION = re.compile(r"^(local function (\w+)\((?:[^\n]* end|[\s\S]*?\nend)\n)", re.MULTILINE)
-_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
+_NAME = re.compile(r"'[^'\n]*'|\b[A-Za-z_]\w*\b")
 
 # What reads a key of each type without changing it: before anything is written, unless the header marks the key with
 # `?`; then the script reads it itself, before it writes, when it needs it. `totals`, `ends` and `history` are left
@@ -37,6 +37,8 @@ _READ = {
     "dead": "XLEN",
 }
 
+#: What stands below this line in a script is not reached by most calls.
+_RARELY = "-- Rarely:\n"
 #: What a script does as `pcall` may fail; TIME is asked before anything is written.
 _COMMAND = re.compile(r"redis\.call\('((?!TIME)\w+)'")
 
@@ -82,8 +84,8 @@ def script(name: str) -> Script:
     )
     keys = tuple(key.rstrip("?") for key in named)
     prelude = _without_comments(files(__name__).joinpath("prelude.lua").read_text("utf-8"))
-    body = _type_checks(named) + _without_comments(source)
-    work = _used(prelude, body) + body
+    usual, _, rare = source.partition(_RARELY)
+    work = _with_prelude(prelude, _type_checks(named) + _without_comments(usual), _without_comments(rare))
     uses = uses_of(work, keys)
     commands = tuple(sorted(set(_COMMAND.findall(work))))
     text = _locals(keys, args, tail_args) + _rights_check(name, commands, uses) + work
@@ -113,14 +115,15 @@ def _rights_check(name: str, commands: tuple[str, ...], uses: frozenset[Use]) ->
 
     Each is asked for with a key that it is run on: a rule may allow it there alone.
     """
-    pairs = ", ".join(f"'{command}', {_a_key_of(command, uses)}" for command in commands)
+    asked = "".join(f"    or lacks('{command}', {_a_key_of(command, uses)})\n" for command in commands)
     return (
-        "if redis.acl_check_cmd then\n"
-        f"  local rights = {{ {pairs} }}\n"
-        "  for i = 1, #rights, 2 do\n"
-        "    if rights[i + 1] ~= '' and not redis.acl_check_cmd(rights[i], rights[i + 1]) then\n"
-        f"      return redis.error_reply('NOPERM this user may not run ' .. rights[i] .. ', which {name} needs')\n"
-        "    end\n"
+        "local may = redis.acl_check_cmd\n"
+        "if may then\n"
+        "  local function lacks(command, key) return key ~= '' and not may(command, key) and command end\n"
+        "  local lacking = false\n"
+        f"{asked}"
+        "  if lacking then\n"
+        f"    return redis.error_reply('NOPERM this user may not run ' .. lacking .. ', which {name} needs')\n"
         "  end\n"
         "end\n"
     )
@@ -138,16 +141,24 @@ def _type_checks(keys: tuple[str, ...]) -> str:
     return "".join(f"read('{_READ[key]}', {key})\n" for key in keys if key in _READ)
 
 
-def _used(prelude: str, body: str) -> str:
-    """Return the prelude without the functions that a script does not need: each would be made at every call."""
+def _with_prelude(prelude: str, usual: str, rare: str) -> str:
+    """Return the script with what it needs of the prelude: a function is made at every call that comes to it."""
     pieces = _FUNCTION.split(prelude)
     opening, functions = pieces[0], dict(zip(pieces[2::3], pieces[1::3], strict=True))
+    at_once = _needed(functions, usual)
+    later = _needed(functions, rare) - at_once
+    made, made_later = ("".join(functions[name] for name in functions if name in some) for some in (at_once, later))
+    return opening + made + usual + made_later + rare
+
+
+def _needed(functions: dict[str, str], text: str) -> set[str]:
+    """Return the names of the functions that a text calls, and those that they call."""
     needed: set[str] = set()
-    names = set(_NAME.findall(body))
+    names = set(_NAME.findall(text))
     while met := (functions.keys() & names) - needed:
         needed |= met
         names = set(chain.from_iterable(_NAME.findall(functions[name]) for name in met))
-    return opening + "".join(text for name, text in functions.items() if name in needed)
+    return needed
 
 
 def _without_comments(text: str) -> str:

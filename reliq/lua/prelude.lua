@@ -1,5 +1,6 @@
 -- What scripts share. The loader writes a script's KEYS and ARGV as locals from its header, then what the script
--- uses of this text, then a read of every key's type, then the script itself.
+-- uses of this text, then a read of every key's type, then the script itself. Functions that only the part below a
+-- line `-- Rarely:` needs stand there, for each costs a little at every call.
 -- A message's place in the tails: `arg(i, NAME)` and `body(i)`; `mark(j)` is the j-th dedup key.
 
 -- Now, in ms. Rounded up where it makes a due time or a deadline, down where it decides
@@ -16,9 +17,13 @@ local function body(i) return KEYS[HEAD_KEYS + i] end
 local function mark(j) return KEYS[HEAD_KEYS + ITEMS + j] end
 
 -- Read a key; one of another type ends the script, by name, before it has written anything.
-local function read(command, key)
-  local answer = redis.pcall(command, key)
-  if type(answer) == 'table' and answer.err then error(answer.err .. ' RELIQ_KEY ' .. key .. ' ', 0) end
+local function read(command, key, ...)
+  local answer = redis.pcall(command, key, ...)
+  local why = type(answer) == 'table' and answer.err
+  if why then
+    local is_type = why:find('WRONGTYPE', 1, true)
+    error(why .. (is_type and ' RELIQ_KEY ' .. key .. ' ' or ' (' .. command .. ' ' .. key .. ')'), 0)
+  end
   return answer
 end
 

@@ -17,7 +17,7 @@ end
 
 local due = tonumber(at) or (tonumber(delay_ms) > 0 and now_up + delay_ms or now_down)
 local later, chosen = due > now_down, window ~= ''
-local expiry = string.format('%.0f', math.max(due - now_up, 0) + ttl_ms)
+local expiry = later and string.format('%.0f', math.max(due - now_up, 0) + ttl_ms) or ttl_ms
 local due_text = string.format('%.0f', due)
 local start = prefix == '' and '' or prefix .. due_text
 local reasons, fresh, revived = {}, {}, {}
@@ -30,20 +30,21 @@ else
   read('LLEN', ready)
 end
 
--- Why a chosen id is not published; `revive` when it is cancelled and still in a list.
-local function standing(i, id)
-  local ended = replace == '' and redis.call('GET', mark(i))
-  if ended then return ended == 'ended' and 'duplicate' or 'tombstoned' end
-  if redis.call('SISMEMBER', garbage, id) == 1 then return 'duplicate' end
-  if redis.call('HEXISTS', counts, id) == 0 then return nil end
-  local in_list = redis.call('HGET', lease, id) == '!' and not redis.call('ZSCORE', unack, id)
-  return in_list and 'revive' or 'duplicate'
-end
-
 if chosen then
   read('ZCARD', unack)
   read('HLEN', lease)
   read('SCARD', garbage)
+
+  -- Why a chosen id is not published; `revive` when it is cancelled and still in a list.
+  local function standing(i, id)
+    local ended = replace == '' and read('GET', mark(i))
+    if ended then return ended == 'ended' and 'duplicate' or 'tombstoned' end
+    if read('SISMEMBER', garbage, id) == 1 then return 'duplicate' end
+    if read('HEXISTS', counts, id) == 0 then return nil end
+    local in_list = read('HGET', lease, id) == '!' and not read('ZSCORE', unack, id)
+    return in_list and 'revive' or 'duplicate'
+  end
+
   local seen = {}
   for i = 1, ITEMS do
     local id = arg(i, ID)
@@ -67,12 +68,20 @@ for i = 1, ITEMS do
 end
 if #left > 0 then redis.call('HSET', counts, unpack(left)) end
 
+if not later and #fresh > 0 then
+  redis.call('LPUSH', ready, unpack(fresh))
+  push_token()
+end
+if not later and not chosen then
+  remember(answer, 600000)
+  add('published', #fresh)
+  return answer
+end
+
+-- Rarely:
 if later then
   if #fresh > 0 then put(pending, due, fresh) end
   for _, id in ipairs(revived) do redis.call('HSET', lease, id, '@' .. due_text) end
-elseif #fresh > 0 then
-  redis.call('LPUSH', ready, unpack(fresh))
-  push_token()
 end
 remember(answer, 600000)
 add('published', #fresh + #revived)
