@@ -38,6 +38,7 @@ class Connection:
         self.named: dict[str, float] = {}
         self._lock = threading.Lock()
         self._pools: dict[float, Any] = {}
+        self._wires: dict[float, Wire] = {}
         self._async_pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, Any]]
         self._async_pools = weakref.WeakKeyDictionary()
 
@@ -64,11 +65,14 @@ class Connection:
 
     def wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Wire:
         """Return a wire whose replies are awaited for at most `timeout_seconds`."""
+        if made := self._wires.get(timeout_seconds):
+            return made
         with self._lock:
-            if timeout_seconds not in self._pools:
-                self._pools[timeout_seconds] = self._source(timeout_seconds, asynchronous=False)
-            source = self._pools[timeout_seconds]
-        return ClusterWire(source, self._gate) if isinstance(source, Nodes) else PooledWire(source, self._gate)
+            if timeout_seconds not in self._wires:
+                source = self._pools[timeout_seconds] = self._source(timeout_seconds, asynchronous=False)
+                kind = ClusterWire if isinstance(source, Nodes) else PooledWire
+                self._wires[timeout_seconds] = kind(source, self._gate)
+            return self._wires[timeout_seconds]
 
     def async_wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> AsyncWire:
         """Return a wire for the running event loop."""

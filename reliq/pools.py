@@ -5,6 +5,7 @@ Of a client that someone else made, only its address and its rights are taken; i
 """
 
 import inspect
+import select
 import ssl
 import threading
 from collections.abc import Sequence
@@ -52,11 +53,13 @@ class Kept:
         self._lock = threading.Lock()
         self._at_hand: list[Any] = []
         self._waiting = 0
+        #: By connection: its socket, and what tells whether there is something to read from it.
+        self._looks: dict[Any, tuple[Any, select.poll]] = {}
 
     def get_connection(self) -> Any:
         """Return a connection that is ready to send; raise as redis-py does when there is none."""
         while kept := self._take():
-            if _is_ready(kept):
+            if self._is_ready(kept):
                 return kept
             kept.disconnect()
             self._pool.release(kept)
@@ -90,13 +93,16 @@ class Kept:
             self._waiting += 1
             return None
 
-
-def _is_ready(connection: Any) -> bool:
-    """Say whether a connection is open with nothing to read: the server closes those that are idle for long."""
-    try:
-        return not connection.can_read()
-    except (redis.ConnectionError, redis.TimeoutError, OSError):
-        return False
+    def _is_ready(self, connection: Any) -> bool:
+        """Say whether a connection is open with nothing to read: the server closes those that are idle for long."""
+        socket = connection._sock  # noqa: SLF001  redis-py's own `can_read` makes and fills a poll object at each call
+        if socket is None:
+            return False
+        look = self._looks.get(connection)
+        if look is None or look[0] is not socket:
+            look = self._looks[connection] = (socket, select.poll())
+            look[1].register(socket, select.POLLIN)
+        return not look[1].poll(0)
 
 
 class Primary(NamedTuple):
