@@ -230,3 +230,14 @@ def test_stacks_may_be_wished_for_before_a_child_is_ready(worker, jobs):
 
     eventually(lambda: jobs.ONCE.counts().totals.get("acked"), "they work")
     assert {child.pid for child in process.children()} == first
+
+
+@pytest.mark.parametrize(("wished", "found"), [(None, "2"), ("5", "5")])
+def test_threads_share_two_heaps_unless_another_number_is_wished_for(environment, worker, wished, found):
+    environment.pop("MALLOC_ARENA_MAX", None)
+    environment.update({"MALLOC_ARENA_MAX": wished} if wished else {})
+
+    process = worker("--queue", "once", "--processes", "1")
+
+    eventually(process.children, "the child starts")
+    assert process.children()[0].environ()["MALLOC_ARENA_MAX"] == found
