@@ -8,9 +8,10 @@ from statistics import median
 from typing import Any
 
 from reliq import reads
-from reliq.bench.stage import ANSWER_SECONDS, BODY, Stage
+from reliq.bench.stage import ANSWER_SECONDS, BODY, PART_SECONDS, Stage
 from reliq.codec import envelope_rest
 from reliq.doors.ids import new_id, token
+from reliq.errors import ReliqError
 from reliq.pools import plain_client
 from reliq.queue import Queue
 from reliq.settings import QueueSettings, milliseconds
@@ -70,9 +71,14 @@ def begin_when_due(stage: Stage, dues: Sequence[float], note: Callable[[float], 
     Sleep until messages are due, then promote, claim and read them; call `note` with each one's due time.
 
     The messages were published; their due times are unix seconds of this machine, in order.
+
+    Raises:
+        ReliqError: some are gone: they did not come long after the last was due.
     """
     lane, done, number = token(), 0, 0
     while done < len(dues):
+        if time.time() > dues[-1] + PART_SECONDS:
+            raise ReliqError(f"only {done} of {len(dues)} messages came due; does something else take them?")
         time.sleep(max(LEAST_SLEEP_SECONDS, dues[done] - time.time()))
         stage.queue.moves.promote(limit=BATCH)
         number += 1

@@ -11,9 +11,10 @@ import psutil
 import pytest
 import redis
 
-from reliq.bench import PARTS, Bench, Scale
+from reliq.bench import PARTS, Bench, Scale, bare
 from reliq.bench.drain import COURSES
-from reliq.errors import ConfigurationError
+from reliq.bench.stage import Stage
+from reliq.errors import ConfigurationError, ReliqError
 
 #: Many processes are started and waited for: on a busy machine that takes its time.
 pytestmark = pytest.mark.timeout(300)
@@ -135,6 +136,13 @@ def test_a_redis_without_room_is_refused(url: str, client: redis.Redis):
             Bench(url).in_use()
     finally:
         client.config_set("maxmemory", "0")
+
+
+def test_messages_that_are_gone_are_not_waited_for(url: str):
+    stage = Stage(url, "bare", TINY, lifeline=-1)
+
+    with pytest.raises(ReliqError, match="only 0 of 1 messages came due"):
+        bare.begin_when_due(stage, [time.time() - 1000], lambda _due: None)
 
 
 def test_an_unknown_part_is_refused(url: str):
