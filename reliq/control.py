@@ -9,6 +9,7 @@ from reliq.connection import PUBLISH_TIMEOUT_SECONDS, Connection
 from reliq.doors import asking
 from reliq.doors.asynchronous import AsyncDoor
 from reliq.doors.blocking import BlockingDoor
+from reliq.doors.lanes import Lanes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,7 @@ class Control:
         self.settings = settings
         self.target = target
         self.observers = observers
+        self._lanes = Lanes()
 
     @property
     def name(self) -> str:
@@ -50,11 +52,15 @@ class Control:
             `cancelled`; `running`, then its handler is told; `not_found`, it has ended or never was, and a publish
             of this id that is still on its way will be refused.
         """
-        return self._ask(asking.cancelling(self.keys, id))[0]
+        call = asking.cancelling(self.keys, id)
+        self._lanes.end(id)
+        return self._ask(call)[0]
 
     async def acancel(self, id: str) -> CancelStatus:
         """As `cancel`, in async code."""
-        return (await self._aask(asking.cancelling(self.keys, id)))[0]
+        call = asking.cancelling(self.keys, id)
+        self._lanes.end(id)
+        return (await self._aask(call))[0]
 
     def reschedule(self, id: str, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
         """Give a waiting message another due time: `rescheduled`, or it is `running` or `not_found`."""

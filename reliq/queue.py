@@ -117,7 +117,7 @@ class Queue(Control, Generic[B]):
         self.moves = Moves(self.keys, self._door)
         self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)
         naming = Naming(name, layout, self.connection)
-        self._sender = Sender(self._writer, naming, self._door, self._adoor, try_seconds=TRY_SECONDS)
+        self._sender = Sender(self._writer, naming, self._lanes, self._door, self._adoor, try_seconds=TRY_SECONDS)
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"

@@ -7,18 +7,29 @@ made again under the same number and gets the same answer. A lane serves one cal
 
 import os
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from reliq.doors.ids import token
 from reliq.transitions import Turn
 
 #: Calls with an unknown outcome whose lanes are kept, so that publishing again with the same ids is safe.
 PARKED_LIMIT = 1000
+#: For how long they are kept: half of what Redis remembers them for, so that it still knows what is made again.
+PARKED_SECONDS = 300.0
 
 
-#: What is published again: ids, and a hash of each body, for another body is another publish.
-Messages = tuple[tuple[str, int], ...]
+class Message(NamedTuple):
+    """A message as it is known when it is published again: its id, and a hash of its body and all its terms."""
+
+    id: str
+    rest: int
+
+
+Messages = tuple[Message, ...]
 
 
 @dataclass(slots=True)
@@ -49,13 +60,21 @@ class Lanes:
         """Whether there is a call whose outcome is unknown; else nobody need say what is published."""
         return bool(self._parked)
 
-    def take(self, messages: Messages) -> tuple[Lane, Turn]:
-        """Return a lane and the turn for publishing `messages`: the old one if that call's outcome is unknown."""
+    def take(self, messages: Messages = ()) -> tuple[Lane, Turn]:
+        """
+        Return a lane and the turn for publishing `messages`: the old one if that call's outcome is unknown.
+
+        Any other call with one of their ids ends the old one: what is published from now on is something else.
+        """
         if self._pid != os.getpid():
             self._start_over()
         with self._lock:
-            if lane := self._parked.pop(messages, None):
-                return lane, lane.same()
+            if messages in self._parked:
+                lane, since = self._parked[messages]
+                self._forget(messages)
+                if time.monotonic() - since < PARKED_SECONDS:
+                    return lane, lane.same()
+            self._end(message.id for message in messages)
             lane = self._free.pop() if self._free else self._new()
             return lane, lane.next()
 
@@ -67,9 +86,28 @@ class Lanes:
     def park(self, lane: Lane, messages: Messages) -> None:
         """Note that the call's outcome is unknown: its number is kept for when `messages` are published again."""
         with self._lock:
-            self._parked[messages] = lane
+            self._end(message.id for message in messages)
+            self._parked[messages] = lane, time.monotonic()
+            self._by_id.update((message.id, messages) for message in messages)
             if len(self._parked) > PARKED_LIMIT:
-                self._parked.popitem(last=False)
+                self._forget(next(iter(self._parked)))
+
+    def end(self, id: str) -> None:
+        """Note that a publish of `id` from now on is a new one: the message was cancelled."""
+        if self._parked:
+            with self._lock:
+                self._end([id])
+
+    def _end(self, ids: Iterable[str]) -> None:
+        if self._parked:
+            for id in ids:
+                if messages := self._by_id.get(id):
+                    self._forget(messages)
+
+    def _forget(self, messages: Messages) -> None:
+        del self._parked[messages]
+        for message in messages:
+            self._by_id.pop(message.id, None)
 
     def _new(self) -> Lane:
         self._made += 1
@@ -81,4 +119,5 @@ class Lanes:
         self._client = token()
         self._made = 0
         self._free: list[Lane] = []
-        self._parked: OrderedDict[Messages, Lane] = OrderedDict()
+        self._parked: OrderedDict[Messages, tuple[Lane, float]] = OrderedDict()
+        self._by_id: dict[str, Messages] = {}

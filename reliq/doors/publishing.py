@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from reliq import transitions
-from reliq.codec import MAGIC, envelope_rest
+from reliq.codec import ENVELOPE_START, MAGIC, envelope_rest, open_envelope
 from reliq.doors.ids import check_id, made_at, new_id
+from reliq.doors.lanes import Message
 from reliq.errors import BodyError, ConfigurationError, PublishFailed, ReliqError
 from reliq.message import BulkResult, Confirmed, Counts, Duration, Outgoing, Receipt
 from reliq.settings import BATCH_LIMIT, LONGEST_SECONDS, MIB, milliseconds, seconds, whole
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from reliq.call import Call
     from reliq.codec import Codec
+    from reliq.doors.lanes import Messages
     from reliq.keys import Keys
     from reliq.settings import QueueSettings
 
@@ -76,9 +78,16 @@ class Writer:
         """Return a body on the queue's terms, due now; raise BodyError when it cannot be encoded or is too large."""
         return Order(new_id(), self._usual_start + self._payload(body), self._usual)
 
-    def body_of(self, order: Order) -> bytes:
-        """Return the encoded body in an order's value."""
-        return order.value if self.bare else order.value.partition(b"\n")[2]
+    def known_by(self, orders: list[Order]) -> Messages:
+        """Return by what `orders` are known when they are published again: ids, and a hash of all the rest."""
+        terms = orders[0].terms
+        if terms.window_ms is None:  # a generated id is a chosen one when it is published again
+            terms = terms._replace(window_ms=milliseconds(self._settings.dedup))
+        known = []
+        for order in orders:
+            header, body = open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), order.value), bare=self.bare)
+            known.append(Message(order.id, hash((body, terms, frozenset(header.headers.items())))))
+        return tuple(known)
 
     def call(self, orders: list[Order], turn: transitions.Turn) -> Call[transitions.PublishAnswer]:
         """Return the call that sends `orders`, all on the same terms."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from reliq.doors.confirming import Confirmer
 from reliq.doors.gathering import Gathering
-from reliq.doors.lanes import Lanes
 from reliq.doors.publishing import NOT_ASKED, receipts
 from reliq.errors import ConfigurationError, ReliqError
 from reliq.settings import Durability
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from reliq.call import T
     from reliq.doors.asynchronous import AsyncDoor
     from reliq.doors.blocking import BlockingDoor
-    from reliq.doors.lanes import Lane, Messages
+    from reliq.doors.lanes import Lane, Lanes
     from reliq.doors.naming import Naming
     from reliq.doors.publishing import Order, Writer
     from reliq.message import Receipt
@@ -35,15 +34,15 @@ class Sender:
         self,
         writer: Writer,
         naming: Naming,
+        lanes: Lanes,
         door: Callable[[float], BlockingDoor],
         adoor: Callable[[float], AsyncDoor],
         *,
         try_seconds: float,
     ) -> None:
-        self._writer, self._naming, self._try_seconds = writer, naming, try_seconds
+        self._writer, self._naming, self._lanes, self._try_seconds = writer, naming, lanes, try_seconds
         self._door, self._adoor = door, adoor
         self._confirmer = Confirmer(writer.keys.name, door, adoor, try_seconds=try_seconds)
-        self._lanes = Lanes()
         self._gatherings: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering]
         self._gatherings = weakref.WeakKeyDictionary()
 
@@ -93,20 +92,17 @@ class Sender:
         return self._gatherings[loop]
 
     def _turn(self, orders: list[Order]) -> tuple[Lane, Turn]:
-        return self._lanes.take(self._same(orders) if self._lanes.any_parked else ())
+        return self._lanes.take(self._writer.known_by(orders) if self._lanes.any_parked else ())
 
     def _failed(self, lane: Lane, orders: list[Order], error: BaseException, confirmed: int) -> None:
         """Keep the number of a call whose outcome is unknown; raise PublishFailed for what Redis did or did not do."""
-        if isinstance(error, ConfigurationError):
+        failure = self._writer.failed(orders, error, confirmed) if isinstance(error, ReliqError) else None
+        if isinstance(error, ConfigurationError) or (failure and failure.outcome == "refused"):
             self._lanes.give_back(lane)
-            return
-        self._lanes.park(lane, self._same(orders))
-        if isinstance(error, ReliqError):
-            raise self._writer.failed(orders, error, confirmed) from error
-
-    def _same(self, orders: list[Order]) -> Messages:
-        """Return by what these messages are known when they are published again."""
-        return tuple((order.id, hash(self._writer.body_of(order))) for order in orders)
+        elif not orders[0].terms.replace:  # who replaces wants it published now, whatever was before
+            self._lanes.park(lane, self._writer.known_by(orders))
+        if failure and not isinstance(error, ConfigurationError):
+            raise failure from error
 
 
 def begun(executor: Executor, call: Callable[[], T]) -> Callable[[], T]:

@@ -48,7 +48,7 @@ def test_a_stale_answer_leaves_a_publish_unknown(queue):
     """A lane can only be behind when its process went back in time: a machine restored from a snapshot."""
     for number in range(3):
         queue.publish(str(number))
-    [lane] = queue._sender._lanes._free
+    [lane] = queue._lanes._free
     lane.number = 1
 
     with pytest.raises(PublishFailed) as failure:

@@ -200,8 +200,8 @@ MUTANTS = (
     Mutant(
         "a publish is tried again under a new number",
         "doors/lanes.py",
-        "                return lane, lane.same()\n",
-        "                return lane, lane.next()\n",
+        "                    return lane, lane.same()\n",
+        "                    return lane, lane.next()\n",
         "tests/queue/test_lost_replies.py",
     ),
 )

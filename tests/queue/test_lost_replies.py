@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -86,6 +87,79 @@ def test_another_body_under_the_id_of_an_unknown_publish_is_another_publish(thro
 
     with queue.receive() as [job]:
         assert job.body == {"n": 2}
+
+
+@pytest.fixture
+def unknown(through, call, queue, proxy):
+    """Publish body 1 as `a` so that it is worked and nobody heard of it; the id is free again at once."""
+
+    def publish(**terms):
+        call(through, "publish", {})
+        through._sender._try_seconds = 0.0  # one try is enough to lose
+        with queue.receive():
+            pass
+        proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
+        with pytest.raises(PublishFailed):
+            call(through, "publish", {"n": 1}, id="a", dedup=0, **terms)
+        proxy.lose_reply_to("", times=0)
+        with queue.receive() as [job]:
+            assert job.body == {"n": 1}
+
+    return publish
+
+
+def test_the_same_publish_made_again_is_not_published_twice(unknown, through, call, queue):
+    unknown(headers={"a": "b"})
+
+    receipt = call(through, "publish", {"n": 1}, id="a", dedup=0, headers={"a": "b"})
+
+    assert (receipt.status, queue.counts().alive) == ("published", 0)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"delay": 60},
+        {"at": datetime.now(UTC) + timedelta(minutes=1)},
+        {"ttl": 60},
+        {"retries": 1},
+        {"headers": {"a": "b"}},
+        {"dedup": 1},
+        {"replace": True},
+    ],
+    ids=lambda terms: next(iter(terms)),
+)
+def test_what_says_published_on_other_terms_is_published(unknown, through, call, queue, terms):
+    unknown()
+
+    receipt = call(through, "publish", {"n": 1}, id="a", **({"dedup": 0} | terms))
+
+    assert (receipt.status, queue.counts().alive) == ("published", 1)
+
+
+def test_what_says_published_after_a_cancel_is_published(unknown, through, call, queue):
+    unknown()
+    call(through, "cancel", "a")
+
+    receipt = call(through, "publish", {"n": 1}, id="a", dedup=0, replace=True)
+
+    assert (receipt.status, queue.counts().alive) == ("published", 1)
+
+
+def test_a_cancel_ends_the_publish_whose_outcome_is_unknown(unknown, through, call):
+    unknown()
+
+    call(through, "cancel", "a")
+
+    assert not through._lanes.any_parked
+
+
+def test_a_publish_that_replaces_is_not_taken_for_the_one_before(unknown, through, call, queue):
+    unknown(replace=True)
+
+    receipt = call(through, "publish", {"n": 1}, id="a", dedup=0, replace=True)
+
+    assert (receipt.status, queue.counts().alive) == ("published", 1)
 
 
 def test_a_claim_whose_reply_is_lost_leaves_no_lease_that_nobody_knows(through, queue, proxy):
@@ -323,7 +397,7 @@ def test_a_child_that_is_forked_while_others_use_the_queue_is_not_held_up(queue)
     queue.publish({"from": "parent"})
     shared = connection._shared
 
-    with shared._lock, shared._by_url[queue.target]._lock, queue._sender._lanes._lock:
+    with shared._lock, shared._by_url[queue.target]._lock, queue._lanes._lock:
         child = os.fork()
         if not child:
             signal.alarm(100)  # what hangs is ended

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reliq.doors.ids import check_id, made_at, new_id, token
-from reliq.doors.lanes import Lanes
+from reliq.doors.lanes import PARKED_LIMIT, Lanes, Message
 from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError, WrongKeyTypeError
 from reliq.events import Cancelled, notify
 from reliq.keys import Keys, Layout
@@ -101,23 +101,26 @@ def test_a_forked_child_makes_other_ids_and_tokens():
     assert ours & set(theirs) == set()
 
 
+A, B, C = ((Message(id, 1),) for id in "abc")
+
+
 def test_a_forked_child_publishes_in_lanes_of_its_own():
     lanes = Lanes()
-    lane, turn = lanes.take((("a", 1),))
-    lanes.park(lane, (("a", 1),))
+    lane, turn = lanes.take(A)
+    lanes.park(lane, A)
 
-    theirs = in_a_child(lambda: lanes.take((("a", 1),))[1].lane)
+    theirs = in_a_child(lambda: lanes.take(A)[1].lane)
 
     assert theirs != turn.lane
-    assert lanes.take((("a", 1),))[1] == turn
+    assert lanes.take(A)[1] == turn
 
 
 def test_a_lane_serves_one_call_at_a_time_and_counts():
     lanes = Lanes()
-    one, first = lanes.take((("a", 1),))
-    _two, other = lanes.take((("b", 1),))
+    one, first = lanes.take(A)
+    _two, other = lanes.take(B)
     lanes.give_back(one)
-    _, third = lanes.take((("c", 1),))
+    _, third = lanes.take(C)
 
     assert first.lane != other.lane
     assert (third.lane, third.number) == (first.lane, first.number + 1)
@@ -125,11 +128,40 @@ def test_a_lane_serves_one_call_at_a_time_and_counts():
 
 def test_a_publish_that_gave_up_gets_its_number_again_and_no_other_does():
     lanes = Lanes()
-    lane, turn = lanes.take((("a", 1), ("b", 2)))
-    lanes.park(lane, (("a", 1), ("b", 2)))
+    lane, turn = lanes.take(A + B)
+    lanes.park(lane, A + B)
 
-    assert lanes.take((("a", 1),))[1].lane != turn.lane
-    assert lanes.take((("a", 1), ("b", 2)))[1] == turn
+    assert lanes.take(C)[1].lane != turn.lane
+    assert lanes.take(A + B)[1] == turn
+
+
+@pytest.mark.parametrize("other", [A, B, (Message("a", 2), *B), (*B, *A)], ids=str)
+def test_another_publish_of_one_of_its_ids_ends_a_publish_that_gave_up(other):
+    lanes = Lanes()
+    lane, turn = lanes.take(A + B)
+    lanes.park(lane, A + B)
+
+    assert lanes.take(other)[1].lane != turn.lane
+    assert not lanes.any_parked
+    assert lanes.take(A + B)[1] != turn
+
+
+def test_a_publish_that_gave_up_is_forgotten_before_redis_forgets_it(monkeypatch):
+    lanes = Lanes()
+    lane, turn = lanes.take(A)
+    lanes.park(lane, A)
+    monkeypatch.setattr("reliq.doors.lanes.PARKED_SECONDS", 0)
+
+    assert lanes.take(A)[1].lane != turn.lane
+
+
+def test_no_more_than_a_bounded_number_of_them_is_kept():
+    lanes = Lanes()
+    for n in range(PARKED_LIMIT + 5):
+        lane, _ = lanes.take((Message(f"{n}", 1),))
+        lanes.park(lane, (Message(f"{n}", 1),))
+
+    assert len(lanes._parked) == len(lanes._by_id) == PARKED_LIMIT
 
 
 @pytest.mark.parametrize(
