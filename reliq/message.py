@@ -15,6 +15,9 @@ import msgspec
 
 B = TypeVar("B")
 
+#: The most deliveries that may follow the first.
+RETRIES_LIMIT = 1000
+
 Duration = float | timedelta
 PublishStatus = Literal["published", "duplicate", "tombstoned"]
 CancelStatus = Literal["cancelled", "running", "not_found"]
@@ -139,7 +142,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     One attempt at one message, with its value as read from Redis.
 
     Attributes:
-        attempt: 1 for the first delivery; None for a bare body.
+        attempt: 1 for the first delivery, bounded by what retries allow; None for a bare body.
     """
 
     claimed: Claimed
@@ -156,7 +159,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     def attempt(self) -> int | None:
         """Which delivery this is, 1 for the first; None for a bare body."""
         retries = self.header.retries
-        return None if retries is None else max(1, retries - self.claimed.left + 1)
+        return None if retries is None else min(max(1, retries - self.claimed.left + 1), RETRIES_LIMIT + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 from tenacity.wait import wait_base
 
 from reliq.errors import ConfigurationError
-from reliq.message import Duration
+from reliq.message import RETRIES_LIMIT, Duration
 from reliq.retry import DEFAULT_BACKOFF
 
 DAY_SECONDS = 86_400.0
@@ -144,7 +144,7 @@ class QueueSettings:
     durability: Durability = Durability.NONE
 
     def __post_init__(self) -> None:
-        whole("retries", self.retries, most=1000)
+        whole("retries", self.retries, most=RETRIES_LIMIT)
         whole("max_body", self.max_body, least=1, most=16 * MIB)
         whole("letters_max", self.letters_max, most=10_000_000)
         whole("history", self.history, most=100_000)

@@ -64,7 +64,7 @@ class PooledWire:
         try:
             if not self._gate.is_open:
                 self._pass_gate(connection)
-            connection.send_packed_command(_packed(commands))
+            connection.send_packed_command(packed(commands))
             if meanwhile is not None:
                 meanwhile()
             return [_reply(connection) for _ in commands]
@@ -82,7 +82,7 @@ class PooledWire:
 
     def _pass_gate(self, connection: Any) -> None:
         try:
-            connection.send_packed_command(_packed([self._gate.question.command]))
+            connection.send_packed_command(packed([self._gate.question.command]))
             self._gate.judge(_reply(connection))
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise _not_sent(error) from error
@@ -101,7 +101,7 @@ class AsyncPooledWire:
         try:
             if not self._gate.is_open:
                 await self._pass_gate(connection)
-            await connection.send_packed_command(_packed(commands))
+            await connection.send_packed_command(packed(commands))
             return [await _async_reply(connection) for _ in commands]
         except BaseException:
             await connection.disconnect(nowait=True)
@@ -117,7 +117,7 @@ class AsyncPooledWire:
 
     async def _pass_gate(self, connection: Any) -> None:
         try:
-            await connection.send_packed_command(_packed([self._gate.question.command]))
+            await connection.send_packed_command(packed([self._gate.question.command]))
             self._gate.judge(await _async_reply(connection))
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise _not_sent(error) from error
@@ -237,7 +237,7 @@ def _groups(commands: Sequence[Sequence[Arg]]) -> list[list[Sequence[Arg]]]:
     return groups
 
 
-def _packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:
+def packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:
     """Return `commands` as they are sent; ids of foreign publishers may be any bytes (see `call.id_text`)."""
     pack: Callable[[Any], bytes] = pack_command  # its stub knows tuples of one argument only
     try:

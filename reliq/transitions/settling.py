@@ -10,6 +10,7 @@ from reliq.events import Event
 from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import Claimed, Delivery
+from reliq.text import clean_text
 from reliq.transitions.protocol import bare_arg, clock_arg
 
 
@@ -72,13 +73,13 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
     )
 
 
-def note(reason: str, attempt: int | None, error: str) -> str:
-    """Return how the last error of a message is kept: reason, attempt or `-`, at most 500 characters of text."""
-    return f"{reason} {'-' if attempt is None else attempt} {error[:500]}"
+def note(reason: str, attempt: int | None, error: object) -> str:
+    """Return how the last error of a message is kept: reason, attempt or `-`, clean text of a bounded length."""
+    return f"{reason} {'-' if attempt is None else attempt} {clean_text(error)}"
 
 
 def failure(
-    delivery: Delivery, reason: str, error: str, delay_ms: int, *, final: bool = False
+    delivery: Delivery, reason: str, error: object, delay_ms: int, *, final: bool = False
 ) -> tuple[Claimed, int, str, bytes]:
     """Return what `nack` takes: with the value when the message must not run again, by its retries or as `final`."""
     last = final or delivery.claimed.left <= 0

@@ -9,6 +9,7 @@ from reliq.errors import Stopped, UndecodableError
 from reliq.message import Ack, Nack, Reject, Snooze
 from reliq.retry import seconds_after
 from reliq.settings import HandlerSettings, milliseconds, seconds
+from reliq.text import clean_text
 
 Kind = Literal["ack", "nack", "reject", "snooze", "release", "expired"]
 
@@ -40,6 +41,8 @@ class Outcome:
 ACKED = Outcome("ack")
 RELEASED = Outcome("release")
 EXPIRED = Outcome("expired")
+#: Of a message whose own answer cannot be put into a call to Redis.
+UNTELLABLE = Outcome("reject", error="its answer could not be told to Redis")
 
 
 def answered(answer: Any, attempt: int | None, settings: HandlerSettings) -> Outcome:
@@ -54,14 +57,13 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
     match error:
         case Ack():
             return ACKED
-        case Nack(delay=None, reason=reason):
-            return Outcome("nack", _backoff_ms(attempt, settings), error=reason)
         case Nack(delay=delay, reason=reason):
-            return Outcome("nack", _delay_ms(delay), error=reason)
+            delay_ms = _backoff_ms(attempt, settings) if delay is None else _delay_ms(delay)
+            return Outcome("nack", delay_ms, "failed", *_said(reason))
         case Snooze(delay=delay):
             return Outcome("snooze", _delay_ms(delay))
         case Reject(reason=reason):
-            return Outcome("reject", reason="rejected", error=reason)
+            return Outcome("reject", 0, "rejected", *_said(reason))
         case Stopped():
             return RELEASED
         case UndecodableError() if settings.undecodable == "reject":
@@ -77,16 +79,27 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
 
 def described(error: BaseException) -> str:
     """Return class and text of `error`, at most 200 characters of text, on one line."""
-    text = " ".join(str(error).split())[:200]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    text = " ".join(clean_text(error, 1000).split())[:200]
+    return f"{_class_of(error)}: {text}" if text else _class_of(error)
 
 
 def placed(error: BaseException) -> str:
     """Return class of `error` and the line of the handler that it came through, without its text."""
     for frame, line in walk_tb(error.__traceback__):
-        if not frame.f_globals.get("__name__", "").startswith("reliq."):
-            return f"{type(error).__name__} at {PurePath(frame.f_code.co_filename).name}:{line}"
-    return type(error).__name__
+        if not str(frame.f_globals.get("__name__", "")).startswith("reliq."):
+            return f"{_class_of(error)} at {clean_text(PurePath(frame.f_code.co_filename).name, 100)}:{line}"
+    return _class_of(error)
+
+
+def _class_of(error: BaseException) -> str:
+    return clean_text(type(error).__name__, 100)
+
+
+def _said(reason: object) -> tuple[str, str]:
+    """Return the text of an answer's reason and, when that is an exception whose text may not be told, its place."""
+    if isinstance(reason, BaseException):
+        return described(reason), placed(reason)
+    return ("" if reason is None else clean_text(reason)), ""
 
 
 def _backoff_ms(attempt: int | None, settings: HandlerSettings) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections import defaultdict
@@ -10,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from reliq import transitions
 from reliq.doors.ids import chosen_window_ms
-from reliq.errors import RedisUnavailableError
+from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Lost
 from reliq.settings import BATCH_LIMIT
+from reliq.wires import packed
 from reliq.worker.loop import Troubles
-from reliq.worker.outcome import ACKED
+from reliq.worker.outcome import ACKED, UNTELLABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from reliq.call import Call
     from reliq.doors.blocking import BlockingDoor
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from reliq.worker.inflight import Inflight
     from reliq.worker.outcome import Kind, Outcome
 
+logger = logging.getLogger(__name__)
+
 #: How long a step waits for the first outcome; nothing is late for it.
 WAIT_SECONDS = 0.5
 #: The most that is settled in one round trip, about: Redis works it off before it turns to other clients.
@@ -35,7 +39,12 @@ GATHER_LIMIT = BATCH_LIMIT
 
 
 class Settler:
-    """Collects outcomes and settles all that are there in one round trip, again and again until it is made."""
+    """
+    Collects outcomes and settles all that are there in one round trip, again and again until it is made.
+
+    Whatever raises, no outcome is forgotten: a flight leaves when Redis has said what became of its call, or when not
+    even its failure can be told; its lease then ends.
+    """
 
     def __init__(
         self, door: BlockingDoor, inflight: Inflight, buried: Callable[[], None], settled: Callable[[], None]
@@ -43,7 +52,7 @@ class Settler:
         self._door, self._inflight = door, inflight
         self._buried, self._settled = buried, settled
         self._waiting: queue.SimpleQueue[Sequence[Flight]] = queue.SimpleQueue()
-        self._unsettled: list[Flight] = []
+        self._unsettled: dict[Flight, None] = {}
         self._refused: dict[str, list[Flight]] = defaultdict(list)
         self._troubles = Troubles("settler")
 
@@ -64,10 +73,11 @@ class Settler:
         """Settle what is there, waiting a little for the first; return 0."""
         self._gather()
         self._take_up_refused()
-        flights, self._unsettled = self._unsettled, []
-        if flights:
-            self._settle_all(flights)
-        self._settled()
+        try:
+            if self._unsettled:
+                self._settle_all()
+        finally:
+            self._settled()
         return 0.0
 
     def _gather(self) -> None:
@@ -77,44 +87,63 @@ class Settler:
             wait = min([wait, *(self._troubles.seconds_of(name) for name in self._refused)])
         try:
             if not self._unsettled:
-                self._unsettled += self._waiting.get(timeout=wait)
+                self._unsettled |= dict.fromkeys(self._waiting.get(timeout=wait))
             while len(self._unsettled) < GATHER_LIMIT:
-                self._unsettled += self._waiting.get_nowait()
+                self._unsettled |= dict.fromkeys(self._waiting.get_nowait())
         except queue.Empty:
             return
 
     def _take_up_refused(self) -> None:
         for name in [name for name in self._refused if not self._troubles.waits(name)]:
-            self._unsettled += self._refused.pop(name)
+            self._unsettled |= dict.fromkeys(self._refused.pop(name))
 
-    def _settle_all(self, flights: list[Flight]) -> None:
+    def _settle_all(self) -> None:
         """Make every call in one round trip; what Redis did not take is made again, which is safe."""
-        groups = _grouped(flights)
         try:
-            replies = self._door.run_all([call for call, _ in groups])
-        except RedisUnavailableError as error:
-            self._keep(flights, error)
-            raise
+            groups = _grouped(self._unsettled)
+            answers = self._door.run_all([call for call, _ in groups])
+        except BaseException as error:
+            _note_try(self._unsettled, error)
+            if isinstance(error, ReliqError) or not self._weed_out():
+                raise
+            return
         away: RedisUnavailableError | None = None
-        for (_, group), reply in zip(groups, replies, strict=True):
-            if isinstance(reply, RedisUnavailableError):
-                self._keep(group, reply)
-                away = reply
-            elif isinstance(reply, Exception):
-                self._put_off(group, reply)
+        for (_, group), answer in zip(groups, answers, strict=True):
+            if isinstance(answer, RedisUnavailableError):
+                _note_try(group, answer)
+                away = answer
             else:
-                self._inflight.settled(group)
-                self._troubles.over(group[0].queue)
-                if group[0].outcome is not ACKED and any(map(_is_final, group)):
-                    self._buried()
+                self._take(group, answer)
         if away is not None:
             raise away
 
-    def _keep(self, flights: list[Flight], error: RedisUnavailableError) -> None:
-        """Try again when Redis is back; if the call may have run, a receipt that no longer holds tells nothing."""
-        self._unsettled += flights
-        for flight in flights:
-            flight.tried = flight.tried or error.maybe_ran
+    def _take(self, group: list[Flight], answer: Any) -> None:
+        """Take over what Redis said of the call for `group`."""
+        if isinstance(answer, Exception):
+            self._put_off(group, answer)
+        else:
+            self._inflight.settled(group)
+            self._troubles.over(group[0].queue)
+            if group[0].outcome is not ACKED and any(map(_is_final, group)):
+                self._buried()
+        for flight in group:
+            self._unsettled.pop(flight, None)
+
+    def _weed_out(self) -> bool:
+        """
+        Try each answer alone, and have the messages of those that cannot be put into a call end as dead letters.
+
+        Returns:
+            whether there was one.
+        """
+        found = [(flight, why) for flight in self._unsettled if (why := _why_untellable(flight))]
+        for flight, why in found:
+            logger.error("queue %s: an answer cannot be told to Redis (%s): a dead letter", flight.queue, why)
+            if flight.outcome is UNTELLABLE:
+                self._inflight.settled([flight])
+                del self._unsettled[flight]
+            flight.outcome = UNTELLABLE
+        return bool(found)
 
     def _put_off(self, flights: list[Flight], error: Exception) -> None:
         """Try again later what Redis refuses, until its lease is over and the message is delivered again."""
@@ -125,7 +154,22 @@ class Settler:
         self._refused[name] += [flight for flight in flights if flight.lease_until >= now]
 
 
-def _grouped(flights: list[Flight]) -> list[tuple[Call[Settled], list[Flight]]]:
+def _note_try(flights: Iterable[Flight], error: BaseException) -> None:
+    """Note that calls may have run all the same: then a receipt that no longer holds tells nothing."""
+    for flight in flights:
+        flight.tried = flight.tried or getattr(error, "maybe_ran", True)
+
+
+def _why_untellable(flight: Flight) -> str:
+    """Return why the outcome of `flight` cannot be sent, empty when it can."""
+    try:
+        packed([call.command for call, _ in _grouped([flight])])
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def _grouped(flights: Iterable[Flight]) -> list[tuple[Call[Settled], list[Flight]]]:
     """Return the calls for `flights`, each with its own, at most BATCH_LIMIT messages in one."""
     grouped: dict[tuple[str, Kind, bool], list[Flight]] = defaultdict(list)
     for flight in flights:

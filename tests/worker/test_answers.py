@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -118,6 +119,56 @@ def test_an_answer_that_is_not_allowed_counts_as_a_failure(queue, consumer, star
     (event,) = recorder.wait_for(Handled)
     assert event.outcome == "nack"
     assert "delay must be 0 to" in event.error
+
+
+class Wordless:
+    def __str__(self):
+        raise RuntimeError("no words, but a secret")
+
+
+#: What handlers give as a reason, or raise -> the last error of the message.
+REASONS = [
+    (Reject(reason=ValueError("out of stock")), "ValueError: out of stock"),
+    (Reject(reason=None), ""),
+    (Reject(reason=404), "404"),
+    (Reject(reason="half of an emoji: \ud83d"), "half of an emoji: ?"),
+    (Reject(reason=Wordless()), "<Wordless without a text>"),
+    (Reject(reason="x" * 10_000), "x" * 500),
+    (ValueError("\ud83d\nfrom json.loads"), "ValueError: ? from json.loads"),
+    (ValueError(Wordless()), "ValueError: <ValueError without a text>"),
+]
+
+
+def test_whatever_a_reason_is_it_becomes_text_and_its_neighbours_are_acked_once(make_queue, consumer, start, recorder):
+    good, bad = make_queue("good"), make_queue("bad", retries=0)
+    worked = Counter()
+    consumer.handler(good)(lambda body: worked.update([body]))
+
+    @consumer.handler(bad)
+    def handle(body):
+        raise REASONS[int(body)][0]
+
+    for number in range(len(REASONS)):
+        good.publish_many([f"{number}.{one}" for one in range(50)])
+        bad.publish(str(number), id=str(number))
+    start()
+
+    recorder.wait_for(Acked, 50 * len(REASONS))
+    recorder.wait_for(Collected, len(REASONS))
+    assert {int(letter.id): letter.error for letter in bad.letters()} == dict(enumerate(text for _, text in REASONS))
+    assert set(worked.values()) == {1}
+    assert len(worked) == 50 * len(REASONS)
+
+
+def test_the_text_of_an_exception_given_as_a_reason_can_be_hidden(queue, consumer, start, recorder):
+    consumer.handler(queue)(lambda body: Nack(delay=60, reason=ValueError("card 4242")))
+    queue.publish("x")
+
+    start()
+
+    (event,) = recorder.wait_for(Handled)
+    assert event.error == "ValueError: card 4242"
+    assert event.raised == "ValueError"
 
 
 def test_a_coroutine_that_nobody_awaits_is_not_acked(queue, consumer, start, recorder):

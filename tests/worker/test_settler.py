@@ -2,11 +2,13 @@
 
 import pytest
 
+from reliq.errors import ReliqError
 from reliq.events import Lost
+from reliq.message import BARE, Claimed, Delivery
 from reliq.transitions import Turn
 from reliq.worker.flight import flights_of
 from reliq.worker.inflight import Inflight
-from reliq.worker.outcome import ACKED, RELEASED
+from reliq.worker.outcome import ACKED, RELEASED, Outcome
 from reliq.worker.settler import Settler
 
 
@@ -69,3 +71,68 @@ def test_a_loss_that_is_known_is_not_told_again(queue, client, flights, settler,
     one.step()
 
     assert recorder.ids(Lost) == []
+
+
+#: Answers that no call to Redis can hold, if the places where answers are made ever let one through.
+UNTELLABLE_ONES = [
+    Outcome("nack", delay_ms=None),
+    Outcome("nack", delay_ms="\ud83d"),
+    Outcome("snooze", delay_ms=object()),
+    Outcome("reject", reason="\ud83d"),
+]
+
+
+@pytest.mark.parametrize("outcome", UNTELLABLE_ONES, ids=range(4))
+def test_an_answer_that_cannot_be_told_ends_as_a_dead_letter_that_says_it_and_its_neighbours_are_settled(
+    queue, client, flights, settler, outcome, caplog
+):
+    held = flights(600)
+    one, inflight = settler(held)
+    bad, good = held[250], [*held[:250], *held[251:]]
+    bad.delivery = Delivery(bad.delivery.claimed, b"x", BARE, b"x")
+
+    one.settle([bad], outcome)
+    one.settle(good[:300], ACKED)
+    one.settle(good[300:], Outcome("nack", 60_000, error="as it happens"))
+    for _ in range(4):
+        one.step()
+
+    assert inflight.flights() == []
+    assert client.smembers(queue.keys.garbage) == {b"250"}
+    assert client.hget(queue.keys.errors, "250") == b"failed - its answer could not be told to Redis"
+    totals = queue.counts().totals
+    assert (totals["acked"], totals["nacked"]) == (300, 299 + 1)
+    assert "an answer cannot be told to Redis" in caplog.text
+
+
+def test_a_message_of_which_nothing_can_be_told_is_left_to_its_lease(queue, flights, settler):
+    held = flights(3)
+    one, inflight = settler(held)
+    held[1].delivery = Delivery(Claimed("\ud83d", "n:5000", 0), b"", BARE, b"")
+
+    one.settle(held, RELEASED)
+    for _ in range(3):
+        one.step()
+
+    assert inflight.flights() == []
+    assert queue.counts().ready == 2
+    assert queue.counts().unack == 1
+
+
+def test_answers_outlast_a_redis_that_refuses_the_user(queue, client, flights, settler):
+    held = flights(3)
+    one, inflight = settler(held)
+    one.settle(held, ACKED)
+
+    client.config_set("requirepass", "changed")
+    client.client_kill_filter(_type="normal")
+    try:
+        with pytest.raises(ReliqError):
+            one.step()
+        assert len(inflight.flights()) == 3
+    finally:
+        client.config_set("requirepass", "")
+    one.step()
+
+    assert inflight.flights() == []
+    assert queue.counts().totals["acked"] == 3

@@ -1,0 +1,19 @@
+"""Any value as text that can be kept, sent and written: what a handler, its exceptions or foreign code call a text."""
+
+from __future__ import annotations
+
+#: So much of a reason or an error's text is kept.
+TEXT_LIMIT = 500
+
+
+def clean_text(value: object, limit: int = TEXT_LIMIT) -> str:
+    """
+    Return `value` as text that UTF-8 can hold, at most `limit` characters of it.
+
+    It never raises: of what cannot say its text, the type is told.
+    """
+    try:
+        text = value if type(value) is str else "".join([str(value)])
+        return text[:limit].encode("utf-8", "replace").decode()
+    except Exception:
+        return f"<{type(value).__name__} without a text>"[:limit]
