@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from reliq.consumer import EXIT_HUNG, Consumer, load_consumer
+from reliq.consumer import EXIT_HUNG, STARTING, Consumer, load_consumer
 from reliq.errors import ConfigurationError, RedisUnavailableError
-from reliq.events import Started
+from reliq.events import RedisAway, Started, notify
 from reliq.health import Pulse, Sampler
-from reliq.logs import LogObserver, configure_logging
+from reliq.log_setup import configure_logging, limiter
+from reliq.logs import LogObserver
 from reliq.metrics.process import ProcessMetrics
 from reliq.retry import RECONNECT, seconds_after
 from reliq.settings import WorkerSettings
@@ -96,11 +97,13 @@ def main() -> int:
     """Work as the plan on standard input says; return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor speaks for the terminal
     plan = Plan.of(sys.stdin.readline())
-    configure_logging(plan.log_level, plan.log_format)
     supervisor = _take_standard_input()
     threading.Thread(target=_end_when_alone, args=(supervisor,), name="reliq-supervisor-watch", daemon=True).start()
     try:
-        consumer = load_consumer(plan.consumer)
+        try:
+            consumer = load_consumer(plan.consumer)
+        finally:  # not before, so that an application that configures logging itself is seen to
+            configure_logging(plan.log_level, plan.log_format)
         _spare_the_collector()
         return _work(consumer, plan)
     except ConfigurationError as error:
@@ -109,6 +112,8 @@ def main() -> int:
     except Exception:
         logger.exception("this process cannot work")
         return EXIT_CRASHED
+    finally:
+        limiter.flush()
 
 
 def _spare_the_collector() -> None:
@@ -146,7 +151,7 @@ def _work(consumer: Consumer, plan: Plan) -> int:
             code = consumer.run(settings, queues=plan.queues, patient=True)
         except RedisUnavailableError as error:
             failures += 1
-            logger.warning("Redis is away, trying again: %s", error)
+            notify(consumer.observers, [RedisAway("", STARTING, str(error))])
             if consumer.wait_for_signal(seconds_after(RECONNECT, failures)):
                 return 0
         else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from reliq.connection import Connection
 from reliq.errors import ConfigurationError
+from reliq.events import RedisBack, WorkerReady, WorkerStopping, notify
 from reliq.registration import Registration
 from reliq.settings import WorkerSettings, seconds
 from reliq.signals import SignalNotes
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Exit codes of a worker process.
 EXIT_HUNG, EXIT_REPLACE, EXIT_SECOND_SIGNAL = 75, 76, 130
+#: The part that misses Redis before there are others.
+STARTING = "start"
 #: Between two looks whether a drain is done.
 DRAIN_SECONDS = 0.05
 #: Between two looks whether a run is over.
@@ -106,6 +109,8 @@ class Consumer(Registration):
         )
         engine.start()
         self._engine = engine
+        names = tuple(handler.queue.name for handler in chosen)
+        notify(self.observers, [RedisBack("", STARTING), WorkerReady("", names)])
 
     def stop(self, grace: Duration = 25.0) -> bool:
         """Take no more, give back what has not started, let handlers end within `grace`; say whether all did."""
@@ -113,7 +118,9 @@ class Consumer(Registration):
         if engine is None:
             return True
         self._stopped = engine
-        return not engine.stop(seconds("grace", grace))
+        grace_seconds = seconds("grace", grace)
+        notify(self.observers, [WorkerStopping("", len(engine.inflight.runs()), grace_seconds)])
+        return not engine.stop(grace_seconds)
 
     def drain(self, settings: WorkerSettings | None = None, *, queues: Sequence[str] = ()) -> None:
         """Work until the queues are empty, what is delayed included, and stop."""

@@ -166,6 +166,25 @@ class RedisAway(Event, frozen=True, gc=False):
     error: str
 
 
+class RedisBack(Event, frozen=True, gc=False):
+    """A part of the worker that could not reach Redis has reached it. `queue` is empty."""
+
+    part: str
+
+
+class WorkerReady(Event, frozen=True, gc=False):
+    """This process begins to work on `queues`. `queue` is empty."""
+
+    queues: tuple[str, ...]
+
+
+class WorkerStopping(Event, frozen=True, gc=False):
+    """This process claims no more; `running` handlers have up to `grace` seconds to end. `queue` is empty."""
+
+    running: int
+    grace: float
+
+
 class ProcessEnded(Event, frozen=True, gc=False):
     """A worker process ended; `reason` says why it is replaced, empty when it is not. `queue` is empty."""
 

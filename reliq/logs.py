@@ -1,33 +1,21 @@
-"""Events as log lines: text, coloured on a terminal, or JSON. No line holds a body, a header or a password."""
+"""Events as log lines. No line holds a body, a header or a password."""
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from reliq import events
+from reliq.log_setup import enable_logging
 
 if TYPE_CHECKING:
     from reliq.events import Event
 
 logger = logging.getLogger("reliq")
 
-LEVELS = ("debug", "info", "warning", "error")
-FORMATS = ("auto", "text", "json")
-#: Of lines that differ in their figures alone, so many are written within so many seconds.
-SAME_LINES = 10
-SAME_SECONDS = 10.0
-#: So many kinds of line are told apart.
-KINDS_LIMIT = 1000
 IDS_SHOWN = 5
-
-_COLOURS = {logging.DEBUG: "\x1b[2m", logging.INFO: "", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
-_PLAIN = "\x1b[0m"
-_LINE = "%(asctime)s %(process)d %(levelname)s %(message)s"
 
 
 class LogObserver:
@@ -40,10 +28,13 @@ class LogObserver:
 
     def __init__(self, *, error_text: bool = False) -> None:
         self._error_text = error_text
+        self._lock = threading.Lock()
+        self._away: dict[str, float] = {}  # part -> since when
 
     kinds = (
         *(events.Handled, events.Lost, events.Reclaimed, events.Expired, events.Collected, events.Inconsistent),
-        *(events.RedisAway, events.RenewalLate, events.Unconfirmed, events.WentBack),
+        *(events.RedisAway, events.RedisBack, events.RenewalLate, events.Unconfirmed, events.WentBack),
+        *(events.WorkerReady, events.WorkerStopping),
     )
 
     def __call__(self, event: Event, /) -> None:
@@ -68,7 +59,15 @@ class LogObserver:
                 text = f"{queue}: retry count missing or no number, taken as 0: {_some(ids)}"
                 _warn(text, event="inconsistent", queue=queue, ids=ids)
             case events.RedisAway(_, part, error):
-                _warn(f"{part}: Redis is away, trying again: {error}", event="redis_away", part=part)
+                self._redis_away(part, error)
+            case events.RedisBack(_, part):
+                self._redis_back(part)
+            case events.WorkerReady(_, queues):
+                enable_logging()  # a lifespan may just have configured logging
+                _info(f"ready: working on {', '.join(queues)}", event="ready", queues=queues)
+            case events.WorkerStopping(_, running, grace):
+                text = f"stopping: {running} running handler(s) have up to {grace:g} s to end"
+                _info(text, event="stopping", running=running, grace=grace)
             case events.WentBack(queue, before, after):
                 text = f"{queue}: Redis was reset or rewound: the queue counted {before} claims and now counts {after}"
                 _warn(text, event="went_back", queue=queue, before=before, after=after)
@@ -76,78 +75,22 @@ class LogObserver:
                 text = f"a renewal came {seconds:.1f} s late: something holds this process up"
                 _warn(text, event="renewal_late", queue=queue, seconds=round(seconds, 3))
 
-
-def configure_logging(level: str, format: str = "auto") -> None:
-    """Send log lines to standard error, with time and process; `auto` colours them on a terminal."""
-    handler = logging.StreamHandler(sys.stderr)
-    colours = format == "auto" and sys.stderr.isatty()
-    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(colours=colours))
-    handler.addFilter(Limiter())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-
-
-class TextFormatter(logging.Formatter):
-    """One readable line; coloured by its level."""
-
-    def __init__(self, *, colours: bool) -> None:
-        super().__init__(_LINE)
-        self._colours = colours
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        text = super().format(record)
-        colour = _COLOURS.get(record.levelno, "") if self._colours else ""
-        return f"{colour}{text}{_PLAIN}" if colour else text
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object on a line: time, level, logger, process, message, and what the event says."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        row: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "process": record.process,
-            "message": record.getMessage(),
-        }
-        row |= getattr(record, "reliq", {})
-        if record.exc_info:
-            row["trace"] = self.formatException(record.exc_info)
-        return json.dumps(row, default=str)
-
-
-class Limiter(logging.Filter):
-    """Lets lines at INFO and above of one kind through a few at a time, and says how many it held back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-        self._seen: dict[Any, tuple[float, int]] = {}  # kind -> when it began, how many since
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether `record` is written."""
-        if record.levelno < logging.INFO:
-            return True
+    def _redis_away(self, part: str, error: str) -> None:
+        """Say once that Redis is away, of all parts that find it so."""
         with self._lock:
-            began, count = self._seen.get(kind := _kind(record), (record.created, 0))
-            fresh = record.created - began >= SAME_SECONDS
-            held_back = count - SAME_LINES if fresh else 0
-            if len(self._seen) >= KINDS_LIMIT:
-                self._seen.clear()
-            self._seen[kind] = (record.created, 1) if fresh else (began, count + 1)
-        if held_back > 0:
-            record.msg, record.args = f"{record.getMessage()} (and {held_back} like it held back)", ()
-        return fresh or count < SAME_LINES
+            is_first = not self._away
+            self._away.setdefault(part, time.monotonic())
+        if is_first:
+            _warn(f"Redis is away, trying again until it is back ({error})", event="redis_away", part=part)
 
-
-def _kind(record: logging.LogRecord) -> Any:
-    """Return what lines have in common that tell the same again: of an event, all but its ids and figures."""
-    told = getattr(record, "reliq", None)
-    if told is None:
-        return record.name, record.levelno, str(record.msg)
-    return tuple(told.get(name) for name in ("event", "queue", "outcome", "error_type", "verb", "part"))
+    def _redis_back(self, part: str) -> None:
+        """Say once that Redis is back: when the last part that missed it has reached it."""
+        with self._lock:
+            since = min(self._away.values(), default=0.0)
+            is_last = self._away.pop(part, None) is not None and not self._away
+        if is_last:
+            seconds = time.monotonic() - since
+            _info(f"Redis is back after {seconds:.1f} s", event="redis_back", seconds=round(seconds, 3))
 
 
 def _handled(event: events.Handled, error: str) -> None:
@@ -168,6 +111,10 @@ def _handled(event: events.Handled, error: str) -> None:
         "error_type": event.raised.partition(" ")[0],
     }
     logger.log(level, "%s", _one_line(text), extra={"reliq": told})
+
+
+def _info(text: str, **told: Any) -> None:
+    logger.info("%s", _one_line(text), extra={"reliq": told})
 
 
 def _warn(text: str, **told: Any) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from reliq.connection import Connection
 from reliq.keys import Keys, Layout
-from reliq.logs import configure_logging
+from reliq.log_setup import configure_logging
 from reliq.metrics.endpoint import DEFAULT_HOST
 from reliq.metrics.serving import of_queues
 

@@ -1,5 +1,6 @@
 """`reliq worker`: run handlers in one process or many."""
 
+import logging
 import os
 import re
 from contextlib import nullcontext
@@ -14,13 +15,15 @@ from reliq.connection import URL_VARIABLE
 from reliq.consumer import Consumer, load_consumer
 from reliq.errors import ConfigurationError
 from reliq.handler import Handler
-from reliq.logs import FORMATS, LEVELS, configure_logging
+from reliq.log_setup import FORMATS, LEVELS, configure_logging
 from reliq.metrics import serving
 from reliq.metrics.endpoint import DEFAULT_HOST, Endpoint
 from reliq.metrics.files import FOLDER_VARIABLE
 from reliq.settings import WorkerSettings, whole
 from reliq.supervisor import Supervisor, environment_of_children
 from reliq.urls import check_url
+
+logger = logging.getLogger(__name__)
 
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)i?B?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -57,8 +60,9 @@ def worker(
     whole("--processes", processes, least=1, most=1000)
     settings = WorkerSettings(concurrency=concurrency, grace=grace, max_jobs=max_jobs, burst=burst)
     environment_of_children()
-    configure_logging(log_level, log_format)
     found = load_consumer(consumer)
+    if not configure_logging(log_level, log_format) and log_format != "auto":
+        logger.warning("--log-format %s does nothing: the application has configured logging itself", log_format)
     _use_url(found, url)
     plan = Plan(
         consumer=consumer,

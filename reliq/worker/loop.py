@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from reliq.errors import RedisUnavailableError
-from reliq.events import Observer, RedisAway, notify
+from reliq.events import Observer, RedisAway, RedisBack, notify
 from reliq.retry import RECONNECT, seconds_after
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ class Loop:
         self._stopped = threading.Event()
         self._woken = threading.Event()
         self._failures = 0
+        self._is_away = False
         self._thread = threading.Thread(target=self._run, name=f"reliq-{name}", daemon=True)
 
     def start(self) -> None:
@@ -65,11 +66,15 @@ class Loop:
             wait_seconds = self._step()
         except RedisUnavailableError as error:
             self._away()
+            self._is_away = True
             notify(self._observers, [RedisAway("", self._name, str(error))])
         except Exception:
             logger.exception("the %s failed and tries again", self._name)
         else:
             self._failures = 0
+            if self._is_away:
+                self._is_away = False
+                notify(self._observers, [RedisBack("", self._name)])
             return wait_seconds
         self._failures += 1
         self._stopped.wait(seconds_after(RECONNECT, self._failures))

@@ -21,7 +21,7 @@ LAYERS = (
     ("queue",),
     ("decorators", "handler", "job", "registration", "signals", "worker"),
     ("consumer",),
-    ("logs", "metrics", "tracing", "child", "supervisor", "health", "admin"),
+    ("log_limiter", "log_setup", "logs", "metrics", "tracing", "child", "supervisor", "health", "admin"),
     ("bench",),
     ("cli",),
     ("__main__",),

@@ -2,11 +2,15 @@
 
 import json
 import logging
+from datetime import datetime
 
 import pytest
+from waiting import eventually
 
 from reliq import events
-from reliq.logs import SAME_LINES, SAME_SECONDS, JsonFormatter, Limiter, LogObserver, TextFormatter
+from reliq.log_limiter import SAME_LINES, SAME_SECONDS, Limiter
+from reliq.log_setup import JsonFormatter, TextFormatter
+from reliq.logs import LogObserver
 from reliq.worker.outcome import placed
 
 SECRET = "the body's secret"
@@ -122,6 +126,45 @@ def test_a_trace_is_a_field_of_its_line():
     assert "ValueError: x" in json.loads(text)["trace"]
 
 
+def json_of(**extra):
+    return JsonFormatter().format(
+        logging.makeLogRecord({"msg": "it broke", "levelno": 20, "levelname": "INFO", **extra})
+    )
+
+
+def test_a_json_line_has_what_the_application_gave_as_extra_and_our_own_fields_win():
+    row = json.loads(json_of(tenant="acme", price=7.5, level="mine", when={1, 2}))
+
+    assert (row["tenant"], row["price"], row["level"], row["when"]) == ("acme", 7.5, "info", "{1, 2}")
+
+
+@pytest.mark.parametrize("make", ["Unspeakable", "endless"])
+def test_an_extra_that_json_cannot_hold_costs_the_extra_and_not_the_line(make):
+    row = json.loads(json_of(tenant=globals()[make]()))
+
+    assert (row["message"], row["extra_left_out"]) == ("it broke", ["tenant"])
+
+
+class Unspeakable:
+    def __str__(self):
+        raise RuntimeError("no")
+
+
+def endless():
+    loop = []
+    loop.append(loop)
+    return loop
+
+
+def test_a_text_line_has_its_logger_and_its_time_with_the_offset_from_utc(lines):
+    (record,) = lines(events.Expired("q", ("m",)))
+
+    moment, process, level, name, _ = TextFormatter(colours=False).format(at(record, 0.0)).split(" ", 4)
+
+    assert datetime.fromisoformat(moment).timestamp() == 0.0
+    assert (process, level, name) == (str(record.process), "WARNING", "reliq")
+
+
 def test_colours_are_for_terminals(lines):
     (record,) = lines(events.Expired("q", ("m",)))
 
@@ -134,16 +177,49 @@ def at(record, seconds):
     return record
 
 
-def test_lines_that_say_the_same_are_held_back_and_counted(lines):
+def test_lines_that_say_the_same_are_held_back_and_told_with_their_ids_by_the_next_line(lines, caplog):
     limiter = Limiter()
-    failures = [events.Handled("q", f"m{number}", 1, "nack", 0.1, "ValueError: no") for number in range(100)]
+    failures = [events.Handled("q", f"m{number}", 1, "nack", 0.1, "ValueError: no") for number in range(30)]
 
     written = [record for record in lines(*failures) if limiter.filter(at(record, 1000.0))]
     (later,) = lines(failures[0])
 
     assert len(written) == SAME_LINES
     assert limiter.filter(at(later, 1000.0 + SAME_SECONDS))
-    assert later.getMessage().endswith(f"(and {100 - SAME_LINES} like it held back)")
+    told = caplog.records[-1]
+    assert told.getMessage().startswith(
+        "held back 20 lines like: q m10 attempt 1: nack in 0.100 s: ValueError: no; ids:"
+    )
+    assert told.reliq["ids"] == [f"m{number}" for number in range(10, 30)]
+
+
+def test_what_was_held_back_is_told_when_no_further_line_comes(lines, caplog, monkeypatch):
+    monkeypatch.setattr("reliq.log_limiter.SAME_SECONDS", 0.01)
+    limiter = Limiter()
+
+    written = [limiter.filter(record) for record in lines(*[events.Lost("q", ("m",), "ack")] * (SAME_LINES + 2))]
+
+    eventually(lambda: any("held back" in one.getMessage() for one in caplog.records), "the end of the window tells")
+    assert sum(one.reliq["count"] for one in caplog.records if "held back" in one.getMessage()) == written.count(False)
+
+
+def test_redis_away_is_said_once_for_all_parts_and_redis_back_once(caplog):
+    caplog.set_level(logging.DEBUG, "reliq")
+    observer = LogObserver()
+    for event in (
+        *[events.RedisAway("", "fetcher", "refused")] * 3,
+        *[events.RedisAway("", "tidier", "refused")] * 3,
+        events.RedisBack("", "start"),
+        events.RedisBack("", "tidier"),
+        events.RedisBack("", "fetcher"),
+        events.RedisBack("", "fetcher"),
+    ):
+        observer(event)
+
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert said[0] == "Redis is away, trying again until it is back (refused)"
+    assert said[1].startswith("Redis is back after ")
 
 
 def test_lines_that_say_something_else_and_those_for_debugging_are_not(lines):

@@ -1,0 +1,112 @@
+"""Keeps reliq's own log lines from flooding a log; what an application logs itself never comes here."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+logger = logging.getLogger("reliq")
+
+#: Of lines that differ in their figures alone, so many are written within so many seconds.
+SAME_LINES = 10
+SAME_SECONDS = 10.0
+#: So many kinds of line are told apart.
+KINDS_LIMIT = 1000
+#: So many ids of what was held back are named.
+HELD_IDS = 100
+#: The event of the line that tells what was held back; it is never held back itself.
+HELD_BACK = "held_back"
+
+
+@dataclass(slots=True)
+class _Held:
+    """Lines of one kind that were not written."""
+
+    level: int
+    like: str
+    queue: str = ""
+    count: int = 0
+    messages: int = 0
+    ids: list[str] = field(default_factory=list)
+
+
+class Limiter(logging.Filter):
+    """
+    Lets lines at INFO and above of one kind through a few at a time; each window ends by telling what it held back.
+
+    The window is told over by the next line or, if none comes, by a timer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._counts: dict[Any, int] = {}
+        self._held: dict[Any, _Held] = {}
+        self._until = 0.0
+        self._timer: threading.Timer | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Say whether `record` is written."""
+        if record.levelno < logging.INFO or (kind := _kind(record)) is None:
+            return True
+        over: list[_Held] = []
+        with self._lock:
+            if record.created >= self._until or len(self._counts) >= KINDS_LIMIT:
+                over = self._end_window()
+                self._until = record.created + SAME_SECONDS
+            count = self._counts[kind] = self._counts.get(kind, 0) + 1
+            if count > SAME_LINES:
+                self._hold(kind, record)
+        _tell(over)
+        return count <= SAME_LINES
+
+    def flush(self) -> None:
+        """End the window now: tell what it held back."""
+        with self._lock:
+            over = self._end_window()
+        _tell(over)
+
+    def _hold(self, kind: Any, record: logging.LogRecord) -> None:
+        told = getattr(record, "reliq", {})
+        held = self._held.setdefault(kind, _Held(record.levelno, record.getMessage(), told.get("queue", "")))
+        held.count += 1
+        ids = told["ids"] if "ids" in told else [told["id"]] if "id" in told else []
+        held.messages += told.get("count", len(ids))
+        held.ids += ids[: HELD_IDS - len(held.ids)]
+        if self._timer is None:
+            timer = threading.Timer(SAME_SECONDS, self.flush)
+            timer.daemon = True
+            with suppress(RuntimeError):  # no thread to be had: the next line tells it
+                timer.start()
+                self._timer = timer
+
+    def _end_window(self) -> list[_Held]:
+        over = list(self._held.values())
+        self._counts, self._held, self._until = {}, {}, 0.0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return over
+
+
+def _tell(over: list[_Held]) -> None:
+    """Write a line for each kind that was held back, with the ids it would have named."""
+    for held in over:
+        lines = "1 line" if held.count == 1 else f"{held.count} lines"
+        more = f" and {held.messages - len(held.ids)} more" if held.messages > len(held.ids) else ""
+        text = f"held back {lines} like: {held.like}" + (f"; ids: {', '.join(held.ids)}{more}" if held.ids else "")
+        told = {"event": HELD_BACK, "queue": held.queue, "count": held.count, "ids": held.ids}
+        logger.log(held.level, "%s", text, extra={"reliq": told})
+
+
+def _kind(record: logging.LogRecord) -> Any:
+    """Return what lines have in common that tell the same again: of an event, all but its ids and figures."""
+    told = getattr(record, "reliq", None)
+    if told is None:
+        return record.name, record.levelno, str(record.msg)
+    if told.get("event") == HELD_BACK:
+        return None
+    return tuple(told.get(name) for name in ("event", "queue", "outcome", "error_type", "verb", "part"))
