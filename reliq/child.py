@@ -26,6 +26,7 @@ import msgspec
 from reliq.consumer import EXIT_HUNG, STARTING, Consumer, load_consumer
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.events import RedisAway, Started, notify
+from reliq.foreign import printable
 from reliq.health import Pulse, Sampler
 from reliq.log_setup import configure_logging, limiter
 from reliq.logs import LogObserver
@@ -270,7 +271,7 @@ def stacks(consumer: Consumer) -> str:
 def _named(run: Run) -> str:
     """Return what a run works on: queue and id, of a batch the first and how many more."""
     more = f" and {len(run.flights) - 1} more" if len(run.flights) > 1 else ""
-    return f"{run.handler.queue.name} {run.flights[0].delivery.id}{more}"
+    return f"{run.handler.queue.name} {printable(run.flights[0].delivery.id)}{more}"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from reliq.foreign import printable
 from reliq.log_limiter import Limiter
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -69,6 +70,8 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         text = super().format(record)
+        if record.name.partition(".")[0] == "reliq":  # what an application writes is its own affair
+            text = "\n".join(map(printable, text.split("\n")))
         colour = _COLOURS.get(record.levelno, "") if self._colours else ""
         return f"{colour}{text}{_PLAIN}" if colour else text
 

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from reliq import events
+from reliq.foreign import printable
 from reliq.log_setup import enable_logging
 
 if TYPE_CHECKING:
@@ -110,22 +111,17 @@ def _handled(event: events.Handled, error: str) -> None:
         "error": error,
         "error_type": event.raised.partition(" ")[0],
     }
-    logger.log(level, "%s", _one_line(text), extra={"reliq": told})
+    logger.log(level, "%s", printable(text), extra={"reliq": told})
 
 
 def _info(text: str, **told: Any) -> None:
-    logger.info("%s", _one_line(text), extra={"reliq": told})
+    logger.info("%s", printable(text), extra={"reliq": told})
 
 
 def _warn(text: str, **told: Any) -> None:
     if "ids" in told:
         told |= {"ids": told["ids"][:IDS_SHOWN], "count": len(told["ids"])}
-    logger.warning("%s", _one_line(text), extra={"reliq": told})
-
-
-def _one_line(text: str) -> str:
-    """Return `text` with what is not printable escaped: an error's text and a foreign id may hold anything."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode()
+    logger.warning("%s", printable(text), extra={"reliq": told})
 
 
 def _some(ids: tuple[str, ...]) -> str:

@@ -3,7 +3,7 @@
 import typer
 
 from reliq.admin import Account
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, say
 
 EXIT_UNBALANCED = 1
 
@@ -21,7 +21,7 @@ def account(queue: QueueName, json: Json = False, url: Url = None, hdt3213: Hdt3
     if json:
         print_json(found)
     else:
-        print("\n".join(_lines(found)))
+        say(*_lines(found))
     if not found.balanced:
         raise typer.Exit(EXIT_UNBALANCED)
 

@@ -1,13 +1,12 @@
 """`reliq acl`: the least Redis ACL rule for a role."""
 
-import sys
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from reliq.admin.acl import ROLES, AclRule, acl_rule
-from reliq.cli.common import Hdt3213, Json, Url, admin, print_json
+from reliq.cli.common import Hdt3213, Json, Url, admin, print_json, say
 from reliq.keys import Keys, Layout
 
 
@@ -46,8 +45,8 @@ def acl(
     if json:
         print_json(rule)
         return
-    print(rule)
-    print(_what_is_left(rule), file=sys.stderr)
+    say(*str(rule).split("\n"))
+    say(_what_is_left(rule), stderr=True)
 
 
 def _what_is_left(rule: AclRule) -> str:

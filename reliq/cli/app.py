@@ -1,6 +1,7 @@
 """The command's root: its options, its commands, and how an error reaches a person."""
 
 import sys
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ from reliq.cli.acl import acl
 from reliq.cli.bench import bench
 from reliq.cli.cancel import cancel
 from reliq.cli.check import check
+from reliq.cli.common import complain, say
 from reliq.cli.dead import dead
 from reliq.cli.demo import demo
 from reliq.cli.doctor import doctor
@@ -60,12 +62,14 @@ def root(
     if version:
         from importlib.metadata import version as installed  # noqa: PLC0415  only asked here
 
-        print(f"reliq {installed('reliq')}")
+        say(f"reliq {installed('reliq')}")
         raise typer.Exit
 
 
 def main() -> None:
     """Run the command; an error is one line that says what to do."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows few characters shows the others so
     try:
         sys.exit(app(standalone_mode=False))
     except UsageError as error:
@@ -73,18 +77,18 @@ def main() -> None:
             error.show()
         else:
             what, path = " ".join(error.format_message().split()), error.ctx.command_path if error.ctx else "reliq"
-            print(f"reliq: {what.rstrip('.')}; see {path} --help", file=sys.stderr)
+            complain(f"{what.rstrip('.')}; see {path} --help")
         sys.exit(EXIT_USAGE)
     except typer.Abort:
         sys.exit(EXIT_FAILED)
     except (ConfigurationError, BodyError) as error:
-        print(f"reliq: {error}", file=sys.stderr)
+        complain(error)
         sys.exit(EXIT_USAGE)
     except RedisUnavailableError as error:
-        print(f"reliq: {error}; see that Redis runs and that --url or RELIQ_URL names it", file=sys.stderr)
+        complain(f"{error}; see that Redis runs and that --url or RELIQ_URL names it")
         sys.exit(EXIT_FAILED)
     except ReliqError as error:
-        print(f"reliq: {error}", file=sys.stderr)
+        complain(error)
         sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

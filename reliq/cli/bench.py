@@ -4,11 +4,11 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from reliq.bench import FULL, PARTS, QUICK, Bench, Figure, Report
-from reliq.cli.common import Json, Url, Yes, confirm, print_json, print_table
+from reliq.cli.common import Json, Url, Yes, confirm, console, print_json
+from reliq.cli.tables import print_table
 
 #: Smaller figures are shown with decimals.
 _WHOLE_FROM = 100
@@ -46,7 +46,7 @@ def bench(
 def _run(plan: Bench) -> Report:
     """Run with a progress bar, on the error output, if that is a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("starting", total=None)
         return plan.run(lambda name, done, of: bar.update(task, description=name, completed=done, total=of))
 

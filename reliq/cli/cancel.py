@@ -7,7 +7,7 @@ import typer
 from reliq.admin import Admin, Filter, Removed
 from reliq.admin.bulk import CANCELLABLE
 from reliq.admin.pieces import check_state
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, Yes, admin, confirm, print_json, printable
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, Yes, admin, confirm, print_json, say
 from reliq.cli.filters import DryRun, Headers, Match, filter_of, print_found, state_option
 from reliq.cli.progress import running
 from reliq.errors import ConfigurationError
@@ -50,7 +50,7 @@ def cancel(
         print_json(answers)
     else:
         for id, word in answers.items():
-            print(f"{word} {printable(id)}")
+            say(f"{word} {id}")
     if "not_found" in answers.values():
         raise typer.Exit(EXIT_UNKNOWN_ID)
 
@@ -66,7 +66,7 @@ def _cancel_where(desk: Admin, queue: str, state: str, where: Filter, *, dry_run
     confirm(f"Cancel the {state} messages of {queue}, {what}?", yes=yes)
     with running("cancelling", total, Removed(), _said) as run:
         done = desk.cancel_where(queue, state, where, on_step=run.step)
-    print_json(done) if json else print(_said(done))
+    print_json(done) if json else say(_said(done))
 
 
 def _said(done: Removed) -> str:

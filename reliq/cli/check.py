@@ -5,10 +5,9 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from reliq.admin.faults import CheckReport
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, console, print_json, say
 
 
 def check(
@@ -38,19 +37,18 @@ def check(
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int], None]]:
     """Show on a terminal what is being read; elsewhere nothing."""
-    console = Console(stderr=True)
-    with console.status("") as status:
+    with console(stderr=True).status("") as status:
         yield lambda what, looked_at: status.update(f"reading {what}: {looked_at:,} ids looked at")
 
 
 def _print(report: CheckReport, *, repair: bool) -> None:
     for fault in report.faults:
         mended = f", {fault.mended} mended" if repair else ""
-        print(f"{'passes' if fault.passes else 'wrong':8} {fault.name}: {fault.count}{mended}")
+        say(f"{'passes' if fault.passes else 'wrong':8} {fault.name}: {fault.count}{mended}")
         examples = ", ".join(fault.examples) + (", …" if fault.count > len(fault.examples) else "")
         for label, text in (("means", fault.means), ("such as", examples), ("--repair", fault.repair)):
-            print(f"{'':9}{label}: {text}")
+            say(f"{'':9}{label}: {text}")
     if report.unproved:
-        print(f"{report.unproved} ids may be in no list, or in two; the lists are too long to be looked through.")
+        say(f"{report.unproved} ids may be in no list, or in two; the lists are too long to be looked through.")
     verdict = "sound" if report.is_sound else "NOT sound"
-    print(f"{report.queue}: {report.looked_at} ids looked at; the queue is {verdict}.")
+    say(f"{report.queue}: {report.looked_at} ids looked at; the queue is {verdict}.")

@@ -3,16 +3,16 @@
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from reliq.admin import Admin
 from reliq.errors import ConfigurationError
+from reliq.foreign import printable
 from reliq.keys import Layout
 
 Url = Annotated[str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.")]
@@ -23,6 +23,7 @@ QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's nam
 
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_NOT_ASCII = re.compile(r"[^\x20-\x7e]")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
 
 
@@ -31,29 +32,34 @@ def admin(url: str | None, *, hdt3213: bool = False) -> Admin:
     return Admin(url, layout=Layout.hdt3213() if hdt3213 else Layout.RELIQ)
 
 
+def console(*, stderr: bool = False) -> Console:
+    """Return what draws on the terminal: it reads nothing into texts, no markup, no names of emoji, no numbers."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def say(*lines: object, stderr: bool = False) -> None:
+    """Print each of `lines` as one line, whatever is in it."""
+    for line in lines:
+        print(printable(str(line)), file=sys.stderr if stderr else sys.stdout)
+
+
+def complain(what: object) -> None:
+    """Print what is wrong as one line on the error output."""
+    say(f"reliq: {what}", stderr=True)
+
+
 def print_json(value: Any) -> None:
-    """Print dataclasses, lists and dictionaries as JSON, one value in one line."""
+    """Print dataclasses, lists and dictionaries as JSON, one value in one line of ASCII."""
     try:
         text = msgspec.json.encode(value).decode()
     except UnicodeEncodeError:  # an id of a foreign publisher may be any bytes
         text = json.dumps(msgspec.to_builtins(value))
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(_NOT_ASCII.sub(lambda one: json.dumps(one[0])[1:-1], text) + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
-    """Print rows under their columns; over a pipe nothing is cut off."""
-    table = Table(*columns, title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for row in rows:
-        table.add_row(*("" if cell is None else printable(str(cell)) for cell in row))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=10_000)
-    console.print(table, markup=False, highlight=False)
-
-
-def printable(text: str) -> str:
-    """Return `text` with every character escaped that a terminal would obey or could not show."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+def print_facts(facts: Iterable[tuple[str, Any]]) -> None:
+    """Print names and values, one of each in a line; nothing is cut off."""
+    say(*(f"{name:>12}  {value}" for name, value in facts))
 
 
 def duration(text: str) -> float:
@@ -101,4 +107,4 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise ConfigurationError(f"{question} Nobody is at the terminal to agree: say --yes")
-    typer.confirm(question, abort=True, err=True)
+    typer.confirm(printable(question), abort=True, err=True)

@@ -4,14 +4,15 @@ import sys
 from itertools import islice
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from reliq.admin import LetterFilter
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, print_table, printable
+from reliq.cli.bodies import pretty, start_of
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_facts, print_json, say
 from reliq.cli.filters import Error, Headers, Ids, Match, NewerThan, OlderThan, Reason, letter_filter_of
-from reliq.cli.list import TABLE_BODY, TABLE_ERROR, body_text, when_text
+from reliq.cli.list import TABLE_BODY, TABLE_ERROR, when_text
 from reliq.cli.redrive import purge, redrive
+from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 from reliq.message import Letter
 from reliq.settings import whole
@@ -51,9 +52,9 @@ def list_letters(
     most = whole("--limit", limit, least=1, most=LIST_LIMIT)
     found = list(islice(admin(url, hdt3213=hdt3213).letters(queue, where), most))
     if json:
-        print_json([as_json(one, body_text(one.payload, JSON_BODY)) for one in found])
+        print_json([as_json(one, start_of(one.payload, JSON_BODY)) for one in found])
     else:
-        print_table(COLUMNS, [_row(one) for one in found])
+        print_table(COLUMNS, [_row(one) for one in found], long=("error", "body"))
 
 
 @dead.command()
@@ -83,10 +84,10 @@ def show(
     if json:
         print_json(facts)
         return
-    body = facts.pop("body")
+    del facts["body"]
     headers = facts.pop("headers")
-    print_table(("", ""), [*facts.items(), *((f"header {name}", value) for name, value in headers.items())])
-    print(_pretty(letter.payload, body))
+    print_facts([*facts.items(), *(("header", f"{name}: {value}") for name, value in headers.items())])
+    say(*pretty(letter.payload))
 
 
 def as_json(letter: Letter, body: str) -> dict[str, Any]:
@@ -97,13 +98,5 @@ def as_json(letter: Letter, body: str) -> dict[str, Any]:
 
 
 def _row(letter: Letter) -> tuple[Any, ...]:
-    error, body = printable(letter.error)[:TABLE_ERROR], body_text(letter.payload, TABLE_BODY)
+    error, body = letter.error[:TABLE_ERROR], start_of(letter.payload, TABLE_BODY)
     return letter.id, when_text(letter.died), letter.reason, error, letter.attempts, len(letter.payload), body
-
-
-def _pretty(payload: bytes, text: str) -> str:
-    """Return a body as a person reads it: JSON in lines, anything else as it is."""
-    try:
-        return msgspec.json.format(payload, indent=2).decode()
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return "\n".join(printable(line) for line in text.splitlines())

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from reliq.cli.common import console as terminal
 from reliq.cli.demo_jobs import ERRANDS, Errand, Mood
 from reliq.connection import URL_VARIABLE
 from reliq.embedded import EmbeddedRedis
@@ -47,7 +48,7 @@ def demo(
     Example: reliq demo --jobs 20000
     """
     whole("--jobs", jobs, least=10, most=1_000_000)
-    console = Console()
+    console = terminal()
     with _redis(url, console):
         if ERRANDS.counts().totals:
             raise ConfigurationError(f"this Redis has a queue {ERRANDS.name!r} already; the demo needs an empty one")

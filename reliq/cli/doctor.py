@@ -6,7 +6,7 @@ import typer
 
 from reliq.admin.acl import ROLES
 from reliq.admin.findings import Finding
-from reliq.cli.common import Hdt3213, Json, Url, admin, print_json
+from reliq.cli.common import Hdt3213, Json, Url, admin, print_json, say
 
 
 def doctor(
@@ -39,7 +39,7 @@ def doctor(
 
 
 def _print(finding: Finding) -> None:
-    print(f"{finding.verdict:8} {finding.name}: {finding.what}")
+    say(f"{finding.verdict:8} {finding.name}: {finding.what}")
     for label, text in (("means", finding.means), ("mend", finding.mend)):
         if text:
-            print(f"{'':9}{label}: {text}")
+            say(f"{'':9}{label}: {text}")

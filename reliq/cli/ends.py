@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from reliq.admin import End
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, print_table, spoken
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, say, spoken
+from reliq.cli.tables import print_table
 
 
 def ends(
@@ -31,9 +32,10 @@ def ends(
     if json:
         print_json(found)
     elif not found:
-        print("None is remembered." + (" (Queue(history=...) keeps acked ones.)" if kind == "acked" else ""))
+        say("None is remembered." + (" (Queue(history=...) keeps acked ones.)" if kind == "acked" else ""))
     else:
-        print_table(("when", "end", "id", "why"), [(clock(end.at), end.kind, end.id, why(end)) for end in found])
+        rows = [(clock(end.at), end.kind, end.id, why(end)) for end in found]
+        print_table(("when", "end", "id", "why"), rows, long=("why",))
 
 
 def clock(at: float) -> str:

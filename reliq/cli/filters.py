@@ -7,7 +7,7 @@ import typer
 
 from reliq.admin import Filter, LetterFilter
 from reliq.admin.pieces import STATES
-from reliq.cli.common import duration, print_json
+from reliq.cli.common import duration, print_json, say
 from reliq.errors import ConfigurationError
 
 
@@ -72,4 +72,4 @@ def letter_filter_of(
 
 def print_found(found: int, done: str, *, json: bool) -> None:
     """Print how many a --dry-run found."""
-    print_json({"found": found}) if json else print(f"{found} would be {done}")
+    print_json({"found": found}) if json else say(f"{found} would be {done}")

@@ -1,16 +1,18 @@
 """`reliq health`: the answer of a worker's /live or /ready as an exit code, for probes that run a command."""
 
 import http.client
-import sys
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Annotated
 
 import typer
 
+from reliq.cli.common import say
 from reliq.metrics.endpoint import DEFAULT_HOST
 
 TIMEOUT_SECONDS = 5.0
+#: Of an answer so much is read: whatever listens there may say anything.
+MOST_BYTES = 65_536
 
 
 class Check(StrEnum):
@@ -34,10 +36,10 @@ def health(
     try:
         connection.request("GET", f"/{check}")
         answer = connection.getresponse()
-        status, text = answer.status, answer.read().decode("utf-8", "replace").strip()
+        status, text = answer.status, answer.read(MOST_BYTES).decode("utf-8", "replace").strip()
     except (OSError, http.client.HTTPException) as error:
         status, text = HTTPStatus.SERVICE_UNAVAILABLE, f"no answer from {host}:{port}: {error}"
     finally:
         connection.close()
-    print(text, file=sys.stdout if status == HTTPStatus.OK else sys.stderr)
+    say(*text.splitlines(), stderr=status != HTTPStatus.OK)
     raise typer.Exit(0 if status == HTTPStatus.OK else 1)

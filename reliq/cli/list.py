@@ -6,9 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from reliq.admin.browsing import Entry
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, print_table, printable, spoken
+from reliq.cli.bodies import start_of
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, spoken
 from reliq.cli.filters import Headers, Match, State, filter_of
 from reliq.cli.progress import running
+from reliq.cli.tables import print_table
 
 #: Characters of a body in a table and in JSON; `reliq show` has all of it.
 TABLE_BODY, JSON_BODY = 60, 1000
@@ -44,19 +46,13 @@ def list_messages(
     if json:
         print_json([as_json(one) for one in found])
     else:
-        print_table(COLUMNS, [_row(one) for one in found])
+        print_table(COLUMNS, [_row(one) for one in found], long=("body", "error"))
 
 
 def as_json(entry: Entry) -> dict[str, Any]:
     """Return an entry as JSON holds it, the start of its body as text."""
     names = ("id", "state", "mark", "when", "attempt", "retries_left", "error", "headers", "size", "letter")
-    return {name: getattr(entry, name) for name in names} | {"body": body_text(entry.body, JSON_BODY)}
-
-
-def body_text(body: bytes, limit: int) -> str:
-    """Return the start of a body as text, with `…` when there is more."""
-    text = body[: 4 * limit].decode("utf-8", "replace")
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return {name: getattr(entry, name) for name in names} | {"body": start_of(entry.body, JSON_BODY)}
 
 
 def when_text(when: float | None) -> str:
@@ -69,5 +65,5 @@ def when_text(when: float | None) -> str:
 
 def _row(entry: Entry) -> tuple[Any, ...]:
     size = "gone" if entry.size is None else entry.size
-    body, error = body_text(entry.body, TABLE_BODY), printable(entry.error)[:TABLE_ERROR]
+    body, error = start_of(entry.body, TABLE_BODY), entry.error[:TABLE_ERROR]
     return entry.id, entry.mark, when_text(entry.when), entry.attempt, entry.retries_left, size, body, error

@@ -7,7 +7,7 @@ import typer
 from reliq.admin import Moved, Removed
 from reliq.admin.moving import MOVABLE
 from reliq.admin.pieces import check_state
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, Yes, admin, confirm, print_json
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, Yes, admin, confirm, print_json, say
 from reliq.cli.filters import DryRun, Headers, Match, filter_of, print_found, state_option
 from reliq.cli.progress import running
 from reliq.errors import ConfigurationError
@@ -48,7 +48,7 @@ def move(
     confirm(f"Move the {state} messages of {queue} to {other}, {what}?", yes=yes)
     with running("moving", total, Moved(), _said) as moving:
         done = desk.move(queue, other, state, where, limit=limit, on_step=moving.step)
-    print_json(done) if json else print(_said(done))
+    print_json(done) if json else say(_said(done))
 
 
 def _said(done: Moved) -> str:

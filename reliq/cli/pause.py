@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, duration, print_json
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, duration, print_json, say
 
 
 def pause(
@@ -27,7 +27,7 @@ def pause(
     if json:
         print_json(desk.paused(queue))
     else:
-        print(f"{queue} is paused" + (f" for {for_}" if for_ else f"; `reliq resume {queue}` ends it"))
+        say(f"{queue} is paused" + (f" for {for_}" if for_ else f"; `reliq resume {queue}` ends it"))
 
 
 def resume(queue: QueueName, json: Json = False, url: Url = None, hdt3213: Hdt3213 = False) -> None:
@@ -42,4 +42,4 @@ def resume(queue: QueueName, json: Json = False, url: Url = None, hdt3213: Hdt32
     if json:
         print_json({"was_paused": was_paused})
     else:
-        print(f"{queue} is resumed" if was_paused else f"{queue} was not paused")
+        say(f"{queue} is resumed" if was_paused else f"{queue} was not paused")

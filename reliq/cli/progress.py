@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from reliq.cli.common import complain, console
 
 #: The exit code of what was ended by Ctrl-C.
 EXIT_INTERRUPTED = 130
@@ -35,14 +36,14 @@ class Run(Generic[T]):
 @contextmanager
 def running(what: str, total: int | None, first: T, said: Callable[[T], str]) -> Iterator[Run[T]]:
     """Show a bar on the terminal's stderr, nowhere else; on Ctrl-C say in one line how far it came, and exit with 130."""
-    console = Console(stderr=True)
+    terminal = console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    bar = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
     task = bar.add_task(what, total=total)
     run = Run(first, lambda count: bar.advance(task, count))
     try:
         with bar:
             yield run
     except KeyboardInterrupt:
-        typer.echo(f"reliq: interrupted: {said(run.sum)}; run it again to go on", err=True)
+        complain(f"interrupted: {said(run.sum)}; run it again to go on")
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -10,7 +10,7 @@ import typer
 from reliq.admin import Admin, FilePublished, Wish
 from reliq.admin.lines import OnError
 from reliq.admin.publishing import LARGEST_BODY
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, duration, print_json
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, complain, duration, print_json, say
 from reliq.cli.filters import headers_of
 from reliq.cli.progress import running
 from reliq.errors import ConfigurationError
@@ -55,15 +55,15 @@ def publish(
     )
     if jsonl is None:
         receipt = desk.publish(queue, _body(body), wish, id=id, raw=raw)
-        print_json(receipt) if json else print(f"{receipt.status} {receipt.id}")
+        print_json(receipt) if json else say(f"{receipt.status} {receipt.id}")
         return
     if body is not None or id is not None:
         raise ConfigurationError("--jsonl takes bodies and ids from the file: leave out BODY and --id")
     done = _publish_lines(desk, queue, jsonl, wish, raw=raw, on_error=_on_error(on_error))
-    print_json(done) if json else print(_said(done))
+    print_json(done) if json else say(_said(done))
     if done.skipped:
         numbers = ", ".join(map(str, done.malformed)) + (", …" if done.skipped > len(done.malformed) else "")
-        print(f"reliq: {done.skipped} malformed lines were skipped: {numbers}", file=sys.stderr)
+        complain(f"{done.skipped} malformed lines were skipped: {numbers}")
 
 
 def _publish_lines(desk: Admin, queue: str, path: Path, wish: Wish, *, raw: bool, on_error: OnError) -> FilePublished:

@@ -6,7 +6,7 @@ import typer
 
 from reliq.admin import Admin, Filter, LetterFilter, Removed
 from reliq.admin.pieces import STATES
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, Yes, admin, confirm, print_json
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, Yes, admin, confirm, print_json, say
 from reliq.cli.filters import DryRun, Headers, Match, filter_of, print_found, state_option
 from reliq.cli.progress import running
 
@@ -38,7 +38,7 @@ def purge(
     what = "those that match" if where.is_set else f"all {total}"
     confirm(f"Delete the {state} messages of {queue}, {what}?", yes=yes)
     done = _delete(desk, queue, state, where, total)
-    print_json(done) if json else print(said(done))
+    print_json(done) if json else say(said(done))
 
 
 def _count(desk: Admin, queue: str, state: str, where: Filter, total: int) -> int:

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from reliq.admin import QueueView
-from reliq.cli.common import Json, Url, admin, amount, duration, print_json, print_table, rate, spoken
+from reliq.cli.common import Json, Url, admin, amount, duration, print_json, rate, say, spoken
+from reliq.cli.tables import print_table
 from reliq.message import Pause
 
 COLUMNS = ("queue", "late", "ready", "pending", "leased", "backoff", "retry", "garbage", "dead")
@@ -33,7 +34,7 @@ def queues(
         print_json({"queues": seen.queues, "unreadable": seen.unreadable})
         return
     if not seen.queues and not seen.unreadable:
-        print("There is no queue in the registry; --scan looks for others.")
+        say("There is no queue in the registry; --scan looks for others.")
     else:
         foreign = any(view.layout != "reliq" for view in seen.queues)
         rated = any(view.rates is not None for view in seen.queues)
@@ -41,9 +42,9 @@ def queues(
         print_table(columns, [_row(view, rated=rated, foreign=foreign) for view in seen.queues])
     for view in seen.queues:
         if view.pause is not None:
-            print(f"{view.queue} is {said_of_pause(view.pause, time.time())}")
+            say(f"{view.queue} is {said_of_pause(view.pause, time.time())}")
     for name in seen.unreadable:
-        print(f"{name} cannot be read: Redis refuses, or a key of it is of another type")
+        say(f"{name} cannot be read: Redis refuses, or a key of it is of another type")
 
 
 def said_of_pause(pause: Pause, now: float) -> str:

@@ -1,14 +1,13 @@
 """`reliq dead redrive` and `reliq dead purge`: what is done with dead letters."""
 
 import re
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from reliq.admin import Admin, LetterFilter, Redriven, Terms
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, Yes, admin, confirm, duration, print_json, printable
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, Yes, admin, complain, confirm, duration, print_json, say
 from reliq.cli.filters import (
     All,
     DryRun,
@@ -77,7 +76,7 @@ def redrive(
         confirm(f"Redrive all {total} dead letters of {queue}?", yes=yes)
     with running("redriving", total, Redriven(), _said) as run:
         done = desk.redrive(queue, where, terms, to=to, on_step=run.step)
-    print_json(done) if json else print(_said(done))
+    print_json(done) if json else say(_said(done))
     _complain(queue, missing)
 
 
@@ -115,7 +114,7 @@ def purge(
     confirm(f"Delete {found} dead letters of {queue}?", yes=yes)
     with running("deleting", desk.size(queue, "dead"), 0, lambda done: f"{done} deleted") as run:
         deleted = desk.delete_letters(queue, where, on_step=run.step)
-    print_json({"deleted": deleted}) if json else print(f"{deleted} deleted")
+    print_json({"deleted": deleted}) if json else say(f"{deleted} deleted")
     _complain(queue, missing)
 
 
@@ -151,8 +150,8 @@ def _missing(desk: Admin, queue: str, ids: Sequence[str] | None) -> list[str]:
 def _complain(queue: str, missing: list[str]) -> None:
     """Say which ids have no dead letter, and exit with 2, when there are such."""
     if missing:
-        names = ", ".join(printable(id)[:128] for id in missing[:20])
-        print(f"reliq: queue {queue!r} has no dead letter of {names}; see `reliq dead list`", file=sys.stderr)
+        names = ", ".join(id[:128] for id in missing[:20])
+        complain(f"queue {queue!r} has no dead letter of {names}; see `reliq dead list`")
         raise typer.Exit(EXIT_UNKNOWN_ID)
 
 

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, duration, print_json, print_table, spoken
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, duration, print_json, say, spoken
+from reliq.cli.tables import print_table
 
 
 def running(
@@ -27,7 +28,7 @@ def running(
         print_json(rows)
         return
     if not rows:
-        print("Nothing runs." if longer_than == "0s" else f"Nothing runs for {longer_than}.")
+        say("Nothing runs." if longer_than == "0s" else f"Nothing runs for {longer_than}.")
         return
     print_table(
         ("id", "attempt", "for", "host", "pid", "worker"),

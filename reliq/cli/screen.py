@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from reliq.cli.common import amount, printable, rate, spoken
+from reliq.cli.common import amount, rate, spoken
 from reliq.cli.queues import said_of_pause
+from reliq.foreign import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -48,6 +49,7 @@ class Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Give rich the lines that fit."""
         for line in self.lines(options.max_width, options.height or console.height):
+            line.plain = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in line.plain)
             line.truncate(options.max_width, overflow="ellipsis")
             line.no_wrap = True
             yield line
@@ -77,9 +79,9 @@ class Screen:
         if memory := overview.facts.get("used_memory_human"):
             second.append(f", Redis uses {memory}")
         if overview.unreadable:
-            second.append(f", cannot read {', '.join(overview.unreadable)}", "red")
+            second.append(f", cannot read {printable(', '.join(overview.unreadable))}", "red")
         if self.trouble:
-            second = Text(f"Redis does not answer, this is old: {self.trouble}", "bold white on red")
+            second = Text(f"Redis does not answer, this is old: {printable(self.trouble)}", "bold white on red")
         return [first, second]
 
 
@@ -246,7 +248,7 @@ def _ended(failures: Iterable[Failure]) -> Iterable[Text]:
         if one.ended is not None:
             at = time.strftime("%H:%M:%S", time.gmtime(one.ended.at))
             said = printable(f"{one.ended.id}  {_said(one)}")
-            yield Text.assemble((f"{at} {one.ended.kind:<9} ", "red"), f"{one.queue} ", said)
+            yield Text.assemble((f"{at} {printable(one.ended.kind):<9} ", "red"), f"{one.queue} ", said)
 
 
 def _said(failure: Failure) -> str:

@@ -7,7 +7,8 @@ import msgspec
 import typer
 
 from reliq.admin import MessageView
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, printable, spoken
+from reliq.cli.bodies import as_value, pretty
+from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_facts, print_json, say, spoken
 from reliq.cli.ends import clock, why
 from reliq.errors import ConfigurationError
 
@@ -39,12 +40,12 @@ def show(
     elif json:
         print_json(_as_json(found))
     else:
-        print("\n".join(f"{name:>12}  {value}" for name, value in _lines(found)))
+        print_facts(_lines(found))
         if found.body is not None:
-            print(_pretty(found.body))
+            say(*pretty(found.body))
 
 
-def _lines(found: MessageView) -> list[tuple[str, str]]:
+def _lines(found: MessageView) -> list[tuple[str, Any]]:
     """Return what there is to say, one line each."""
     said: list[tuple[str, Any]] = [("id", found.id), ("state", _state(found))]
     said += [("due", clock(found.due) + " UTC")] if found.due is not None else []
@@ -67,7 +68,7 @@ def _lines(found: MessageView) -> list[tuple[str, str]]:
     said += [("dead letter", f"{one.letter}, died {clock(one.died)} UTC") for one in found.letters]
     if not found.searched_all:
         said.append(("note", "there are too many dead letters to look through; an older one of it may be among them"))
-    return [(name, printable(str(value))) for name, value in said]
+    return said
 
 
 def _state(found: MessageView) -> str:
@@ -79,29 +80,8 @@ def _state(found: MessageView) -> str:
     return f"{found.state} ({', '.join(more)})" if more else found.state
 
 
-def _pretty(body: bytes) -> str:
-    """Return a body as a person reads it: JSON on several lines, text as it is, else its bytes escaped."""
-    try:
-        return msgspec.json.format(body, indent=2).decode()
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
-    text = body.decode("utf-8", "backslashreplace")
-    return "\n".join(printable(line) for line in text.split("\n"))
-
-
 def _as_json(found: MessageView) -> dict[str, Any]:
     """Return the view with its bodies as JSON where they are JSON, else as text, else in base 64."""
     fields = {name: getattr(found, name) for name in MessageView.__dataclass_fields__}
-    letters = [{**msgspec.to_builtins(one), "payload": _body(one.payload)} for one in found.letters]
-    return {**fields, "body": None if found.body is None else _body(found.body), "letters": letters}
-
-
-def _body(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return body  # msgspec writes bytes in base 64
+    letters = [{**msgspec.to_builtins(one), "payload": as_value(one.payload)} for one in found.letters]
+    return {**fields, "body": None if found.body is None else as_value(found.body), "letters": letters}

@@ -7,14 +7,14 @@ import time
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.live import Live
 
 from reliq.admin import Moment, Watcher
-from reliq.cli.common import Hdt3213, Json, Url, admin, duration, print_json, printable, rate, spoken
+from reliq.cli.common import Hdt3213, Json, Url, admin, complain, console, duration, print_json, rate, say, spoken
 from reliq.cli.ends import why
 from reliq.cli.screen import Screen
 from reliq.errors import ConfigurationError, ReliqError
+from reliq.foreign import printable
 
 LEAST_SECONDS = 0.1
 
@@ -59,7 +59,7 @@ def _show(watcher: Watcher, place: str, seconds: float) -> None:
     """Draw each moment over the last one; while Redis is away the last one stays, and says so."""
     moment = watcher.look()  # what cannot work at all is told before the screen is taken
     trouble = ""
-    with Live(Screen(moment, place, seconds), console=Console(), screen=True, auto_refresh=False) as live:
+    with Live(Screen(moment, place, seconds), console=console(), screen=True, auto_refresh=False) as live:
         while True:
             live.update(Screen(moment, place, seconds, trouble), refresh=True)
             time.sleep(seconds)
@@ -72,13 +72,13 @@ def _show(watcher: Watcher, place: str, seconds: float) -> None:
 def _write(watcher: Watcher, seconds: float, *, json: bool) -> None:
     moment = watcher.look()
     while True:
-        print_json(_told(moment)) if json else print(line_of(moment))
+        print_json(_told(moment)) if json else say(line_of(moment))
         sys.stdout.flush()
         time.sleep(seconds)
         try:
             moment = watcher.look()
         except ReliqError as error:
-            print(f"reliq: {error}", file=sys.stderr)
+            complain(error)
 
 
 def _told(moment: Moment) -> dict[str, object]:

@@ -7,10 +7,10 @@ from contextlib import nullcontext
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from reliq.child import Plan
+from reliq.cli.common import console
 from reliq.connection import URL_VARIABLE
 from reliq.consumer import Consumer, load_consumer
 from reliq.errors import ConfigurationError
@@ -149,4 +149,4 @@ def _print_table(handlers: list[Handler], title: str) -> None:
             str(settings.concurrency or "all"),
             str(handler.queue.settings.retries),
         )
-    Console(stderr=True).print(table)
+    console(stderr=True).print(table)

@@ -2,7 +2,8 @@
 
 import time
 
-from reliq.cli.common import Json, Url, admin, print_json, print_table, spoken
+from reliq.cli.common import Json, Url, admin, print_json, say, spoken
+from reliq.cli.tables import print_table
 
 
 def workers(json: Json = False, url: Url = None) -> None:
@@ -19,7 +20,7 @@ def workers(json: Json = False, url: Url = None) -> None:
         print_json(found)
         return
     if not found:
-        print("No worker is alive.")
+        say("No worker is alive.")
         return
     now = time.time()
     print_table(
@@ -37,4 +38,5 @@ def workers(json: Json = False, url: Url = None) -> None:
             )
             for one in found
         ],
+        long=("queues",),
     )

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from reliq.cli.common import duration, print_json, print_table, spoken
+from reliq.cli.common import duration, print_json, spoken
+from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 
 

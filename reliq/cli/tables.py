@@ -1,0 +1,73 @@
+"""Rows under their columns, on a terminal of any width: what tells rows apart is never cut off."""
+
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from reliq.cli.common import console, say
+from reliq.foreign import printable
+
+GAP = "  "
+#: A long text keeps so many columns at least.
+LEAST_WIDTH = 10
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", long: Collection[str] = ()
+) -> None:
+    """
+    Print rows under their columns; over a pipe nothing is cut off.
+
+    On a terminal that is too narrow the columns `long` are cut; where that is not enough each row is a paragraph.
+    """
+    cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    full = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    width = console().width if sys.stdout.isatty() else None
+    widths = full if width is None else _fitted(full, [name in long for name in columns], width)
+    if title:
+        say(title)
+    if widths is None:
+        for row in cells:
+            _head(row[0])
+            say(*_paragraph(columns[1:], row[1:], width or 0))
+        return
+    _head(_line(columns, widths))
+    say(*(_line(row, widths) for row in cells))
+
+
+def _fitted(full: list[int], is_long: list[bool], width: int) -> list[int] | None:
+    """Return how wide each column may be, None when they do not fit."""
+    widths = list(full)
+    over = sum(widths) + len(GAP) * (len(widths) - 1) - width
+    for at in sorted((at for at, long in enumerate(is_long) if long), key=lambda at: -full[at]):
+        cut = max(0, min(over, widths[at] - LEAST_WIDTH))
+        widths[at] -= cut
+        over -= cut
+    return widths if over <= 0 else None
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return GAP.join(_cell(cell, width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def _cell(text: str, width: int) -> str:
+    cut = text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
+    return set_cell_size(cut, width)
+
+
+def _paragraph(columns: Sequence[str], cells: Sequence[str], width: int) -> Iterator[str]:
+    """Yield each cell with its column, as many in a line as fit."""
+    line = ""
+    for part in (f"{column} {cell}".strip() for column, cell in zip(columns, cells, strict=True) if cell):
+        if line and cell_len(line) + len(GAP) + cell_len(part) > width:
+            yield line
+            line = ""
+        line += GAP + part
+    yield line
+
+
+def _head(text: str) -> None:
+    console().print(Text(text, "bold"), soft_wrap=True)

@@ -1,0 +1,29 @@
+"""What something else than reliq may have written: text shown so that it does no harm, numbers read within bounds."""
+
+import re
+
+#: The last second of the year 9999: a date cannot say more.
+LAST_SECOND = 253_402_300_799
+
+_UNUSUAL = re.compile(r"[^\x20-\x7e]")
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+
+
+def printable(text: str) -> str:
+    """Return `text` in one line, every character escaped that a terminal obeys, hides, or shows elsewhere."""
+    return text if text.isprintable() else _UNUSUAL.sub(_shown, text)
+
+
+def whole_number(text: str | bytes) -> int | None:
+    """Return the number that `text` is, of at most 18 digits; None for any other text."""
+    digits = text if isinstance(text, str) else text.decode("ascii", "replace")
+    return int(digits) if _WHOLE.fullmatch(digits) else None
+
+
+def moment(seconds: float) -> float:
+    """Return unix seconds that have a date: what lies before 1970 or after 9999 is the nearest that does."""
+    return min(max(float(seconds), 0.0), float(LAST_SECOND))
+
+
+def _shown(one: re.Match[str]) -> str:
+    return one[0] if one[0].isprintable() else one[0].encode("unicode_escape").decode()
