@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 import time
 from collections import defaultdict
 from dataclasses import replace
@@ -34,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 #: How long a step waits for the first outcome; nothing is late for it.
 WAIT_SECONDS = 0.5
+#: How long it then waits for those that follow, so that quick work is not settled message by message; a message is
+#: worked twice if its worker dies in between, and nothing else is late for it.
+GATHER_SECONDS = 0.002
 #: The most that is settled in one round trip, about: Redis works it off before it turns to other clients.
 GATHER_LIMIT = BATCH_LIMIT
 
@@ -52,6 +56,7 @@ class Settler:
         self._door, self._inflight = door, inflight
         self._buried, self._settled = buried, settled
         self._waiting: queue.SimpleQueue[Sequence[Flight]] = queue.SimpleQueue()
+        self._hurried = threading.Event()
         self._unsettled: dict[Flight, None] = {}
         self._refused: dict[str, list[Flight]] = defaultdict(list)
         self._troubles = Troubles("settler")
@@ -67,6 +72,7 @@ class Settler:
 
     def nudge(self) -> None:
         """Let a step that waits return."""
+        self._hurried.set()
         self._waiting.put([])
 
     def step(self) -> float:
@@ -81,13 +87,16 @@ class Settler:
         return 0.0
 
     def _gather(self) -> None:
-        """Wait for one outcome, unless some wait already, then take all there are."""
+        """Wait for one outcome, unless some wait already, and a moment for others; then take all there are."""
         wait = WAIT_SECONDS
         if self._refused:
             wait = min([wait, *(self._troubles.seconds_of(name) for name in self._refused)])
         try:
             if not self._unsettled:
                 self._unsettled |= dict.fromkeys(self._waiting.get(timeout=wait))
+                if self._unsettled and self._waiting.qsize() < GATHER_LIMIT:
+                    self._hurried.wait(GATHER_SECONDS)
+                self._hurried.clear()
             while len(self._unsettled) < GATHER_LIMIT:
                 self._unsettled |= dict.fromkeys(self._waiting.get_nowait())
         except queue.Empty:

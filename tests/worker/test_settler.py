@@ -1,9 +1,11 @@
 """What the settler tells Redis, and in which order."""
 
+import threading
+
 import pytest
 
 from reliq.errors import ReliqError
-from reliq.events import Lost
+from reliq.events import Acked, Lost
 from reliq.message import BARE, Claimed, Delivery
 from reliq.transitions import Turn
 from reliq.worker.flight import flights_of
@@ -136,3 +138,22 @@ def test_answers_outlast_a_redis_that_refuses_the_user(queue, client, flights, s
 
     assert inflight.flights() == []
     assert queue.counts().totals["acked"] == 3
+
+
+def test_outcomes_that_follow_within_a_moment_go_along_and_a_nudge_ends_the_moment(
+    queue, flights, settler, recorder, monkeypatch
+):
+    monkeypatch.setattr("reliq.worker.settler.GATHER_SECONDS", 3600)
+    held = flights(3)
+    one, inflight = settler(held)
+    one.settle(held[:1], ACKED)
+    step = threading.Thread(target=one.step, daemon=True)
+    step.start()
+    one.settle(held[1:2], ACKED)
+    one.settle(held[2:], ACKED)
+
+    one.nudge()
+
+    step.join(30)
+    assert [len(event.ids) for event in recorder.of(Acked)] == [3]
+    assert inflight.flights() == []
