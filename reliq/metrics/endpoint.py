@@ -7,6 +7,8 @@ import logging
 import socket
 import socketserver
 import threading
+import time
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
@@ -24,8 +26,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_HOST = "127.0.0.1"
-#: A client that sends nothing for so long is cut off.
-IDLE_SECONDS = 10.0
+#: A connection is cut off after this long, however slowly its client sends or reads.
+REQUEST_SECONDS = 10.0
+#: Connections served at once. One more cuts the oldest off, which a client that dawdles holds.
+CONNECTION_LIMIT = 32
+#: Pause before the next accept when this process has no descriptor left for a connection.
+EXHAUSTED_SECONDS = 0.1
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PLAIN = "text/plain; charset=utf-8"
 _REFUSALS = {
     errno.EADDRINUSE: "something listens there already",
@@ -82,12 +89,22 @@ class Endpoint:
 
 
 class _Server(ThreadingHTTPServer):
+    """
+    Serves a bounded number of connections, each for a bounded time.
+
+    Every connection costs a thread and a descriptor of a process that has work to do: a client that sends a byte now
+    and then must not take them all.
+    """
+
     daemon_threads = True
     block_on_close = False
+    request_queue_size = CONNECTION_LIMIT
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry, checks: dict[str, Callable[[], str]]) -> None:
         self.registry, self.checks = registry, checks
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._accepted_at: dict[socket.socket, float] = {}  # the oldest first
+        self._lock = threading.Lock()
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
@@ -95,20 +112,58 @@ class _Server(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; `serve_forever` would try again at once while no descriptor is free."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                time.sleep(EXHAUSTED_SECONDS)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own."""
+        with self._lock:
+            if len(self._accepted_at) >= CONNECTION_LIMIT:
+                oldest = next(iter(self._accepted_at))
+                del self._accepted_at[oldest]
+                _cut_off(oldest)
+            self._accepted_at[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection that was served."""
+        with self._lock:
+            self._accepted_at.pop(request, None)
+            super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Cut off what takes too long; called twice a second, and after each connection."""
+        oldest = time.monotonic() - REQUEST_SECONDS
+        with self._lock:
+            for request, accepted_at in self._accepted_at.items():
+                if accepted_at <= oldest:
+                    _cut_off(request)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Let a client that went away be."""
 
 
+def _cut_off(request: socket.socket) -> None:
+    """End both directions: the thread that reads or writes there gets an error and closes."""
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = IDLE_SECONDS
     server_version, sys_version = "reliq", ""
 
     def do_GET(self) -> None:
         """Answer one request."""
         path = self.path.partition("?")[0]
         if path == "/metrics":
-            encode, kind = choose_encoder(self.headers.get("Accept", ""))
+            encode, kind = _encoder(self.headers.get("Accept", ""))
             self._answer(HTTPStatus.OK, encode(self.server.registry), kind)
         elif path in self.server.checks:
             complaint = self.server.checks[path]()
@@ -131,3 +186,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+
+def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """Return the format that an Accept header asks for; the text format for a header that makes no sense."""
+    try:
+        return choose_encoder(accept)
+    except (TypeError, ValueError):
+        return choose_encoder("")

@@ -1,0 +1,112 @@
+"""Clients that take the port's time and never finish a request harm nobody but themselves."""
+
+import os
+import resource
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from itertools import pairwise
+
+import pytest
+from patience import eventually, get
+from prometheus_client import CollectorRegistry
+
+from reliq.metrics import endpoint as endpoint_module
+from reliq.metrics.endpoint import CONNECTION_LIMIT, EXHAUSTED_SECONDS, Endpoint
+
+
+@pytest.fixture
+def endpoint():
+    with Endpoint(0, None, registry=CollectorRegistry(), live=str, ready=str) as one:
+        yield one
+
+
+def connected(stack, port, sent=b"G"):
+    """Open a connection that has sent a little."""
+    client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+    client.sendall(sent)
+    return client
+
+
+def is_cut_off(client):
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def serving():
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_however_many_clients_dawdle_a_probe_is_answered_and_few_threads_serve_them(endpoint):
+    before = serving()
+    with ExitStack() as stack:
+        slow = [connected(stack, endpoint.port) for _ in range(3 * CONNECTION_LIMIT)]
+
+        assert get(endpoint.port, "/live") == (200, "ok\n")
+
+        assert all(map(is_cut_off, slow[: 2 * CONNECTION_LIMIT]))
+        eventually(lambda: serving() - before <= CONNECTION_LIMIT, "the threads of those that were cut off end")
+
+
+def test_a_request_has_one_deadline_however_steadily_its_bytes_come(endpoint, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "REQUEST_SECONDS", 1.0)
+    with ExitStack() as stack:
+        client = connected(stack, endpoint.port)
+        steady = threading.Event()
+
+        def drip():
+            try:
+                while not steady.wait(0.05):
+                    client.sendall(b"E")
+            except OSError:
+                return
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            assert is_cut_off(client)
+        finally:
+            steady.set()
+            dripping.join()
+
+
+def test_a_process_without_a_free_descriptor_rests_between_two_tries_to_accept(endpoint, monkeypatch):
+    tries, accept = [], endpoint_module._Server.get_request
+
+    def counted(server):
+        tries.append(time.monotonic())
+        return accept(server)
+
+    monkeypatch.setattr(endpoint_module._Server, "get_request", counted)
+    with ExitStack() as stack:
+        client = stack.enter_context(socket.socket())
+        client.settimeout(60)
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(client.fileno())  # a new descriptor gets the lowest number that is free
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limit[1]))
+        try:
+            client.connect(("127.0.0.1", endpoint.port))
+            eventually(lambda: len(tries) >= 4, "it tries again")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        client.sendall(b"GET /live HTTP/1.0\r\n\r\n")
+
+        assert client.recv(100).startswith(b"HTTP/1.0 200")
+        assert all(later - sooner >= EXHAUSTED_SECONDS for sooner, later in pairwise(tries[:4]))
+
+
+@pytest.mark.parametrize(
+    "accept",
+    ["*/*;q=abc", "application/openmetrics-text;version=abc", "text/plain;version=1..0", "\xff;=,;;"],
+)
+def test_an_accept_header_that_makes_no_sense_gets_the_text_format(endpoint, accept):
+    with ExitStack() as stack:
+        request = f"GET /metrics HTTP/1.0\r\nAccept: {accept}\r\n\r\n".encode("latin-1")
+        answer = connected(stack, endpoint.port, request).makefile("rb").read()
+
+    assert answer.startswith(b"HTTP/1.0 200")
+    assert b"Content-Type: text/plain" in answer
