@@ -1,5 +1,14 @@
 """reliq: a reliable, at-least-once job queue on the Redis you already run."""
 
+import sys
+
+if sys.platform == "win32":
+    raise ImportError(
+        "reliq needs a POSIX system: its connections use poll, its workers fork handlers and signals; "
+        "on Windows, run it in WSL or in a container"
+    )
+
+
 from reliq.admin import Admin
 from reliq.consumer import Consumer
 from reliq.errors import (

@@ -1,6 +1,7 @@
 """What is built is what is tested."""
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,9 +17,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """A wheel built from this checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    """A wheel built from a copy of this checkout in which somebody left a file."""
+    folder, copy = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("copy")
+    shutil.copytree(ROOT / "reliq", copy / "reliq", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for stray in ("secrets.env", "worker/dump.rdb", "notes"):
+        (copy / "reliq" / stray).write_text("left here by mistake")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return next(folder.glob("*.whl"))
@@ -37,9 +43,10 @@ def test_the_wheel_has_every_script_and_the_mark_that_it_is_typed(files):
 
 
 def test_the_wheel_has_nothing_else(files):
-    strangers = [name for name in files if not name.startswith(("reliq/", "reliq-"))]
+    sources = {name for name in files if name.startswith("reliq/")}
 
-    assert strangers == []
+    assert {name for name in files - sources if not name.startswith("reliq-")} == set()
+    assert {Path(name).suffix for name in sources} == {".py", ".lua", ".typed"}
 
 
 def test_the_wheel_has_the_licence_and_the_command(wheel, files):
@@ -59,3 +66,10 @@ def test_the_wheel_the_package_and_the_changelog_have_one_version(wheel):
 
     assert wheel.name.split("-")[1] == reliq.__version__ == declared
     assert top is None or top[1] == reliq.__version__
+
+
+def test_on_a_system_that_cannot_run_it_the_import_says_so():
+    text = "import sys; sys.platform = 'win32'; import reliq"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+
+    assert done.stderr.splitlines()[-1].startswith("ImportError: reliq needs a POSIX system")
