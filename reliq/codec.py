@@ -10,7 +10,7 @@ import msgspec
 import msgspec.inspect
 
 from reliq.errors import BodyError, ConfigurationError, UndecodableError
-from reliq.message import BARE, Header
+from reliq.message import BARE, RETRIES_LIMIT, Header
 
 B = TypeVar("B")
 
@@ -21,6 +21,8 @@ ENVELOPE_START = 'RELIQ/1 {"d":'
 HEADER_LIMIT = 16_384
 #: The users' own part of it.
 HEADERS_LIMIT = 8192
+#: Times and windows are below this many ms: exact in Redis' scripts, and so far ahead that no sum of them overflows.
+NUMBER_LIMIT = 2**53
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
@@ -68,7 +70,11 @@ def encoded_headers(headers: Mapping[str, str]) -> bytes:
 
 
 def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
-    """Return header and body of a stored value; one whose first line is no envelope is a bare body."""
+    """
+    Return header and body of a stored value; one whose first line is no envelope is a bare body.
+
+    An envelope with a number that none of ours can have is none: whoever wrote it, nothing is computed with it.
+    """
     if bare or not value.startswith(MAGIC):
         return BARE, value
     end = value.find(b"\n", 0, HEADER_LIMIT)
@@ -78,9 +84,16 @@ def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
         header = _header_decoder.decode(value[len(MAGIC) : end])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return BARE, value
-    if header.due is None or header.retries is None:  # every envelope of ours has both
+    # Every envelope of ours has a due time and retries.
+    if not (_is_number(header.due) and _is_number(header.retries, RETRIES_LIMIT + 1)):
+        return BARE, value
+    if not all(number is None or _is_number(number) for number in (header.enqueued, header.window_ms)):
         return BARE, value
     return header, value[end + 1 :]
+
+
+def _is_number(number: int | None, limit: int = NUMBER_LIMIT) -> bool:
+    return number is not None and 0 <= number < limit
 
 
 class Codec(Generic[B]):

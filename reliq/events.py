@@ -210,10 +210,12 @@ def wanting(observers: Iterable[Observer], kind: type[Event]) -> list[Observer]:
 
 
 def notify(observers: Iterable[Observer], events: Iterable[Event]) -> None:
-    """Tell every observer of every event; one that raises is passed over."""
+    """Tell every observer of every event; one that raises is passed over, also when it would end the thread."""
     for event in events:
         for observer in observers:
             try:
                 observer(event)
-            except Exception:  # noqa: S112  cheaper than `suppress`, for every message that is worked
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # noqa: S112  cheaper than `suppress`, for every message that is worked
                 continue

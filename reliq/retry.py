@@ -14,6 +14,7 @@ from tenacity import (
 from tenacity.wait import wait_base
 
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
+from reliq.message import RETRIES_LIMIT
 
 #: About two hours over twelve retries: a dependency that is down for a while needs no help.
 DEFAULT_BACKOFF = wait_exponential(multiplier=2, max=3600) + wait_random(0, 1)
@@ -21,14 +22,21 @@ DEFAULT_BACKOFF = wait_exponential(multiplier=2, max=3600) + wait_random(0, 1)
 #: Between two tries at Redis, in seconds.
 RECONNECT = wait_exponential(multiplier=0.05, max=2) + wait_random(0, 0.1)
 
+#: The longest wait between two deliveries, in seconds: ten years.
+LONGEST_WAIT_SECONDS = 3650 * 86_400.0
+
 R = TypeVar("R", Retrying, AsyncRetrying)
 
 
 def seconds_after(backoff: wait_base, attempt: int) -> float:
-    """Return how long `backoff` waits after delivery number `attempt` (1 for the first), in seconds."""
+    """
+    Return how long `backoff` waits after delivery number `attempt` (1 for the first), in seconds.
+
+    It is asked for no attempt beyond those that retries allow: a strategy may compute 2**attempt.
+    """
     state = RetryCallState(Retrying(), None, (), {})
-    state.attempt_number = attempt
-    return max(0.0, float(backoff(state)))
+    state.attempt_number = min(attempt, RETRIES_LIMIT + 1)
+    return max(0.0, min(LONGEST_WAIT_SECONDS, float(backoff(state))))
 
 
 class Tries:

@@ -139,6 +139,14 @@ class Engine:
         hung = self.hung_slots
         return hung > 0 and (2 * hung >= self._settings.concurrency or len(self.inflight.runs()) <= hung)
 
+    def dead_parts(self) -> list[str]:
+        """Return the names of the parts whose threads have ended although nobody stopped them: none, ever."""
+        if self.stopping.is_set():
+            return []
+        parts: dict[str, Loop | ThreadExecutor | AsyncExecutor] = {**self._loops}
+        parts |= {"threads of handlers": self._threads, "event loop": self._tasks}
+        return [name for name, part in parts.items() if not part.is_running]
+
     @property
     def hung_slots(self) -> int:
         """How many slots are lost to handlers that overran their time and cannot be ended."""

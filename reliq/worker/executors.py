@@ -39,6 +39,11 @@ class ThreadExecutor:
             thread.start()  # one that cannot start is not counted, and tried again
             self._threads.append(thread)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether every thread that was started still takes work."""
+        return all(thread.is_alive() for thread in self._threads)
+
     def _work(self) -> None:
         run = self._inflight.next_plain(None)
         while run is not None:
@@ -93,6 +98,11 @@ class AsyncExecutor:
         """Start the event loop's thread."""
         self._thread.start()
         self._loop = self._started.result()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the event loop's thread has not ended."""
+        return self._thread.is_alive()
 
     def more(self) -> None:
         """Start what may start; called by other threads."""

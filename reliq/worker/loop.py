@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from reliq.errors import RedisUnavailableError
 from reliq.events import Observer, RedisAway, RedisBack, notify
@@ -11,13 +12,16 @@ from reliq.retry import RECONNECT, seconds_after
 
 logger = logging.getLogger(__name__)
 
+#: The longest wait for the next step: a foreign writer's due time may lie further ahead than a thread can wait.
+LONGEST_WAIT_SECONDS = 3600.0
+
 
 class Loop:
     """
     Calls `step` until it is stopped, waiting as long as it says; backs off while it fails.
 
-    The broad `except` of the whole engine stands here: a part never dies, it tries again. `away` is called whenever
-    Redis could not be reached.
+    The broad `except` of the whole engine stands here, around the waiting and the telling too: a part never dies, it
+    tries again. `away` is called whenever Redis could not be reached.
     """
 
     def __init__(
@@ -47,6 +51,11 @@ class Loop:
         self._stopped.set()
         self._woken.set()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has been started and has not ended."""
+        return self._thread.is_alive()
+
     def join(self, timeout_seconds: float | None = None) -> bool:
         """Wait for the thread to end; say whether it did. One that was never started has ended."""
         if self._thread.ident is not None:
@@ -55,30 +64,31 @@ class Loop:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            wait_seconds = self._guarded_step()
-            if wait_seconds > 0:
-                self._woken.wait(wait_seconds)
-            self._woken.clear()
+            try:
+                wait_seconds = self._step()
+                self._failures = 0
+                self._note_return()
+                if wait_seconds > 0:
+                    self._woken.wait(min(wait_seconds, LONGEST_WAIT_SECONDS))
+                self._woken.clear()
+            except BaseException as error:
+                self._failures += 1
+                with suppress(BaseException):  # whoever is told may raise too
+                    self._tell(error)
+                self._stopped.wait(seconds_after(RECONNECT, self._failures))
 
-    def _guarded_step(self) -> float:
-        """Make one step; return its wait, or none after having waited for a failure to pass."""
-        try:
-            wait_seconds = self._step()
-        except RedisUnavailableError as error:
+    def _note_return(self) -> None:
+        if self._is_away:
+            self._is_away = False
+            notify(self._observers, [RedisBack("", self._name)])
+
+    def _tell(self, error: BaseException) -> None:
+        if isinstance(error, RedisUnavailableError):
             self._away()
             self._is_away = True
             notify(self._observers, [RedisAway("", self._name, str(error))])
-        except Exception:
-            logger.exception("the %s failed and tries again", self._name)
         else:
-            self._failures = 0
-            if self._is_away:
-                self._is_away = False
-                notify(self._observers, [RedisBack("", self._name)])
-            return wait_seconds
-        self._failures += 1
-        self._stopped.wait(seconds_after(RECONNECT, self._failures))
-        return 0.0
+            logger.error("the %s failed and tries again", self._name, exc_info=error)
 
 
 class Troubles:

@@ -5,7 +5,7 @@ from pathlib import PurePath
 from traceback import walk_tb
 from typing import Any, Literal
 
-from reliq.errors import Stopped, UndecodableError
+from reliq.errors import ConfigurationError, Stopped, UndecodableError
 from reliq.message import Ack, Nack, Reject, Snooze
 from reliq.retry import seconds_after
 from reliq.settings import HandlerSettings, milliseconds, seconds
@@ -46,9 +46,16 @@ UNTELLABLE = Outcome("reject", error="its answer could not be told to Redis")
 
 
 def answered(answer: Any, attempt: int | None, settings: HandlerSettings) -> Outcome:
-    """Return the outcome of a handler that returned `answer`."""
+    """
+    Return the outcome of a handler that returned `answer`.
+
+    Raises:
+        ConfigurationError: it is none, though it is meant as one.
+    """
     if isinstance(answer, Nack | Reject | Snooze):
         return raised(answer, attempt, settings)
+    if isinstance(answer, type) and issubclass(answer, Nack | Reject | Snooze):
+        raise ConfigurationError(f"an answer must be made, such as {answer.__name__}(...), not the class itself")
     return ACKED
 
 

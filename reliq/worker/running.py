@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reliq.errors import UndecodableError
+from reliq.errors import ConfigurationError, UndecodableError
 from reliq.events import Handled, Started, notify, wanting
 from reliq.job import Job
-from reliq.message import Nack, Reject, Snooze
-from reliq.worker.outcome import ACKED, RELEASED, Outcome, answered, described, raised
+from reliq.worker.outcome import ACKED, RELEASED, Outcome, answered, described, placed, raised
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
-    from reliq.events import Observer
+    from reliq.events import Event, Observer
     from reliq.worker.flight import Flight
     from reliq.worker.run import Run
 
@@ -25,10 +26,18 @@ logger = logging.getLogger(__name__)
 
 #: Until the next delivery after an answer that is not allowed.
 NONSENSE_MS = 1000
+#: The most that is told of how late a handler starts: due times are what publishers write.
+LONGEST_LAG_SECONDS = 7 * 86_400.0
+#: What computes nothing before somebody asks it for the next.
+_LAZY = (Generator, AsyncGenerator, map, filter, zip)
 
 
 class Running:
-    """What both executors do with one run, before and after the handler itself."""
+    """
+    What both executors do with one run, before and after the handler itself.
+
+    Nothing that a message, a handler or an observer brings raises here: an executor's thread and slot outlast it.
+    """
 
     def __init__(
         self,
@@ -49,7 +58,7 @@ class Running:
             self._settle(over, RELEASED)
             run.began = len(over) < len(run.flights)
         if self._told_starts and run.began:
-            notify(self._told_starts, [_started(flight) for flight in run.unanswered])
+            _tell(self._told_starts, _started, [(flight,) for flight in run.unanswered])
         return run.began
 
     def jobs(self, run: Run) -> list[Job[Any]]:
@@ -58,8 +67,8 @@ class Running:
         for flight in run.unanswered:
             try:
                 body = decode(flight.delivery.payload)
-            except UndecodableError as error:
-                self._answer(run, [flight], [_outcome(flight, None, error)])
+            except BaseException as error:
+                self._answer(run, [flight], [_outcome(flight, None, _undecodable(error))])
             else:
                 jobs.append(Job(flight, run, body, self.state, self._stopping))
         return jobs
@@ -67,56 +76,77 @@ class Running:
     def end(self, run: Run, answer: Any, error: BaseException | None) -> None:
         """Hand over what the handler has answered, or raised, for everything in `run` or for each."""
         flights = run.unanswered
-        if error is None and answer is None:
-            outcomes = [ACKED] * len(flights)
-        elif isinstance(error, asyncio.CancelledError) and self._stopping.is_set():
-            # Cut off by the stop: no fault of the messages, and they run no more.
-            outcomes = [RELEASED] * len(flights)
-        elif error is None and run.handler.is_batch and isinstance(answer, list | tuple):
-            outcomes = _of_each(flights, answer)
-        else:
-            outcomes = [_outcome(flight, answer, error) for flight in flights]
+        try:
+            outcomes = self._outcomes(run, flights, answer, error)
+        except BaseException as nonsense:
+            outcomes = [_nonsense(flight, nonsense) for flight in flights]
         self._answer(run, flights, outcomes)
+
+    def _outcomes(self, run: Run, flights: list[Flight], answer: Any, error: BaseException | None) -> list[Outcome]:
+        if error is None and answer is None:
+            return [ACKED] * len(flights)
+        if isinstance(error, asyncio.CancelledError) and self._stopping.is_set():
+            # Cut off by the stop: no fault of the messages, and they run no more.
+            return [RELEASED] * len(flights)
+        if error is None and run.handler.is_batch and isinstance(answer, list | tuple):
+            return _of_each(flights, answer)
+        if error is None and run.handler.is_batch and isinstance(answer, _LAZY):
+            raise ConfigurationError(f"a batch's answers must be a list or a tuple, not a {type(answer).__name__}")
+        return [_outcome(flight, answer, error) for flight in flights]
 
     def _answer(self, run: Run, flights: list[Flight], outcomes: list[Outcome]) -> None:
         each = (time.monotonic() - run.started_at) / len(run.flights)
         if self._told_ends and (run.handler.is_async or not run.abandoned):  # else told when it overran
             pairs = zip(flights, outcomes, strict=True)
-            notify(self._told_ends, [_handled(run, flight, outcome, each) for flight, outcome in pairs])
+            _tell(self._told_ends, _handled, [(run, flight, outcome, each) for flight, outcome in pairs])
         took_ms = round(each * 1000)
         for flight, outcome in zip(flights, outcomes, strict=True):
             flight.outcome, flight.took_ms = outcome, took_ms
         self._settle(flights, None)
 
 
+def _tell(observers: Sequence[Observer], make: Callable[..., Event], facts: Sequence[tuple[Any, ...]]) -> None:
+    """Tell of what happened; the work goes on when that fails."""
+    with suppress(BaseException):
+        notify(observers, [make(*fact) for fact in facts])
+
+
 def _of_each(flights: Sequence[Flight], answers: Sequence[Any]) -> list[Outcome]:
     """Return the outcomes of a batch whose handler has answered for each message."""
     if len(answers) == len(flights):
         return [_outcome(flight, answer, None) for flight, answer in zip(flights, answers, strict=True)]
-    text = f"a list of answers must be as long as the batch, {len(flights)}, not {len(answers)}"
-    return [_nonsense(flight, ValueError(text)) for flight in flights]
+    raise ConfigurationError(f"a list of answers must be as long as the batch, {len(flights)}, not {len(answers)}")
 
 
 def _outcome(flight: Flight, answer: Any, error: BaseException | None) -> Outcome:
     """Return what is to be done; an answer that makes no sense counts as a failure of the handler."""
-    if error is None and not isinstance(answer, Nack | Reject | Snooze):
-        return ACKED
     settings, attempt = flight.handler.settings, flight.delivery.attempt
     try:
         return answered(answer, attempt, settings) if error is None else raised(error, attempt, settings)
-    except Exception as nonsense:
+    except BaseException as nonsense:
         return _nonsense(flight, nonsense)
 
 
-def _nonsense(flight: Flight, why: Exception) -> Outcome:
-    logger.warning("queue %s: handler's answer is not allowed: %s", flight.queue, why)
-    return Outcome("nack", NONSENSE_MS, error=described(why))
+def _undecodable(error: BaseException) -> UndecodableError:
+    """Return what is told of a body that does not decode: of foreign code that ran for it no more than the class."""
+    if isinstance(error, UndecodableError):
+        return error
+    return UndecodableError(f"decoding the body raised {type(error).__name__}")
+
+
+def _nonsense(flight: Flight, why: BaseException) -> Outcome:
+    """Return the outcome of an answer that is not allowed; only a text of our own is told without being asked for."""
+    text, place = "the handler's answer is not allowed", ""
+    with suppress(BaseException):  # a class of errors may raise when it is asked for its name
+        text, place = described(why), "" if isinstance(why, ConfigurationError) else placed(why)
+        logger.warning("queue %s: handler's answer is not allowed: %s", flight.queue, place or text)
+    return Outcome("nack", NONSENSE_MS, error=text, raised=place)
 
 
 def _started(flight: Flight) -> Started:
     delivery = flight.delivery
     due = delivery.header.due
-    lag = None if due is None else max(0.0, time.time() - due / 1000)
+    lag = None if due is None else min(max(0.0, time.time() - due / 1000), LONGEST_LAG_SECONDS)
     return Started(flight.queue, delivery.claimed.id, delivery.attempt, lag)
 
 

@@ -10,7 +10,7 @@ from reliq import transitions
 from reliq.errors import RedisUnavailableError
 from reliq.settings import BATCH_LIMIT
 from reliq.transitions import NOTHING_DUE
-from reliq.worker.loop import Troubles
+from reliq.worker.loop import LONGEST_WAIT_SECONDS, Troubles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +26,6 @@ SPARED_SECONDS = 0.25
 MOVE_LIMIT = 2 * BATCH_LIMIT
 #: And the least of one queue, so that it gets on.
 LEAST_MOVED = 20
-IDLE_SECONDS = 3600.0
 
 
 class Plan(NamedTuple):
@@ -86,7 +85,7 @@ class Timekeeper:
         if due:
             self._move(due)
         with self._lock:
-            return max(0.0, min(self._plans.values(), default=now + IDLE_SECONDS) - time.monotonic())
+            return max(0.0, min(self._plans.values(), default=now + LONGEST_WAIT_SECONDS) - time.monotonic())
 
     def _move(self, due: dict[Plan, float]) -> None:
         limit = max(LEAST_MOVED, min(BATCH_LIMIT, MOVE_LIMIT // len(due)))
@@ -132,9 +131,14 @@ class Timekeeper:
             return 0.0
         if next_ms == NOTHING_DUE:
             return None
-        if plan.verb == "reclaim" and self._spares(plan.queue):
-            return max(SPARED_SECONDS if next_ms == 0 else 0.0, float(next_ms) / 1000)
-        return float(next_ms) / 1000
+        if next_ms == 0 and plan.verb == "reclaim" and self._spares(plan.queue):
+            return SPARED_SECONDS
+        return _bounded(next_ms)
 
     def _spares(self, queue: str) -> bool:
         return time.monotonic() < self._spare_until[queue]
+
+
+def _bounded(wait_ms: int) -> float:
+    """Return a wait in seconds; a score so far ahead that Redis cannot answer it as a number is less than none."""
+    return min(wait_ms / 1000, LONGEST_WAIT_SECONDS) if wait_ms >= 0 else LONGEST_WAIT_SECONDS

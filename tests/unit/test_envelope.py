@@ -1,12 +1,16 @@
 """The line before a body."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tenacity import wait_exponential, wait_exponential_jitter
 
-from reliq.codec import ENVELOPE_START, HEADERS_LIMIT, encoded_headers, envelope_rest, open_envelope
+from reliq.codec import ENVELOPE_START, HEADERS_LIMIT, MAGIC, encoded_headers, envelope_rest, open_envelope
 from reliq.errors import ConfigurationError
-from reliq.message import BARE
+from reliq.message import BARE, Claimed, Delivery
+from reliq.retry import DEFAULT_BACKOFF, LONGEST_WAIT_SECONDS, seconds_after
 
 DUE = 1_800_000_000_123
 NAMES = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)
@@ -69,6 +73,54 @@ def test_any_bytes_are_an_envelope_or_a_bare_body(value):
 )
 def test_a_first_line_that_is_not_ours_is_part_of_a_bare_body(value):
     assert open_envelope(value) == (BARE, value)
+
+
+@pytest.mark.parametrize(
+    "number", ["-1", "9007199254740992", "1" + "0" * 400, "-1" + "0" * 4300, "1.5", "1e300", "true", "null"]
+)
+@pytest.mark.parametrize("name", ["d", "r", "e", "w"])
+def test_an_envelope_with_a_number_that_none_of_ours_has_is_a_bare_body(name, number):
+    numbers = {"d": "5", "r": "3", "e": "5", "w": "7"} | {name: number}
+    value = MAGIC + "{{{}}}\n".format(",".join(f'"{key}":{text}' for key, text in numbers.items())).encode() + b"x"
+
+    header, payload = open_envelope(value)
+
+    if number == "null" and name in "ew":
+        assert payload == b"x"
+    else:
+        assert (header, payload) == (BARE, value)
+
+
+def test_no_more_retries_are_read_than_may_be_published():
+    assert open_envelope(b'RELIQ/1 {"d":1,"r":1000}\nx')[1] == b"x"
+    assert open_envelope(b'RELIQ/1 {"d":1,"r":1001}\nx')[0] is BARE
+
+
+@pytest.mark.parametrize(
+    ("left", "attempt"), [(3, 1), (0, 4), (5, 1), (-997, 1001), (-(10**12), 1001), (-(2**63), 1001)]
+)
+def test_a_count_that_something_else_wrote_makes_no_attempt_beyond_the_most_retries(left, attempt):
+    header = open_envelope(b'RELIQ/1 {"d":1,"r":3}\nx')[0]
+
+    assert Delivery(Claimed("m", "n", left), b"", header, b"").attempt == attempt
+
+
+@pytest.mark.parametrize("attempt", [1, 1001, 10**12, 10**400])
+@pytest.mark.parametrize("backoff", [DEFAULT_BACKOFF, wait_exponential(), wait_exponential_jitter()])
+def test_a_backoff_is_asked_for_no_attempt_that_takes_long_to_compute(attempt, backoff):
+    asked = []
+
+    def spied(state):
+        asked.append(state.attempt_number)
+        return backoff(state)
+
+    assert 0 <= seconds_after(spied, attempt) <= LONGEST_WAIT_SECONDS
+    assert asked == [min(attempt, 1001)]
+
+
+@pytest.mark.parametrize("wait", [math.inf, 1e300, -1.0, math.nan])
+def test_a_backoff_that_makes_no_sense_is_a_wait_that_redis_can_hold(wait):
+    assert 0 <= seconds_after(lambda state: wait, 1) <= LONGEST_WAIT_SECONDS
 
 
 def test_a_newer_envelope_with_more_fields_is_read():

@@ -1,7 +1,17 @@
 """Whatever a foreign publisher writes, the messages beside it are worked, and its own as it wrote it."""
 
-from reliq import Layout
+import time
+from collections import Counter
+
+import pytest
+from tenacity import wait_exponential
+from waiting import eventually
+
+from reliq import Layout, Outgoing
 from reliq.events import Acked
+from reliq.metrics.process import ProcessMetrics
+from reliq.transitions import NOTHING_DUE, ClaimAnswer
+from reliq.worker.timekeeper import Timekeeper
 
 
 def publish_as_go_does(client, queue, id: bytes, body: bytes) -> None:
@@ -56,3 +66,106 @@ def test_a_bare_body_that_looks_like_an_envelope_is_never_written_to(make_queue,
     queue.moves.collect(["a"], letters_max=10, letters_ms=10_000)
     assert queue.redrive(queue.letters()) == 1
     assert client.get(place) == looks_like_one
+
+
+def write_as_reliq_does(client, queue, id, *, header='"d":1,"r":0', count="0", place="ready", score=0.0, word=None):
+    """What somebody with a publisher's rights can write: an envelope, a count, a place, a state word."""
+    client.set(queue.keys.msg(id), f"RELIQ/1 {{{header}}}\nevil".encode(), px=60_000)
+    client.hset(queue.keys.counts, id, count)
+    if word is not None:
+        client.hset(queue.keys.lease, id, word)
+    if place == "ready":
+        client.lpush(queue.keys.ready, id)
+    else:
+        client.zadd(getattr(queue.keys, place), {id: score})
+
+
+#: Numbers of a header and counts of retries that would end a thread, hold the interpreter, or spoil a neighbour's ack.
+EXTREMES = [
+    ('"d":1' + "0" * 400 + ',"r":0', "0"),
+    ('"d":-1' + "0" * 400 + ',"r":0', "0"),
+    ('"d":1,"r":' + "9" * 4300, "-1"),
+    ('"d":1,"r":1000000000000', "0"),
+    ('"d":1,"r":3', "-1000000000000"),
+    ('"d":1,"r":3', "-" + "9" * 4300),
+    ('"d":1,"r":3', "9" * 4300),
+    ('"d":9007199254740991,"r":1000,"e":9007199254740991,"w":9007199254740991', "0"),
+    ('"d":1,"r":0,"e":-1,"w":-5', "0"),
+    ('"d":1,"r":0', "no number"),
+]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_numbers_that_no_message_of_ours_has_harm_no_neighbour(queue, consumer, start, recorder, client, is_async):
+    """Every slot meets each of them: observers that want every event are told, and the handler fails."""
+    worked = Counter()
+    metrics = ProcessMetrics()
+    consumer.observers.append(metrics)
+
+    def handle(body, job):
+        worked.update([job.id])
+        if "evil" in body:
+            raise ValueError("as it happens")
+
+    async def ahandle(body, job):
+        handle(body, job)
+
+    consumer.handler(queue, backoff=wait_exponential(), lease=2)(ahandle if is_async else handle)
+    for number, (header, count) in enumerate(EXTREMES):
+        write_as_reliq_does(client, queue, f"evil-{number}", header=header, count=count)
+        queue.publish_many(Outgoing(body="good", id=f"good-{number}-{one}") for one in range(20))
+
+    engine = start(concurrency=2)
+
+    eventually(lambda: client.hget(queue.keys.totals, "acked") == str(20 * len(EXTREMES)).encode(), "all are acked")
+    good = {id: times for id, times in worked.items() if id.startswith("good")}
+    assert set(good.values()) == {1}
+    assert engine.dead_parts() == []
+    lag = metrics.registry.get_sample_value("reliq_lag_seconds_sum", {"queue": queue.name})
+    assert 0 <= lag <= 20 * 7 * 86_400 * len(EXTREMES)
+
+
+#: 292 years, milliseconds where seconds belong, the ends of what a score can be.
+FAR = [9.3e9, 1.8e12, 9.2e18, 1e300, float("inf")]
+
+
+@pytest.mark.parametrize("place", ["pending", "unack"])
+@pytest.mark.parametrize("score", FAR, ids=str)
+def test_a_score_far_ahead_keeps_no_delayed_message_waiting(
+    queue, consumer, start, recorder, client, caplog, place, score
+):
+    consumer.handler(queue)(lambda body: None)
+    write_as_reliq_does(client, queue, "evil", place=place, score=score)
+
+    engine = start()
+    queue.publish("x", id="delayed", delay=0.1)
+
+    recorder.wait_for(Acked)
+    queue.publish("x", id="once-more", delay=0.1)
+    recorder.wait_for(Acked, 2)
+    assert recorder.ids(Acked) == ["delayed", "once-more"]
+    assert engine.dead_parts() == []
+    assert "failed and tries again" not in caplog.text
+
+
+def test_a_state_word_far_ahead_keeps_no_delayed_message_waiting(queue, consumer, start, recorder, client):
+    consumer.handler(queue)(lambda body: None)
+    write_as_reliq_does(client, queue, "evil", word="@99999999999999999")
+
+    engine = start()
+    queue.publish("x", id="delayed", delay=0.1)
+
+    recorder.wait_for(Acked)
+    assert engine.dead_parts() == []
+
+
+def test_a_score_that_redis_cannot_answer_as_a_number_is_not_asked_for_without_a_rest(queue, consumer, door, client):
+    """The wait that Redis computes from it comes as a negative number."""
+    consumer.handler(queue)(lambda body: None)
+    write_as_reliq_does(client, queue, "evil", place="pending", score=float("inf"))
+    write_as_reliq_does(client, queue, "due", place="pending", score=1.0)
+    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+    timekeeper.note(queue.name, ClaimAnswer(0, NOTHING_DUE, 0, []), time.monotonic())
+
+    assert timekeeper.step() > 3000
+    assert client.lrange(queue.keys.ready, 0, -1) == [b"due"]

@@ -88,6 +88,69 @@ def test_a_stop_ends_the_wait_for_redis_to_come_back(run):
     assert loop.join(30)
 
 
+@pytest.mark.parametrize("wait", [9.3e9, 1e17, float("inf"), float("nan"), "soon", None], ids=str)
+def test_a_wait_that_no_thread_can_wait_ends_no_loop(run, wait):
+    made = threading.Semaphore(0)
+
+    def step():
+        made.release()
+        return wait
+
+    loop = run(step)
+    for _ in range(3):
+        assert made.acquire(timeout=30)
+        loop.wake()
+
+
+@pytest.mark.parametrize(
+    "end", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), RecursionError(), MemoryError()], ids=repr
+)
+def test_no_exception_ends_a_loop(run, end):
+    made = threading.Semaphore(0)
+
+    def step():
+        made.release()
+        raise end
+
+    run(step)
+    for _ in range(3):
+        assert made.acquire(timeout=30)
+
+
+def test_whoever_is_told_of_an_outage_ends_no_loop(run):
+    made = threading.Semaphore(0)
+
+    def step():
+        made.release()
+        raise RedisUnavailableError("away")
+
+    def refuse(*_):
+        raise SystemExit
+
+    run(step, observers=[refuse], away=refuse)
+    for _ in range(3):
+        assert made.acquire(timeout=30)
+
+
+def test_a_log_that_raises_ends_no_loop(run):
+    made = threading.Semaphore(0)
+
+    def step():
+        made.release()
+        raise ValueError("a bug")
+
+    def refuse(record):
+        raise ValueError("the log is full")
+
+    logging.getLogger("reliq.worker.loop").addFilter(refuse)
+    try:
+        run(step)
+        for _ in range(3):
+            assert made.acquire(timeout=30)
+    finally:
+        logging.getLogger("reliq.worker.loop").removeFilter(refuse)
+
+
 def test_a_loop_that_was_never_started_has_ended():
     assert Loop("part", lambda: 0.0).join()
 
