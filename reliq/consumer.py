@@ -152,7 +152,7 @@ class Consumer(Registration):
 
         Returns:
             The exit code: 0; EXIT_REPLACE after `max_jobs`; EXIT_HUNG when handlers that overran their time must be
-            ended with the process.
+            ended with the process, or a part of it has ended by itself.
         """
         if metrics_port is not None or metrics_registry is not None:
             # A layer above, and the client of Prometheus with it, that only who asks for it pays for.
@@ -168,8 +168,8 @@ class Consumer(Registration):
         while not (self.wait_for_signal(LOOK_SECONDS) or self._is_over(engine, chosen)):
             pass
         enough = not self._signals.numbers and _had_enough(engine, chosen)
-        hung = engine.hung_slots > 0
-        if not self.stop(chosen.grace) or hung:
+        broken = engine.hung_slots > 0 or bool(engine.dead_parts())
+        if not self.stop(chosen.grace) or broken:
             return EXIT_HUNG
         return EXIT_REPLACE if enough else 0
 

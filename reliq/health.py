@@ -6,6 +6,7 @@ import mmap
 import struct
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reliq.errors import ConfigurationError
@@ -25,7 +26,7 @@ CLAIM_SECONDS = 30.0
 PATIENT_SECONDS = 300.0
 SAMPLE_SECONDS = 0.5
 
-_FIELDS = struct.Struct("ddd")
+_FIELDS = struct.Struct("dddd")
 
 
 class Pulse:
@@ -51,26 +52,30 @@ class Pulse:
             with path.open("r+b") as file:
                 self._memory = mmap.mmap(file.fileno(), _FIELDS.size)
         if not self._read()[0]:
-            self._write(time.monotonic(), 0.0, ready=False)
+            self._write(time.monotonic(), 0.0)
 
     def __call__(self, event: Event, /) -> None:
         """Note when Redis is away."""
         if isinstance(event, RedisAway):
             with self._lock:
-                claimed_at, _, ready = self._read()
-                self._write(claimed_at, time.monotonic(), ready=bool(ready))
+                claimed_at, _, ready, broken = self._read()
+                self._write(claimed_at, time.monotonic(), ready=bool(ready), broken=bool(broken))
 
     def note(self, engine: Engine | None) -> None:
         """Note what `engine` does; None when it has not started, or stops."""
         with self._lock:
-            claimed_at, away_at, _ = self._read()
-            if engine is not None:
-                claimed_at = max(claimed_at, engine.last_claim_at)
-            self._write(claimed_at, away_at, ready=engine is not None)
+            claimed_at, away_at, _, _ = self._read()
+            if engine is None:
+                self._write(claimed_at, away_at)
+            else:
+                broken = bool(engine.dead_parts())
+                self._write(max(claimed_at, engine.last_claim_at), away_at, ready=True, broken=broken)
 
     def complaint(self, now: float) -> str:
         """Return why the process should be restarted, empty when it should not."""
-        claimed_at, away_at, ready = self._read()
+        claimed_at, away_at, ready, broken = self._read()
+        if broken:
+            return "a part of it ended by itself"
         limit = CLAIM_SECONDS if ready and away_at <= claimed_at else PATIENT_SECONDS
         age = now - claimed_at
         return f"no claim round for {age:.0f} s" if age > limit else ""
@@ -80,12 +85,12 @@ class Pulse:
         """Whether the process has entered its lifespan and works."""
         return bool(self._read()[2])
 
-    def _read(self) -> tuple[float, float, float]:
-        claimed_at, away_at, ready = _FIELDS.unpack(self._memory[:])
-        return claimed_at, away_at, ready
+    def _read(self) -> tuple[float, float, float, float]:
+        claimed_at, away_at, ready, broken = _FIELDS.unpack(self._memory[:])
+        return claimed_at, away_at, ready, broken
 
-    def _write(self, claimed_at: float, away_at: float, *, ready: bool) -> None:
-        self._memory[:] = _FIELDS.pack(claimed_at, away_at, ready)
+    def _write(self, claimed_at: float, away_at: float, *, ready: bool = False, broken: bool = False) -> None:
+        self._memory[:] = _FIELDS.pack(claimed_at, away_at, ready, broken)
 
 
 class Sampler:
@@ -109,7 +114,8 @@ class Sampler:
         """Tell once."""
         engine = engine_of(self._consumer)
         for tell in self._tell:
-            tell(engine)
+            with suppress(Exception):  # a figure that cannot be kept must not end the pulse
+                tell(engine)
 
     def _run(self) -> None:
         while not self._over.wait(SAMPLE_SECONDS):

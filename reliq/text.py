@@ -4,6 +4,7 @@ from __future__ import annotations
 
 #: So much of a reason or an error's text is kept.
 TEXT_LIMIT = 500
+NAME_LIMIT = 100
 
 
 def clean_text(value: object, limit: int = TEXT_LIMIT) -> str:
@@ -16,4 +17,12 @@ def clean_text(value: object, limit: int = TEXT_LIMIT) -> str:
         text = value if type(value) is str else "".join([str(value)])
         return text[:limit].encode("utf-8", "replace").decode()
     except Exception:
-        return f"<{type(value).__name__} without a text>"[:limit]
+        return f"<{class_name(value)} without a text>"[:limit]
+
+
+def class_name(value: object) -> str:
+    """Return the name of the class of `value`; it never raises."""
+    try:
+        return str(type(value).__name__)[:NAME_LIMIT]
+    except Exception:
+        return "a class without a name"

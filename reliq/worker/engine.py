@@ -114,7 +114,8 @@ class Engine:
         self.stopping.set()
         self._stop_claiming()
         self.inflight.wait_until_none_runs(max(0.0, until - time.monotonic()))
-        self._tasks.cancel_all()
+        with suppress(RuntimeError):  # the event loop has ended
+            self._tasks.cancel_all()
         self.unfinished = [flight for run in self.inflight.runs() for flight in run.flights]
         self.inflight.wait_until_settled(SETTLE_SECONDS)
         try:
@@ -135,7 +136,14 @@ class Engine:
         return all(not isinstance(one, Exception) and _is_empty(one) for one in counts)
 
     def must_be_replaced(self) -> bool:
-        """Say whether handlers hang that only the end of the process ends: half of the slots, or all that is held."""
+        """
+        Say whether only another process goes on with the work.
+
+        A part has ended, or handlers hang that only the end of the process ends: half of the slots, or all that is held.
+        """
+        if dead := self.dead_parts():
+            logger.critical("the %s of this process ended by itself: it must be replaced", ", ".join(dead))
+            return True
         hung = self.hung_slots
         return hung > 0 and (2 * hung >= self._settings.concurrency or len(self.inflight.runs()) <= hung)
 

@@ -9,7 +9,7 @@ from reliq.errors import ConfigurationError, Stopped, UndecodableError
 from reliq.message import Ack, Nack, Reject, Snooze
 from reliq.retry import seconds_after
 from reliq.settings import HandlerSettings, milliseconds, seconds
-from reliq.text import clean_text
+from reliq.text import class_name, clean_text
 
 Kind = Literal["ack", "nack", "reject", "snooze", "release", "expired"]
 
@@ -87,19 +87,15 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
 def described(error: BaseException) -> str:
     """Return class and text of `error`, at most 200 characters of text, on one line."""
     text = " ".join(clean_text(error, 1000).split())[:200]
-    return f"{_class_of(error)}: {text}" if text else _class_of(error)
+    return f"{class_name(error)}: {text}" if text else class_name(error)
 
 
 def placed(error: BaseException) -> str:
     """Return class of `error` and the line of the handler that it came through, without its text."""
     for frame, line in walk_tb(error.__traceback__):
         if not str(frame.f_globals.get("__name__", "")).startswith("reliq."):
-            return f"{_class_of(error)} at {clean_text(PurePath(frame.f_code.co_filename).name, 100)}:{line}"
-    return _class_of(error)
-
-
-def _class_of(error: BaseException) -> str:
-    return clean_text(type(error).__name__, 100)
+            return f"{class_name(error)} at {clean_text(PurePath(frame.f_code.co_filename).name, 100)}:{line}"
+    return class_name(error)
 
 
 def _said(reason: object) -> tuple[str, str]:

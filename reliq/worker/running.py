@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from reliq.errors import ConfigurationError, UndecodableError
 from reliq.events import Handled, Started, notify, wanting
 from reliq.job import Job
+from reliq.text import class_name
 from reliq.worker.outcome import ACKED, RELEASED, Outcome, answered, described, placed, raised
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Running:
         if error is None and run.handler.is_batch and isinstance(answer, list | tuple):
             return _of_each(flights, answer)
         if error is None and run.handler.is_batch and isinstance(answer, _LAZY):
-            raise ConfigurationError(f"a batch's answers must be a list or a tuple, not a {type(answer).__name__}")
+            raise ConfigurationError(f"a batch's answers must be a list or a tuple, not a {class_name(answer)}")
         return [_outcome(flight, answer, error) for flight in flights]
 
     def _answer(self, run: Run, flights: list[Flight], outcomes: list[Outcome]) -> None:
@@ -131,7 +132,7 @@ def _undecodable(error: BaseException) -> UndecodableError:
     """Return what is told of a body that does not decode: of foreign code that ran for it no more than the class."""
     if isinstance(error, UndecodableError):
         return error
-    return UndecodableError(f"decoding the body raised {type(error).__name__}")
+    return UndecodableError(f"decoding the body raised {class_name(error)}")
 
 
 def _nonsense(flight: Flight, why: BaseException) -> Outcome:

@@ -214,6 +214,9 @@ class TestPulse:
         def __init__(self, last_claim_at):
             self.last_claim_at = last_claim_at
 
+        def dead_parts(self):
+            return []
+
     def test_a_process_that_claims_is_alive_and_one_that_stopped_claiming_is_not(self, tmp_path):
         pulse = Pulse(tmp_path / "pulse")
         start = pulse._read()[0]

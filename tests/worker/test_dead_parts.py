@@ -1,0 +1,80 @@
+"""A part of a worker that ended all the same, whatever ended it: the process says so, and is replaced."""
+
+import os
+import signal
+
+import pytest
+from waiting import eventually
+from worker_process import Worker, environment_for
+
+from reliq.consumer import EXIT_HUNG
+from reliq.health import Pulse, live
+from reliq.settings import WorkerSettings
+
+LOOPS = ["settler", "renewer", "timekeeper", "tidier", "heartbeat", "fetcher"]
+
+JOBS = """
+import os
+from reliq import Consumer, Job, Queue
+consumer = Consumer()
+
+@consumer.handler(Queue("q", str))
+def handle(part):
+    if part:
+        consumer.engine()._loops[part].stop()  # by force: nothing ends it in any other way
+"""
+
+
+def end_by_force(engine, part):
+    if part == "event loop":
+        engine._tasks.close()
+    else:
+        engine._loops[part].stop()
+        assert engine._loops[part].join(30)
+
+
+@pytest.mark.parametrize("part", [*LOOPS, "event loop"])
+def test_a_part_that_ended_is_named_and_the_process_is_not_alive_and_to_be_replaced(
+    queue, consumer, start, part, caplog
+):
+    consumer.handler(queue)(lambda body: None)
+    engine, pulse = start(), Pulse()
+    pulse.note(engine)
+    assert (engine.dead_parts(), engine.must_be_replaced(), live([pulse])) == ([], False, "")
+
+    end_by_force(engine, part)
+    pulse.note(engine)
+
+    assert engine.dead_parts() == [part]
+    assert engine.must_be_replaced()
+    assert live([pulse]) == "process 0: a part of it ended by itself"
+    assert f"the {part} of this process ended by itself" in caplog.text
+    consumer.stop(grace=0)
+    assert engine.dead_parts() == []
+
+
+def test_a_run_with_a_part_that_ended_is_over(queue, consumer):
+    consumer.handler(queue)(lambda body: consumer.engine()._loops["tidier"].stop())
+    queue.publish("x")
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        assert consumer.run(WorkerSettings(grace=5)) == EXIT_HUNG
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_a_supervised_process_with_a_part_that_ended_is_replaced(make_queue, url, tmp_path):
+    (tmp_path / "maimed_jobs.py").write_text(JOBS)
+    queue = make_queue()
+    worker = Worker("maimed_jobs:consumer", tmp_path, environment_for(tmp_path, url))
+    try:
+        queue.publish("timekeeper")
+        eventually(lambda: worker.said("starting another"), "the process is replaced")
+        assert worker.said("the timekeeper of this process ended by itself")
+        queue.publish("", delay=0.1)
+        eventually(lambda: queue.counts().totals.get("acked") == 2, "the next process does what it could not")
+        os.kill(worker.process.pid, signal.SIGTERM)
+        assert worker.wait() == 0
+    finally:
+        worker.close()
