@@ -9,15 +9,18 @@ import os
 import threading
 import warnings
 import weakref
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import redis
 import redis.asyncio
 
+from reliq.cluster import AsyncClusterWire, AsyncWire, ClusterWire, Nodes, Wire
 from reliq.errors import ConfigurationError, InsecureWarning
 from reliq.pools import Address, Client, Target, address, node_pool, pool, sentinels, weakness
 from reliq.urls import check_url, masked
-from reliq.wires import AsyncClusterWire, AsyncPooledWire, AsyncWire, ClusterWire, Gate, Nodes, PooledWire, Wire
+from reliq.wires import AsyncPooledWire, Gate, PooledWire
 
 URL_VARIABLE = "RELIQ_URL"
 #: A publish gives up after 2 s in all: one try that hangs, and another.
@@ -26,8 +29,29 @@ PUBLISH_TIMEOUT_SECONDS = 0.9
 WORKER_TIMEOUT_SECONDS = 5.0
 
 
+class OfLoop:
+    """What one event loop has of a connection: its wires by time-out, until the loop ends."""
+
+    def __init__(self) -> None:
+        self.wires: dict[float, AsyncWire] = {}
+        self.end = self._until_the_loop_ends()
+        # An event loop ends its asynchronous generators before it closes: from its first step on it knows this one.
+        with suppress(StopIteration):
+            self.end.__anext__().send(None)
+
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            wires, self.wires = self.wires, {}
+            for one in _pools(wires):
+                await one.disconnect()
+                for sentinel in sentinels(one):
+                    await sentinel.aclose()
+
+
 class Connection:
-    """The pools of one Redis in this process, by time-out: blocking ones and, per event loop, ones for asyncio."""
+    """The wires to one Redis in this process, by time-out: blocking ones and, per event loop, ones for asyncio."""
 
     def __init__(self, target: Target) -> None:
         self._url = target if isinstance(target, str) else ""
@@ -37,10 +61,8 @@ class Connection:
         #: Queue -> until when this process need not name it in the registry, by the monotonic clock.
         self.named: dict[str, float] = {}
         self._lock = threading.Lock()
-        self._pools: dict[float, Any] = {}
         self._wires: dict[float, Wire] = {}
-        self._async_pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[float, Any]]
-        self._async_pools = weakref.WeakKeyDictionary()
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, OfLoop] = weakref.WeakKeyDictionary()
 
     @classmethod
     def to(cls, target: Target | None) -> "Connection":
@@ -69,26 +91,26 @@ class Connection:
             return made
         with self._lock:
             if timeout_seconds not in self._wires:
-                source = self._pools[timeout_seconds] = self._source(timeout_seconds, asynchronous=False)
-                kind = ClusterWire if isinstance(source, Nodes) else PooledWire
-                self._wires[timeout_seconds] = kind(source, self._gate)
+                self._wires[timeout_seconds] = self._wire(timeout_seconds)
             return self._wires[timeout_seconds]
 
     def async_wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> AsyncWire:
-        """Return a wire for the running event loop."""
+        """Return a wire for the running event loop; its connections are closed when the loop ends."""
+        loop = asyncio.get_running_loop()
         with self._lock:
-            pools = self._async_pools.setdefault(asyncio.get_running_loop(), {})
-            if timeout_seconds not in pools:
-                pools[timeout_seconds] = self._source(timeout_seconds, asynchronous=True)
-            source = pools[timeout_seconds]
-        if isinstance(source, Nodes):
-            return AsyncClusterWire(source, self._gate)
-        return AsyncPooledWire(source, self._gate)
+            if loop not in self._loops:
+                for closed in [one for one in self._loops if one.is_closed()]:  # not as `asyncio.run` does it
+                    del self._loops[closed]
+                self._loops[loop] = OfLoop()
+            wires = self._loops[loop].wires
+            if timeout_seconds not in wires:
+                wires[timeout_seconds] = self._async_wire(timeout_seconds)
+            return wires[timeout_seconds]
 
     def close(self) -> None:
         """Close the blocking connections; they come back when they are used again."""
         with self._lock:
-            open_pools = _flat(self._pools)
+            open_pools = _pools(self._wires)
         for one in open_pools:
             one.disconnect()
             for sentinel in sentinels(one):
@@ -97,21 +119,40 @@ class Connection:
     async def aclose(self) -> None:
         """Close the running event loop's connections."""
         with self._lock:
-            open_pools = _flat(self._async_pools.pop(asyncio.get_running_loop(), {}))
-        for one in open_pools:
-            await one.disconnect()
-            for sentinel in sentinels(one):
-                await sentinel.aclose()
+            ours = self._loops.pop(asyncio.get_running_loop(), None)
+        if ours:
+            await ours.end.aclose()
 
-    def _source(self, timeout_seconds: float, *, asynchronous: bool) -> Any:
+    def _wire(self, timeout_seconds: float) -> Wire:
         target = self._target()
-        if isinstance(target, redis.RedisCluster):
-            cluster = weakref.proxy(target)
-            return Nodes(
+        if not isinstance(target, redis.RedisCluster):
+            return PooledWire(self._pool(timeout_seconds, asynchronous=False), self._gate)
+        cluster = weakref.proxy(target)
+        return ClusterWire(
+            Nodes(
                 cluster,
-                lambda host, port: node_pool(cluster, host, port, timeout_seconds, asynchronous=asynchronous),
+                lambda host, port: PooledWire(
+                    node_pool(cluster, host, port, timeout_seconds, asynchronous=False), self._gate
+                ),
             )
-        return pool(target, timeout_seconds, asynchronous=asynchronous)
+        )
+
+    def _async_wire(self, timeout_seconds: float) -> AsyncWire:
+        target = self._target()
+        if not isinstance(target, redis.RedisCluster):
+            return AsyncPooledWire(self._pool(timeout_seconds, asynchronous=True), self._gate)
+        cluster = weakref.proxy(target)
+        return AsyncClusterWire(
+            Nodes(
+                cluster,
+                lambda host, port: AsyncPooledWire(
+                    node_pool(cluster, host, port, timeout_seconds, asynchronous=True), self._gate
+                ),
+            )
+        )
+
+    def _pool(self, timeout_seconds: float, *, asynchronous: bool) -> Any:
+        return pool(self._target(), timeout_seconds, asynchronous=asynchronous)
 
     def _target(self) -> Target:
         client = self._client() if self._client else None
@@ -177,6 +218,6 @@ def check_target(target: Target) -> None:
         raise ConfigurationError(f"url must be a Redis URL or a redis-py client, not {type(target).__name__}")
 
 
-def _flat(sources: dict[float, Any]) -> list[Any]:
-    """Return every pool among what `_source` returned."""
-    return [one for source in sources.values() for one in (source.pools() if isinstance(source, Nodes) else [source])]
+def _pools(wires: Mapping[float, Wire | AsyncWire]) -> list[Any]:
+    """Return every pool behind `wires`."""
+    return [one for wire in wires.values() for one in wire.pools()]

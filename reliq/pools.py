@@ -5,9 +5,7 @@ Of a client that someone else made, only its address and its rights are taken; i
 """
 
 import inspect
-import select
 import ssl
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +18,7 @@ from redis.connection import parse_url
 from redis.retry import Retry
 
 from reliq.errors import ConfigurationError
+from reliq.kept import Kept
 from reliq.urls import check_url, is_near
 
 Client = redis.Redis | redis.asyncio.Redis | redis.RedisCluster
@@ -37,72 +36,6 @@ UNCHECKED = "this redis-py client takes anybody's certificate (ssl_cert_reqs='no
 #: Settings that are an address or a right; `ssl_…` are too.
 _KEPT = {"host", "port", "path", "db", "username", "password", "credential_provider", "client_name"}
 _KEPT |= {"socket_type", "socket_keepalive_options", "health_check_interval", "max_connections"}
-
-
-class Kept:
-    """
-    A blocking pool that keeps connections at hand, for one thread after another.
-
-    redis-py's bookkeeping for each use takes as long as sending a command. What is kept counts as in use there, so
-    the pool's limit holds; a thread that waits for the pool gets what is given back.
-    """
-
-    def __init__(self, pool: redis.BlockingConnectionPool) -> None:
-        self.beneath = pool
-        self._pool: Any = pool
-        self._lock = threading.Lock()
-        self._at_hand: list[Any] = []
-        self._waiting = 0
-        #: By connection: its socket, and what tells whether there is something to read from it.
-        self._looks: dict[Any, tuple[Any, select.poll]] = {}
-
-    def get_connection(self) -> Any:
-        """Return a connection that is ready to send; raise as redis-py does when there is none."""
-        while kept := self._take():
-            if self._is_ready(kept):
-                return kept
-            kept.disconnect()
-            self._pool.release(kept)
-        try:
-            return self._pool.get_connection()
-        finally:
-            with self._lock:
-                self._waiting -= 1
-
-    def release(self, connection: Any) -> None:
-        """Take a connection back, with every reply read; one that is disconnected goes to the pool, to be made anew."""
-        with self._lock:
-            if connection._sock and not self._waiting:  # noqa: SLF001  `is_connected` came with redis-py 7
-                self._at_hand.append(connection)
-                return
-        self._pool.release(connection)
-
-    def disconnect(self) -> None:
-        """Close every connection; they come back when they are used again."""
-        with self._lock:
-            at_hand, self._at_hand = self._at_hand, []
-        for kept in at_hand:
-            self._pool.release(kept)
-        self._pool.disconnect()
-
-    def _take(self) -> Any:
-        """Return a connection at hand; None when there is none, then this thread counts as waiting for the pool."""
-        with self._lock:
-            if self._at_hand:
-                return self._at_hand.pop()
-            self._waiting += 1
-            return None
-
-    def _is_ready(self, connection: Any) -> bool:
-        """Say whether a connection is open with nothing to read: the server closes those that are idle for long."""
-        socket = connection._sock  # noqa: SLF001  redis-py's own `can_read` makes and fills a poll object at each call
-        if socket is None:
-            return False
-        look = self._looks.get(connection)
-        if look is None or look[0] is not socket:
-            look = self._looks[connection] = (socket, select.poll())
-            look[1].register(socket, select.POLLIN)
-        return not look[1].poll(0)
 
 
 class Primary(NamedTuple):

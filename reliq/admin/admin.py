@@ -18,10 +18,10 @@ from reliq.admin.inspecting import MessageView, inspected
 from reliq.admin.overview import Overview, overview, with_rates
 from reliq.admin.scanning import scanned
 from reliq.admin.watching import Watcher
+from reliq.cluster import ClusterWire
 from reliq.errors import ConfigurationError, RedisRefusedError
 from reliq.metrics.looks import registered
 from reliq.settings import seconds, whole
-from reliq.wires import ClusterWire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -53,8 +53,8 @@ class CountedConnection(Connection):
         """How many there were."""
         return sum(pool.round_trips for pool in self._counted)
 
-    def _source(self, timeout_seconds: float, *, asynchronous: bool) -> Any:
-        self._counted.append(CountedPool(super()._source(timeout_seconds, asynchronous=asynchronous)))
+    def _pool(self, timeout_seconds: float, *, asynchronous: bool) -> Any:
+        self._counted.append(CountedPool(super()._pool(timeout_seconds, asynchronous=asynchronous)))
         return self._counted[-1]
 
 

@@ -8,12 +8,12 @@ import redis
 from tenacity import AsyncRetrying
 
 from reliq.call import Call, Command, Request, T
+from reliq.cluster import AsyncWire
 from reliq.doors.translate import result, translated, unknown_script
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.retry import Tries
-from reliq.wires import AsyncWire
 
 
 class AsyncDoor:

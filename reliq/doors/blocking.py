@@ -7,12 +7,13 @@ import redis
 from tenacity import Retrying
 
 from reliq.call import Call, Command, Request, T
+from reliq.cluster import Wire
 from reliq.doors.translate import result, translated, unknown_script
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.retry import Tries
-from reliq.wires import Meanwhile, Wire
+from reliq.wires import Meanwhile
 
 
 class BlockingDoor:

@@ -88,6 +88,8 @@ class Sender:
         """Return what makes the calls of the running event loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._gatherings:
+            for closed in [one for one in self._gatherings if one.is_closed()]:  # its last task may hold it for ever
+                del self._gatherings[closed]
             self._gatherings[loop] = Gathering(lambda: self._adoor(0.0), for_seconds=self._try_seconds)
         return self._gatherings[loop]
 

@@ -1,18 +1,14 @@
 """Foreign errors into ours, once for both doors."""
 
-import re
 from typing import Any
 
 import redis
 
+from reliq import replies
 from reliq.call import Call, Command, Request, T
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError, WrongKeyTypeError
 from reliq.wires import NotSentError
 
-#: Replies that mean: not now.
-_NOT_NOW = {"LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "NOREPLICAS", "MOVED"}
-#: How Redis before 7.0 wraps the refusal of a command inside a script.
-_IN_SCRIPT = re.compile(r"^Error running script .*: -([A-Z]+) ")
 _KEY_MARK = " RELIQ_KEY "
 
 
@@ -40,24 +36,8 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
         return WrongKeyTypeError(str(request.command[1]))
     if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
         return RedisRefusedError(f"{name}: Redis refused the user or its password: {text}")
-    if _code(text) in _NOT_NOW or isinstance(error, _PASSING):
+    if replies.code(error) in replies.NOT_NOW:
         return RedisUnavailableError(f"{name}: Redis answered: {text}", maybe_ran=False)
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError):
         return RedisUnavailableError(f"{name}: {text}", maybe_ran=not isinstance(error, NotSentError))
     return RedisRefusedError(f"{name}: Redis answered: {text}")
-
-
-def _code(text: str) -> str:
-    """Return the word that says what Redis refused for."""
-    wrapped = _IN_SCRIPT.match(text)
-    return wrapped[1] if wrapped else text.partition(" ")[0]
-
-
-#: redis-py cuts the first word off some replies and says it by class.
-_PASSING = (
-    redis.exceptions.ReadOnlyError,
-    redis.exceptions.BusyLoadingError,
-    redis.exceptions.TryAgainError,
-    redis.exceptions.ClusterDownError,
-    redis.exceptions.MasterDownError,
-)

@@ -6,11 +6,12 @@ import inspect
 
 import pytest
 
+from reliq.cluster import AsyncClusterWire, ClusterWire
 from reliq.doors.asynchronous import AsyncDoor
 from reliq.doors.blocking import BlockingDoor
 from reliq.doors.sending import Sender
 from reliq.queue import Queue
-from reliq.wires import AsyncClusterWire, AsyncPooledWire, ClusterWire, PooledWire
+from reliq.wires import AsyncPooledWire, PooledWire
 
 #: Queue methods that talk to Redis.
 BLOCKING = [

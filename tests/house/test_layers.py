@@ -14,7 +14,7 @@ LAYERS = (
     ("settings", "codec", "call", "urls"),
     ("transitions", "reads", "roster"),
     # ---- I/O from here on
-    ("pools", "wires"),
+    ("pools", "kept", "wires", "cluster", "replies"),
     ("connection", "embedded"),
     ("doors",),
     ("control",),
@@ -97,7 +97,7 @@ def test_below_the_line_there_is_no_redis_clock_thread_chance_or_log(path):
 
 
 def test_redis_py_is_known_to_the_wires_and_doors_alone():
-    assert users_of("redis") <= {"pools", "wires", "connection", "embedded", "doors"}
+    assert users_of("redis") <= {"pools", "kept", "wires", "cluster", "replies", "connection", "embedded", "doors"}
 
 
 def test_the_client_of_prometheus_is_known_to_the_metrics_alone():

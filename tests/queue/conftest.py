@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import struct
 import subprocess
 import threading
 from contextlib import ExitStack
@@ -53,20 +54,25 @@ def commands(client):
 
 
 class Proxy:
-    """A TCP proxy in front of Redis that drops the replies to commands with a word in them."""
+    """A TCP proxy in front of Redis that drops the replies to commands with a word in them, or whole connections."""
 
     def __init__(self, port):
-        self._port = port
+        self.port = port
         self._word, self._times = b"", 0
+        self._forgotten, self._resets = 0, False
         self.swallowed = 0
         self.connections = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def lose_reply_to(self, word, times=1):
         """Cut the connection instead of handing on the reply to the next commands with `word`."""
         self._word, self._times = word.encode(), times
+
+    def forget_connections(self, *, resets):
+        """As a firewall does with what was idle: what comes over a connection of now is dropped, or answered by RST."""
+        self._forgotten, self._resets = self.connections, resets
 
     def close(self):
         self._listener.close()
@@ -78,19 +84,25 @@ class Proxy:
             except OSError:
                 return
             self.connections += 1
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+            threading.Thread(target=self._serve, args=(client, self.connections), daemon=True).start()
 
-    def _serve(self, client):
-        with client, socket.create_connection(("127.0.0.1", self._port)) as server:
+    def _serve(self, client, number):
+        with client, socket.create_connection(("127.0.0.1", self.port)) as server:
             lose = threading.Event()
             back = threading.Thread(target=self._back, args=(server, client, lose), daemon=True)
             back.start()
             while data := _read(client):
+                if number <= self._forgotten:
+                    if self._resets:
+                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        client.close()
+                        break
+                    continue
                 if self._times and self._word in data:
                     self._times -= 1
                     lose.set()
                 server.sendall(data)
-            server.shutdown(socket.SHUT_WR)
+            server.shutdown(socket.SHUT_RDWR if number <= self._forgotten else socket.SHUT_WR)
             back.join()
 
     def _back(self, server, client, lose):

@@ -17,9 +17,9 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from reliq import ConfigurationError, Consumer, Durability, Queue, RedisUnavailableError
+from reliq.cluster import _groups
 from reliq.connection import Connection
 from reliq.embedded import EmbeddedRedis
-from reliq.wires import _groups
 
 DEBIAN = Path("/usr/bin/redis-server")
 

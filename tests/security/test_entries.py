@@ -181,7 +181,7 @@ def test_an_undecodable_body_is_told_by_path_and_type_alone():
 )
 def test_a_url_with_a_password_is_shown_without(shown):
     assert SECRET not in shown(QUEUE)
-    assert SECRET not in repr(Connection.to(NOBODY).__dict__.get("_pools"))
+    assert SECRET not in repr(Connection.to(NOBODY).__dict__.get("_wires"))
 
 
 COMMANDS = [

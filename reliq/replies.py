@@ -1,0 +1,65 @@
+"""What an error says of the server and of the connections to it."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import redis
+from redis import exceptions
+
+#: Replies that mean: this server will not do it, and behind the same address another one may.
+ELSEWHERE = {"READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"}
+#: Replies that mean: not now.
+NOT_NOW = ELSEWHERE | {"BUSY", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "MOVED"}
+
+#: redis-py cuts the first word off some replies and says it by class.
+_CODES: dict[type[Exception], str] = {
+    exceptions.ReadOnlyError: "READONLY",
+    exceptions.BusyLoadingError: "LOADING",
+    exceptions.MasterDownError: "MASTERDOWN",
+    exceptions.ClusterDownError: "CLUSTERDOWN",
+    exceptions.TryAgainError: "TRYAGAIN",
+}
+#: How Redis before 7.0 wraps the refusal of a command inside a script.
+_IN_SCRIPT = re.compile(r"^(?:ERR )?Error running script .*: -([A-Z]+) ")
+
+
+def code(error: Exception) -> str:
+    """Return the word that says what Redis refused for; a proxy may write ERR before it."""
+    if known := _CODES.get(type(error)):
+        return known
+    text = str(error)
+    wrapped = _IN_SCRIPT.match(text)
+    return wrapped[1] if wrapped else text.removeprefix("ERR ").partition(" ")[0]
+
+
+def is_elsewhere(replies: Iterable[Any]) -> bool:
+    """Say whether one of `replies` sends us to another server."""
+    return any(isinstance(reply, redis.ResponseError) and code(reply) in ELSEWHERE for reply in replies)
+
+
+class Trust:
+    """
+    Which kept connections of a pool may be used as they are.
+
+    A balancer or a firewall drops what was idle without a word, and a failover leaves every connection at the old
+    server. When one of them fails, the others that have not been used since are suspect: a new one is made instead.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+        #: By connection: how many failures there had been when it last worked.
+        self._worked: dict[Any, int] = {}
+
+    def works(self, connection: Any) -> None:
+        """Note that a connection has just worked."""
+        self._worked[connection] = self._failures
+
+    def fails(self, connection: Any) -> None:
+        """Note that a connection has failed."""
+        self._failures += 1
+        self._worked.pop(connection, None)
+
+    def doubts(self, connection: Any) -> bool:
+        """Say whether a connection that the pool handed out has been idle since before the last failure."""
+        return self._worked.get(connection, self._failures) < self._failures

@@ -1,0 +1,224 @@
+"""A connection that is no good any more: at a demoted server, dropped without a word, or left by an event loop."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+
+import psutil
+import pytest
+import redis
+from redis._parsers.base import BaseParser
+from waiting import eventually
+
+from reliq import Consumer, Queue
+from reliq.replies import code, is_elsewhere
+
+KEPT = 24
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def publishes(request):
+    """Publish with many connections at hand, before and after something happens to them: `publishes(queue, what)`."""
+
+    def blocking(queue, happens):
+        wire, together = queue.connection().wire(), threading.Barrier(KEPT)
+        threads = [
+            threading.Thread(target=lambda: wire.exchange([("PING",)], meanwhile=together.wait)) for _ in range(KEPT)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        worked = [queue.publish({"n": n}).status for n in range(KEPT // 2)]
+        happens()
+        return worked + [queue.publish({"n": n}).status for n in range(KEPT // 2)]
+
+    def asynchronous(queue, happens):
+        async def publish():
+            wire = queue.connection().async_wire()
+            await asyncio.gather(*(wire.exchange([("PING",)]) for _ in range(KEPT)))
+            worked = [(await queue.apublish({"n": n})).status for n in range(KEPT // 2)]
+            happens()
+            worked += [(await queue.apublish({"n": n})).status for n in range(KEPT // 2)]
+            await queue.aclose()
+            return worked
+
+        return asyncio.run(publish())
+
+    return blocking if request.param == "blocking" else asynchronous
+
+
+def demote(server, port):
+    """Make a server the replica of the one at `port`, and wait until it is one."""
+    with redis.Redis.from_url(server.url) as admin:
+        admin.replicaof("127.0.0.1", port)
+        eventually(lambda: admin.info("replication")["master_link_status"] == "up", "the replica follows")
+
+
+def test_after_a_failover_behind_one_address_a_publish_reaches_the_new_primary(proxy, own_server, publishes):
+    old, new = own_server(), own_server(repl_diskless_sync_delay=0)
+    proxy.port = old.port
+    queue = Queue("q", url=proxy.url)
+
+    def fail_over():
+        demote(old, new.port)
+        proxy.port = new.port
+
+    assert publishes(queue, fail_over) == ["published"] * KEPT
+
+    there = Queue("q", url=new.url)
+    assert there.counts().ready == KEPT // 2
+    there.close()
+    queue.close()
+
+
+def test_after_a_failover_behind_one_address_a_worker_works_at_the_new_primary(proxy, own_server):
+    old, new = own_server(), own_server(repl_diskless_sync_delay=0)
+    proxy.port = old.port
+    queue, consumer, done = Queue("q", url=proxy.url), Consumer(), []
+    consumer.handler(queue)(done.append)
+    consumer.start()
+    queue.publish({"at": "old"})
+    eventually(lambda: done, "the first message is worked")
+
+    demote(old, new.port)
+    proxy.port = new.port
+    there = Queue("q", url=new.url)
+    there.publish({"at": "new"})
+    eventually(lambda: len(done) == 2, "the worker follows")
+
+    consumer.stop()
+    assert there.counts().alive == 0
+    there.close()
+    queue.close()
+
+
+@pytest.mark.parametrize("resets", [True, False], ids=["reset", "silent"])
+def test_connections_that_were_dropped_fail_no_publish(proxy, publishes, queue, resets):
+    through = Queue("q", url=proxy.url)
+    before = []
+
+    def drop():
+        before.append(proxy.connections)
+        proxy.forget_connections(resets=resets)
+
+    assert publishes(through, drop) == ["published"] * KEPT
+
+    assert before == [KEPT]
+    assert queue.counts().ready == KEPT
+    through.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "READONLY You can't write against a read only replica.",
+        "ERR READONLY You can't write against a read only replica.",
+        "READONLY You can't write against a read only replica. script: 0123, on @user_script:60.",
+        "ERR Error running script (call to f_01ab): @user_script:60: @user_script: 60: -READONLY You can't write",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "ERR LOADING Redis is loading the dataset in memory",
+        "NOREPLICAS Not enough good replicas to write.",
+        "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+    ],
+)
+def test_a_reply_that_sends_us_elsewhere_is_known_as_redis_py_gives_it(text):
+    assert is_elsewhere([b"1", BaseParser.parse_error(text)])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("TRYAGAIN Multiple keys request during rehashing of slot", "TRYAGAIN"),
+        ("CLUSTERDOWN The cluster is down", "CLUSTERDOWN"),
+        ("BUSY Redis is busy running a script.", "BUSY"),
+        ("OOM command not allowed when used memory > 'maxmemory'.", "command"),
+        ("ERR unknown command 'READONLY'", "unknown"),
+    ],
+)
+def test_any_other_refusal_keeps_its_connection(text, said):
+    assert not is_elsewhere([BaseParser.parse_error(text)])
+    assert code(BaseParser.parse_error(text)) == said
+
+
+def test_an_event_loop_that_ends_takes_its_connections_along(queue, client):
+    loops, process = weakref.WeakSet(), psutil.Process()
+
+    async def publish():
+        loops.add(asyncio.get_running_loop())
+        await queue.apublish({})
+
+    queue.publish({})
+    before = len(client.client_list()), process.num_fds()
+    for _ in range(300):
+        asyncio.run(publish())
+    gc.collect()
+
+    assert queue.counts().ready == 301
+    eventually(lambda: len(client.client_list()) <= before[0], "Redis sees them go")
+    assert process.num_fds() <= before[1]
+    assert len(loops) <= 1
+    assert len(queue.connection()._loops) <= 1
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_event_loop_that_is_closed_without_an_end_is_swept_by_the_next(queue):
+    loops, process = weakref.WeakSet(), psutil.Process()
+    before = process.num_fds()
+
+    for _ in range(20):
+        loop = asyncio.new_event_loop()
+        loops.add(loop)
+        loop.run_until_complete(queue.apublish({}))
+        loop.close()
+        del loop
+        gc.collect()
+
+    assert len(loops) <= 1
+    assert process.num_fds() <= before + 2
+    asyncio.run(queue.apublish({}))  # it sweeps the last one
+    gc.collect()
+    assert len(loops) == 0
+
+
+def test_workers_that_publish_in_async_handlers_leave_nothing_open(url):
+    queue, other, consumer = Queue("q", url=url), Queue("other", url=url), Consumer()
+
+    @consumer.handler(queue)
+    async def handle(_body):
+        await other.apublish({})
+
+    def drain():
+        queue.publish({})
+        consumer.drain()
+        queue.close()  # how many connections the worker's threads have had open differs
+        gc.collect()
+        return psutil.Process().num_fds()
+
+    drain()
+    before = drain()
+    for _ in range(4):
+        after = drain()
+
+    assert other.counts().ready == 6
+    assert after <= before
+    queue.close()
+
+
+PUBLISHES = """
+import select, sys
+del select.poll  # as eventlet does it
+from reliq import Queue
+queue = Queue("q", url=sys.argv[1])
+print([queue.publish({}).status for _ in range(3)])
+"""
+
+
+def test_where_there_is_no_poll_connections_are_kept_too(proxy):
+    ran = subprocess.run([sys.executable, "-c", PUBLISHES, proxy.url], capture_output=True, text=True, check=False)
+
+    assert (ran.stdout.strip(), ran.stderr) == ("['published', 'published', 'published']", "")
+    assert proxy.connections == 1
