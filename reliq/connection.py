@@ -18,6 +18,7 @@ import redis.asyncio
 
 from reliq.cluster import AsyncClusterWire, AsyncWire, ClusterWire, Nodes, Wire
 from reliq.errors import ConfigurationError, InsecureWarning
+from reliq.keys import Layout
 from reliq.pools import Address, Client, Target, address, node_pool, pool, sentinels, weakness
 from reliq.urls import check_url, masked
 from reliq.wires import AsyncPooledWire, Gate, PooledWire
@@ -221,3 +222,12 @@ def check_target(target: Target) -> None:
 def _pools(wires: Mapping[float, Wire | AsyncWire]) -> list[Any]:
     """Return every pool behind `wires`."""
     return [one for wire in wires.values() for one in wire.pools()]
+
+
+def check_slots(target: Target | None, layout: Layout) -> None:
+    """Raise ConfigurationError when `target` is a Cluster that would have a queue's keys in several of its slots."""
+    if isinstance(target, redis.RedisCluster) and not layout.is_in_one_slot:
+        raise ConfigurationError(
+            f"in the layout {layout} a queue's keys lie in several slots, so that it cannot be used in a Redis Cluster; "
+            "there take hdt3213:tag, which is Layout.hdt3213(hash_tag=True) and NewQueueOnCluster in Go"
+        )

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from reliq.connection import Connection
+from reliq.connection import Connection, check_slots
 from reliq.errors import ConfigurationError
 from reliq.events import RedisBack, WorkerReady, WorkerStopping, notify
 from reliq.registration import Registration
@@ -203,6 +203,8 @@ class Consumer(Registration):
         targets = [target for target in named if target is not None]
         if any(target != targets[0] for target in targets):
             raise ConfigurationError("the consumer and its queues name different Redis servers; name one")
+        for handler in handlers:
+            check_slots(targets[0] if targets else None, handler.queue.layout)
         return Connection.to(targets[0] if targets else None)
 
     def _is_over(self, engine: Engine, settings: WorkerSettings) -> bool:

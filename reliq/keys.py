@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from reliq.errors import ConfigurationError
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+#: The Go original takes any name; one that cannot be printed is taken by no command.
+LONGEST_FOREIGN_NAME = 512
 
 #: A hash, queue -> when a worker or producer last named it, in unix seconds. Not in any queue's slot.
 QUEUES_KEY = "reliq:queues"
@@ -14,48 +16,119 @@ QUEUES_KEY = "reliq:queues"
 #: A sorted set, worker process -> when it last wrote its record, in unix seconds. Not in any queue's slot.
 WORKERS_KEY = "reliq:workers"
 
+_PREFIX = re.compile(r"[^\s,]{1,128}")
+_GLOB = re.compile(r"[*?\[\]\\^]")
+
 
 def worker_key(id: str) -> str:
     """Return the key of the record of worker process `id`: a string that expires when it is not written again."""
     return f"reliq:worker:{id}"
 
 
+def pattern(key: str) -> str:
+    """Return the pattern that matches `key` alone, for SCAN and ACL rules."""
+    return _GLOB.sub(r"\\\g<0>", key)
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """
-    How a queue's keys are spelled and whether its bodies carry a header.
+    How a queue's keys are spelled and whether its bodies carry a header: `Layout.RELIQ`, or `Layout.hdt3213()`.
+
+    `str(layout)` is its text, such as `reliq`, `hdt3213` or `hdt3213:tag,prefix=shop`; `Layout.parse` reads it.
 
     Attributes:
         prefix: what stands before the queue's name.
-        body_prefix: the same for the bodies (the Go original always says `dp`).
         hash_tag: whether prefix and name stand in braces, so that one queue lies in one Cluster slot.
-        bare: whether a body is stored as it is, without reliq's header line.
+        bare: whether a body is stored as it is, without reliq's header line, as the Go original does.
+
+    Raises:
+        ConfigurationError: the prefix is not 1 to 128 printable characters without space or comma, or nobody has
+            such a layout.
     """
 
     prefix: str = "reliq"
-    body_prefix: str = "reliq"
     hash_tag: bool = True
     bare: bool = False
 
     RELIQ: ClassVar["Layout"]
 
-    @classmethod
-    def hdt3213(cls, *, hash_tag: bool = True, prefix: str = "dp") -> Self:
-        """
-        Return the layout of HDT3213/delayqueue, with bare bodies.
+    def __post_init__(self) -> None:
+        if not isinstance(self.prefix, str) or not _PREFIX.fullmatch(self.prefix) or not self.prefix.isprintable():
+            raise ConfigurationError(
+                f"a layout's prefix must be 1 to 128 printable characters without space or comma, not {self.prefix!r}"
+            )
+        if not self.bare and (self.prefix, self.hash_tag) != ("reliq", True):
+            raise ConfigurationError("a layout is Layout.RELIQ or Layout.hdt3213(hash_tag=, prefix=), and no other")
 
-        `hash_tag=True` is that of `NewQueueOnCluster` and `UseHashTagKey`, False that of `NewQueue`;
-        `prefix` is that of `UseCustomPrefix`, which the original leaves out of the bodies' keys.
+    def __str__(self) -> str:
+        options = ["tag"] * self.hash_tag + [f"prefix={self.prefix}"] * (self.prefix != "dp")
+        if not self.bare:
+            return "reliq"
+        return f"hdt3213:{','.join(options)}" if options else "hdt3213"
+
+    @classmethod
+    def hdt3213(cls, *, hash_tag: bool = False, prefix: str = "dp") -> "Layout":
         """
-        return cls(prefix, "dp", hash_tag, bare=True)
+        Return the layout of the Go original, HDT3213/delayqueue, with bare bodies.
+
+        Args:
+            hash_tag: False is that of `NewQueue`; True that of `NewQueueOnCluster` and `UseHashTagKey`.
+            prefix: that of `UseCustomPrefix`, which the original leaves out of the bodies' keys.
+        """
+        return cls(prefix, hash_tag, bare=True)
+
+    @classmethod
+    def parse(cls, text: str) -> "Layout":
+        """
+        Return the layout that `text` says: `reliq`, or `hdt3213` with options after a colon, combined by commas.
+
+        The options are `tag` or `no-tag` (the default) and `prefix=NAME`: `hdt3213:tag,prefix=shop`.
+
+        Raises:
+            ConfigurationError: it says none.
+        """
+        if text == "reliq":
+            return cls.RELIQ
+        kind, colon, rest = text.partition(":")
+        options = [_option(one) for one in rest.split(",")] if colon else []
+        given = dict(options)
+        if kind != "hdt3213" or "" in given or len(given) != len(options):
+            raise ConfigurationError(
+                "layout must be reliq, hdt3213, hdt3213:tag, hdt3213:no-tag, hdt3213:prefix=NAME or such options "
+                f"combined by commas, not {text[:80]!r}"
+            )
+        return cls.hdt3213(hash_tag=given.get("tag") == "tag", prefix=given.get("prefix", "dp"))
+
+    @property
+    def body_prefix(self) -> str:
+        """What stands before the queue's name in the bodies' keys: the Go original always says `dp`."""
+        return "dp" if self.bare else self.prefix
+
+    @property
+    def is_in_one_slot(self) -> bool:
+        """Whether all keys of a queue lie in one slot of a Redis Cluster."""
+        return self.hash_tag and self.prefix == self.body_prefix
 
 
 Layout.RELIQ = Layout()
 
 
-def is_name(name: object) -> bool:
+def _option(text: str) -> tuple[str, str]:
+    """Return the name and value of an option of a layout's text; without a name when it is none."""
+    if text in ("tag", "no-tag"):
+        return "tag", text
+    name, equals, value = text.partition("=")
+    return (name, value) if name == "prefix" and equals else ("", text)
+
+
+def is_name(name: object, layout: Layout = Layout.RELIQ) -> bool:
     """Say whether a queue may be called so."""
-    return isinstance(name, str) and QUEUE_NAME.fullmatch(name) is not None
+    if not isinstance(name, str):
+        return False
+    if layout.bare:
+        return 0 < len(name) <= LONGEST_FOREIGN_NAME and name.isprintable()
+    return QUEUE_NAME.fullmatch(name) is not None
 
 
 class Keys:
@@ -63,7 +136,8 @@ class Keys:
     The keys of the queue `name` in `layout`.
 
     Raises:
-        ConfigurationError: the name is not 1 to 128 of A-Z a-z 0-9 _ . -
+        ConfigurationError: the name is not 1 to 128 of A-Z a-z 0-9 _ . - ; a queue of the Go original may be called by
+            any 1 to 512 printable characters.
     """
 
     __slots__ = (
@@ -93,12 +167,14 @@ class Keys:
     )
 
     def __init__(self, name: str, layout: Layout = Layout.RELIQ) -> None:
-        if not is_name(name):
-            raise ConfigurationError(f"queue name must be 1 to 128 of A-Z a-z 0-9 _ . - , not {name!r}")
+        if not is_name(name, layout):
+            foreign = f"1 to {LONGEST_FOREIGN_NAME} printable characters"
+            wanted = foreign if layout.bare else "1 to 128 of A-Z a-z 0-9 _ . - "
+            raise ConfigurationError(f"queue name must be {wanted}, not {name!r}")
         self.name, self.layout = name, layout
         base = _base(layout.prefix, name, layout.hash_tag)
         self._msg = _base(layout.body_prefix, name, layout.hash_tag) + ":msg:"
-        self.every = base + ":*"  # matches every key but the bodies of another prefix, for SCAN
+        self.every = pattern(base) + ":*"  # matches every key but the bodies of another prefix, for SCAN
         self._aside = base + ":aside:"
         self._dd = base + ":dd:"
         self._lane = base + ":lane:"
@@ -118,6 +194,20 @@ class Keys:
         self.wake = base + ":wake"  # list: at most one token
         self.watch = base + ":watch"  # string: the process that waits for the next due time
         self.paused = base + ":paused"  # string: there while the queue is paused
+
+    @classmethod
+    def registered(cls, entry: str) -> "Keys | None":
+        """Return the keys of the queue that an entry of the registry names; None when it names none."""
+        layout, space, name = entry.partition(" ")
+        try:
+            return cls(name, Layout.parse(layout)) if space else cls(entry)
+        except ConfigurationError:
+            return None
+
+    @property
+    def entry(self) -> str:
+        """What the registry calls the queue: its name, after its layout where that is not reliq's own."""
+        return self.name if self.layout == Layout.RELIQ else f"{self.layout} {self.name}"
 
     @property
     def bare(self) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 from reliq.codec import Codec
-from reliq.connection import check_target
+from reliq.connection import check_slots, check_target
 from reliq.control import TRY_SECONDS, Control
 from reliq.doors.batch import Batch
 from reliq.doors.moves import Moves
@@ -58,7 +58,7 @@ class Queue(Control, Generic[B]):
     A queue of bodies of one type. Making it connects to nothing.
 
     Args:
-        name: 1 to 128 of A-Z a-z 0-9 _ . -
+        name: 1 to 128 of A-Z a-z 0-9 _ . - ; in the layout of the Go original any 1 to 512 printable characters.
         body: the type of a body: dataclass, TypedDict, `msgspec.Struct`, pydantic model, dict, list, scalar,
             `str` or `bytes`.
         retries: deliveries after the first.
@@ -101,6 +101,7 @@ class Queue(Control, Generic[B]):
     ) -> None:
         if url is not None:
             check_target(url)
+            check_slots(url, layout)
         keys = Keys(name, layout)
         settings = QueueSettings(
             retries=retries,
@@ -116,7 +117,7 @@ class Queue(Control, Generic[B]):
         self.codec: Codec[B] = Codec(body)
         self.moves = Moves(self.keys, self._door)
         self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)
-        naming = Naming(name, layout, self.connection)
+        naming = Naming(self.keys, self.connection)
         self._sender = Sender(self._writer, naming, self._lanes, self._door, self._adoor, try_seconds=TRY_SECONDS)
 
     def __repr__(self) -> str:

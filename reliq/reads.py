@@ -66,9 +66,9 @@ def paused(keys: Keys) -> Command[Pause | None]:
     return Command(("GET", keys.paused), lambda reply: None if reply is None else _pause(reply))
 
 
-def register(names: Sequence[str], now_seconds: int) -> Command[None]:
-    """Note in the registry that these queues are in use."""
-    pairs = [part for name in names for part in (name, str(now_seconds))]
+def register(entries: Sequence[str], now_seconds: int) -> Command[None]:
+    """Note in the registry that these queues are in use, each by its `Keys.entry`."""
+    pairs = [part for entry in entries for part in (entry, str(now_seconds))]
     return Command(("HSET", QUEUES_KEY, *pairs), lambda _reply: None)
 
 

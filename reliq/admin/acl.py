@@ -7,12 +7,14 @@ and still GET no body. Redis 6.2 knows no selectors; there a user may run each o
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from reliq.admin.python_rights import FAMILIES, SHARED, module
 from reliq.errors import ConfigurationError
+from reliq.keys import pattern
 from reliq.lua import script
 from reliq.lua.uses import Use
 
@@ -242,5 +244,10 @@ def _patterns(keys: Collection[str], queues: Sequence[Keys]) -> list[str]:
 
 def _spelled(queue: Keys, name: str) -> str:
     if name == "aside":
-        return queue.aside("", 0).rpartition("0:")[0] + "*"
-    return str(getattr(queue, name)("*") if name in FAMILIES else getattr(queue, name))
+        return _pattern(queue.aside("", 0).rpartition("0:")[0]) + "*"
+    return _pattern(getattr(queue, name)("")) + "*" if name in FAMILIES else _pattern(getattr(queue, name))
+
+
+def _pattern(key: str) -> str:
+    """Return the pattern of a key; no rule can hold a space or a quote, so there any character may stand."""
+    return re.sub(r"[ \"']", "?", pattern(key))

@@ -57,8 +57,12 @@ class Admin(Acting):
         Args:
             repair: set right what can be without guessing; move the rest to the dead letters with a reason.
             progress: is told what is being read, and how many ids were looked at so far.
+
+        Raises:
+            ConfigurationError: there is no such queue.
         """
-        return Checker(self._ask, self.keys(queue), repair=repair, progress=progress or _silent).run()
+        _, keys = self._known(queue)
+        return Checker(self._ask, keys, repair=repair, progress=progress or _silent).run()
 
     def acl(self, roles: Sequence[str], queues: Sequence[str], *, user: str = "") -> AclRule:
         """

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from reliq import reads, transitions
 from reliq.admin.alive import running_in, workers_alive
 from reliq.call import Command
-from reliq.keys import Layout
 from reliq.metrics.looks import Looker
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class QueueView:
     A queue at one moment.
 
     Attributes:
-        layout: `reliq`, or how the keys begin, such as `{dp:` or `dp:`.
+        layout: as `--layout` takes it: `reliq`, `hdt3213`, `hdt3213:tag`, …
         backoff: how many of unack wait after a failure, drawn from a sample when there are many; the others are
             leased by a worker.
         late: for how many seconds the first message that waits has been due; None when it does not say.
@@ -165,7 +164,7 @@ def _view(sight: Sight, workers: Sequence[Worker], pause: Pause | None, rates: R
     mine = [worker for worker in workers if sight.queue in worker.queues]
     return QueueView(
         queue=sight.queue,
-        layout=layout_name(sight.keys),
+        layout=str(sight.keys.layout),
         pending=counts.pending,
         ready=counts.ready,
         unack=counts.unack,
@@ -181,9 +180,3 @@ def _view(sight: Sight, workers: Sequence[Worker], pause: Pause | None, rates: R
         busy=len(running_in(mine, sight.queue)),
         pause=pause,
     )
-
-
-def layout_name(keys: Keys) -> str:
-    """Return how a person tells layouts apart."""
-    layout = keys.layout
-    return "reliq" if layout == Layout.RELIQ else f"{{{layout.prefix}:" if layout.hash_tag else f"{layout.prefix}:"

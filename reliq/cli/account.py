@@ -3,12 +3,12 @@
 import typer
 
 from reliq.admin import Account
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, say
+from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, print_json, say
 
 EXIT_UNBALANCED = 1
 
 
-def account(queue: QueueName, json: Json = False, url: Url = None, hdt3213: Hdt3213 = False) -> None:
+def account(queue: QueueName, json: Json = False, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT) -> None:
     """
     Show what came in, how it ended and what is alive, as Redis itself counts; say what does not add up.
 
@@ -17,7 +17,7 @@ def account(queue: QueueName, json: Json = False, url: Url = None, hdt3213: Hdt3
 
     Example: reliq account orders
     """
-    found = admin(url, hdt3213=hdt3213).account(queue)
+    found = admin(url, layout).account(queue)
     if json:
         print_json(found)
     else:

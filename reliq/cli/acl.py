@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from reliq.admin.acl import ROLES, AclRule, acl_rule
-from reliq.cli.common import Hdt3213, Json, Url, admin, print_json, say
+from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, print_json, say
 from reliq.keys import Keys, Layout
 
 
@@ -24,7 +24,7 @@ def acl(
     server: Annotated[
         Server | None, typer.Option(help="The oldest server it is for; without it, the server is asked.")
     ] = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
     json: Json = False,
     url: Url = None,
 ) -> None:
@@ -38,10 +38,10 @@ def acl(
     Example: reliq acl --role producer --queue orders --server 7.0
     """
     if server is None:
-        rule = admin(url, hdt3213=hdt3213).acl(role, queue, user=user)
+        rule = admin(url, layout).acl(role, queue, user=user)
     else:
-        layout = Layout.hdt3213() if hdt3213 else Layout.RELIQ
-        rule = acl_rule(role, [Keys(name, layout) for name in queue], user=user, selectors=server is Server.seven)
+        queues = [Keys(name, Layout.parse(layout)) for name in queue]
+        rule = acl_rule(role, queues, user=user, selectors=server is Server.seven)
     if json:
         print_json(rule)
         return

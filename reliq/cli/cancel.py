@@ -7,7 +7,7 @@ import typer
 from reliq.admin import Admin, Filter, Removed
 from reliq.admin.bulk import CANCELLABLE
 from reliq.admin.pieces import check_state
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, Yes, admin, confirm, print_json, say
+from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, Yes, admin, confirm, print_json, say
 from reliq.cli.filters import DryRun, Headers, Match, filter_of, print_found, state_option
 from reliq.cli.progress import running
 from reliq.errors import ConfigurationError
@@ -27,7 +27,7 @@ def cancel(
     yes: Yes = False,
     json: Json = False,
     url: Url = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     Cancel messages: they do not start; one that runs is not retried, and its handler is told.
@@ -37,7 +37,7 @@ def cancel(
     Instead of ids: reliq cancel orders --state pending --match '"tenant":"acme"' --dry-run. Exit codes: 0 cancelled
     or running, 1 Redis did not answer or you did not agree, 2 an unknown queue or id, 130 interrupted.
     """
-    desk, where = admin(url, hdt3213=hdt3213), filter_of(header, match)
+    desk, where = admin(url, layout), filter_of(header, match)
     if bool(ids) == bool(state):
         raise ConfigurationError("say which messages: ids, or --state with --header or --match")
     if state:

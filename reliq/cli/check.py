@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from reliq.admin.faults import CheckReport
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, console, print_json, say
+from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, console, print_json, say
 
 
 def check(
     queue: QueueName,
     repair: Annotated[bool, typer.Option("--repair", help="Set right what is wrong.")] = False,
     json: Json = False,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
     url: Url = None,
 ) -> None:
     """
@@ -26,7 +26,7 @@ def check(
     Example: reliq check orders --repair
     """
     with _progress() as progress:
-        report = admin(url, hdt3213=hdt3213).check(queue, repair=repair, progress=progress)
+        report = admin(url, layout).check(queue, repair=repair, progress=progress)
     if json:
         print_json(report)
     else:

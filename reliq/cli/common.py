@@ -15,9 +15,17 @@ from reliq.errors import ConfigurationError
 from reliq.foreign import printable
 from reliq.keys import Layout
 
+DEFAULT_LAYOUT = str(Layout.RELIQ)
+
 Url = Annotated[str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Hdt3213 = Annotated[bool, typer.Option("--hdt3213", help="The queue is in the layout of the Go original.")]
+LayoutText = Annotated[
+    str,
+    typer.Option(
+        "--layout",
+        help="How the queue's keys are spelled: reliq, or as Go does: hdt3213, hdt3213:tag, hdt3213:prefix=NAME.",
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 
@@ -27,9 +35,9 @@ _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
 
 
-def admin(url: str | None, *, hdt3213: bool = False) -> Admin:
+def admin(url: str | None, layout: str = DEFAULT_LAYOUT) -> Admin:
     """Return what looks and acts for the commands."""
-    return Admin(url, layout=Layout.hdt3213() if hdt3213 else Layout.RELIQ)
+    return Admin(url, layout=Layout.parse(layout))
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -8,7 +8,7 @@ import typer
 
 from reliq.admin import LetterFilter
 from reliq.cli.bodies import pretty, start_of
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_facts, print_json, say
+from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, print_facts, print_json, say
 from reliq.cli.filters import Error, Headers, Ids, Match, NewerThan, OlderThan, Reason, letter_filter_of
 from reliq.cli.list import TABLE_BODY, TABLE_ERROR, when_text
 from reliq.cli.redrive import purge, redrive
@@ -39,7 +39,7 @@ def list_letters(
     limit: Annotated[int, typer.Option(help="At most so many.")] = 20,
     json: Json = False,
     url: Url = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     List dead letters, oldest first.
@@ -50,7 +50,7 @@ def list_letters(
     """
     where = letter_filter_of(ids, reason, error, older_than, newer_than, header, match)
     most = whole("--limit", limit, least=1, most=LIST_LIMIT)
-    found = list(islice(admin(url, hdt3213=hdt3213).letters(queue, where), most))
+    found = list(islice(admin(url, layout).letters(queue, where), most))
     if json:
         print_json([as_json(one, start_of(one.payload, JSON_BODY)) for one in found])
     else:
@@ -64,7 +64,7 @@ def show(
     raw: Annotated[bool, typer.Option("--raw", help="Only the body, byte for byte.")] = False,
     json: Json = False,
     url: Url = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     Show the last dead letter of a message: why it died, its headers and its whole body.
@@ -73,7 +73,7 @@ def show(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or id.
     """
-    letters = list(admin(url, hdt3213=hdt3213).letters(queue, LetterFilter(ids=frozenset([id]))))
+    letters = list(admin(url, layout).letters(queue, LetterFilter(ids=frozenset([id]))))
     if not letters:
         raise ConfigurationError(f"queue {queue!r} has no dead letter of the id {id[:128]!r}; see `reliq dead list`")
     letter = letters[-1]

@@ -6,7 +6,7 @@ import typer
 
 from reliq.admin.acl import ROLES
 from reliq.admin.findings import Finding
-from reliq.cli.common import Hdt3213, Json, Url, admin, print_json, say
+from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, print_json, say
 
 
 def doctor(
@@ -16,7 +16,7 @@ def doctor(
     ] = None,
     queue: Annotated[str, typer.Option(help="The queue whose rights are asked for.")] = "reliq-doctor",
     strict: Annotated[bool, typer.Option("--strict", help="A warning or unknown counts as bad.")] = False,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
     json: Json = False,
     url: Url = None,
 ) -> None:
@@ -28,7 +28,7 @@ def doctor(
 
     Example: reliq doctor --role consumer --queue orders
     """
-    found = admin(url, hdt3213=hdt3213).doctor(roles=role or (), queue=queue)
+    found = admin(url, layout).doctor(roles=role or (), queue=queue)
     if json:
         print_json(found)
     else:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from reliq.admin import End
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, say, spoken
+from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, print_json, say, spoken
 from reliq.cli.tables import print_table
 
 
@@ -18,7 +18,7 @@ def ends(
     limit: Annotated[int, typer.Option(help="At most so many.")] = 100,
     json: Json = False,
     url: Url = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     Show how the last messages ended that were not acked, newest first, each with its time, reason and error.
@@ -28,7 +28,7 @@ def ends(
 
     Example: reliq ends orders --kind expired --limit 20
     """
-    found = admin(url, hdt3213=hdt3213).ends(queue, kind=kind, limit=limit)
+    found = admin(url, layout).ends(queue, kind=kind, limit=limit)
     if json:
         print_json(found)
     elif not found:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from reliq.cli.common import DEFAULT_LAYOUT, LayoutText
 from reliq.connection import Connection
 from reliq.keys import Keys, Layout
 from reliq.log_setup import configure_logging
@@ -22,9 +23,7 @@ def exporter(
     ] = None,
     port: Annotated[int, typer.Option(help="Serve /metrics, /live and /ready on this port.")] = DEFAULT_PORT,
     host: Annotated[str, typer.Option(help="The address to serve them on.")] = DEFAULT_HOST,
-    hdt3213: Annotated[
-        bool, typer.Option("--hdt3213", help="The queues named are in the layout of the Go original.")
-    ] = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     Serve the states, ages and totals of queues for Prometheus until SIGTERM or Ctrl-C.
@@ -32,8 +31,7 @@ def exporter(
     Example: reliq exporter --url redis://127.0.0.1:6379/0 --port 9465
     """
     configure_logging("info")
-    layout = Layout.hdt3213() if hdt3213 else Layout.RELIQ
-    queues = [Keys(name, layout) for name in queue or ()]
+    queues = [Keys(name, Layout.parse(layout)) for name in queue or ()]
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: over.set())

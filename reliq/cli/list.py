@@ -7,7 +7,7 @@ import typer
 
 from reliq.admin.browsing import Entry
 from reliq.cli.bodies import start_of
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_json, spoken
+from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, print_json, spoken
 from reliq.cli.filters import Headers, Match, State, filter_of
 from reliq.cli.progress import running
 from reliq.cli.tables import print_table
@@ -27,7 +27,7 @@ def list_messages(
     match: Match = "",
     json: Json = False,
     url: Url = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     List the messages of one state, what comes first first.
@@ -37,7 +37,7 @@ def list_messages(
     `when` is the due time; of unack the end of the lease or the redelivery, of dead the death. Exit codes: 0 done,
     1 Redis did not answer, 2 an unknown queue or state.
     """
-    desk, where = admin(url, hdt3213=hdt3213), filter_of(header, match)
+    desk, where = admin(url, layout), filter_of(header, match)
     total = desk.size(queue, state) if where.is_set else None
     with running("looking", total, None, lambda _none: "nothing was changed") as run:
         found = desk.messages(

@@ -7,7 +7,7 @@ import typer
 from reliq.admin import Moved, Removed
 from reliq.admin.moving import MOVABLE
 from reliq.admin.pieces import check_state
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, Yes, admin, confirm, print_json, say
+from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, Yes, admin, confirm, print_json, say
 from reliq.cli.filters import DryRun, Headers, Match, filter_of, print_found, state_option
 from reliq.cli.progress import running
 from reliq.errors import ConfigurationError
@@ -24,7 +24,7 @@ def move(
     yes: Yes = False,
     json: Json = False,
     url: Url = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     Move messages of one state to another queue, with ids, due times, retries left and headers.
@@ -35,7 +35,7 @@ def move(
     it. Dead letters go by `reliq dead redrive --to`. Exit codes: 0 done, 1 Redis did not answer or you did not
     agree, 2 an unknown queue or state, 130 interrupted.
     """
-    desk, where = admin(url, hdt3213=hdt3213), filter_of(header, match)
+    desk, where = admin(url, layout), filter_of(header, match)
     if state == "dead":
         raise ConfigurationError(f"dead letters go by `reliq dead redrive {queue} --to {other}`")
     total = desk.size(queue, check_state(state, MOVABLE))

@@ -1,10 +1,11 @@
 """`reliq pause` and `reliq resume`."""
 
+import shlex
 from typing import Annotated
 
 import typer
 
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, duration, print_json, say
+from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, duration, print_json, say
 
 
 def pause(
@@ -13,7 +14,7 @@ def pause(
     for_: Annotated[str | None, typer.Option("--for", metavar="TIME", help="Until it resumes by itself: 30m.")] = None,
     json: Json = False,
     url: Url = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     Have consumers stop claiming within a second; running handlers finish, and publishing goes on.
@@ -22,15 +23,15 @@ def pause(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong option.
     """
-    desk = admin(url, hdt3213=hdt3213)
+    desk = admin(url, layout)
     desk.pause(queue, reason=reason, for_=None if for_ is None else duration(for_))
     if json:
         print_json(desk.paused(queue))
     else:
-        say(f"{queue} is paused" + (f" for {for_}" if for_ else f"; `reliq resume {queue}` ends it"))
+        say(f"{queue} is paused" + (f" for {for_}" if for_ else f"; `reliq resume {_words(queue, layout)}` ends it"))
 
 
-def resume(queue: QueueName, json: Json = False, url: Url = None, hdt3213: Hdt3213 = False) -> None:
+def resume(queue: QueueName, json: Json = False, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT) -> None:
     """
     Have consumers claim a paused queue again.
 
@@ -38,8 +39,13 @@ def resume(queue: QueueName, json: Json = False, url: Url = None, hdt3213: Hdt32
 
     Exit codes: 0 it is claimed, also when it was not paused; 1 Redis did not answer; 2 an unknown queue.
     """
-    was_paused = admin(url, hdt3213=hdt3213).resume(queue)
+    was_paused = admin(url, layout).resume(queue)
     if json:
         print_json({"was_paused": was_paused})
     else:
         say(f"{queue} is resumed" if was_paused else f"{queue} was not paused")
+
+
+def _words(queue: str, layout: str) -> str:
+    """Return the words that name a queue to a command, as a shell takes them."""
+    return shlex.join([queue] if layout == DEFAULT_LAYOUT else [queue, "--layout", layout])

@@ -10,7 +10,18 @@ import typer
 from reliq.admin import Admin, FilePublished, Wish
 from reliq.admin.lines import OnError
 from reliq.admin.publishing import LARGEST_BODY
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, complain, duration, print_json, say
+from reliq.cli.common import (
+    DEFAULT_LAYOUT,
+    Json,
+    LayoutText,
+    QueueName,
+    Url,
+    admin,
+    complain,
+    duration,
+    print_json,
+    say,
+)
 from reliq.cli.filters import headers_of
 from reliq.cli.progress import running
 from reliq.errors import ConfigurationError
@@ -33,7 +44,7 @@ def publish(
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be given again.")] = None,
     json: Json = False,
     url: Url = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     Publish a message and say what became of it; a duplicate is no failure.
@@ -44,7 +55,7 @@ def publish(
     published twice. Exit codes: 0 published, or it was before; 1 Redis did not answer or refused; 2 a wrong option,
     an unreadable file, a body or line that is no JSON.
     """
-    desk = admin(url, hdt3213=hdt3213)
+    desk = admin(url, layout)
     wish = Wish(
         delay=duration(delay),
         at=None if at is None else _moment(at),

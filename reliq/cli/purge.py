@@ -6,7 +6,7 @@ import typer
 
 from reliq.admin import Admin, Filter, LetterFilter, Removed
 from reliq.admin.pieces import STATES
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, Yes, admin, confirm, print_json, say
+from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, Yes, admin, confirm, print_json, say
 from reliq.cli.filters import DryRun, Headers, Match, filter_of, print_found, state_option
 from reliq.cli.progress import running
 
@@ -20,7 +20,7 @@ def purge(
     yes: Yes = False,
     json: Json = False,
     url: Url = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     Delete the messages of one state for good; say --dry-run first.
@@ -30,7 +30,7 @@ def purge(
     What lies in the middle of a list is cancelled: its body goes at once, its id when a worker meets it. Exit codes:
     0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or state, 130 interrupted.
     """
-    desk, where = admin(url, hdt3213=hdt3213), filter_of(header, match)
+    desk, where = admin(url, layout), filter_of(header, match)
     total = desk.size(queue, state)
     if dry_run:
         print_found(_count(desk, queue, state, where, total), "deleted", json=json)

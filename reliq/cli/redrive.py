@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 from reliq.admin import Admin, LetterFilter, Redriven, Terms
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, Yes, admin, complain, confirm, duration, print_json, say
+from reliq.cli.common import (
+    DEFAULT_LAYOUT,
+    Json,
+    LayoutText,
+    QueueName,
+    Url,
+    Yes,
+    admin,
+    complain,
+    confirm,
+    duration,
+    print_json,
+    say,
+)
 from reliq.cli.filters import (
     All,
     DryRun,
@@ -49,7 +62,7 @@ def redrive(
     yes: Yes = False,
     json: Json = False,
     url: Url = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     Publish dead letters again, oldest first, with fresh retries.
@@ -66,7 +79,7 @@ def redrive(
         retries=retries,
         delay=duration(delay),
     )
-    desk = admin(url, hdt3213=hdt3213)
+    desk = admin(url, layout)
     if dry_run:
         found = _count(desk, queue, where)
         print_found(found if limit is None else min(found, limit), "redriven", json=json)
@@ -94,7 +107,7 @@ def purge(
     yes: Yes = False,
     json: Json = False,
     url: Url = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     Delete dead letters for good; asks first.
@@ -105,7 +118,7 @@ def purge(
     interrupted.
     """
     where = _meant(letter_filter_of(ids, reason, error, older_than, newer_than, header, match), every=every)
-    desk = admin(url, hdt3213=hdt3213)
+    desk = admin(url, layout)
     found = _count(desk, queue, where)
     if dry_run:
         print_found(found, "deleted", json=json)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, duration, print_json, say, spoken
+from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, duration, print_json, say, spoken
 from reliq.cli.tables import print_table
 
 
@@ -13,7 +13,7 @@ def running(
     longer_than: Annotated[str, typer.Option(help="Only what runs for so long, such as 10m.")] = "0s",
     json: Json = False,
     url: Url = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     Show the handlers that run, the longest running first, as their workers say every 5 s.
@@ -23,7 +23,7 @@ def running(
 
     Example: reliq running orders --longer-than 10m
     """
-    rows = admin(url, hdt3213=hdt3213).running(queue, longer_than=duration(longer_than))
+    rows = admin(url, layout).running(queue, longer_than=duration(longer_than))
     if json:
         print_json(rows)
         return

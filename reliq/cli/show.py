@@ -8,7 +8,18 @@ import typer
 
 from reliq.admin import MessageView
 from reliq.cli.bodies import as_value, pretty
-from reliq.cli.common import Hdt3213, Json, QueueName, Url, admin, print_facts, print_json, say, spoken
+from reliq.cli.common import (
+    DEFAULT_LAYOUT,
+    Json,
+    LayoutText,
+    QueueName,
+    Url,
+    admin,
+    print_facts,
+    print_json,
+    say,
+    spoken,
+)
 from reliq.cli.ends import clock, why
 from reliq.errors import ConfigurationError
 
@@ -21,7 +32,7 @@ def show(
     ] = False,
     json: Json = False,
     url: Url = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     Show where a message is, what it holds, what went wrong and who has it; or what became of it.
@@ -31,7 +42,7 @@ def show(
 
     Example: reliq show orders order-42
     """
-    found = admin(url, hdt3213=hdt3213).show(queue, id)
+    found = admin(url, layout).show(queue, id)
     if raw:
         if found.body is None:
             raise ConfigurationError(f"message {id[:128]!r} of queue {queue!r} has no body any more; leave --raw out")

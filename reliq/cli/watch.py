@@ -10,7 +10,20 @@ import typer
 from rich.live import Live
 
 from reliq.admin import Moment, Watcher
-from reliq.cli.common import Hdt3213, Json, Url, admin, complain, console, duration, print_json, rate, say, spoken
+from reliq.cli.common import (
+    DEFAULT_LAYOUT,
+    Json,
+    LayoutText,
+    Url,
+    admin,
+    complain,
+    console,
+    duration,
+    print_json,
+    rate,
+    say,
+    spoken,
+)
 from reliq.cli.ends import why
 from reliq.cli.screen import Screen
 from reliq.errors import ConfigurationError, ReliqError
@@ -26,7 +39,7 @@ def watch(
     interval: Annotated[str, typer.Option(help="Between two looks.")] = "1s",
     json: Json = False,
     url: Url = None,
-    hdt3213: Hdt3213 = False,
+    layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
     Watch queues live until Ctrl-C: states, rates, how late they are, workers and what each runs, newest failures.
@@ -39,7 +52,7 @@ def watch(
     seconds = duration(interval)
     if seconds < LEAST_SECONDS:
         raise ConfigurationError(f"interval must be at least {LEAST_SECONDS} seconds, not {interval}")
-    view = admin(url, hdt3213=hdt3213)
+    view = admin(url, layout)
     watcher = view.watch(queues or ())
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is left clean then too
     try:

@@ -11,7 +11,7 @@ from reliq import reads, transitions
 from reliq.call import Command, id_text
 from reliq.doors.ids import made_at
 from reliq.errors import RedisRefusedError
-from reliq.keys import QUEUES_KEY, Keys, is_name
+from reliq.keys import QUEUES_KEY, Keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -123,7 +123,8 @@ class Looker:
 def registered() -> Command[Sequence[Keys]]:
     """Return the queues that workers and producers have noted in the registry; what is no name is passed over."""
     return Command(
-        ("HKEYS", QUEUES_KEY), lambda reply: [Keys(name) for name in sorted(map(id_text, reply)) if is_name(name)]
+        ("HKEYS", QUEUES_KEY),
+        lambda reply: [keys for entry in sorted(map(id_text, reply)) if (keys := Keys.registered(entry)) is not None],
     )
 
 

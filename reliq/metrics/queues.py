@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -12,7 +13,7 @@ from reliq.errors import ReliqError
 from reliq.metrics import names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from prometheus_client.core import Metric
 
@@ -97,25 +98,33 @@ def _of_redis(facts: Mapping[str, str]) -> Iterator[Metric]:
         yield counter(names.REDIS_EVICTED, {(): int(facts["evicted_keys"])})
 
 
-def _of_queues(sights: Any) -> Iterator[Metric]:
-    yield _family(names.MESSAGES, sights, lambda one: {state: getattr(one.counts, state) for state in names.STATES})
-    yield _family(names.UNACK, sights, lambda one: {"leased": one.counts.unack - one.backoff, "backoff": one.backoff})
-    yield _family(names.OLDEST, sights, lambda one: one.oldest)
+def _of_queues(sights: Sequence[Sight]) -> Iterator[Metric]:
+    rows = _labelled(sights)
+    yield _family(names.MESSAGES, rows, lambda one: {state: getattr(one.counts, state) for state in names.STATES})
+    yield _family(names.UNACK, rows, lambda one: {"leased": one.counts.unack - one.backoff, "backoff": one.backoff})
+    yield _family(names.OLDEST, rows, lambda one: one.oldest)
     paused = GaugeMetricFamily(names.PAUSED.name, names.PAUSED.help, labels=names.PAUSED.labels)
-    for one in sights:
-        paused.add_metric((one.queue,), one.counts.paused)
+    for queue, one in rows.items():
+        paused.add_metric((queue,), one.counts.paused)
     yield paused
     for kind, spec in names.COUNTED.items():
-        yield counter(spec, {(one.queue,): one.counts.totals.get(kind, 0) for one in sights})
-    rows = [(one, cause) for one in sights for cause in names.CAUSES]
-    yield counter(
-        names.RETRIED, {(one.queue, cause): one.counts.totals.get(f"retried_{cause}", 0) for one, cause in rows}
-    )
+        yield counter(spec, {(queue,): one.counts.totals.get(kind, 0) for queue, one in rows.items()})
+    retried = {(queue, cause): f"retried_{cause}" for queue in rows for cause in names.CAUSES}
+    yield counter(names.RETRIED, {row: rows[row[0]].counts.totals.get(kind, 0) for row, kind in retried.items()})
 
 
-def _family(spec: Spec, sights: list[Sight], values: Callable[[Sight], Mapping[str, float]]) -> GaugeMetricFamily:
+def _labelled(sights: Sequence[Sight]) -> dict[str, Sight]:
+    """Return the sights by the queue's name; where queues in two layouts are called the same, by name and layout."""
+    called = Counter(one.queue for one in sights)
+    return {
+        one.queue if called[one.queue] == 1 or not one.keys.bare else f"{one.queue} ({one.keys.layout})": one
+        for one in sights
+    }
+
+
+def _family(spec: Spec, rows: Mapping[str, Sight], values: Callable[[Sight], Mapping[str, float]]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
-    for one in sights:
+    for queue, one in rows.items():
         for label, value in values(one).items():
-            family.add_metric((one.queue, label), value)
+            family.add_metric((queue, label), value)
     return family

@@ -1,19 +1,17 @@
 """What keeps a queue in order, by its workers or its operators: dead letters, emptying, counting and looking."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 from reliq import events
 from reliq.call import Arg, Call
-from reliq.keys import Keys
+from reliq.keys import Keys, pattern
 from reliq.lua import script
 from reliq.message import Counts
 from reliq.transitions.protocol import bare_arg, clock_arg, texts, words
 
 RedriveStatus = Literal["redriven", "alive", "not_found"]
 _NO_WISH = ("",) * 7
-_GLOB = re.compile(r"[*?\[\]\\^]")
 
 
 def collect(
@@ -128,7 +126,7 @@ def find(keys: Keys, *, cursor: int = 0, clock: int | None = None) -> Call[tuple
     return Call(
         script("find"),
         (keys.counts, keys.garbage),
-        (clock_arg(clock), cursor, _GLOB.sub(r"\\\g<0>", prefix) + "*", prefix),
+        (clock_arg(clock), cursor, pattern(prefix) + "*", prefix),
         lambda reply: (int(reply[0]), texts(reply[1:])),
     )
 

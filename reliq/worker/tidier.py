@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from reliq import reads, transitions
 from reliq.events import WentBack, notify
-from reliq.keys import Layout
 from reliq.settings import milliseconds
 from reliq.worker.loop import Troubles
 
@@ -51,11 +50,9 @@ class Tidier:
             for name, queue in self._queues.items()
         ]
         calls += [reads.claims(queue.keys) for queue in self._queues.values()]
-        # The registry has names alone: one in a foreign layout would be looked for in ours.
-        ours = [name for name, queue in self._queues.items() if queue.layout == Layout.RELIQ]
-        naming = [reads.register(ours, int(time.time()))] if ours else []
-        answers = self._door.run_all([*calls, *naming])
-        if naming and isinstance(registered := answers.pop(), Exception):
+        naming = reads.register([queue.keys.entry for queue in self._queues.values()], int(time.time()))
+        answers = self._door.run_all([*calls, naming])
+        if isinstance(registered := answers.pop(), Exception):
             self._troubles.note("", registered)
         tidied, claims = answers[: len(self._queues)], answers[len(self._queues) :]
         for name, answer, count in zip(self._queues, tidied, claims, strict=True):

@@ -36,7 +36,7 @@ NO_ROLE = {
 }
 
 
-@pytest.fixture(params=[Layout.RELIQ, Layout.hdt3213()], ids=["reliq", "hdt3213"])
+@pytest.fixture(params=[Layout.RELIQ, Layout.hdt3213(), Layout.hdt3213(hash_tag=True)], ids=str)
 def layout(request):
     return request.param
 
@@ -210,7 +210,8 @@ def test_an_operator_puts_a_key_of_another_type_aside(login, refused, client):
     assert refused() == []
 
 
-def test_an_operator_uses_the_command(login, refused):
+def test_an_operator_uses_the_command(login, refused, url):
+    Queue("q", url=url).publish({})
     code, out, error = reliq("check", "q", url=login("operator", "q"))
 
     assert (code, error) == (0, "")
@@ -293,7 +294,7 @@ def test_the_command_prints_what_acl_setuser_takes(url, client, knows_selectors)
 @pytest.mark.parametrize(("server", "selectors"), [("6.2", False), ("7.0", True)])
 def test_the_command_asks_no_server_when_it_is_told_which(server, selectors, monkeypatch):
     monkeypatch.delenv("RELIQ_URL", raising=False)
-    options = ["--role", "exporter", "--queue", "q", "--hdt3213", "--user", "prometheus", "--json"]
+    options = ["--role", "exporter", "--queue", "q", "--layout", "hdt3213:tag", "--user", "prometheus", "--json"]
 
     code, out, _ = reliq("acl", *options, "--server", server)
 

@@ -157,7 +157,7 @@ def test_help_has_an_example_and_the_exit_codes(name, command):
     said = " ".join(ran.out.split())
     assert f"Example: reliq {' '.join(path)}" in said
     assert "Exit codes: 0" in said
-    assert all(option in said for option in ("--json", "--url", "--hdt3213"))
+    assert all(option in said for option in ("--json", "--url", "--layout"))
 
 
 def test_without_a_redis_a_command_says_where_to_name_one(command, monkeypatch):

@@ -31,7 +31,7 @@ def test_a_queue_of_the_go_original_is_checked_in_its_layout(url, client):
     queue.publish(b"body", id="m")
     client.hset(queue.keys.counts, "m", "x")
 
-    code, out, _ = reliq("check", "orders", "--hdt3213", url=url)
+    code, out, _ = reliq("check", "orders", "--layout", "hdt3213", url=url)
 
     assert code == 1
     assert "bad-count" in out

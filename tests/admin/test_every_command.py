@@ -14,6 +14,8 @@ from reliq.cli.app import app, main
 ROOT = Path(__file__).parents[2]
 #: Commands that print no answer a script would read: they run, or answer by their exit code alone.
 NO_JSON = {"worker", "demo", "exporter", "health"}
+#: Commands whose queues say their layouts themselves, in the code.
+NO_LAYOUT = {"worker", "bench"}
 #: Commands that ask no Redis.
 NO_URL = {"health"}
 
@@ -44,6 +46,13 @@ def test_the_help_of_a_command_has_an_example_of_itself(name):
 def test_a_command_takes_json_and_url_where_they_are_due(name):
     assert ("--json" in options(name)) == (name not in NO_JSON)
     assert ("--url" in options(name)) == (name not in NO_URL)
+
+
+@every_command
+def test_a_command_on_a_queue_takes_its_layout(name):
+    on_a_queue = {parameter.name for parameter in COMMANDS[name].params} & {"queue", "queues"}
+
+    assert ("--layout" in options(name)) == (bool(on_a_queue) and name not in NO_LAYOUT)
 
 
 @every_command

@@ -145,7 +145,7 @@ def test_a_queue_of_the_go_original_is_listed_with_its_bare_and_empty_bodies(com
         client.lpush(keys.ready, id)
     client.lpush(keys.ready, "gone")
 
-    found = command("list", "q", "--hdt3213", "--json").json
+    found = command("list", "q", "--layout", "hdt3213", "--json").json
 
     assert [(one["id"], one["size"], one["body"]) for one in found] == [
         ("one", 2, "{}"),

@@ -79,6 +79,6 @@ def test_bytes_may_be_sent_that_are_no_json(command, url):
 
 
 def test_a_queue_of_the_go_original_gets_a_bare_body(command, url, client):
-    command("publish", "q", "{}", "--hdt3213", "--id", "m")
+    command("publish", "q", "{}", "--layout", "hdt3213", "--id", "m")
 
     assert client.get(Queue("q", url=url, layout=Layout.hdt3213()).keys.msg("m")) == b"{}"

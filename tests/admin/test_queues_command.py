@@ -147,13 +147,14 @@ def test_queues_counts_the_workers_of_each_queue_and_their_slots(command, queue,
 @pytest.mark.parametrize(
     ("layout", "shown"),
     [
-        (Layout.hdt3213(), "{dp:"),
-        (Layout.hdt3213(hash_tag=False), "dp:"),
-        (Layout.hdt3213(hash_tag=False, prefix="shop:dp"), "shop:dp:"),
+        (Layout.hdt3213(), "hdt3213"),
+        (Layout.hdt3213(hash_tag=True), "hdt3213:tag"),
+        (Layout.hdt3213(prefix="shop:dp"), "hdt3213:prefix=shop:dp"),
     ],
 )
-def test_a_scan_finds_queues_of_the_go_original(command, url, layout, shown):
+def test_a_scan_finds_queues_of_the_go_original(command, url, client, layout, shown):
     Queue("go", bytes, url=url, layout=layout).publish(b"x")
+    client.delete(QUEUES_KEY)
 
     assert command("queues", "--interval", "0", "--json").json["queues"] == []
     view = view_of(command, "go", "--scan", "--interval", "0")
@@ -173,7 +174,7 @@ def test_a_scan_goes_in_short_steps_and_passes_over_what_is_no_queue(command, qu
     monkeypatch.setattr("reliq.admin.scanning.STEP_KEYS", 10)
     queue.publish_many({"n": number} for number in range(100))
     client.hset("not a queue:retry:cnt", "a", "1")
-    client.hset("{x:not so either!}:retry:cnt", "a", "1")
+    client.hset("{reliq:not so either!}:retry:cnt", "a", "1")
 
     done = command("queues", "--scan", "--interval", "0", "--json")
 

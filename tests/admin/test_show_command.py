@@ -132,10 +132,10 @@ def test_one_whose_body_is_gone_says_so(command, queue, client):
 def test_a_message_of_the_go_original_is_shown_as_far_as_it_says(command, url):
     Queue("go", bytes, url=url, layout=Layout.hdt3213()).publish(b"\x00\xffbytes", id="m")
 
-    told = command("show", "go", "m", "--hdt3213", "--json").json
+    told = command("show", "go", "m", "--layout", "hdt3213", "--json").json
 
     assert (told["state"], told["due"], told["deliveries"], told["body"]) == ("ready", None, None, "AP9ieXRlcw==")
-    assert "\\x00\\xffbytes" in command("show", "go", "m", "--hdt3213").out
+    assert "\\x00\\xffbytes" in command("show", "go", "m", "--layout", "hdt3213").out
 
 
 # ---- the body alone ---------------------------------------------------------

@@ -125,6 +125,18 @@ def test_every_queue_that_a_worker_has_served_is_found_in_the_registry(url, clie
     assert value(found, "reliq_messages", queue="b", state="ready") == 0
 
 
+def test_queues_of_one_name_in_two_layouts_are_two_series(url, connection):
+    for layout in (Layout.RELIQ, Layout.hdt3213(), Layout.hdt3213(hash_tag=True)):
+        Queue("orders", bytes, url=url, layout=layout).publish(b"x")
+    Queue("alone", bytes, url=url, layout=Layout.hdt3213()).publish(b"x")
+
+    found = page(queue_collector(connection))
+
+    for queue in ("orders", "orders (hdt3213)", "orders (hdt3213:tag)", "alone"):
+        assert value(found, "reliq_messages", queue=queue, state="ready") == 1
+        assert value(found, "reliq_published_total", queue=queue) == 1
+
+
 def test_redis_tells_of_its_memory_its_eviction_policy_and_its_file(url, client, connection):
     found = page(queue_collector(connection))
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from ports import free_port
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from reliq import ConfigurationError, Consumer, Durability, Queue, RedisUnavailableError
+from reliq import Admin, ConfigurationError, Consumer, Durability, Layout, Queue, RedisUnavailableError
 from reliq.cluster import _groups
 from reliq.connection import Connection
 from reliq.embedded import EmbeddedRedis
@@ -284,6 +285,20 @@ def test_a_cluster_client_works(cluster, call):
     assert works(Queue("q", url=theirs), call)
     assert theirs.set("theirs", "ü")
     assert theirs.get("theirs") == "ü"
+    theirs.close()
+
+
+def test_a_layout_that_no_cluster_can_have_in_one_slot_is_refused_before_anything_is_sent(cluster):
+    theirs = redis.RedisCluster(host="127.0.0.1", port=cluster)
+
+    for layout in map(Layout.parse, ("hdt3213", "hdt3213:prefix=shop", "hdt3213:tag,prefix=shop")):
+        consumer = Consumer(theirs)
+        consumer.handler(Queue("q", bytes, layout=layout))(lambda body: None)
+        calls = (partial(Queue, "q", layout=layout, url=theirs), partial(Admin, theirs, layout=layout), consumer.start)
+        for call in calls:
+            with pytest.raises(ConfigurationError, match="cannot be used in a Redis Cluster; there take hdt3213:tag"):
+                call()
+    assert Queue("q", url=theirs, layout=Layout.hdt3213(hash_tag=True)).publish({}).status == "published"
     theirs.close()
 
 

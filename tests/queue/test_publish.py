@@ -111,7 +111,7 @@ def test_a_stored_message_is_a_line_of_headers_and_the_body(queue, call, client)
 
 
 def test_on_the_go_layout_the_body_is_bare(url, call, client):
-    bare = Queue("q", bytes, url=url, layout=Layout.hdt3213(hash_tag=False))
+    bare = Queue("q", bytes, url=url, layout=Layout.hdt3213())
 
     receipt = call(bare, "publish", b"hello")
 

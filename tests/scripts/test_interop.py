@@ -10,12 +10,12 @@ from reliq import transitions as t
 from reliq.keys import Keys, Layout
 
 RECORDED = json.loads(Path(__file__).with_name("hdt3213-keyspaces.json").read_text("utf-8"))["cases"]
-PLAIN = Layout.hdt3213(hash_tag=False)
-TAGGED = Layout.hdt3213()
+PLAIN = Layout.hdt3213()
+TAGGED = Layout.hdt3213(hash_tag=True)
 LAYOUTS = {
     "published_default": PLAIN,
     "published_hash_tag": TAGGED,
-    "published_custom_prefix": Layout.hdt3213(hash_tag=False, prefix="acme"),
+    "published_custom_prefix": Layout.hdt3213(prefix="acme"),
     "in_flight": TAGGED,
     "nacked_with_delay": TAGGED,
     "nacked_waiting_retry": TAGGED,

@@ -25,13 +25,80 @@ def test_a_queue_name_outside_its_alphabet_is_refused_with_the_alphabet(name):
         Keys(name)
 
 
+@pytest.mark.parametrize("name", ["order:timeout", "orders/v2", "订单", "a b", "{x}", "a*", "a" * 512], ids=repr)
+def test_a_queue_of_the_go_original_may_be_called_as_it_likes(name):
+    for layout in (Layout.hdt3213(), Layout.hdt3213(hash_tag=True)):
+        assert Keys(name, layout).name == name
+
+
+@pytest.mark.parametrize("name", ["", "a\n", "\x1b[2J", "\udcff", "\u202eq", "a" * 513, 5, None, b"a"], ids=repr)
+def test_but_not_by_what_cannot_be_printed(name):
+    with pytest.raises(ConfigurationError, match="queue name must be 1 to 512 printable characters, not"):
+        Keys(name, Layout.hdt3213())
+
+
+TEXTS = {
+    "reliq": Layout.RELIQ,
+    "hdt3213": Layout.hdt3213(),
+    "hdt3213:tag": Layout.hdt3213(hash_tag=True),
+    "hdt3213:prefix=shop:eu": Layout.hdt3213(prefix="shop:eu"),
+    "hdt3213:tag,prefix=a=b": Layout.hdt3213(hash_tag=True, prefix="a=b"),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_text_of_a_layout_gives_it_back(text):
+    assert Layout.parse(text) == TEXTS[text]
+    assert str(TEXTS[text]) == text
+    assert Keys.registered(Keys("q", TEXTS[text]).entry).pending == Keys("q", TEXTS[text]).pending
+
+
+def test_a_layout_may_be_said_in_more_words_than_it_needs():
+    assert Layout.parse("hdt3213:no-tag") == Layout.parse("hdt3213:prefix=dp,no-tag") == Layout.hdt3213()
+    assert Layout.parse("hdt3213:prefix=shop,tag") == Layout.hdt3213(hash_tag=True, prefix="shop")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "RELIQ",
+        "reliq:tag",
+        "hdt",
+        "hdt3213:",
+        "hdt3213:tag,",
+        "hdt3213:tag,tag",
+        "hdt3213:tag,no-tag",
+        "hdt3213:prefix",
+        "hdt3213:prefix=",
+        "hdt3213:prefix=a b",
+        "hdt3213:prefix=a,prefix=b",
+        "hdt3213:prefix=\x1b",
+    ],
+)
+def test_a_text_that_is_no_layout_is_refused(text):
+    with pytest.raises(ConfigurationError, match="layout"):
+        Layout.parse(text)
+
+
+@pytest.mark.parametrize("fields", [{"prefix": "mine"}, {"hash_tag": False}, {"prefix": "", "bare": True}], ids=str)
+def test_a_layout_that_nobody_has_is_refused(fields):
+    with pytest.raises(ConfigurationError, match="layout"):
+        Layout(**fields)
+
+
+def test_an_entry_of_the_registry_that_names_no_queue_is_passed_over():
+    assert [Keys.registered(entry) for entry in ("a b", "a:b", "", "hdt3213 ", "reliq a:b")] == [None] * 5
+
+
 @pytest.mark.parametrize(
     ("layout", "body", "pending"),
     [
         (Layout.RELIQ, "{reliq:q}:msg:1", "{reliq:q}:pending"),
-        (Layout.hdt3213(), "{dp:q}:msg:1", "{dp:q}:pending"),
-        (Layout.hdt3213(hash_tag=False), "dp:q:msg:1", "dp:q:pending"),
-        (Layout.hdt3213(prefix="shop"), "{dp:q}:msg:1", "{shop:q}:pending"),
+        (Layout.hdt3213(), "dp:q:msg:1", "dp:q:pending"),
+        (Layout.hdt3213(hash_tag=True), "{dp:q}:msg:1", "{dp:q}:pending"),
+        (Layout.hdt3213(prefix="shop"), "dp:q:msg:1", "shop:q:pending"),
+        (Layout.hdt3213(hash_tag=True, prefix="shop"), "{dp:q}:msg:1", "{shop:q}:pending"),
     ],
 )
 def test_a_layout_spells_every_key(layout, body, pending):

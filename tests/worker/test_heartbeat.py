@@ -171,7 +171,7 @@ def test_a_registry_that_cannot_be_written_stops_no_publish(make_queue, client):
     assert make_queue("other").publish("x").status == "published"
 
 
-def test_a_queue_in_a_foreign_layout_is_not_named(make_queue, consumer, start, eventually, workers, client):
+def test_a_queue_in_another_layout_is_named_with_its_layout(make_queue, consumer, start, eventually, workers, client):
     foreign = make_queue("go", bytes, layout=Layout.hdt3213())
     consumer.handler(foreign)(lambda body: None)
     consumer.handler(make_queue("ours"))(lambda body: None)
@@ -180,7 +180,7 @@ def test_a_queue_in_a_foreign_layout_is_not_named(make_queue, consumer, start, e
     foreign.publish(b"x")
 
     eventually(lambda: client.hexists(QUEUES_KEY, "ours"))
-    assert client.hkeys(QUEUES_KEY) == [b"ours"]
+    assert sorted(client.hkeys(QUEUES_KEY)) == [b"hdt3213 go", b"ours"]
 
 
 def test_the_record_of_an_idle_worker_goes_along_with_its_wait(consumer, queue, door, workers, clock, monkeypatch):
