@@ -26,13 +26,14 @@ from reliq.errors import (
 )
 from reliq.job import Job
 from reliq.keys import Layout
-from reliq.message import Ack, BulkResult, Counts, Letter, Nack, Outgoing, Pause, Receipt, Reject, Snooze
+from reliq.message import Ack, Answer, BulkResult, Counts, Letter, Nack, Outgoing, Pause, Receipt, Reject, Snooze
 from reliq.queue import Queue
 from reliq.settings import Durability, WorkerSettings
 
 __all__ = [
     "Ack",
     "Admin",
+    "Answer",
     "BodyError",
     "BulkResult",
     "ConfigurationError",

@@ -139,6 +139,7 @@ def _work(consumer: Consumer, plan: Plan) -> int:
         max_jobs=plan.max_jobs,
         burst=plan.burst,
         allow_eviction=plan.allow_eviction,
+        log_error_text=plan.log_error_text,
     )
     _write_stacks_on_signal(consumer)
     threading.Thread(target=_bound_the_stop, args=(consumer, plan), name="reliq-stop-watch", daemon=True).start()

@@ -66,7 +66,7 @@ class Consumer(Registration):
 
     def include(self, *sources: Consumer | str) -> Self:
         """
-        Add the handlers, middleware and observers of other consumers, given as such or as `module` or `module:name`.
+        Add the handlers, middleware, error hooks and observers of other consumers, given as such or as `module` or `module:name`.
 
         Raises:
             ConfigurationError: a module has no such consumer, a queue would have two handlers, or the other one has
@@ -84,6 +84,7 @@ class Consumer(Registration):
                 self._check_is_new(handler)
             self._handlers.update(other._handlers)  # noqa: SLF001  of our own kind
             self._middleware += other._middleware  # noqa: SLF001
+            self._on_error += other._on_error  # noqa: SLF001
             self.observers += [one for one in other.observers if one not in self.observers]
             self.target = self.target if other.target is None else other.target
         return self
@@ -106,6 +107,7 @@ class Consumer(Registration):
             lifespan=self.lifespan,
             middleware=tuple(self._middleware),
             observers=tuple(self.observers),
+            on_error=tuple(self._on_error),
         )
         engine.start()
         self._engine = engine

@@ -132,6 +132,7 @@ class Handled(Event, frozen=True, gc=False):
     Attributes:
         error: why; of an exception its class and text, and a text may hold a piece of the body.
         raised: class and place of an exception, which hold none; empty when `error` is no exception's.
+        failed: an exception, a timeout, a body that does not decode, or a `Nack` after which no retry is left.
     """
 
     id: str
@@ -140,6 +141,7 @@ class Handled(Event, frozen=True, gc=False):
     seconds: float
     error: str = ""
     raised: str = ""
+    failed: bool = False
 
 
 class RenewalLate(Event, frozen=True, gc=False):

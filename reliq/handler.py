@@ -109,6 +109,27 @@ def check_middleware(middleware: Sequence[Function], handlers: Sequence[Handler]
             )
 
 
+def check_hook(hook: Function) -> None:
+    """Raise ConfigurationError when `hook` cannot be called with a job, an exception and whether it is final."""
+    if not callable(hook):
+        raise ConfigurationError(f"an on_error hook must be a function, not a {type(hook).__name__}")
+    if inspect.iscoroutinefunction(hook):
+        raise ConfigurationError(f"on_error {_name(hook)} must be a plain function: nobody awaits it")
+    _check_takes(f"on_error {_name(hook)}", hook, "job", "error", "final")
+
+
+def _check_takes(where: str, function: Function, *wanted: str) -> None:
+    """Raise ConfigurationError when `function` cannot be called with as many positional arguments as `wanted`."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # of what is written in C nothing is known
+    try:
+        signature.bind(*wanted)
+    except TypeError:
+        raise ConfigurationError(f"{where} must take ({', '.join(wanted)}); it takes {signature}") from None
+
+
 def _is_async_alone(around: Function) -> bool:
     """Say whether what `around` returns can be told to be enterable by `async with` alone."""
     if isinstance(around, type):

@@ -109,4 +109,4 @@ def _kind(record: logging.LogRecord) -> Any:
         return record.name, record.levelno, str(record.msg)
     if told.get("event") == HELD_BACK:
         return None
-    return tuple(told.get(name) for name in ("event", "queue", "outcome", "error_type", "verb", "part"))
+    return tuple(told.get(name) for name in ("event", "queue", "outcome", "error_type", "place", "verb", "part"))

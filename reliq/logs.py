@@ -21,10 +21,12 @@ IDS_SHOWN = 5
 
 class LogObserver:
     """
-    Writes a line for each event that matters: handled well at DEBUG, failures at INFO, ends and losses at WARNING.
+    Writes a line for each event that matters: handled well at DEBUG, answers at INFO, ends and losses at WARNING.
+
+    Failures are told where their exception is at hand, with its traceback.
 
     Args:
-        error_text: write the texts of exceptions too, which may hold a piece of a body; else class and place alone.
+        error_text: write the text of an exception that is an answer's reason too; else class and place alone.
     """
 
     def __init__(self, *, error_text: bool = False) -> None:
@@ -41,7 +43,7 @@ class LogObserver:
     def __call__(self, event: Event, /) -> None:
         """Log `event`, if it is one to log."""
         match event:
-            case events.Handled():
+            case events.Handled(failed=False):
                 _handled(event, event.error if self._error_text else event.raised or event.error)
             case events.Lost(queue, ids, verb):
                 text = f"{queue}: {verb} came too late, the message went on without us: {_some(ids)}"

@@ -238,29 +238,44 @@ class Ack:
     """A handler's answer: done. Any other value it returns says the same."""
 
 
-class _Answer(Exception):  # noqa: N818  answers are raised, but they are not errors
-    """A handler's answer; it may be returned or raised."""
+class Answer(Exception):  # noqa: N818  answers are raised, but they are not errors
+    """
+    What `Nack`, `Reject` and `Snooze` have in common: an answer of a handler, returned or raised.
 
-    def __init__(self, *, reason: str = "") -> None:
+    Code that catches every exception lets it pass with `except Answer: raise`.
+    """
+
+    reason: str
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if value not in (None, ""))
+        return f"{type(self).__name__}({told})"
+
+    def __str__(self) -> str:
+        return str(self.reason)
+
+
+class Nack(Answer):
+    """Deliver again: after `delay` (seconds or timedelta), or after the handler's backoff."""
+
+    def __init__(self, delay: Duration | None = None, reason: str = "") -> None:
+        super().__init__(delay, reason)
+        self.delay = delay
+        self.reason = reason
+
+
+class Reject(Answer):
+    """Never deliver again: a dead letter at once."""
+
+    def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
 
 
-class Nack(_Answer):
-    """Deliver again: after `delay` (seconds or timedelta), or after the handler's backoff."""
-
-    def __init__(self, *, delay: Duration | None = None, reason: str = "") -> None:
-        super().__init__(reason=reason)
-        self.delay = delay
-
-
-class Reject(_Answer):
-    """Never deliver again: a dead letter at once."""
-
-
-class Snooze(_Answer):
+class Snooze(Answer):
     """Deliver again after `delay`, and spend no retry."""
 
-    def __init__(self, *, delay: Duration, reason: str = "") -> None:
-        super().__init__(reason=reason)
+    def __init__(self, delay: Duration, reason: str = "") -> None:
+        super().__init__(delay, reason)
         self.delay = delay
+        self.reason = reason

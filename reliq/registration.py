@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from reliq.errors import ConfigurationError
-from reliq.handler import Handler, check_middleware, inspected
+from reliq.handler import Handler, check_hook, check_middleware, inspected
 from reliq.settings import HandlerSettings
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 B = TypeVar("B")
 F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E", bound="Callable[[Job[Any], BaseException, bool], Any]")
 
 
 class Registration:
@@ -25,6 +26,7 @@ class Registration:
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {}
         self._middleware: list[Callable[[Job[Any]], Any]] = []
+        self._on_error: list[Callable[[Job[Any], BaseException, bool], Any]] = []
 
     @property
     def handlers(self) -> Sequence[Handler]:
@@ -97,6 +99,22 @@ class Registration:
         """
         self._middleware.append(around)
         return around
+
+    def on_error(self, hook: E) -> E:
+        """
+        Register a plain function that is told of each failure: `hook(job, error, final)`; for error trackers.
+
+        A failure is an exception, a handler that overran its timeout (`TimeoutError`), a body that does not decode
+        (`UndecodableError`; `job.body` are its bytes), or a `Nack` after which no retry is left. Other answers are
+        none. With `final` the message becomes a dead letter. Of a batch it is called for each message, and always in
+        the thread of the handler before its answer is on its way; be quick. What it raises is logged and passed over.
+
+        Raises:
+            ConfigurationError: it is async, or does not take three arguments.
+        """
+        check_hook(hook)
+        self._on_error.append(hook)
+        return hook
 
     def chosen(self, queues: Sequence[str]) -> list[Handler]:
         """

@@ -224,6 +224,7 @@ class WorkerSettings:
         max_jobs: handlers started before the process is replaced, None for no limit.
         burst: stop when the queues are empty.
         allow_eviction: start although Redis may evict messages at `maxmemory`.
+        log_error_text: log what exceptions say too; that may hold a piece of a body.
     """
 
     concurrency: int = 16
@@ -231,6 +232,7 @@ class WorkerSettings:
     max_jobs: int | None = None
     burst: bool = False
     allow_eviction: bool = False
+    log_error_text: bool = False
 
     def __post_init__(self) -> None:
         whole("concurrency", self.concurrency, least=1, most=10_000)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from reliq.job import Job
     from reliq.message import Counts
     from reliq.settings import WorkerSettings
+    from reliq.worker.failures import ErrorHook
     from reliq.worker.flight import Flight
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Engine:
         lifespan: Callable[[], Any] | None = None,
         middleware: Sequence[Callable[[Job[Any]], Any]] = (),
         observers: Sequence[Observer] = (),
+        on_error: Sequence[ErrorHook] = (),
     ) -> None:
         self._handlers, self._settings = handlers, settings
         self._door = door = BlockingDoor(connection.wire(WORKER_TIMEOUT_SECONDS), observers)
@@ -69,14 +71,15 @@ class Engine:
         self.stopping = threading.Event()
         self._settler = Settler(door, self.inflight, self._collect_soon, self._look_again)
         settle = self._settler.settle
-        self._running = Running(settle, middleware, observers, self.stopping)
+        error_text = settings.log_error_text
+        self._running = Running(settle, middleware, observers, self.stopping, on_error=on_error, error_text=error_text)
         self._threads = ThreadExecutor(self._running, self.inflight, settings.concurrency)
         self._tasks = AsyncExecutor(self._running, self.inflight)
         self._lifespan = Lifespan(lifespan, self._tasks)
         self._timekeeper = Timekeeper(door, handlers, self._collect_soon)
         self._heartbeat = heartbeat = Heartbeat(door, handlers, self.inflight, lambda: self.last_claim_at)
         self._fetcher = Fetcher(door, handlers, self.inflight, self._timekeeper, self._submit, settle, heartbeat.soon)
-        self._renewer = Renewer(door, handlers, self.inflight, self._tasks, settle)
+        self._renewer = Renewer(door, handlers, self.inflight, self._tasks, settle, self._running.overran)
         self._tidier = Tidier(door, [handler.queue for handler in handlers])
         self._loops = self._make_loops(observers)
         self._timekeeper.wake = self._loops["timekeeper"].wake

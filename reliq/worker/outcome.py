@@ -1,15 +1,14 @@
 """What to do with a message whose handler has answered: decided here, done by the settler."""
 
 from dataclasses import dataclass
-from pathlib import PurePath
-from traceback import walk_tb
 from typing import Any, Literal
 
 from reliq.errors import ConfigurationError, Stopped, UndecodableError
 from reliq.message import Ack, Nack, Reject, Snooze
 from reliq.retry import seconds_after
 from reliq.settings import HandlerSettings, milliseconds, seconds
-from reliq.text import class_name, clean_text
+from reliq.text import clean_text
+from reliq.worker.exceptions import described, placed
 
 Kind = Literal["ack", "nack", "reject", "snooze", "release", "expired"]
 
@@ -24,6 +23,7 @@ class Outcome:
         reason: `failed`, `rejected` or `undecodable`.
         error: what to remember, without the body.
         raised: class and place of what the handler raised, which may be told to anybody; empty when it raised nothing.
+        failed: it is no answer of the handler's choice.
     """
 
     kind: Kind
@@ -31,16 +31,25 @@ class Outcome:
     reason: str = "failed"
     error: str = ""
     raised: str = ""
+    failed: bool = False
 
     @property
     def verb(self) -> Kind:
         """Which call tells Redis."""
         return "nack" if self.kind == "reject" else self.kind
 
+    @property
+    def kept(self) -> str:
+        """What Redis keeps of it: why, and the places of an exception and its causes."""
+        places = self.raised.partition(" ")[2]
+        return f"{self.error} ({places})" if places else self.error
+
 
 ACKED = Outcome("ack")
 RELEASED = Outcome("release")
 EXPIRED = Outcome("expired")
+#: Of a handler whose thread cannot be ended: nobody answers, its lease is left to end.
+OVERRAN = Outcome("nack", error="TimeoutError", raised="TimeoutError", failed=True)
 #: Of a message whose own answer cannot be put into a call to Redis.
 UNTELLABLE = Outcome("reject", error="its answer could not be told to Redis")
 
@@ -74,28 +83,14 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
         case Stopped():
             return RELEASED
         case UndecodableError() if settings.undecodable == "reject":
-            return Outcome("reject", reason="undecodable", error=str(error))
+            return Outcome("reject", reason="undecodable", error=str(error), failed=True)
         case UndecodableError():
-            return Outcome("nack", _backoff_ms(attempt, settings), "undecodable", str(error))
+            return Outcome("nack", _backoff_ms(attempt, settings), "undecodable", str(error), failed=True)
     text, place = described(error), placed(error)
     retry = isinstance(error, settings.retry_on) or not isinstance(error, Exception)
     if isinstance(error, settings.reject_on) or not retry:
-        return Outcome("reject", reason="rejected", error=text, raised=place)
-    return Outcome("nack", _backoff_ms(attempt, settings), error=text, raised=place)
-
-
-def described(error: BaseException) -> str:
-    """Return class and text of `error`, at most 200 characters of text, on one line."""
-    text = " ".join(clean_text(error, 1000).split())[:200]
-    return f"{class_name(error)}: {text}" if text else class_name(error)
-
-
-def placed(error: BaseException) -> str:
-    """Return class of `error` and the line of the handler that it came through, without its text."""
-    for frame, line in walk_tb(error.__traceback__):
-        if not str(frame.f_globals.get("__name__", "")).startswith("reliq."):
-            return f"{class_name(error)} at {clean_text(PurePath(frame.f_code.co_filename).name, 100)}:{line}"
-    return class_name(error)
+        return Outcome("reject", reason="rejected", error=text, raised=place, failed=True)
+    return Outcome("nack", _backoff_ms(attempt, settings), error=text, raised=place, failed=True)
 
 
 def _said(reason: object) -> tuple[str, str]:

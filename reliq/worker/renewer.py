@@ -42,8 +42,10 @@ class Renewer:
         inflight: Inflight,
         async_executor: AsyncExecutor,
         settle: Callable[[list[Flight], Outcome], None],
+        overran: Callable[[Run, float], None] = lambda _run, _seconds: None,
     ) -> None:
         self._door, self._inflight, self._async_executor, self._settle = door, inflight, async_executor, settle
+        self._tell_overrun = overran
         self._look_seconds = min([LOOK_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
         self._troubles = Troubles("renewer")
         self._held_at = 0.0  # when there was something to look at
@@ -125,8 +127,9 @@ class Renewer:
             self._async_executor.cancel(run)
         elif run.abandoned:
             each = (now - run.started_at) / len(run.flights)
-            told = [Handled(f.queue, f.delivery.id, f.delivery.attempt, "timeout", each) for f in run.unanswered]
-            notify(self._door.observers, told)
+            facts = [(f.queue, f.delivery.id, f.delivery.attempt) for f in run.unanswered]
+            notify(self._door.observers, [Handled(*fact, "timeout", each, failed=True) for fact in facts])
+            self._tell_overrun(run, each)
 
 
 def _extension(piece: list[Flight]) -> Call[transitions.Settled]:

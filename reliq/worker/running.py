@@ -13,13 +13,16 @@ from reliq.errors import ConfigurationError, UndecodableError
 from reliq.events import Handled, Started, notify, wanting
 from reliq.job import Job
 from reliq.text import class_name
-from reliq.worker.outcome import ACKED, RELEASED, Outcome, answered, described, placed, raised
+from reliq.worker.exceptions import described, placed
+from reliq.worker.failures import Failures, is_failure
+from reliq.worker.outcome import ACKED, OVERRAN, RELEASED, Outcome, answered, raised
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
     from reliq.events import Event, Observer
+    from reliq.worker.failures import ErrorHook
     from reliq.worker.flight import Flight
     from reliq.worker.run import Run
 
@@ -46,10 +49,14 @@ class Running:
         middleware: Sequence[Callable[[Job[Any]], Any]],
         observers: Sequence[Observer],
         stopping: threading.Event,
+        *,
+        on_error: Sequence[ErrorHook] = (),
+        error_text: bool = False,
     ) -> None:
         self.middleware = middleware
         self.state: Any = None
         self._settle, self._stopping = settle, stopping
+        self._failures = Failures(on_error, error_text=error_text, job_of=self._job)
         self._told_starts, self._told_ends = wanting(observers, Started), wanting(observers, Handled)
 
     def begin(self, run: Run) -> bool:
@@ -69,9 +76,10 @@ class Running:
             try:
                 body = decode(flight.delivery.payload)
             except BaseException as error:
-                self._answer(run, [flight], [_outcome(flight, None, _undecodable(error))])
+                why = _undecodable(error)
+                self._answer(run, [flight], [_outcome(flight, None, why)], why)
             else:
-                jobs.append(Job(flight, run, body, self.state, self._stopping))
+                jobs.append(self._job(flight, run, body))
         return jobs
 
     def end(self, run: Run, answer: Any, error: BaseException | None) -> None:
@@ -81,7 +89,14 @@ class Running:
             outcomes = self._outcomes(run, flights, answer, error)
         except BaseException as nonsense:
             outcomes = [_nonsense(flight, nonsense) for flight in flights]
-        self._answer(run, flights, outcomes)
+        self._answer(run, flights, outcomes, answer if error is None else error)
+
+    def overran(self, run: Run, seconds: float) -> None:
+        """Tell that the handler of `run` overran its time in a thread, which nobody can stop."""
+        self._failures.overran(run, OVERRAN, seconds)
+
+    def _job(self, flight: Flight, run: Run, body: Any) -> Job[Any]:
+        return Job(flight, run, body, self.state, self._stopping)
 
     def _outcomes(self, run: Run, flights: list[Flight], answer: Any, error: BaseException | None) -> list[Outcome]:
         if error is None and answer is None:
@@ -95,11 +110,15 @@ class Running:
             raise ConfigurationError(f"a batch's answers must be a list or a tuple, not a {class_name(answer)}")
         return [_outcome(flight, answer, error) for flight in flights]
 
-    def _answer(self, run: Run, flights: list[Flight], outcomes: list[Outcome]) -> None:
+    def _answer(self, run: Run, flights: list[Flight], outcomes: list[Outcome], cause: Any) -> None:
+        """Hand over `outcomes`; `cause` is what the handler answered or raised, None when it returned nothing."""
         each = (time.monotonic() - run.started_at) / len(run.flights)
-        if self._told_ends and (run.handler.is_async or not run.abandoned):  # else told when it overran
-            pairs = zip(flights, outcomes, strict=True)
-            _tell(self._told_ends, _handled, [(run, flight, outcome, each) for flight, outcome in pairs])
+        if run.handler.is_async or not run.abandoned:  # else told when it overran
+            pairs = list(zip(flights, outcomes, strict=True))
+            if self._told_ends:
+                _tell(self._told_ends, _handled, [(run, flight, outcome, each) for flight, outcome in pairs])
+            if cause is not None:
+                self._failures.tell(run, pairs, cause, each)
         took_ms = round(each * 1000)
         for flight, outcome in zip(flights, outcomes, strict=True):
             flight.outcome, flight.took_ms = outcome, took_ms
@@ -154,4 +173,5 @@ def _started(flight: Flight) -> Started:
 def _handled(run: Run, flight: Flight, outcome: Outcome, seconds: float) -> Handled:
     kind: Any = "timeout" if run.abandoned else outcome.kind
     delivery = flight.delivery
-    return Handled(flight.queue, delivery.claimed.id, delivery.attempt, kind, seconds, outcome.error, outcome.raised)
+    said = (outcome.error, outcome.raised, is_failure(flight, outcome))
+    return Handled(flight.queue, delivery.claimed.id, delivery.attempt, kind, seconds, *said)

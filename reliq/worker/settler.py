@@ -225,7 +225,7 @@ def _ending(queue: Queue[Any], verb: Kind, group: list[Flight]) -> Call[Settled]
 
 def _failure(delivery: Delivery, outcome: Outcome) -> tuple[Claimed, int, str, bytes]:
     final = outcome.kind == "reject"
-    return transitions.failure(delivery, outcome.reason, outcome.error, outcome.delay_ms, final=final)
+    return transitions.failure(delivery, outcome.reason, outcome.kept, outcome.delay_ms, final=final)
 
 
 def _is_final(flight: Flight) -> bool:

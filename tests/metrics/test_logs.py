@@ -11,7 +11,7 @@ from reliq import events
 from reliq.log_limiter import SAME_LINES, SAME_SECONDS, Limiter
 from reliq.log_setup import JsonFormatter, TextFormatter
 from reliq.logs import LogObserver
-from reliq.worker.outcome import placed
+from reliq.worker.exceptions import placed
 
 SECRET = "the body's secret"
 
@@ -245,6 +245,6 @@ def test_a_worker_writes_json_without_bodies_or_passwords(command, jobs, environ
     assert handled["ack"]["level"] == "debug"
     assert handled["reject"]["queue"] == "shop"
     assert handled["nack"]["error"].startswith("ValueError at monitored.py:")
-    assert "not today" not in "".join(running.lines)
+    assert "ValueError: not today" not in "".join(running.lines)
     assert "hunter2" not in "".join(running.lines)
     assert SECRET not in "".join(running.lines)

@@ -1,0 +1,256 @@
+"""A failure can be seen: its traceback in the log, its place in the dead letter, and by whoever asked to be told."""
+
+import logging
+import pickle
+from dataclasses import dataclass
+
+import pytest
+from tenacity import wait_fixed
+
+from reliq import Answer, ConfigurationError, Consumer, Nack, Reject, Snooze, UndecodableError
+from reliq.events import Acked, Collected, Handled
+from reliq.worker.exceptions import placed, traceback_of
+
+SECRET = "card 4242"
+SOON = wait_fixed(0.01)
+
+
+def look_up(card):
+    raise KeyError(card)
+
+
+def charge(card):
+    try:
+        look_up(card)
+    except KeyError as error:
+        raise ValueError(f"no such {card}") from error
+
+
+@pytest.fixture
+def records(caplog):
+    """What reliq's loggers have written, the lines about handlers alone."""
+    caplog.set_level(logging.INFO, "reliq")
+    return lambda: [one for one in caplog.records if getattr(one, "reliq", {}).get("event") == "handled"]
+
+
+def formatted(record):
+    """The line as the formatter of an application writes it."""
+    return logging.Formatter().format(record)
+
+
+@pytest.fixture
+def told(consumer):
+    """What a hook was told of: (id, exception, final)."""
+    heard = []
+
+    @consumer.on_error
+    def hear(job, error, final):
+        heard.append((job.id, error, final))
+
+    return heard
+
+
+@pytest.fixture(params=["plain", "async"])
+def as_kind(request):
+    """Make a handler of either kind of a plain function."""
+
+    def make(function):
+        async def ahandle(body, job):
+            return function(body, job)
+
+        return ahandle if request.param == "async" else function
+
+    return make
+
+
+@pytest.mark.parametrize("error_text", [False, True])
+def test_the_first_failure_of_a_kind_has_its_traceback_and_the_last_its_exception(
+    queue, consumer, start, recorder, records, error_text
+):
+    consumer.handler(queue, backoff=SOON)(charge)
+    queue.publish(SECRET, id="m", retries=2)
+    start(log_error_text=error_text)
+    recorder.wait_for(Collected)
+
+    first, second, last = records()
+    assert [one.levelno for one in (first, second, last)] == [logging.INFO, logging.INFO, logging.ERROR]
+    assert "in look_up" in formatted(first)
+    assert "direct cause" in formatted(first)
+    assert "Traceback" not in formatted(second)
+    assert isinstance(last.exc_info[1], ValueError)
+    assert "in look_up" in formatted(last)
+    assert [SECRET in formatted(one) for one in (first, second, last)] == [error_text] * 3
+
+
+def test_a_dead_letter_keeps_the_places_of_the_exception_and_of_its_cause(queue, consumer, start, recorder):
+    @consumer.handler(queue)
+    def handle(body):
+        charge(body)
+
+    queue.publish(SECRET, retries=0)
+    start()
+    recorder.wait_for(Collected)
+
+    error = queue.letters()[0].error
+    file = "test_failures_seen.py"
+    raising = charge.__code__.co_firstlineno + 4
+    assert error.startswith(f"ValueError: no such {SECRET} (at {file}:")
+    assert error.endswith(f" > {file}:{raising}, from KeyError at {file}:{look_up.__code__.co_firstlineno + 1})")
+
+
+def test_a_traceback_of_a_long_or_looping_chain_or_a_group_stays_short_and_tells_no_text():
+    first, second = ValueError(SECRET), KeyError(SECRET)
+    first.__cause__, second.__context__ = second, first
+    group = ExceptionGroup(SECRET, [first, OSError(SECRET)])
+
+    def endless():
+        endless()
+
+    with pytest.raises(RecursionError) as deep:
+        endless()
+
+    for error in (first, group, deep.value):
+        assert SECRET not in traceback_of(error, with_text=False) + placed(error)
+        assert len(traceback_of(error, with_text=False).splitlines()) < 200
+        assert len(placed(error)) < 400
+    assert placed(group) == "ExceptionGroup of ValueError, OSError"
+    assert "ValueError from KeyError" in traceback_of(group, with_text=False)
+
+
+def test_a_hook_is_told_of_each_failure_and_whether_it_is_final(queue, consumer, start, recorder, told, as_kind):
+    consumer.handler(queue, backoff=SOON)(as_kind(lambda body, job: charge(body)))
+    queue.publish("x", id="m", retries=1)
+    start()
+    recorder.wait_for(Collected)
+
+    assert [(id, type(error), final) for id, error, final in told] == [
+        ("m", ValueError, False),
+        ("m", ValueError, True),
+    ]
+
+
+def test_an_answer_is_no_failure_unless_it_was_the_last_nack(make_queue, consumer, start, recorder, told, as_kind):
+    answers = {"nack": Nack(0.01), "snooze": Snooze(0.01), "reject": Reject("no")}
+
+    def handle(body, job):
+        if job.attempt == 1 and body in told_once:
+            told_once.remove(body)
+            raise answers[body]
+        if body == "reject":
+            raise answers[body]
+
+    told_once = ["nack", "snooze"]
+    queue, last = make_queue(), make_queue("last", retries=0)
+    consumer.handler(queue)(as_kind(handle))
+    consumer.handler(last)(as_kind(lambda body, job: Nack(5, "gateway busy")))
+    queue.publish_many(list(answers))
+    last.publish("x", id="m")
+    start()
+    recorder.wait_for(Acked, 2)
+    recorder.wait_for(Collected, 2)
+
+    assert [(id, type(error), str(error), final) for id, error, final in told] == [("m", Nack, "gateway busy", True)]
+
+
+def test_a_hook_is_told_of_each_message_of_a_batch(queue, consumer, start, recorder, told):
+    consumer.handler(queue, batch=3, linger=1, reject_on=ValueError)(lambda bodies: charge(bodies[0]))
+    queue.publish_many(["x"] * 3)
+    start()
+    recorder.wait_for(Collected, 3)
+
+    assert len({id for id, _, final in told if final}) == 3
+
+
+@dataclass
+class Card:
+    number: int
+
+
+def test_a_hook_is_told_of_a_body_that_does_not_decode_and_gets_its_bytes(make_queue, consumer, start, recorder):
+    heard = []
+    consumer.on_error(lambda job, error, final: heard.append((job.body, type(error), final)))
+    consumer.handler(make_queue(body=Card), undecodable="reject")(lambda body: None)
+    make_queue(body=str).publish(SECRET)
+    start()
+    recorder.wait_for(Collected)
+
+    assert heard == [(SECRET.encode(), UndecodableError, True)]
+
+
+def test_a_hook_is_told_of_a_thread_that_overran_and_where_it_stands(queue, consumer, start, recorder, gate, records):
+    heard = recorder_of_hooks(consumer)
+    consumer.handler(queue, timeout=0.1)(lambda body: gate.pass_through())
+    queue.publish("x", id="m")
+    start()
+    recorder.wait_for(Handled, outcome="timeout")
+
+    job, error, final = heard.get(timeout=30)
+    gate.open()
+    assert (job.id, type(error), final) == ("m", TimeoutError, False)
+    assert "in pass_through" in traceback_of(error, with_text=False)
+    assert [record.reliq["outcome"] for record in records()] == ["timeout"]
+
+
+def recorder_of_hooks(consumer):
+    from queue import SimpleQueue
+
+    heard = SimpleQueue()
+    consumer.on_error(lambda job, error, final: heard.put((job, error, final)))
+    return heard
+
+
+def test_a_hook_that_fails_does_no_harm(queue, consumer, start, recorder, told, caplog):
+    def broken(job, error, final):
+        raise SystemExit(SECRET)
+
+    consumer._on_error.insert(0, broken)
+    consumer.handler(queue, retry_on=())(charge)
+    queue.publish("x")
+    start()
+    recorder.wait_for(Collected)
+
+    assert len(told) == 1
+    assert "broken itself failed: SystemExit at test_failures_seen.py" in caplog.text
+    assert SECRET not in caplog.text
+
+
+async def ahook(job, error, final): ...
+
+
+@pytest.mark.parametrize(
+    ("hook", "complaint"),
+    [
+        (ahook, "on_error ahook must be a plain function: nobody awaits it"),
+        (look_up, r"on_error look_up must take \(job, error, final\); it takes \(card\)"),
+        ("text", "must be a function, not a str"),
+    ],
+)
+def test_a_hook_that_cannot_be_called_is_refused_when_it_is_registered(hook, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        Consumer().on_error(hook)
+
+
+def test_an_included_consumer_brings_its_hooks():
+    other = Consumer()
+    other.handler("q")(lambda body: None)
+    hook = other.on_error(lambda job, error, final: None)
+
+    assert Consumer().include(other)._on_error == [hook]
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        (Reject("why"), "Reject(reason='why')"),
+        (Reject(), "Reject()"),
+        (Nack(), "Nack()"),
+        (Nack(5), "Nack(delay=5)"),
+        (Nack(delay=5, reason="busy"), "Nack(delay=5, reason='busy')"),
+        (Snooze(2, "later"), "Snooze(delay=2, reason='later')"),
+    ],
+)
+def test_an_answer_is_one_class_of_exception_that_shows_what_it_says_and_travels(answer, shown):
+    assert isinstance(answer, Answer)
+    assert repr(answer) == shown
+    assert repr(pickle.loads(pickle.dumps(answer))) == shown
+    assert str(answer) == answer.reason
