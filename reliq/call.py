@@ -78,5 +78,5 @@ Request = Call[T] | Command[T]
 def _read(name: str, parse: Callable[[Any], T], reply: Any) -> T:
     try:
         return parse(reply)
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"{name} answered something that is not its reply ({type(error).__name__})") from error

@@ -6,7 +6,7 @@ import re
 LAST_SECOND = 253_402_300_799
 
 _UNUSUAL = re.compile(r"[^\x20-\x7e]")
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
 
 
 def printable(text: str) -> str:
@@ -15,7 +15,7 @@ def printable(text: str) -> str:
 
 
 def whole_number(text: str | bytes) -> int | None:
-    """Return the number that `text` is, of at most 18 digits; None for any other text."""
+    """Return the number that `text` is, of at most 19 digits; None for any other text."""
     digits = text if isinstance(text, str) else text.decode("ascii", "replace")
     return int(digits) if _WHOLE.fullmatch(digits) else None
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
 from reliq.call import Command
+from reliq.foreign import LAST_SECOND
 from reliq.keys import WORKERS_KEY, worker_key
 
 #: Between two writes of a record.
@@ -20,6 +22,11 @@ SLOTS_LIMIT = 200
 WORKERS_LIMIT = 10_000
 
 
+#: A record with other numbers is none of ours.
+_Number = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+_Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_SECOND)]
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """
@@ -32,8 +39,8 @@ class Slot:
 
     queue: str
     id: str
-    attempt: int | None
-    started: float
+    attempt: _Number | None
+    started: _Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +61,14 @@ class Worker:
 
     id: str
     host: str
-    pid: int
+    pid: _Number
     version: str
     queues: tuple[str, ...]
-    slots: int
-    busy: int
-    started: float
-    last_claim: float
-    seen: float
+    slots: _Number
+    busy: _Number
+    started: _Moment
+    last_claim: _Moment
+    seen: _Moment
     running: tuple[Slot, ...] = ()
 
 
@@ -103,7 +110,7 @@ def _worker(reply: bytes | None) -> Worker | None:
         return None
     try:
         return _decoder.decode(reply)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -20,7 +20,8 @@ from reliq.admin.scanning import scanned
 from reliq.admin.watching import Watcher
 from reliq.cluster import ClusterWire
 from reliq.errors import ConfigurationError, RedisRefusedError
-from reliq.metrics.looks import registered
+from reliq.keys import Keys, is_name
+from reliq.metrics.looks import Chosen, registered
 from reliq.settings import seconds, whole
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from reliq.admin.acl import AclRule
     from reliq.admin.faults import CheckReport
     from reliq.admin.findings import Finding
-    from reliq.keys import Keys
     from reliq.message import Duration
     from reliq.roster import Worker
 
@@ -116,8 +116,8 @@ class Admin(Acting):
 
     def watch(self, names: Sequence[str] = ()) -> Watcher:
         """Return what looks at the queues named, or at all of the registry, again and again; raise for an unknown one."""
-        chosen = self._chosen(names) if names else []
-        return Watcher(self._door(), (lambda: chosen) if names else self._chosen, TRY_SECONDS)
+        chosen = self._chosen(names) if names else None
+        return Watcher(self._door(), lambda: chosen or self._chosen(), TRY_SECONDS)
 
     def workers(self) -> list[Worker]:
         """Return what every worker process that is alive says of itself, at most 5 s ago."""
@@ -157,19 +157,24 @@ class Admin(Acting):
         check_known(self._door(), self.keys(queue), TRY_SECONDS)
         return ends_of(self._door(), self.keys(queue), kind=kind, limit=most, for_seconds=TRY_SECONDS)
 
-    def _chosen(self, names: Sequence[str] = (), *, scan: bool = False) -> list[Keys]:
-        """Return the keys of the queues named, or of all that the registry or a scan finds."""
+    def _chosen(self, names: Sequence[str] = (), *, scan: bool = False) -> Chosen:
+        """Return the queues named, or those of the registry, the ones with workers first, and of a scan."""
         if names:
             chosen = [self.keys(name) for name in names]
             for keys in chosen:
                 check_known(self._door(), keys, TRY_SECONDS)
-            return chosen
-        found: dict[str, Keys] = {keys.totals: keys for keys in self._ask(registered())}
+            return Chosen(chosen)
+        known = registered(self._door(), self._served)
+        found = {keys.totals: keys for keys in known.queues}
         if scan:
             if isinstance(self._connection.wire(ANSWER_SECONDS), ClusterWire):
                 raise ConfigurationError("a Cluster cannot be scanned as one; give the URL of one node after another")
             found |= {keys.totals: keys for keys in scanned(self._door(), TRY_SECONDS)}
-        return sorted(found.values(), key=lambda keys: keys.name)
+        return Chosen(sorted(found.values(), key=lambda keys: keys.name), known.left_out)
+
+    def _served(self) -> list[Keys]:
+        """Return the queues that workers serve."""
+        return [Keys(name) for name in {name for one in self.workers() for name in one.queues} if is_name(name)]
 
 
 def _silent(_what: str, _looked_at: int) -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reliq import roster
+from reliq.errors import RedisUnavailableError
+from reliq.roster import Worker
 
 if TYPE_CHECKING:
     from reliq.doors.blocking import BlockingDoor
-    from reliq.roster import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,9 @@ def workers_alive(door: BlockingDoor, for_seconds: float) -> list[Worker]:
     answers = door.run_all(roster.records(ids), for_seconds=for_seconds)
     found: list[Worker] = []
     for answer in answers:
-        if isinstance(answer, Exception):
+        if isinstance(answer, RedisUnavailableError):
             raise answer
-        found += [answer] if answer is not None else []
+        found += [answer] if isinstance(answer, Worker) else []  # a record that something else wrote hides no other
     return sorted(found, key=lambda one: (one.host, one.pid))
 
 

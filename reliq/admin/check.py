@@ -19,6 +19,7 @@ from reliq.admin.faults import CheckReport, Tally
 from reliq.admin.repair import wish_of
 from reliq.admin.states import State, faults_of, read_state
 from reliq.call import Command, Request, id_text
+from reliq.foreign import whole_number
 
 if TYPE_CHECKING:
     from reliq.keys import Keys
@@ -178,7 +179,7 @@ class Checker:
     def _check_account(self) -> None:
         """Compare what was published with what has ended and what lives, at one moment."""
         totals = self._ask(Command(("HGETALL", self._keys.totals), list))
-        bad = [totals[at] for at in range(0, len(totals), 2) if not _is_number(totals[at + 1])]
+        bad = [totals[at] for at in range(0, len(totals), 2) if whole_number(totals[at + 1]) is None]
         for name in bad:
             self._tally.found("bad-total", id_text(name))
         if bad or self._keys.bare:  # the Go original keeps no account
@@ -261,7 +262,3 @@ def _batches(ids: Sequence[str], size: int = BATCH) -> Iterator[list[str]]:
 
 def _texts(reply: Sequence[bytes]) -> list[str]:
     return [id_text(one) for one in reply]
-
-
-def _is_number(text: bytes) -> bool:
-    return text.removeprefix(b"-").isdigit()

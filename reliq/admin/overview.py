@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from reliq import reads, transitions
 from reliq.admin.alive import running_in, workers_alive
 from reliq.call import Command
+from reliq.message import Pause
 from reliq.metrics.looks import Looker
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
     from reliq.doors.blocking import BlockingDoor
     from reliq.keys import Keys
-    from reliq.message import Counts, Pause
-    from reliq.metrics.looks import Sight
+    from reliq.message import Counts
+    from reliq.metrics.looks import Chosen, Sight
     from reliq.roster import Worker
 
 
@@ -82,7 +83,8 @@ class Overview:
     Every queue that was asked for, who is alive, and the totals that the next overview's rates are told from.
 
     Attributes:
-        unreadable: queues that Redis refuses to show: rights, or a key of another type.
+        left_out: how many more the registry has than are shown.
+        unreadable: queues that cannot be shown, each with the reason: rights, a key of another type, a spoilt total.
         facts: what Redis says of itself; empty where it hides it.
         totals: the key of a queue's totals -> kind -> how many ever.
         at: by the monotonic clock.
@@ -90,42 +92,41 @@ class Overview:
 
     queues: Sequence[QueueView]
     workers: Sequence[Worker]
-    unreadable: Sequence[str]
+    unreadable: Mapping[str, str]
     facts: Mapping[str, str]
     totals: Mapping[str, Mapping[str, int]]
     at: float
+    left_out: int = 0
 
 
-def overview(
-    door: BlockingDoor, queues: Sequence[Keys], for_seconds: float, before: Overview | None = None
-) -> Overview:
-    """Look at `queues`; with `before` each says how fast it has moved since."""
-    look = Looker(door, lambda: queues).look()
+def overview(door: BlockingDoor, chosen: Chosen, for_seconds: float, before: Overview | None = None) -> Overview:
+    """Look at queues; with `before` each says how fast it has moved since."""
+    look = Looker(door, lambda: chosen.queues).look()
     at = time.monotonic()
     workers = workers_alive(door, for_seconds)
     pauses = _pauses(door, [sight.keys for sight in look.queues if sight.counts.paused])
     views = [_view(sight, workers, pauses.get(sight.keys), _rates(sight, at, before)) for sight in look.queues]
-    seen = {sight.keys for sight in look.queues}
     return Overview(
         views,
         workers,
-        [keys.name for keys in queues if keys not in seen],
+        {keys.entry: why for keys, why in look.unreadable.items()},
         look.facts,
         {sight.keys.totals: sight.counts.totals for sight in look.queues},
         at,
+        chosen.left_out,
     )
 
 
-def with_rates(door: BlockingDoor, queues: Sequence[Keys], for_seconds: float, interval: float) -> Overview:
+def with_rates(door: BlockingDoor, chosen: Chosen, for_seconds: float, interval: float) -> Overview:
     """Look, count again after `interval` seconds, and tell how fast the queues have moved in between."""
     before: dict[str, Mapping[str, int]] = {}
-    answers = door.run_all([transitions.counts(keys) for keys in queues], for_seconds=for_seconds)
+    answers = door.run_all([transitions.counts(keys) for keys in chosen.queues], for_seconds=for_seconds)
     at = time.monotonic()
-    for keys, answer in zip(queues, answers, strict=True):
+    for keys, answer in zip(chosen.queues, answers, strict=True):
         if not isinstance(answer, Exception):
             before[keys.totals] = answer.totals
     time.sleep(interval)
-    return overview(door, queues, for_seconds, Overview((), (), (), {}, before, at))
+    return overview(door, chosen, for_seconds, Overview((), (), {}, {}, before, at))
 
 
 def _pauses(door: BlockingDoor, paused: Sequence[Keys]) -> dict[Keys, Pause]:
@@ -134,7 +135,7 @@ def _pauses(door: BlockingDoor, paused: Sequence[Keys]) -> dict[Keys, Pause]:
     lasting = door.run_all([Command(("PTTL", keys.paused), int) for keys in paused])
     pauses = {}
     for keys, pause, ttl_ms in zip(paused, told, lasting, strict=True):
-        if pause is not None and not isinstance(pause, Exception) and not isinstance(ttl_ms, Exception):
+        if isinstance(pause, Pause) and isinstance(ttl_ms, int):
             pauses[keys] = replace(pause, until=time.time() + ttl_ms / 1000 if ttl_ms > 0 else None)
     return pauses
 

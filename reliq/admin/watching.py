@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from reliq.admin.overview import Overview
     from reliq.doors.blocking import BlockingDoor
     from reliq.keys import Keys
+    from reliq.metrics.looks import Chosen
 
 #: How many looks a trend has.
 TREND_LOOKS = 120
@@ -76,7 +77,7 @@ class Watcher:
         queues: says which; asked anew for each look.
     """
 
-    def __init__(self, door: BlockingDoor, queues: Callable[[], Sequence[Keys]], for_seconds: float) -> None:
+    def __init__(self, door: BlockingDoor, queues: Callable[[], Chosen], for_seconds: float) -> None:
         self._door, self._queues, self._for_seconds = door, queues, for_seconds
         self._last: Overview | None = None
         self._rates: dict[str, tuple[deque[float], deque[float]]] = {}
@@ -88,8 +89,9 @@ class Watcher:
         Raises:
             RedisUnavailableError, RedisRefusedError: Redis says nothing.
         """
-        queues = self._queues()
-        self._last = now = overview(self._door, queues, self._for_seconds, self._last)
+        chosen = self._queues()
+        queues = chosen.queues
+        self._last = now = overview(self._door, chosen, self._for_seconds, self._last)
         for view in now.queues:
             if view.rates is not None:
                 arrived, acked = self._rates.setdefault(

@@ -15,6 +15,7 @@ RATES = ("in/s", "acked/s", "failed/s")
 
 
 def queues(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[QUEUE]...", help="Only these.")] = None,
     scan: Annotated[
         bool, typer.Option("--scan", help="Also find queues that are in no registry, by a walk over all keys.")
     ] = False,
@@ -27,11 +28,11 @@ def queues(
 
     Exit codes: 0 done, 1 Redis is away or refuses, 2 asked for wrongly.
 
-    Example: reliq queues --url redis://127.0.0.1:6379/0
+    Example: reliq queues orders mails
     """
-    seen = admin(url).queues(scan=scan, interval=duration(interval))
+    seen = admin(url).queues(names or (), scan=scan, interval=duration(interval))
     if json:
-        print_json({"queues": seen.queues, "unreadable": seen.unreadable})
+        print_json({"queues": seen.queues, "unreadable": seen.unreadable, "left_out": seen.left_out})
         return
     if not seen.queues and not seen.unreadable:
         say("There is no queue in the registry; --scan looks for others.")
@@ -43,8 +44,13 @@ def queues(
     for view in seen.queues:
         if view.pause is not None:
             say(f"{view.queue} is {said_of_pause(view.pause, time.time())}")
-    for name in seen.unreadable:
-        say(f"{name} cannot be read: Redis refuses, or a key of it is of another type")
+    for name, why in seen.unreadable.items():
+        say(f"{name} cannot be read: {why}")
+    if seen.left_out:
+        say(
+            f"The registry has {seen.left_out} more, which are not shown: name them, such as `reliq queues orders`; "
+            f"`reliq forget` removes those that are no more."
+        )
 
 
 def said_of_pause(pause: Pause, now: float) -> str:

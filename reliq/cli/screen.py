@@ -78,6 +78,8 @@ class Screen:
         second = Text(f"{queues}, {workers}, {busy} of {slots} slots busy")
         if memory := overview.facts.get("used_memory_human"):
             second.append(f", Redis uses {memory}")
+        if overview.left_out:
+            second.append(f", {overview.left_out} more queues not shown", "yellow")
         if overview.unreadable:
             second.append(f", cannot read {printable(', '.join(overview.unreadable))}", "red")
         if self.trouble:

@@ -100,6 +100,7 @@ def _told(moment: Moment) -> dict[str, object]:
         "at": round(time.time(), 3),
         "queues": overview.queues,
         "unreadable": overview.unreadable,
+        "left_out": overview.left_out,
         "workers": overview.workers,
         "ends": moment.ends,
         "errors": moment.errors,

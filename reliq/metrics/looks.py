@@ -1,4 +1,4 @@
-"""One look at queues in Redis: two round trips, whatever their number and length."""
+"""One look at queues in Redis: a few round trips, whatever their number and length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from reliq import reads, transitions
 from reliq.call import Command, id_text
 from reliq.doors.ids import made_at
-from reliq.errors import RedisRefusedError
+from reliq.errors import ProtocolError, RedisRefusedError
+from reliq.foreign import moment
 from reliq.keys import QUEUES_KEY, Keys
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ SAMPLE = 200
 #: What of a value is read: the due time is at its start.
 HEAD_BYTES = 40
 SECTIONS = ("memory", "persistence", "stats", "clients")
+#: So many queues of the registry are looked at: anybody who may publish may write names there.
+QUEUES_LIMIT = 2000
 
 _DUE = re.compile(rb'RELIQ/1 \{"d":(\d+)')
 
@@ -51,11 +54,36 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen of Redis: its queues, its own facts (empty where it hides them), and how long it took."""
+    """
+    What was seen of Redis.
+
+    Attributes:
+        unreadable: queues that say nothing, each with the reason.
+        left_out: how many more queues the registry has.
+        facts: what Redis says of itself; empty where it hides it.
+        seconds: how long it took.
+    """
 
     queues: Sequence[Sight]
+    unreadable: Mapping[Keys, str]
+    left_out: int
     facts: Mapping[str, str]
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """
+    The queues to look at.
+
+    Attributes:
+        left_out: how many more the registry has.
+        cursor: where in the registry the next choice goes on; 0 at its start.
+    """
+
+    queues: Sequence[Keys]
+    left_out: int = 0
+    cursor: int = 0
 
 
 @dataclass(slots=True)
@@ -74,11 +102,14 @@ class Looker:
     Looks at queues through one door.
 
     Args:
-        queues: says which; None means all that the registry has, for one round trip more.
+        queues: says which; None means those that the registry has. Of too many, those come first that the last look
+            saw anything of; the rest takes turns.
     """
 
     def __init__(self, door: BlockingDoor, queues: Callable[[], Sequence[Keys]] | None = None) -> None:
         self._door, self._queues = door, queues
+        self._in_use: list[Keys] = []
+        self._cursor = 0
 
     def look(self) -> Look:
         """
@@ -88,13 +119,18 @@ class Looker:
             RedisUnavailableError, RedisRefusedError: it says nothing.
         """
         started = time.monotonic()
-        queues: Sequence[Keys] = self._door.run(registered()) if self._queues is None else self._queues()
+        chosen = Chosen(self._queues()) if self._queues else registered(self._door, lambda: self._in_use, self._cursor)
+        queues = chosen.queues
         now_ms, facts, drafts = self._first_trip(queues)
-        heads, words = self._second_trip(drafts)
-        sights = [_sight(draft, now_ms, heads, words) for draft in drafts]
-        return Look(sights, facts, time.monotonic() - started)
+        heads, words = self._second_trip([draft for draft in drafts if isinstance(draft, _Draft)])
+        sights = [_sight(draft, now_ms, heads, words) for draft in drafts if isinstance(draft, _Draft)]
+        unreadable = {keys: why for keys, why in zip(queues, drafts, strict=True) if isinstance(why, str)}
+        if chosen.left_out:
+            self._in_use = [*unreadable, *(one.keys for one in sights if one.counts.totals or one.counts.alive)]
+            self._cursor = chosen.cursor
+        return Look(sights, unreadable, chosen.left_out, facts, time.monotonic() - started)
 
-    def _first_trip(self, queues: Sequence[Keys]) -> tuple[float, dict[str, str], list[_Draft]]:
+    def _first_trip(self, queues: Sequence[Keys]) -> tuple[float, dict[str, str], list[_Draft | str]]:
         """Ask for all that can be asked at once."""
         general: list[Any] = [_time(), *map(reads.server_facts, SECTIONS)]
         each = [_questions(keys) for keys in queues]
@@ -104,7 +140,7 @@ class Looker:
             facts |= section if isinstance(section, dict) else {}
         rows = iter(answers[len(general) :])
         drafts = [_draft(keys, [next(rows) for _ in questions]) for keys, questions in zip(queues, each, strict=True)]
-        return _known(answers[0]), facts, [draft for draft in drafts if draft is not None]
+        return _known(answers[0]), facts, drafts
 
     def _second_trip(self, drafts: Sequence[_Draft]) -> tuple[dict[str, bytes], dict[str, list[Any]]]:
         """Read the starts of the lists' first messages, and the state words of what was drawn from unack."""
@@ -120,12 +156,27 @@ class Looker:
         return found, told
 
 
-def registered() -> Command[Sequence[Keys]]:
-    """Return the queues that workers and producers have noted in the registry; what is no name is passed over."""
-    return Command(
-        ("HKEYS", QUEUES_KEY),
-        lambda reply: [keys for entry in sorted(map(id_text, reply)) if (keys := Keys.registered(entry)) is not None],
-    )
+def registered(door: BlockingDoor, first: Callable[[], Sequence[Keys]], cursor: int = 0) -> Chosen:
+    """Return the queues that workers and producers have noted in the registry: of too many, `first` and some others."""
+    size = door.run(Command(("HLEN", QUEUES_KEY), int))
+    if size <= QUEUES_LIMIT:
+        names, at = _page(door, 0, QUEUES_LIMIT)
+        while at:
+            more, at = _page(door, at, QUEUES_LIMIT)
+            names |= more
+    else:
+        names = {keys.entry: None for keys in first()[:QUEUES_LIMIT]}
+        more, at = _page(door, cursor, max(QUEUES_LIMIT - len(names), QUEUES_LIMIT // 10))
+        names |= more
+    queues = [keys for name in sorted(names) if (keys := Keys.registered(name)) is not None]
+    return Chosen(queues, max(0, size - len(names)), at)
+
+
+def _page(door: BlockingDoor, cursor: int, count: int) -> tuple[dict[str, None], int]:
+    """Return about so many names of the registry, and where the next are."""
+    command: Command[Any] = Command(("HSCAN", QUEUES_KEY, cursor, "COUNT", count), list)
+    at, entries = door.run(command)
+    return dict.fromkeys(map(id_text, entries[::2])), int(at)
 
 
 def _time() -> Command[float]:
@@ -143,10 +194,11 @@ def _questions(keys: Keys) -> list[Any]:
     ]
 
 
-def _draft(keys: Keys, answers: list[Any]) -> _Draft | None:
-    """Return what was answered; None when Redis refused, so that a queue with a spoilt key hides no other."""
-    if any(isinstance(answer, RedisRefusedError) for answer in answers):
-        return None
+def _draft(keys: Keys, answers: list[Any]) -> _Draft | str:
+    """Return what was answered, or why nothing can be read, so that a queue with a spoilt key hides no other."""
+    for answer in answers:
+        if isinstance(answer, RedisRefusedError | ProtocolError):
+            return str(answer)
     counts, pending, unack, ready, retry, sample = map(_known, answers)
     draft = _Draft(keys, counts, sample=sample)
     draft.due_ms = {state: due for state, due in (("pending", pending), ("unack", unack)) if due is not None}
@@ -183,7 +235,7 @@ def _known(answer: Any) -> Any:
 
 
 def _score(reply: Any) -> float | None:
-    return float(reply[1]) * 1000 if reply else None
+    return moment(float(reply[1])) * 1000 if reply else None
 
 
 def _text(reply: Any) -> str:

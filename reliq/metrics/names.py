@@ -66,6 +66,13 @@ PAUSED = Spec("reliq_paused", "gauge", "1 while the queue is paused.", ("queue",
 COUNTED = {kind: Spec(f"reliq_{kind}_total", "counter", text, ("queue",)) for kind, text in TOTALS.items()}
 RETRIED = Spec("reliq_retried_total", "counter", "Messages to be delivered again, after what.", ("queue", "cause"))
 
+LEFT_OUT = Spec(
+    "reliq_queues_left_out",
+    "gauge",
+    "Queues of the registry that this scrape does not show: `unreadable`, a key of theirs is spoilt; `many`, too many.",
+    ("reason",),
+)
+
 REDIS_UP = Spec("reliq_redis_up", "gauge", "1 when Redis answered this scrape.")
 REDIS_MEMORY = Spec("reliq_redis_memory_bytes", "gauge", "Memory that Redis uses.")
 REDIS_MEMORY_LIMIT = Spec("reliq_redis_memory_limit_bytes", "gauge", "Redis' maxmemory, 0 for none.")
@@ -91,7 +98,7 @@ WORKERS = Spec("reliq_workers", "gauge", "Worker processes that run.")
 RESTARTS = Spec("reliq_restarts_total", "counter", "Worker processes that ended and were replaced.", ("reason",))
 BUILD = Spec("reliq_build_info", "gauge", "1; the labels say what runs.", ("version", "python"))
 
-_OF_QUEUES = (MESSAGES, UNACK, OLDEST, PAUSED, *COUNTED.values(), RETRIED)
+_OF_QUEUES = (MESSAGES, UNACK, OLDEST, PAUSED, *COUNTED.values(), RETRIED, LEFT_OUT)
 _OF_REDIS = (
     REDIS_UP,
     REDIS_MEMORY,

@@ -54,6 +54,11 @@ class QueueCollector:
         yield gauge(names.SCRAPE, look.seconds)
         yield from _of_redis(look.facts)
         yield from _of_queues(look.queues)
+        missing: dict[str, float] = {"unreadable": len(look.unreadable), "many": look.left_out}
+        family = GaugeMetricFamily(names.LEFT_OUT.name, names.LEFT_OUT.help, labels=names.LEFT_OUT.labels)
+        for reason, number in missing.items():
+            family.add_metric((reason,), number)
+        yield family
 
     def _begun(self) -> Future[Look]:
         with self._lock:

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 from reliq import events
-from reliq.call import Arg, Call
+from reliq.call import Arg, Call, id_text
+from reliq.errors import ProtocolError
+from reliq.foreign import printable, whole_number
 from reliq.keys import Keys, pattern
 from reliq.lua import script
 from reliq.message import Counts
@@ -133,5 +135,12 @@ def find(keys: Keys, *, cursor: int = 0, clock: int | None = None) -> Call[tuple
 
 def _counts(reply: list[Any]) -> Counts:
     pending, ready, unack, retry, garbage, dead, paused = (int(size) for size in reply[:7])
-    totals = {reply[at].decode(): int(reply[at + 1]) for at in range(7, len(reply), 2)}
+    totals = {id_text(reply[at]): _total(*reply[at : at + 2]) for at in range(7, len(reply), 2)}
     return Counts(pending, ready, unack, retry, garbage, dead, bool(paused), totals)
+
+
+def _total(name: bytes, text: bytes) -> int:
+    number = whole_number(text)
+    if number is None:
+        raise ProtocolError(f"the total {printable(id_text(name))[:40]} is not a number; `reliq check` says more")
+    return number

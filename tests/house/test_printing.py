@@ -86,8 +86,8 @@ def test_json_is_ascii_and_says_the_same(capsys):
     [
         ("7", 7),
         ("-1", -1),
-        ("9" * 18, 10**18 - 1),
-        ("9" * 19, None),
+        ("9" * 19, 10**19 - 1),
+        ("9" * 20, None),
         ("²", None),
         ("٣", None),
         ("", None),

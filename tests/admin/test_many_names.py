@@ -1,0 +1,87 @@
+"""A registry full of names: a look stays short, the queues in use are shown, and names can be removed."""
+
+import time
+
+import pytest
+
+from reliq import Admin, roster
+from reliq.connection import Connection
+from reliq.doors.blocking import BlockingDoor
+from reliq.keys import QUEUES_KEY
+from reliq.metrics import looks
+from reliq.metrics.looks import QUEUES_LIMIT, Looker
+from reliq.roster import Worker
+
+
+def name(client, count):
+    client.hset(QUEUES_KEY, mapping={f"name-{number}": "1" for number in range(count)})
+
+
+def calls(client, command):
+    return client.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0)
+
+
+def serve(client, *queues):
+    now = time.time()
+    for command in roster.beat(Worker("w", "h", 1, "1", queues, 1, 0, now, now, now)):
+        client.execute_command(*command.command)
+
+
+def test_a_hundred_thousand_names_cost_a_scrape_no_more_than_two_thousand(url, client):
+    name(client, 100_000)
+    client.config_resetstat()
+
+    look = Looker(BlockingDoor(Connection.to(url).wire(30.0))).look()
+
+    assert 0.5 * QUEUES_LIMIT < len(look.queues) <= 1.1 * QUEUES_LIMIT
+    assert len(look.queues) + look.left_out == 100_000
+    assert calls(client, "evalsha") == len(look.queues)
+    assert (calls(client, "hkeys"), calls(client, "hscan")) == (0, 1)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """A limit that a test can pass quickly."""
+    monkeypatch.setattr(looks, "QUEUES_LIMIT", 10)
+
+
+def test_queues_shows_those_with_workers_first_and_says_how_many_are_left_out(few, command, queue, client):
+    queue.publish({})
+    name(client, 1000)
+    serve(client, "q", "no name!")
+
+    said = command("queues", "--interval", "0")
+    seen = command("queues", "--interval", "0", "--json").json
+
+    assert "q" in {view["queue"] for view in seen["queues"]}
+    assert len(seen["queues"]) + seen["left_out"] == 1001
+    assert seen["left_out"] > 900
+    assert f"The registry has {seen['left_out']} more, which are not shown" in said.out
+
+
+def test_a_queue_that_is_named_is_always_shown(few, command, queue, client):
+    queue.publish({})
+    name(client, 1000)
+
+    seen = command("queues", "q", "name-7", "--interval", "0", "--json").json
+
+    assert ([view["queue"] for view in seen["queues"]], seen["left_out"]) == (["q", "name-7"], 0)
+
+
+def test_the_exporter_finds_every_queue_in_use_and_stays_with_it(few, url, queue, client):
+    name(client, 1000)
+    looker = Looker(BlockingDoor(Connection.to(url).wire(30.0)))
+    queue.publish({})
+
+    seen = [{sight.queue for sight in looker.look().queues} for _ in range(400)]
+
+    first = next(at for at, queues in enumerate(seen) if "q" in queues)
+    assert all("q" in queues for queues in seen[first:])
+    assert len(set().union(*seen)) == 1001
+    assert max(map(len, seen)) < 50
+
+
+def test_watch_says_how_many_are_left_out(few, url, client):
+    name(client, 1000)
+
+    assert Admin(url).watch().look().overview.left_out > 900

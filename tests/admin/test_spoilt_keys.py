@@ -1,0 +1,74 @@
+"""What somebody wrote into the keys of one queue, or of a worker, hides no other."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from reliq.connection import Connection
+from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, worker_key
+from reliq.metrics.serving import queue_collector, redis_answers
+
+SPOILT = Keys("spoilt")
+
+#: What a producer, or anybody, may write, and what then is said of that queue; empty: it is shown as it is.
+SPOILINGS = {
+    "a total whose name is no UTF-8": (("HINCRBY", SPOILT.totals, b"\xff", 7), ""),
+    "a total that is no number": (("HSET", SPOILT.totals, "acked", "many"), "the total acked is not a number"),
+    "a total of 4301 digits": (("HSET", SPOILT.totals, "\x1b[2J", "9" * 4301), r"the total \x1b[2J is not a number"),
+    "a score of -inf": (("ZADD", SPOILT.pending, "-inf", "m"), ""),
+    "a score of +inf": (("ZADD", SPOILT.unack, "+inf", "m"), ""),
+    "an id that is no UTF-8": (("LPUSH", SPOILT.ready, b"\xff\x1b"), ""),
+} | {
+    f"a string instead of {name}": (("SET", getattr(SPOILT, name), "x"), f"the Redis key '{getattr(SPOILT, name)}'")
+    for name in ("pending", "ready", "unack", "retry", "garbage", "dead", "totals")
+}
+
+
+@pytest.fixture(params=SPOILINGS)
+def reason(request, queue, client):
+    """A sound queue beside a spoilt one; why the spoilt one cannot be read."""
+    queue.publish({"n": 1}, id="m")
+    spoiling, why = SPOILINGS[request.param]
+    client.hset(QUEUES_KEY, "spoilt", "1")
+    client.execute_command(*spoiling)
+    return why
+
+
+def test_a_spoilt_queue_is_shown_with_its_reason_and_the_others_as_ever(reason, command, url):
+    seen = command("queues", "--interval", "100ms", "--json").json
+    said = command("queues", "--interval", "0")
+
+    shown = {view["queue"]: view["ready"] for view in seen["queues"]}
+    assert shown["q"] == 1
+    assert shown.keys() | seen["unreadable"].keys() == {"q", "spoilt"}
+    assert reason in seen["unreadable"].get("spoilt", "")
+    assert ("spoilt" in seen["unreadable"]) == bool(reason)
+    assert (said.code, f"spoilt cannot be read: {reason}" in said.out) == (0, bool(reason))
+
+
+def test_the_exporter_counts_the_queues_that_it_cannot_read(reason, url):
+    registry = CollectorRegistry()
+    collector = queue_collector(Connection.to(url))
+    registry.register(collector)
+
+    assert registry.get_sample_value("reliq_redis_up") == 1
+    assert registry.get_sample_value("reliq_messages", {"queue": "q", "state": "ready"}) == 1
+    assert registry.get_sample_value("reliq_queues_left_out", {"reason": "unreadable"}) == bool(reason)
+    assert redis_answers(collector)
+
+
+def test_the_other_queue_can_be_checked_and_accounted_for(reason, command):
+    assert command("account", "q").code == 0
+    assert command("check", "q", "--repair").code == 0
+    assert command("check", "spoilt").err == ""
+
+
+@pytest.mark.parametrize("record", [b"\xff", b"[" * 5000, b'{"id":1}', b'{"pid":1e999}'])
+def test_a_record_that_no_worker_wrote_is_passed_over(record, queue, command, client):
+    queue.publish({})
+    client.zadd(WORKERS_KEY, {b"evil\xff": 1, "listed": 2})
+    client.set(worker_key("evil"), record)
+    client.zadd(WORKERS_KEY, {"evil": 3})
+    client.rpush(worker_key("listed"), "a list")
+
+    for words in (("queues", "--interval", "0"), ("workers",), ("running", "q")):
+        assert command(*words).code == 0
