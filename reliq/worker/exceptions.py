@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from traceback import extract_tb, format_list, walk_tb
+from traceback import extract_tb, walk_tb
 from typing import TYPE_CHECKING
 
 from reliq.foreign import printable
@@ -42,15 +42,18 @@ def placed(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException, *, with_text: bool) -> str:
-    """Return the traceback of `error` and of its causes, from the handler on; their texts only `with_text`."""
+    """Return the traceback of `error` and of its causes, from the handler on; texts and lines of code only `with_text`."""
     parts: list[str] = []
     chain = list(_chain(error))
     for number, (one, is_cause) in reversed(list(enumerate(chain))):
-        frames = format_list(extract_tb(_from_handler(one.__traceback__), limit=-FRAMES_LIMIT))
-        head = "Traceback (most recent call last):\n" if frames else ""
+        frames = extract_tb(_from_handler(one.__traceback__), limit=-FRAMES_LIMIT)
+        lines = (
+            frames.format() if with_text else [f'  File "{f.filename}", line {f.lineno}, in {f.name}\n' for f in frames]
+        )
+        head = "Traceback (most recent call last):\n" if lines else ""
         said = printable(f"{class_name(one)}: {clean_text(one)}" if with_text else class_name(one))
         inside = f" of {', '.join(map(placed, _members(one)))}" if _members(one) else ""
-        parts.append(f"{head}{''.join(frames)}{said}{inside}")
+        parts.append(f"{head}{''.join(lines)}{said}{inside}")
         if number:
             parts.append(f"\n{_LINKS[is_cause]}\n")
     return "\n".join(parts)
