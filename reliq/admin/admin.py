@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from reliq import reads, transitions
@@ -49,20 +51,28 @@ class Admin(Acting):
     # ---- whether all is well --------------------------------------------------
 
     def check(
-        self, queue: str, *, repair: bool = False, progress: Callable[[str, int], None] | None = None
+        self,
+        queue: str,
+        *,
+        repair: bool = False,
+        patience: Duration = 5.0,
+        progress: Callable[[str, int], None] | None = None,
     ) -> CheckReport:
         """
         Look at every id of a queue for what contradicts the model, in bounded steps beside those who use it.
 
         Args:
             repair: set right what can be without guessing; move the rest to the dead letters with a reason.
+            patience: in a layout of the Go original, which makes a move in several commands: seconds for which a thing
+                must stay wrong to be told and set right.
             progress: is told what is being read, and how many ids were looked at so far.
 
         Raises:
             ConfigurationError: there is no such queue.
         """
         _, keys = self._known(queue)
-        return Checker(self._ask, keys, repair=repair, progress=progress or _silent).run()
+        wait = partial(time.sleep, seconds("patience", patience, most=3600))
+        return Checker(self._ask, keys, repair=repair, progress=progress or _silent, wait=wait).run()
 
     def acl(self, roles: Sequence[str], queues: Sequence[str], *, user: str = "") -> AclRule:
         """

@@ -4,20 +4,23 @@ The queue's own fsck: looks at every id, a bounded piece at a time, and sets rig
 A live queue moves while it is read. So what is wrong is never told from two readings: each id is looked at by one
 script, at one moment. That settles all but what depends on the lists, which have no index. An id that may be in none
 or in two of them is only suspected; it is told when one more script has looked through both lists for it.
+
+The Go original publishes by three commands and acks by three. In its layout all that is wrong is only suspected, and
+told when it is still wrong, and the same, after a while.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from reliq import transitions
 from reliq.admin.faults import CheckReport, Tally
 from reliq.admin.repair import wish_of
-from reliq.admin.states import State, faults_of, read_state
+from reliq.admin.states import TYPES, State, faults_of, read_state
 from reliq.call import Command, Request, id_text
 from reliq.foreign import whole_number
 
@@ -37,35 +40,34 @@ SHORT_LISTS = 10_000
 #: So often the lists are read again to drop what was only moving.
 ROUNDS = 3
 
-TYPES = {
-    "pending": "zset",
-    "ready": "list",
-    "unack": "zset",
-    "retry": "list",
-    "garbage": "set",
-    "counts": "hash",
-    "lease": "hash",
-    "errors": "hash",
-    "dead": "stream",
-    "totals": "hash",
-    "wake": "list",
-    "watch": "string",
-    "paused": "string",
-}
-
 Part = Literal["", "ready", "retry", "both"]
 #: Is told what is being read and how many ids were looked at so far.
 Progress = Callable[[str, int], None]
 
 
 class Checker:
-    """One check of one queue; `ask` makes a request."""
+    """
+    One check of one queue.
 
-    def __init__(self, ask: Callable[[Request[Any]], Any], keys: Keys, *, repair: bool, progress: Progress) -> None:
-        self._ask, self._keys, self._repair, self._progress = ask, keys, repair, progress
+    Args:
+        ask: makes a request.
+        wait: lets the time pass after which a move of the Go original must have come to its end.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[Request[Any]], Any],
+        keys: Keys,
+        *,
+        repair: bool,
+        progress: Progress,
+        wait: Callable[[], None],
+    ) -> None:
+        self._ask, self._keys, self._repair, self._progress, self._wait = ask, keys, repair, progress, wait
         self._tally = Tally()
         self._known: set[str] = set()
         self._suspects: set[str] = set()
+        self._passing: dict[str, State] = {}
         self._unproved = 0
 
     def run(self) -> CheckReport:
@@ -75,6 +77,7 @@ class Checker:
             self._read_scored()
             self._read_strays()
             self._settle_suspicions()
+            self._tell_what_stays()
             self._check_account()
         return CheckReport(self._keys.name, len(self._known), self._tally.faults(), self._unproved)
 
@@ -154,11 +157,28 @@ class Checker:
         if length > LONGEST_LISTS:
             self._unproved = len(self._suspects)
             return
-        size = max(1, min(BATCH, COMPARISONS // max(1, length)))
-        for ids in _batches(sorted(self._suspects), size):
-            self._progress("suspects", len(self._known))
-            now_ms, states = self._states(ids, "both")
+        for now_ms, states in self._searched(self._suspects, length):
             self._note([state for state in states if self._faults(state, now_ms)], now_ms, "both")
+
+    def _tell_what_stays(self) -> None:
+        """Look once more at what was wrong in a queue of the Go original, and tell what is wrong in the same way."""
+        if not self._passing:
+            return
+        self._wait()
+        length, before = self._length_of_lists(), self._passing
+        if length > LONGEST_LISTS:
+            self._unproved += len(before)
+            return
+        for now_ms, states in self._searched(before, length):
+            stayed = [state for state in states if state.is_as(before[state.id]) and self._faults(state, now_ms)]
+            self._tell(stayed, now_ms, "both")
+
+    def _searched(self, ids: Iterable[str], length: int) -> Iterator[tuple[int, list[State]]]:
+        """Yield the states of `ids`, looked for in both lists, some at a time."""
+        size = max(1, min(BATCH, COMPARISONS // max(1, length)))
+        for some in _batches(sorted(ids), size):
+            self._progress("suspects", len(self._known))
+            yield self._states(some, "both")
 
     def _drop_what_only_moved(self) -> None:
         """Read the lists once more, and drop the suspects that are in one place by now, or have ended."""
@@ -189,7 +209,14 @@ class Checker:
             self._tally.found("account", f"{abs(missing)} too {'few' if missing > 0 else 'many'}", abs(missing))
 
     def _note(self, states: Sequence[State], now_ms: int, part: Part, piece: tuple[int, int] = (1, 0)) -> None:
-        """Note what is wrong with ids, and set it right if that was asked for."""
+        """Note what is wrong with ids; in a queue of the Go original it may be a move that is not over."""
+        if self._keys.bare:
+            self._passing |= {state.id: state for state in states}
+        else:
+            self._tell(states, now_ms, part, piece)
+
+    def _tell(self, states: Sequence[State], now_ms: int, part: Part, piece: tuple[int, int] = (1, 0)) -> None:
+        """Tell what is wrong with ids, and set it right if that was asked for."""
         mended = self._mended(states, now_ms, part, piece) if self._repair else set()
         for state in states:
             for name in self._faults(state, now_ms):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from reliq.admin.pieces import MOVING_MS
@@ -31,6 +31,23 @@ FaultName = Literal[
     "bad-total",
     "account",
 ]
+
+#: The types of a queue's keys.
+TYPES = {
+    "pending": "zset",
+    "ready": "list",
+    "unack": "zset",
+    "retry": "list",
+    "garbage": "set",
+    "counts": "hash",
+    "lease": "hash",
+    "errors": "hash",
+    "dead": "stream",
+    "totals": "hash",
+    "wake": "list",
+    "watch": "string",
+    "paused": "string",
+}
 
 #: September 2001: what is smaller is no time in unix ms.
 FIRST_MS = 10**12
@@ -100,6 +117,10 @@ class State:
     def is_cancelled(self) -> bool:
         """Whether it ends where it is met."""
         return self.word.endswith("!")
+
+    def is_as(self, other: State) -> bool:
+        """Say whether nothing has changed since `other` was seen, but for what is known of the lists."""
+        return replace(self, ready=None, retry=None, digest="") == replace(other, ready=None, retry=None, digest="")
 
     @property
     def lease_ms(self) -> int | None:

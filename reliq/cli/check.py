@@ -21,6 +21,7 @@ def check(
     Look at every message of a queue for what contradicts the model, beside those who use it.
 
     With --repair, what can be is set right without guessing, and the rest becomes dead letters with the reason `lost`.
+    In a layout of the Go original, whose moves take several commands, only what stays wrong for 5 seconds counts.
     Exit 0: nothing is wrong, or nothing any more; what passes by itself does not count. Exit 1: something is wrong.
 
     Example: reliq check orders --repair

@@ -46,7 +46,7 @@ def check(url, layout):
     admin = Admin(url, layout=layout)
 
     def make(**options):
-        report = admin.check("q", **options)
+        report = admin.check("q", patience=0, **options)
         assert report.unproved == 0
         return {fault.name: fault for fault in report.faults}
 
@@ -183,7 +183,7 @@ def test_a_due_time_that_nothing_tells_makes_a_letter_of_a_message_without_envel
     queue.publish(b"body", id="m", delay=HOUR)
     client.zadd(queue.keys.pending, {"m": "inf"})
 
-    [fault] = Admin(url, layout=TAGGED).check("q", repair=True).faults
+    [fault] = Admin(url, layout=TAGGED).check("q", repair=True, patience=0).faults
 
     assert (fault.name, fault.mended) == ("wrong-time", 1)
     assert [(one.id, one.reason) for one in queue.letters()] == [("m", "lost")]
@@ -365,7 +365,7 @@ def test_what_a_go_consumer_leaves_when_it_dies_between_two_commands_is_told_and
     client.set(keys.msg("published"), "body")  # it published, and died before the count and the place
     client.hset(keys.counts, "no-body", "3")
 
-    told = {fault.name: fault.examples for fault in admin.check("orders", repair=True).faults}
+    told = {fault.name: fault.examples for fault in admin.check("orders", repair=True, patience=0).faults}
 
     assert told == {"lost": (held,), "stray-body": ("published",), "stray-count": ("no-body",)}
     assert admin.check("orders").faults == ()

@@ -1,0 +1,157 @@
+"""A check beside programs in Go, which publish and ack in several commands: between them nothing is wrong."""
+
+import pytest
+from go_original import GoProgram
+
+from reliq import Admin, Layout
+from reliq.admin.check import Checker
+from reliq.keys import Keys
+
+LAYOUTS = (Layout.hdt3213(), Layout.hdt3213(hash_tag=True))
+
+
+@pytest.fixture(params=LAYOUTS, ids=str)
+def layout(request):
+    return request.param
+
+
+@pytest.fixture
+def go(client, layout):
+    return GoProgram(client, Keys("orders", layout))
+
+
+@pytest.fixture
+def now(client):
+    return client.time()[0]
+
+
+@pytest.fixture
+def check(url, go, layout):
+    """Check and repair; while the check lets time pass, `meanwhile` is called. Return the report."""
+    admin = Admin(url, layout=layout)
+
+    def make(meanwhile=lambda: None):
+        return Checker(admin._ask, go.keys, repair=True, progress=lambda *_: None, wait=meanwhile).run()
+
+    yield make
+    admin.close()
+
+
+def runs_with_a_check_between_each_step(steps, check):
+    """Make the steps; between any two of them a check that is over when the next one has been made."""
+    steps = iter(steps)
+
+    def make_the_next():
+        next(steps, int)()
+
+    for step in steps:
+        step()
+        report = check(make_the_next)
+        assert (report.faults, report.is_sound) == ((), True)
+
+
+@pytest.mark.parametrize("first_alone", [True, False])
+def test_a_publish_is_never_taken_for_a_message_that_was_lost(go, now, check, client, first_alone):
+    go.publish(b"before", due=now)
+    steps, id = go.publishing(b"body", due=now)
+    if first_alone:
+        steps.pop(0)()
+
+    runs_with_a_check_between_each_step(steps, check)
+
+    assert client.zscore(go.keys.pending, id) == now
+    assert client.exists(go.keys.dead, go.keys.totals) == 0
+
+
+@pytest.mark.parametrize("first_alone", [True, False])
+def test_an_ack_is_never_taken_for_a_message_that_was_lost(go, now, check, client, first_alone):
+    for _ in range(2):
+        go.publish(due=now)
+    go.promote(now)
+    id = go.claim(now)
+    steps = go.acking(id)
+    if first_alone:
+        steps.pop(0)()
+
+    runs_with_a_check_between_each_step(steps, check)
+
+    assert client.hkeys(go.keys.counts) != []
+    assert client.exists(go.keys.dead, go.keys.totals, go.keys.msg(id)) == 0
+
+
+def test_no_move_of_the_original_is_ever_wrong_in_between(go, now, check, client):
+    """Everything one message goes through, a check after each command that ends before the next but one."""
+    first, id = go.publishing(due=now, retries=1)
+    steps = [
+        *first,
+        lambda: go.promote(now),
+        lambda: go.claim(now),
+        lambda: go.nack(id, now),
+        lambda: go.reclaim(now),
+        lambda: go.claim(now, again=True),
+        lambda: go.nack(id, now),
+        lambda: go.reclaim(now),
+        lambda: client.delete(go.keys.msg(id)),
+        lambda: client.srem(go.keys.garbage, id),
+    ]
+    go.publish(b"beside", due=now + 60)
+    runs_with_a_check_between_each_step(steps, check)
+    steps[0]()
+    runs_with_a_check_between_each_step(steps[1:], check)
+
+    assert client.exists(go.keys.dead, go.keys.totals) == 0
+
+
+def test_what_stays_wrong_is_told_and_mended(go, now, check, client):
+    """A publisher that died before its last command, and a consumer that died within an ack."""
+    published, lost = go.publishing(b"half published", due=now)
+    for step in published[:2]:
+        step()
+    acked = go.publish(b"half acked", due=now)
+    go.promote(now)
+    go.acking(go.claim(now))[0]()
+
+    report = check()
+
+    [fault] = report.faults
+    assert (fault.name, fault.count, fault.mended) == ("lost", 2, 2)
+    letters = {fields[b"id"].decode(): fields[b"value"] for _, fields in client.xrange(go.keys.dead)}
+    assert letters == {lost: b"half published", acked: b"half acked"}
+    assert check().is_sound
+
+
+def test_what_moved_on_meanwhile_is_left_alone_though_it_is_wrong_in_another_way(go, now, check, client):
+    go.publish(b"beside", due=now + 60)
+    id = go.publish(due=now)
+    go.promote(now)
+    zrem, delete, _ = go.acking(go.claim(now))
+    zrem()
+
+    report = check(delete)
+
+    assert report.faults == ()
+    assert client.hexists(go.keys.counts, id)
+
+
+def test_a_sound_queue_is_not_waited_for(go, now, check):
+    go.publish(due=now)
+    waited = []
+
+    check(lambda: waited.append(1))
+
+    assert waited == []
+
+
+def test_a_queue_of_reliqs_own_is_told_at_once(url, client):
+    keys, waited = Keys("q"), []
+    client.hset(keys.counts, "ghost", "3")
+
+    report = Checker(
+        Admin(url)._ask,
+        keys,
+        repair=False,
+        progress=lambda *_: None,
+        wait=lambda: waited.append(1),
+    ).run()
+
+    assert ([fault.name for fault in report.faults], waited) == (["stray-count"], [])

@@ -1,0 +1,96 @@
+"""
+What the Go original, HDT3213/delayqueue, sends to Redis, command by command: a publish and an ack are three each.
+
+Between two commands of one of its processes anything may run, so each step is a function of its own.
+"""
+
+from dataclasses import dataclass
+from itertools import count
+from uuid import UUID
+
+from reliq.keys import Keys
+
+HOUR_SECONDS = 3600
+_numbers = count()
+
+
+def new_id() -> str:
+    """An id as its publishers make them: a random UUID."""
+    return str(UUID(int=next(_numbers), version=4))
+
+
+@dataclass(frozen=True)
+class GoProgram:
+    """A program in Go with the original's queue, on a redis-py client."""
+
+    client: object
+    keys: Keys
+
+    def publishing(self, body=b"body", *, due, retries=3, id=None):
+        """The steps of SendScheduleMsg, by a clock of whole seconds."""
+        id = id or new_id()
+        return [
+            lambda: self.client.set(self.keys.msg(id), body, ex=HOUR_SECONDS),
+            lambda: self.client.hset(self.keys.counts, id, retries),
+            lambda: self.client.zadd(self.keys.pending, {id: int(due)}),
+        ], id
+
+    def publish(self, body=b"body", **options):
+        """SendScheduleMsg, at once."""
+        steps, id = self.publishing(body, **options)
+        for step in steps:
+            step()
+        return id
+
+    def promote(self, now):
+        """Its script pending to ready: whatever is due by its own clock."""
+        if ids := self.client.zrangebyscore(self.keys.pending, 0, int(now)):
+            self.client.lpush(self.keys.ready, *ids)
+            self.client.zremrangebyscore(self.keys.pending, 0, int(now))
+
+    def claim(self, now, seconds=5, *, again=False):
+        """Its script ready, or retry, to unack; it writes no state word."""
+        id = self.client.rpop(self.keys.retry if again else self.keys.ready)
+        if id is None:
+            return None
+        self.client.zadd(self.keys.unack, {id: int(now) + seconds})
+        return id.decode()
+
+    def acking(self, id):
+        """The steps of its ack."""
+        return [
+            lambda: self.client.zrem(self.keys.unack, id),
+            lambda: self.client.delete(self.keys.msg(id)),
+            lambda: self.client.hdel(self.keys.counts, id),
+        ]
+
+    def ack(self, id):
+        """Its ack, at once."""
+        for step in self.acking(id):
+            step()
+
+    def nack(self, id, now, delay=0):
+        """Its nack: the redelivery's time as score, whoever holds the message."""
+        self.client.zadd(self.keys.unack, {id: int(now) + delay})
+
+    def reclaim(self, now):
+        """Its script unack to retry, or to garbage with no retry left."""
+        ids = self.client.zrangebyscore(self.keys.unack, 0, int(now))
+        for id in ids:
+            if int(self.client.hget(self.keys.counts, id) or 0) > 0:
+                self.client.hincrby(self.keys.counts, id, -1)
+                self.client.lpush(self.keys.retry, id)
+            else:
+                self.client.hdel(self.keys.counts, id)
+                self.client.sadd(self.keys.garbage, id)
+        self.client.zremrangebyscore(self.keys.unack, 0, int(now))
+
+    def collecting(self):
+        """The steps of its garbage collection."""
+        ids = self.client.smembers(self.keys.garbage)
+        if not ids:
+            return []
+        return [
+            lambda: self.client.delete(*(self.keys.msg(id.decode()) for id in ids)),
+            lambda: self.client.srem(self.keys.garbage, *ids),
+        ]
