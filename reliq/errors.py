@@ -8,6 +8,7 @@ Everything reliq raises.
     ├── PublishFailed                     a publish that gave up, with its outcome
     ├── RedisUnavailableError             Redis cannot be reached or cannot answer now
     ├── RedisRefusedError                 Redis answered with an error: rights, memory, a key's type
+    │   ├── LoginError                    a wrong user or password, or no such database
     │   └── WrongKeyTypeError             a key of the queue holds something else
     ├── ProtocolError                     a reply that is none of ours
     └── Stopped                           `Job.check()`: stopping, cancelled or lost
@@ -87,6 +88,10 @@ class RedisRefusedError(ReliqError):
     """
 
     maybe_ran = False
+
+
+class LoginError(RedisRefusedError):
+    """Redis is there and lets nobody in by this URL or client: a wrong user or password, or no such database."""
 
 
 class WrongKeyTypeError(RedisRefusedError):

@@ -94,8 +94,8 @@ class PooledWire:
             connection = self._pool.get_connection()
             if self._trust.doubts(connection):
                 self._renew(connection)
-        except _BROKEN as error:
-            raise _not_sent(error) from error
+        except (*_BROKEN, redis.ResponseError) as error:
+            raise _not_sent(error, self._pool) from error
         return connection
 
     def _renew(self, connection: Any) -> None:
@@ -111,7 +111,7 @@ class PooledWire:
             connection.send_packed_command(packed([self._gate.question.command]))
             self._gate.judge(_reply(connection))
         except _BROKEN as error:
-            raise _not_sent(error) from error
+            raise _not_sent(error, self._pool) from error
 
 
 class AsyncPooledWire:
@@ -153,8 +153,8 @@ class AsyncPooledWire:
             connection = await self._pool.get_connection()
             if self._trust.doubts(connection):
                 await self._renew(connection)
-        except _BROKEN as error:
-            raise _not_sent(error) from error
+        except (*_BROKEN, redis.ResponseError) as error:
+            raise _not_sent(error, self._pool) from error
         return connection
 
     async def _renew(self, connection: Any) -> None:
@@ -170,7 +170,7 @@ class AsyncPooledWire:
             await connection.send_packed_command(packed([self._gate.question.command]))
             self._gate.judge(await _async_reply(connection))
         except _BROKEN as error:
-            raise _not_sent(error) from error
+            raise _not_sent(error, self._pool) from error
 
 
 def packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:
@@ -186,9 +186,20 @@ def _raw(arg: Arg) -> Arg:
     return arg.encode("utf-8", "surrogateescape") if isinstance(arg, str) else arg
 
 
-def _not_sent(error: Exception) -> Exception:
+def _not_sent(error: Exception, pool: Any) -> Exception:
     """Return what to raise when a connection could not be made; a refused login stays what it is."""
-    return error if isinstance(error, redis.AuthenticationError) else NotSentError(str(error))
+    if isinstance(error, redis.AuthenticationError):
+        return error
+    if isinstance(error, redis.ResponseError):  # to SELECT or AUTH
+        return redis.AuthenticationError(str(error))
+    kind = getattr(pool, "beneath", pool).connection_class
+    is_secure = issubclass(kind, redis.SSLConnection | redis.asyncio.SSLConnection)
+    text = str(error)
+    if is_secure and ("Timeout connecting" in text or "WRONG_VERSION_NUMBER" in text):
+        return NotSentError(f"{text}; if that port speaks no TLS, the URL begins with redis://")
+    if not is_secure and "connecting to" not in text and "No connection" not in text:  # it was closed at the greeting
+        return NotSentError(f"{text}; if that port speaks TLS, the URL begins with rediss://")
+    return NotSentError(text)
 
 
 def _reply(connection: Any) -> Reply:

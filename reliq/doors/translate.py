@@ -6,7 +6,7 @@ import redis
 
 from reliq import replies
 from reliq.call import Call, Command, Request, T
-from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError, WrongKeyTypeError
+from reliq.errors import LoginError, RedisRefusedError, RedisUnavailableError, ReliqError, WrongKeyTypeError
 from reliq.wires import NotSentError
 
 _KEY_MARK = " RELIQ_KEY "
@@ -28,16 +28,18 @@ def result(request: Request[T], reply: Any) -> T:
 
 def translated(request: Request[Any], error: Exception) -> ReliqError:
     """Return `error` of redis-py as an error of ours."""
-    name = request.script.name if isinstance(request, Call) else str(request.command[0])
+    name = request.script.name if isinstance(request, Call) else f"the command {request.command[0]!s}"
     text = str(error)
     if _KEY_MARK in text:
         return WrongKeyTypeError(text.partition(_KEY_MARK)[2].split()[0].rstrip(","))
     if text.startswith("WRONGTYPE") and isinstance(request, Command):
         return WrongKeyTypeError(str(request.command[1]))
     if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
-        return RedisRefusedError(f"{name}: Redis refused the user or its password: {text}")
+        return LoginError(f"Redis lets nobody in by this user, password or database: {text}")
     if replies.code(error) in replies.NOT_NOW:
         return RedisUnavailableError(f"{name}: Redis answered: {text}", maybe_ran=False)
+    if isinstance(error, NotSentError):
+        return RedisUnavailableError(text, maybe_ran=False)
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError):
-        return RedisUnavailableError(f"{name}: {text}", maybe_ran=not isinstance(error, NotSentError))
+        return RedisUnavailableError(f"{name}: {text}", maybe_ran=True)
     return RedisRefusedError(f"{name}: Redis answered: {text}")

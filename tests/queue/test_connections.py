@@ -17,7 +17,7 @@ from ports import free_port
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from reliq import Admin, ConfigurationError, Consumer, Durability, Layout, Queue, RedisUnavailableError
+from reliq import Admin, ConfigurationError, Consumer, Durability, Layout, LoginError, Queue, RedisUnavailableError
 from reliq.cluster import _groups
 from reliq.connection import Connection
 from reliq.embedded import EmbeddedRedis
@@ -232,12 +232,49 @@ def test_a_password_and_a_user_are_used_and_never_shown(own_server, call):
     place = server.url.removeprefix("redis://")
 
     assert works(Queue("q", url=f"redis://:s3cret@{place}"), call)
-    with pytest.raises(Exception, match="Redis refused the user or its password") as caught:
+    with pytest.raises(Exception, match="Redis lets nobody in by this user, password or database") as caught:
         call(Queue("q", url=f"redis://:wr0ng@{place}"), "publish", {})
 
+    assert isinstance(caught.value.__cause__, LoginError)
     assert "wr0ng" not in str(caught.value)
     assert "wr0ng" not in str(caught.value.__cause__)
     assert "s3cret" not in Connection.to(f"redis://:s3cret@{place}").name
+
+
+@pytest.mark.parametrize("place", ["redis://:nobody-asked@{}/0", "redis://nobody:x@{}/0", "redis://{}/99"])
+def test_a_url_that_redis_lets_nobody_in_by_is_no_server_that_is_away(url, call, place):
+    queue = Queue("q", url=place.format(url.removeprefix("redis://").partition("/")[0]))
+
+    with pytest.raises(LoginError, match="user, password or database"):
+        call(queue, "counts")
+
+
+def test_a_missing_password_is_told_too(own_server, call):
+    server = own_server()
+    with redis.Redis.from_url(server.url) as admin:
+        admin.config_set("requirepass", "s3cret")
+
+    with pytest.raises(LoginError, match="Authentication required"):
+        call(Queue("q", url=server.url), "counts")
+
+
+def test_tls_to_a_port_without_it_says_so(url):
+    with pytest.raises(RedisUnavailableError, match="if that port speaks no TLS, the URL begins with redis://"):
+        Queue("q", url=url.replace("redis://", "rediss://")).moves.counts()
+
+
+def test_a_port_that_wants_tls_is_told_too(tls, call):
+    port, _ = tls
+
+    with pytest.raises(RedisUnavailableError, match="if that port speaks TLS, the URL begins with rediss://"):
+        call(Queue("q", url=f"redis://127.0.0.1:{port}/0"), "counts")
+
+
+def test_what_a_server_that_is_away_is_told_by_names_no_command():
+    with pytest.raises(RedisUnavailableError) as caught:
+        Queue("q", url="redis://127.0.0.1:1/0").moves.counts()
+
+    assert str(caught.value) == "Error 111 connecting to 127.0.0.1:1. Connection refused."
 
 
 @pytest.fixture
