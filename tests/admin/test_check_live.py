@@ -55,6 +55,7 @@ def busy(url):
                     queue.cancel(f"m-{number + n}")
                 number += 50
 
+    queue.publish(9)  # what nobody has published to is no queue
     publisher = threading.Thread(target=publish)
     consumer.start(WorkerSettings(concurrency=4))
     publisher.start()
