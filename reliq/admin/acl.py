@@ -170,7 +170,13 @@ def acl_roles(roles: Sequence[str]) -> list[Role]:
 
 
 def acl_rule(
-    roles: Sequence[str], queues: Sequence[Keys], *, user: str = "", selectors: bool = True, select: bool = False
+    roles: Sequence[str],
+    queues: Sequence[Keys],
+    *,
+    user: str = "",
+    selectors: bool = True,
+    select: bool = False,
+    without_eval: bool = False,
 ) -> AclRule:
     """
     Return the least rule for a user who plays `roles` on `queues`.
@@ -179,6 +185,7 @@ def acl_rule(
         user: its name, by default reliq-ROLE.
         selectors: whether the server is 7.0 or newer.
         select: whether its URL names another database than 0.
+        without_eval: whether the user may run no scripts but those that are loaded (`Admin.load_scripts`).
 
     Raises:
         ConfigurationError: there is no role or no queue, or a role is none of `ROLES`.
@@ -194,11 +201,13 @@ def acl_rule(
         scripts, uses = scripts | more_scripts, uses | more_uses
     alone = {command for command, key in uses if not key} | ({"SELECT"} if select else set())
     declared = {key for name in scripts for key in (*script(name).keys, *script(name).tail_keys)}
-    rules = _selectors(uses, alone, declared, queues) if selectors else _flat(uses, alone, declared, queues)
+    runs_scripts = ("EVALSHA",) if without_eval else SCRIPT_COMMANDS
+    for_scripts = {(command, key) for command in runs_scripts for key in declared}
+    rules = (_selectors if selectors else _flat)(uses, alone, for_scripts, queues)
     return AclRule(user or "reliq-" + "-".join(known), tuple(known), tuple(rules))
 
 
-def _selectors(uses: set[Use], alone: set[str], declared: set[str], queues: Sequence[Keys]) -> list[str]:
+def _selectors(uses: set[Use], alone: set[str], for_scripts: set[Use], queues: Sequence[Keys]) -> list[str]:
     """Return a root of commands without keys, and a selector for each set of keys."""
     keys_of: dict[str, set[str]] = defaultdict(set)
     for command, key in uses:
@@ -207,9 +216,9 @@ def _selectors(uses: set[Use], alone: set[str], declared: set[str], queues: Sequ
     commands_of: dict[frozenset[str], set[str]] = defaultdict(set)
     for command, keys in keys_of.items():
         commands_of[frozenset(keys)].add(command)
-    if declared:
+    if for_scripts:
         # A script's keys are declared in one piece, whatever it does with them.
-        commands_of[frozenset("~" + key for key in declared)].update(SCRIPT_COMMANDS)
+        commands_of[frozenset("~" + key for _, key in for_scripts)].update(command for command, _ in for_scripts)
     groups = sorted((sorted(commands), keys) for keys, commands in commands_of.items())
     return [
         *("resetkeys", "resetchannels", "clearselectors", "-@all"),
@@ -218,10 +227,10 @@ def _selectors(uses: set[Use], alone: set[str], declared: set[str], queues: Sequ
     ]
 
 
-def _flat(uses: set[Use], alone: set[str], declared: set[str], queues: Sequence[Keys]) -> list[str]:
+def _flat(uses: set[Use], alone: set[str], for_scripts: set[Use], queues: Sequence[Keys]) -> list[str]:
     """Return every command and every key: Redis before 7.0 cannot say which goes with which."""
-    commands = {command for command, key in uses if key} | alone | set(SCRIPT_COMMANDS if declared else ())
-    keys = {"~" + key for key in declared | {key for _, key in uses if key}}
+    commands = {command for command, key in uses | for_scripts if key} | alone
+    keys = {"~" + key for _, key in uses | for_scripts if key}
     return ["resetkeys", "resetchannels", "-@all", *_allowed(commands), *_patterns(keys, queues)]
 
 

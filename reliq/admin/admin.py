@@ -19,6 +19,7 @@ from reliq.admin.ground import ANSWER_SECONDS, TRY_SECONDS
 from reliq.admin.inspecting import MessageView, inspected
 from reliq.admin.overview import Overview, overview, with_rates
 from reliq.admin.scanning import scanned
+from reliq.admin.scripts import load_scripts
 from reliq.admin.watching import Watcher
 from reliq.cluster import ClusterWire
 from reliq.errors import ConfigurationError, RedisRefusedError
@@ -74,13 +75,16 @@ class Admin(Acting):
         wait = partial(time.sleep, seconds("patience", patience, most=3600))
         return Checker(self._ask, keys, repair=repair, progress=progress or _silent, wait=wait).run()
 
-    def acl(self, roles: Sequence[str], queues: Sequence[str], *, user: str = "") -> AclRule:
+    def acl(
+        self, roles: Sequence[str], queues: Sequence[str], *, user: str = "", without_eval: bool = False
+    ) -> AclRule:
         """
         Return the least ACL rule, as this server knows them, for a user who plays `roles` on `queues`.
 
         Args:
             roles: of `producer`, `consumer`, `operator`, `exporter`.
             user: its name, by default reliq-ROLE.
+            without_eval: whether it may run no scripts but those that `load_scripts` has loaded.
         """
         try:
             version = self._ask(reads.server_facts("server")).get("redis_version", "")
@@ -92,7 +96,22 @@ class Admin(Acting):
             user=user,
             selectors=not version.startswith("6."),
             select=self._connection.address.database != 0,
+            without_eval=without_eval,
         )
+
+    def load_scripts(self) -> list[str]:
+        """
+        Load the scripts of this version, for users who may not EVAL; return their names.
+
+        Redis forgets them when it restarts, and a replica that is promoted may not have them.
+
+        Raises:
+            ConfigurationError: it is a Cluster, where each node needs them: give one node's URL after another.
+            RedisRefusedError: this user may not SCRIPT LOAD.
+        """
+        if isinstance(self._connection.wire(ANSWER_SECONDS), ClusterWire):
+            raise ConfigurationError("each node of a Cluster needs the scripts; give one node's URL after another")
+        return load_scripts(self._ask)
 
     def doctor(self, *, roles: Sequence[str] = (), queue: str = "reliq-doctor") -> list[Finding]:
         """

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from reliq.admin.acl import Role
+    from reliq.call import Request
     from reliq.doors.blocking import BlockingDoor
     from reliq.keys import Keys
     from reliq.pools import Address
@@ -32,7 +33,7 @@ def examine(door: BlockingDoor, address: Address, roles: Sequence[Role], keys: K
         RedisUnavailableError: it does not answer.
     """
 
-    def run_all(requests: Sequence[Command[Any]]) -> list[Any]:
+    def run_all(requests: Sequence[Request[Any]]) -> list[Any]:
         answers = door.run_all(requests, for_seconds=seconds)
         away = next((answer for answer in answers if isinstance(answer, RedisUnavailableError)), None)
         if away is not None:
@@ -46,11 +47,13 @@ def examine(door: BlockingDoor, address: Address, roles: Sequence[Role], keys: K
     info = run_all([reads.server_facts(section) for section in SECTIONS])
     config = run_all([Command(("CONFIG", "GET", name), _pairs) for name in PARAMETERS])
     [slow] = run_all([Command(("SLOWLOG", "GET", SLOWLOG_ENTRIES), _scripts)])
+    [evaluated] = run_all([Command(("EVAL", "return 1", 0), bool)])
     facts = Facts(
         info=_told(info),
         config=_told(config),
         slow_scripts=None if isinstance(slow, Exception) else slow,
         clock_offset=offset,
+        may_eval=not isinstance(evaluated, Exception),
         denied={role: denied_commands(run_all, role, keys) for role in roles},
         hosts=address.hosts,
         is_secure=address.is_secure,

@@ -52,6 +52,7 @@ class Facts:
         config: of CONFIG GET, the parameters that were told.
         slow_scripts: microseconds of each script in the slow log.
         clock_offset: seconds by which the server's clock is ahead, beyond what the round trip explains.
+        may_eval: whether this user may run a script of its own.
         denied: of each role, the commands that this user may not run; None where nobody tells.
     """
 
@@ -59,6 +60,7 @@ class Facts:
     config: Mapping[str, str] = field(default_factory=dict)
     slow_scripts: Sequence[int] | None = None
     clock_offset: float | None = None
+    may_eval: bool = False
     denied: Mapping[str, Sequence[str] | None] = field(default_factory=dict)
     hosts: Sequence[str] = ()
     is_secure: bool = False
@@ -68,7 +70,12 @@ class Facts:
 def findings(facts: Facts) -> list[Finding]:
     """Return a finding for each thing that was looked at."""
     looks = (_version, _lua, _eviction, _evicted, _memory, _persistence, _replicas, _slow, _clock, _tls, _retries)
-    return [*(look(facts) for look in looks), *(_rights(role, denied) for role, denied in facts.denied.items())]
+    of_user = [_eval(facts)] if "producer" in facts.denied else []
+    return [
+        *(look(facts) for look in looks),
+        *of_user,
+        *(_rights(role, denied) for role, denied in facts.denied.items()),
+    ]
 
 
 def _unknown(name: str, what: str) -> Finding:
@@ -267,6 +274,18 @@ def _retries(facts: Facts) -> Finding:
         f"the redis-py client given repeats a command up to {facts.client_retries} times by itself",
         "reliq's own connections do not; what your program sends by it may run twice when a reply is lost",
         "make it with retry=Retry(NoBackoff(), 0)",
+    )
+
+
+def _eval(facts: Facts) -> Finding:
+    if not facts.may_eval:
+        return Finding("eval", "ok", "this user may run no scripts but those that are loaded")
+    return Finding(
+        "eval",
+        "warning",
+        "this user may run any script",
+        "one that never ends holds up Redis for everybody; once it has written, SHUTDOWN NOSAVE alone ends it",
+        "reliq acl --role producer --without-eval, and reliq scripts load after each start of Redis",
     )
 
 

@@ -2,41 +2,63 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 from reliq.admin.acl import SCRIPT_COMMANDS, uses_of
 from reliq.admin.python_rights import FAMILIES, SHARED
-from reliq.call import Command
+from reliq.call import Call, Command
 from reliq.errors import RedisRefusedError
+from reliq.lua import Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from reliq.admin.acl import Role
+    from reliq.call import Request
     from reliq.keys import Keys
     from reliq.lua.uses import Use
 
 #: From 7.0 on, a script may ask what its user may do.
-_QUESTION = "return redis.acl_check_cmd(unpack(ARGV))"
+_TEXT = "return redis.acl_check_cmd(unpack(ARGV))"
+QUESTION = Script(
+    name="may",
+    move="",
+    keys=(),
+    tail_keys=(),
+    args=(),
+    tail_args=(),
+    commands=(),
+    uses=frozenset(),
+    text=_TEXT,
+    sha=hashlib.sha1(_TEXT.encode(), usedforsecurity=False).hexdigest(),
+)
 
 
-def denied_commands(run_all: Callable[[Sequence[Command[Any]]], list[Any]], role: Role, keys: Keys) -> list[str] | None:
-    """Return the commands of a role that this user may not run on the keys of a queue; None when nobody tells."""
-    uses = sorted({*uses_of(role)[1], *((command, "") for command in SCRIPT_COMMANDS)})
+def denied_commands(run_all: Callable[[Sequence[Request[Any]]], list[Any]], role: Role, keys: Keys) -> list[str] | None:
+    """
+    Return the commands of a role that this user may not run on the keys of a queue; None when nobody tells.
+
+    A user needs EVALSHA; one who may not EVAL besides can work while the scripts are loaded, and is told so by EVAL.
+    """
+    uses = sorted({*uses_of(role)[1], ("EVALSHA", "")})
     answers = run_all([_question(use, keys) for use in uses])
     if all(isinstance(answer, bool) for answer in answers):
         return sorted({command for (command, _), allowed in zip(uses, answers, strict=True) if not allowed})
-    if any(isinstance(one, RedisRefusedError) and "perm" in str(one).lower() for one in answers):
+    refused = [str(one) for one in answers if isinstance(one, RedisRefusedError)]
+    if any("may not EVAL" in one for one in refused):
+        return ["EVAL"]
+    if any("perm" in one.lower() for one in refused):
         return list(SCRIPT_COMMANDS)
     return _by_the_rule(run_all, uses)
 
 
-def _question(use: Use, keys: Keys) -> Command[bool]:
+def _question(use: Use, keys: Keys) -> Call[bool]:
     command, name = use
     asked = [command, *([_spelled(keys, name)] if name else [])]
     if command in SCRIPT_COMMANDS:
         asked = [command, "-", "0"]
-    return Command(("EVAL", _QUESTION, 0, *asked), bool)
+    return Call(QUESTION, (), asked, bool)
 
 
 def _spelled(keys: Keys, name: str) -> str:

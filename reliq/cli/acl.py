@@ -24,6 +24,9 @@ def acl(
     server: Annotated[
         Server | None, typer.Option(help="The oldest server it is for; without it, the server is asked.")
     ] = None,
+    without_eval: Annotated[
+        bool, typer.Option("--without-eval", help="No scripts but those that `reliq scripts load` has loaded.")
+    ] = False,
     layout: LayoutText = DEFAULT_LAYOUT,
     json: Json = False,
     url: Url = None,
@@ -35,13 +38,17 @@ def acl(
     and delete bodies, and an operator claim messages. A program that plays several roles needs them all: a worker that
     publishes is a producer too. Publishing with `durability` takes +wait or +waitaof besides.
 
+    Who may EVAL can run a script that never ends, and hold up Redis for everybody. --without-eval allows EVALSHA alone;
+    run `reliq scripts load` then, after each start of the server and with each new version.
+
     Example: reliq acl --role producer --queue orders --server 7.0
     """
     if server is None:
-        rule = admin(url, layout).acl(role, queue, user=user)
+        rule = admin(url, layout).acl(role, queue, user=user, without_eval=without_eval)
     else:
         queues = [Keys(name, Layout.parse(layout)) for name in queue]
-        rule = acl_rule(role, queues, user=user, selectors=server is Server.seven)
+        is_seven = server is Server.seven
+        rule = acl_rule(role, queues, user=user, selectors=is_seven, without_eval=without_eval)
     if json:
         print_json(rule)
         return

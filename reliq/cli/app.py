@@ -25,6 +25,7 @@ from reliq.cli.publish import publish
 from reliq.cli.purge import purge
 from reliq.cli.queues import queues
 from reliq.cli.running import running
+from reliq.cli.scripts import scripts
 from reliq.cli.show import show
 from reliq.cli.watch import watch
 from reliq.cli.worker import worker
@@ -52,6 +53,7 @@ for title, commands in (
     for command in commands:
         app.command("list" if command is list_messages else None, rich_help_panel=title)(command)
 app.add_typer(dead, name="dead", rich_help_panel="Act")
+app.add_typer(scripts, name="scripts", rich_help_panel="Check")
 
 
 @app.callback(invoke_without_command=True)

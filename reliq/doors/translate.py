@@ -36,6 +36,10 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
         return WrongKeyTypeError(str(request.command[1]))
     if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
         return LoginError(f"Redis lets nobody in by this user, password or database: {text}")
+    if isinstance(error, redis.exceptions.NoPermissionError) and isinstance(request, Call) and "'eval'" in text:
+        return RedisRefusedError(
+            f"{name}: this user may not EVAL, and Redis lacks the script: run `reliq scripts load`"
+        )
     if replies.code(error) in replies.NOT_NOW:
         return RedisUnavailableError(f"{name}: Redis answered: {text}", maybe_ran=False)
     if isinstance(error, NotSentError):

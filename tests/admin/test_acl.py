@@ -10,7 +10,7 @@ import pytest
 import redis
 from typed import reliq
 
-from reliq import Admin, ConfigurationError, Layout, Queue, RedisRefusedError
+from reliq import Admin, ConfigurationError, Layout, PublishFailed, Queue, RedisRefusedError
 from reliq import transitions as t
 from reliq.admin import acl
 from reliq.admin.python_rights import module
@@ -32,6 +32,7 @@ NO_ROLE = {
     "bench/stage.py",
     "admin/doctor.py",  # what it may not read is unknown
     "admin/rights.py",
+    "admin/scripts.py",  # who makes the users may load the scripts
     "admin/admin.py",  # the same question as the wires'
 }
 
@@ -46,8 +47,8 @@ def login(client, url):
     """Make a user with exactly the rights of a role on queues; return its URL."""
     made = []
 
-    def make(role, *queues, layout=Layout.RELIQ):
-        rule = Admin(url, layout=layout).acl([role], queues, user=f"the-{role}")
+    def make(role, *queues, layout=Layout.RELIQ, **options):
+        rule = Admin(url, layout=layout).acl([role], queues, user=f"the-{role}", **options)
         client.execute_command("ACL", "SETUSER", rule.user, "reset", *rule.rules, "on", ">secret")
         client.acl_log_reset()
         made.append(rule.user)
@@ -130,6 +131,43 @@ def test_a_producer_is_refused_what_is_not_its_business(login, url, knows_select
         assert refuses(as_producer, "DEL", queue.keys.ready)
         assert refuses(as_producer, "ZADD", queue.keys.unack, 1, id)
     assert queue.counts().ready == 1
+
+
+def test_a_producer_without_eval_publishes_in_every_way_once_the_scripts_are_loaded(login, refused, client, url):
+    client.script_flush()
+    as_producer = login("producer", "q", without_eval=True)
+    queue = Queue("q", bytes, url=as_producer)
+
+    with pytest.raises(PublishFailed, match="may not EVAL, and Redis lacks the script: run `reliq scripts load`"):
+        queue.publish(b"too early")
+    assert "EVAL" in Admin(as_producer).doctor(roles=["producer"], queue="q")[-1].what
+    client.acl_log_reset()
+    code, out, _ = reliq("scripts", "load", url=url)
+    queue.publish(b"now")
+    queue.publish(b"late", delay=60)
+    queue.publish(b"mine", id="mine")
+
+    assert code == 0
+    assert out.endswith("scripts are loaded\n")
+    assert (queue.publish(b"mine", id="mine").status, queue.publish_many([b"1", b"2"]).published) == ("duplicate", 2)
+    assert refused() == []
+    assert refuses(as_producer, "EVAL", "return 1", 0)
+    assert refuses(as_producer, "SCRIPT", "LOAD", "return 1")
+
+
+def test_the_doctor_warns_of_a_producer_that_may_run_any_script_and_knows_one_that_may_not(login, url, knows_selectors):
+    Admin(url).load_scripts()
+    verdicts = {
+        without: {
+            one.name: one.verdict
+            for one in Admin(login("producer", "q", without_eval=without)).doctor(roles=["producer"], queue="q")
+        }
+        for without in (False, True)
+    }
+
+    assert (verdicts[False]["eval"], verdicts[True]["eval"]) == ("warning", "ok")
+    rights = "ok" if knows_selectors else "unknown"  # 6.2 does not tell
+    assert (verdicts[False]["rights: producer"], verdicts[True]["rights: producer"]) == (rights, rights)
 
 
 def test_a_whole_worker_runs_as_a_consumer(login, refused, url):

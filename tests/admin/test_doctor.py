@@ -160,7 +160,7 @@ def test_a_user_who_may_read_nothing_is_told_that_nothing_is_known(login):
     found = verdicts(Admin(login("-@all")).doctor(roles=["producer"]))
 
     assert found.pop("rights: producer") == "bad"
-    assert {name for name, verdict in found.items() if verdict == "ok"} == {"tls", "client retries"}
+    assert {name for name, verdict in found.items() if verdict == "ok"} == {"tls", "client retries", "eval"}
     assert set(found.values()) == {"ok", "unknown"}
 
 
