@@ -24,7 +24,9 @@ from reliq.urls import check_url, masked
 from reliq.wires import AsyncPooledWire, Gate, PooledWire
 
 URL_VARIABLE = "RELIQ_URL"
-#: A publish gives up after 2 s in all: one try that hangs, and another.
+#: For so long a publish tries at a Redis that is away.
+PUBLISH_SECONDS = 2.0
+#: How long it waits for one reply: two tries that hang fit in.
 PUBLISH_TIMEOUT_SECONDS = 0.9
 #: A worker waits in Redis for at most a second; the rest is for a slow server.
 WORKER_TIMEOUT_SECONDS = 5.0

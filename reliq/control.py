@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reliq import transitions
-from reliq.connection import PUBLISH_TIMEOUT_SECONDS, Connection
+from reliq.connection import PUBLISH_SECONDS, PUBLISH_TIMEOUT_SECONDS, Connection
 from reliq.doors import asking
 from reliq.doors.asynchronous import AsyncDoor
 from reliq.doors.blocking import BlockingDoor
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from reliq.message import CancelStatus, Counts, Duration, Letter, RescheduleStatus
     from reliq.pools import Target
     from reliq.settings import QueueSettings
-
-#: Tries at a Redis that is away, after the first: no more than one that hangs, so 2 s in all.
-TRY_SECONDS = PUBLISH_TIMEOUT_SECONDS
 
 
 class Control:
@@ -123,10 +120,10 @@ class Control:
         return Connection.to(self.target)
 
     def _ask(self, request: Request[T]) -> T:
-        return self._door().run(request, for_seconds=TRY_SECONDS)
+        return self._door().run(request, for_seconds=PUBLISH_SECONDS)
 
     async def _aask(self, request: Request[T]) -> T:
-        return await self._adoor().run(request, for_seconds=TRY_SECONDS)
+        return await self._adoor().run(request, for_seconds=PUBLISH_SECONDS)
 
     def _door(self, patience_seconds: float = 0.0) -> BlockingDoor:
         return BlockingDoor(self.connection().wire(PUBLISH_TIMEOUT_SECONDS + patience_seconds), self.observers)

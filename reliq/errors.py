@@ -41,8 +41,12 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
     """
     A publish gave up.
 
+    The same publish through the same `Queue` object, with these ids and all options as before, is written once at
+    most, for five minutes and unless the message is cancelled. Elsewhere an id is protected as far as `dedup` goes: a
+    chosen one also after its message has ended, a generated one only while its message is alive.
+
     Attributes:
-        ids: of the messages in the call that failed; publishing the same again with these ids is safe.
+        ids: of the messages in the call that failed.
         outcome: `refused`, nothing was written; `unknown`, it may have been.
         confirmed: how many messages of the same `publish_many` were confirmed before.
     """
@@ -51,11 +55,11 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
         self, queue: str, ids: tuple[str, ...], outcome: Literal["refused", "unknown"], why: str, confirmed: int = 0
     ) -> None:
         self.queue, self.ids, self.outcome, self.why, self.confirmed = queue, ids, outcome, why, confirmed
-        done = "nothing of it was written" if outcome == "refused" else "it may have been written"
-        super().__init__(
-            f"publishing {len(ids)} message(s) to queue {queue!r} failed, {done}: {why}; "
-            f"publish again with the same id to be sure"
-        )
+        done, again = {
+            "refused": ("nothing of it was written", "it can be published again"),
+            "unknown": ("it may have been written", "publish the same again with the same id to be sure"),
+        }[outcome]
+        super().__init__(f"publishing {len(ids)} message(s) to queue {queue!r} failed, {done}: {why}; {again}")
 
     @property
     def id(self) -> str:

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 from reliq.codec import Codec
-from reliq.connection import check_slots, check_target
-from reliq.control import TRY_SECONDS, Control
+from reliq.connection import PUBLISH_SECONDS, check_slots, check_target
+from reliq.control import Control
 from reliq.doors.batch import Batch
 from reliq.doors.moves import Moves
 from reliq.doors.naming import Naming
@@ -118,7 +118,7 @@ class Queue(Control, Generic[B]):
         self.moves = Moves(self.keys, self._door)
         self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)
         naming = Naming(self.keys, self.connection)
-        self._sender = Sender(self._writer, naming, self._lanes, self._door, self._adoor, try_seconds=TRY_SECONDS)
+        self._sender = Sender(self._writer, naming, self._lanes, self._door, self._adoor, try_seconds=PUBLISH_SECONDS)
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"
@@ -155,7 +155,8 @@ class Queue(Control, Generic[B]):
         Raises:
             ConfigurationError: an option is not allowed.
             BodyError: the body cannot be encoded or is too large.
-            PublishFailed: Redis is away (after 2 s in all, and what `durability` waits) or refused.
+            PublishFailed: Redis is away (for 2 s, and what `durability` waits) or refused; say the same again with its
+                `id` to be sure.
         """
         wish = Outgoing(
             body=body,

@@ -7,7 +7,6 @@ from tenacity import (
     RetryCallState,
     Retrying,
     retry_if_exception_type,
-    stop_before_delay,
     wait_exponential,
     wait_random,
 )
@@ -41,21 +40,27 @@ def seconds_after(backoff: wait_base, attempt: int) -> float:
 
 class Tries:
     """
-    The further tries at a request, for so many seconds, after the `first` error.
+    The further tries at a request, the first at once, until `for_seconds` after its beginning.
 
-    Whether a request ran is not known of its last try alone: an earlier one may have been lost on its way back.
+    The last one is made at the end of that time, so that a server that is away for no longer fails nothing; where
+    tries take long, no further one is made that would not end in time. Whether a request ran is not known of its last
+    try alone: an earlier one may have been lost on its way back.
+
+    Args:
+        first: the error that the first try ended in.
+        took_seconds: how long that was.
     """
 
-    def __init__(self, for_seconds: float, first: RedisUnavailableError) -> None:
-        self._for_seconds = for_seconds
+    def __init__(self, for_seconds: float, first: RedisUnavailableError, took_seconds: float) -> None:
+        self._for_seconds, self._took = for_seconds, took_seconds
         self._maybe_ran = first.maybe_ran
 
     def of(self, kind: type[R]) -> R:
         """Return what calls a function until it is through."""
         return kind(
             retry=retry_if_exception_type(RedisUnavailableError),
-            wait=RECONNECT,
-            stop=stop_before_delay(self._for_seconds),
+            wait=lambda state: max(0.0, min(RECONNECT(state), self._left(state))),
+            stop=lambda state: self._left(state) <= 0,
             before_sleep=self._note,
             reraise=True,
         )
@@ -64,6 +69,12 @@ class Tries:
         """Note at the last error whether any try may have run."""
         if isinstance(error, RedisUnavailableError | RedisRefusedError):
             error.maybe_ran = error.maybe_ran or self._maybe_ran
+
+    def _left(self, state: RetryCallState) -> float:
+        """Return the seconds in which a try may begin that takes as long as they did so far."""
+        since = self._took + (state.seconds_since_start or 0.0)
+        each = (since - state.idle_for) / (state.attempt_number + 1)
+        return self._for_seconds - since - each
 
     def _note(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None

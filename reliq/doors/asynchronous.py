@@ -1,6 +1,7 @@
 """The door of asyncio code: the only place that makes a `Call` there."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ class AsyncDoor:
 
     async def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
         """
-        Make `request` and return its answer; while Redis is away, try again for `for_seconds`.
+        Make `request` and return its answer; while Redis is away, try again until `for_seconds` are over.
 
         A caller that is cancelled does not cut off the exchange: its connection stays clean.
 
@@ -86,12 +87,13 @@ class AsyncDoor:
         return answers
 
     async def _try(self, once: Callable[[], Awaitable[T]], for_seconds: float) -> T:
+        began = time.monotonic()
         try:
             return await once()
         except RedisUnavailableError as error:
             if not for_seconds:
                 raise
-            tries = Tries(for_seconds, error)
+            tries = Tries(for_seconds, error, time.monotonic() - began)
         try:
             return await tries.of(AsyncRetrying)(once)
         except ReliqError as error:
@@ -102,7 +104,7 @@ class AsyncDoor:
         try:
             return await self._wire.exchange([one.command_in_full if in_full else one.command for one in requests])
         except (redis.RedisError, OSError) as error:
-            raise translated(requests[0], error) from error
+            raise translated(requests[0], error) from None
 
     async def _read(self, request: Request[T], reply: Any) -> T:
         if unknown_script(reply) and isinstance(request, Call):

@@ -1,5 +1,6 @@
 """The door of blocking code: the only place that makes a `Call` there."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ class BlockingDoor:
 
     def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
         """
-        Make `request` and return its answer; while Redis is away, try again for `for_seconds`.
+        Make `request` and return its answer; while Redis is away, try again until `for_seconds` are over.
 
         Raises:
             RedisUnavailableError: Redis cannot be reached or cannot answer now.
@@ -78,12 +79,13 @@ class BlockingDoor:
             return answer, error
 
     def _try(self, once: Callable[[], T], for_seconds: float) -> T:
+        began = time.monotonic()
         try:
             return once()
         except RedisUnavailableError as error:
             if not for_seconds:
                 raise
-            tries = Tries(for_seconds, error)
+            tries = Tries(for_seconds, error, time.monotonic() - began)
         try:
             return tries.of(Retrying)(once)
         except ReliqError as error:
@@ -97,7 +99,7 @@ class BlockingDoor:
         try:
             return self._wire.exchange(commands, meanwhile)
         except (redis.RedisError, OSError) as error:
-            raise translated(requests[0], error) from error
+            raise translated(requests[0], error) from None
 
     def _read(self, request: Request[T], reply: Any) -> T:
         if unknown_script(reply) and isinstance(request, Call):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 B = TypeVar("B")
 
-#: Tries at a Redis that is away, after the first.
-TRY_SECONDS = 1.0
+#: For so long a Redis that is away is tried.
+TRY_SECONDS = 2.0
 #: A wait in Redis may overshoot by so much; the rest of a wait for a due time is slept.
 OVERSHOOT_SECONDS = 0.1
 

@@ -22,7 +22,7 @@ def unknown_script(reply: Any) -> bool:
 def result(request: Request[T], reply: Any) -> T:
     """Return what `reply` says, or raise it as an error of ours."""
     if isinstance(reply, Exception):
-        raise translated(request, reply) from reply
+        raise translated(request, reply) from None
     return request.read(reply)
 
 

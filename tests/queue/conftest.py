@@ -1,6 +1,7 @@
 """What the tests of `Queue` share: a queue on the test's server, a proxy that loses replies, a server of one's own."""
 
 import asyncio
+import contextlib
 import socket
 import struct
 import subprocess
@@ -56,13 +57,13 @@ def commands(client):
 class Proxy:
     """A TCP proxy in front of Redis that drops the replies to commands with a word in them, or whole connections."""
 
-    def __init__(self, port):
+    def __init__(self, port, listen=0):
         self.port = port
         self._word, self._times = b"", 0
         self._forgotten, self._resets = 0, False
         self.swallowed = 0
         self.connections = 0
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._listener = socket.create_server(("127.0.0.1", listen), backlog=512)
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -126,6 +127,17 @@ def proxy(url, redis_server):
     proxy = Proxy(redis_server.port)
     yield proxy
     proxy.close()
+
+
+@pytest.fixture
+def away(url, redis_server):
+    """A URL that nobody answers, and a function by which Redis does."""
+    port = free_port()
+    with ExitStack() as stack:
+        yield (
+            f"redis://127.0.0.1:{port}/0",
+            lambda: stack.enter_context(contextlib.closing(Proxy(redis_server.port, port))),
+        )
 
 
 @pytest.fixture

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import re
 import signal
 import threading
 import time
+import traceback
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -16,7 +18,9 @@ FAILED_TRIES = 20  # more than any call makes
 
 @pytest.fixture
 def through(proxy):
+    """A queue whose replies get lost; it gives up soon."""
     queue = Queue("q", url=proxy.url)
+    queue._sender._try_seconds = 0.2
     yield queue
     queue.close()
 
@@ -203,21 +207,60 @@ def test_the_settling_at_the_end_of_a_receive_is_made_again(through, queue, prox
 
 def test_a_server_that_is_away_refuses(call):
     nobody = Queue("q", url="redis://127.0.0.1:1/0")
+    nobody._sender._try_seconds = 0.1
 
     with pytest.raises(PublishFailed) as caught:
         call(nobody, "publish", {}, id="m")
 
     assert (caught.value.outcome, caught.value.ids, caught.value.queue) == ("refused", ("m",), "q")
     assert "nothing of it was written" in str(caught.value)
+    assert str(caught.value).endswith("; it can be published again")
 
 
-def test_every_other_call_says_that_the_server_is_away(call):
+def test_a_failed_publish_has_one_cause(call):
+    nobody = Queue("q", url="redis://127.0.0.1:1/0")
+    nobody._sender._try_seconds = 0.1
+
+    with pytest.raises(PublishFailed) as caught:
+        call(nobody, "publish", {})
+
+    shown = "".join(traceback.format_exception(caught.value))
+    assert type(caught.value.__cause__) is RedisUnavailableError
+    assert re.findall(r"^[\w.]*(?:Error|Failed)\b", shown, re.MULTILINE) == [
+        "reliq.errors.RedisUnavailableError",
+        "reliq.errors.PublishFailed",
+    ]
+
+
+def test_every_other_call_says_that_the_server_is_away(call, monkeypatch):
+    monkeypatch.setattr("reliq.control.PUBLISH_SECONDS", 0.1)
     nobody = Queue("q", url="redis://127.0.0.1:1/0")
 
     for name, args in [("counts", ()), ("cancel", ("m",)), ("letters", ()), ("pause", ())]:
         with pytest.raises(RedisUnavailableError) as caught:
             call(nobody, name, *args)
         assert not caught.value.maybe_ran
+
+
+def test_a_redis_that_is_away_for_a_second_and_a_half_fails_no_publish(away, queue):
+    place, comes_back = away
+    through = Queue("q", url=place)
+    in_a_thread = []
+    thread = threading.Thread(target=lambda: in_a_thread.append(through.publish({}).status))
+    timer = threading.Timer(1.5, comes_back)
+
+    async def publish():
+        thread.start()
+        timer.start()
+        receipt = await through.apublish({})
+        await through.aclose()
+        return receipt.status
+
+    assert asyncio.run(publish()) == "published"
+    thread.join()
+    assert in_a_thread == ["published"]
+    assert queue.counts().ready == 2
+    through.close()
 
 
 def test_a_server_that_is_frozen_leaves_it_unknown_and_publishing_again_is_safe(own_server, call):

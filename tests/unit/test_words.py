@@ -1,12 +1,15 @@
 """Names, ids, keys, URLs, waits: what needs no Redis."""
 
+import contextlib
 import os
 import pickle
 import re
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tenacity import Retrying
 
 from reliq.doors.ids import check_id, made_at, new_id, token
 from reliq.doors.lanes import PARKED_LIMIT, Lanes, Message
@@ -363,9 +366,63 @@ def test_the_first_further_try_at_redis_comes_soon():
 def test_tries_remember_that_an_earlier_one_may_have_run():
     last = RedisUnavailableError("away", maybe_ran=False)
 
-    Tries(1, RedisUnavailableError("silence", maybe_ran=True)).mark(last)
+    Tries(1, RedisUnavailableError("silence", maybe_ran=True), 0.0).mark(last)
 
     assert last.maybe_ran
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that goes on when somebody sleeps, and the tries of 2 s at what ends in `error` after some time."""
+
+    class Clock:
+        now = 100.0
+
+        def sleep(self, seconds):
+            self.now += seconds
+
+        def tries(self, each, back_at=1e9):
+            """Return when each try began, in seconds since the first, until the one that is through."""
+            began = []
+
+            def once():
+                began.append(self.now - start)
+                self.now += each
+                if began[-1] < back_at:
+                    raise RedisUnavailableError("away")
+
+            start = self.now
+            with contextlib.suppress(RedisUnavailableError):
+                once()
+            with contextlib.suppress(RedisUnavailableError):
+                Tries(2.0, RedisUnavailableError("away"), each).of(partial(Retrying, sleep=self.sleep))(once)
+            return began
+
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", lambda: clock.now)
+    return clock
+
+
+@pytest.mark.parametrize("each", [0.0001, 0.01])
+def test_quick_tries_go_on_to_the_end_of_the_time(clock, each):
+    for _ in range(100):
+        began = clock.tries(each)
+
+        assert 1.98 - each <= began[-1] <= 2.0 - each + 0.001
+        assert len(began) < 16
+
+
+def test_a_redis_that_comes_back_in_time_is_met_whenever_that_is(clock):
+    for tenths in range(20):
+        assert clock.tries(0.001, back_at=tenths / 10)[-1] >= tenths / 10
+
+
+def test_tries_that_hang_are_two_and_end_in_time(clock):
+    assert clock.tries(0.9) == pytest.approx([0, 0.9])
+
+
+def test_there_is_a_second_try_also_where_the_first_took_all_the_time(clock):
+    assert clock.tries(5.0) == pytest.approx([0, 5.0])
 
 
 def test_errors_survive_a_trip_to_another_process():
@@ -382,7 +439,9 @@ def test_a_failed_publish_says_what_to_do():
     failed = PublishFailed("q", ("a",), "unknown", "Redis is away")
 
     assert failed.id == "a"
-    assert re.search(r"queue 'q' failed, it may have been written: Redis is away; publish again with", str(failed))
+    assert re.search(
+        r"queue 'q' failed, it may have been written: Redis is away; publish the same again with", str(failed)
+    )
 
 
 def test_an_observer_that_raises_does_no_harm():
