@@ -37,8 +37,6 @@ _READ = {
     "dead": "XLEN",
 }
 
-#: What stands below this line in a script is not reached by most calls.
-_RARELY = "-- Rarely:\n"
 #: What a script does as `pcall` may fail; TIME is asked before anything is written.
 _COMMAND = re.compile(r"redis\.call\('((?!TIME)\w+)'")
 
@@ -84,13 +82,11 @@ def script(name: str) -> Script:
     )
     keys = tuple(key.rstrip("?") for key in named)
     prelude = _without_comments(files(__name__).joinpath("prelude.lua").read_text("utf-8"))
-    usual, _, rare = source.partition(_RARELY)
-    work = _with_prelude(prelude, _type_checks(named) + _without_comments(usual), _without_comments(rare))
-    uses = uses_of(work, keys)
+    work = _with_prelude(prelude, _type_checks(named) + _without_comments(source))
     commands = tuple(sorted(set(_COMMAND.findall(work))))
-    text = _locals(keys, args, tail_args) + _rights_check(name, commands, uses) + work
+    text = _locals(keys, args, tail_args) + work
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    return Script(name, header["move"], keys, tail_keys, args, tail_args, commands, uses, text, sha)
+    return Script(name, header["move"], keys, tail_keys, args, tail_args, commands, uses_of(work, keys), text, sha)
 
 
 def script_names() -> list[str]:
@@ -109,46 +105,17 @@ def _locals(keys: tuple[str, ...], args: tuple[str, ...], tail_args: tuple[str, 
     return "\n".join(lines) + "\n"
 
 
-def _rights_check(name: str, commands: tuple[str, ...], uses: frozenset[Use]) -> str:
-    """
-    Return the lines that refuse a user who lacks a command before anything is written; Redis 6.2 cannot tell.
-
-    Each is asked for with a key that it is run on: a rule may allow it there alone.
-    """
-    asked = "".join(f"    or lacks('{command}', {_a_key_of(command, uses)})\n" for command in commands)
-    return (
-        "local may = redis.acl_check_cmd\n"
-        "if may then\n"
-        "  local function lacks(command, key) return key ~= '' and not may(command, key) and command end\n"
-        "  local lacking = false\n"
-        f"{asked}"
-        "  if lacking then\n"
-        f"    return redis.error_reply('NOPERM this user may not run ' .. lacking .. ', which {name} needs')\n"
-        "  end\n"
-        "end\n"
-    )
-
-
-def _a_key_of(command: str, uses: frozenset[Use]) -> str:
-    """Return how a script spells a key that it runs a command on; one of the tail may be missing."""
-    names = sorted(key for used, key in uses if used == command)
-    of_the_tail = {"msg": "KEYS[HEAD_KEYS + 1] or ''", "dd": "KEYS[HEAD_KEYS + ITEMS + 1] or ''", "": "KEYS[1]"}
-    return next((key for key in names if key not in of_the_tail), None) or of_the_tail[(names or [""])[0]]
-
-
 def _type_checks(keys: tuple[str, ...]) -> str:
     """Return the lines that refuse a key of the wrong type, by name, before anything is written."""
     return "".join(f"read('{_READ[key]}', {key})\n" for key in keys if key in _READ)
 
 
-def _with_prelude(prelude: str, usual: str, rare: str) -> str:
+def _with_prelude(prelude: str, work: str) -> str:
     """Return the script with what it needs of the prelude: a function is made at every call that comes to it."""
     pieces = _FUNCTION.split(prelude)
     opening, functions = pieces[0], dict(zip(pieces[2::3], pieces[1::3], strict=True))
-    at_once = _needed(functions, usual)
-    later = _needed(functions, rare) - at_once
-    made, made_later = ("".join(functions[name] for name in functions if name in some) for some in (at_once, later))
-    return opening + made + usual + made_later + rare
+    needed = _needed(functions, work)
+    return opening + "".join(functions[name] for name in functions if name in needed) + work
 
 
 def _needed(functions: dict[str, str], text: str) -> set[str]:

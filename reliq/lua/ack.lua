@@ -22,20 +22,21 @@ for i, id in ipairs(ids) do
     end
   end
 end
+
 if #done > 0 then
+  begin(unack)
+  for i in ipairs(ids) do
+    local window = arg(i, WINDOW)
+    if held[i] and window ~= '' then redis.pcall('SET', mark(i), 'ended', 'PX', window) end
+  end
   redis.call('ZREM', unack, unpack(done))
-  redis.call('UNLINK', unpack(bodies))
-end
-for i in ipairs(ids) do
-  local window = arg(i, WINDOW)
-  if held[i] and window ~= '' then redis.pcall('SET', mark(i), 'ended', 'PX', window) end
-end
-if kind == 'acked' then
-  forget(done)
-  add(kind, #done)
-  if history_max ~= '' then note_ends(history, tonumber(history_max), kind, done, took) end
-else
+  if kind == 'acked' then forget(done) end
   finish('expired', gone)
   finish('cancelled', stopped)
+  redis.call('UNLINK', unpack(bodies))
+end
+if kind == 'acked' then
+  add(kind, #done)
+  if history_max ~= '' then note_ends(history, tonumber(history_max), kind, done, took) end
 end
 return lost

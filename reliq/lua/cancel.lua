@@ -5,35 +5,40 @@
 -- Returns  `cancelled`, `running` or `not_found` for each id
 -- Nothing to do: `not_found`, and a tombstone that a publish still on its way will meet.
 
-local answers, gone, notes = {}, {}, {}
+local answers, gone, words, marks, bodies, seen = {}, {}, {}, {}, {}, {}
 for i = 1, ITEMS do
-  local id, key, dd = arg(i, ID), body(i), mark(i)
+  local id, dd = arg(i, ID), mark(i)
   local word, held = redis.call('HGET', lease, id), redis.call('ZSCORE', unack, id)
   local before = redis.pcall('GET', dd)
-  answers[i] = 'cancelled'
-  if redis.call('ZSCORE', pending, id) or (held and word == 'nacked') then
-    redis.call('ZREM', pending, id)
-    redis.call('ZREM', unack, id)
-    redis.call('DEL', key)
-    gone[#gone + 1], notes[#gone + 1] = id, redis.call('HGET', errors, id)
-    forget({ id })
+  answers[i] = seen[id] or 'cancelled'
+  bodies[#bodies + 1] = body(i)
+  if seen[id] then
+    bodies[#bodies] = nil
+  elseif redis.call('ZSCORE', pending, id) or (held and word == 'nacked') then
+    gone[#gone + 1] = id
   elseif held then
-    redis.call('DEL', key)
-    if not cancelled(word) then redis.call('HSET', lease, id, (word or '') .. '!') end
     answers[i] = 'running'
+    if not cancelled(word) then words[#words + 1], words[#words + 2] = id, (word or '') .. '!' end
   elseif redis.call('HEXISTS', counts, id) == 1 then
-    redis.call('DEL', key)
-    redis.call('HSET', lease, id, '!')
-  elseif before ~= 'cancelled' then
-    answers[i] = 'not_found'
+    words[#words + 1], words[#words + 2] = id, '!'
+  else
+    bodies[#bodies], answers[i] = nil, before == 'cancelled' and before or 'not_found'
   end
+  seen[id] = answers[i]
   local mark_of = answers[i] == 'not_found' and 'unknown' or 'cancelled'
   -- A marker that lasts longer stays: the id is taken until then.
   if redis.call('PTTL', dd) < tonumber(tombstone_ms) or (mark_of == 'cancelled' and before ~= mark_of) then
-    redis.call('DEL', dd)
-    redis.call('SET', dd, mark_of, 'PX', tombstone_ms)
+    marks[#marks + 1] = { dd, mark_of }
   end
 end
-add('cancelled', #gone)
-note_ends(ends, 1000, 'cancelled', gone, notes)
+
+begin(pending)
+for _, one in ipairs(marks) do redis.call('SET', one[1], one[2], 'PX', tombstone_ms) end
+if #words > 0 then redis.call('HSET', lease, unpack(words)) end
+if #gone > 0 then
+  redis.call('ZREM', pending, unpack(gone))
+  redis.call('ZREM', unack, unpack(gone))
+end
+finish('cancelled', gone)
+if #bodies > 0 then redis.call('DEL', unpack(bodies)) end
 return answers

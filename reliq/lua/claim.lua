@@ -10,19 +10,27 @@
 -- must not wait in a buffer (suspects, and those with no retry left); the others go to the far end of their list.
 
 limit, direct, suspects = tonumber(limit), tonumber(direct), tonumber(suspects)
-local taken, claimed, dropped, moved = {}, {}, {}, 0
+local lists = first == 'retry' and { retry, ready } or { ready, retry }
+local taken, claimed, dropped, moved, dues, calm, doubtful = {}, {}, {}, {}, {}, {}, {}
+local met, size, back = {}, {}, {}
 
 local function keep(id, left, flag)
   claimed[#claimed + 1] = id
   taken[#taken + 1], taken[#taken + 2], taken[#taken + 3] = id, left, flag
 end
 
-local function take(list)
+local function move(id, due, doubt)
+  moved[#moved + 1], dues[#dues + 1] = id, tonumber(due)
+  local where = doubt == '?' and doubtful or calm
+  where[#where + 1] = id
+end
+
+-- Say of the oldest ids of a list what becomes of each.
+local function sort(list)
   local ids = limit > #claimed and redis.call('LRANGE', list, #claimed - limit, -1) or {}
   if #ids == 0 then return end
   local words, lefts = redis.call('HMGET', lease, unpack(ids)), redis.call('HMGET', counts, unpack(ids))
-  local back = {}
-  redis.call('LTRIM', list, 0, -#ids - 1)
+  met[#met + 1], size[list], back[list] = list, #ids, {}
   for i = #ids, 1, -1 do
     local id, word, left = ids[i], words[i], count(lefts[i])
     local due, doubt = (word or ''):match('^@(%d+)(%??)$')
@@ -31,58 +39,65 @@ local function take(list)
     if cancelled(word) then
       dropped[#dropped + 1] = id
     elseif due then
-      redis.call('HDEL', lease, id)
-      if doubt == '?' then redis.call('HSET', lease, id, 'suspect') end
-      put(pending, tonumber(due), { id })
-      moved = moved + 1
+      move(id, due, doubt)
     elseif (suspect and suspects == 0) or (alone and direct == 0) then
-      back[#back + 1] = id
+      table.insert(back[list], id)
     else
       if suspect then suspects = suspects - 1 end
       if alone then direct = direct - 1 end
       keep(id, left, suspect and 'suspect' or '')
     end
   end
-  if #back > 0 then redis.call('LPUSH', list, unpack(back)) end
 end
 
-local again = limit > 0 and recall()
+local again, known
+if limit > 0 then again, known = recall() end
 if again == 'stale' then return { -2, -2, 0 } end
 if again then
-  for id, flag in again:gmatch('([^\n]+)\t([^\n]*)') do
-    if redis.call('HGET', lease, id) == nonce and redis.call('ZREM', unack, id) == 1 then
-      keep(id, count(redis.call('HGET', counts, id)), flag)
+  local before = again ~= '' and cmsgpack.unpack(again) or {}
+  for i = 1, #before, 3 do
+    local id = before[i]
+    if redis.call('HGET', lease, id) == nonce and redis.call('ZSCORE', unack, id) then
+      keep(id, count(redis.call('HGET', counts, id)), before[i + 2])
     end
   end
 elseif redis.call('EXISTS', paused) == 0 then
-  take(first == 'retry' and retry or ready)
-  take(first == 'retry' and ready or retry)
+  for _, list in ipairs(lists) do sort(list) end
 end
 
-local deadlines, leases, record = {}, {}, {}
-for i, id in ipairs(claimed) do
-  deadlines[2 * i - 1], deadlines[2 * i] = score(now_up + lease_ms), id
-  leases[2 * i - 1], leases[2 * i] = id, nonce
-  record[i] = id .. '\t' .. taken[3 * i]
-end
+-- The first write is a removal of nothing, as with `begin`.
+for _, list in ipairs(met) do redis.call('LTRIM', list, 0, -1) end
+if known then redis.call('DEL', lane) end
 if #claimed > 0 then
+  local deadlines, leases, deadline = {}, {}, score(now_up + lease_ms)
+  for i, id in ipairs(claimed) do
+    deadlines[2 * i - 1], deadlines[2 * i] = deadline, id
+    leases[2 * i - 1], leases[2 * i] = id, nonce
+  end
   redis.call('ZADD', unack, unpack(deadlines))
   redis.call('HSET', lease, unpack(leases))
 end
-finish('cancelled', dropped)
-if limit > 0 then
-  redis.call('DEL', lane)
-  remember(table.concat(record, '\n'), lease_ms)
+-- A claim of nothing leaves no lane behind.
+if #claimed > 0 or known then remember(#claimed > 0 and cmsgpack.pack(taken) or '', lease_ms) end
+put(pending, dues, moved)
+for _, list in ipairs(met) do
+  if #back[list] > 0 then redis.call('LPUSH', list, unpack(back[list])) end
+  redis.call('LTRIM', list, 0, -size[list] - 1)
 end
+if #calm > 0 then redis.call('HDEL', lease, unpack(calm)) end
+for _, id in ipairs(doubtful) do redis.call('HSET', lease, id, 'suspect') end
+finish('cancelled', dropped)
 
 local waits = { -2, -2 }
-local holder = redis.call('GET', watch)
-if watcher ~= '' and (not holder or holder == watcher) then
+local holder = watcher ~= '' and redis.call('GET', watch)
+local left = holder and holder ~= watcher and redis.call('PTTL', watch) or 0
+-- A watch that would last for longer than its two seconds, or for ever, is nobody's.
+if watcher ~= '' and (not holder or holder == watcher or left < 0 or left > 2000) then
   redis.call('DEL', watch)
   redis.call('SET', watch, watcher, 'PX', 2000)
   waits = { wait_for(pending), wait_for(unack) }
 end
 local behind = redis.call('LLEN', ready) + redis.call('LLEN', retry)
-if behind > 0 and #claimed + #dropped + moved > 0 then push_token() end
+if behind > 0 and #claimed + #dropped + #moved > 0 then push_token() end
 if not again then add('claimed', #claimed) end
 return { waits[1], waits[2], behind, unpack(taken) }

@@ -6,16 +6,15 @@
 -- Nothing to do: a receipt that does not hold changes nothing.
 
 local ids, held, lost = receipts()
-local stopped, deadlines, done = {}, {}, {}
+local stopped, deadlines = {}, {}
 for i, id in ipairs(ids) do
   if held[i] then
-    done[#done + 1] = id
     deadlines[#deadlines + 1], deadlines[#deadlines + 2] = score(now_up + lease_ms), id
     if cancelled(held[i]) then stopped[#stopped + 1] = i end
   end
 end
-if #done > 0 then
-  redis.call('ZREM', unack, unpack(done))
+if #deadlines > 0 then
+  begin(unack)
   redis.call('ZADD', unack, unpack(deadlines))
 end
 return { lost, stopped }

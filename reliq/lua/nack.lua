@@ -9,28 +9,38 @@
 -- that must not run again brings its `value`, so that its letter has a body whatever its TTL.
 
 local ids, held, lost = receipts()
-local gone, stopped, waiting, buried = {}, {}, 0, 0
+local gone, stopped, waiting, dues, buried, words, notes = {}, {}, {}, {}, {}, {}, {}
 for i, id in ipairs(ids) do
-  local value, delay = arg(i, VALUE), tonumber(arg(i, DELAY_MS))
-  if held[i] then redis.call('ZREM', unack, id) end
   if cancelled(held[i]) then
     gone[#gone + 1], stopped[#stopped + 1] = id, i
-  elseif held[i] and value ~= '' then
-    redis.call('HDEL', counts, id)
-    redis.call('HDEL', lease, id)
-    redis.call('HSET', errors, id, arg(i, NOTE))
-    redis.call('SET', body(i), value)
-    redis.call('SADD', garbage, id)
-    buried = buried + 1
   elseif held[i] then
-    local due = now_up + delay
-    put(unack, due, { id })
-    redis.call('HSET', lease, id, 'nacked')
-    redis.call('HSET', errors, id, arg(i, NOTE))
-    postpone(body(i), delay, due)
-    waiting = waiting + 1
+    notes[#notes + 1], notes[#notes + 2] = id, arg(i, NOTE)
+    if arg(i, VALUE) ~= '' then
+      buried[#buried + 1] = id
+    else
+      waiting[#waiting + 1], dues[#dues + 1] = id, now_up + arg(i, DELAY_MS)
+      words[#words + 1], words[#words + 2] = id, 'nacked'
+    end
   end
 end
+
+begin(unack)
+for i in ipairs(ids) do
+  if held[i] and not cancelled(held[i]) then
+    local delay = tonumber(arg(i, DELAY_MS))
+    if arg(i, VALUE) ~= '' then redis.call('SET', body(i), arg(i, VALUE)) else postpone(body(i), delay, now_up + delay) end
+  end
+end
+if #notes > 0 then redis.call('HSET', errors, unpack(notes)) end
+if #waiting > 0 then redis.call('HSET', lease, unpack(words)) end
+put(unack, dues, waiting)
+if #buried > 0 then
+  redis.call('SADD', garbage, unpack(buried))
+  redis.call('ZREM', unack, unpack(buried))
+  redis.call('HDEL', counts, unpack(buried))
+  redis.call('HDEL', lease, unpack(buried))
+end
+if #gone > 0 then redis.call('ZREM', unack, unpack(gone)) end
 finish('cancelled', gone)
-add('nacked', waiting + buried)
+add('nacked', #waiting + #buried)
 return { lost, stopped }

@@ -1,6 +1,6 @@
 -- What scripts share. The loader writes a script's KEYS and ARGV as locals from its header, then what the script
--- uses of this text, then a read of every key's type, then the script itself. Functions that only the part below a
--- line `-- Rarely:` needs stand there, for each costs a little at every call.
+-- uses of this text, then a read of every key's type, then the script itself, which reads first, then adds, then
+-- removes: a script that is cut off half-way delivers something twice, and loses nothing.
 -- A message's place in the tails: `arg(i, NAME)` and `body(i)`; `mark(j)` is the j-th dedup key.
 
 -- Now, in ms. Rounded up where it makes a due time or a deadline, down where it decides
@@ -30,8 +30,8 @@ end
 local function score(ms) return string.format('%.3f', ms / 1000) end
 local function ms_of(text) return math.floor(text * 1000 + 0.5) end
 
--- A count that is missing or no number is 0: reading must not fail after a write.
-local function count(text) return text and text:match('^-?%d+$') and tonumber(text) or 0 end
+-- A count that is missing or no number is 0, as one below it is.
+local function count(text) return text and text:match('^%d+$') and math.min(tonumber(text), 1000000) or 0 end
 local function cancelled(word) return word and word:sub(-1) == '!' end
 
 -- Totals come last and never fail: an account off by one beats a message lost.
@@ -48,20 +48,28 @@ local function head(zset)
   return first[2] and ms_of(first[2])
 end
 
--- ms until the head of `zset` is due, -1 when it is empty.
+-- ms until the head of `zset` is due, at most a day, -1 when it is empty.
 local function wait_for(zset)
   local due = head(zset)
-  return due and math.max(0, due - now_down) or -1
+  return due and math.max(0, math.min(due - now_down, 86400000)) or -1
 end
 
--- Put ids into a sorted set; when that makes its head sooner, whoever watches knows too
--- late a time: the next claim watches instead.
-local function put(zset, ms, ids)
-  local first = head(zset)
-  local pairs_of = {}
-  for i, id in ipairs(ids) do pairs_of[2 * i - 1], pairs_of[2 * i] = score(ms), id end
+-- The first write of what drains: the removal that it ends with, of nothing. Redis refuses a script at `maxmemory`
+-- its first write alone, so that all others pass; and who may not remove is refused before anything is added.
+local function begin(zset) redis.call('ZREM', zset, 'no message is called so') end
+
+-- Put ids into a sorted set, all at one time or each at its own; when that makes its head sooner, whoever watches
+-- knows too late a time: the next claim watches instead.
+local function put(zset, dues, ids)
+  if #ids == 0 then return end
+  local first, soonest, pairs_of = head(zset), nil, {}
+  for i, id in ipairs(ids) do
+    local due = type(dues) == 'table' and dues[i] or dues
+    pairs_of[2 * i - 1], pairs_of[2 * i] = score(due), id
+    soonest = math.min(soonest or due, due)
+  end
   redis.call('ZADD', zset, unpack(pairs_of))
-  if not first or ms < first then
+  if not first or soonest < first then
     redis.call('DEL', watch)
     push_token()
   end
@@ -92,21 +100,24 @@ local function finish(kind, ids)
   note_ends(ends, 1000, kind, ids, notes)
 end
 
--- Move a body's expiry on and write the new due time into its header, if it has one; a bare body never has.
+-- Move a body's expiry and write the new due time into its header, if it has one of 13 digits; a bare body never has.
 local function postpone(key, by_ms, due)
-  local left = redis.call('PTTL', key)
-  if left > 0 and by_ms > 0 then redis.call('PEXPIRE', key, string.format('%.0f', left + by_ms)) end
-  local start = bare == '' and redis.pcall('GETRANGE', key, 0, 12)
-  if start == 'RELIQ/1 {"d":' then redis.call('SETRANGE', key, 13, string.format('%.0f', due)) end
+  local left = by_ms ~= 0 and redis.call('PTTL', key) or 0
+  if left > 0 then
+    redis.call('PEXPIRE', key, string.format('%.0f', math.max(1, math.min(left + by_ms, 1e15))))
+  end
+  local start = bare == '' and redis.pcall('GETRANGE', key, 0, 26)
+  if type(start) == 'string' and start:find('^RELIQ/1 {"d":%d%d%d%d%d%d%d%d%d%d%d%d%d[,}]') then
+    redis.call('SETRANGE', key, 13, string.format('%013.0f', math.min(due, 9999999999999)))
+  end
 end
 
--- A lane's answer to this call number: nil when it is new, 'stale' when a later one ran.
+-- A lane's answer to this call number (nil when it is new, 'stale' when a later one ran), and whether the lane is known.
 local function recall()
   local kept = read('GET', lane)
-  if not kept then return nil end
-  local last, answer = kept:match('^(%d+) (.*)$')
-  if not last or tonumber(last) < tonumber(number) then return nil end
-  return last == number and answer or 'stale'
+  local last, answer = (kept or ''):match('^(%d+) (.*)$')
+  if not last or tonumber(last) < tonumber(number) then return nil, kept end
+  return last == number and answer or 'stale', kept
 end
 
 local function remember(answer, ttl_ms)

@@ -7,8 +7,9 @@
 
 local ids = redis.call('ZRANGEBYSCORE', pending, '-inf', score(now_down), 'LIMIT', 0, limit)
 if #ids > 0 then
-  redis.call('ZREM', pending, unpack(ids))
+  begin(pending)
   redis.call('LPUSH', ready, unpack(ids))
+  redis.call('ZREM', pending, unpack(ids))
   push_token()
   add('promoted', #ids)
 end

@@ -53,38 +53,35 @@ if chosen then
   end
 end
 
-local left = {}
+local left, marks = {}, {}
 for i = 1, ITEMS do
   local id, reason = arg(i, ID), reasons[i]
   if not reason or reason == 'revive' then
     redis.call('SET', body(i), start .. arg(i, VALUE), 'PX', expiry)
-    if chosen then redis.call('HDEL', lease, id) redis.call('DEL', mark(i)) end
     local where = reason and revived or fresh
     where[#where + 1] = id
     left[#left + 1], left[#left + 2] = id, retries
+    marks[#marks + 1] = chosen and mark(i)
   else
     answer = answer .. ' ' .. i .. ':' .. reason
   end
 end
-if #left > 0 then redis.call('HSET', counts, unpack(left)) end
-
-if not later and #fresh > 0 then
-  redis.call('LPUSH', ready, unpack(fresh))
-  push_token()
-end
-if not later and not chosen then
-  remember(answer, 600000)
-  add('published', #fresh)
-  return answer
-end
-
--- Rarely:
+-- What is left of an earlier life goes before the message has a place, its mark when it has one.
+if chosen and #fresh > 0 then redis.call('HDEL', lease, unpack(fresh)) end
 if later then
-  if #fresh > 0 then put(pending, due, fresh) end
+  put(pending, due, fresh)
   for _, id in ipairs(revived) do redis.call('HSET', lease, id, '@' .. due_text) end
+else
+  if #fresh > 0 then
+    redis.call('LPUSH', ready, unpack(fresh))
+    push_token()
+  end
+  if #revived > 0 then redis.call('HDEL', lease, unpack(revived)) end
 end
+if #left > 0 then redis.call('HSET', counts, unpack(left)) end
+if chosen and #marks > 0 then redis.call('DEL', unpack(marks)) end
 remember(answer, 600000)
 add('published', #fresh + #revived)
 add('cancelled', #revived)
-note_ends(ends, 1000, 'cancelled', revived, {})
+if #revived > 0 then note_ends(ends, 1000, 'cancelled', revived, {}) end
 return answer

@@ -20,10 +20,10 @@ repeat
   at = at + limit
 until #ids > 0 or #part == 0 or at >= 10 * limit
 local overdue, again, buried, gone, odd = {}, {}, {}, {}, {}
+local back, spent, suspects, known, notes_of = {}, {}, {}, {}, {}
 if #ids > 0 then
   local words, lefts = redis.call('HMGET', lease, unpack(ids)), redis.call('HMGET', counts, unpack(ids))
   local notes = redis.call('HMGET', errors, unpack(ids))
-  redis.call('ZREM', unack, unpack(ids))
   for i, id in ipairs(ids) do
     local word, left = words[i], count(lefts[i])
     if not (lefts[i] and lefts[i]:match('^-?%d+$')) then odd[#odd + 1] = id end
@@ -31,21 +31,29 @@ if #ids > 0 then
       gone[#gone + 1] = id
     elseif left <= 0 then
       local text = (notes[i] or ''):match('^%S+ %S+ (.*)$') or ''
-      redis.call('HDEL', counts, id)
-      redis.call('HDEL', lease, id)
-      if word ~= 'nacked' then redis.call('HSET', errors, id, 'lease - ' .. text) end
-      redis.call('SADD', garbage, id)
-      buried[#buried + 1] = id
+      if word ~= 'nacked' then notes_of[#notes_of + 1], notes_of[#notes_of + 2] = id, 'lease - ' .. text end
+      buried[#buried + 1], known[#known + 1] = id, id
     else
-      redis.call('HSET', counts, id, left - 1)
-      redis.call('HDEL', lease, id)
-      if word ~= 'nacked' then redis.call('HSET', lease, id, 'suspect') end
-      redis.call('LPUSH', retry, id)
       local where = word == 'nacked' and again or overdue
-      where[#where + 1] = id
+      where[#where + 1], back[#back + 1] = id, id
+      spent[#spent + 1], spent[#spent + 2] = id, left - 1
+      if word ~= 'nacked' then suspects[#suspects + 1], suspects[#suspects + 2] = id, 'suspect' end
+      if word == 'nacked' then known[#known + 1] = id end
     end
   end
-  if #again + #overdue > 0 then push_token() end
+
+  begin(unack)
+  if #back > 0 then
+    redis.call('LPUSH', retry, unpack(back))
+    redis.call('HSET', counts, unpack(spent))
+    push_token()
+  end
+  if #suspects > 0 then redis.call('HSET', lease, unpack(suspects)) end
+  if #notes_of > 0 then redis.call('HSET', errors, unpack(notes_of)) end
+  if #buried > 0 then redis.call('SADD', garbage, unpack(buried)) end
+  redis.call('ZREM', unack, unpack(ids))
+  if #buried > 0 then redis.call('HDEL', counts, unpack(buried)) end
+  if #known > 0 then redis.call('HDEL', lease, unpack(known)) end
   finish('cancelled', gone)
   add('retried_lease', #overdue)
   add('retried_nack', #again)

@@ -8,20 +8,27 @@
 -- `flag` is as claim gave it: a suspect stays one. The first in the tail is the first to be claimed again.
 
 local ids, held, lost = receipts()
-local gone, freed = {}, 0
+local gone, freed, suspects, calm = {}, {}, {}, {}
 for i = #ids, 1, -1 do
   local id = ids[i]
-  if held[i] then redis.call('ZREM', unack, id) end
   if cancelled(held[i]) then
     gone[#gone + 1] = id
   elseif held[i] then
-    redis.call('HDEL', lease, id)
-    if arg(i, FLAG) == 'suspect' then redis.call('HSET', lease, id, 'suspect') end
-    redis.call('RPUSH', ready, id)
-    freed = freed + 1
+    freed[#freed + 1] = id
+    local where = arg(i, FLAG) == 'suspect' and suspects or calm
+    where[#where + 1] = id
   end
 end
-if freed > 0 then push_token() end
+
+begin(unack)
+if #freed > 0 then
+  redis.call('RPUSH', ready, unpack(freed))
+  push_token()
+  for _, id in ipairs(suspects) do redis.call('HSET', lease, id, 'suspect') end
+  redis.call('ZREM', unack, unpack(freed))
+  if #calm > 0 then redis.call('HDEL', lease, unpack(calm)) end
+end
+if #gone > 0 then redis.call('ZREM', unack, unpack(gone)) end
 finish('cancelled', gone)
-add('released', freed)
+add('released', #freed)
 return lost

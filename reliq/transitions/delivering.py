@@ -10,7 +10,8 @@ from reliq.events import Event
 from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import Claimed
-from reliq.transitions.protocol import Turn, clock_arg, texts
+from reliq.settings import BATCH_LIMIT, whole
+from reliq.transitions.protocol import Turn, clock_arg, span, texts
 
 #: A claim's wait: nothing is due, or another process watches for it.
 NOTHING_DUE, NOT_WATCHING = -1, -2
@@ -54,7 +55,7 @@ def promote(keys: Keys, *, limit: int = 500, clock: int | None = None) -> Call[t
     return Call(
         script("promote"),
         (keys.pending, keys.ready, keys.totals, keys.wake),
-        (clock_arg(clock), limit),
+        (clock_arg(clock), whole("limit", limit, least=1, most=BATCH_LIMIT)),
         lambda reply: (int(reply[0]), int(reply[1])),
         lambda answer: [events.Promoted(keys.name, answer[0])] if answer[0] else (),
     )
@@ -78,6 +79,8 @@ def claim(
     `direct` is how many of them may be such that must not wait in a buffer: suspects and messages with no retry
     left (None: all). `watcher` names the process that would wait for the next due time; empty: none.
     """
+    whole("limit", limit, most=BATCH_LIMIT)
+    span("lease_ms", lease_ms)
     nonce = f"{turn.lane}.{turn.number}:{lease_ms}"
     lead = (keys.lane(turn.lane), keys.ready, keys.retry, keys.unack, keys.pending, keys.counts, keys.lease)
     return Call(
@@ -119,7 +122,7 @@ def reclaim(
     return Call(
         script("reclaim"),
         (keys.unack, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),
-        (clock_arg(clock), limit, "1" if spare_leases else ""),
+        (clock_arg(clock), whole("limit", limit, least=1, most=BATCH_LIMIT), "1" if spare_leases else ""),
         lambda reply: ReclaimAnswer(int(reply[0]), *(texts(ids) for ids in reply[1:6])),
         happened,
     )

@@ -2,10 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from reliq.call import Arg, id_text
 from reliq.keys import Keys
+from reliq.settings import BATCH_LIMIT, whole
+
+#: A lease, a tombstone or any other span in ms: a hundred years.
+LONGEST_MS = 100 * 366 * 86_400_000
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,17 @@ def clock_arg(clock: int | None) -> Arg:
 def bare_arg(keys: Keys) -> Arg:
     """Return whether a queue's values are bare bodies, without an envelope."""
     return "1" if keys.bare else ""
+
+
+def bounded(name: str, some: Sequence[S]) -> Sequence[S]:
+    """Return what a call is about; raise ConfigurationError when it is more than one call takes."""
+    whole(f"number of {name}", len(some), most=BATCH_LIMIT)
+    return some
+
+
+def span(name: str, ms: int) -> int:
+    """Return a time in ms that must not be nothing; raise ConfigurationError for one that is."""
+    return whole(name, ms, least=1, most=LONGEST_MS)
 
 
 def texts(reply: Iterable[bytes]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from reliq.codec import ENVELOPE_START
 from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import CancelStatus, PublishStatus, RescheduleStatus
-from reliq.transitions.protocol import Turn, bare_arg, clock_arg, words
+from reliq.transitions.protocol import Turn, bare_arg, bounded, clock_arg, span, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def publish(
     `items` are ids and values: what follows the due time in the envelope, or a bare body. `window_ms` says that
     the ids were chosen by the caller and for how long each stays taken after its end.
     """
-    ids = [id for id, _ in items]
+    ids = [id for id, _ in bounded("items", items)]
     tail_keys = [keys.msg(id) for id in ids]
     if window_ms is not None:
         tail_keys += [keys.dd(id) for id in ids]
@@ -61,6 +61,7 @@ def cancel(
     keys: Keys, ids: Sequence[str], *, tombstone_ms: int = 60_000, clock: int | None = None
 ) -> Call[list[CancelStatus]]:
     """Cancel messages; a running one is told at its next renewal."""
+    bounded("ids", ids)
     return Call(
         script("cancel"),
         (
@@ -68,7 +69,7 @@ def cancel(
             *map(keys.msg, ids),
             *map(keys.dd, ids),
         ),
-        (clock_arg(clock), tombstone_ms, *ids),
+        (clock_arg(clock), span("tombstone_ms", tombstone_ms), *ids),
         lambda reply: cast("list[CancelStatus]", words(reply, ids, get_args(CancelStatus))),
         lambda answer: [
             events.Cancelled(keys.name, tuple(id for id, word in zip(ids, answer, strict=True) if word == "cancelled"))
@@ -80,6 +81,7 @@ def reschedule(
     keys: Keys, ids: Sequence[str], *, at_ms: int | None = None, delay_ms: int = 0, clock: int | None = None
 ) -> Call[list[RescheduleStatus]]:
     """Give waiting messages another due time."""
+    bounded("ids", ids)
     return Call(
         script("reschedule"),
         (keys.pending, keys.unack, keys.counts, keys.lease, keys.wake, keys.watch, *map(keys.msg, ids)),

@@ -11,7 +11,7 @@ from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import Claimed, Delivery
 from reliq.text import clean_text
-from reliq.transitions.protocol import bare_arg, clock_arg
+from reliq.transitions.protocol import bare_arg, bounded, clock_arg, span
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def ack(
 
     With `history` the last so many acked ones are remembered, each with how long it ran if `took_ms` says it.
     """
-    tail_keys = [keys.msg(claimed.id) for claimed, _ in receipts]
+    tail_keys = [keys.msg(claimed.id) for claimed, _ in bounded("receipts", receipts)]
     if any(window for _, window in receipts):
         tail_keys += [keys.dd(claimed.id) for claimed, _ in receipts]
     args: list[Arg] = [clock_arg(clock), kind, history or "", ",".join(map(str, took_ms))]
@@ -59,7 +59,7 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
 
     A value sends the message to its end; it must be given when no retry is left, and else be empty.
     """
-    ids = [failure[0].id for failure in failures]
+    ids = [failure[0].id for failure in bounded("failures", failures)]
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
     for claimed, delay_ms, why, value in failures:
         args += (claimed.id, claimed.nonce, claimed.left, delay_ms, why, value)
@@ -88,18 +88,22 @@ def failure(
 
 def extend(keys: Keys, receipts: Sequence[Claimed], *, lease_ms: int, clock: int | None = None) -> Call[Settled]:
     """Move deadlines to now + lease."""
-    ids = [claimed.id for claimed in receipts]
+    ids = [claimed.id for claimed in bounded("receipts", receipts)]
     return Call(
         script("extend"),
         (keys.unack, keys.counts, keys.lease),
-        (clock_arg(clock), lease_ms, *(part for one in receipts for part in (one.id, one.nonce, one.left))),
+        (
+            clock_arg(clock),
+            span("lease_ms", lease_ms),
+            *(part for one in receipts for part in (one.id, one.nonce, one.left)),
+        ),
         lambda reply: Settled(_at(ids, reply[0]), _at(ids, reply[1])),
     )
 
 
 def release(keys: Keys, receipts: Sequence[Claimed], *, clock: int | None = None) -> Call[Settled]:
     """Give unstarted messages back to the head of ready, the first of `receipts` foremost; spend nothing."""
-    ids = [claimed.id for claimed in receipts]
+    ids = [claimed.id for claimed in bounded("receipts", receipts)]
     args: list[Arg] = [clock_arg(clock)]
     for one in receipts:
         args += (one.id, one.nonce, one.left, "suspect" if one.suspect else "")
@@ -114,7 +118,7 @@ def release(keys: Keys, receipts: Sequence[Claimed], *, clock: int | None = None
 
 def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | None = None) -> Call[Settled]:
     """Put messages off by so many ms; spend no retry."""
-    ids = [claimed.id for claimed, _ in receipts]
+    ids = [claimed.id for claimed, _ in bounded("receipts", receipts)]
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
     for claimed, delay_ms in receipts:
         args += (claimed.id, claimed.nonce, claimed.left, delay_ms)

@@ -10,7 +10,7 @@ from reliq.foreign import printable, whole_number
 from reliq.keys import Keys, pattern
 from reliq.lua import script
 from reliq.message import Counts
-from reliq.transitions.protocol import bare_arg, clock_arg, texts, words
+from reliq.transitions.protocol import bare_arg, bounded, clock_arg, texts, words
 
 RedriveStatus = Literal["redriven", "alive", "not_found"]
 _NO_WISH = ("",) * 7
@@ -19,7 +19,8 @@ _NO_WISH = ("",) * 7
 def collect(
     keys: Keys, ids: Sequence[str], *, letters_max: int, letters_ms: int, clock: int | None = None
 ) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Turn garbage into dead letters; return their ids, and those whose body was gone."""
+    """Turn garbage into dead letters; return their ids, and those whose body was gone. What is too large waits."""
+    bounded("ids", ids)
     return Call(
         script("collect"),
         (keys.garbage, keys.errors, keys.dead, keys.totals, keys.ends, *map(keys.msg, ids), *map(keys.dd, ids)),
@@ -40,6 +41,7 @@ def redrive(
     clock: int | None = None,
 ) -> Call[list[RedriveStatus]]:
     """Publish dead letters again: name of the letter, id, retries."""
+    bounded("letters", letters)
     lead = (keys.dead, keys.pending, keys.ready, keys.counts, keys.garbage, keys.lease, keys.totals)
     return Call(
         script("redrive"),
@@ -62,6 +64,7 @@ def purge(
     clock: int | None = None,
 ) -> Call[int]:
     """Delete messages; from a list only its oldest, given in order. Return how many."""
+    bounded("ids", ids)
     lead = (keys.pending, keys.ready, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals)
     return Call(
         script("purge"),
@@ -110,6 +113,7 @@ def check(
     Which of the lists is looked through is `part`: all of both, or the `piece` of one. A wish is what follows the id
     in the script's ARGV; its row is then `mended`, or `changed`: the state is no longer the one that was seen.
     """
+    bounded("ids", ids)
     lead = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors)
     args: list[Arg] = [clock_arg(clock), part, *piece]
     for id in ids:

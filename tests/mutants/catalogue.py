@@ -61,7 +61,7 @@ MUTANTS = (
     _without_receipt("extend", 200),
     _without_receipt("release", 200),
     _without_receipt("snooze", 200),
-    Mutant("claim leaves an id behind", "lua/claim.lua", "0, -#ids - 1)", "0, -#ids)", examples=50),
+    Mutant("claim leaves an id behind", "lua/claim.lua", "0, -size[list] - 1)", "0, -size[list])", examples=50),
     Mutant(
         "no heartbeat",
         "worker/renewer.py",
@@ -76,26 +76,28 @@ MUTANTS = (
         "local answer\nif answer then\n",
         examples=100,
     ),
-    Mutant("cancel skips ready", "lua/cancel.lua", "    redis.call('HSET', lease, id, '!')\n", "", examples=100),
+    Mutant(
+        "cancel skips ready", "lua/cancel.lua", "    words[#words + 1], words[#words + 2] = id, '!'\n", "", examples=100
+    ),
     Mutant(
         "release spends a retry",
         "lua/release.lua",
-        "    redis.call('HDEL', lease, id)\n",
-        "    redis.call('HDEL', lease, id)\n    redis.call('HINCRBY', counts, id, -1)\n",
+        "    freed[#freed + 1] = id\n",
+        "    freed[#freed + 1] = id\n    redis.call('HINCRBY', counts, id, -1)\n",
         examples=100,
     ),
     Mutant(
         "reclaim drops the third id of a batch",
         "lua/reclaim.lua",
-        "redis.call('LPUSH', retry, id)",
-        "if i ~= 3 then redis.call('LPUSH', retry, id) end",
+        "redis.call('LPUSH', retry, unpack(back))",
+        "redis.call('LPUSH', retry, unpack(back, 1, 2))",
         examples=200,
     ),
     Mutant(
         "collect deletes a reused id",
         "lua/collect.lua",
-        "if redis.call('SREM', garbage, id) == 1 then",
-        "if redis.call('SREM', garbage, id) >= 0 then",
+        "redis.call('SISMEMBER', garbage, id) == 1 then",
+        "redis.call('SISMEMBER', garbage, id) >= 0 then",
         examples=50,
     ),
     Mutant(
@@ -115,8 +117,8 @@ MUTANTS = (
     Mutant(
         "deadlines rounded down",
         "lua/claim.lua",
-        "= score(now_up + lease_ms), id",
-        "= score(now_down + lease_ms), id",
+        "score(now_up + lease_ms)",
+        "score(now_down + lease_ms)",
         examples=100,
     ),
     Mutant("promoted within the last millisecond", "lua/promote.lua", "score(now_down)", "score(now_up)", examples=200),
@@ -151,15 +153,15 @@ MUTANTS = (
     Mutant(
         "a stale receipt matches a message that was redriven",
         "lua/redrive.lua",
-        "    redis.call('HDEL', lease, id)\n",
+        "  redis.call('HDEL', lease, unpack(ids))\n",
         "",
     ),
     Mutant("what comes due wakes nobody", "lua/promote.lua", "  push_token()\n", "", examples=200),
     Mutant(
         "a nack does not move the expiry",
         "lua/prelude.lua",
-        "if left > 0 and by_ms > 0 then",
-        "if left > 0 and by_ms > 10^12 then",
+        "local left = by_ms ~= 0 and",
+        "local left = by_ms > 1e12 and",
         examples=200,
     ),
     Mutant(
@@ -172,8 +174,8 @@ MUTANTS = (
     Mutant(
         "released to the far end of the list",
         "lua/release.lua",
-        "redis.call('RPUSH', ready, id)",
-        "redis.call('LPUSH', ready, id)",
+        "redis.call('RPUSH', ready, unpack(freed))",
+        "redis.call('LPUSH', ready, unpack(freed))",
         examples=100,
     ),
     Mutant(

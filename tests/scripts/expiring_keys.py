@@ -57,4 +57,5 @@ class ExpiringKeys:
         """Move a body's expiry on, and write the new due time into its header."""
         if body := self.bodies.get(id):
             body.due = due
-            body.until += by_ms if by_ms > 0 and body.until > self.key_time else 0
+            if by_ms and body.until > self.key_time:
+                body.until = max(body.until + by_ms, self.key_time + 1)

@@ -28,13 +28,14 @@ class Model(ExpiringKeys, Account):
     def alive(self):
         return [*self.pending, *self.ready, *self.unack, *self.retry, *self.garbage]
 
-    def put(self, place, id, ms):
-        self.token |= not place or ms < min(place.values())
-        place[id] = ms
+    def put(self, place, times):
+        """Give ids their times; the token wakes somebody when the first of all is sooner now."""
+        self.token |= bool(times) and (not place or min(times.values()) < min(place.values()))
+        place |= times
 
     def enter(self, id, delay_ms):
         if delay_ms:
-            self.put(self.pending, id, self.up + delay_ms)
+            self.put(self.pending, {id: self.up + delay_ms})
         else:
             self.ready.append(id)
             self.token = True
@@ -105,11 +106,9 @@ class Model(ExpiringKeys, Account):
         return "redriven"
 
     def claim(self, nonce, lease_ms, limit, first, direct, suspects):
-        self.lanes["w"] = self.key_time + lease_ms
-        if self.paused:
-            return []
-        claimed, met = [], 0
-        for place in (self.retry, self.ready) if first == "retry" else (self.ready, self.retry):
+        claimed, moved, met = [], {}, 0
+        places = (self.retry, self.ready) if first == "retry" else (self.ready, self.retry)
+        for place in () if self.paused else places:
             back, batch = [], place[: limit - len(claimed)]
             del place[: len(batch)]
             for id in batch:
@@ -120,7 +119,7 @@ class Model(ExpiringKeys, Account):
                 elif word.startswith("@"):
                     self.words.pop(id)
                     self.words |= {id: "suspect"} if word.endswith("?") else {}
-                    self.put(self.pending, id, int(word.strip("@?")))
+                    moved[id] = int(word.strip("@?"))
                 elif (suspect and not suspects) or ((suspect or not left) and not direct):
                     back.append(id)
                 else:
@@ -128,8 +127,11 @@ class Model(ExpiringKeys, Account):
                     claimed.append(Claimed(id, nonce, left, suspect))
             place.extend(back)
             met += len(batch) - len(back)
+        self.put(self.pending, moved)
         self.token |= bool(met and (self.ready or self.retry))
         self.totals["claimed"] += len(claimed)
+        if claimed or "w" in self.lanes:
+            self.lanes["w"] = self.key_time + lease_ms
         return self.lease(claimed, lease_ms)
 
     def lease(self, claimed, lease_ms):
@@ -166,30 +168,35 @@ class Model(ExpiringKeys, Account):
             self.unack[one.id] = self.up + lease_ms
         return lost, tuple(one.id for one in good if self.cancelled(one.id))
 
-    def let_go(self, receipts, then, order=1):
-        """End what was cancelled; hand the rest, taken out of unack, to `then`."""
+    def let_go(self, receipts, then, order=1, put=None):
+        """End what was cancelled; hand the rest, taken out of unack, to `then`; `put` says who gets which time."""
         good, lost = self.held(receipts)
         stopped = [one.id for one in good if self.cancelled(one.id)]
+        place, times = put([one for one in good if one.id not in stopped]) if put else (self.unack, {})
+        self.put(place, times)
         for one in good[::order]:
             if one.id in stopped:
                 self.end(one.id, "cancelled")
             else:
-                self.unack.pop(one.id)
+                if one.id not in times or place is not self.unack:
+                    self.unack.pop(one.id)
                 then(one)
         return lost, tuple(stopped)
 
     def nack(self, receipts, delay_ms, reject):
+        def put(good):
+            return self.unack, {one.id: self.up + delay_ms for one in good if one.left and not reject}
+
         def then(one):
             self.totals["nacked"] += 1
             if one.left and not reject:
-                self.put(self.unack, one.id, self.up + delay_ms)
                 self.words[one.id] = "nacked"
                 self.postpone(one.id, delay_ms, self.up + delay_ms)
             else:
                 self.bury(one.id)
                 self.bodies[one.id] = Body("last", self.down)
 
-        return self.let_go(receipts, then)
+        return self.let_go(receipts, then, put=put)
 
     def bury(self, id):
         self.counts.pop(id)
@@ -207,13 +214,15 @@ class Model(ExpiringKeys, Account):
         return self.let_go(receipts, then, order=-1)[0], ()
 
     def snooze(self, receipts, delay_ms):
+        def put(good):
+            return self.pending, {one.id: self.up + delay_ms for one in good}
+
         def then(one):
             self.words.pop(one.id)
-            self.put(self.pending, one.id, self.up + delay_ms)
             self.postpone(one.id, delay_ms, self.up + delay_ms)
             self.totals["snoozed"] += 1
 
-        return self.let_go(receipts, then)
+        return self.let_go(receipts, then, put=put)
 
     def reclaim(self, limit, spare):
         leases = dict(self.unack)
@@ -260,11 +269,12 @@ class Model(ExpiringKeys, Account):
         word, due, before = self.words.get(id, ""), self.up + delay_ms, self.down
         if id in self.pending or (id in self.unack and word == "nacked"):
             place = self.pending if id in self.pending else self.unack
-            before = place.pop(id)
-            self.put(place, id, due)
+            before = place[id]
+            self.put(place, {id: due})
         elif id in self.unack:
             return "running"
         elif id in self.counts and not self.cancelled(id):
+            before = int(word.strip("@?")) if word.startswith("@") else self.down
             self.words[id] = f"@{due}" + ("?" if word == "suspect" or word.endswith("?") else "")
         else:
             return "not_found"

@@ -4,6 +4,8 @@ import pytest
 from held_clock import micros
 
 from reliq import transitions as t
+from reliq.errors import ConfigurationError
+from reliq.message import Claimed
 
 MANY = [f"m{number:03}" for number in range(500)]
 
@@ -140,3 +142,46 @@ def test_a_queue_with_nothing_due_is_left_as_it_is(verb, publish, claim, run, ke
     run(getattr(t, verb)(keys, clock=micros(1)))
 
     assert dump() == before
+
+
+TOO_MANY = [f"m{number}" for number in range(501)]
+HELD = [Claimed(id, "w.1:5", 1) for id in TOO_MANY]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda keys: t.publish(keys, [(id, b"x") for id in TOO_MANY], t.Turn("p", 1), ttl_ms=1, retries=1),
+        lambda keys: t.promote(keys, limit=501),
+        lambda keys: t.claim(keys, t.Turn("w", 1), limit=501, lease_ms=1),
+        lambda keys: t.reclaim(keys, limit=501),
+        lambda keys: t.ack(keys, [(one, None) for one in HELD]),
+        lambda keys: t.nack(keys, [(one, 0, "failed 1 x", b"") for one in HELD]),
+        lambda keys: t.extend(keys, HELD, lease_ms=1),
+        lambda keys: t.release(keys, HELD),
+        lambda keys: t.snooze(keys, [(one, 0) for one in HELD]),
+        lambda keys: t.cancel(keys, TOO_MANY),
+        lambda keys: t.reschedule(keys, TOO_MANY),
+        lambda keys: t.collect(keys, TOO_MANY, letters_max=1, letters_ms=1),
+        lambda keys: t.redrive(keys, [("0-1", id, 1) for id in TOO_MANY], ttl_ms=1),
+        lambda keys: t.purge(keys, TOO_MANY, state="ready"),
+        lambda keys: t.check(keys, TOO_MANY),
+    ],
+)
+def test_a_call_takes_five_hundred_and_no_more(build, keys):
+    with pytest.raises(ConfigurationError, match="must be [01] to 500, not 501"):
+        build(keys)
+
+
+@pytest.mark.parametrize("ms", [0, -1, 10**13])
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("lease_ms", lambda keys, ms: t.claim(keys, t.Turn("w", 1), limit=1, lease_ms=ms)),
+        ("lease_ms", lambda keys, ms: t.extend(keys, HELD[:1], lease_ms=ms)),
+        ("tombstone_ms", lambda keys, ms: t.cancel(keys, ["m"], tombstone_ms=ms)),
+    ],
+)
+def test_a_time_that_redis_would_refuse_is_refused_before_it_is_asked(name, build, ms, keys):
+    with pytest.raises(ConfigurationError, match=f"{name} must be 1 to"):
+        build(keys, ms)

@@ -138,8 +138,9 @@ def test_a_claim_is_counted_once_however_often_it_is_repeated(lane, worker, run,
 
 @pytest.mark.parametrize("limit", [1, 9])
 def test_a_claim_by_a_lower_number_takes_nothing(limit, lane, worker, run, dump):
-    run(worker(7))
     run(lane(1))
+    run(worker(7))
+    run(lane(2, [("c", b"x")]))
     before = dump()
 
     answer = run(worker(6, limit=limit))
@@ -148,23 +149,48 @@ def test_a_claim_by_a_lower_number_takes_nothing(limit, lane, worker, run, dump)
     assert dump() == before
 
 
-def test_an_empty_claim_keeps_its_number(worker, lane, run, where):
+@pytest.mark.parametrize("paused", [False, True])
+def test_an_empty_claim_leaves_no_lane(paused, worker, run, client, keys):
+    if paused:
+        client.set(keys.paused, "1")
+
+    assert run(worker(1)).claimed == []
+
+    assert client.keys(keys.lane("*")) == []
+
+
+def test_an_empty_claim_of_a_known_lane_keeps_its_number(worker, lane, run, where):
+    run(lane(1))
     run(worker(1))
+    run(worker(2))
+    run(lane(2, [("c", b"x")]))
+
+    assert run(worker(2)).claimed == run(worker(1)).claimed == []
+    assert where() == {"unack": ["a", "b"], "ready": ["c"]}
+
+
+def test_a_paused_claim_of_a_known_lane_keeps_its_number_and_takes_nothing(worker, lane, run, client, keys, where):
     run(lane(1))
-
-    assert run(worker(1)).claimed == []
-    assert where() == {"ready": ["a", "b"]}
-
-
-def test_a_paused_claim_keeps_its_number_and_takes_nothing(worker, lane, run, client, keys, where):
-    run(lane(1))
+    run(worker(1))
+    run(lane(2, [("c", b"x")]))
     client.set(keys.paused, "1")
-    assert run(worker(1)).claimed == []
+    assert run(worker(2)).claimed == []
     client.delete(keys.paused)
 
-    assert run(worker(1)).claimed == []
-    assert where() == {"ready": ["a", "b"]}
-    assert len(run(worker(2)).claimed) == 2
+    assert run(worker(2)).claimed == []
+    assert where() == {"unack": ["a", "b"], "ready": ["c"]}
+    assert len(run(worker(3)).claimed) == 1
+
+
+@pytest.mark.foreign_hands
+@pytest.mark.parametrize("id", [b"two\nlines", b"a\ttab", b"\xff\x00", b""])
+def test_an_id_of_any_bytes_is_given_back_by_a_repeated_claim(id, worker, run, client, keys):
+    client.lpush(keys.ready, id)
+    client.hset(keys.counts, id, 3)
+    first = run(worker(1)).claimed
+
+    assert [one.id.encode("utf-8", "surrogateescape") for one in first] == [id]
+    assert run(worker(1)).claimed == first
 
 
 def test_a_claim_of_nothing_uses_no_number(worker, lane, run, client, keys):

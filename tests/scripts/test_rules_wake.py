@@ -211,7 +211,6 @@ IDLE = (t.NOTHING_DUE, t.NOTHING_DUE)
 
 def test_the_first_idle_process_watches_and_another_is_refused(ask, client, keys):
     assert ask("me") == IDLE
-    client.persist(keys.watch)
     assert ask("you") == REFUSED
     assert ask("me") == IDLE
 
@@ -224,6 +223,16 @@ def test_the_watcher_renews_its_watch(ask, client, keys):
     client.pexpire(keys.watch, 60_000)
 
     assert ask("me") == IDLE
+    assert 0 < client.pttl(keys.watch) <= 2000
+
+
+@pytest.mark.parametrize("lasts_ms", [600_000, 3_600_000, None])
+def test_a_watch_that_would_last_longer_than_two_seconds_is_taken_over(lasts_ms, ask, client, keys):
+    client.set(keys.watch, "a dead one", px=lasts_ms)
+
+    assert ask("me") == IDLE
+
+    assert client.get(keys.watch) == b"me"
     assert 0 < client.pttl(keys.watch) <= 2000
 
 

@@ -1,0 +1,81 @@
+"""A script that is cut off, after so many writes or for the want of a right; and a queue put back as it was."""
+
+import re
+
+import redis
+
+from reliq.admin.acl import ONLY_READ
+
+#: Stands before a script's text: the next write after the last that is allowed ends the script, also one by `pcall`.
+CUTTING = """\
+local written, only_read = 0, {{ TIME = true, {only_read} }}
+local function cutting(call)
+  return function(command, ...)
+    if not only_read[command] then
+      if written == {after} then error('CUT', 0) end
+      written = written + 1
+    end
+    return call(command, ...)
+  end
+end
+local cut_call, cut_pcall = cutting(redis.call), cutting(redis.pcall)
+"""
+
+
+def cut_after(client, call, writes):
+    """Make a call whose script ends after so many writes; say whether it was cut off, or had no more to write."""
+    only_read = ", ".join(f"{command} = true" for command in sorted(ONLY_READ))
+    cutting = CUTTING.format(only_read=only_read, after=writes)
+    name, _, *rest = call.command_in_full
+    try:
+        client.execute_command(name, cutting + re.sub(r"\bredis\.(p?call)\(", r"cut_\1(", call.script.text), *rest)
+    except redis.ResponseError as error:
+        assert "CUT" in str(error), error
+        return True
+    return False
+
+
+class Limited:
+    """Makes calls as a user who lacks one command."""
+
+    def __init__(self, client, url):
+        self._admin = client
+        self._denying(None)
+        self._client = redis.Redis.from_url(url, username="limited", password="any")
+
+    def _denying(self, command):
+        denied = [f"-{command.lower()}"] if command else []
+        self._admin.execute_command("ACL", "SETUSER", "limited", "reset", "on", "nopass", "allkeys", "+@all", *denied)
+
+    def make(self, call, without):
+        """Make a call; say whether it was refused."""
+        self._denying(without)
+        try:
+            self._client.execute_command(*call.command_in_full)
+        except redis.ResponseError as error:
+            assert re.search("permission|can't run this command", str(error)), error
+            return True
+        return False
+
+    def close(self):
+        self._client.close()
+        self._admin.acl_deluser("limited")
+
+
+class Snapshot:
+    """All that Redis holds, to be put back."""
+
+    def __init__(self, client):
+        self._client, names = client, sorted(client.keys("*"))
+        with client.pipeline() as pipe:
+            for name in names:
+                pipe.dump(name).pttl(name)
+            answers = pipe.execute()
+        self._keys = list(zip(names, answers[::2], answers[1::2], strict=True))
+
+    def put_back(self):
+        with self._client.pipeline() as pipe:
+            pipe.flushdb()
+            for name, value, left_ms in self._keys:
+                pipe.restore(name, max(0, left_ms), value)
+            pipe.execute()

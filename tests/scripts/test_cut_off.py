@@ -1,0 +1,217 @@
+"""Rule 4: wherever a script is cut off, no message is lost: at worst it comes twice, and `check` mends the queue."""
+
+import random
+import time
+from collections import Counter
+from functools import partial
+
+import pytest
+from cutting import Limited, Snapshot, cut_after
+from held_clock import HOUR_MS
+from test_model import QueueMachine
+
+from reliq import transitions as t
+from reliq.admin import Admin
+from reliq.lua import script_names
+
+pytestmark = pytest.mark.foreign_hands
+
+#: States, and steps to each; every script that changes something is cut in each of them.
+STATES, LONG_STATES, STEPS = 6, 150, 40
+#: A claim takes so many in its hand, and puts those back that must wait.
+LIMIT = 4
+LOOKS = {"check", "counts", "find"}
+#: What may stay wrong after a repair: the account cannot be mended, the others pass by themselves.
+ALLOWED = {"account", "no-body", "no-word"}
+
+
+class Held:
+    """
+    What a queue holds.
+
+    Attributes:
+        alive: ids that somebody will deliver, or bury, with their body.
+        letters: how many dead letters each id has.
+        places: the ids of each place.
+    """
+
+    def __init__(self, client, keys):
+        with client.pipeline() as pipe:
+            pipe.zrange(keys.pending, 0, -1).lrange(keys.ready, 0, -1).zrange(keys.unack, 0, -1)
+            pipe.lrange(keys.retry, 0, -1).smembers(keys.garbage).hgetall(keys.lease).xrange(keys.dead)
+            *places, words, letters = pipe.execute()
+        self.places = [[id.decode() for id in ids] for ids in places]
+        there = sorted({id for ids in self.places for id in ids})
+        values = client.mget([keys.msg(id) for id in there]) if there else []
+        cancelled = {id.decode() for id, word in words.items() if word.endswith(b"!")}
+        self.alive = {id for id, value in zip(there, values, strict=True) if value is not None} - cancelled
+        self.letters = Counter(letter[b"id"].decode() for _, letter in letters)
+
+    def lost_of(self, before):
+        """The messages that were there and are nowhere; for a letter its id may live again."""
+        alive = {id for id in before.alive - self.alive if self.letters[id] <= before.letters[id]}
+        return alive | {
+            id for id, number in before.letters.items() if self.letters[id] < number and id not in self.alive
+        }
+
+    def moved_since(self, before):
+        """The messages that are elsewhere."""
+        return {id for was, now in zip(before.places, self.places, strict=True) for id in {*was} ^ {*now}}
+
+
+@pytest.fixture
+def machine(client):
+    """A queue in a state that chance has made."""
+
+    def make(seed):
+        chance = random.Random(seed)
+        one = type("Machine", (QueueMachine,), {"client": client})()
+        one.begin()
+        one.model.now = time.time_ns() // 10**6 * 1000
+        for _ in range(STEPS):
+            _step(one, chance)
+        one.redis_holds_what_the_model_holds()
+        client.delete(one.keys.wake, one.keys.watch)
+        return one
+
+    return make
+
+
+def _step(one, chance):
+    ids = chance.sample([f"m{number}" for number in range(6)], chance.randint(1, 3))
+    receipts = one.chosen([chance.randint(0, 3)])
+    delay_ms = chance.choice([0, 1, 500, 60_000])
+    steps = {
+        lambda: one.publish(ids, delay_ms, chance.choice([0, 1, 3]), chance.random() < 0.8): 4,
+        lambda: one.claim(chance.choice([1, 2, 4]), chance.choice(["ready", "retry"])): 4,
+        lambda: one.settle("nack", receipts, delay_ms=delay_ms, reject=chance.random() < 0.4): 3,
+        lambda: one.settle("release", receipts): 1,
+        lambda: one.settle("snooze", receipts, delay_ms=delay_ms): 1,
+        lambda: one.pass_time(chance.choice([500_000, 20_000_000])): 2,
+        lambda: one.reclaim(500): 2,
+        lambda: one.promote(500): 1,
+        lambda: one.cancel(ids): 1,
+        lambda: one.reschedule(ids, delay_ms): 1,
+        lambda: one.collect(sorted(one.model.garbage)): 2,
+    }
+    chance.choices(list(steps), list(steps.values()))[0]()
+
+
+def _calls(one, chance):
+    """A call of every script that moves something, on whatever there is."""
+    keys, clock = one.keys, one.clock
+    ids = chance.sample([f"m{number}" for number in range(6)], 4)
+    receipts = one.chosen(range(8))
+    failures = [(held, 5, "failed 1 x", b"" if held.left and chance.random() < 0.6 else b"last") for held in receipts]
+    letters = [(name.decode(), letter[b"id"].decode(), 3) for name, letter in one.client.xrange(keys.dead)]
+    turn = lambda lane: t.Turn(lane, one.numbers[lane] + 1)  # noqa: E731
+    options = {"left": 2, "replace": chance.random() < 0.5}
+    yield t.ack(keys, [(held, 45_000) for held in receipts], clock=clock)
+    yield t.nack(keys, failures, clock=clock)
+    yield t.extend(keys, receipts, lease_ms=30_000, clock=clock)
+    yield t.release(keys, receipts, clock=clock)
+    yield t.snooze(keys, [(held, 500) for held in receipts], clock=clock)
+    for delay_ms in (0, 700):
+        yield one.publish_call([*ids, "new"], turn("p"), delay_ms=delay_ms, **options)[1]
+    for first in ("ready", "retry"):
+        yield t.claim(keys, turn("w"), limit=LIMIT, lease_ms=20_000, first=first, watcher="me", clock=clock)
+    yield t.promote(keys, clock=one.model.now + 10**9)
+    yield t.reclaim(keys, clock=one.model.now + 10**9)
+    yield t.cancel(keys, ids, clock=clock)
+    yield t.reschedule(keys, ids, delay_ms=900, clock=clock)
+    yield t.collect(keys, sorted(one.model.garbage), letters_max=100, letters_ms=10**12, clock=clock)
+    yield t.redrive(keys, letters, ttl_ms=HOUR_MS, delay_ms=chance.choice([0, 800]), clock=clock)
+    for state in ("pending", "ready", "retry", "garbage"):
+        yield t.purge(keys, list(getattr(one.model, state))[:2], state=state)
+    yield t.resume(keys)
+    yield t.tidy(keys, clock=one.model.now - 3_600_000_000)
+
+
+@pytest.fixture
+def survives(client, keys, run, url):
+    """Make a call as it is, then cut off in many ways, each from the same state; say how often it was cut off."""
+    admin = Admin(url)
+
+    def make(call, ways):
+        state, before, missing = Snapshot(client), Held(client, keys), run(t.counts(keys)).missing
+        run(call)
+        done = Held(client, keys)
+        ended, most = done.lost_of(before), max(LIMIT, len(done.moved_since(before)))
+        cuts = 0
+        for told, way in ways(call):
+            state.put_back()
+            if way():
+                cuts += 1
+                off = abs(run(t.counts(keys)).missing - missing)
+                assert off <= most, (told, off)
+                for after in (lambda: None, lambda: run(call), lambda: admin.check("q", repair=True)):
+                    after()
+                    assert Held(client, keys).lost_of(before) - ended == set(), told
+                left = [fault for fault in admin.check("q").faults if fault.name not in ALLOWED]
+                assert left == [], told
+                assert before.alive - ended <= _delivered(client, keys, run), told
+        state.put_back()
+        return cuts
+
+    return make
+
+
+def _delivered(client, keys, run):
+    """Let hours pass; return whoever was delivered with a body, or ended as a dead letter."""
+    met, far = {letter[b"id"].decode() for _, letter in client.xrange(keys.dead)}, time.time_ns() // 1000
+    for number in range(1, 5):
+        far += HOUR_MS * 1000
+        run(t.promote(keys, clock=far))
+        run(t.reclaim(keys, clock=far))
+        turn = t.Turn("last", number)
+        met |= {
+            one.id
+            for one in run(t.claim(keys, turn, limit=500, lease_ms=1000, suspects=500, clock=far)).claimed
+            if client.exists(keys.msg(one.id))
+        }
+    return met | {id.decode() for id in client.smembers(keys.garbage) if client.exists(keys.msg(id.decode()))}
+
+
+@pytest.fixture
+def after_each_write(client):
+    """A way of cutting a call off for each of its writes."""
+
+    def ways(call):
+        for writes in range(1, 200):
+            done = []
+
+            def way():
+                done.append(cut_after(client, call, writes))  # noqa: B023
+                return done[0]  # noqa: B023
+
+            yield f"{call.script.name} after {writes} writes", way
+            if done == [False]:
+                return
+        raise AssertionError(f"{call.script.name} does not come to an end")
+
+    return ways
+
+
+@pytest.fixture
+def without_each_command(client, url):
+    """A way of cutting a call off for each of the commands that its user may lack."""
+    limited = Limited(client, url)
+
+    def ways(call):
+        for command in call.script.commands:
+            yield f"{call.script.name} without {command}", partial(limited.make, call, command)
+
+    yield ways
+    limited.close()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", ["after_each_write", "without_each_command"])
+def test_a_script_that_is_cut_off_loses_nothing_in_any_state(how, request, machine, survives):
+    ways, cuts = request.getfixturevalue(how), Counter()
+    for seed in range(LONG_STATES if request.config.getoption("--long") else STATES):
+        one = machine(seed)
+        for call in _calls(one, random.Random(seed)):
+            cuts[call.script.name] += survives(call, ways)
+
+    assert {name for name, number in cuts.items() if number} == {*script_names()} - LOOKS
