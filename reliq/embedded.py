@@ -88,7 +88,8 @@ class EmbeddedRedis:
     def start(self) -> Self:
         """Start it (again, on the same data) and return when it answers."""
         command = [str(self._server), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        command += ["--unixsocket", str(self.socket), "--logfile", str(self.folder / "redis.log")]
+        command += ["--unixsocket", str(self.socket), "--unixsocketperm", "700"]
+        command += ["--logfile", str(self.folder / "redis.log")]
         for name, value in self._options.items():
             command += [f"--{name}", value]
         self._process = subprocess.Popen(  # noqa: S603  our own command line
