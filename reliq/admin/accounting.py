@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from reliq.keys import Keys
     from reliq.message import Counts
 
 
@@ -14,9 +15,12 @@ class Account:
     """
     published + redriven = acked + dead + expired + cancelled + purged + alive, or not.
 
+    In a layout of the Go original it is what reliq itself did: a program in Go counts nothing.
+
     Attributes:
-        missing: how many came in and have neither ended nor are alive; below zero, how many ended too many.
-        balanced: whether that is none.
+        missing: how many came in and have neither ended nor are alive; below zero, how many ended too many; None
+            where nobody can know, for programs in Go may share the queue.
+        balanced: whether that is none; None where nobody can know.
     """
 
     queue: str
@@ -28,12 +32,14 @@ class Account:
     cancelled: int
     purged: int
     alive: int
-    missing: int
-    balanced: bool
+    missing: int | None
+    balanced: bool | None
 
 
-def account_of(queue: str, counts: Counts) -> Account:
+def account_of(keys: Keys, counts: Counts) -> Account:
     """Return the account that `counts` give."""
     kinds = ("published", "redriven", "acked", "dead", "expired", "cancelled", "purged")
     numbers = {kind: counts.totals.get(kind, 0) for kind in kinds}
-    return Account(queue, **numbers, alive=counts.alive, missing=counts.missing, balanced=counts.missing == 0)
+    missing = None if keys.bare else counts.missing
+    balanced = None if missing is None else missing == 0
+    return Account(keys.name, **numbers, alive=counts.alive, missing=missing, balanced=balanced)

@@ -62,8 +62,9 @@ PARTS: dict[Role, tuple[str, ...]] = {
         "doors/publishing.py",
         "doors/sending.py",
         "metrics/looks.py",
+        "metrics/waits.py",
     ),
-    "exporter": ("metrics/looks.py",),
+    "exporter": ("metrics/looks.py", "metrics/waits.py"),
 }
 #: Spoken of by modules above, and no right of a role: they would show the whole server, not a queue.
 NEVER = frozenset({"ACL", "CONFIG", "SLOWLOG"})

@@ -160,8 +160,8 @@ class Admin(Acting):
 
     def account(self, queue: str) -> Account:
         """Return what came in, how it ended and what is alive, at one moment; raise for an unknown queue."""
-        check_known(self._door(), self.keys(queue), TRY_SECONDS)
-        return account_of(queue, self._ask(transitions.counts(self.keys(queue))))
+        _, keys = self._known(queue)
+        return account_of(keys, self._ask(transitions.counts(keys)))
 
     def show(self, queue: str, id: str) -> MessageView:
         """

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.message import Counts
     from reliq.metrics.looks import Chosen, Sight
+    from reliq.metrics.waits import Waits
     from reliq.roster import Worker
 
 
@@ -99,9 +100,15 @@ class Overview:
     left_out: int = 0
 
 
-def overview(door: BlockingDoor, chosen: Chosen, for_seconds: float, before: Overview | None = None) -> Overview:
-    """Look at queues; with `before` each says how fast it has moved since."""
-    look = Looker(door, lambda: chosen.queues).look()
+def overview(
+    door: BlockingDoor,
+    chosen: Chosen,
+    for_seconds: float,
+    before: Overview | None = None,
+    waits: Waits | None = None,
+) -> Overview:
+    """Look at queues; with `before` each says how fast it has moved since, with `waits` for how long Go's have waited."""
+    look = Looker(door, lambda: chosen.queues, waits).look()
     at = time.monotonic()
     workers = workers_alive(door, for_seconds)
     pauses = _pauses(door, [sight.keys for sight in look.queues if sight.counts.paused])
@@ -173,7 +180,7 @@ def _view(sight: Sight, workers: Sequence[Worker], pause: Pause | None, rates: R
         retry=counts.retry,
         garbage=counts.garbage,
         dead=counts.dead,
-        late=max(sight.oldest.values(), default=None),
+        late=_late(sight),
         oldest=sight.oldest,
         rates=rates,
         workers=len(mine),
@@ -181,3 +188,13 @@ def _view(sight: Sight, workers: Sequence[Worker], pause: Pause | None, rates: R
         busy=len(running_in(mine, sight.queue)),
         pause=pause,
     )
+
+
+def _late(sight: Sight) -> float | None:
+    """Return for how long the first message has been due; None when nothing is late but what tells no time."""
+    untold = any(
+        size and state not in sight.oldest
+        for state, size in (("ready", sight.counts.ready), ("retry", sight.counts.retry))
+    )
+    late = max(sight.oldest.values(), default=0.0)
+    return None if untold and not late else late

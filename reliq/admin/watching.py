@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from reliq.admin.ending import last_ends
 from reliq.admin.overview import overview
 from reliq.call import Command
+from reliq.metrics.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -80,6 +81,7 @@ class Watcher:
     def __init__(self, door: BlockingDoor, queues: Callable[[], Chosen], for_seconds: float) -> None:
         self._door, self._queues, self._for_seconds = door, queues, for_seconds
         self._last: Overview | None = None
+        self._waits = Waits()
         self._rates: dict[str, tuple[deque[float], deque[float]]] = {}
 
     def look(self) -> Moment:
@@ -91,7 +93,7 @@ class Watcher:
         """
         chosen = self._queues()
         queues = chosen.queues
-        self._last = now = overview(self._door, chosen, self._for_seconds, self._last)
+        self._last = now = overview(self._door, chosen, self._for_seconds, self._last, self._waits)
         for view in now.queues:
             if view.rates is not None:
                 arrived, acked = self._rates.setdefault(

@@ -12,7 +12,9 @@ def account(queue: QueueName, json: Json = False, url: Url = None, layout: Layou
     """
     Show what came in, how it ended and what is alive, as Redis itself counts; say what does not add up.
 
-    Exit codes: 0 it adds up, 1 it does not (or Redis is away or refuses), 2 asked for wrongly, an unknown queue
+    In a layout of the Go original, whose programs count nothing, it is what reliq did, and need not add up.
+
+    Exit codes: 0 it adds up or need not, 1 it does not (or Redis is away or refuses), 2 asked for wrongly, an unknown queue
     included.
 
     Example: reliq account orders
@@ -22,7 +24,7 @@ def account(queue: QueueName, json: Json = False, url: Url = None, layout: Layou
         print_json(found)
     else:
         say(*_lines(found))
-    if not found.balanced:
+    if found.balanced is False:
         raise typer.Exit(EXIT_UNBALANCED)
 
 
@@ -33,17 +35,23 @@ def _lines(found: Account) -> list[str]:
     lines = [f"{kind:>10} {number:>{width},}" for kind, number in came]
     lines += [f"{kind:>10} {number:>{width},}" for kind, number in went]
     lines.insert(len(came), " " * 11 + "=")
-    if found.balanced:
+    if found.missing is None:
+        return [
+            *lines,
+            "Above `alive` is what reliq itself did. A program in Go that shares the queue counts nothing:",
+            "what it published, acked or deleted nobody knows, so that this need not add up.",
+        ]
+    if found.missing == 0:
         return [*lines, "It adds up."]
     many = f"{abs(found.missing):,}"
     if found.missing > 0:
         return [
             *lines,
             f"It does not add up: {many} came in and have neither ended nor are alive.",
-            "Something else than reliq took them out, such as a consumer in Go, a deleted key, or a lost write.",
+            "Something else than reliq took them out, such as a deleted key, or a lost write.",
         ]
     return [
         *lines,
         f"It does not add up: {many} more have ended or are alive than came in.",
-        "Something else than reliq put them in, such as a producer in Go, or the totals were lost.",
+        "Something else than reliq put them in, such as a script of yours, or the totals were lost.",
     ]

@@ -64,7 +64,7 @@ def said_of_pause(pause: Pause, now: float) -> str:
 
 
 def _row(view: QueueView, *, rated: bool, foreign: bool) -> list[str]:
-    late = "" if view.late is None else spoken(view.late)
+    late = "?" if view.late is None else spoken(view.late)
     counts = (view.ready, view.pending, view.unack - view.backoff, view.backoff, view.retry, view.garbage, view.dead)
     cells = [view.queue, late, *map(amount, counts)]
     if rated:

@@ -136,7 +136,7 @@ def _backlog(view: QueueView) -> int:
 
 
 def _numbers(view: QueueView, named: int, width: int) -> Text:
-    late = "" if view.late is None else spoken(view.late if view.late >= 1 else 0)
+    late = "?" if view.late is None else spoken(view.late if view.late >= 1 else 0)
     style = "bold red" if (view.late or 0) >= VERY_LATE else "yellow" if (view.late or 0) >= LATE else ""
     name = view.queue if len(view.queue) < named else view.queue[: named - 2] + "…"
     line = Text.assemble((f"{name:<{named}}", "bold"), (f"{late:>{LATE_WIDTH}}", style))

@@ -13,6 +13,7 @@ from reliq.doors.ids import made_at
 from reliq.errors import ProtocolError, RedisRefusedError
 from reliq.foreign import moment
 from reliq.keys import QUEUES_KEY, Keys
+from reliq.metrics.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: So many of unack are looked at to tell leases from waits.
 SAMPLE = 200
+#: So many are asked of every queue.
+QUESTIONS = 6
 #: What of a value is read: the due time is at its start.
 HEAD_BYTES = 40
 SECTIONS = ("memory", "persistence", "stats", "clients")
@@ -94,6 +97,7 @@ class _Draft:
     counts: Counts
     due_ms: dict[str, float] = field(default_factory=dict)
     heads: dict[str, str] = field(default_factory=dict)
+    last: dict[str, str] = field(default_factory=dict)
     sample: list[str] = field(default_factory=list)
 
 
@@ -104,16 +108,22 @@ class Looker:
     Args:
         queues: says which; None means those that the registry has. Of too many, those come first that the last look
             saw anything of; the rest takes turns.
+        waits: what earlier looks saw waiting; None begins anew.
     """
 
-    def __init__(self, door: BlockingDoor, queues: Callable[[], Sequence[Keys]] | None = None) -> None:
-        self._door, self._queues = door, queues
+    def __init__(
+        self,
+        door: BlockingDoor,
+        queues: Callable[[], Sequence[Keys]] | None = None,
+        waits: Waits | None = None,
+    ) -> None:
+        self._door, self._queues, self._waits = door, queues, waits or Waits()
         self._in_use: list[Keys] = []
         self._cursor = 0
 
-    def look(self) -> Look:
+    def look(self, clock_ms: float | None = None) -> Look:
         """
-        Return what Redis says now.
+        Return what Redis says now; `clock_ms` stands for its clock.
 
         Raises:
             RedisUnavailableError, RedisRefusedError: it says nothing.
@@ -121,8 +131,9 @@ class Looker:
         started = time.monotonic()
         chosen = Chosen(self._queues()) if self._queues else registered(self._door, lambda: self._in_use, self._cursor)
         queues = chosen.queues
-        now_ms, facts, drafts = self._first_trip(queues)
-        heads, words = self._second_trip([draft for draft in drafts if isinstance(draft, _Draft)])
+        now_ms, facts, drafts = self._first_trip(queues, clock_ms)
+        heads, words = self._second_trip([draft for draft in drafts if isinstance(draft, _Draft)], now_ms)
+        self._waits.keep(queues)
         sights = [_sight(draft, now_ms, heads, words) for draft in drafts if isinstance(draft, _Draft)]
         unreadable = {keys: why for keys, why in zip(queues, drafts, strict=True) if isinstance(why, str)}
         if chosen.left_out:
@@ -130,29 +141,50 @@ class Looker:
             self._cursor = chosen.cursor
         return Look(sights, unreadable, chosen.left_out, facts, time.monotonic() - started)
 
-    def _first_trip(self, queues: Sequence[Keys]) -> tuple[float, dict[str, str], list[_Draft | str]]:
+    def _first_trip(
+        self, queues: Sequence[Keys], clock_ms: float | None
+    ) -> tuple[float, dict[str, str], list[_Draft | str]]:
         """Ask for all that can be asked at once."""
         general: list[Any] = [_time(), *map(reads.server_facts, SECTIONS)]
-        each = [_questions(keys) for keys in queues]
+        each = [[*_questions(keys), *self._waits.questions(keys)] for keys in queues]
         answers = self._door.run_all([*general, *(question for questions in each for question in questions)])
         facts: dict[str, str] = {}
         for section in answers[1 : len(general)]:
             facts |= section if isinstance(section, dict) else {}
         rows = iter(answers[len(general) :])
-        drafts = [_draft(keys, [next(rows) for _ in questions]) for keys, questions in zip(queues, each, strict=True)]
-        return _known(answers[0]), facts, drafts
+        now_ms = _known(answers[0]) if clock_ms is None else clock_ms
+        told = [(keys, [next(rows) for _ in questions]) for keys, questions in zip(queues, each, strict=True)]
+        return now_ms, facts, [self._draft(keys, answers, now_ms) for keys, answers in told]
 
-    def _second_trip(self, drafts: Sequence[_Draft]) -> tuple[dict[str, bytes], dict[str, list[Any]]]:
-        """Read the starts of the lists' first messages, and the state words of what was drawn from unack."""
+    def _draft(self, keys: Keys, answers: list[Any], now_ms: float) -> _Draft | str:
+        """Return what was answered, or why nothing can be read, so that a queue with a spoilt key hides no other."""
+        for answer in answers[:QUESTIONS]:
+            if isinstance(answer, RedisRefusedError | ProtocolError):
+                return str(answer)
+        counts, pending, unack, ready, retry, sample = map(_known, answers[:QUESTIONS])
+        draft = _Draft(keys, counts, sample=sample)
+        draft.due_ms = {state: due for state, due in (("pending", pending), ("unack", unack)) if due is not None}
+        if keys.bare:
+            last = zip(("ready", "retry"), answers[QUESTIONS:], strict=False)
+            draft.last = {state: id for state, id in last if isinstance(id, str) and id}
+            draft.due_ms |= self._waits.since(keys, answers[QUESTIONS:], now_ms)
+        else:
+            draft.heads = {state: id for state, id in (("ready", ready), ("retry", retry)) if id}
+        return draft
+
+    def _second_trip(self, drafts: Sequence[_Draft], now_ms: float) -> tuple[dict[str, bytes], dict[str, list[Any]]]:
+        """Read the starts of the lists' first messages, the state words of what was drawn from unack, and retries left."""
         heads = {draft.keys.msg(id): id for draft in drafts for id in draft.heads.values()}
         words = {draft.keys.lease: draft.sample for draft in drafts if draft.sample}
-        asked = [Command(("GETRANGE", key, 0, HEAD_BYTES), bytes) for key in heads]
-        asked_words = [Command(("HMGET", key, *ids), list[Any]) for key, ids in words.items()]
-        if not asked and not asked_words:
-            return {}, {}
-        answers = self._door.run_all([*asked, *asked_words])
+        bare = [draft for draft in drafts if draft.last]
+        asked: list[Any] = [Command(("GETRANGE", key, 0, HEAD_BYTES), bytes) for key in heads]
+        asked += [Command(("HMGET", key, *ids), list) for key, ids in words.items()]
+        asked += [Command(("HMGET", draft.keys.counts, *draft.last.values()), list) for draft in bare]
+        answers = iter(self._door.run_all(asked) if asked else ())
         found = {key: one for key, one in zip(heads, answers, strict=False) if isinstance(one, bytes)}
-        told = {key: one for key, one in zip(words, answers[len(asked) :], strict=True) if isinstance(one, list)}
+        told = {key: one for key, one in zip(words, answers, strict=False) if isinstance(one, list)}
+        for draft, lefts in zip(bare, answers, strict=True):
+            self._waits.remember(draft.keys, draft.last, lefts if isinstance(lefts, list) else [], now_ms)
         return found, told
 
 
@@ -192,18 +224,6 @@ def _questions(keys: Keys) -> list[Any]:
         Command(("LINDEX", keys.retry, -1), _text),
         Command(("ZRANDMEMBER", keys.unack, SAMPLE), lambda reply: [id_text(one) for one in reply]),
     ]
-
-
-def _draft(keys: Keys, answers: list[Any]) -> _Draft | str:
-    """Return what was answered, or why nothing can be read, so that a queue with a spoilt key hides no other."""
-    for answer in answers:
-        if isinstance(answer, RedisRefusedError | ProtocolError):
-            return str(answer)
-    counts, pending, unack, ready, retry, sample = map(_known, answers)
-    draft = _Draft(keys, counts, sample=sample)
-    draft.due_ms = {state: due for state, due in (("pending", pending), ("unack", unack)) if due is not None}
-    draft.heads = {state: id for state, id in (("ready", ready), ("retry", retry)) if id}
-    return draft
 
 
 def _sight(draft: _Draft, now_ms: float, heads: Mapping[str, bytes], words: Mapping[str, list[Any]]) -> Sight:

@@ -63,6 +63,12 @@ OLDEST = Spec(
     ("queue", "state"),
 )
 PAUSED = Spec("reliq_paused", "gauge", "1 while the queue is paused.", ("queue",))
+SHARED = Spec(
+    "reliq_shared",
+    "gauge",
+    "1 in a layout of the Go original: its programs may share the queue, and count nothing.",
+    ("queue",),
+)
 COUNTED = {kind: Spec(f"reliq_{kind}_total", "counter", text, ("queue",)) for kind, text in TOTALS.items()}
 RETRIED = Spec("reliq_retried_total", "counter", "Messages to be delivered again, after what.", ("queue", "cause"))
 
@@ -98,7 +104,7 @@ WORKERS = Spec("reliq_workers", "gauge", "Worker processes that run.")
 RESTARTS = Spec("reliq_restarts_total", "counter", "Worker processes that ended and were replaced.", ("reason",))
 BUILD = Spec("reliq_build_info", "gauge", "1; the labels say what runs.", ("version", "python"))
 
-_OF_QUEUES = (MESSAGES, UNACK, OLDEST, PAUSED, *COUNTED.values(), RETRIED, LEFT_OUT)
+_OF_QUEUES = (MESSAGES, UNACK, OLDEST, PAUSED, SHARED, *COUNTED.values(), RETRIED, LEFT_OUT)
 _OF_REDIS = (
     REDIS_UP,
     REDIS_MEMORY,

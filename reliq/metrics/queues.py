@@ -108,10 +108,12 @@ def _of_queues(sights: Sequence[Sight]) -> Iterator[Metric]:
     yield _family(names.MESSAGES, rows, lambda one: {state: getattr(one.counts, state) for state in names.STATES})
     yield _family(names.UNACK, rows, lambda one: {"leased": one.counts.unack - one.backoff, "backoff": one.backoff})
     yield _family(names.OLDEST, rows, lambda one: one.oldest)
-    paused = GaugeMetricFamily(names.PAUSED.name, names.PAUSED.help, labels=names.PAUSED.labels)
+    paused, shared = (GaugeMetricFamily(one.name, one.help, labels=one.labels) for one in (names.PAUSED, names.SHARED))
     for queue, one in rows.items():
         paused.add_metric((queue,), one.counts.paused)
+        shared.add_metric((queue,), one.keys.bare)
     yield paused
+    yield shared
     for kind, spec in names.COUNTED.items():
         yield counter(spec, {(queue,): one.counts.totals.get(kind, 0) for queue, one in rows.items()})
     retried = {(queue, cause): f"retried_{cause}" for queue in rows for cause in names.CAUSES}

@@ -230,7 +230,7 @@ def test_an_operator_does_all_that_there_is_to_do(login, refused, layout, url, c
     queue.reschedule("waits", delay=30)
     queue.cancel("waits")
     redriven = queue.redrive(queue.letters())
-    report = admin.check("q", repair=True)
+    report = admin.check("q", repair=True, patience=0)
     queue.counts()
 
     assert redriven == 1
@@ -242,7 +242,7 @@ def test_an_operator_puts_a_key_of_another_type_aside(login, refused, client):
     admin = Admin(login("operator", "q"))
     client.set(admin.keys("q").retry, "not ours")
 
-    [fault] = admin.check("q", repair=True).faults
+    [fault] = admin.check("q", repair=True, patience=0).faults
 
     assert (fault.name, fault.mended) == ("wrong-type", 1)
     assert refused() == []

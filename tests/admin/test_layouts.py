@@ -5,10 +5,11 @@ import shlex
 from itertools import cycle
 
 import pytest
+from go_original import GoProgram
 from test_every_command import COMMANDS, options
 
 from reliq import Admin, Layout, PublishFailed, Queue
-from reliq.keys import QUEUES_KEY
+from reliq.keys import QUEUES_KEY, Keys
 
 LAYOUTS = (
     Layout.hdt3213(),
@@ -181,3 +182,64 @@ def test_a_rule_for_a_name_with_signs_of_patterns_is_for_that_queue_alone(url, c
         client.execute_command(*shlex.split(str(rule)))
     finally:
         client.acl_deluser("narrow")
+
+
+@pytest.fixture
+def go(client):
+    return GoProgram(client, Keys("orders", LAYOUTS[0]))
+
+
+def test_an_account_beside_go_says_what_it_cannot_know_and_is_no_failure(command, go, client):
+    now = client.time()[0]
+    for _ in range(3):
+        go.publish(due=now)
+    go.promote(now)
+    go.ack(go.claim(now))
+
+    ran, told = (command("account", "orders", "--layout", "hdt3213", *more) for more in ((), ("--json",)))
+
+    assert (ran.code, told.code) == (0, 0)
+    assert "A program in Go that shares the queue counts nothing" in ran.out
+    assert "add up." not in ran.out.replace("need not add up.", "")
+    assert told.json | {"published": 0, "alive": 2, "missing": None, "balanced": None} == told.json
+
+
+def test_an_account_of_reliqs_own_that_does_not_add_up_is_a_failure_still(command, queue, client):
+    queue.publish({})
+    client.hincrby(queue.keys.totals, "published", 5)
+
+    assert command("account", "q").code == 1
+    assert command("account", "q", "--json").json["balanced"] is False
+
+
+def test_what_waits_and_tells_no_time_is_not_said_to_be_late_by_nothing(command, go, client):
+    client.hset(QUEUES_KEY, go.keys.entry, "1")
+    go.publish(due=1)
+    go.promote(1)
+
+    [view] = command("queues", "--interval", "0", "--json").json["queues"]
+    row = command("queues", "--interval", "0").out.splitlines()[1].split()
+
+    assert (view["ready"], view["late"]) == (1, None)
+    assert row[:3] == ["orders", "?", "1"]
+
+
+def test_what_is_overdue_in_pending_is_late_by_that(command, go, client):
+    client.hset(QUEUES_KEY, go.keys.entry, "1")
+    go.publish(due=client.time()[0] - 100)
+
+    [view] = command("queues", "--interval", "0", "--json").json["queues"]
+
+    assert 100 <= view["late"] < 200
+
+
+def test_a_watch_sees_for_how_long_go_has_let_a_message_wait(url, go, client):
+    client.hset(QUEUES_KEY, go.keys.entry, "1")
+    go.publish(due=1)
+    go.promote(1)
+    watcher = Admin(url).watch()
+
+    first, second = watcher.look(), watcher.look()
+
+    assert first.overview.queues[0].late is None
+    assert second.overview.queues[0].late > 0

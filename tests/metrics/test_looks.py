@@ -85,18 +85,6 @@ def test_a_due_time_that_has_passed_counts_from_then(url, client, look):
     assert oldest["unack"] == pytest.approx(200, abs=100)
 
 
-def test_a_bare_message_counts_from_when_its_id_was_made_and_one_with_a_strange_id_has_no_age(url, client, look):
-    queue = Queue("q", bytes, url=url, layout=Layout.hdt3213())
-    queue.publish(b"x")
-    other = Queue("other", bytes, url=url, layout=Layout.hdt3213())
-    client.lpush(other.keys.ready, "from-go")
-
-    known, unknown = look(queue, other).queues
-
-    assert known.oldest["ready"] >= 0
-    assert "ready" not in unknown.oldest
-
-
 def test_unack_is_split_into_leases_and_waits_exactly_while_it_is_short(url, client, look):
     queue = Queue("q", int, url=url)
     client.zadd(queue.keys.unack, {f"m{number}": 2e9 for number in range(SAMPLE)})

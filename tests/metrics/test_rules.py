@@ -63,6 +63,8 @@ CASES = {
 ALSO_FIRES = [
     ("ReliqRedisEvicts", {'reliq_redis_evicted_keys_total{instance="a"}': "0x30 5x30"}),
     ("ReliqOldestMessageTooOld", {state("reliq_oldest_seconds", "pending"): "400x60"}),
+    ("ReliqOldestMessageTooOld", CASES["ReliqOldestMessageTooOld"].fires | {f"reliq_shared{Q}": "1x60"}),
+    ("ReliqNobodyClaims", CASES["ReliqNobodyClaims"].fires | {f"reliq_shared{Q}": "0x60"}),
 ]
 ALSO_SILENT = [
     *(
@@ -70,6 +72,9 @@ ALSO_SILENT = [
         for name in ("ReliqBacklogGrowing", "ReliqOldestMessageTooOld", "ReliqNobodyClaims")
     ),
     ("ReliqBacklogGrowing", {READY: "0+1x60"}),
+    # A Go program works on the queue; reliq has claimed from it before, or never.
+    ("ReliqNobodyClaims", CASES["ReliqNobodyClaims"].fires | {f"reliq_shared{Q}": "1x60"}),
+    ("ReliqNobodyClaims", {READY: "7x60", f"reliq_claimed_total{Q}": "0x60", f"reliq_shared{Q}": "1x60"}),
     ("ReliqNobodyClaims", {READY: "0x60", f"reliq_claimed_total{Q}": "5x60"}),
     ("ReliqRetryStorm", {f"reliq_nacked_total{Q}": "0+1x60", f"reliq_claimed_total{Q}": "0+1x60"}),
     ("ReliqOldestMessageTooOld", {state("reliq_oldest_seconds", "unack"): "400x60"}),

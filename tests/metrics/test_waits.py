@@ -1,0 +1,137 @@
+"""How long messages have waited that tell no time: what looks saw of them, and never more than is true."""
+
+import pytest
+from go_original import GoProgram
+from patience import figures, value
+from prometheus_client import CollectorRegistry, generate_latest
+
+from reliq import Layout, Queue
+from reliq.connection import Connection
+from reliq.doors.blocking import BlockingDoor
+from reliq.keys import QUEUES_KEY, Keys
+from reliq.metrics.looks import Looker
+from reliq.metrics.queues import QueueCollector
+from reliq.metrics.waits import MARKS_LIMIT, Waits
+
+KEYS = Keys("orders", Layout.hdt3213())
+
+
+@pytest.fixture
+def connection(url, patient_looks):
+    yield Connection.to(url)
+    Connection.to(url).close()
+
+
+@pytest.fixture
+def go(client):
+    return GoProgram(client, KEYS)
+
+
+@pytest.fixture
+def looker(connection):
+    return Looker(BlockingDoor(connection.wire(5.0)), lambda: [KEYS])
+
+
+@pytest.fixture
+def look(looker, client):
+    """Look as if so many seconds had passed since the test began; return what is known of the ages."""
+    start = client.time()[0]
+    return lambda seconds: looker.look((start + seconds) * 1000).queues[0].oldest
+
+
+def ready(go, count=1):
+    """Have messages of a Go program come due."""
+    ids = [go.publish(due=1) for _ in range(count)]
+    go.promote(1)
+    return ids
+
+
+def test_the_first_look_knows_nothing_and_each_later_one_how_long_it_was_watched(go, look):
+    ready(go, 500)
+
+    assert "ready" not in look(0)
+    assert look(20)["ready"] == 20
+    assert look(320)["ready"] == 320
+
+
+def test_what_came_later_is_younger_and_what_moves_is_forgotten(go, look):
+    ready(go, 3)
+    look(0)
+    ready(go, 3)
+    assert look(10)["ready"] == 10
+
+    for _ in range(3):
+        go.claim(1)
+    assert look(25)["ready"] == 15  # the last of the three that came then was seen at 10
+    for _ in range(2):
+        go.claim(1)
+    assert look(30)["ready"] == 20
+    go.claim(1)
+    assert look(31)["ready"] == 0
+
+
+def test_a_queue_that_moves_all_the_time_is_as_late_as_its_longest_wait(go, look):
+    """A backlog of ten looks: each message is seen for nine, though the first one is another at each look."""
+    ready(go, 10)
+    ages = []
+    for second in range(100):
+        ages.append(look(second).get("ready", 0))
+        ready(go)
+        go.claim(1)
+
+    assert set(ages[20:]) == {9}
+
+
+def test_a_message_that_was_delivered_again_has_waited_since_then_and_in_the_other_list(go, look, client):
+    [id] = ready(go)
+    look(0)
+    go.claim(1)
+    go.nack(id, 1)
+    go.reclaim(1)
+
+    assert look(50) | {"pending": 0, "unack": 0} == {"pending": 0, "ready": 0, "retry": 0, "unack": 0}
+    assert look(60)["retry"] == 10
+    assert client.lrange(KEYS.retry, 0, -1) == [id.encode()]
+
+
+def test_a_message_of_reliqs_in_such_a_queue_is_not_late_since_it_was_published(url, look):
+    """Its id tells when it was made, not when it was due: a delay of half an hour is not half an hour late."""
+    queue = Queue("orders", bytes, url=url, layout=Layout.hdt3213())
+    queue.publish(b"x", delay=0.001)
+    while not queue.moves.promote()[0]:
+        pass
+
+    assert "ready" not in look(0)
+    assert look(7)["ready"] == 7
+
+
+def test_no_more_is_remembered_than_is_bounded_and_the_oldest_stays(go, look, looker):
+    for second in range(3 * MARKS_LIMIT):
+        ready(go)
+        look(second)
+
+    assert len(looker._waits.marks[KEYS.entry]) <= MARKS_LIMIT
+    assert look(1000)["ready"] == 1000
+
+
+def test_a_queue_that_is_looked_at_no_more_is_forgotten():
+    waits = Waits({"hdt3213 a": [], "hdt3213 b": []})
+
+    waits.keep([Keys("b", Layout.hdt3213())])
+
+    assert waits.marks == {"hdt3213 b": []}
+
+
+def test_a_scrape_tells_of_a_queue_that_only_go_works_on(go, client, connection):
+    ready(go, 5)
+    client.hset(QUEUES_KEY, KEYS.entry, "1")
+    collector = QueueCollector(Looker(BlockingDoor(connection.wire(5.0))).look)
+    registry = CollectorRegistry()
+    registry.register(collector)
+
+    before, after = (figures(generate_latest(registry).decode()) for _ in range(2))
+
+    assert value(before, "reliq_messages", queue="orders", state="ready") == 5
+    assert (value(after, "reliq_shared", queue="orders"), value(before, "reliq_shared", queue="orders")) == (1, 1)
+    assert value(before, "reliq_oldest_seconds", queue="orders", state="ready") is None
+    assert value(after, "reliq_oldest_seconds", queue="orders", state="ready") >= 0
