@@ -7,6 +7,7 @@ import msgspec
 
 from reliq.call import Command, id_text
 from reliq.codec import open_envelope
+from reliq.foreign import moment, whole_number
 from reliq.keys import QUEUES_KEY, Keys
 from reliq.message import Confirmed, Letter, Pause
 from reliq.settings import Durability, milliseconds
@@ -110,10 +111,11 @@ def _value(reply: Any) -> bytes | None:
 
 def _letter(row: Any, bare: bool) -> Letter:
     name, pairs = row[0].decode(), row[1]
-    fields = {pairs[at].decode(): pairs[at + 1] for at in range(0, len(pairs), 2)}
-    header, payload = open_envelope(fields["value"], bare=bare)
-    reason, attempt, error = [*fields["note"].decode("utf-8", "replace").split(" ", 2), "", ""][:3]
-    attempts = int(attempt) if attempt.isdigit() else None
+    fields = dict(zip(pairs[::2], pairs[1::2], strict=True))  # something else may have written others than ours
+    header, payload = open_envelope(fields.get(b"value", b""), bare=bare)
+    reason, attempt, error = [*fields.get(b"note", b"").decode("utf-8", "replace").split(" ", 2), "", ""][:3]
+    attempts = whole_number(attempt)
     if attempts is None and header.retries is not None:
         attempts = header.retries + 1  # only a message with no retry left ends by its lease
-    return Letter(name, id_text(fields["id"]), reason, error, attempts, int(name.split("-")[0]) / 1000, header, payload)
+    id, died = id_text(fields.get(b"id", b"")), moment(int(name.split("-")[0]) / 1000)
+    return Letter(name, id, reason, error, attempts, died, header, payload)

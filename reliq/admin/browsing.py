@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from reliq.admin import pieces
 from reliq.admin.letters import walk_letters
-from reliq.admin.pieces import MOVING_MS, Hash, State, run_all
+from reliq.admin.pieces import MOVING_MS, Hash, State, read_each, run_all
 from reliq.admin.walking import Found, Walk
+from reliq.foreign import moment, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Mark = Literal["", "held", "nacked", "suspect", "cancelled", "delayed", "moving"]
 
 
-_DELAYED = re.compile(r"@(\d+)\??")
+_DELAYED = re.compile(r"@([0-9]{1,18})\??")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,9 @@ def entries(door: BlockingDoor, keys: Keys, state: State, found: list[Found]) ->
     asked = [pieces.fields(keys, name, ids) for name in get_args(Hash)]
     sorted_set = state in ("pending", "unack")
     places = [pieces.scores(keys, cast("SortedSet", state), ids)] if sorted_set else []
-    sizes = [pieces.length(keys, id) for id in ids]
-    words, lefts, notes, *rest = run_all(door, [*asked, *places, *sizes])
-    times = rest.pop(0) if sorted_set else [None] * len(ids)
-    rows = zip(found, words, lefts, notes, times, rest, strict=True)
+    words, lefts, notes, *times = run_all(door, [*asked, *places])
+    sizes = read_each(door, [pieces.length(keys, id) for id in ids], 0)
+    rows = zip(found, words, lefts, notes, times[0] if sorted_set else [None] * len(ids), sizes, strict=True)
     return [_entry(state, *row) for row in rows if row[4] is not None or not sorted_set]
 
 
@@ -105,17 +105,17 @@ def held_until(word: str, score: float | None) -> int | None:
     """Return until when a message that is being moved is put off, in unix ms; None for one that is not."""
     delayed = _DELAYED.fullmatch(word)
     at = int(delayed[1]) if delayed else round((score or 0) * 1000)
-    return at if at >= MOVING_MS else None
+    return at if MOVING_MS <= at < 2 * MOVING_MS else None
 
 
 def _entry(state: State, one: Found, word: str, left: str, note: str, score: float | None, size: int) -> Entry:
     delayed = _DELAYED.fullmatch(word)
-    due = None if one.header.due is None else one.header.due / 1000
-    when = score if score is not None else int(delayed[1]) / 1000 if delayed else due
+    due = None if one.header.due is None else moment(one.header.due / 1000)
+    when = score if score is not None else moment(int(delayed[1]) / 1000) if delayed else due
     moving = held_until(word, score)
     if moving is not None:
         when = (moving - MOVING_MS) / 1000
-    retries_left = int(left) if re.fullmatch(r"-?\d+", left) else None
+    retries_left = whole_number(left)
     attempt = None
     if one.header.retries is not None and retries_left is not None:
         attempt = max(0, one.header.retries - retries_left) + (state == "unack")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from reliq import reads
 from reliq.call import Command, id_text
 from reliq.errors import ConfigurationError
+from reliq.foreign import moment, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -136,9 +137,10 @@ def _end(name: bytes, fields: list[bytes]) -> End:
     told = dict(zip(fields[::2], fields[1::2], strict=False))
     kind: Any = told.get(b"kind", b"").decode("utf-8", "replace")
     note = told.get(b"note", b"").decode("utf-8", "replace")
-    id, at = id_text(told.get(b"id", b"")), int(name.split(b"-")[0]) / 1000
+    id, at = id_text(told.get(b"id", b"")), moment(int(name.split(b"-")[0]) / 1000)
     if kind == "acked":
-        return End(id, kind, at, took=int(note) / 1000 if note.isdigit() else None)
+        took = whole_number(note)
+        return End(id, kind, at, took=None if took is None else took / 1000)
     reason, attempt, error = [*note.split(" ", 2), "", ""][:3]
     letter = told.get(b"letter", b"").decode("utf-8", "replace")
-    return End(id, kind, at, reason, int(attempt) if attempt.isdigit() else None, error, letter=letter)
+    return End(id, kind, at, reason, whole_number(attempt), error, letter=letter)

@@ -11,6 +11,7 @@ from reliq.admin.ending import End, ends_of_one, letter_searched, letters_of_one
 from reliq.call import Command
 from reliq.codec import open_envelope
 from reliq.errors import ConfigurationError
+from reliq.foreign import moment, whole_number
 from reliq.message import BARE, Header
 
 if TYPE_CHECKING:
@@ -145,10 +146,10 @@ def _traces(door: BlockingDoor, keys: Keys, id: str, for_seconds: float) -> _Tra
 def _of_living(door: BlockingDoor, keys: Keys, id: str, traces: _Traces, for_seconds: float) -> dict[str, Any]:
     header, body = (BARE, None) if traces.value is None else open_envelope(traces.value, bare=keys.bare)
     reason, attempt, error = [*traces.note.split(" ", 2), "", ""][:3]
-    left = int(traces.left) if traces.left and re.fullmatch(r"-?\d+", traces.left) else None
+    left = whole_number(traces.left or "")
     never_failed = left is not None and left == header.retries
     state = _state(door, keys, id, traces, for_seconds, never_failed=never_failed)
-    deliveries = int(attempt) if attempt.isdigit() else None
+    deliveries = whole_number(attempt)
     if left is not None and header.retries is not None:
         deliveries = max(0, header.retries - left + (state in ("leased", "backoff")))
     running = running_in(workers_alive(door, for_seconds), keys.name) if state == "leased" else []
@@ -195,15 +196,15 @@ def _due(state: State, traces: _Traces, header: Header) -> float | None:
         return traces.pending
     if state == "backoff":
         return traces.unack
-    moved = re.fullmatch(r"@(\d+)\??", traces.word)  # rescheduled where it stood in a list
+    moved = re.fullmatch(r"@([0-9]{1,18})\??", traces.word)  # rescheduled where it stood in a list
     ms = int(moved[1]) if moved else header.due
-    return None if ms is None else ms / 1000
+    return None if ms is None else moment(ms / 1000)
 
 
 def _of_letter(letter: Letter) -> dict[str, Any]:
     return {
         "state": "dead",
-        "due": None if letter.header.due is None else letter.header.due / 1000,
+        "due": None if letter.header.due is None else moment(letter.header.due / 1000),
         "deliveries": letter.attempts,
         "reason": letter.reason,
         "error": letter.error,
@@ -213,7 +214,7 @@ def _of_letter(letter: Letter) -> dict[str, Any]:
 
 
 def _number(reply: bytes | None) -> float | None:
-    return None if reply is None else float(reply)
+    return None if reply is None else moment(float(reply))
 
 
 def _text(reply: bytes | None) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from reliq import reads, transitions
 from reliq.admin import pieces
 from reliq.admin.filters import LetterFilter
+from reliq.admin.publishing import taker
 from reliq.call import Command
 from reliq.doors.ids import check_id
 from reliq.errors import ConfigurationError
@@ -18,7 +19,7 @@ from reliq.message import Outgoing
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, MIB, QueueSettings, milliseconds, seconds, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from reliq.admin.filters import Filter
     from reliq.doors.blocking import BlockingDoor
@@ -48,6 +49,7 @@ class Redriven:
         found: letters that were meant.
         redriven: published again.
         alive: left as they are, for a message of their id is alive in the queue.
+        kept: left as they are, for another queue cannot have them: their headers or size are such as nobody may publish.
         gone: somebody else redrove or deleted them meanwhile.
     """
 
@@ -55,6 +57,7 @@ class Redriven:
     redriven: int = 0
     alive: int = 0
     gone: int = 0
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +130,7 @@ def redrive(
             sum_of.redriven + words.count("redriven"),
             sum_of.alive + words.count("alive"),
             sum_of.gone + words.count("not_found"),
+            sum_of.kept + words.count("kept"),
         )
         on_step(len(letters), sum_of)
         pace.wait(words.count("redriven"))
@@ -147,7 +151,7 @@ def delete(door: BlockingDoor, keys: Keys, where: LetterFilter, on_step: Callabl
     deleted = 0
     for looked, letters in walk_letters(door, keys, where):
         if letters:
-            deleted += door.run(_drop(keys, letters), for_seconds=pieces.TRY_SECONDS)
+            deleted += door.run(_drop(keys, [one.letter for one in letters]), for_seconds=pieces.TRY_SECONDS)
         on_step(looked, deleted)
     return deleted
 
@@ -202,23 +206,27 @@ def _copy(door: BlockingDoor, keys: Keys, letters: list[Letter], terms: Terms, t
     The two lie in different slots of a Cluster, so it is two steps. Cut off between them, the letter is still here
     and its message there; made again, the publish answers `duplicate`, for the id is of this death alone.
     """
-    to.publish_many(
-        Outgoing(
-            body=one.payload,
-            id=copy_id(one),
-            delay=terms.delay,
-            retries=_retries(one, terms),
-            headers=one.header.headers,
-            dedup=COPY_WINDOW_SECONDS,
-        )
-        for one in letters
+    takes = taker(to)
+    orders = {one.letter: order for one in letters if takes(order := _order(one, terms))}
+    if orders:
+        to.publish_many(orders.values())
+        door.run(_drop(keys, orders), for_seconds=pieces.TRY_SECONDS)
+    return ["redriven" if one.letter in orders else "kept" for one in letters]
+
+
+def _order(letter: Letter, terms: Terms) -> Outgoing[bytes]:
+    return Outgoing(
+        body=letter.payload,
+        id=copy_id(letter),
+        delay=terms.delay,
+        retries=_retries(letter, terms),
+        headers=letter.header.headers,
+        dedup=COPY_WINDOW_SECONDS,
     )
-    door.run(_drop(keys, letters), for_seconds=pieces.TRY_SECONDS)
-    return ["redriven"] * len(letters)
 
 
-def _drop(keys: Keys, letters: list[Letter]) -> Command[int]:
-    return Command(("XDEL", keys.dead, *(one.letter for one in letters)), int)
+def _drop(keys: Keys, letters: Iterable[str]) -> Command[int]:
+    return Command(("XDEL", keys.dead, *letters), int)
 
 
 def _retries(letter: Letter, terms: Terms) -> int:

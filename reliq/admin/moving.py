@@ -26,12 +26,14 @@ from reliq.admin.browsing import entries
 from reliq.admin.bulk import remove
 from reliq.admin.letters import COPY_WINDOW_SECONDS
 from reliq.admin.pieces import LISTS, MOVING_MS, PIECE, TRY_SECONDS, State, run_all
+from reliq.admin.publishing import LARGEST_BODY, taker
 from reliq.admin.walking import Walk
 from reliq.call import Command, id_text
 from reliq.codec import open_envelope
-from reliq.doors.ids import check_id
 from reliq.errors import ConfigurationError
-from reliq.message import Outgoing
+from reliq.foreign import moment, whole_number
+from reliq.keys import is_name
+from reliq.message import RETRIES_LIMIT, Outgoing
 from reliq.settings import LONGEST_SECONDS, MIB
 
 if TYPE_CHECKING:
@@ -46,11 +48,10 @@ if TYPE_CHECKING:
 
 #: States from which a message can go to another queue.
 MOVABLE: tuple[State, ...] = ("pending", "ready", "retry", "unack")
-LARGEST_BODY = 16 * MIB
 #: No step reads more bytes of bodies, unless one body alone has more.
 STEP_BYTES = 8 * MIB
 
-_MOVING_WORD = re.compile(rb"@(\d+)\??")
+_MOVING_WORD = re.compile(rb"@([0-9]{1,18})\??")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Moved:
         found: messages that were meant, with those that an earlier move had left half way.
         moved: they are there now.
         kept: not moved, for the other queue has a message of their id or had one a short while ago, or cannot
-            have it.
+            have it: its id, headers, due time, retries or size are such as nobody may publish.
         running: not moved, for a worker has them.
         gone: ended meanwhile.
     """
@@ -88,6 +89,7 @@ class Mover:
 
     def __init__(self, door: BlockingDoor, keys: Keys, to: Queue[bytes]) -> None:
         self._door, self._keys, self._to = door, keys, to
+        self._takes = taker(to)
 
     def move(self, state: State, where: Filter, limit: int | None, on_step: Callable[[int, Moved], None]) -> Moved:
         """
@@ -121,7 +123,10 @@ class Mover:
         if self._run(Command(("SET", self._keys.moving, to, "NX"), lambda reply: reply is not None)):
             return False
         noted = self._run(Command(("GET", self._keys.moving), lambda reply: (reply or b"").decode("utf-8", "replace")))
-        if noted not in (to, ""):
+        if not is_name(noted, self._keys.layout):  # no move wrote that
+            self._run(Command(("SET", self._keys.moving, to), bool))
+            return False
+        if noted != to:
             raise ConfigurationError(
                 f"a move of {self._keys.name!r} to {noted!r} was cut off; finish it first: "
                 f"reliq move {self._keys.name} {noted} --state ready"
@@ -131,7 +136,17 @@ class Mover:
     def _left_behind(self) -> Iterator[list[tuple[str, int]]]:
         """Yield messages that are put off, wherever they are, with the time until when."""
         for key in (self._keys.pending, self._keys.unack):
-            first = ("ZRANGE", key, MOVING_MS // 1000, "+inf", "BYSCORE", "LIMIT", 0, PIECE, "WITHSCORES")
+            first = (
+                "ZRANGE",
+                key,
+                MOVING_MS // 1000,
+                2 * MOVING_MS // 1000,
+                "BYSCORE",
+                "LIMIT",
+                0,
+                PIECE,
+                "WITHSCORES",
+            )
             while held := self._run(Command(first, _scored)):
                 yield held
         cursor = -1
@@ -159,7 +174,7 @@ class Mover:
 
     def _free(self, meant: list[Entry]) -> list[Entry]:
         """Return the messages that the other queue can have and does not know."""
-        fit = [one for one in meant if (one.size or 0) <= LARGEST_BODY and _is_id(one.id)]
+        fit = [one for one in meant if (one.size or 0) <= LARGEST_BODY and self._takes(self._trial(one))]
         keys = self._to.keys
         asked: list[Command[bool]] = []
         for one in fit:
@@ -168,6 +183,12 @@ class Mover:
             asked.append(Command(("SISMEMBER", keys.garbage, one.id), bool))
         known = run_all(self._door, asked)
         return [one for at, one in enumerate(fit) if not any(known[3 * at : 3 * at + 3])]
+
+    @staticmethod
+    def _trial(one: Entry) -> Outgoing[bytes]:
+        """Return a message as it would be published, with the start of its body."""
+        at = datetime.fromtimestamp(one.when or 0, UTC)
+        return Outgoing(body=one.body, id=one.id, at=at, headers=one.headers)
 
     def _finish(self, state: State, held: list[tuple[str, int]]) -> tuple[Moved, int]:
         """Publish messages that are put off in the other queue, and delete them here."""
@@ -190,7 +211,7 @@ class Mover:
         )
         rows = zip(held, rest[: len(ids)], rest[len(ids) :], lefts, strict=True)
         return [
-            self._order(id, until, value, int(left) if left.isdigit() else 0, None if ttl < 0 else ttl + now_ms - until)
+            self._order(id, until, value, whole_number(left) or 0, None if ttl < 0 else ttl + now_ms - until)
             for (id, until), value, ttl, left in rows
             if value is not None
         ]
@@ -198,9 +219,14 @@ class Mover:
     def _order(self, id: str, until: int, value: bytes, retries: int, ttl_ms: int | None) -> Outgoing[bytes]:
         header, body = open_envelope(value, bare=self._keys.bare)
         ttl = None if ttl_ms is None else min(LONGEST_SECONDS, max(1, ttl_ms) / 1000)
-        at = datetime.fromtimestamp((until - MOVING_MS) / 1000, UTC)
         return Outgoing(
-            body=body, at=at, id=id, retries=retries, ttl=ttl, headers=header.headers, dedup=COPY_WINDOW_SECONDS
+            body=body,
+            at=datetime.fromtimestamp((until - MOVING_MS) / 1000, UTC),
+            id=id,
+            retries=min(RETRIES_LIMIT, max(0, retries)),
+            ttl=ttl,
+            headers=header.headers,
+            dedup=COPY_WINDOW_SECONDS,
         )
 
     def _parts(self, held: list[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
@@ -221,19 +247,11 @@ class Mover:
         return self._door.run(request, for_seconds=TRY_SECONDS)
 
 
-def _is_id(id: str) -> bool:
-    try:
-        check_id(id)
-    except ConfigurationError:
-        return False
-    return True
-
-
 def _scored(reply: list[bytes]) -> list[tuple[str, int]]:
-    return [(id_text(reply[at]), round(float(reply[at + 1]) * 1000)) for at in range(0, len(reply), 2)]
+    return [(id_text(reply[at]), round(moment(float(reply[at + 1])) * 1000)) for at in range(0, len(reply), 2)]
 
 
 def _words(reply: list[bytes]) -> list[tuple[str, int]]:
     """Return the ids whose state word puts them off for a move."""
     found = ((id_text(reply[at]), _MOVING_WORD.fullmatch(reply[at + 1])) for at in range(0, len(reply), 2))
-    return [(id, int(word[1])) for id, word in found if word and int(word[1]) >= MOVING_MS]
+    return [(id, int(word[1])) for id, word in found if word and MOVING_MS <= int(word[1]) < 2 * MOVING_MS]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from reliq.call import Command, id_text
-from reliq.errors import ConfigurationError
+from reliq.errors import ConfigurationError, WrongKeyTypeError
+from reliq.foreign import moment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reliq.call import Request
+    from reliq.call import Request, T
     from reliq.doors.blocking import BlockingDoor
     from reliq.keys import Keys
 
@@ -41,6 +42,17 @@ def run_all(door: BlockingDoor, requests: Sequence[Request[Any]]) -> list[Any]:
     answers = door.run_all(requests, for_seconds=TRY_SECONDS)
     for answer in answers:
         if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+def read_each(door: BlockingDoor, requests: Sequence[Request[T]], instead: T) -> list[T]:
+    """Make requests in one round trip; a key of another type, which something else wrote, gives `instead`."""
+    answers = door.run_all(requests, for_seconds=TRY_SECONDS)
+    for at, answer in enumerate(answers):
+        if isinstance(answer, WrongKeyTypeError):
+            answers[at] = instead
+        elif isinstance(answer, Exception):
             raise answer
     return answers
 
@@ -110,7 +122,7 @@ def fields(keys: Keys, name: Hash, ids: Sequence[str]) -> Command[list[str]]:
 def scores(keys: Keys, name: SortedSet, ids: Sequence[str]) -> Command[list[float | None]]:
     """Read the scores of ids, None for one that is not there."""
     key = {"pending": keys.pending, "unack": keys.unack}[name]
-    return Command(("ZMSCORE", key, *ids), lambda reply: [None if one is None else float(one) for one in reply])
+    return Command(("ZMSCORE", key, *ids), lambda reply: [None if one is None else moment(float(one)) for one in reply])
 
 
 def server_ms() -> Command[int]:

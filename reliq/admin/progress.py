@@ -76,5 +76,5 @@ class Progress:
             return {}
         except OSError as error:
             raise ConfigurationError(f"cannot read {self.file}: {error.strerror}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise ConfigurationError(f"{self.file} is not a progress file of reliq; move it away") from None

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from reliq.errors import BodyError
+from reliq.codec import Codec
+from reliq.doors.publishing import Writer
+from reliq.errors import BodyError, ConfigurationError
 from reliq.message import Outgoing
-from reliq.settings import MIB
+from reliq.settings import MIB, QueueSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from datetime import datetime
+
+    from reliq.queue import Queue
 
 #: No body is larger.
 LARGEST_BODY = 16 * MIB
@@ -52,6 +56,20 @@ class Wish:
             headers=self.headers,
             dedup=dedup if self.dedup is None else self.dedup,
         )
+
+
+def taker(queue: Queue[bytes]) -> Callable[[Outgoing[bytes]], bool]:
+    """Return what says of a message whether `queue` can have it: a foreign one may be such as nobody may publish."""
+    writer = Writer(queue.keys, Codec(bytes), QueueSettings(max_body=LARGEST_BODY), bare=queue.keys.bare)
+
+    def takes(order: Outgoing[bytes]) -> bool:
+        try:
+            writer.order(order)
+        except (ConfigurationError, BodyError):
+            return False
+        return True
+
+    return takes
 
 
 def is_json(body: bytes) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reliq.admin import pieces
-from reliq.admin.pieces import PIECE, TRY_SECONDS, State, run_all
+from reliq.admin.pieces import PIECE, TRY_SECONDS, State, read_each, run_all
 from reliq.codec import HEADER_LIMIT, open_envelope
 from reliq.message import BARE
 
@@ -100,7 +100,7 @@ class Walk:
                 yield ids
 
     def _read(self, ids: list[str]) -> list[Found]:
-        values = run_all(self._door, [pieces.start(self._keys, id, START_BYTES) for id in ids])
+        values = read_each(self._door, [pieces.start(self._keys, id, START_BYTES) for id in ids], b"")
         for at, start in enumerate(values):
             if self._where.match and len(start) == START_BYTES:
                 values[at] = self._run(pieces.value(self._keys, ids[at])) or b""

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from reliq.admin import Admin
 from reliq.errors import ConfigurationError
-from reliq.foreign import printable
+from reliq.foreign import LAST_SECOND, printable
 from reliq.keys import Layout
 
 DEFAULT_LAYOUT = str(Layout.RELIQ)
@@ -84,6 +84,7 @@ def spoken(seconds: float) -> str:
     """Return seconds as a person says them, in at most two units: `40ms`, `1.5s`, `12s`, `3m20s`, `5h`, `2d4h`."""
     if 0.0005 <= seconds < 0.9995:  # noqa: PLR2004  what is shown as 1 to 999 ms
         return f"{seconds * 1000:.0f}ms"
+    seconds = min(seconds, float(LAST_SECOND))  # of a foreign clock
     if seconds < 9.95:  # noqa: PLR2004  below it a tenth can matter
         return f"{seconds:.1f}".removesuffix(".0") + "s"
     whole = round(seconds)

@@ -9,6 +9,7 @@ import typer
 from reliq.admin import LetterFilter
 from reliq.cli.bodies import pretty, start_of
 from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, print_facts, print_json, say
+from reliq.cli.ends import clock
 from reliq.cli.filters import Error, Headers, Ids, Match, NewerThan, OlderThan, Reason, letter_filter_of
 from reliq.cli.list import TABLE_BODY, TABLE_ERROR, when_text
 from reliq.cli.redrive import purge, redrive
@@ -85,7 +86,7 @@ def show(
         print_json(facts)
         return
     del facts["body"]
-    headers = facts.pop("headers")
+    headers, facts["died"] = facts.pop("headers"), f"{clock(letter.died)} UTC"
     print_facts([*facts.items(), *(("header", f"{name}: {value}") for name, value in headers.items())])
     say(*pretty(letter.payload))
 

@@ -54,7 +54,7 @@ def move(
 def _said(done: Moved) -> str:
     parts = [f"{done.moved} moved"]
     if done.kept:
-        parts.append(f"{done.kept} kept: their ids are in use there")
+        parts.append(f"{done.kept} kept: their ids are in use there, or it cannot have them")
     if done.running:
         parts.append(f"{done.running} kept: a worker has them")
     if done.gone:

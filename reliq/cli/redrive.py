@@ -174,4 +174,6 @@ def _said(done: Redriven) -> str:
         parts.append(f"{done.alive} left: a message of their id is alive")
     if done.gone:
         parts.append(f"{done.gone} were gone meanwhile")
+    if done.kept:
+        parts.append(f"{done.kept} kept: the other queue cannot have such headers or bodies")
     return ", ".join(parts)

@@ -125,7 +125,7 @@ def test_letters_go_to_another_queue_with_headers_and_retries(command, queue, ur
 
     ran = command("dead", "redrive", "q", "--header", "tenant=acme", "--to", "other", "--json")
 
-    assert ran.json == {"found": 1, "redriven": 1, "alive": 0, "gone": 0}
+    assert ran.json == {"found": 1, "redriven": 1, "alive": 0, "gone": 0, "kept": 0}
     with other.receive(limit=10) as jobs:
         [job] = [job for job in jobs if job.id != "first"]
         assert job.id.startswith("a.")

@@ -1,0 +1,231 @@
+"""Every command over a queue of 1,000 hostile messages: nothing reaches the terminal but text, and nothing breaks."""
+
+import http.server
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import unicodedata
+import urllib.request
+
+import pytest
+from hostile import TEXTS, spoil
+from ports import free_port
+from terminal import Terminal
+from test_every_command import COMMANDS, options
+from waiting import eventually
+
+from reliq import Queue
+
+#: Commands that show nothing foreign, and why.
+OF_THEIR_OWN = {
+    "demo": "runs jobs of its own",
+    "bench": "runs messages of its own",
+    "worker": "shows its own handlers; what it logs is in tests/metrics/test_logs.py and tests/worker",
+}
+#: Commands that run until they are told to stop, or ask no Redis, each with a test below.
+BY_THEMSELVES = {"watch", "exporter", "health"}
+#: The words after a command's name, and its exit code as its help says. `ID0` to `ID8` are ids of the queue.
+ERRANDS = {
+    "queues": [(["--interval", "0"], 0), (["q", "spoilt", "--interval", "0"], 0), (["--scan"], 0)],
+    "workers": [([], 0)],
+    "running": [(["q"], 0)],
+    "list": [
+        (["q", "--limit", "500", "--state", state], 0) for state in ("pending", "ready", "unack", "retry", "garbage")
+    ]
+    + [(["q", "--limit", "500", "--state", "dead"], 0), (["q", "--match", "\x1b"], 0), (["\x1b[2J"], 2)],
+    "show": [(["q", f"ID{at}"], 0) for at in range(9)] + [(["q", "\x1b[2J"], 2)],
+    "ends": [(["q"], 0), (["q", "--kind", "acked"], 0), (["q", "--kind", "\x9b"], 2)],
+    "publish": [(["q", '"\x9b"', "--id", "new"], 0), (["q", "{}", "--id", "\x1b[2J"], 2)],
+    "cancel": [(["q", "nobody"], 2), (["q", "--state", "pending", "--yes"], 0)],
+    "move": [(["q", "other", "--state", state, "--yes"], 0) for state in ("pending", "ready", "retry", "unack")],
+    "purge": [
+        (["q", "--state", state, "--yes"], 0) for state in ("pending", "ready", "unack", "retry", "garbage", "dead")
+    ],
+    "pause": [(["q", "--reason", "\x1b[2J"], 2), (["q", "--reason", ":id: [b]"], 0)],
+    "resume": [(["q"], 0)],
+    "account": [(["q"], 1), (["spoilt"], 1)],
+    "check": [(["q"], 1), (["q", "--repair"], 1), (["spoilt"], 1)],
+    "doctor": [([], None)],
+    "acl": [(["--role", "producer", "--queue", "q"], 0), (["--role", "\x1b[2J", "--queue", "q"], 2)],
+    "dead list": [(["q", "--limit", "500"], 0), (["q", "--reason", "\x1b"], 2)],
+    "dead show": [(["q", f"ID{at}"], 0) for at in range(9)] + [(["q", "\x9b"], 2)],
+    "dead redrive": [(["q", "--all", "--yes", "--to", "other"], 0), (["q", "\x9b"], 2), (["q", "--all", "--yes"], 0)],
+    "dead purge": [(["q", "\x9b", "--yes"], 2), (["q", "--all", "--yes"], 0)],
+}
+
+
+def complaints(text):
+    """What in a text a terminal obeys, hides or shows elsewhere."""
+    return sorted(
+        {repr(one) for one in text if one != "\n" and unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+    )
+
+
+def get(port, path):
+    """Return a page of this machine, nothing when it is not served."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.read().decode()
+    except OSError:
+        return ""
+
+
+def strict(text):
+    """Read JSON as the standard has it."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def words_of(words, ids):
+    """Put ids where a command's words name them."""
+    return [
+        ids[int(one[2:])].decode("utf-8", "surrogateescape") if re.fullmatch(r"ID\d", one) else one for one in words
+    ]
+
+
+def test_every_command_is_sent_over_the_hostile_queue():
+    unsent = COMMANDS.keys() - ERRANDS.keys() - BY_THEMSELVES - OF_THEIR_OWN.keys()
+
+    assert unsent == set(), "give the new command its words and exit codes in ERRANDS"
+
+
+@pytest.fixture
+def hostile(url, client):
+    """Spoil the queue anew; return its ids."""
+    Queue("other", bytes, url=url).publish(b"x")
+    return lambda: spoil(client)
+
+
+@pytest.mark.parametrize("mode", ["over a pipe", "in 80 columns", "as JSON"])
+@pytest.mark.parametrize("name", ERRANDS)
+def test_a_command_shows_text_alone_and_exits_as_its_help_says(name, mode, command, hostile, monkeypatch):
+    if mode == "as JSON" and "--json" not in options(name):
+        pytest.skip("it has no JSON")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    if mode == "in 80 columns":
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    ids = hostile()
+    for words, code in ERRANDS[name]:
+        done = command(*name.split(), *words_of(words, ids), *(["--json"] if mode == "as JSON" else []))
+
+        assert complaints(done.out + done.err) == [], words
+        assert done.code == code or code is None, (words, done.err)
+        assert done.err.count("\n") <= 1, done.err
+        if mode == "as JSON" and done.code == 0:
+            strict(done.out)
+
+
+# ---- what runs until it is told to stop, or asks no Redis ---------------------
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_watch_over_a_pipe_writes_lines_of_text(words, hostile, url):
+    hostile()
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "reliq", "watch", "--url", url, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    line = watch.stdout.readline().decode("ascii" if words else "utf-8")
+    watch.send_signal(signal.SIGINT)
+    _, err = watch.communicate(timeout=60)
+
+    assert (complaints(line), err, watch.returncode) == ([], b"", 0)
+    assert not words or strict(line)["queues"]
+
+
+def test_the_screen_of_watch_in_80_columns_shows_text_alone(hostile, url):
+    hostile()
+    terminal = Terminal("watch", columns=80, lines=40, url=url)
+    try:
+        terminal.wait_for("failures", "retrying, ", "pid 1000000000")
+        code = terminal.end()
+        shown = terminal.raw.decode("utf-8", "strict")
+    finally:
+        terminal.close()
+
+    styles = re.compile(r"\x1b\[[0-9;]*[mHKJ]|\x1b\[\?(25|1049)[hl]|\r")
+    assert (code, complaints(styles.sub("", shown))) == (0, [])
+    assert b"\x1b[2J\x1b[31m" not in terminal.raw
+
+
+def test_the_exporter_stays_up(hostile, url):
+    hostile()
+    port = free_port()
+    exporter = subprocess.Popen(
+        [sys.executable, "-m", "reliq", "exporter", "--url", url, "--port", str(port)], stderr=subprocess.PIPE
+    )
+    try:
+        eventually(lambda: get(port, "/live"), "the exporter serves")
+        page, ready = get(port, "/metrics"), get(port, "/ready")
+    finally:
+        exporter.terminate()
+        _, err = exporter.communicate(timeout=60)
+
+    assert (ready, complaints(page), complaints(err.decode())) == ("ok\n", [], [])
+    assert "reliq_redis_up 1.0" in page
+    assert 'reliq_queues_left_out{reason="unreadable"} 1.0' in page
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_health_shows_what_answers_as_text(status, command):
+    class Hostile(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"\n".join(TEXTS))
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Hostile) as server:
+        answering = threading.Thread(target=server.handle_request)
+        answering.start()
+        done = command("health", "ready", "--port", server.server_address[1])
+        answering.join()
+
+    assert (done.code, complaints(done.out + done.err)) == (0 if status == 200 else 1, [])
+
+
+def test_a_stdout_of_ascii_alone_takes_every_id(hostile, url):
+    hostile()
+    environment = {**os.environ, "RELIQ_URL": url, "PYTHONIOENCODING": "ascii:strict"}
+    words = [sys.executable, "-m", "reliq", "list", "q", "--limit", "500"]
+    done = subprocess.run(words, env=environment, capture_output=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert complaints(done.stdout.decode("ascii")) == []
+
+
+# ---- good messages among them ----------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["ready", "pending"])
+def test_a_move_goes_on_past_the_bad_ones_and_says_so(state, hostile, command, queue, url):
+    hostile()
+    orders = [f"good-{number}" for number in range(50)]
+    for id in orders:
+        queue.publish({"id": id}, id=id, delay=3600 if state == "pending" else 0)
+
+    done = command("move", "q", "other", "--state", state, "--yes", "--json")
+
+    other = Queue("other", url=url)
+    assert [other.reschedule(id, delay=7200) for id in orders] == ["rescheduled"] * 50
+    other.close()
+    assert done.code == 0
+    assert done.json["kept"] > 0
+    assert done.json["found"] == sum(done.json[name] for name in ("moved", "kept", "running", "gone"))
+
+
+def test_a_redrive_to_another_queue_goes_on_past_the_bad_ones_and_says_so(hostile, command, die):
+    die(*(f"good-{number}" for number in range(20)))
+    hostile()
+
+    done = command("dead", "redrive", "q", "--all", "--to", "other", "--yes", "--json")
+
+    assert done.code == 0
+    assert done.json["kept"] > 0
+    assert done.json["redriven"] > 20
+    assert done.json["found"] == sum(done.json[name] for name in ("redriven", "kept", "alive", "gone"))
