@@ -1,14 +1,14 @@
 """Bodies to bytes and back, and the envelope around them. Never pickle: a message is data, not code."""
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from types import UnionType
-from typing import Any, Generic, TypeVar, get_origin, is_typeddict
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, is_typeddict
 
 import msgspec
-import msgspec.inspect
 
+from reliq.bodies import UNTYPED, bodies_of, type_name, unencodable
+from reliq.differences import difference
 from reliq.errors import BodyError, ConfigurationError, UndecodableError
 from reliq.message import BARE, RETRIES_LIMIT, Header
 
@@ -25,9 +25,6 @@ HEADERS_LIMIT = 8192
 NUMBER_LIMIT = 2**53
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
-_SAFE_COMPLAINT = re.compile(r"Expected `[^`]*`, got `[^`]*`|Object missing required field `[^`]*`|Expected `[^`]*`")
-
 
 _header_decoder = msgspec.json.Decoder(Header)
 
@@ -103,53 +100,67 @@ class Codec(Generic[B]):
     `bytes` go as they are, `str` as UTF-8, pydantic models by their own JSON, everything else as
     JSON typed by the annotation (dataclass, TypedDict, `msgspec.Struct`, containers, scalars).
 
+    Args:
+        validate: read what was written, so that a body that would not come back as it was sent is refused.
+
     Raises:
         ConfigurationError: `kind` is no type that JSON can be read into.
     """
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: Any, *, validate: bool = True) -> None:
         self.kind = Any if kind is object else kind
         self._plain = _class_of(kind)
+        self._is_validated = validate and self.kind not in (*UNTYPED, bytes, str)
         self._encode: Callable[[Any], bytes]
         self._decode: Callable[[bytes], Any]
+        self._complaint: Callable[[Exception], str] = _plain_complaint
         if kind is bytes:
             self._encode = self._decode = bytes
         elif kind is str:
             self._encode, self._decode = str.encode, bytes.decode
-        elif _is_pydantic(kind):
-            self._encode, self._decode = _pydantic_bytes, kind.model_validate_json
         else:
-            self._encode, self._decode = _json_bytes, _json_decoder(self.kind)
+            bodies = bodies_of(self.kind)
+            self._encode, self._decode, self._complaint = bodies.encode, bodies.decode, bodies.complaint
 
     def encode(self, body: B) -> bytes:
         """Return `body` as bytes; raise BodyError when it is not of the queue's type or cannot be encoded."""
         if self._plain is not None and not _is_a(body, self._plain):
             raise BodyError(f"body must be {type_name(self.kind)}, not {type(body).__name__}")
         try:
-            return self._encode(body)
+            payload = self._encode(body)
         except Exception as error:  # a body's own code runs here, and may raise anything
-            what = str(error) if isinstance(error, BodyError) else f"({type(error).__name__})"
             raise BodyError(
-                f"body of type {type(body).__name__} cannot be encoded: {what}; "
+                f"body of type {type(body).__name__} cannot be encoded: {_why(body, error)}; "
                 f"give what JSON can hold, or bytes on a queue of bytes"
             ) from None
+        if self._is_validated:
+            self._check(body, payload)
+        return payload
 
     def decode(self, payload: bytes) -> B:
         """Return the body in `payload`; raise UndecodableError, with the field's path, when it is not of the type."""
         try:
             body: B = self._decode(payload)
         except Exception as error:  # validators of the body's class run here, and may raise anything
-            raise UndecodableError(f"body is not {type_name(self.kind)}: {_complaint(self.kind, error)}") from None
+            raise UndecodableError(f"body is not {type_name(self.kind)}: {self._complaint(error)}") from None
         return body
 
-
-def type_name(kind: Any) -> str:
-    """Return how a person writes the type `kind`."""
-    return kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
+    def _check(self, body: B, payload: bytes) -> None:
+        """Raise BodyError when a worker would not get `body` back from `payload`."""
+        try:
+            back = self._decode(payload)
+            lost = difference(body, back)
+        except Exception as error:
+            said = self._complaint(error)
+            raise BodyError(f"body must be {type_name(self.kind)}, and a worker could not read it: {said}") from None
+        if lost:
+            raise BodyError(f"body of type {type(body).__name__} would not come back as it was sent: {lost}")
 
 
 def _class_of(kind: Any) -> type | None:
     """Return the class that every body of `kind` is of, None when there is no such class."""
+    if get_origin(kind) is Annotated:
+        return _class_of(get_args(kind)[0])
     if is_typeddict(kind):
         return dict
     origin = get_origin(kind) or kind
@@ -162,82 +173,15 @@ def _is_a(body: object, kind: type) -> bool:
     return isinstance(body, kind) or (kind is float and isinstance(body, int))
 
 
-def _is_pydantic(kind: Any) -> bool:
-    return isinstance(kind, type) and hasattr(kind, "model_validate_json")
-
-
-def _json_decoder(kind: Any) -> Callable[[bytes], Any]:
+def _why(body: object, error: Exception) -> str:
+    """Say why `body` cannot be encoded, and where, without its value."""
+    if isinstance(error, BodyError):
+        return str(error)
     try:
-        decoder = msgspec.json.Decoder(kind, dec_hook=_into_pydantic)
-        strange = isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType)
-        why = "it says nothing of its fields" if strange else ""
-    except (TypeError, NameError, ValueError) as error:
-        why = str(error)
-    if why:
-        raise ConfigurationError(
-            f"body type {type_name(kind)} cannot be read from JSON ({why}); use a dataclass, TypedDict, "
-            f"msgspec.Struct, pydantic model, dict, list, a scalar, str or bytes"
-        )
-    return decoder.decode
+        return unencodable(body) or f"({type(error).__name__})"
+    except Exception:
+        return f"({type(error).__name__})"
 
 
-def _into_pydantic(kind: Any, value: Any) -> Any:
-    if not _is_pydantic(kind):
-        raise TypeError(f"nothing is known of {type_name(kind)}")
-    return kind.model_validate(value)
-
-
-def _from_pydantic(value: Any) -> Any:
-    if not _is_pydantic(type(value)):
-        raise TypeError(f"nothing is known of {type_name(type(value))}")
-    return value.model_dump(mode="json")
-
-
-def _json_bytes(body: Any) -> bytes:
-    text = msgspec.json.encode(body, enc_hook=_from_pydantic)
-    if b"null" in text:
-        _refuse_infinite(msgspec.to_builtins(body, enc_hook=_from_pydantic))
-    return text
-
-
-def _pydantic_bytes(body: Any) -> bytes:
-    text: bytes = body.model_dump_json().encode()
-    if b"null" in text:
-        _refuse_infinite(body.model_dump())
-    return text
-
-
-def _refuse_infinite(body: Any) -> None:
-    """Raise BodyError when a float in `body` is not finite: JSON would make it null without a word."""
-    heap = [body]
-    while heap:
-        match heap.pop():
-            case float() as number if not math.isfinite(number):
-                raise BodyError("it has a float that is NaN or infinite")
-            case dict() as parts:
-                heap.extend(parts.values())
-            case list() | tuple() | set() | frozenset() as parts:
-                heap.extend(parts)
-
-
-def _complaint(kind: Any, error: Exception) -> str:
-    """Say what is wrong and where, without the value itself."""
-    if _is_pydantic(kind) and hasattr(error, "errors"):
-        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        known = _pydantic_names(kind)
-        path = "".join(f".{part}" if part in known else "[...]" for part in first["loc"])
-        return f"{first['type']} at `${path}`"
-    text = str(error) if isinstance(error, msgspec.MsgspecError) else ""
-    place = _PLACE.search(text)
-    said = _SAFE_COMPLAINT.match(text)
-    return f"{said[0] if said else type(error).__name__} at `{place['path'] if place else '$'}`"
-
-
-def _pydantic_names(kind: Any) -> set[object]:
-    """Return the names of all fields in a model: other parts of an error's path are content."""
-    try:
-        schema = kind.model_json_schema()
-    except Exception:  # of a field that no schema describes
-        return set()
-    parts = [schema, *schema.get("$defs", {}).values()]
-    return {name for part in parts for name in part.get("properties", ())}
+def _plain_complaint(error: Exception) -> str:
+    return f"{type(error).__name__} at `$`"

@@ -25,6 +25,7 @@ from reliq.settings import DAY_SECONDS, MIB, Durability, QueueSettings, seconds
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
+    from types import UnionType
 
     from reliq.doors.batch import Received
     from reliq.events import Observer
@@ -48,6 +49,7 @@ class QueueOptions(TypedDict, total=False):
     letters_ttl: Duration
     history: int
     durability: Durability
+    validate: bool
     url: Target | None
     layout: Layout
     observers: Sequence[Observer]
@@ -59,8 +61,8 @@ class Queue(Control, Generic[B]):
 
     Args:
         name: 1 to 128 of A-Z a-z 0-9 _ . - ; in the layout of the Go original any 1 to 512 printable characters.
-        body: the type of a body: dataclass, TypedDict, `msgspec.Struct`, pydantic model, dict, list, scalar,
-            `str` or `bytes`.
+        body: the type of a body: dataclass, TypedDict, `msgspec.Struct`, pydantic model, a union of models, dict, list,
+            scalar, `str` or `bytes`.
         retries: deliveries after the first.
         ttl: seconds or timedelta after the due time in which a delivery may start.
         max_body: bytes of an encoded body.
@@ -68,6 +70,8 @@ class Queue(Control, Generic[B]):
         letters_max, letters_ttl: how many dead letters are kept, and for how long.
         history: how many of the last acked messages are remembered, with when and how long they ran.
         durability: who must have a publish before it returns: `Durability.replicas(1)`, `Durability.aof()`.
+        validate: a publish reads the body back and refuses one that a worker would not get as it was sent; False saves
+            those microseconds.
         url: a Redis URL or a redis-py client; None means RELIQ_URL when it is first needed.
         layout: how keys are spelled; `Layout.hdt3213()` shares a queue with the Go original.
         observers: are told of every event.
@@ -82,6 +86,9 @@ class Queue(Control, Generic[B]):
     @overload
     def __init__(self, name: str, body: type[B], **options: Unpack[QueueOptions]) -> None: ...
 
+    @overload  # a union such as `Cat | Dog`: annotate the variable as Queue[Cat | Dog]
+    def __init__(self: Queue[Any], name: str, body: UnionType, **options: Unpack[QueueOptions]) -> None: ...
+
     def __init__(
         self,
         name: str,
@@ -95,6 +102,7 @@ class Queue(Control, Generic[B]):
         letters_ttl: Duration = 7 * DAY_SECONDS,
         history: int = 0,
         durability: Durability = Durability.NONE,
+        validate: bool = True,
         url: Target | None = None,
         layout: Layout = Layout.RELIQ,
         observers: Sequence[Observer] = (),
@@ -114,7 +122,7 @@ class Queue(Control, Generic[B]):
             durability=durability,
         )
         super().__init__(keys, settings, url, observers)
-        self.codec: Codec[B] = Codec(body)
+        self.codec: Codec[B] = Codec(body, validate=validate)
         self.moves = Moves(self.keys, self._door)
         self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)
         naming = Naming(self.keys, self.connection)

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "reliq"
 LAYERS = (
     ("errors", "message", "keys", "text", "foreign"),
     ("retry", "events", "lua"),
-    ("settings", "codec", "call", "urls"),
+    ("settings", "bodies", "codec", "differences", "call", "urls"),
     ("transitions", "reads", "roster"),
     # ---- I/O from here on
     ("pools", "kept", "wires", "cluster", "replies"),

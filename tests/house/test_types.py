@@ -42,6 +42,7 @@ ORDERS = Queue("orders", Order, retries=12, ttl=timedelta(days=7))
 MAILS = Queue("mails", Mail)
 EVENTS = Queue("events")
 NUMBERS = Queue("numbers", list[int])
+MAYBE: Queue[Order | None] = Queue("maybe", Order | None, validate=False)
 consumer = Consumer(lifespan=lifespan)
 
 assert_type(ORDERS, Queue[Order])
