@@ -36,7 +36,7 @@ PARTS: dict[Role, tuple[str, ...]] = {
         "worker/reader.py",
         "worker/renewer.py",
         "worker/settler.py",
-        "worker/source.py",
+        "worker/claims.py",
         "worker/tidier.py",
         "worker/timekeeper.py",
         "supervisor.py",

@@ -69,7 +69,7 @@ class Engine:
         #: What the stop cut off, also when the lifespan raises at its end.
         self.unfinished: list[Flight] = []
         self.stopping = threading.Event()
-        self._settler = Settler(door, self.inflight, self._collect_soon, self._look_again)
+        self._settler = Settler(door, self.inflight, self._collect_soon, self._poke)
         settle = self._settler.settle
         error_text = settings.log_error_text
         self._running = Running(settle, middleware, observers, self.stopping, on_error=on_error, error_text=error_text)
@@ -85,8 +85,8 @@ class Engine:
         self._timekeeper.wake = self._loops["timekeeper"].wake
         self._renewer.wake = self._loops["renewer"].wake
         self.inflight.busy = self._renewer.busy
-        self.inflight.freed = self._settler.nudge
-        self.inflight.async_room = self._tasks.more
+        self.inflight.nudge = self._settler.nudge
+        self.inflight.call_loop = self._tasks.more
 
     def start(self) -> None:
         """
@@ -207,8 +207,8 @@ class Engine:
     def _collect_soon(self) -> None:
         self._loops["tidier"].wake()
 
-    def _look_again(self) -> None:
-        self._fetcher.look_again()
+    def _poke(self) -> None:
+        self._fetcher.poke()
 
 
 def check_server(door: BlockingDoor, *, allow_eviction: bool) -> None:

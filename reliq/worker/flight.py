@@ -31,7 +31,6 @@ class Flight(msgspec.Struct, eq=False, gc=False):
             claim or renewal was sent.
         renew_at: when its lease is to be extended next.
         must_start: it may not wait in a buffer: a suspect, or a message with no retry left.
-        waiting: it waits for a slot.
         started: its handler has begun.
         took_ms: how long its handler took for it.
         lost: its receipt no longer holds.
@@ -50,7 +49,6 @@ class Flight(msgspec.Struct, eq=False, gc=False):
     lease_until: float
     renew_at: float
     must_start: bool
-    waiting: bool = False
     started: bool = False
     took_ms: int = 0
     lost: bool = False

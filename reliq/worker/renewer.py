@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from reliq import transitions
 from reliq.events import Handled, Lost, RenewalLate, notify
 from reliq.settings import BATCH_LIMIT
-from reliq.worker.line import HOLD_SECONDS
 from reliq.worker.loop import Troubles
 from reliq.worker.outcome import RELEASED
+from reliq.worker.slots import HOLD_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

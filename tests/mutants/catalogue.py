@@ -109,9 +109,9 @@ MUTANTS = (
     ),
     Mutant(
         "a worker does not know that it holds a suspect",
-        "worker/inflight.py",
-        "self._suspects += sum(flight.delivery.claimed.suspect for flight in flights)",
-        "self._suspects += 0",
+        "worker/slots.py",
+        "self.suspects += _suspects(flights)",
+        "self.suspects += 0",
         "tests/worker/test_suspects.py",
     ),
     Mutant(
@@ -194,7 +194,7 @@ MUTANTS = (
     ),
     Mutant(
         "a last chance goes with a batch",
-        "worker/line.py",
+        "worker/slots.py",
         "while len(flights) < self.batch and not first.must_start and waiting and not waiting[0].must_start:",
         "while len(flights) < self.batch and waiting:",
         "tests/worker/test_batches.py",

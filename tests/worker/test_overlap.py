@@ -1,8 +1,6 @@
 """How a worker keeps itself and Redis at work at once: claims ahead, and threads that do not get in each other's way."""
 
-import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,11 +8,11 @@ from reliq.errors import RedisUnavailableError
 from reliq.events import Acked
 from reliq.message import Claimed
 from reliq.transitions import Turn
+from reliq.worker.claims import QueueClaims
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.flight import flights_of
 from reliq.worker.inflight import Inflight
-from reliq.worker.line import STUCK_SECONDS, UNSETTLED_LIMIT, Line
-from reliq.worker.source import Source
+from reliq.worker.slots import UNSETTLED_LIMIT
 from reliq.worker.timekeeper import Timekeeper
 
 
@@ -41,9 +39,7 @@ def wait_until(is_so):
 
 def be_quick(inflight, queue):
     """Have the handler be one that is known to end at once."""
-    line = inflight._lines[queue.name]
-    for _ in range(200):
-        line.learn(1e-6)
+    inflight._table[queue.name].learn(1e-6)
 
 
 def test_what_has_been_read_starts_while_redis_claims_and_reads_what_is_next(make_queue, consumer, door):
@@ -125,49 +121,6 @@ def held(queue, consumer):
     return inflight, flights
 
 
-def test_quick_work_is_done_by_one_thread_until_that_is_stuck(held, monkeypatch):
-    inflight, flights = held
-    clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr("reliq.worker.inflight.time", SimpleNamespace(monotonic=lambda: clock.now))
-    taken = []
-    others = [threading.Thread(target=lambda: taken.append(inflight.next_plain(None)), daemon=True) for _ in range(2)]
-    inflight.hold(flights)
-
-    run = inflight.next_plain(None)
-    for other in others:
-        other.start()
-    while len(inflight._work._waiters) < 2:  # one looks on, one sleeps
-        assert taken == []
-    for _ in range(2):
-        run = inflight.next_plain(run)
-    assert taken == []
-
-    for at in (3, 4):  # each that takes over has the next look on
-        clock.now += 2 * STUCK_SECONDS
-        wait_until(lambda at=at: len(taken) == at - 2)
-        assert taken[-1].flights == flights[at : at + 1]
-
-
-def test_quick_work_does_not_wait_for_the_thread_of_a_slow_handler(make_queue, consumer, monkeypatch):
-    slow, quick = make_queue("slow"), make_queue("quick")
-    for queue in (slow, quick):
-        queue.publish("x")
-        consumer.handler(queue)(lambda body: None)
-    inflight = Inflight(consumer.handlers, 16)
-    be_quick(inflight, quick)
-    monkeypatch.setattr(inflight._lookout, "look_on", lambda: pytest.fail("waits for a slow handler"))
-    flights = []
-    for queue, handler in zip((slow, quick), consumer.handlers, strict=True):
-        claimed = queue.moves.claim(Turn("me", 1), limit=1, lease_ms=60_000).claimed
-        flights += flights_of(claimed, handler, time.monotonic())
-    inflight.add(flights)
-    inflight.hold(flights)
-
-    runs = [inflight.next_plain(None) for _ in range(2)]
-
-    assert [run.flights for run in runs] == [flights[:1], flights[1:]]
-
-
 def test_a_quick_handler_that_gets_stuck_holds_up_no_other(queue, consumer, start, recorder, gate):
     @consumer.handler(queue)
     def handle(body):
@@ -185,45 +138,21 @@ def test_a_quick_handler_that_gets_stuck_holds_up_no_other(queue, consumer, star
     recorder.wait_for(Acked, 300 + 30 + 300)
 
 
-@pytest.mark.parametrize(
-    ("durations", "quick"),
-    [
-        pytest.param([5e-6], True, id="short"),
-        pytest.param([5e-6] * 195 + [5e-3] * 5, True, id="short, but for the interpreter that was lost at times"),
-        pytest.param([5e-6] * 7 + [8e-4] * 3, False, id="some wait for an answer that comes soon"),
-        pytest.param([5e-6] * 7 + [1e-2] * 3, False, id="some wait for one that comes late"),
-        pytest.param([1e-3], False, id="long"),
-    ],
-)
-def test_a_handler_is_quick_when_one_thread_does_as_much_of_it_as_many(queue, consumer, durations, quick):
-    consumer.handler(queue)(lambda body: None)
-    line = Line(consumer.handlers[0], 16)
-
-    for turn in range(1000):
-        line.learn(durations[turn % len(durations)])
-
-    found = set()
-    for turn in range(1000):
-        line.learn(durations[turn % len(durations)])
-        found.add(line.is_quick)
-    assert found == {quick}
-
-
 def test_no_more_is_claimed_while_redis_has_yet_to_be_told_of_what_ended(held, consumer, queue):
     """Else a settler that cannot keep up lets leases run out, and everything is done twice."""
     inflight, _ = held
-    source = Source(consumer.handlers[0])
+    claims = QueueClaims(consumer.handlers[0])
     claimed = [Claimed(f"m{number}", "me.1", 3) for number in range(UNSETTLED_LIMIT)]
     flights = flights_of(claimed, consumer.handlers[0], time.monotonic())
     inflight.add(flights)
 
     unsettled = inflight.withdraw(flights[1:])
-    assert source.can_claim(inflight.wait_for_rooms([source], 0)[0])
+    assert claims.can_claim(inflight.wait_for_capacity([claims], 0)[0])
     unsettled += inflight.withdraw(flights[:1])
-    assert not source.can_claim(inflight.wait_for_rooms([source], 0)[0])
+    assert not claims.can_claim(inflight.wait_for_capacity([claims], 0)[0])
     inflight.settled(unsettled[:1])
 
-    assert source.can_claim(inflight.wait_for_rooms([source], 0)[0])
+    assert claims.can_claim(inflight.wait_for_capacity([claims], 0)[0])
 
 
 def test_queues_take_turns_though_bodies_are_read_between_their_claims(make_queue, consumer, door):
@@ -240,7 +169,7 @@ def test_queues_take_turns_though_bodies_are_read_between_their_claims(make_queu
         run = inflight.next_plain(None)
         run.began = False  # so that nothing is learned of its pace, and nothing held ahead
         with inflight._lock:
-            inflight._finish(run)
+            inflight._finish([run])
         inflight.settled(run.flights)
 
     fetcher = Fetcher(door, consumer.handlers, inflight, timekeeper, work, lambda flights, outcome: None, list)

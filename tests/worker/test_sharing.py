@@ -10,8 +10,8 @@ import pytest
 from reliq import Consumer, Outgoing, WorkerSettings
 from reliq.events import Acked, Released, Started
 from reliq.transitions import Turn
-from reliq.worker.line import HOLD_SECONDS
-from reliq.worker.shares import Room, Turns, shares
+from reliq.worker.capacity import Capacity, FairOrder, fair_shares
+from reliq.worker.slots import HOLD_SECONDS
 
 #: Too slow for anything to be held ahead of a free slot.
 SLOW_SECONDS = HOLD_SECONDS * 1.2
@@ -113,11 +113,11 @@ def test_weights_share_the_slots(make_queue, consumer, start, recorder):
 
 
 def test_free_slots_go_to_whose_turn_it_is():
-    turns, rooms = Turns(), [Room(4, 0), Room(4, 0)]
+    turns, rooms = FairOrder(), [Capacity(4, 0), Capacity(4, 0)]
     taken = Counter()
     for _ in range(30):
         places = turns.order(["heavy", "light"])
-        for name, weight, part in zip(places, (3, 1), shares(rooms, (3, 1), list(places.values())), strict=True):
+        for name, weight, part in zip(places, (3, 1), fair_shares(rooms, (3, 1), list(places.values())), strict=True):
             turns.took(name, part.slots, weight)
             taken[name] += part.slots
 
@@ -125,10 +125,10 @@ def test_free_slots_go_to_whose_turn_it_is():
 
 
 def test_a_single_free_slot_goes_round_by_weight():
-    turns, taken = Turns(), []
+    turns, taken = FairOrder(), []
     for _ in range(40):
         places = turns.order(["heavy", "light"])
-        parts = shares([Room(1, 0), Room(1, 0)], (3, 1), list(places.values()))
+        parts = fair_shares([Capacity(1, 0), Capacity(1, 0)], (3, 1), list(places.values()))
         name = ["heavy", "light"][[part.slots for part in parts].index(1)]
         turns.took(name, 1, 3 if name == "heavy" else 1)
         taken.append(name)
@@ -137,21 +137,24 @@ def test_a_single_free_slot_goes_round_by_weight():
 
 
 def test_a_queue_that_was_empty_gets_no_credit_for_it():
-    turns = Turns()
+    turns = FairOrder()
     for _ in range(1000):
         turns.order(["busy"])
         turns.took("busy", 10, 1)
 
     places = turns.order(["busy", "late"])
 
-    assert shares([Room(4, 0), Room(4, 0)], (1, 1), list(places.values())) == [Room(2, 0), Room(2, 0)]
+    assert fair_shares([Capacity(4, 0), Capacity(4, 0)], (1, 1), list(places.values())) == [
+        Capacity(2, 0),
+        Capacity(2, 0),
+    ]
 
 
 def test_no_queue_gets_more_than_its_room_and_none_with_room_ahead_gets_nothing():
-    parts = shares([Room(1, 0), Room(9, 100), Room(0, 3)], (1, 1, 100), [0.0, 0.0, 0.0])
+    parts = fair_shares([Capacity(1, 0), Capacity(9, 100), Capacity(0, 3)], (1, 1, 100), [0.0, 0.0, 0.0])
 
-    assert parts == [Room(1, 0), Room(8, 1), Room(0, 2)]
-    assert shares([], (), []) == []
+    assert parts == [Capacity(1, 0), Capacity(8, 1), Capacity(0, 2)]
+    assert fair_shares([], (), []) == []
 
 
 def test_fifty_queues_in_one_worker(make_queue, consumer, start, recorder):

@@ -1,4 +1,4 @@
-"""One handler's queue, as the fetcher sees it."""
+"""The claims of one queue: when one is worth its round trip, and what its answer says of the next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reliq.call import Call
     from reliq.handler import Handler
     from reliq.transitions import ClaimAnswer
-    from reliq.worker.shares import Room
+    from reliq.worker.capacity import Capacity
 
 #: Every so many claims of a queue begin with its retries, so that neither list starves the other.
 RETRY_FIRST = 4
@@ -22,9 +22,9 @@ RETRY_FIRST = 4
 PASS_OVER_LIMIT = 5000
 
 
-class Source:
+class QueueClaims:
     """
-    One handler's queue, as the fetcher sees it.
+    The claims of one handler's queue.
 
     Attributes:
         hot: worth a claim without waiting for its token.
@@ -39,41 +39,45 @@ class Source:
         self.keys = handler.queue.keys
         self.hot = self.unsure = True
         self.waits_for_suspect = False
-        self.asked = 0
+        self.asked = self._suspects = 0
         self._lane = Lane(token())
         self._turn = self._lane.next()
         self._claims = count(1)
         self._passed_over = 0  # suspects that were sent to the far end of their list, since something was taken
         self._careful = False  # there may be messages that must not wait in a buffer
 
-    def limit(self, room: Room) -> int:
-        """Return how many to claim of what is free."""
-        ahead = 0 if self._careful else room.ahead
-        return self.asked or min(BATCH_LIMIT, room.direct + ahead)
+    def limit(self, capacity: Capacity) -> int:
+        """Return how many to claim of what can be."""
+        ahead = 0 if self._careful else capacity.ahead
+        return self.asked or min(BATCH_LIMIT, capacity.direct + ahead)
 
-    def can_claim(self, room: Room) -> bool:
-        """Say whether a claim can bring anything."""
-        return self.limit(room) > 0
+    def has_room(self, capacity: Capacity) -> bool:
+        """Say whether a message that comes can be claimed."""
+        return self.limit(capacity) > 0
 
-    def is_to_be_asked(self, room: Room) -> bool:
+    def can_claim(self, capacity: Capacity) -> bool:
+        """Say whether a claim can bring anything: there is room, also for a suspect if only such ones wait."""
+        return self.has_room(capacity) and (not self.waits_for_suspect or capacity.suspects > 0)
+
+    def is_to_be_asked(self, capacity: Capacity) -> bool:
         """Say whether a claim is worth its round trip."""
-        return self.unsure or bool(self.asked) or (self.hot and self.limit(room) > 0)
+        return self.unsure or bool(self.asked) or (self.hot and self.has_room(capacity))
 
-    def starves(self, room: Room) -> bool:
-        """Say whether messages wait that cannot be held, while others have every slot."""
-        return self.hot and not self.unsure and room.crowded and not self.limit(room)
+    def starves(self, capacity: Capacity) -> bool:
+        """Say whether messages wait that cannot be held ahead, while others have every slot."""
+        return self.hot and not self.unsure and capacity.crowded and not self.has_room(capacity)
 
-    def claim(self, limit: int, room: Room, suspects: int, watcher: str) -> Call[ClaimAnswer]:
-        """Return the claim to be made now."""
-        self.asked = limit
+    def claim(self, capacity: Capacity, watcher: str) -> Call[ClaimAnswer]:
+        """Return the claim to be made now; one that has no answer yet is made again."""
+        self.asked, self._suspects = self.limit(capacity), capacity.suspects
         return transitions.claim(
             self.keys,
             self._turn,
-            limit=limit,
+            limit=self.asked,
             lease_ms=self.handler.settings.lease_ms,
             first="retry" if next(self._claims) % RETRY_FIRST == 0 else "ready",
-            direct=room.slots,
-            suspects=suspects,
+            direct=capacity.slots,
+            suspects=self._suspects,
             watcher=watcher,
         )
 
@@ -86,7 +90,7 @@ class Source:
         """Take over what a look has found."""
         self.hot, self.unsure = answer.behind > 0, False
 
-    def answered(self, answer: ClaimAnswer, suspects: int) -> None:
+    def answered(self, answer: ClaimAnswer) -> None:
         """Take over what the last claim was told; the next gets a number of its own, unless that was only a look."""
         claimed, limit, self.asked = answer.claimed, self.asked, 0
         if not limit:
@@ -97,7 +101,7 @@ class Source:
         passed_over = answer.behind > 0 and len(claimed) < limit
         self._careful = passed_over or any(one.suspect or one.left <= 0 for one in claimed)
         # Nothing taken though something is there: the queue is paused, or what is there are suspects.
-        self.waits_for_suspect = not claimed and answer.behind > 0 and suspects == 0
+        self.waits_for_suspect = not claimed and answer.behind > 0 and self._suspects == 0
         self._passed_over = self._passed_over + limit if self.waits_for_suspect else 0
         others_may_follow = 0 < self._passed_over < min(answer.behind, PASS_OVER_LIMIT)
         self.hot = answer.behind > 0 and (bool(claimed) or others_may_follow)

@@ -8,14 +8,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Room(NamedTuple):
+class Capacity(NamedTuple):
     """
-    How many more messages of a queue can be claimed: for free slots, and ahead of them.
+    How many more messages of a queue can be claimed.
 
     Attributes:
-        crowded: it has no slot although it keeps to its own limit: others have them all.
+        slots: free slots that its calls may have.
+        ahead: how many messages may be queued besides, for slots that come free soon.
+        crowded: it has no free slot although it keeps to its own limit: others have them all.
         batch: how many messages one slot takes.
         rest: how many more the batch takes that is being gathered.
+        suspects: how many suspects may be among them.
     """
 
     slots: int
@@ -23,6 +26,7 @@ class Room(NamedTuple):
     crowded: bool = False
     batch: int = 1
     rest: int = 0
+    suspects: int = 1
 
     @property
     def direct(self) -> int:
@@ -30,7 +34,7 @@ class Room(NamedTuple):
         return self.slots * self.batch + self.rest
 
 
-class Turns:
+class FairOrder:
     """Each queue's place in the round: the further along, the later its turn; a weight of two goes half as far."""
 
     def __init__(self) -> None:
@@ -52,12 +56,12 @@ class Turns:
         self._place[name] += slots / weight
 
 
-def shares(rooms: Sequence[Room], weights: Sequence[int], places: Sequence[float]) -> list[Room]:
-    """Return how much of its room each queue may use, so that together they take no more slots than are free."""
-    given = [0] * len(rooms)
+def fair_shares(capacities: Sequence[Capacity], weights: Sequence[int], places: Sequence[float]) -> list[Capacity]:
+    """Return how much of its capacity each queue may use, so that together they take no more slots than are free."""
+    given = [0] * len(capacities)
     places = list(places)
-    for _ in range(max((room.slots for room in rooms), default=0)):
-        wanting = [at for at, room in enumerate(rooms) if given[at] < room.slots]
+    for _ in range(max((one.slots for one in capacities), default=0)):
+        wanting = [at for at, one in enumerate(capacities) if given[at] < one.slots]
         if not wanting:
             break
         turn = min(wanting, key=places.__getitem__)
@@ -65,6 +69,6 @@ def shares(rooms: Sequence[Room], weights: Sequence[int], places: Sequence[float
         places[turn] += 1 / weights[turn]
     total = sum(weights)
     return [
-        room._replace(slots=slots, ahead=max(min(room.ahead, 1), room.ahead * weight // total))
-        for room, slots, weight in zip(rooms, given, weights, strict=True)
+        one._replace(slots=slots, ahead=max(min(one.ahead, 1), one.ahead * weight // total))
+        for one, slots, weight in zip(capacities, given, weights, strict=True)
     ]

@@ -1,0 +1,251 @@
+"""
+The slots of a process: for each queue what waits for one, what runs, and how much more may be claimed.
+
+A process has `concurrency` slots; each runs one call of a handler, with one message or with a batch. A claimed message
+goes one way, and each queue counts how many are where:
+
+    claim ──▶ queued ─────▶ running ──────▶ ended ───────▶ forgotten
+              no slot yet   a slot for      Redis has yet
+              (body read    each call       to be told
+              or not)
+
+What starts. A free slot is given to the message that was claimed first, of the queues that run fewer calls than their
+own `concurrency`; a batch that is not full waits for its `linger` first. The call is then taken by a thread, or by the
+event loop. While the loop is blocked its calls are given no slots and have none: they stand still anyway.
+
+How much is claimed (`Capacity`).
+- For free slots. What is queued has a slot coming, so a slot counts as free when neither a call nor what is queued
+  needs it.
+- Ahead of them, so that no slot waits for a round trip: what will start within HOLD_SECONDS at the pace of the queue's
+  calls, at most what HOLD_READS reads bring; less what is queued already. What is held longer goes back to Redis
+  (renewer). It is claimed when half of it is gone, so that claims stay large.
+- Nothing ahead while a queue that has work gets no slot and can hold none ahead, because its handlers are slow or
+  its messages may not be held: what is queued of others drains first.
+- Nothing while too much has ended that Redis does not know, or of coroutines while their loop is blocked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from reliq.settings import BATCH_LIMIT
+from reliq.worker.capacity import Capacity
+from reliq.worker.claims import QueueClaims
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from reliq.handler import Handler
+    from reliq.worker.flight import Flight
+
+#: What is held ahead must start within this, or goes back.
+HOLD_SECONDS = 0.1
+#: And be no more than so many reads bring: of one that starts, one on its way, and one that is claimed.
+HOLD_READS = 3
+#: The most that may have ended without Redis knowing it, about, for more to be claimed.
+UNSETTLED_LIMIT = 4 * BATCH_LIMIT
+#: How much one more duration counts in the running mean.
+_PACE_WEIGHT = 0.2
+_SHORTEST_SECONDS = 1e-5
+
+
+class QueueSlots:
+    """
+    What one queue has in this process.
+
+    Attributes:
+        limit: how many calls there may be at once.
+        batch: how many messages a call has at most.
+        waiting: what has its body and waits for a slot, in the order in which it starts.
+        queued: how many messages are claimed and have no slot, those in `waiting` included.
+        running: how many slots its calls have.
+        ended: how many messages have ended, or gone back, without Redis knowing it.
+        pace: running mean of a call's seconds, None before the first.
+        read_limit: how many messages one round trip reads at most.
+    """
+
+    def __init__(self, handler: Handler, concurrency: int) -> None:
+        cap = handler.settings.concurrency
+        self.is_async = handler.is_async
+        self.limit = concurrency if cap is None else min(cap, concurrency)
+        self.batch, self._linger = handler.batch, handler.linger_seconds
+        self.waiting: deque[Flight] = deque()
+        self.queued = self.running = self.ended = 0
+        self.pace: float | None = None
+        self.read_limit = BATCH_LIMIT
+
+    @property
+    def calls(self) -> int:
+        """How many calls run, and will be made with what is queued."""
+        return self.running + (self.queued + self.batch - 1) // self.batch
+
+    def learn(self, took: float) -> None:
+        """Take one more duration into the mean."""
+        self.pace = took if self.pace is None else self.pace * (1 - _PACE_WEIGHT) + took * _PACE_WEIGHT
+
+    def hold_limit(self, standstill: float) -> int:
+        """Return how many messages would start within HOLD_SECONDS, when none has for `standstill` seconds."""
+        if self.pace is None:
+            return 0
+        pace = max(self.pace, standstill, _SHORTEST_SECONDS)
+        if pace >= HOLD_SECONDS:
+            return 0
+        return min(HOLD_READS * self.read_limit, int(self.limit * self.batch * HOLD_SECONDS / pace))
+
+    def put(self, flight: Flight) -> None:
+        """Have `flight` wait for a slot: at the end, but before a batch that is being gathered if it must not wait."""
+        if flight.must_start and self.batch > 1:
+            self.waiting.appendleft(flight)
+        else:
+            self.waiting.append(flight)
+
+    def ripe_at(self) -> float:
+        """Return when the next call may start: a batch lingers for more, unless it is full."""
+        if self.batch == 1 or self.waiting[0].must_start or len(self.waiting) >= self.batch:
+            return 0.0
+        return self.waiting[0].held_since + self._linger
+
+    def take(self) -> list[Flight]:
+        """Give a slot to the next call and return its messages: what must not wait is called alone."""
+        waiting = self.waiting
+        first = waiting.popleft()
+        flights = [first]
+        while len(flights) < self.batch and not first.must_start and waiting and not waiting[0].must_start:
+            flights.append(waiting.popleft())
+        self.queued -= len(flights)
+        self.running += 1
+        return flights
+
+    def put_back(self, flights: Sequence[Flight]) -> None:
+        """Take back the slot of a call that was never made."""
+        self.waiting.extendleft(reversed(flights))
+        self.queued += len(flights)
+        self.running -= 1
+
+
+class SlotTable:
+    """
+    The slots of a process, and the queues that share them; whoever uses it holds a lock.
+
+    Attributes:
+        queued: how many messages are claimed and have no slot, of all queues.
+        refill_at: at how many of them there is capacity ahead again.
+        suspects: how many suspects are held or run.
+        started_at: when the latest call was given a slot.
+        loop_blocked: the event loop does not run.
+    """
+
+    def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
+        self._concurrency = concurrency
+        self._queues = {handler.queue.name: QueueSlots(handler, concurrency) for handler in handlers}
+        self._batching = [slots for slots in self if slots.batch > 1]
+        self.queued = self.refill_at = self.suspects = 0
+        self.started_at = 0.0
+        self.loop_blocked = False
+
+    def __iter__(self) -> Iterator[QueueSlots]:
+        return iter(self._queues.values())
+
+    def __getitem__(self, queue: str) -> QueueSlots:
+        return self._queues[queue]
+
+    @property
+    def plain_calls(self) -> int:
+        """How many calls of plain handlers may run at once with what is held."""
+        return sum(min(slots.limit, slots.calls) for slots in self if not slots.is_async)
+
+    def suspects_allowed(self, _queue: str) -> int:
+        """Return how many suspects of a queue may be claimed: one of all queues is here at a time."""
+        return 0 if self.suspects else 1
+
+    def add(self, flights: Sequence[Flight]) -> None:
+        """Count what was claimed of one queue."""
+        self._queues[flights[0].queue].queued += len(flights)
+        self.queued += len(flights)
+        self.suspects += _suspects(flights)
+
+    def next_call(self, now: float) -> list[Flight]:
+        """Give a free slot to what was claimed first of all that may start, and return it; nothing when none is free."""
+        busy = 0
+        first: QueueSlots | None = None
+        for slots in self._queues.values():
+            if slots.is_async and self.loop_blocked:
+                continue
+            busy += slots.running
+            waits = slots.waiting and slots.running < slots.limit and slots.ripe_at() <= now
+            if waits and (first is None or slots.waiting[0].fetched_at < first.waiting[0].fetched_at):
+                first = slots
+        if first is None or busy >= self._concurrency:
+            return []
+        flights = first.take()
+        self.queued -= len(flights)
+        self.started_at = now
+        return flights
+
+    def put_back(self, flights: Sequence[Flight]) -> None:
+        """Take back the slot of a call that was never made."""
+        self._queues[flights[0].queue].put_back(flights)
+        self.queued += len(flights)
+
+    def end_call(self, flights: Sequence[Flight], took: float | None, *, abandoned: bool) -> QueueSlots:
+        """Free the slot of a call that has ended; `took` is None when its handler was not called."""
+        slots = self._queues[flights[0].queue]
+        slots.running -= 1
+        slots.ended += len(flights)
+        if took is not None:
+            slots.learn(took)
+        if self.suspects and not abandoned:
+            self.suspects -= _suspects(flights)
+        return slots
+
+    def withdraw(self, flights: Iterable[Flight]) -> None:
+        """Let `flights`, which are settling, wait no more."""
+        for flight in flights:
+            slots = self._queues[flight.queue]
+            slots.queued -= 1
+            slots.ended += 1
+            self.queued -= 1
+            self.suspects -= flight.delivery.claimed.suspect
+        for slots in self:
+            slots.waiting = deque(flight for flight in slots.waiting if not flight.settling)
+
+    def abandon(self, flights: Iterable[Flight]) -> None:
+        """Let suspects that overran their time keep no other from its turn."""
+        self.suspects -= _suspects(flights)
+
+    def linger(self, now: float, *, is_async: bool) -> float | None:
+        """Return the seconds until a batch that lingers now may start, None when there is none."""
+        ripe = [slots.ripe_at() for slots in self._batching if slots.is_async is is_async and slots.waiting]
+        return min((at - now for at in ripe if at > now), default=None)
+
+    def capacities(self, claims: Sequence[QueueClaims], now: float) -> list[Capacity]:
+        """Return how much of each queue can be claimed, and note when there will be more."""
+        counted = [slots for slots in self if not (slots.is_async and self.loop_blocked)]
+        free = self._concurrency - sum(min(slots.limit, slots.calls) for slots in counted)
+        # When nothing has started for longer than calls usually take, the next will take as long.
+        standstill = now - self.started_at if any(slots.running for slots in counted) else 0.0
+        self.refill_at = 0
+        found = [self._capacity(one.name, free, standstill) for one in claims]
+        if any(map(QueueClaims.starves, claims, found)):
+            self.refill_at = 0
+            return [one._replace(ahead=0) for one in found]
+        return found
+
+    def _capacity(self, queue: str, free: int, standstill: float) -> Capacity:
+        slots = self._queues[queue]
+        if slots.ended >= UNSETTLED_LIMIT or (slots.is_async and self.loop_blocked):
+            return Capacity(0, 0)
+        most = slots.hold_limit(standstill)
+        refill_at = max(most - most // 2, most - BATCH_LIMIT)
+        self.refill_at = max(self.refill_at, refill_at)
+        ahead = most - self.queued if self.queued <= refill_at else 0
+        own = max(0, slots.limit - slots.calls)
+        direct = max(0, min(free, own))
+        gathers = free >= 0 and slots.calls <= slots.limit
+        rest = -slots.queued % slots.batch if gathers else 0
+        return Capacity(direct, ahead, not direct and own > 0, slots.batch, rest, self.suspects_allowed(queue))
+
+
+def _suspects(flights: Iterable[Flight]) -> int:
+    return sum(flight.delivery.claimed.suspect for flight in flights)
