@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from reliq.handler import Handler
     from reliq.job import Job
@@ -45,11 +45,17 @@ class ThreadExecutor:
         return all(thread.is_alive() for thread in self._threads)
 
     def _work(self) -> None:
-        run = self._inflight.next_plain(None)
-        while run is not None:
-            if self._running.begin(run):
-                self._run(run)
-            run = self._inflight.next_plain(run)
+        run: Run | None = None
+        while True:
+            done, run = run, None  # its slot is freed once, whatever raises
+            try:
+                run = self._inflight.next_plain(done)
+                if run is None:
+                    return
+                if self._running.begin(run):
+                    self._run(run)
+            except BaseException:
+                logger.exception("a thread of the handlers failed and goes on")
 
     def _run(self, run: Run) -> None:
         answer: Any = None
@@ -108,6 +114,16 @@ class AsyncExecutor:
         """Start what may start; called by other threads."""
         with suppress(RuntimeError):  # the loop is closed: nothing starts any more
             self._loop.call_soon_threadsafe(self._fill)
+
+    def ping(self, answer: Callable[[], None]) -> None:
+        """Have the loop call `answer` as soon as it runs; called by other threads."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(answer)
+
+    @property
+    def thread_id(self) -> int:
+        """The loop's thread."""
+        return self._thread.ident or 0
 
     def cancel(self, run: Run) -> None:
         """Cancel the task of `run`, if it still goes on."""
@@ -170,14 +186,23 @@ class AsyncExecutor:
             done, self._done = self._done, []
             runs, linger = self._inflight.next_async(done)
             for run in runs:
-                if self._running.begin(run):
-                    run.task = self._loop.create_task(self._run(run), context=self._context.copy())
-                else:
+                if not (self._running.begin(run) and self._start(run)):
                     self._done.append(run)
             if not self._done:
                 break
         if linger is not None:
             self._timer = self._loop.call_later(linger, self._fill)
+
+    def _start(self, run: Run) -> bool:
+        """Make a task of `run`; say whether there is one: a task factory is the application's."""
+        coroutine = self._run(run)
+        try:
+            # Not by the argument `context`, which older task factories do not take.
+            run.task = self._context.copy().run(self._loop.create_task, coroutine)
+        except BaseException as error:
+            coroutine.close()
+            self._running.end(run, None, error)
+        return run.task is not None
 
     async def _run(self, run: Run) -> None:
         answer: Any = None
@@ -189,11 +214,13 @@ class AsyncExecutor:
             error = TimeoutError("the handler overran its timeout") if run.abandoned else cancelled
         except BaseException as raised_error:  # SystemExit too: a handler must not end the loop
             error = raised_error
-        self._running.end(run, answer, error)
-        self._done.append(run)
-        if not self._filling:
-            self._filling = True
-            self._loop.call_soon(self._fill)
+        try:
+            self._running.end(run, answer, error)
+        finally:
+            self._done.append(run)
+            if not self._filling:
+                self._filling = True
+                self._loop.call_soon(self._fill)
 
     async def _call(self, handler: Handler, jobs: list[Job[Any]]) -> Any:
         if not self._running.middleware:

@@ -142,7 +142,12 @@ class Inflight:
             self._withdraw(waits)
             return waits
 
-    def block_loop(self) -> list[Flight]:
+    def loop_is_late(self) -> None:
+        """Know that the event loop may not run: no more is claimed for it."""
+        with self._lock:
+            self._table.loop_late = True
+
+    def loop_is_blocked(self) -> list[Flight]:
         """Know that the event loop does not run: its calls have no slots; return what was held for it, withdrawn."""
         with self._lock:
             self._table.loop_blocked = True
@@ -151,10 +156,10 @@ class Inflight:
             self._give_slots()
             return waits
 
-    def unblock_loop(self) -> None:
+    def loop_runs(self) -> None:
         """Know that the event loop runs again."""
         with self._lock:
-            self._table.loop_blocked = False
+            self._table.loop_late = self._table.loop_blocked = False
             self._give_slots()
             self._tell_fetcher()
 
@@ -207,6 +212,12 @@ class Inflight:
         """Return the calls of handlers that are under way."""
         with self._lock:
             return list(self._runs)
+
+    @property
+    def loop_is_used(self) -> bool:
+        """Whether calls of coroutine handlers have slots, or wait for some."""
+        with self._lock:
+            return any(slots.is_async and slots.calls for slots in self._table)
 
     @property
     def suspects(self) -> int:

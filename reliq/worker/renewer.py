@@ -12,6 +12,7 @@ from reliq.settings import BATCH_LIMIT
 from reliq.worker.loop import Troubles
 from reliq.worker.outcome import RELEASED
 from reliq.worker.slots import HOLD_SECONDS
+from reliq.worker.watchdog import LoopWatchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +47,7 @@ class Renewer:
     ) -> None:
         self._door, self._inflight, self._async_executor, self._settle = door, inflight, async_executor, settle
         self._tell_overrun = overran
+        self._watchdog = LoopWatchdog(async_executor, inflight, settle)
         self._look_seconds = min([LOOK_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
         self._troubles = Troubles("renewer")
         self._held_at = 0.0  # when there was something to look at
@@ -69,6 +71,7 @@ class Renewer:
         for run in self._inflight.runs():
             if run.timeout_at is not None and now > run.timeout_at and run.unanswered:
                 self._overran(run, now)
+        self._watchdog.look(now)
         longest = HOLD_SECONDS  # and as long as its batch lingers
         held_too_long = [
             f for f in flights if not f.started and now - f.held_since > longest + f.handler.linger_seconds

@@ -21,7 +21,7 @@ How much is claimed (`Capacity`).
   (renewer). It is claimed when half of it is gone, so that claims stay large.
 - Nothing ahead while a queue that has work gets no slot and can hold none ahead, because its handlers are slow or
   its messages may not be held: what is queued of others drains first.
-- Nothing while too much has ended that Redis does not know, or of coroutines while their loop is blocked.
+- Nothing while too much has ended that Redis does not know, or of coroutines while their loop does not answer.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class SlotTable:
         refill_at: at how many of them there is capacity ahead again.
         suspects: how many suspects are held or run.
         started_at: when the latest call was given a slot.
-        loop_blocked: the event loop does not run.
+        loop_late, loop_blocked: the event loop does not answer; it has not for so long that it stands still.
     """
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
@@ -142,7 +142,7 @@ class SlotTable:
         self._batching = [slots for slots in self if slots.batch > 1]
         self.queued = self.refill_at = self.suspects = 0
         self.started_at = 0.0
-        self.loop_blocked = False
+        self.loop_late = self.loop_blocked = False
 
     def __iter__(self) -> Iterator[QueueSlots]:
         return iter(self._queues.values())
@@ -234,7 +234,7 @@ class SlotTable:
 
     def _capacity(self, queue: str, free: int, standstill: float) -> Capacity:
         slots = self._queues[queue]
-        if slots.ended >= UNSETTLED_LIMIT or (slots.is_async and self.loop_blocked):
+        if slots.ended >= UNSETTLED_LIMIT or (slots.is_async and self.loop_late):
             return Capacity(0, 0)
         most = slots.hold_limit(standstill)
         refill_at = max(most - most // 2, most - BATCH_LIMIT)

@@ -1,0 +1,155 @@
+"""What blocks, or breaks, the event loop of the handlers harms nothing but its own message."""
+
+import asyncio
+import threading
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import pytest
+from waiting import eventually
+
+from reliq import Consumer
+from reliq.events import Acked, Claimed, Nacked, Released
+
+
+@pytest.fixture
+def blocked(make_queue, consumer, start, recorder, gate):
+    """A worker of four slots whose event loop is blocked by the first of 200 async messages."""
+    later, plain = make_queue("async"), make_queue("plain")
+
+    @consumer.handler(later)
+    async def ahandle(body):
+        if body == "blocks":
+            gate.pass_through()
+
+    consumer.handler(plain)(lambda body: None)
+    engine = start(concurrency=4)
+    later.publish_many(["x"] * 200)
+    recorder.wait_for(Acked, 200, queue="async")  # it is known to be quick, so that some is held ahead
+    recorder.events.clear()
+    later.publish_many(["blocks", *["x"] * 199])
+    gate.wait_for()
+    return later, plain, engine
+
+
+def test_a_blocked_loop_does_not_stop_plain_handlers(blocked, recorder, gate):
+    _, plain, _ = blocked
+
+    for number in range(10):
+        plain.publish_many(["x"] * 100)
+        recorder.wait_for(Acked, 100 * (number + 1), queue="plain")
+
+    gate.open()
+    recorder.wait_for(Acked, 200, queue="async")
+
+
+def test_async_messages_go_back_once_and_stay_until_the_loop_runs_again_and_the_log_says_so_once(
+    blocked, recorder, gate, caplog
+):
+    later, plain, engine = blocked
+    eventually(lambda: "the event loop has not run for" in caplog.text, "the log says that the loop is blocked")
+    eventually(lambda: all(flight.started for flight in engine.inflight.flights()), "what was held has gone back")
+    claimed = len(recorder.ids(Claimed, queue="async"))
+
+    for number in range(5):
+        plain.publish_many(["x"] * 100)
+        recorder.wait_for(Acked, 100 * (number + 1), queue="plain")
+
+    assert len(recorder.ids(Claimed, queue="async")) == claimed
+    times = Counter(recorder.ids(Released, queue="async"))
+    assert max(times.values(), default=0) <= 2  # once, and once more if the machine is so busy that nobody looked
+    gate.open()
+    recorder.wait_for(Acked, 200, queue="async")
+    assert later.counts().totals.get("retried_lease", 0) == 0
+    assert caplog.text.count("the event loop has not run for") == 1
+    assert "in pass_through" in caplog.text
+
+
+def test_a_task_factory_without_a_context_is_good_enough(queue, url, start, recorder):
+    async def lifespan():
+        asyncio.get_running_loop().set_task_factory(lambda loop, coroutine: asyncio.Task(coroutine, loop=loop))
+        yield
+
+    consumer = Consumer(url, observers=[recorder], lifespan=asynccontextmanager(lifespan))
+
+    @consumer.handler(queue)
+    async def handle(body): ...
+
+    queue.publish_many(["x"] * 50)
+    start(consumer, concurrency=2)
+
+    recorder.wait_for(Acked, 50)
+
+
+def test_a_task_that_cannot_be_made_costs_no_slot(queue, url, start, recorder):
+    broken = threading.Event()
+
+    def make(loop, coroutine):
+        if broken.is_set() and coroutine.__qualname__ == "AsyncExecutor._run":
+            raise RuntimeError("no task today")
+        return asyncio.Task(coroutine, loop=loop)
+
+    async def lifespan():
+        asyncio.get_running_loop().set_task_factory(make)
+        yield
+
+    consumer = Consumer(url, observers=[recorder], lifespan=asynccontextmanager(lifespan))
+
+    @consumer.handler(queue)
+    async def handle(body): ...
+
+    start(consumer, concurrency=2)
+    broken.set()
+    queue.publish_many(["x"] * 20)
+    recorder.wait_for(Nacked, 20)
+    broken.clear()
+    queue.publish_many(["y"] * 20)
+
+    recorder.wait_for(Acked, 20)
+
+
+class Nameless:
+    """An answer that cannot even be asked for its class, as an unbound proxy."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError("unbound")
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_an_answer_that_cannot_be_looked_at_costs_no_slot(queue, consumer, start, recorder, is_async):
+    def handle(body):
+        return Nameless() if body == "odd" else None
+
+    async def ahandle(body):
+        return handle(body)
+
+    consumer.handler(queue)(ahandle if is_async else handle)
+    queue.publish_many(["odd"] * 8)
+    start(concurrency=2)
+    recorder.wait_for(Nacked, 8)
+
+    queue.publish_many(["x"] * 20)
+
+    recorder.wait_for(Acked, 20)
+
+
+def test_a_handlers_thread_goes_on_after_whatever_is_raised_in_it(
+    queue, consumer, start, recorder, monkeypatch, caplog
+):
+    consumer.handler(queue, lease=1.0)(lambda body: None)
+    engine = start(concurrency=1)
+    begin, calls = engine._running.begin, []
+
+    def fails_once(run):
+        calls.append(run)
+        if len(calls) == 1:
+            raise MemoryError
+        return begin(run)
+
+    monkeypatch.setattr(engine._running, "begin", fails_once)
+    queue.publish_many(["x"] * 5)
+
+    recorder.wait_for(Acked, 4)
+    assert "a thread of the handlers failed and goes on" in caplog.text
+    assert engine.dead_parts() == []
