@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003  msgspec reads the annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -19,6 +19,9 @@ B = TypeVar("B")
 RETRIES_LIMIT = 1000
 
 Duration = float | timedelta
+#: Why a message is a dead letter; `lost` is what `reliq check --repair` could not put back.
+DeathReason = Literal["failed", "rejected", "undecodable", "lease", "lost"]
+DEATH_REASONS: tuple[DeathReason, ...] = get_args(DeathReason)
 PublishStatus = Literal["published", "duplicate", "tombstoned"]
 CancelStatus = Literal["cancelled", "running", "not_found"]
 RescheduleStatus = Literal["rescheduled", "running", "not_found"]
@@ -218,7 +221,7 @@ class Letter:
 
     Attributes:
         letter: names this death; an id can die more than once.
-        reason: `failed`, `rejected`, `undecodable` or `lease`.
+        reason: one of `DEATH_REASONS`, unless something else than reliq wrote it.
         attempts: how many deliveries there were, None when that is unknown.
         died: unix seconds by Redis' clock.
     """

@@ -138,8 +138,11 @@ def _check_place(scheme: str, hosts: list[tuple[str, int | None]], path: str) ->
 
 def _check_options(options: dict[str, str], known: set[str]) -> None:
     """Refuse what is not known, and what would switch TLS' checks off without being called insecure."""
-    if unknown := set(options) - known:
-        raise ConfigurationError(f"Redis URL has an unknown option {min(unknown)!r}; known: {', '.join(sorted(known))}")
+    if set(options) - known:  # which is not told: it is a piece of the password, where a ? in that is not encoded
+        raise ConfigurationError(
+            f"Redis URL has an unknown option after its ? (one in a password is written %3F); "
+            f"known: {', '.join(sorted(known))}"
+        )
     if options.get("ssl_min_version", "1.2") not in _TLS_VERSIONS:
         raise ConfigurationError("Redis URL option ssl_min_version must be 1.2 or 1.3")
     if options.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):

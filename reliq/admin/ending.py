@@ -38,7 +38,7 @@ class End:
         kind: `dead`, `expired` (its TTL passed before a delivery, or its body was gone), `cancelled`, `purged`
             or `acked`.
         at: when, in unix seconds by Redis' clock.
-        reason: of its last failure: `failed`, `rejected`, `undecodable` or `lease`; empty when there was none.
+        reason: of its last failure, one of `DEATH_REASONS`; empty when there was none.
         attempt: which delivery that was, None when nobody knows.
         error: the last error's text.
         took: for how many seconds the handler of an acked one ran, None when nobody knows.

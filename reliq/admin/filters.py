@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from reliq.errors import ConfigurationError
+from reliq.message import DEATH_REASONS
 from reliq.settings import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from reliq.message import Header, Letter
-
-REASONS = ("failed", "rejected", "undecodable", "lease")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ class LetterFilter(Filter):
 
     Attributes:
         ids: of messages; empty for all.
-        reason: `failed`, `rejected`, `undecodable` or `lease`; empty for all.
+        reason: one of `DEATH_REASONS`; empty for all.
         error: text that the last error must have.
         older_than, newer_than: seconds since the death, or None.
 
@@ -67,8 +66,8 @@ class LetterFilter(Filter):
     newer_than: float | None = None
 
     def __post_init__(self) -> None:
-        if self.reason and self.reason not in REASONS:
-            raise ConfigurationError(f"reason must be one of {', '.join(REASONS)}, not {self.reason[:40]!r}")
+        if self.reason and self.reason not in DEATH_REASONS:
+            raise ConfigurationError(f"reason must be one of {', '.join(DEATH_REASONS)}, not {self.reason[:40]!r}")
         for name in ("older_than", "newer_than"):
             if getattr(self, name) is not None:
                 seconds(name, getattr(self, name))

@@ -9,6 +9,7 @@ from reliq.admin import Filter, LetterFilter
 from reliq.admin.pieces import STATES
 from reliq.cli.common import duration, print_json, say
 from reliq.errors import ConfigurationError
+from reliq.message import DEATH_REASONS
 
 
 def state_option(words: Sequence[str]) -> Callable[[], list[str]]:
@@ -30,7 +31,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many are m
 OlderThan = Annotated[str | None, typer.Option(metavar="TIME", help="Only those dead for longer: 30s, 10m, 2h, 1d.")]
 NewerThan = Annotated[str | None, typer.Option(metavar="TIME", help="Only those that died within: 30s, 10m, 2h, 1d.")]
 Error = Annotated[str, typer.Option(metavar="TEXT", help="Only with this text in the last error.")]
-Reason = Annotated[str, typer.Option(help="Only those: failed, rejected, undecodable or lease.")]
+Reason = Annotated[
+    str, typer.Option(help=f"Only those: {', '.join(DEATH_REASONS)}.", autocompletion=state_option(DEATH_REASONS))
+]
 
 
 def headers_of(given: Sequence[str] | None) -> dict[str, str]:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from reliq.cli.common import amount, rate, spoken
@@ -25,7 +26,9 @@ WIDE = 150
 LEAST_LINES = 4
 #: For so long a message may wait before it is shown as late, and as very late, in seconds.
 LATE, VERY_LATE = 10.0, 60.0
-SLOT_WIDTH, LATE_WIDTH = 38, 7
+SLOT_WIDTH, LATE_WIDTH, INDENT = 38, 7, 2
+#: A picture beside the numbers has so many columns at least.
+LEAST_PICTURE = 24
 SPARKS = "▁▂▃▄▅▆▇█"
 STATES = {"ready": "yellow", "pending": "blue", "leased": "green", "backoff": "magenta", "retry": "red"}
 
@@ -103,27 +106,41 @@ def _sides(left: Text, right: Text, width: int) -> Text:
 def _queues(moment: Moment, width: int, most: int) -> list[Text]:
     """Return a title and the queues that fit; when not all do, the latest and largest."""
     views = list(moment.overview.queues)
-    each = 1 if width >= WIDE else 2
-    named = min(24 if width >= WIDE else 17, max((len(view.queue) for view in views), default=0) + 1)
     columns = [*STATES, "dead", "in/s", "acked/s", "failed/s"]
-    title = Text(f"{'queue':<{named}}{'late':>{LATE_WIDTH}}")
+    named = max(map(cell_len, ("queue", *(view.queue for view in views)))) + 1
+    beside = LATE_WIDTH + sum(_cell(name, width) for name in columns) + (LEAST_PICTURE if width >= WIDE else 0)
+    stacked = named > width - beside  # a name is never cut: it has a line with the picture then
+    title = Text(f"{'' if stacked else 'queue':<{INDENT if stacked else named}}{'late':>{LATE_WIDTH}}")
     for name in columns:
         title.append(f"{name:>{_cell(name, width)}}", STATES.get(name, ""))  # the colours of the bars
     title.stylize("bold underline")
-    room = max(1, (most - 1) // each)
+    room = max(1, (most - 1) // (1 if width >= WIDE and not stacked else 2))
     if len(views) > room:
         worst = sorted(views, key=lambda view: (-(view.late or 0.0), -_backlog(view)))[: max(1, room - 1)]
         views = [view for view in views if view in worst]
     lines = [title]
     for view in views:
-        numbers = _numbers(view, named, width)
-        if width >= WIDE:
-            lines.append(Text.assemble(numbers, "  ", _picture(view, moment.trends, width - len(numbers) - 2)))
-        else:
-            lines += [numbers, Text.assemble("  ", _picture(view, moment.trends, width - 2))]
+        lines += _stacked(view, moment.trends, width) if stacked else _in_line(view, moment.trends, named, width)
     if hidden := len(moment.overview.queues) - len(views):
         lines.append(Text(f"and {hidden} more queues, less late than these", "dim"))
     return lines
+
+
+def _in_line(view: QueueView, trends: Mapping[str, Trend], named: int, width: int) -> list[Text]:
+    """Return a queue's name and numbers, and its picture beside them or below."""
+    numbers = Text.assemble((set_cell_size(view.queue, named), "bold"), _numbers(view, width))
+    if width < WIDE:
+        return [numbers, Text.assemble(" " * INDENT, _picture(view, trends, width - INDENT))]
+    return [Text.assemble(numbers, " " * INDENT, _picture(view, trends, width - numbers.cell_len - INDENT))]
+
+
+def _stacked(view: QueueView, trends: Mapping[str, Trend], width: int) -> list[Text]:
+    """Return a queue's name and picture, and its numbers below."""
+    picture = _picture(view, trends, max(0, width - cell_len(view.queue) - INDENT))
+    return [
+        Text.assemble((view.queue, "bold"), " " * INDENT, picture),
+        Text.assemble(" " * INDENT, _numbers(view, width)),
+    ]
 
 
 def _cell(name: str, width: int) -> int:
@@ -135,11 +152,10 @@ def _backlog(view: QueueView) -> int:
     return view.ready + view.retry
 
 
-def _numbers(view: QueueView, named: int, width: int) -> Text:
+def _numbers(view: QueueView, width: int) -> Text:
     late = "?" if view.late is None else spoken(view.late if view.late >= 1 else 0)
     style = "bold red" if (view.late or 0) >= VERY_LATE else "yellow" if (view.late or 0) >= LATE else ""
-    name = view.queue if len(view.queue) < named else view.queue[: named - 2] + "…"
-    line = Text.assemble((f"{name:<{named}}", "bold"), (f"{late:>{LATE_WIDTH}}", style))
+    line = Text(f"{late:>{LATE_WIDTH}}", style)
     for state, number in [*_sizes(view).items(), ("dead", view.dead)]:
         line.append(f"{_short(number):>{_cell(state, width)}}", "dim" if not number else STATES.get(state, "red"))
     if view.rates is not None:

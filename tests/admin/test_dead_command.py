@@ -1,5 +1,6 @@
 """`reliq dead`: letters found by their filters, read, published again at a rate, deleted."""
 
+import re
 import time
 
 import pytest
@@ -211,3 +212,21 @@ def test_a_rate_is_read_as_a_person_writes_it(text, rate):
 def test_what_is_no_rate_is_refused(text):
     with pytest.raises(ConfigurationError, match="50/s"):
         per_second(text)
+
+
+def test_letters_that_a_repair_made_are_found_by_their_reason(command, queue, client):
+    queue.publish({}, id="torn")
+    client.lrem(queue.keys.ready, 0, "torn")
+    client.set(queue.keys.msg("torn"), "garbage")
+    assert command("check", "q", "--repair").code == 0
+
+    found = command("dead", "list", "q", "--reason", "lost", "--json")
+
+    assert [letter["reason"] for letter in found.json] == ["lost"]
+    assert command("dead", "redrive", "q", "--reason", "lost", "--dry-run").code == 0
+
+
+def test_the_death_is_told_as_a_date(command, letters):
+    out = command("dead", "show", "q", "a").out
+
+    assert re.search(r"^ +died  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC$", out, re.MULTILINE)

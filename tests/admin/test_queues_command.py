@@ -338,3 +338,48 @@ def test_a_program_may_name_queues(admin, url, queue):
 def test_a_program_gets_the_same_as_an_exception(admin, queue):
     with pytest.raises(ConfigurationError, match="there is no queue 'oders'"):
         admin.account("oders")
+
+
+# ---- 80 columns -------------------------------------------------------------
+
+
+@pytest.fixture
+def in_columns(command, monkeypatch):
+    """Run a command on a terminal of so many columns, without its colours."""
+
+    def run(columns, *words):
+        monkeypatch.setenv("TERM", "dumb")
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        return command(*words).out.splitlines()
+
+    return run
+
+
+def test_names_and_numbers_are_whole_in_80_columns(in_columns, url):
+    for name in ("order-deadlines", "order-deadlines-late", "orders"):
+        Queue(name, url=url).publish({})
+
+    lines = in_columns(80, "queues", "--interval", "100ms")
+
+    assert [line for line in lines if not line.startswith(" ")] == ["order-deadlines", "order-deadlines-late", "orders"]
+    assert max(map(len, lines)) <= 80
+    assert sum(re.search(r"ready 1  pending 0  leased 0", line) is not None for line in lines) == 3
+    assert not any("…" in line for line in lines)
+
+
+def test_rows_are_a_table_where_there_is_room(in_columns, queue):
+    queue.publish({})
+
+    lines = in_columns(120, "queues", "--interval", "0")
+
+    assert [line.split()[0] for line in lines] == ["queue", "q"]
+
+
+def test_long_texts_give_way_and_names_do_not(in_columns, die):
+    die("order-1", "order-2", error="no such card " * 20)
+
+    lines = in_columns(80, "dead", "list", "q")
+
+    assert [line.split()[0] for line in lines] == ["id", "order-1", "order-2"]
+    assert all("no such" in line and "…" in line and len(line) <= 80 for line in lines[1:])

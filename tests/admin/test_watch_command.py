@@ -174,6 +174,22 @@ def test_whatever_there_is_fits(columns, lines):
         assert sum(line.plain.startswith("00:00:00 dead") for line in shown) >= 3
 
 
+@pytest.mark.parametrize("width", [80, 150, 200])
+@pytest.mark.parametrize(
+    "names", [("orders", "mails"), ("orders-of-the-shop", "orders-of-the-shop-late"), ("x" * 70 + "a", "x" * 70 + "b")]
+)
+def test_a_name_is_never_cut(names, width):
+    shown = Screen(moment([view(name, ready=at + 7) for at, name in enumerate(names)]), "redis://x", 1.0).lines(
+        width, 40
+    )
+
+    lines = [line.plain for line in shown]
+    assert max(map(len, lines[2:8])) <= width
+    for at, name in enumerate(names):
+        here = next(number for number, line in enumerate(lines) if re.match(rf"{name}(\s|$)", line))
+        assert any(re.search(rf" {at + 7} ", line) for line in lines[here : here + 2])
+
+
 def test_who_paused_a_queue_stands_where_its_bar_was():
     paused = view("q", ready=3, pause=Pause("anna@db1", 0.0, "gateway down"))
 
