@@ -6,37 +6,37 @@ The plan stays open as long as the supervisor lives: its end tells the child tha
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import logging
-import mmap
 import os
 import signal
-import struct
 import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from reliq.consumer import EXIT_HUNG, STARTING, Consumer, load_consumer
-from reliq.errors import ConfigurationError, RedisUnavailableError
-from reliq.events import RedisAway, Started, notify
+from reliq.board import Board
+from reliq.consumer import EXIT_HUNG, Consumer, load_consumer
+from reliq.errors import ConfigurationError
 from reliq.foreign import printable
 from reliq.health import Pulse, Sampler
 from reliq.log_setup import configure_logging, limiter
 from reliq.logs import LogObserver
 from reliq.metrics.process import ProcessMetrics
-from reliq.retry import RECONNECT, seconds_after
 from reliq.settings import WorkerSettings
-from reliq.signals import SignalNotes
+from reliq.signals import SignalNotes, take
 
 if TYPE_CHECKING:
-    from reliq.events import Event
+    from types import FrameType
+
     from reliq.worker.run import Run
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,10 @@ EXIT_CRASHED = 1
 SETTLE_SECONDS = 10.0
 #: Between two looks whether a stop has begun.
 STOP_LOOK_SECONDS = 0.5
-BOARD_BYTES = 8
-BOARD_SECONDS = 0.1
+#: What running handlers have when the supervisor is gone: its guard ends what is left soon after.
+ALONE_SECONDS = 5.0
+#: What the functions of atexit may take: they flush logs, spans and reports of errors.
+ATEXIT_SECONDS = 3.0
 #: New objects, less those that are gone, after which the collector looks at the young ones; Python's own is 700.
 COLLECT_AFTER = 10_000
 
@@ -62,7 +64,7 @@ class Plan:
     Attributes:
         consumer: `module:name`.
         queues: some of the handlers' queues, none for all.
-        board: file in which the child writes until when its one handler may run, in monotonic seconds.
+        board: file in which the child writes what it runs.
         report: file in which the child names what it could not finish.
         pulse: file in which the child notes that it claims.
         metrics: whether the child keeps figures for its parent.
@@ -96,17 +98,24 @@ class Plan:
 
 def main() -> int:
     """Work as the plan on standard input says; return the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor speaks for the terminal
+    take(signal.SIGINT, _pass)  # the supervisor speaks for the terminal
+    take(signal.SIGTERM, _end_at_once)
+    wishes = SignalNotes()
+    take(signal.SIGUSR1, wishes.note)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor starts us with it held back
     plan = Plan.of(sys.stdin.readline())
     supervisor = _take_standard_input()
-    threading.Thread(target=_end_when_alone, args=(supervisor,), name="reliq-supervisor-watch", daemon=True).start()
+    alone = threading.Event()
+    threading.Thread(
+        target=_notice_its_end, args=(supervisor, alone), name="reliq-supervisor-watch", daemon=True
+    ).start()
     try:
         try:
             consumer = load_consumer(plan.consumer)
         finally:  # not before, so that an application that configures logging itself is seen to
             configure_logging(plan.log_level, plan.log_format)
         _spare_the_collector()
-        return _work(consumer, plan)
+        return _work(consumer, plan, wishes, alone)
     except ConfigurationError as error:
         logger.error("%s", error)  # noqa: TRY400  what to do is in the message; a trace would hide it
         return EXIT_CONFIG
@@ -115,6 +124,15 @@ def main() -> int:
         return EXIT_CRASHED
     finally:
         limiter.flush()
+
+
+def _pass(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing; unlike SIG_IGN it is not handed on to the programs that handlers start."""
+
+
+def _end_at_once(_number: int, _frame: FrameType | None) -> None:
+    """End: nothing has been started that could end in peace."""
+    os._exit(0)
 
 
 def _spare_the_collector() -> None:
@@ -130,7 +148,7 @@ def _spare_the_collector() -> None:
     gc.set_threshold(COLLECT_AFTER)
 
 
-def _work(consumer: Consumer, plan: Plan) -> int:
+def _work(consumer: Consumer, plan: Plan, wishes: SignalNotes, alone: threading.Event) -> int:
     consumer.observers.append(LogObserver(error_text=plan.log_error_text))
     _keep_figures(consumer, plan)
     settings = WorkerSettings(
@@ -141,25 +159,19 @@ def _work(consumer: Consumer, plan: Plan) -> int:
         allow_eviction=plan.allow_eviction,
         log_error_text=plan.log_error_text,
     )
-    _write_stacks_on_signal(consumer)
-    threading.Thread(target=_bound_the_stop, args=(consumer, plan), name="reliq-stop-watch", daemon=True).start()
-    if plan.concurrency == 1:
-        board = Board(Path(plan.board), consumer)
-        consumer.observers.append(board)
-        threading.Thread(target=board.keep_up, name="reliq-board", daemon=True).start()
-    failures = 0
-    while True:
-        try:
-            code = consumer.run(settings, queues=plan.queues, patient=True)
-        except RedisUnavailableError as error:
-            failures += 1
-            notify(consumer.observers, [RedisAway("", STARTING, str(error))])
-            if consumer.wait_for_signal(seconds_after(RECONNECT, failures)):
-                return 0
-        else:
-            return code
-        finally:
-            _report_unfinished(consumer, Path(plan.report))
+    board = Board(Path(plan.board), consumer, consumer.chosen(plan.queues), plan.concurrency)
+    consumer.observers.append(board)
+    for name, watch in (
+        ("stacks", lambda: _write_stacks(consumer, wishes)),
+        ("stop-watch", lambda: _bound_the_stop(consumer, plan)),
+        ("board", board.keep_up),
+        ("end-watch", lambda: _end_when_alone(consumer, alone)),
+    ):
+        threading.Thread(target=watch, name=f"reliq-{name}", daemon=True).start()
+    try:
+        return consumer.run(settings, queues=plan.queues, patient=True)
+    finally:
+        _report_unfinished(consumer, Path(plan.report))
 
 
 def _keep_figures(consumer: Consumer, plan: Plan) -> None:
@@ -174,33 +186,6 @@ def _keep_figures(consumer: Consumer, plan: Plan) -> None:
     Sampler(consumer, pulse.note, metrics.sample).start()
 
 
-class Board:
-    """Tells the supervisor until when the handler that runs may take: it ends one that holds the interpreter."""
-
-    kinds = (Started,)
-
-    def __init__(self, path: Path, consumer: Consumer) -> None:
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), BOARD_BYTES)
-        self._consumer = consumer
-
-    def __call__(self, event: Event, /) -> None:
-        """Write at once when a handler begins: it may not let us again."""
-        if isinstance(event, Started):
-            self._write()
-
-    def keep_up(self) -> None:
-        """Write again and again, for a handler may extend its time, or end."""
-        while True:
-            time.sleep(BOARD_SECONDS)
-            self._write()
-
-    def _write(self) -> None:
-        running = self._consumer.running()
-        until = min((run.timeout_at for run in running if run.timeout_at is not None), default=0.0)
-        struct.pack_into("d", self._memory, 0, until)
-
-
 def _take_standard_input() -> int:
     """Return what was standard input; what handlers start gets an empty one, not the supervisor's."""
     supervisor = os.dup(0)
@@ -210,10 +195,18 @@ def _take_standard_input() -> int:
     return supervisor
 
 
-def _end_when_alone(supervisor: int) -> None:
-    """Stop in peace when the supervisor is gone: its pipe ends with it."""
+def _notice_its_end(supervisor: int, alone: threading.Event) -> None:
+    """Notice when the supervisor is gone: its pipe ends with it. What has not started to work ends at once."""
     while os.read(supervisor, 4096):
         pass
+    alone.set()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end_when_alone(consumer: Consumer, alone: threading.Event) -> None:
+    """Stop in peace when the supervisor is gone."""
+    alone.wait()
+    consumer.longest_grace = ALONE_SECONDS
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -235,20 +228,14 @@ def _report_unfinished(consumer: Consumer, path: Path) -> None:
         if not flight.abandoned
     ]
     half = path.with_suffix(".half")
-    half.write_text(json.dumps(rows))
-    half.replace(path)
+    with suppress(OSError):  # somebody has cleaned up the folder
+        half.write_text(json.dumps(rows))
+        half.replace(path)
 
 
-def _write_stacks_on_signal(consumer: Consumer) -> None:
-    wishes = SignalNotes()
-    signal.signal(signal.SIGUSR1, wishes.note)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor starts us with it held back
-
-    def serve() -> None:
-        while wishes.wait():
-            logger.warning("stacks:\n%s", stacks(consumer))
-
-    threading.Thread(target=serve, name="reliq-stacks", daemon=True).start()
+def _write_stacks(consumer: Consumer, wishes: SignalNotes) -> None:
+    while wishes.wait():
+        logger.warning("stacks:\n%s", stacks(consumer))
 
 
 def stacks(consumer: Consumer) -> str:
@@ -275,12 +262,22 @@ def _named(run: Run) -> str:
     return f"{run.handler.queue.name} {printable(run.flights[0].delivery.id)}{more}"
 
 
+def _leave(exit_code: int) -> None:
+    """End this process, with what was registered for its end: a handler that hangs in a thread must not hold it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends already
+    last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)  # noqa: SLF001  there is no public way
+    last.start()
+    last.join(ATEXIT_SECONDS)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # closed, here or at its other end
+            stream.flush()
+    os._exit(exit_code)
+
+
 if __name__ == "__main__":
     try:
-        exit_code = main()
+        code = main()
     except BaseException:
         traceback.print_exc()
-        exit_code = EXIT_CRASHED
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)  # a handler that hangs in a thread must not hold the process
+        code = EXIT_CRASHED
+    _leave(code)

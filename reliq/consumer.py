@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
-import signal
+import math
+import os
 import time
 from typing import TYPE_CHECKING, Any, Self
 
 from reliq.connection import Connection, check_slots
-from reliq.errors import ConfigurationError
-from reliq.events import RedisBack, WorkerReady, WorkerStopping, notify
+from reliq.errors import ConfigurationError, RedisUnavailableError
+from reliq.events import RedisAway, RedisBack, WorkerReady, WorkerStopping, notify
 from reliq.registration import Registration
+from reliq.retry import RECONNECT, seconds_after
 from reliq.settings import WorkerSettings, seconds
-from reliq.signals import SignalNotes
+from reliq.signals import StoppedEarly, StopSignals
 from reliq.worker.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from types import FrameType
 
     from reliq.events import Observer
     from reliq.handler import Handler
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from reliq.worker.run import Run
 
 #: Exit codes of a worker process.
-EXIT_HUNG, EXIT_REPLACE, EXIT_SECOND_SIGNAL = 75, 76, 130
+EXIT_HUNG, EXIT_REPLACE = 75, 76
 #: The part that misses Redis before there are others.
 STARTING = "start"
 #: Between two looks whether a drain is done.
@@ -61,8 +63,9 @@ class Consumer(Registration):
         self.observers: list[Observer] = list(observers)
         self._engine: Engine | None = None
         self._stopped: Engine | None = None
-        self._signals = SignalNotes()
-        self._patient = False
+        self._leaves = self._leaving = False
+        #: The most seconds that running handlers have after a stop, whatever the settings say.
+        self.longest_grace = math.inf
 
     def include(self, *sources: Consumer | str) -> Self:
         """
@@ -93,40 +96,42 @@ class Consumer(Registration):
         """
         Start working in this process and return; `queues` names some of the handlers' queues, none means all.
 
+        While Redis is away it waits for it. What has not been stopped is stopped when the program ends.
+
         Raises:
             ConfigurationError: there is no handler, no such queue, no Redis named, or the server is not fit.
-            RedisUnavailableError: Redis is away.
         """
-        if self._engine is not None:
-            raise ConfigurationError("this consumer has been started; stop it first")
-        chosen = self.chosen(queues)
-        engine = Engine(
-            chosen,
-            self.connection(chosen),
-            settings or WorkerSettings(),
-            lifespan=self.lifespan,
-            middleware=tuple(self._middleware),
-            observers=tuple(self.observers),
-            on_error=tuple(self._on_error),
-        )
-        engine.start()
-        self._engine = engine
-        names = tuple(handler.queue.name for handler in chosen)
-        notify(self.observers, [RedisBack("", STARTING), WorkerReady("", names)])
+        failures = 0
+        while True:
+            try:
+                self._start(settings, queues)
+            except RedisUnavailableError as error:
+                failures += 1
+                notify(self.observers, [RedisAway("", STARTING, str(error))])
+                time.sleep(seconds_after(RECONNECT, failures))
+            else:
+                return
 
     def stop(self, grace: Duration = 25.0) -> bool:
         """Take no more, give back what has not started, let handlers end within `grace`; say whether all did."""
         engine, self._engine = self._engine, None
         if engine is None:
             return True
+        atexit.unregister(self._stop_at_exit)
         self._stopped = engine
         grace_seconds = seconds("grace", grace)
         notify(self.observers, [WorkerStopping("", len(engine.inflight.runs()), grace_seconds)])
         return not engine.stop(grace_seconds)
 
     def drain(self, settings: WorkerSettings | None = None, *, queues: Sequence[str] = ()) -> None:
-        """Work until the queues are empty, what is delayed included, and stop."""
-        self.start(settings, queues=queues)
+        """
+        Work until the queues are empty, what is delayed included, and stop.
+
+        Raises:
+            ConfigurationError: as `start`.
+            RedisUnavailableError: Redis is away.
+        """
+        self._start(settings, queues)
         engine = self.engine()
         try:
             while not engine.is_drained():
@@ -161,23 +166,29 @@ class Consumer(Registration):
             serving = importlib.import_module("reliq.metrics.serving")
             with serving.of_one_process(self, queues, port=metrics_port, host=metrics_host, registry=metrics_registry):
                 return self.run(settings, queues=queues, patient=patient)
-        self._patient = patient
         chosen = settings or WorkerSettings()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note_signal)
-        self.start(chosen, queues=queues)
-        engine = self.engine()
-        while not (self.wait_for_signal(LOOK_SECONDS) or self._is_over(engine, chosen)):
-            pass
-        enough = not self._signals.numbers and _had_enough(engine, chosen)
-        broken = engine.hung_slots > 0 or bool(engine.dead_parts())
-        if not self.stop(chosen.grace) or broken:
-            return EXIT_HUNG
-        return EXIT_REPLACE if enough else 0
+        self._leaves = self._leaving = False
+        with StopSignals(patient=patient) as signals:
+            try:
+                self.start(chosen, queues=queues)
+                signals.works()
+            except StoppedEarly:
+                self.stop(0)
+                return 0
+            return self._work(chosen, signals)
 
-    def wait_for_signal(self, seconds_at_most: float) -> bool:
-        """Wait for a signal to stop; say whether one has come."""
-        return bool(self._signals.numbers) or self._signals.wait(seconds_at_most)
+    def leave(self) -> None:
+        """Let `run` claim no more and return when its handlers have finished: another process is to go on."""
+        self._leaves = True
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it claims no more and only lets its handlers finish."""
+        return self._leaving
+
+    def flights(self) -> list[Flight]:
+        """Return everything held in this process, running or not."""
+        return [] if self._engine is None else self._engine.inflight.flights()
 
     @property
     def is_stopping(self) -> bool:
@@ -209,14 +220,49 @@ class Consumer(Registration):
             check_slots(targets[0] if targets else None, handler.queue.layout)
         return Connection.to(targets[0] if targets else None)
 
-    def _is_over(self, engine: Engine, settings: WorkerSettings) -> bool:
-        return _had_enough(engine, settings) or engine.must_be_replaced() or (settings.burst and engine.is_drained())
+    def _start(self, settings: WorkerSettings | None, queues: Sequence[str]) -> None:
+        if self._engine is not None:
+            raise ConfigurationError("this consumer has been started; stop it first")
+        chosen = self.chosen(queues)
+        engine = Engine(
+            chosen,
+            self.connection(chosen),
+            settings or WorkerSettings(),
+            lifespan=self.lifespan,
+            middleware=tuple(self._middleware),
+            observers=tuple(self.observers),
+            on_error=tuple(self._on_error),
+        )
+        engine.start()
+        self._engine, self._pid = engine, os.getpid()
+        atexit.register(self._stop_at_exit)
+        names = tuple(handler.queue.name for handler in chosen)
+        notify(self.observers, [RedisBack("", STARTING), WorkerReady("", names)])
 
-    def _note_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Only take note; the second one ends the process, for it is what the person wants."""
-        self._signals.note(number)
-        if len(self._signals.numbers) > 1 and not self._patient:
-            raise SystemExit(EXIT_SECOND_SIGNAL)
+    def _work(self, settings: WorkerSettings, signals: StopSignals) -> int:
+        """Work until a signal, or until it is over; stop, and return the exit code."""
+        engine = self.engine()
+        while not (signals.numbers or self._is_over(engine, settings)):
+            signals.wait(LOOK_SECONDS)
+        is_replaced = not signals.numbers and not (settings.burst and engine.is_drained())
+        if is_replaced and not engine.dead_parts():  # no stop: the handlers' timeouts are their limit
+            self._leaving = True
+            engine.stop_claiming()
+            while not (signals.numbers or engine.inflight.wait_until_none_runs(0.0)):
+                signals.wait(LOOK_SECONDS)
+        broken = engine.hung_slots > 0 or bool(engine.dead_parts())
+        if not self.stop(min(seconds("grace", settings.grace), self.longest_grace)) or broken:
+            return EXIT_HUNG
+        return EXIT_REPLACE if is_replaced else 0
+
+    def _stop_at_exit(self) -> None:
+        if self._pid == os.getpid():
+            self.stop()
+
+    def _is_over(self, engine: Engine, settings: WorkerSettings) -> bool:
+        if self._leaves or _had_enough(engine, settings) or engine.must_be_replaced():
+            return True
+        return settings.burst and engine.is_drained()
 
 
 def _had_enough(engine: Engine, settings: WorkerSettings) -> bool:

@@ -2,128 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
-import struct
-import subprocess
 import sys
-import tempfile
 import time
-from collections import defaultdict
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING
 
-import psutil
-
-from reliq import transitions
-from reliq.child import BOARD_BYTES, EXIT_CONFIG, SETTLE_SECONDS, Plan
-from reliq.connection import WORKER_TIMEOUT_SECONDS
-from reliq.consumer import EXIT_HUNG, EXIT_REPLACE, EXIT_SECOND_SIGNAL
-from reliq.doors.blocking import BlockingDoor
-from reliq.errors import ReliqError
+from reliq.child import EXIT_CONFIG, SETTLE_SECONDS
+from reliq.children import HARD_LIMIT_SECONDS, Child
 from reliq.events import ProcessEnded, notify
+from reliq.folder import Folder
+from reliq.guarding import Guard
 from reliq.health import Pulse
-from reliq.message import Claimed
-from reliq.settings import BATCH_LIMIT
-from reliq.signals import SignalNotes
+from reliq.returns import Returns
+from reliq.signals import EXIT_SECOND_SIGNAL, SignalNotes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
+    from reliq.board import Row
+    from reliq.child import Plan
     from reliq.consumer import Consumer
     from reliq.events import Observer
 
 logger = logging.getLogger(__name__)
 
-#: A child is not started again faster than this.
-RESTART_SECONDS = 1.0
+#: A worker all of whose processes died at their start so many times in turn gives up.
+START_TRIES = 5
+EXIT_NO_START = 1
 #: Between two looks at the children.
 LOOK_SECONDS = 0.1
 #: Between two looks at their memory.
 MEMORY_SECONDS = 1.0
-#: What a handler has beyond its timeout to let the child end it itself.
-HARD_LIMIT_SECONDS = 1.0
-
-
-@dataclass(slots=True)
-class Child:
-    """A place for one process: it may be taken by many in turn."""
-
-    number: int
-    folder: Path
-    pulse: Pulse
-    process: subprocess.Popen[str] | None = None
-    started_at: float = -RESTART_SECONDS
-    done: bool = False
-    doomed: str = ""  # why we ended the process, empty when it ended by itself
-
-    @property
-    def board(self) -> Path:
-        """The file in which the child says until when its handler may run."""
-        return self.folder / f"board-{self.number}"
-
-    @property
-    def report(self) -> Path:
-        """The file in which the child names what it could not finish."""
-        return self.folder / f"report-{self.number}"
-
-    def start(self, plan: Plan) -> None:
-        """Start a process with `plan`; its standard input stays open as long as we live."""
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        self.board.write_bytes(bytes(BOARD_BYTES))
-        self.report.unlink(missing_ok=True)
-        self.pulse.note(None)
-        self.doomed = ""
-        command = [sys.executable, "-m", "reliq.child"]
-        self.started_at = time.monotonic()
-        # Held back until the child has a handler for it: its default is to end the process.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-        try:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, process_group=0)  # noqa: S603  ours
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if self.process.stdin is not None:
-            self.process.stdin.write(self._own(plan).as_line())
-            self.process.stdin.flush()
-
-    def _own(self, plan: Plan) -> Plan:
-        return replace(plan, board=str(self.board), report=str(self.report), pulse=str(self.pulse.path))
-
-    def doom(self, number: signal.Signals, reason: str) -> None:
-        """End the process, and remember why."""
-        self.doomed = reason
-        self.signal(number)
-
-    def why(self, returncode: int) -> str:
-        """Return why the process ended, in one word."""
-        if self.doomed:
-            return self.doomed
-        known = {0: "jobs", EXIT_REPLACE: "jobs", EXIT_HUNG: "hung"}
-        return known.get(returncode, "killed" if returncode < 0 else "crashed")
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal if the process lives."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(number)
-
-    def overruns(self) -> bool:
-        """Say whether its handler is past the time at which the child itself would have ended it."""
-        try:
-            (until,) = struct.unpack("d", self.board.read_bytes())
-        except (OSError, struct.error):
-            return False  # somebody has cleaned up our folder
-        return bool(until) and time.monotonic() > until + HARD_LIMIT_SECONDS
-
-    def memory_bytes(self) -> int:
-        """Return the process's resident memory, 0 when it is gone."""
-        try:
-            return 0 if self.process is None else int(psutil.Process(self.process.pid).memory_info().rss)
-        except psutil.Error:
-            return 0
+#: The default of --stall.
+STALL_SECONDS = 30.0
+#: A process that complains for so long, although it is awake, is ended.
+COMPLAINT_SECONDS = 5.0
 
 
 class Supervisor:
@@ -132,15 +49,30 @@ class Supervisor:
 
     Args:
         max_memory: bytes of resident memory at which a child is replaced, None for no limit.
+        stall: seconds without a sign of life after which a child of several handlers is ended.
         observers: are told when a process has ended.
+
+    Raises:
+        ConfigurationError: there is no place for temporary files.
     """
 
-    def __init__(self, consumer: Consumer, plan: Plan, *, processes: int, max_memory: int | None = None) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        plan: Plan,
+        *,
+        processes: int,
+        max_memory: int | None = None,
+        stall: float = STALL_SECONDS,
+    ) -> None:
         self.observers: list[Observer] = []
-        self._consumer, self._plan, self._max_memory = consumer, plan, max_memory
-        self._folder = tempfile.TemporaryDirectory(prefix="reliq-")
-        folder = self.folder
-        self.children = [Child(number, folder, Pulse(folder / f"pulse-{number}")) for number in range(processes)]
+        self._plan, self._max_memory, self._stall = plan, max_memory, stall
+        self._handlers = consumer.chosen(plan.queues) if consumer.handlers else []
+        self._folder, self._numbers = Folder(), count()
+        self.children = [self._place() for _ in range(processes)]
+        self._leaving: list[Child] = []  # they finish what they run; others have their places
+        self._returns = Returns(consumer, plan.concurrency)
+        self._guard: Guard | None = None
         self._signals = SignalNotes()
         self._exit_code = 0
         self._memory_at = 0.0
@@ -149,6 +81,9 @@ class Supervisor:
         """Keep the children running until a signal, or until all are done; return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._signals.note)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+            signal.signal(signal.SIGHUP, self._signals.note)
+        self._guard = Guard()
         try:
             while not self._stopping and not all(child.done for child in self.children):
                 self._look()
@@ -156,21 +91,26 @@ class Supervisor:
             self._stop()
         finally:
             self._kill()
-            self._folder.cleanup()
+            self._guard.close()
+            self._folder.remove()
         return self._exit_code
 
     @property
     def folder(self) -> Path:
         """A folder that goes with the supervisor."""
-        return Path(self._folder.name)
+        return self._folder.path
 
     def living(self) -> int:
         """Return how many processes run."""
-        return sum(child.process is not None for child in self.children)
+        return sum(child.process is not None for child in self._all)
 
     def pulses(self) -> Sequence[Pulse]:
         """Return what each child that is to run notes of itself."""
         return [child.pulse for child in self.children if not child.done]
+
+    @property
+    def _all(self) -> list[Child]:
+        return [*self.children, *self._leaving]
 
     @property
     def _stopping(self) -> bool:
@@ -181,36 +121,74 @@ class Supervisor:
         """How often we were asked to stop."""
         return sum(number != signal.SIGUSR1 for number in self._signals.numbers)
 
+    def _place(self) -> Child:
+        number = next(self._numbers)
+        return Child(number, self.folder, Pulse(self.folder / f"pulse-{number}"), self._handlers)
+
     def _look(self) -> None:
-        """Look at every child once: replace the dead, end those that hang or have grown."""
+        """Look at every child once: replace the dead and those that leave, end those that hang or have grown."""
         self._forward_stack_wish()
-        for child in self.children:
-            if child.process is not None and child.process.poll() is not None:
+        for child in self._all:
+            if child.has_ended():
                 self._bury(child)
-            if child.process is None and not child.done and not self._stopping:
-                if time.monotonic() - child.started_at >= RESTART_SECONDS:
-                    self._start(child)
-            elif self._plan.concurrency == 1 and child.process is not None and child.overruns():
-                logger.warning("process %d: its handler overran its timeout; killed", child.process.pid)
-                child.doom(signal.SIGKILL, "overran")
+            elif child.process is not None:
+                self._judge(child)
+        for at, child in enumerate(self.children):
+            if child.leaves() and len(self._leaving) < len(self.children):
+                self.children[at] = self._successor(child)
+        for child in self.children:
+            if child.process is None and not child.done and not self._stopping and child.may_start():
+                self._start(child)
         self._look_at_memory()
+
+    def _successor(self, child: Child) -> Child:
+        """Let another have the place of `child`, which finishes what it runs."""
+        self._leaving.append(child)
+        place = self._place()
+        place.started_at = child.started_at
+        return place
+
+    def _judge(self, child: Child) -> None:
+        """End a process whose handler overran its timeout or lets nothing else run; help one that is silent."""
+        now = time.monotonic()
+        child.hear(now)
+        silent, alone = child.silence.seconds, self._plan.concurrency == 1
+        if alone and (overran := child.overran(now)):
+            self._end(child, "overran", "its handler overran its timeout", overran)
+        elif not alone and silent > HARD_LIMIT_SECONDS and child.overran(now, since=child.silence.since):
+            self._end(child, "overran", "a handler that holds the interpreter overran its timeout", child.holders(now))
+        elif not alone and silent > self._stall:
+            self._end(child, "hung", f"a handler has held the interpreter for {silent:.0f} s", child.holders(now))
+        elif child.complained > COMPLAINT_SECONDS:
+            self._end(child, "hung", child.pulse.complaint(now))
+        elif silent:
+            self._returns.help(child)
+
+    def _end(self, child: Child, reason: str, why: str, guilty: list[Row] | None = None) -> None:
+        running = child.rows() if guilty is None else guilty
+        logger.warning("process %d: %s; killed. It ran: %s", child.pid, why, ", ".join(map(str, running)) or "nothing")
+        child.doom(signal.SIGKILL, reason, guilty)
 
     def _start(self, child: Child) -> None:
         """Start a process; one that the system does not let us start is tried again."""
         try:
+            self._folder.restore()
+            if child.pulse.path is None or not child.pulse.path.exists():
+                child.pulse = Pulse(self.folder / f"pulse-{child.number}")
             child.start(self._plan)
         except OSError:
             logger.exception("a process could not be started; trying again")
             child.signal(signal.SIGKILL)
+        if self._guard is not None and child.pid:
+            self._guard.began(child.pid)
 
     def _bury(self, child: Child) -> None:
-        """Take note of a dead process and give back what its stop cut off."""
-        process, child.process = child.process, None
+        """Take note of a dead process and give back what it held."""
+        process = child.collect()
         if process is None:
             return
-        if process.stdin is not None:
-            with suppress(OSError):  # it may have died before it read its plan
-                process.stdin.close()
+        if self._guard is not None:
+            self._guard.ended(process.pid)
         reason = ""
         if process.returncode == EXIT_CONFIG:
             self._exit_code = EXIT_CONFIG
@@ -219,27 +197,17 @@ class Supervisor:
         elif not self._stopping:
             reason = child.why(process.returncode)
             logger.warning("process %d ended with %d; starting another", process.pid, process.returncode)
+            self._give_up_if_none_starts(child)
+        if child in self._leaving:
+            self._leaving.remove(child)
         notify(self.observers, [ProcessEnded("", process.pid, reason)])
-        self._give_back(child)
+        self._returns.give_back(child, process.pid)
 
-    def _give_back(self, child: Child) -> None:
-        """Release, unspent, what a dead process could not finish within its grace: nobody runs it any more."""
-        try:
-            by_queue = _cut_off(child.report.read_text())
-            child.report.unlink()
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            logger.exception("what a process could not finish is unknown; its leases will end")
-            return
-        keys = {handler.queue.name: handler.queue.keys for handler in self._consumer.handlers}
-        for name, claimed in by_queue.items():
-            try:
-                door = BlockingDoor(self._consumer.connection(self._consumer.handlers).wire(WORKER_TIMEOUT_SECONDS))
-                for at in reversed(range(0, len(claimed), BATCH_LIMIT)):  # the first at last, for it goes foremost
-                    door.run(transitions.release(keys[name], claimed[at : at + BATCH_LIMIT]), for_seconds=1.0)
-            except ReliqError as error:
-                logger.warning("%s: could not give back %d message(s): %s", name, len(claimed), error)
+    def _give_up_if_none_starts(self, child: Child) -> None:
+        child.failures = 0 if child.has_worked else child.failures + 1
+        if all(one.failures >= START_TRIES for one in self.children):
+            logger.error("no process has come through its start in %d tries; giving up, see above why", START_TRIES)
+            self._exit_code = EXIT_NO_START
 
     def _look_at_memory(self) -> None:
         now = time.monotonic()
@@ -249,27 +217,27 @@ class Supervisor:
         for child in self.children:
             if child.process is not None and not child.doomed and child.memory_bytes() > self._max_memory:
                 logger.warning("process %d has grown over --max-memory; replacing it", child.process.pid)
-                child.doom(signal.SIGTERM, "memory")
+                child.wish_to_leave("memory")
 
     def _stop(self) -> None:
         """Let every child stop in peace; a second signal ends them at once."""
-        for child in self.children:
+        for child in self._all:
             child.signal(signal.SIGTERM)
         asked = self._asked
         until = time.monotonic() + self._plan.grace + SETTLE_SECONDS
-        while any(child.process is not None for child in self.children) and time.monotonic() < until:
+        while any(child.process is not None for child in self._all) and time.monotonic() < until:
             if self._asked > max(1, asked):
                 self._exit_code = EXIT_SECOND_SIGNAL
                 return
             self._forward_stack_wish()
-            for child in self.children:
-                if child.process is not None and child.process.poll() is not None:
+            for child in self._all:
+                if child.has_ended():
                     self._bury(child)
             self._signals.wait(LOOK_SECONDS / 2)
 
     def _kill(self) -> None:
-        for child in self.children:
-            child.signal(signal.SIGKILL)
+        for child in self._all:
+            child.doom(signal.SIGKILL, "stopped")
             if child.process is not None:
                 child.process.wait()
                 self._bury(child)
@@ -277,17 +245,8 @@ class Supervisor:
     def _forward_stack_wish(self) -> None:
         while signal.SIGUSR1 in self._signals.numbers:
             self._signals.numbers.remove(signal.SIGUSR1)
-            for child in self.children:
+            for child in self._all:
                 child.signal(signal.SIGUSR1)
-
-
-def _cut_off(report: str) -> dict[str, list[Claimed]]:
-    """Return the receipts in a child's report, by queue."""
-    by_queue: dict[str, list[Claimed]] = defaultdict(list)
-    rows: list[dict[str, Any]] = json.loads(report)
-    for row in rows:
-        by_queue[row.pop("queue")].append(Claimed(**row))
-    return by_queue
 
 
 def environment_of_children(folder: str | None = None) -> None:

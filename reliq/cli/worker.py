@@ -19,8 +19,8 @@ from reliq.log_setup import FORMATS, LEVELS, configure_logging
 from reliq.metrics import serving
 from reliq.metrics.endpoint import DEFAULT_HOST, Endpoint
 from reliq.metrics.files import FOLDER_VARIABLE
-from reliq.settings import WorkerSettings, whole
-from reliq.supervisor import Supervisor, environment_of_children
+from reliq.settings import WorkerSettings, seconds, whole
+from reliq.supervisor import STALL_SECONDS, Supervisor, environment_of_children
 from reliq.urls import check_url
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,9 @@ def worker(
     queue: Annotated[list[str] | None, typer.Option(help="Only this queue; may be given again.")] = None,
     burst: Annotated[bool, typer.Option("--burst", help="Stop when the queues are empty.")] = False,
     grace: Annotated[float, typer.Option(help="Seconds that running handlers have after a stop.")] = 25.0,
+    stall: Annotated[
+        float, typer.Option(help="Seconds a handler may hold the interpreter, where others run beside it.")
+    ] = STALL_SECONDS,
     max_jobs: Annotated[int | None, typer.Option(help="Replace a process after so many jobs.")] = None,
     max_memory: Annotated[str | None, typer.Option(help="Replace a process that grows over this, like 512M.")] = None,
     url: Annotated[str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.")] = None,
@@ -58,6 +61,7 @@ def worker(
     _one_of("--log-level", log_level, LEVELS)
     _one_of("--log-format", log_format, FORMATS)
     whole("--processes", processes, least=1, most=1000)
+    seconds("--stall", stall, least=1.0)
     settings = WorkerSettings(concurrency=concurrency, grace=grace, max_jobs=max_jobs, burst=burst)
     environment_of_children()
     found = load_consumer(consumer)
@@ -83,9 +87,8 @@ def worker(
     place = found.connection(handlers).name
     if log_format != "json":
         _print_table(handlers, f"{processes} processes of {concurrency} on {place}")
-    supervisor = Supervisor(
-        found, plan, processes=processes, max_memory=None if max_memory is None else size(max_memory)
-    )
+    limit = None if max_memory is None else size(max_memory)
+    supervisor = Supervisor(found, plan, processes=processes, max_memory=limit, stall=stall)
     with (
         _served(supervisor, found, handlers, metrics_port, metrics_host) if metrics_port is not None else nullcontext()
     ):

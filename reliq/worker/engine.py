@@ -115,7 +115,7 @@ class Engine:
         """
         until = time.monotonic() + grace_seconds
         self.stopping.set()
-        self._stop_claiming()
+        self.stop_claiming()
         self.inflight.wait_until_none_runs(max(0.0, until - time.monotonic()))
         with suppress(RuntimeError):  # the event loop has ended
             self._tasks.cancel_all()
@@ -127,6 +127,17 @@ class Engine:
             self._end_loops()
             self._tasks.close()
         return self.unfinished
+
+    def stop_claiming(self) -> None:
+        """Take no more messages, give back what has not started; may be called again."""
+        fetcher = self._loops["fetcher"]
+        fetcher.stop()
+        self.inflight.close()
+        with suppress(ReliqError):
+            self._fetcher.poke()
+        fetcher.join()
+        self._settler.settle(self.inflight.withdraw(self.inflight.flights()), RELEASED)
+        self._fetcher.hand_on()
 
     def is_drained(self) -> bool:
         """Say whether nothing is held here and every queue is empty; what is due later counts."""
@@ -183,17 +194,6 @@ class Engine:
         """Let flights start as slots come free."""
         self._threads.grow(self.inflight.hold(flights))
         time.sleep(0)  # lets a handler's thread have the interpreter now, not when this one waits for Redis
-
-    def _stop_claiming(self) -> None:
-        """End the fetcher, and give back what has not started."""
-        fetcher = self._loops["fetcher"]
-        fetcher.stop()
-        self.inflight.close()
-        with suppress(ReliqError):
-            self._fetcher.poke()
-        fetcher.join()
-        self._settler.settle(self.inflight.withdraw(self.inflight.flights()), RELEASED)
-        self._fetcher.hand_on()
 
     def _end_loops(self) -> None:
         others = [loop for name, loop in self._loops.items() if name != "fetcher"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import suppress
@@ -55,7 +56,7 @@ class Running:
     ) -> None:
         self.middleware = middleware
         self.state: Any = None
-        self._settle, self._stopping = settle, stopping
+        self._settle, self._stopping, self._pid = settle, stopping, os.getpid()
         self._failures = Failures(on_error, error_text=error_text, job_of=self._job)
         self._told_starts, self._told_ends = wanting(observers, Started), wanting(observers, Handled)
 
@@ -84,6 +85,8 @@ class Running:
 
     def end(self, run: Run, answer: Any, error: BaseException | None) -> None:
         """Hand over what the handler has answered, or raised, for everything in `run` or for each."""
+        if os.getpid() != self._pid:  # the handler has forked, and this is the copy
+            os._exit(0)
         flights = run.unanswered
         try:
             outcomes = self._outcomes(run, flights, answer, error)

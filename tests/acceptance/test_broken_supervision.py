@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from waiting import eventually
 
+from reliq.board import BoardView
 from reliq.child import Plan
 from reliq.supervisor import Supervisor
 from reliq.transitions import Turn
@@ -22,7 +23,7 @@ from reliq.transitions import Turn
 def plan(tmp_path):
     """The plan of a child that stops itself after one job."""
     board = tmp_path / "board"
-    board.write_bytes(bytes(8))
+    BoardView(board, ["once", "slow"], 2)
     return Plan(
         consumer="stubborn:consumer",
         queues=("once",),
@@ -70,7 +71,7 @@ def test_such_a_child_names_what_its_stop_cut_off(child, plan, jobs, client):
     process = child(replace(plan, queues=("once", "slow")))
     id = jobs.SLOW.publish(1.0).id
     eventually(lambda: client.scard("note:started"), "a handler runs that never ends")
-    jobs.ONCE.publish(1)
+    process.terminate()
 
     assert process.wait(100) == 75
     assert [(row["queue"], row["id"]) for row in json.loads(Path(plan.report).read_text())] == [("slow", id)]
@@ -113,7 +114,7 @@ def test_a_child_whose_folder_is_gone_still_stops_in_peace(folder_of, worker, jo
 def supervisor(jobs, plan):
     supervisor = Supervisor(jobs.consumer, plan, processes=1)
     yield supervisor
-    supervisor._folder.cleanup()
+    supervisor._folder.remove()
 
 
 @pytest.mark.parametrize("half", ['[{"queue": "slow", "id"', "", "[1]", '[{"queue": "slow", "no": "receipt"}]'])

@@ -4,12 +4,9 @@ import signal
 import sys
 import threading
 
-import pytest
-from waiting import eventually
-
-from reliq import Consumer, child
+from reliq import Consumer
 from reliq.child import Plan
-from reliq.signals import SignalNotes
+from reliq.signals import SignalNotes, StopSignals
 from reliq.supervisor import Supervisor
 
 PLAN = Plan(
@@ -66,28 +63,13 @@ def test_one_wait_sees_every_note_before_it():
     assert not notes.wait(0)
 
 
-def test_a_consumer_may_be_interrupted_while_it_waits_for_the_signal_to_stop(url):
-    consumer = Consumer(url)
-    consumer._patient = True
+def test_a_consumer_may_be_interrupted_while_it_waits_for_the_signal_to_stop():
+    with StopSignals(patient=True) as signals:
+        signals.works()
 
-    assert interrupted_everywhere(lambda: consumer.wait_for_signal(0.01), consumer._note_signal)
+        assert interrupted_everywhere(lambda: signals.wait(0.01), signals.take_note)
 
-    assert consumer.wait_for_signal(0)
-
-
-@pytest.fixture
-def stack_wish():
-    """The handler of a child process for SIGUSR1."""
-    before = signal.getsignal(signal.SIGUSR1)
-    child._write_stacks_on_signal(Consumer())
-    yield signal.getsignal(signal.SIGUSR1)
-    signal.signal(signal.SIGUSR1, before)
-
-
-def test_a_wish_for_stacks_may_interrupt_another(stack_wish, caplog):
-    assert interrupted_everywhere(lambda: stack_wish(signal.SIGUSR1, None), stack_wish)
-
-    eventually(lambda: "stacks:" in caplog.text, "the stacks are written")
+    assert set(signals.numbers) == {signal.SIGTERM}
 
 
 def test_a_supervisor_only_notes_its_signals(monkeypatch):
@@ -97,5 +79,5 @@ def test_a_supervisor_only_notes_its_signals(monkeypatch):
 
     assert supervisor.run() == 0
 
-    assert set(taken) == {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+    assert set(taken) == {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP}
     assert {handler.__func__ for handler in taken.values()} == {SignalNotes.note}

@@ -1,0 +1,84 @@
+"""The folder that a worker shares with its processes: locked while it works, and swept when its worker was killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from reliq.errors import ConfigurationError
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: nobody sweeps there either
+    fcntl = None  # type: ignore[assignment]
+
+PREFIX = "reliq-worker-"
+#: A folder that is being made is not locked yet.
+YOUNG_SECONDS = 60.0
+
+
+class Folder:
+    """
+    A folder of this process alone, which goes with it.
+
+    Raises:
+        ConfigurationError: there is no place for one.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        except OSError as error:
+            raise ConfigurationError(
+                f"a worker needs a folder for temporary files: {error}; set TMPDIR to one"
+            ) from error
+        self._lock = _locked(self.path)
+        _sweep(self.path.parent)
+
+    def restore(self) -> None:
+        """Make it again if somebody has cleaned it away."""
+        if not self.path.exists():
+            self.path.mkdir(mode=0o700, parents=True)
+            _close(self._lock)
+            self._lock = _locked(self.path)
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        _close(self._lock)
+        self._lock = -1
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _locked(path: Path) -> int:
+    """Lock a folder, which systemd-tmpfiles and other workers respect; return what holds the lock, -1 if somebody else."""
+    if fcntl is None:
+        return -1
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return -1
+    return descriptor
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what workers that were killed have left behind."""
+    for path in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another's, or gone meanwhile
+            known = path.lstat()
+            if path.is_symlink() or known.st_uid != os.geteuid() or time.time() - known.st_mtime < YOUNG_SECONDS:
+                continue
+            held = _locked(path)
+            if held >= 0:
+                shutil.rmtree(path, ignore_errors=True)
+                _close(held)

@@ -1,0 +1,64 @@
+"""Which thread holds a process' interpreter, seen from outside: it alone runs, and nobody else can say so."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+#: Who holds the interpreter and computes takes at least so much of the time between two looks, on a busy machine too.
+LEAST_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """
+    What a thread has done since it began.
+
+    Attributes:
+        seconds: of CPU.
+        waits: how often it gave up the CPU of its own accord; who waits for the interpreter does so all the time.
+    """
+
+    seconds: float
+    waits: int
+
+
+def activities(pid: int) -> dict[int, Activity]:
+    """Return what each thread of a process has done; nothing where the system does not tell."""
+    try:
+        threads = psutil.Process(pid).threads()
+    except (psutil.Error, NotImplementedError):
+        return {}
+    return {one.id: Activity(one.user_time + one.system_time, _waits(pid, one.id)) for one in threads}
+
+
+def holders(
+    before: Mapping[int, Activity], after: Mapping[int, Activity], threads: Iterable[int], seconds: float
+) -> set[int]:
+    """
+    Return which of `threads` may hold the interpreter, by what they did within `seconds`.
+
+    One that computes is it. Where none does, it sleeps, and is one of those that do not wait for the interpreter.
+    """
+    mine = set(threads)
+    burnt = {one: after[one].seconds - before[one].seconds for one in after if one in before}
+    most = max(burnt, key=burnt.__getitem__, default=0)
+    if burnt.get(most, 0.0) >= LEAST_SHARE * seconds:
+        return {most} & mine or mine
+    return {one for one in mine if one in burnt and after[one].waits == before[one].waits} or mine
+
+
+def _waits(pid: int, thread: int) -> int:
+    """Return how often a thread gave up the CPU; 0 where the system does not tell."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/task/{thread}/status").read_text("ascii", "replace").splitlines():
+            if line.startswith("voluntary_ctxt_switches:"):
+                return int(line.split()[1])
+    return 0

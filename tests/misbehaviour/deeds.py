@@ -1,0 +1,72 @@
+"""Handlers that do one bad thing each, and good ones beside them."""
+
+import ctypes
+import os
+import re
+import subprocess
+import threading
+import time
+
+import redis
+from tenacity import wait_fixed
+
+from reliq import Consumer, Job, Queue
+from reliq.connection import default_url
+
+HELD = Queue("held", str, retries=0)
+LIMITED = Queue("limited", str, retries=0)
+WAITING = Queue("waiting", str, retries=3)
+GOOD = Queue("good", int, retries=3)
+AGOOD = Queue("agood", int, retries=3)
+QUEUES = (HELD, LIMITED, WAITING, GOOD, AGOOD)
+
+consumer = Consumer()
+_local = threading.local()
+
+
+def notes() -> redis.Redis:
+    """Where handlers write down what they did, for the test to read."""
+    if not hasattr(_local, "client"):
+        _local.client = redis.Redis.from_url(default_url())
+    return _local.client
+
+
+def hold_the_interpreter(how: str) -> None:
+    """Let no other thread of this process run: in `re`, or asleep in C, for ever; or for so many seconds."""
+    if how == "re":
+        re.match(r"(a+)+$", "a" * 64 + "b")
+    seconds = 10**6 if how == "asleep" else int(how)
+    ctypes.PyDLL(None).sleep(seconds)
+
+
+@consumer.handler(HELD, lease=1, timeout=600)
+def held(how: str, job: Job[str]) -> None:
+    if how.startswith("with a child "):
+        how = how.removeprefix("with a child ")
+        notes().rpush("children", subprocess.Popen(["sleep", "1000"]).pid)
+    notes().hincrby("started", job.id)
+    hold_the_interpreter(how)
+
+
+@consumer.handler(LIMITED, lease=1, timeout=2)
+def limited(how: str, job: Job[str]) -> None:
+    notes().hincrby("started", job.id)
+    hold_the_interpreter(how)
+
+
+@consumer.handler(WAITING, lease=1, timeout=600)
+def waiting(key: str, job: Job[str]) -> None:
+    """Wait for the test, as for a slow server."""
+    notes().hincrby("started", job.id)
+    notes().blpop([key], 500)
+    notes().hset("pid", job.id, os.getpid())
+
+
+@consumer.handler(GOOD, lease=1, backoff=wait_fixed(0.1))
+def good(number: int) -> None:
+    time.sleep(0.001)
+
+
+@consumer.handler(AGOOD, lease=1, backoff=wait_fixed(0.1))
+async def agood(number: int) -> None:
+    pass

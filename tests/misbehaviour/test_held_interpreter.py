@@ -1,0 +1,88 @@
+"""A handler that holds the interpreter lets nothing else of its process run: what goes on all the same, and who pays."""
+
+import signal
+
+import psutil
+import pytest
+from waiting import eventually
+
+
+def started(client, id):
+    return int(client.hget("started", id) or 0)
+
+
+@pytest.mark.parametrize(("how", "is_known"), [("re", True), ("asleep", False)])
+def test_the_message_of_a_handler_that_holds_the_interpreter_pays_and_its_neighbours_do_not(
+    worker, deeds, client, how, is_known
+):
+    """Who sleeps in C looks from outside like a neighbour that waits for a server: both pay, one of its three retries."""
+    process = worker("--concurrency", "4", "--stall", "2")
+    waiting = deeds.WAITING.publish("bell").id
+    eventually(lambda: started(client, waiting) == 1, "a neighbour runs")
+
+    bad = deeds.HELD.publish(how).id
+    eventually(lambda: started(client, bad), "the handler holds the interpreter")
+    deeds.GOOD.publish_many(range(50))
+    deeds.AGOOD.publish_many(range(50))
+
+    eventually(lambda: deeds.GOOD.counts().totals.get("acked") == 50, "the good ones are worked")
+    eventually(lambda: deeds.AGOOD.counts().totals.get("acked") == 50, "the good coroutines are worked")
+    eventually(lambda: started(client, waiting) == 2, "the neighbour runs again")
+    client.rpush("bell", "1")
+    eventually(lambda: deeds.WAITING.counts().totals.get("acked"), "and comes to its end")
+    eventually(lambda: deeds.HELD.counts().dead == 1, "the bad one ends")
+    assert process.said("a handler has held the interpreter for")
+    assert process.said(f"It ran: held {bad}\n") is is_known
+    assert deeds.HELD.letters()[0].reason == "lease"
+    for queue, paid in ((deeds.GOOD, 0), (deeds.AGOOD, 0), (deeds.WAITING, int(not is_known))):
+        assert (queue.counts().missing, queue.counts().dead) == (0, 0)
+        assert queue.counts().totals.get("retried_lease", 0) == paid
+    assert (started(client, waiting), started(client, bad)) == (2, 1)
+
+
+def test_a_handler_that_holds_the_interpreter_beyond_its_timeout_is_ended_then(worker, deeds, client):
+    process = worker("--concurrency", "4")  # --stall would be half a minute
+    waiting = deeds.WAITING.publish("bell").id
+    eventually(lambda: started(client, waiting) == 1, "a neighbour runs")
+
+    deeds.LIMITED.publish("re")
+
+    eventually(lambda: process.said("a handler that holds the interpreter overran its timeout"), "it is ended")
+    eventually(lambda: deeds.LIMITED.counts().dead == 1, "the bad one ends")
+    eventually(lambda: started(client, waiting) == 2, "the neighbour runs again")
+    client.rpush("bell", "1")
+    eventually(lambda: deeds.WAITING.counts().totals.get("acked"), "and comes to its end")
+    assert deeds.WAITING.counts().totals.get("retried_lease", 0) == 0
+
+
+def test_alone_in_its_process_it_keeps_its_lease_and_what_waits_behind_it_goes_to_others_unspent(worker, deeds, client):
+    worker("--concurrency", "1", "--queue", "held", "--queue", "good")
+    bad = deeds.HELD.publish("6").id
+    eventually(lambda: started(client, bad), "the handler holds the interpreter")
+    deeds.GOOD.publish_many(range(20))
+    worker("--concurrency", "1", "--queue", "held", "--queue", "good")
+
+    eventually(lambda: deeds.GOOD.counts().totals.get("acked") == 20, "the good ones are worked")
+    eventually(lambda: deeds.HELD.counts().totals.get("acked") == 1, "six leases later it ends well")
+
+    assert started(client, bad) == 1
+    assert deeds.GOOD.counts().totals.get("retried_lease", 0) == 0
+
+
+def test_nothing_outlives_a_killed_supervisor_not_even_what_holds_the_interpreter(worker, deeds, client):
+    process = worker("--concurrency", "4", "--stall", "1000")
+    bad = deeds.HELD.publish("with a child re").id
+    eventually(lambda: started(client, bad), "the handler holds the interpreter")
+    (pid,) = client.lrange("children", 0, -1)
+    left = [psutil.Process(int(pid)), *process.children()]
+
+    process.process.send_signal(signal.SIGKILL)
+
+    eventually(lambda: not any(map(runs, left)), "the child and what it has started end")
+
+
+def runs(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
