@@ -41,21 +41,23 @@ class Control:
         """The queue's name."""
         return self.keys.name
 
-    def cancel(self, id: str) -> CancelStatus:
+    def cancel(self, id: str, *, tombstone: Duration | None = None) -> CancelStatus:
         """
-        Cancel a message, so that it does not start or, if it runs, is not retried.
+        Cancel a message, so that it does not start or, if it runs, is not retried. Its id is free at once.
+
+        Args:
+            tombstone: for so long a publish of this id is refused as `tombstoned`, also one still on its way.
 
         Returns:
-            `cancelled`; `running`, then its handler is told; `not_found`, it has ended or never was, and a publish
-            of this id that is still on its way will be refused.
+            `cancelled`; `running`, then its handler is told; `not_found`, it has ended or never was.
         """
-        call = asking.cancelling(self.keys, id)
+        call = asking.cancelling(self.keys, id, tombstone)
         self._lanes.end(id)
         return self._ask(call)[0]
 
-    async def acancel(self, id: str) -> CancelStatus:
+    async def acancel(self, id: str, *, tombstone: Duration | None = None) -> CancelStatus:
         """As `cancel`, in async code."""
-        call = asking.cancelling(self.keys, id)
+        call = asking.cancelling(self.keys, id, tombstone)
         self._lanes.end(id)
         return (await self._aask(call))[0]
 

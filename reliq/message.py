@@ -38,7 +38,7 @@ class Outgoing(Generic[B]):
         id: chosen by the caller; not published again while it lives and for `dedup` after its end.
         ttl: seconds after the due time in which a delivery may start.
         dedup: seconds for which a chosen id stays taken after its end.
-        replace: publish although the id ended a short while ago or was cancelled.
+        replace: publish although the id ended a short while ago or has a tombstone.
     """
 
     body: B
@@ -58,7 +58,8 @@ class Receipt:
     What became of one publish.
 
     Attributes:
-        status: `published`; `duplicate`, the id is alive or ended a short while ago; `tombstoned`, it was cancelled.
+        status: `published`; `duplicate`, the id is alive or ended a short while ago; `tombstoned`, it was
+            cancelled with a tombstone.
         due: when the message is due, in unix seconds by Redis' clock.
         durable: whether all that `durability` asks for was confirmed in time; None when it asks for nothing.
         replicas: how many replicas confirmed, None when nobody was asked.

@@ -157,7 +157,7 @@ class Queue(Control, Generic[B]):
             ttl: time after the due time in which a delivery may start, None for the queue's.
             headers: short texts that travel beside the body.
             dedup: for how long the chosen id stays taken after its end.
-            replace: publish although the id ended a short while ago or was cancelled.
+            replace: publish although the id ended a short while ago or has a tombstone.
             durability: who must have it before the publish returns, None for the queue's.
 
         Raises:

@@ -111,12 +111,17 @@ class Acting(Ground):
         publisher = LinesPublisher(target, Progress(path, f"{target.keys.pending} at {self.place}"), wish, raw=raw)
         return publisher.publish(on_error, on_step)
 
-    def cancel(self, queue: str, ids: Sequence[str]) -> dict[str, CancelStatus]:
-        """Cancel messages; return for each `cancelled`, `running` (its handler is told) or `not_found`."""
+    def cancel(self, queue: str, ids: Sequence[str], *, tombstone: Duration | None = None) -> dict[str, CancelStatus]:
+        """
+        Cancel messages; return for each `cancelled`, `running` (its handler is told) or `not_found`.
+
+        Their ids are free at once, but with `tombstone`: for so long a publish of them is refused.
+        """
+        for_ms = asking.tombstone_ms(tombstone)
         checked = [check_id(id) for id in dict.fromkeys(ids)]
         door, keys = self._known(queue)
         parts = [checked[at : at + BATCH_LIMIT] for at in range(0, len(checked), BATCH_LIMIT)]
-        answers = [word for part in parts for word in bulk.cancel_ids(door, keys, part)]
+        answers = [word for part in parts for word in bulk.cancel_ids(door, keys, part, tombstone_ms=for_ms)]
         return dict(zip(checked, answers, strict=True))
 
     def count_messages(
@@ -128,12 +133,18 @@ class Acting(Ground):
         return bulk.count(door, keys, place, where, on_step)
 
     def cancel_where(
-        self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: Callable[[int, Removed], None] = _ignore
+        self,
+        queue: str,
+        state: str,
+        where: Filter = EVERYTHING,
+        *,
+        tombstone: Duration | None = None,
+        on_step: Callable[[int, Removed], None] = _ignore,
     ) -> Removed:
         """Cancel the messages of a state that are meant; `on_step` is told how many were looked at, and the sum."""
         place = pieces.check_state(state, bulk.CANCELLABLE)
         door, keys = self._known(queue)
-        return bulk.cancel(door, keys, place, where, on_step)
+        return bulk.cancel(door, keys, place, where, on_step, tombstone_ms=asking.tombstone_ms(tombstone))
 
     def purge(
         self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: Callable[[int, Removed], None] = _ignore

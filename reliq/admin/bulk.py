@@ -28,8 +28,6 @@ Taken = Literal["pending", "ready", "retry", "garbage"]
 
 #: States that hold messages which may be cancelled.
 CANCELLABLE: tuple[State, ...] = ("pending", "ready", "retry", "unack")
-#: For so long a message that was purged or moved refuses a publish of its id: not at all, or nearly so.
-NO_TOMBSTONE_MS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,13 @@ def purge(
 
 
 def cancel(
-    door: BlockingDoor, keys: Keys, state: State, where: Filter, on_step: Callable[[int, Removed], None]
+    door: BlockingDoor,
+    keys: Keys,
+    state: State,
+    where: Filter,
+    on_step: Callable[[int, Removed], None],
+    *,
+    tombstone_ms: int | None = None,
 ) -> Removed:
     """Cancel the messages of a state that are there now; as `purge`."""
     sum_of = Removed()
@@ -87,7 +91,7 @@ def cancel(
     walk = Walk(door, keys, state, where)
     for looked, found in walk.pieces():
         ids = [one.id for one in found if not one.is_gone]
-        answers = cancel_ids(door, keys, ids)
+        answers = cancel_ids(door, keys, ids, tombstone_ms=tombstone_ms)
         # What is cancelled in pending, or waits in unack, is out of there.
         walk.removed(answers.count("cancelled") if state in ("pending", "unack") else 0)
         sum_of += _counted(ids, answers)
@@ -108,7 +112,9 @@ def count(door: BlockingDoor, keys: Keys, state: State, where: Filter, on_step: 
     return found
 
 
-def cancel_ids(door: BlockingDoor, keys: Keys, ids: Sequence[str], *, tombstone_ms: int = 60_000) -> list[CancelStatus]:
+def cancel_ids(
+    door: BlockingDoor, keys: Keys, ids: Sequence[str], *, tombstone_ms: int | None = None
+) -> list[CancelStatus]:
     """Cancel up to 500 messages; return what became of each."""
     if not ids:
         return []
@@ -123,7 +129,7 @@ def remove(door: BlockingDoor, keys: Keys, state: State, ids: list[str]) -> Remo
         purged = door.run(call, for_seconds=TRY_SECONDS)
     # A list gave its first ones; of pending nobody says which have moved on, and those purged are not found again.
     rest = ids[purged:] if state in LISTS else ids if purged < len(ids) else []
-    after = _counted(rest, cancel_ids(door, keys, rest, tombstone_ms=NO_TOMBSTONE_MS))
+    after = _counted(rest, cancel_ids(door, keys, rest))
     return Removed(
         len(ids), purged, after.cancelled, after.running, len(ids) - purged - after.cancelled - after.running
     )

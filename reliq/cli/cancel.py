@@ -14,6 +14,10 @@ from reliq.errors import ConfigurationError
 
 EXIT_UNKNOWN_ID = 2
 
+Tombstone = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="Refuse a publish of these ids for so long.", show_default=False)
+]
+
 
 def cancel(
     queue: QueueName,
@@ -23,6 +27,7 @@ def cancel(
     ] = "",
     header: Headers = None,
     match: Match = "",
+    tombstone: Tombstone = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
@@ -30,7 +35,7 @@ def cancel(
     layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
-    Cancel messages: they do not start; one that runs is not retried, and its handler is told.
+    Cancel messages: they do not start; one that runs is not retried, and its handler is told. Their ids are free.
 
     Example: reliq cancel orders order-42 order-43
 
@@ -41,11 +46,11 @@ def cancel(
     if bool(ids) == bool(state):
         raise ConfigurationError("say which messages: ids, or --state with --header or --match")
     if state:
-        _cancel_where(desk, queue, state, where, dry_run=dry_run, yes=yes, json=json)
+        _cancel_where(desk, queue, state, where, tombstone=tombstone, dry_run=dry_run, yes=yes, json=json)
         return
     if where.is_set or dry_run:
         raise ConfigurationError("--header, --match and --dry-run go with --state, not with ids")
-    answers = desk.cancel(queue, ids or [])
+    answers = desk.cancel(queue, ids or [], tombstone=tombstone)
     if json:
         print_json(answers)
     else:
@@ -55,7 +60,17 @@ def cancel(
         raise typer.Exit(EXIT_UNKNOWN_ID)
 
 
-def _cancel_where(desk: Admin, queue: str, state: str, where: Filter, *, dry_run: bool, yes: bool, json: bool) -> None:
+def _cancel_where(
+    desk: Admin,
+    queue: str,
+    state: str,
+    where: Filter,
+    *,
+    tombstone: float | None,
+    dry_run: bool,
+    yes: bool,
+    json: bool,
+) -> None:
     total = desk.size(queue, check_state(state, CANCELLABLE))
     if dry_run:
         with running("looking", total, Removed(), lambda _sum: "nothing was cancelled") as run:
@@ -65,7 +80,7 @@ def _cancel_where(desk: Admin, queue: str, state: str, where: Filter, *, dry_run
     what = "those that match" if where.is_set else f"all {total}"
     confirm(f"Cancel the {state} messages of {queue}, {what}?", yes=yes)
     with running("cancelling", total, Removed(), _said) as run:
-        done = desk.cancel_where(queue, state, where, on_step=run.step)
+        done = desk.cancel_where(queue, state, where, tombstone=tombstone, on_step=run.step)
     print_json(done) if json else say(_said(done))
 
 

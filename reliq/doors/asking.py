@@ -29,9 +29,14 @@ REASON_LIMIT = 200
 _LETTER_NAME = re.compile(r"\d{1,20}-\d{1,20}")
 
 
-def cancelling(keys: Keys, id: str) -> Call[list[CancelStatus]]:
-    """Return the call that cancels a message; raise ConfigurationError for what is no id."""
-    return transitions.cancel(keys, [check_id(id)])
+def cancelling(keys: Keys, id: str, tombstone: Duration | None) -> Call[list[CancelStatus]]:
+    """Return the call that cancels a message; raise ConfigurationError for what is no id, or no time."""
+    return transitions.cancel(keys, [check_id(id)], tombstone_ms=tombstone_ms(tombstone))
+
+
+def tombstone_ms(tombstone: Duration | None) -> int | None:
+    """Return for how long a cancelled id is refused; raise ConfigurationError for what is no time above 0."""
+    return None if tombstone is None else milliseconds(seconds("tombstone", tombstone, least=0.001))
 
 
 def rescheduling(keys: Keys, id: str, delay: Duration, at: datetime | None) -> Call[list[RescheduleStatus]]:

@@ -3,7 +3,10 @@
 -- KEYS  pending unack counts lease errors totals ends | msg dd
 -- ARGV  clock tombstone_ms | id
 -- Returns  `cancelled`, `running` or `not_found` for each id
--- Nothing to do: `not_found`, and a tombstone that a publish still on its way will meet.
+-- Nothing to do: `not_found`, and where a tombstone is asked for one that a publish still on its way will meet.
+--
+-- With `tombstone_ms` the ids are taken for so long; without, they are free at once, and `freed` is what a repeated
+-- cancel is told by.
 
 local answers, gone, words, marks, bodies, seen = {}, {}, {}, {}, {}, {}
 for i = 1, ITEMS do
@@ -22,18 +25,22 @@ for i = 1, ITEMS do
   elseif redis.call('HEXISTS', counts, id) == 1 then
     words[#words + 1], words[#words + 2] = id, '!'
   else
-    bodies[#bodies], answers[i] = nil, before == 'cancelled' and before or 'not_found'
+    local was_cancelled = before == 'cancelled' or before == 'freed'
+    bodies[#bodies], answers[i] = nil, was_cancelled and 'cancelled' or 'not_found'
   end
   seen[id] = answers[i]
   local mark_of = answers[i] == 'not_found' and 'unknown' or 'cancelled'
   -- A marker that lasts longer stays: the id is taken until then.
-  if redis.call('PTTL', dd) < tonumber(tombstone_ms) or (mark_of == 'cancelled' and before ~= mark_of) then
-    marks[#marks + 1] = { dd, mark_of }
+  if tombstone_ms ~= '' then
+    local is_longer = redis.call('PTTL', dd) < tonumber(tombstone_ms)
+    if is_longer or (mark_of == 'cancelled' and before ~= mark_of) then marks[#marks + 1] = { dd, mark_of } end
+  elseif bodies[#bodies] == body(i) and answers[i] == 'cancelled' and before ~= 'cancelled' and before ~= 'unknown' then
+    marks[#marks + 1] = { dd, 'freed' }
   end
 end
 
 begin(pending)
-for _, one in ipairs(marks) do redis.call('SET', one[1], one[2], 'PX', tombstone_ms) end
+for _, one in ipairs(marks) do redis.call('SET', one[1], one[2], 'PX', tombstone_ms ~= '' and tombstone_ms or 60000) end
 if #words > 0 then redis.call('HSET', lease, unpack(words)) end
 if #gone > 0 then
   redis.call('ZREM', pending, unpack(gone))

@@ -38,7 +38,7 @@ if chosen then
   -- Why a chosen id is not published; `revive` when it is cancelled and still in a list.
   local function standing(i, id)
     local ended = replace == '' and read('GET', mark(i))
-    if ended then return ended == 'ended' and 'duplicate' or 'tombstoned' end
+    if ended and ended ~= 'freed' then return ended == 'ended' and 'duplicate' or 'tombstoned' end
     if read('SISMEMBER', garbage, id) == 1 then return 'duplicate' end
     if read('HEXISTS', counts, id) == 0 then return nil end
     local in_list = read('HGET', lease, id) == '!' and not read('ZSCORE', unack, id)

@@ -58,9 +58,13 @@ def publish(
 
 
 def cancel(
-    keys: Keys, ids: Sequence[str], *, tombstone_ms: int = 60_000, clock: int | None = None
+    keys: Keys, ids: Sequence[str], *, tombstone_ms: int | None = None, clock: int | None = None
 ) -> Call[list[CancelStatus]]:
-    """Cancel messages; a running one is told at its next renewal."""
+    """
+    Cancel messages; a running one is told at its next renewal.
+
+    Their ids are free at once, but with `tombstone_ms`: for so long a publish of them is refused.
+    """
     bounded("ids", ids)
     return Call(
         script("cancel"),
@@ -69,7 +73,7 @@ def cancel(
             *map(keys.msg, ids),
             *map(keys.dd, ids),
         ),
-        (clock_arg(clock), span("tombstone_ms", tombstone_ms), *ids),
+        (clock_arg(clock), "" if tombstone_ms is None else span("tombstone_ms", tombstone_ms), *ids),
         lambda reply: cast("list[CancelStatus]", words(reply, ids, get_args(CancelStatus))),
         lambda answer: [
             events.Cancelled(keys.name, tuple(id for id, word in zip(ids, answer, strict=True) if word == "cancelled"))

@@ -99,7 +99,7 @@ def test_a_producer_publishes_in_every_way(login, refused, layout, url):
     queue.publish(b"now")
     queue.publish(b"late", delay=60)
     queue.publish(b"sooner", delay=1, id="mine", dedup=5)
-    Queue("q", bytes, url=url, layout=layout).cancel("mine")
+    Queue("q", bytes, url=url, layout=layout).cancel("mine", tombstone=60)
     again = [queue.publish(b"again", id="mine").status, queue.publish(b"again", id="mine", replace=True).status]
     bulk = queue.publish_many([b"1", b"2"])
 

@@ -26,7 +26,7 @@ def test_a_publish_still_in_a_socket_buffer_meets_its_cancel(queue, another, ser
     with queue.receive():
         pass
     answers = []
-    cancelling = threading.Thread(target=lambda: answers.append(queue.cancel("late")))
+    cancelling = threading.Thread(target=lambda: answers.append(queue.cancel("late", tombstone=60)))
 
     with stopped(server.pid):
         with pytest.raises(PublishFailed) as failure:

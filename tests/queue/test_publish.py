@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from reliq import Layout, Outgoing, Queue
+from reliq.errors import ConfigurationError
 
 
 def redis_now(client):
@@ -76,8 +77,22 @@ def test_without_a_window_a_chosen_id_is_free_after_its_end(queue, call):
     assert call(queue, "publish", {}, id="order-1").status == "published"
 
 
-def test_a_publish_that_comes_after_its_cancel_is_tombstoned(queue, call):
-    assert call(queue, "cancel", "order-1") == "not_found"
+def test_schedule_cancel_schedule_publishes_the_second(queue, call):
+    assert call(queue, "publish", {"n": 1}, id="order-1", delay=60).status == "published"
+    assert call(queue, "cancel", "order-1") == "cancelled"
+    assert call(queue, "publish", {"n": 2}, id="order-1", delay=60).status == "published"
+
+    assert (queue.counts().pending, queue.counts().missing) == (1, 0)
+
+
+@pytest.mark.parametrize("tombstone", [0, -1, "60"])
+def test_a_tombstone_is_a_time(tombstone, queue, call):
+    with pytest.raises(ConfigurationError, match="tombstone"):
+        call(queue, "cancel", "order-1", tombstone=tombstone)
+
+
+def test_a_publish_that_comes_after_its_cancel_is_tombstoned_where_that_is_asked_for(queue, call):
+    assert call(queue, "cancel", "order-1", tombstone=60) == "not_found"
 
     assert call(queue, "publish", {}, id="order-1").status == "tombstoned"
     assert call(queue, "publish", {}, id="order-1", replace=True).status == "published"
@@ -121,7 +136,7 @@ def test_on_the_go_layout_the_body_is_bare(url, call, client):
 
 def test_many_are_published_and_the_others_named(queue, call):
     call(queue, "publish", {}, id="old")
-    call(queue, "cancel", "gone")
+    call(queue, "cancel", "gone", tombstone=60)
 
     result = call(
         queue,

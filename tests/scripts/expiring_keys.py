@@ -5,8 +5,8 @@ from math import inf
 
 from held_clock import NOON
 
-#: For how long a chosen id stays taken after its end, and a publish's lane keeps its last answer.
-WINDOW_MS, LANE_MS = 45_000, 600_000
+#: For how long a chosen id stays taken after its end, a publish's lane keeps its last answer, and a cancel is known.
+WINDOW_MS, LANE_MS, FREED_MS = 45_000, 600_000, 60_000
 
 
 @dataclass

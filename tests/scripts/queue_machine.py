@@ -222,8 +222,8 @@ class Moves(RuleBasedStateMachine):
         self.run(t.reclaim(self.keys, limit=limit, spare_leases=spare, clock=self.clock))
         self.model.reclaim(limit, spare)
 
-    @rule(ids=some_ids, tombstone_ms=st.sampled_from([60_000, 3_600_000]))
-    def cancel(self, ids, tombstone_ms=60_000):
+    @rule(ids=some_ids, tombstone_ms=st.sampled_from([None, None, 60_000, 3_600_000]))
+    def cancel(self, ids, tombstone_ms=None):
         call = t.cancel(self.keys, ids, tombstone_ms=tombstone_ms, clock=self.clock)
 
         assert self.run(call) == [self.model.cancel(id, tombstone_ms) for id in ids]

@@ -5,7 +5,7 @@ from itertools import count
 from math import inf
 
 from account import Account
-from expiring_keys import LANE_MS, Body, ExpiringKeys
+from expiring_keys import FREED_MS, LANE_MS, Body, ExpiringKeys
 from msgspec.structs import replace
 
 from reliq.message import Claimed
@@ -76,7 +76,7 @@ class Model(ExpiringKeys, Account):
         return refused
 
     def _standing(self, id, anew):
-        if id in self.markers and not anew:
+        if id in self.markers and self.markers[id][0] != "freed" and not anew:
             return "duplicate" if self.markers[id][0] == "ended" else "tombstoned"
         if id in self.garbage:
             return "duplicate"
@@ -248,7 +248,7 @@ class Model(ExpiringKeys, Account):
 
     def cancel(self, id, tombstone_ms):
         before, until = self.markers.get(id, ("", -inf))
-        answer = "cancelled"
+        answer, found = "cancelled", True
         if id in self.pending or (id in self.unack and self.words.get(id) == "nacked"):
             self.end(id, "cancelled")
         elif id in self.unack:
@@ -258,10 +258,13 @@ class Model(ExpiringKeys, Account):
         elif id in self.counts:
             self.words[id] = "!"
             self.bodies.pop(id, None)
-        elif before != "cancelled":
-            answer = "not_found"
+        else:
+            found, answer = False, "cancelled" if before in ("cancelled", "freed") else "not_found"
         mark = "unknown" if answer == "not_found" else "cancelled"
-        if until - self.key_time < tombstone_ms or (mark == "cancelled" and before != mark):
+        if tombstone_ms is None:
+            if found and answer == "cancelled" and before not in ("cancelled", "unknown"):
+                self.mark(id, "freed", FREED_MS)
+        elif until - self.key_time < tombstone_ms or (mark == "cancelled" and before != mark):
             self.mark(id, mark, tombstone_ms)
         return answer
 

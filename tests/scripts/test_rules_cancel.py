@@ -164,15 +164,26 @@ def test_cancel_leaves_a_tombstone(place, marker, put, cancel, client, keys):
     assert 30_000 < client.pttl(keys.dd("m")) <= 60_000
 
 
-def test_a_publish_that_comes_after_the_cancel_meets_the_tombstone(publish, cancel, where):
+@pytest.mark.parametrize("place", ["pending", "ready", "retry", "nacked", "nowhere"])
+def test_a_cancelled_id_is_free_at_once(place, put, publish, cancel, claim):
+    if place != "nowhere":
+        put(place)
     cancel()
+
+    assert publish("m", window_ms=1000).refused == {}
+    assert [one.id for one in claim()] == ["m"]
+    assert publish("m", window_ms=1000).refused == {0: "duplicate"}
+
+
+def test_a_publish_that_comes_after_the_cancel_meets_the_tombstone(publish, cancel, where):
+    cancel(tombstone_ms=1000)
 
     assert publish("m", window_ms=1000).refused == {0: "tombstoned"}
     assert where() == {}
 
 
 def test_a_publish_that_replaces_overrides_the_tombstone(publish, cancel, where):
-    cancel()
+    cancel(tombstone_ms=1000)
 
     assert publish("m", window_ms=1000, replace=True).refused == {}
     assert where() == {"ready": ["m"]}
@@ -201,13 +212,14 @@ def test_a_cancel_lengthens_a_marker(cancel, client, keys):
     assert client.pttl(keys.dd("m")) > HOUR_MS - 30_000
 
 
-def test_a_cancel_of_what_lives_says_so_even_over_a_longer_marker(die, cancel, run, client, keys, publish):
+@pytest.mark.parametrize(("options", "marker"), [({}, b"freed"), ({"tombstone_ms": 60_000}, b"cancelled")])
+def test_a_cancel_of_what_lives_says_so_even_over_a_longer_marker(options, marker, die, cancel, run, client, keys):
     letter = die("m", window_ms=HOUR_MS)
     run(t.redrive(keys, [(letter, "m", 3)], ttl_ms=HOUR_MS, clock=NOON))
 
-    assert cancel() == ["cancelled"]
+    assert cancel(**options) == ["cancelled"]
 
-    assert client.get(keys.dd("m")) == b"cancelled"
+    assert client.get(keys.dd("m")) == marker
 
 
 def test_a_letter_to_be_keeps_its_body_when_its_id_was_cancelled_in_an_earlier_life(
