@@ -25,7 +25,7 @@ import msgspec
 
 from reliq.board import Board
 from reliq.consumer import EXIT_HUNG, Consumer, load_consumer
-from reliq.errors import ConfigurationError
+from reliq.errors import ConfigurationError, LoginError
 from reliq.foreign import printable
 from reliq.health import Pulse, Sampler
 from reliq.log_setup import configure_logging, limiter
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from reliq.worker.run import Run
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("reliq.child")
 
 #: The child cannot work as it is set up: starting it again would not help (sysexits.h: EX_CONFIG).
 EXIT_CONFIG = 78
@@ -116,7 +116,7 @@ def main() -> int:
             configure_logging(plan.log_level, plan.log_format)
         _spare_the_collector()
         return _work(consumer, plan, wishes, alone)
-    except ConfigurationError as error:
+    except (ConfigurationError, LoginError) as error:
         logger.error("%s", error)  # noqa: TRY400  what to do is in the message; a trace would hide it
         return EXIT_CONFIG
     except Exception:

@@ -6,12 +6,15 @@ import atexit
 import importlib
 import math
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
 from reliq.connection import Connection, check_slots
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.events import RedisAway, RedisBack, WorkerReady, WorkerStopping, notify
+from reliq.handler import check_lifespan
+from reliq.importing import imported
 from reliq.registration import Registration
 from reliq.retry import RECONNECT, seconds_after
 from reliq.settings import WorkerSettings, seconds
@@ -58,6 +61,7 @@ class Consumer(Registration):
         observers: Iterable[Observer] = (),
     ) -> None:
         super().__init__()
+        check_lifespan(lifespan)
         self.target = url
         self.lifespan = lifespan
         self.observers: list[Observer] = list(observers)
@@ -166,6 +170,7 @@ class Consumer(Registration):
             serving = importlib.import_module("reliq.metrics.serving")
             with serving.of_one_process(self, queues, port=metrics_port, host=metrics_host, registry=metrics_registry):
                 return self.run(settings, queues=queues, patient=patient)
+        _check_main_thread()
         chosen = settings or WorkerSettings()
         self._leaves = self._leaving = False
         with StopSignals(patient=patient) as signals:
@@ -269,6 +274,15 @@ def _had_enough(engine: Engine, settings: WorkerSettings) -> bool:
     return settings.max_jobs is not None and engine.inflight.started >= settings.max_jobs
 
 
+def _check_main_thread() -> None:
+    """Raise ConfigurationError when this thread may not set handlers of signals."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigurationError(
+            "consumer.run() handles signals, which only the main thread may; in another thread use consumer.start() and "
+            "consumer.stop()"
+        )
+
+
 def load_consumer(place: str) -> Consumer:
     """
     Return the consumer at `module:name`, or the only one of `module`.
@@ -277,10 +291,7 @@ def load_consumer(place: str) -> Consumer:
         ConfigurationError: the module cannot be imported or has no such consumer.
     """
     module_name, _, attribute = place.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigurationError(f"cannot import {module_name!r}: {error}; is its folder on PYTHONPATH?") from error
+    module = imported(module_name, place)
     found = {name: value for name, value in vars(module).items() if isinstance(value, Consumer)}
     if attribute:
         found = {name: value for name, value in found.items() if name == attribute}

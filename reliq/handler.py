@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin, get_type_hints
 
+from reliq.bodies import type_name
 from reliq.codec import Codec
 from reliq.errors import ConfigurationError
 from reliq.job import Job
@@ -93,6 +94,11 @@ def inspected(queue: Queue[Any] | str, function: Function, settings: HandlerSett
         annotated = _of_list(where, positional[0].name, annotated)
     chosen = queue if isinstance(queue, Queue) else Queue(queue)
     untyped = chosen.codec.kind is dict and annotated not in (None, Any)
+    if not untyped and _contradicts(annotated, chosen.codec.kind):
+        raise ConfigurationError(
+            f"{where}: {positional[0].name!r} is annotated as {type_name(annotated)}, and queue {chosen.name!r} has bodies "
+            f"of {type_name(chosen.codec.kind)}; make them agree"
+        )
     codec = Codec(annotated) if untyped else chosen.codec
     is_async = any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
     return Handler(chosen, function, settings, takes_job, is_async, codec)
@@ -107,6 +113,43 @@ def check_middleware(middleware: Sequence[Function], handlers: Sequence[Handler]
                 f"middleware {_name(around)} is an async context manager, and handler {_name(plain[0].function)} of queue "
                 f"{plain[0].queue.name!r} is plain; make the middleware a plain one, or the handler async"
             )
+
+
+def check_queue(queue: object) -> None:
+    """Raise ConfigurationError when `queue` is neither a queue nor the name of one."""
+    if isinstance(queue, Queue | str):
+        return
+    if callable(queue):
+        raise ConfigurationError(f"say which queue {_name(queue)} handles: @consumer.handler(QUEUE)")
+    raise ConfigurationError(f"handler takes a Queue or the name of one, not {type(queue).__name__}")
+
+
+def check_lifespan(lifespan: Any) -> None:
+    """Raise ConfigurationError when `lifespan` cannot be called for a context manager."""
+    if lifespan is None:
+        return
+    _check_manager("lifespan", lifespan)
+    _check_takes(f"lifespan {_name(lifespan)}", lifespan)
+
+
+def check_around(around: Any) -> None:
+    """Raise ConfigurationError when the middleware `around` cannot be called with a job for a context manager."""
+    _check_manager("middleware", around)
+    _check_takes(f"middleware {_name(around)}", around, "job")
+
+
+def _check_manager(what: str, function: Function) -> None:
+    """Raise ConfigurationError when what `function` returns is certainly no context manager."""
+    enters = hasattr(function, "__enter__") or hasattr(function, "__aenter__")
+    if enters and not isinstance(function, type):
+        raise ConfigurationError(f"{what} must be the function, not what it returned: name it without ()")
+    if not callable(function):
+        raise ConfigurationError(f"{what} must be a function, not a {type(function).__name__}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        how = "@asynccontextmanager" if inspect.isasyncgenfunction(function) else "@contextmanager"
+        raise ConfigurationError(f"{what} {_name(function)} must be decorated with {how} of contextlib")
+    if inspect.iscoroutinefunction(function) or (isinstance(function, type) and not enters):
+        raise ConfigurationError(f"{what} {_name(function)} must return a context manager")
 
 
 def check_hook(hook: Function) -> None:
@@ -182,6 +225,23 @@ def _is_list(hint: Any) -> bool:
     """Say whether a list is a `hint`, such as `list[int]` or `Sequence[int]`."""
     kind = get_origin(hint) or hint
     return isinstance(kind, type) and issubclass(list, kind)
+
+
+def _contradicts(annotated: Any, kind: Any) -> bool:
+    """Say whether a body of `kind` is certainly none of what a handler's parameter is annotated as."""
+    classes = isinstance(annotated, type) and isinstance(kind, type) and Any not in (annotated, kind)
+    if (
+        not classes
+        or inspect.isabstract(annotated)
+        or get_origin(annotated)
+        or get_origin(kind)
+        or (annotated in (float, complex) and kind is int)
+    ):
+        return False
+    try:
+        return not (issubclass(kind, annotated) or issubclass(annotated, kind))
+    except TypeError:  # of a TypedDict or a Protocol nothing is certain
+        return False
 
 
 def _hints(function: Function) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from reliq.errors import ConfigurationError
-from reliq.handler import Handler, check_hook, check_middleware, inspected
+from reliq.handler import Handler, check_around, check_hook, check_middleware, check_queue, inspected
 from reliq.settings import HandlerSettings
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class Registration:
         Raises:
             ConfigurationError: a setting is not allowed, the signature is another, or the queue has a handler.
         """
+        check_queue(queue)
         settings = HandlerSettings(batch=batch, linger=linger, **options)  # type: ignore[arg-type]  # a single class becomes a tuple there
 
         def register(function: F) -> F:
@@ -96,7 +97,11 @@ class Registration:
         Register a function that returns a context manager for each handler call; the first is the outermost.
 
         Of a batch it is called for each message.
+
+        Raises:
+            ConfigurationError: it does not take a job, or cannot return a context manager.
         """
+        check_around(around)
         self._middleware.append(around)
         return around
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from reliq import reads, transitions
 from reliq.connection import WORKER_TIMEOUT_SECONDS
 from reliq.doors.blocking import BlockingDoor
-from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError
+from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.worker.executors import AsyncExecutor, ThreadExecutor
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.heartbeat import Heartbeat
@@ -215,6 +215,8 @@ def check_server(door: BlockingDoor, *, allow_eviction: bool) -> None:
     """Raise ConfigurationError when the server is older than 6.2 or may evict messages; what it hides is passed."""
     try:
         server, memory = (door.run(reads.server_facts(section)) for section in ("server", "memory"))
+    except LoginError:
+        raise
     except RedisRefusedError as error:
         logger.warning("cannot check the server: %s", error)
         return

@@ -19,7 +19,7 @@ LAYERS = (
     ("doors",),
     ("control",),
     ("queue",),
-    ("decorators", "handler", "job", "registration", "signals", "worker"),
+    ("decorators", "handler", "importing", "job", "registration", "signals", "worker"),
     ("consumer",),
     ("log_limiter", "log_setup", "logs", "metrics", "tracing", "health", "admin"),
     ("board", "child", "children", "folder", "guard", "guarding", "holder", "leases", "returns", "supervisor"),

@@ -2,8 +2,12 @@
 
 import sys
 import types
-from contextlib import asynccontextmanager
+from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypedDict
 
 import pytest
 
@@ -186,7 +190,18 @@ def test_an_included_consumer_brings_its_server_and_its_observers():
 @pytest.mark.parametrize(
     ("place", "complaint"),
     [
-        ("no_such_module_at_all", "cannot import 'no_such_module_at_all'"),
+        (
+            "no_such_module_at_all",
+            "cannot import 'no_such_module_at_all': No module named 'no_such_module_at_all' in this",
+        ),
+        ("no_such.module", "cannot import 'no_such.module': No module named 'no_such' in this folder"),
+        (
+            "./shop_billing:consumer",
+            "a module is named like shop.jobs, not './shop_billing'; write shop_billing:consumer",
+        ),
+        ("shop/jobs.py:c", r"not 'shop/jobs.py'; write shop.jobs:c"),
+        ("shop/jobs.py", r"not 'shop/jobs.py'; write shop.jobs"),
+        (":consumer", "a module is named like shop.jobs, not ''"),
         ("shop_billing:jobs", "a Consumer named 'jobs'"),
         ("json", "exactly one Consumer"),
     ],
@@ -194,6 +209,157 @@ def test_an_included_consumer_brings_its_server_and_its_observers():
 def test_a_consumer_that_is_not_there_is_named(billing, place, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
         load_consumer(place)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import requestsss", r"No module named 'requestsss', which .*broken_app.py:1 imports; install it for "),
+        ("import broken_lib", r"No module named 'requestsss', which .*broken_lib.py:2 imports; install it for "),
+        ("import circle_a", r"a circular import at .*circle_b.py:1: cannot import name 'A' from partially initialized"),
+        ("from json import nothing", r"cannot import name 'nothing' from 'json' .*, at .*broken_app.py:1"),
+    ],
+)
+def test_an_import_that_fails_within_the_application_is_told_by_file_line_and_what_is_missing(
+    tmp_path, monkeypatch, source, said
+):
+    files = {
+        "broken_app": source,
+        "broken_lib": "\nimport requestsss",
+        "circle_a": "from circle_b import B\nA = 1",
+        "circle_b": "from circle_a import A\nB = 1",
+    }
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.raises(ConfigurationError, match=rf"cannot import 'broken_app': {said}"):
+        load_consumer("broken_app:consumer")
+
+
+def test_a_handler_without_its_queue_is_refused():
+    with pytest.raises(ConfigurationError, match=r"say which queue takes_a_body handles: @consumer.handler\(QUEUE\)"):
+        Consumer().handler(takes_a_body)
+    with pytest.raises(ConfigurationError, match="takes a Queue or the name of one, not int"):
+        Consumer().handler(5)
+
+
+class Animal:
+    pass
+
+
+@dataclass
+class Cat(Animal):
+    lives: int
+
+
+@dataclass
+class Invoice:
+    number: int
+
+
+class Mail(TypedDict):
+    to: str
+
+
+@pytest.mark.parametrize(
+    ("kind", "annotated", "is_certain"),
+    [
+        (str, int, True),
+        (bytes, str, True),
+        (Cat, Invoice, True),
+        (Cat, dict, True),
+        (Cat, Animal, False),
+        (Cat, object, False),
+        (Cat, Any, False),
+        (Cat, Cat | None, False),
+        (int, float, False),
+        (int, complex, False),
+        (Mail, dict, False),
+        (dict, Mail, False),
+        (Mail, Mail, False),
+        (list[int], list[str], False),
+        (Cat, Hashable, False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("batch", [None, 5])
+def test_an_annotation_that_certainly_contradicts_the_queue_is_refused(kind, annotated, is_certain, batch):
+    def handle(body): ...
+
+    handle.__annotations__["body"] = annotated if batch is None else list[annotated]
+    register = Consumer().handler(Queue("q", kind), batch=batch)
+    if is_certain:
+        with pytest.raises(ConfigurationError, match=r"handle: 'body' is annotated as .*, and queue 'q' has bodies of"):
+            register(handle)
+    else:
+        register(handle)
+
+
+def generator():
+    yield
+
+
+async def agenerator():
+    yield
+
+
+@contextmanager
+def life():
+    yield
+
+
+@contextmanager
+def life_of_two(first, second):
+    yield
+
+
+@pytest.mark.parametrize(
+    ("lifespan", "complaint"),
+    [
+        (life(), r"lifespan must be the function, not what it returned: name it without \(\)"),
+        (generator, "lifespan generator must be decorated with @contextmanager of contextlib"),
+        (agenerator, "lifespan agenerator must be decorated with @asynccontextmanager"),
+        (life_of_two, r"lifespan life_of_two must take \(\); it takes \(first, second\)"),
+        (dict, "lifespan dict must return a context manager"),
+        (5, "lifespan must be a function, not a int"),
+    ],
+    ids=str,
+)
+def test_a_lifespan_that_cannot_be_entered_is_refused_when_it_is_given(lifespan, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        Consumer(lifespan=lifespan)
+
+
+async def coroutine(job): ...
+
+
+@pytest.mark.parametrize(
+    ("around", "complaint"),
+    [
+        (life, r"middleware life must take \(job\); it takes \(\)"),
+        (life_of_two, r"middleware life_of_two must take \(job\); it takes \(first, second\)"),
+        (generator, "middleware generator must be decorated with @contextmanager"),
+        (agenerator, "middleware agenerator must be decorated with @asynccontextmanager"),
+        (coroutine, "middleware coroutine must return a context manager"),
+        (Animal, "middleware Animal must return a context manager"),
+        (life(), "middleware must be the function, not what it returned"),
+        (None, "middleware must be a function, not a NoneType"),
+    ],
+    ids=str,
+)
+def test_a_middleware_that_cannot_be_entered_is_refused_when_it_is_registered(around, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        Consumer().middleware(around)
+
+
+def test_a_worker_is_not_run_in_a_thread_that_may_not_handle_signals(consumer, queue):
+    consumer.handler(queue)(takes_a_body)
+    with (
+        ThreadPoolExecutor() as pool,
+        pytest.raises(ConfigurationError, match=r"use consumer.start\(\) and consumer.stop"),
+    ):
+        pool.submit(consumer.run).result()
 
 
 def test_a_consumer_needs_handlers_known_queues_and_one_server(url):
