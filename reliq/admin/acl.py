@@ -49,6 +49,7 @@ PARTS: dict[Role, tuple[str, ...]] = {
         "admin/check.py",
         "admin/ending.py",
         "admin/existing.py",
+        "admin/forgetting.py",
         "admin/inspecting.py",
         "admin/letters.py",
         "admin/moving.py",

@@ -15,6 +15,7 @@ from reliq.admin.check import Checker
 from reliq.admin.doctor import examine
 from reliq.admin.ending import End, check_kind, ends_of
 from reliq.admin.existing import check_known
+from reliq.admin.forgetting import forget
 from reliq.admin.ground import ANSWER_SECONDS, TRY_SECONDS
 from reliq.admin.inspecting import MessageView, inspected
 from reliq.admin.overview import Overview, overview, with_rates
@@ -74,6 +75,21 @@ class Admin(Acting):
         _, keys = self._known(queue)
         wait = partial(time.sleep, seconds("patience", patience, most=3600))
         return Checker(self._ask, keys, repair=repair, progress=progress or _silent, wait=wait).run()
+
+    def forget(self, queue: str, *, letters: bool = False) -> int:
+        """
+        Remove a queue in which nothing is alive, its name from the registry too; return how many letters went with it.
+
+        One that is published to, or served, after that is there again.
+
+        Args:
+            letters: remove its dead letters too.
+
+        Raises:
+            ConfigurationError: there is no such queue, or it has messages, dead letters or a worker, or was in use
+                less than a minute ago.
+        """
+        return forget(self._door(), self.keys(queue), self.workers(), letters=letters, for_seconds=TRY_SECONDS)
 
     def acl(
         self, roles: Sequence[str], queues: Sequence[str], *, user: str = "", without_eval: bool = False

@@ -17,6 +17,7 @@ from reliq.cli.demo import demo
 from reliq.cli.doctor import doctor
 from reliq.cli.ends import ends
 from reliq.cli.exporter import exporter
+from reliq.cli.forget import forget
 from reliq.cli.health import health
 from reliq.cli.list import list_messages
 from reliq.cli.move import move
@@ -46,7 +47,7 @@ app = typer.Typer(
 for title, commands in (
     ("Run", (worker, demo, exporter, health)),
     ("See", (queues, workers, running, list_messages, show, ends, watch)),
-    ("Act", (publish, cancel, move, purge, pause, resume)),
+    ("Act", (publish, cancel, move, purge, pause, resume, forget)),
     ("Check", (account, check, doctor, acl)),
     ("Measure", (bench,)),
 ):

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from reliq.connection import Connection
     from reliq.keys import Keys
 
-#: Between two times that a process names the same queue in the same Redis.
-NAMING_SECONDS = 3600.0
+#: Between two times that a process names the same queue in the same Redis; a queue is forgotten only after such a time.
+NAMING_SECONDS = 60.0
 
 
 class Naming:
@@ -26,7 +26,7 @@ class Naming:
         self._quiet_until = 0.0
 
     def due(self) -> Command[None] | None:
-        """Return the command that names the queue, to be made once by whoever asks; None for the next hour."""
+        """Return the command that names the queue, to be made once by whoever asks; None for the next minute."""
         now = time.monotonic()
         if now < self._quiet_until:
             return None

@@ -9,7 +9,7 @@ from reliq.transitions.delivering import NOT_WATCHING, NOTHING_DUE, ClaimAnswer,
 from reliq.transitions.protocol import Turn
 from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
 from reliq.transitions.settling import Settled, ack, extend, failure, nack, note, release, snooze
-from reliq.transitions.upkeep import RedriveStatus, check, collect, counts, find, purge, redrive, resume, tidy
+from reliq.transitions.upkeep import RedriveStatus, check, collect, counts, find, forget, purge, redrive, resume, tidy
 
 __all__ = [
     "NOTHING_DUE",
@@ -29,6 +29,7 @@ __all__ = [
     "extend",
     "failure",
     "find",
+    "forget",
     "nack",
     "note",
     "promote",

@@ -80,6 +80,18 @@ def resume(keys: Keys, *, clock: int | None = None) -> Call[bool]:
     return Call(script("resume"), (keys.paused, keys.wake), (clock_arg(clock),), bool)
 
 
+def forget(keys: Keys, *, letters: bool, clock: int | None = None) -> Call[tuple[int, int]]:
+    """Remove an empty queue, its dead letters too with `letters`; return how many messages and letters there are."""
+    places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts, keys.dead)
+    rest = (keys.lease, keys.errors, keys.totals, keys.ends, keys.history, keys.wake, keys.watch, keys.paused)
+    return Call(
+        script("forget"),
+        (*places, *rest),
+        (clock_arg(clock), int(letters)),
+        lambda reply: (int(reply[0]), int(reply[1])),
+    )
+
+
 def counts(keys: Keys, *, clock: int | None = None) -> Call[Counts]:
     """Count the queue's messages by place, and every total, at one moment."""
     places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.dead, keys.totals, keys.paused)

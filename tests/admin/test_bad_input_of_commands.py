@@ -22,6 +22,7 @@ GOOD = {
     "dead purge": ("dead", "purge", "QUEUE", "--all", "--yes"),
     "pause": ("pause", "QUEUE"),
     "resume": ("resume", "QUEUE"),
+    "forget": ("forget", "QUEUE", "--yes"),
 }
 every_command = pytest.mark.parametrize("name", GOOD)
 

@@ -47,6 +47,7 @@ ERRANDS = {
     ],
     "pause": [(["q", "--reason", "\x1b[2J"], 2), (["q", "--reason", ":id: [b]"], 0)],
     "resume": [(["q"], 0)],
+    "forget": [(["q", "\x1b[2J", "--yes"], 2), (["spoilt", "--yes"], 0)],
     "account": [(["q"], 1), (["spoilt"], 1)],
     "check": [(["q"], 1), (["q", "--repair"], 1), (["spoilt"], 1)],
     "doctor": [([], None)],

@@ -108,6 +108,7 @@ def test_the_commands_of_operating_run_as_they_are_written(shop, url):
     with queue.receive() as [job]:
         job.reject(reason="no route")
     assert queue.moves.collect(["order-42"], letters_max=10, letters_ms=10**9)
+    queue.connection().wire(5.0).exchange([("HSET", "reliq:queues", "orders-old", "1")])
     assert len(OPERATED) >= 15
 
     for line in OPERATED:

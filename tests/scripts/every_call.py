@@ -58,6 +58,7 @@ def stage(run, client, keys):
         "counts": t.counts(keys),
         "extend": t.extend(keys, [by_id["extended"], by_id["cancelled-running"]], lease_ms=1000, clock=LATER),
         "find": t.find(keys),
+        "forget": t.forget(keys, letters=True, clock=LATER),
         "nack": t.nack(
             keys,
             [

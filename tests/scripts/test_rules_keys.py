@@ -32,7 +32,7 @@ def test_a_script_changes_no_key_that_it_was_not_given(name, calls, run, client,
     after = dump()
     changed = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
     assert changed <= set(calls[name].keys)
-    assert changed or name in READERS
+    assert changed or name in (*READERS, "forget")  # it removes nothing of a queue that has messages
 
 
 @pytest.mark.parametrize("name", script_names())

@@ -1,0 +1,48 @@
+"""`reliq forget`: take empty queues out of Redis."""
+
+from typing import Annotated
+
+import typer
+
+from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, Url, Yes, admin, complain, confirm, print_json, say
+from reliq.errors import ConfigurationError
+
+EXIT_REFUSED = 2
+
+
+def forget(
+    queues: Annotated[list[str], typer.Argument(metavar="QUEUE...", help="Queues that are no more.")],
+    letters: Annotated[bool, typer.Option("--letters", help="Their dead letters go too.")] = False,
+    yes: Yes = False,
+    json: Json = False,
+    url: Url = None,
+    layout: LayoutText = DEFAULT_LAYOUT,
+) -> None:
+    """
+    Remove queues with nothing in them: their names from the registry, their totals and ends.
+
+    Refused is a queue that has messages, has dead letters (without --letters), is served by a worker, or was in use
+    within the last minute; the others go. One that is published to again is registered again.
+
+    Example: reliq forget orders-old --yes
+
+    Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or one in use.
+    """
+    desk = admin(url, layout)
+    confirm(f"Forget {', '.join(queues)}?", yes=yes)
+    gone: dict[str, int] = {}
+    refused = False
+    for queue in queues:
+        try:
+            gone[queue] = desk.forget(queue, letters=letters)
+        except ConfigurationError as error:
+            complain(error)
+            refused = True
+    if json:
+        print_json({"forgotten": list(gone), "letters": sum(gone.values())})
+    else:
+        say(
+            *(f"{queue} is forgotten" + (f", with {kept} dead letters" if kept else "") for queue, kept in gone.items())
+        )
+    if refused:
+        raise typer.Exit(EXIT_REFUSED)

@@ -1,0 +1,154 @@
+"""`reliq forget`: a queue that is no more leaves Redis, one with anything alive stays, one that is used again is back."""
+
+import time
+
+import pytest
+from waiting import eventually
+
+from reliq import Admin, Consumer, WorkerSettings, roster
+from reliq.doors import naming
+from reliq.errors import ConfigurationError
+from reliq.keys import QUEUES_KEY
+from reliq.roster import Worker
+
+
+@pytest.fixture
+def old(client):
+    """Have a queue last named an hour ago."""
+    return lambda name="q": client.hset(QUEUES_KEY, name, int(time.time()) - 3600)
+
+
+@pytest.fixture
+def empty(queue, die, client, old):
+    """A queue whose messages have all ended, in every way that leaves something behind."""
+    queue.publish({}, id="acked", dedup=1)
+    with queue.receive():
+        pass
+    queue.publish({}, id="cancelled", delay=60)
+    queue.cancel("cancelled")
+    queue.pause(reason="for good")
+    old()
+
+
+def kept(client, queue):
+    """The keys of the queue that are not of one id or lane, which go by themselves."""
+    own = {key.decode() for key in client.scan_iter(queue.keys.every)}
+    passing = {key for key in own if client.pttl(key) > 0}
+    return own - passing
+
+
+def test_an_empty_queue_leaves_nothing(empty, command, queue, client):
+    assert kept(client, queue) != set()
+
+    done = command("forget", "q", "--yes")
+
+    assert (done.code, done.out) == (0, "q is forgotten\n")
+    assert (kept(client, queue), client.hgetall(QUEUES_KEY)) == (set(), {})
+    assert command("account", "q").code == 2
+    assert command("queues", "--interval", "0", "--json").json["queues"] == []
+
+
+@pytest.mark.parametrize("state", ["pending", "ready", "unack", "retry", "garbage", "lost"])
+def test_a_queue_with_a_message_stays(state, empty, command, queue, client, url):
+    queue.resume()
+    queue.publish({}, id="m", delay=60 if state == "pending" else 0)
+    if state == "unack":
+        with queue.receive() as [job]:
+            job.nack(delay=60)
+    elif state in ("retry", "garbage", "lost"):
+        client.lrem(queue.keys.ready, 0, "m")
+    if state == "retry":
+        client.rpush(queue.keys.retry, "m")
+    if state == "garbage":
+        client.sadd(queue.keys.garbage, "m")
+    before = {key: client.dump(key) for key in kept(client, queue)}
+
+    done = command("forget", "q", "--yes")
+
+    assert (done.code, done.out) == (2, "")
+    assert "queue 'q' has 1 message(s); purge them first" in done.err
+    assert {key: client.dump(key) for key in kept(client, queue)} == before
+
+
+def test_dead_letters_go_only_when_that_is_said(command, queue, client, die, old):
+    die("a", "b")
+    old()
+
+    refused = command("forget", "q", "--yes")
+    done = command("forget", "q", "--letters", "--yes", "--json")
+
+    assert (refused.code, "has 2 dead letter(s); --letters" in refused.err) == (2, True)
+    assert (done.code, done.json) == (0, {"forgotten": ["q"], "letters": 2})
+    assert kept(client, queue) == set()
+
+
+def test_a_queue_that_a_worker_serves_stays(empty, command, client):
+    now = time.time()
+    for one in roster.beat(Worker("w", "db1", 7, "1", ("q",), 1, 0, now, now, now)):
+        client.execute_command(*one.command)
+
+    done = command("forget", "q", "--yes")
+
+    assert (done.code, "queue 'q' is served by a worker: db1 pid 7" in done.err) == (2, True)
+
+
+def test_a_queue_that_was_in_use_a_moment_ago_stays(queue, command, client):
+    queue.publish({}, id="m")
+    assert queue.cancel("m") == "cancelled"
+    with queue.receive():
+        pass
+
+    done = command("forget", "q", "--yes")
+
+    assert (done.code, "was in use less than 60 s ago; forget it in " in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("told", ["many", "99999999999999999999", "9" * 4301, str(2**62)])
+def test_a_time_that_none_of_ours_wrote_keeps_no_name(told, command, client):
+    client.hset(QUEUES_KEY, "junk", told)
+
+    assert command("forget", "junk", "--yes").code == 0
+
+    assert client.hlen(QUEUES_KEY) == 0
+
+
+def test_the_others_go_when_one_is_refused(command, client, queue, old):
+    queue.publish({})
+    client.hset(QUEUES_KEY, mapping={f"junk-{number}": "1" for number in range(100)})
+
+    done = command("forget", *(f"junk-{number}" for number in range(50)), "q", "nobody", "--yes", "--json")
+
+    assert (done.code, len(done.json["forgotten"]), done.err.count("\n")) == (2, 50, 2)
+    assert client.hlen(QUEUES_KEY) == 51
+
+
+def test_it_asks_first(empty, command):
+    done = command("forget", "q")
+
+    assert (done.code, "say --yes" in done.err) == (2, True)
+
+
+def test_a_queue_that_is_published_to_again_is_registered_again(empty, url, queue, client, monkeypatch):
+    """Whoever published before remembers that it named the queue, but not for longer than it takes to forget it."""
+    Admin(url).forget("q")
+    assert client.hgetall(QUEUES_KEY) == {}
+    later = time.monotonic() + naming.NAMING_SECONDS + 1
+
+    monkeypatch.setattr(naming.time, "monotonic", lambda: later)
+    queue.publish({})
+
+    assert list(client.hgetall(QUEUES_KEY)) == [b"q"]
+
+
+def test_a_queue_that_is_served_again_is_registered_again(empty, url, client, queue):
+    Admin(url).forget("q")
+    consumer = Consumer(url)
+    consumer.handler(queue)(lambda body: None)
+
+    consumer.start(WorkerSettings(concurrency=1))
+    try:
+        eventually(lambda: client.hexists(QUEUES_KEY, "q"), "the worker names its queue")
+        with pytest.raises(ConfigurationError, match="served by a worker|was in use"):
+            Admin(url).forget("q")
+    finally:
+        consumer.stop()
