@@ -85,6 +85,20 @@ class GoProgram:
                 self.client.sadd(self.keys.garbage, id)
         self.client.zremrangebyscore(self.keys.unack, 0, int(now))
 
+    def intercept(self, id):
+        """Its TryIntercept; whether it says that the message will not be delivered."""
+        for removed in (
+            lambda: self.client.lrem(self.keys.ready, 0, id),
+            lambda: self.client.zrem(self.keys.pending, id),
+        ):
+            if removed():
+                self.client.delete(self.keys.msg(id))
+                self.client.hdel(self.keys.counts, id)
+                return True
+        self.client.hdel(self.keys.counts, id)
+        self.client.lrem(self.keys.retry, 0, id)
+        return False
+
     def collecting(self):
         """The steps of its garbage collection."""
         ids = self.client.smembers(self.keys.garbage)

@@ -6,6 +6,7 @@ import typer
 
 from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, duration, print_json, say, spoken
 from reliq.cli.tables import print_table
+from reliq.keys import Layout
 
 
 def running(
@@ -29,6 +30,8 @@ def running(
         return
     if not rows:
         say("Nothing runs." if longer_than == "0s" else f"Nothing runs for {longer_than}.")
+        if Layout.parse(layout).bare:
+            say("What programs in Go run, nobody tells.")
         return
     print_table(
         ("id", "attempt", "for", "host", "pid", "worker"),

@@ -243,3 +243,11 @@ def test_a_watch_sees_for_how_long_go_has_let_a_message_wait(url, go, client):
 
     assert first.overview.queues[0].late is None
     assert second.overview.queues[0].late > 0
+
+
+def test_what_a_program_in_go_runs_is_not_said_to_be_nothing(command, go, queue, client):
+    go.publish(due=1)
+    queue.publish({})
+
+    assert "What programs in Go run, nobody tells." in command("running", "orders", "--layout", "hdt3213").out
+    assert "Go" not in command("running", "q").out

@@ -1,0 +1,176 @@
+"""A program in Go and reliq at the same queue, move by move: each goes on with what the other one left."""
+
+import pytest
+from go_original import GoProgram
+from held_clock import NOON
+
+from reliq import transitions as t
+from reliq.keys import Keys, Layout
+
+SECOND = NOON // 1_000_000
+#: Names and layouts as a Go program has them.
+QUEUES = [
+    Keys("orders", Layout.hdt3213()),
+    Keys("order:timeout", Layout.hdt3213()),
+    Keys("订单/v2 a", Layout.hdt3213(hash_tag=True)),
+    Keys("a:b", Layout.hdt3213(hash_tag=True, prefix="shop:eu")),
+]
+
+pytestmark = pytest.mark.foreign_hands
+
+
+@pytest.fixture(params=QUEUES, ids=lambda keys: f"{keys.name} {keys.layout}")
+def keys(request):
+    return request.param
+
+
+@pytest.fixture
+def go(client, keys):
+    return GoProgram(client, keys)
+
+
+@pytest.fixture
+def claim(run, keys):
+    """Promote, reclaim and claim as a worker does; return what was claimed."""
+    numbers = iter(range(1, 100))
+
+    def make(second=SECOND, lease_ms=30_000):
+        clock = second * 1_000_000
+        run(t.promote(keys, clock=clock))
+        run(t.reclaim(keys, clock=clock))
+        turn = t.Turn("w", next(numbers))
+        return run(t.claim(keys, turn, limit=9, lease_ms=lease_ms, suspects=9, direct=9, clock=clock)).claimed
+
+    return make
+
+
+@pytest.fixture
+def publish(run, keys):
+    numbers = iter(range(1, 100))
+
+    def make(id, **options):
+        given = {"ttl_ms": 3_600_000, "retries": 3, "bare": True, "clock": NOON} | options
+        run(t.publish(keys, [(id, b"body")], t.Turn("p", next(numbers)), **given))
+        return id
+
+    return make
+
+
+def left_behind(client, keys):
+    """Every key but those that only reliq knows of."""
+    ours = {keys.totals, keys.wake, keys.watch, keys.lane("w"), keys.lane("p"), keys.ends}
+    return {key.decode() for key in client.scan_iter()} - ours
+
+
+def test_what_go_publishes_reliq_works_and_nothing_is_left(go, claim, run, keys, client):
+    ids = {go.publish(due=SECOND + late) for late in (0, 0, 5)}
+
+    first = claim(SECOND)
+    later = claim(SECOND + 5)
+
+    assert (len(first), len(later), {one.id for one in (*first, *later)}) == (2, 1, ids)
+    assert run(t.ack(keys, [(one, None) for one in (*first, *later)], clock=NOON)).lost == ()
+    assert left_behind(client, keys) == set()
+
+
+def test_what_reliq_publishes_go_works_and_nothing_is_left(go, publish, keys, client):
+    now, late = publish("now"), publish("late", delay_ms=5000)
+
+    taken = go.claim(SECOND)
+    go.promote(SECOND + 6)
+    for id in (taken, go.claim(SECOND)):
+        go.ack(id)
+
+    assert {taken, late} == {now, late}
+    assert left_behind(client, keys) == set()
+
+
+def test_what_go_nacked_comes_again_with_the_retries_that_go_counts(go, claim):
+    id = go.publish(due=SECOND, retries=3)
+    go.promote(SECOND)
+    go.claim(SECOND)
+    go.nack(id, SECOND, delay=10)
+
+    assert claim(SECOND + 9) == []
+    assert [(one.id, one.left) for one in claim(SECOND + 10)] == [(id, 2)]
+
+
+def test_what_reliq_nacked_go_takes_again(go, publish, claim, run, keys):
+    id = publish("m")
+    [one] = claim()
+    run(t.nack(keys, [(one, 10_000, "failed 1 x", b"")], clock=NOON))
+
+    go.reclaim(SECOND + 9)
+    assert go.claim(SECOND + 9, again=True) is None
+    go.reclaim(SECOND + 11)
+    assert go.claim(SECOND + 11, again=True) == id
+
+
+def test_what_go_had_fetched_when_it_stopped_is_taken_over_when_its_lease_is_over(go, claim):
+    ids = {go.publish(due=SECOND, retries=1) for _ in range(3)}
+    go.promote(SECOND)
+    for _ in ids:
+        go.claim(SECOND, seconds=5)
+
+    assert claim(SECOND + 4) == []
+    assert {(one.id, one.left) for one in claim(SECOND + 5)} == {(id, 0) for id in ids}
+
+
+def test_what_reliq_held_when_it_was_killed_go_takes_over(go, publish, claim):
+    id = publish("m")
+    claim(lease_ms=5000)
+
+    go.reclaim(SECOND + 4)
+    assert go.claim(SECOND + 4, again=True) is None
+    go.reclaim(SECOND + 6)
+    assert go.claim(SECOND + 6, again=True) == id
+
+
+@pytest.mark.parametrize("place", ["pending", "ready", "snoozed"])
+def test_what_go_intercepts_while_it_waits_is_gone(go, claim, run, keys, client, place):
+    id = go.publish(due=SECOND + (5 if place == "pending" else 0))
+    if place == "ready":
+        go.promote(SECOND)
+    if place == "snoozed":
+        run(t.snooze(keys, [(claim()[0], 5000)], clock=NOON))
+
+    assert go.intercept(id)
+    assert claim(SECOND + 60) == []
+    assert left_behind(client, keys) == set()
+
+
+def test_what_go_intercepts_while_a_handler_runs_it_can_be_acked(go, claim, run, keys, client):
+    id = go.publish(due=SECOND)
+    [one] = claim()
+
+    assert not go.intercept(id)
+    assert run(t.ack(keys, [(one, None)], clock=NOON)).lost == ()
+    assert left_behind(client, keys) == set()
+
+
+@pytest.mark.parametrize("when", ["running", "in backoff"])
+def test_what_go_intercepts_while_reliq_has_it_is_not_delivered_again_after_a_failure(
+    go, claim, run, keys, client, when
+):
+    id = go.publish(due=SECOND)
+    [one] = claim()
+    if when == "running":
+        go.intercept(id)
+    run(t.nack(keys, [(one, 1000, "failed 1 x", b"body")], clock=NOON))
+    if when == "in backoff":
+        go.intercept(id)
+
+    assert claim(SECOND + 60) == []
+    assert client.smembers(keys.garbage) == {id.encode()}
+
+
+def test_what_go_intercepts_in_the_retry_list_is_gone_but_for_its_body_which_has_a_ttl(go, claim, run, keys, client):
+    id = go.publish(due=SECOND)
+    go.promote(SECOND)
+    go.claim(SECOND, seconds=0)
+    run(t.reclaim(keys, clock=NOON + 1_000_000))
+
+    go.intercept(id)
+
+    assert claim(SECOND + 60) == []
+    assert client.ttl(keys.msg(id)) > 0
