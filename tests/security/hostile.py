@@ -1,0 +1,202 @@
+"""What a foreign writer, an end user's text, a handler and an observer can hand to a worker: extremes, and chance."""
+
+import asyncio
+import math
+import random
+
+from reliq import Nack, Reject, Snooze
+from reliq.errors import ProtocolError, RedisUnavailableError, Stopped, UndecodableError
+from reliq.keys import QUEUES_KEY, WORKERS_KEY, worker_key
+
+NUMBERS = [
+    *("0", "-0", "1", "-1", "1.5", "1e300", "1e999", "NaN", "true", "null", '"5"', "[]", "{}", "1000", "1001"),
+    *("1000000000000", "-1000000000000", "9007199254740991", "9007199254740992", str(2**63), str(-(2**63) - 1)),
+    *("1" + "0" * 400, "-1" + "0" * 400, "9" * 4300, "-" + "9" * 4300, "0" * 500, "x", "", "\u00b2"),
+]
+SCORES = [math.inf, -math.inf, 1e300, -1e300, 9.3e9, 1.8e12, 9.2e18, -9.3e9, 0.0, -0.0, -1.0, 1e-300, 2.0**63]
+WORDS = [
+    *(b"", b"!", b"suspect", b"nacked", b"@", b"@0", b"@-1", b"@99999999999999999", b"@99999999999999999?", b"@1e400"),
+    *(b"@" + b"9" * 400, b"suspect!", b"nacked!", b"lane.1:30000", b"lane.1:30000!", b"\xff\xfe", b"w" * 100_000, b"?"),
+]
+NOTES = [
+    *(b"", b"failed", b"failed 1", b"failed 1 ", "failed \u00b2 x".encode(), b"\xff", b"a b c\nd", b"lease - lease - "),
+    *(b"failed " + b"9" * 4300 + b" x", b"x" * 200_000, b"\x1b]0;x\x07 \x9b31m", b"failed - \xed\xa0\xbd"),
+]
+IDS = [
+    *(b"0", b"-1", b"*", b"[a-z]*", b"a b", b"a\nb", b"a\tb", b"\x00", b"\xff\xfe", b"\xed\xa0\xbd", b"%s%n", b"{x}"),
+    *("\u202egnp".encode(), b"i" * 5000, b"\x1b[2J", b"a:b:c", b"None", b"..", b"0" * 22, b"z" * 22),
+]
+BODIES = [
+    *(b"", b"\x00", b"\xff", b"{", b"null", b'{"number": 1}', b"[" * 5000, b'"\\ud83d"', b"x" * 200_000, b"RELIQ/1 "),
+    *(b'RELIQ/1 {"d":1,"r":2}\nx', b'{"number": 1e999}', b'{"number": ' + b"9" * 4300 + b"}"),
+]
+HEADERS = ["{}", "null", "[]", '{"a":"b"}', '{"a":1}', '{"a":"\\ud83d"}', '{"traceparent":"\\u0000"}', '{"a":' * 300]
+
+
+class Evil:
+    """A thing that raises whatever it is asked."""
+
+    def _refuse(self, *_):
+        raise ValueError("an evil secret")
+
+    __str__ = __repr__ = __bool__ = __eq__ = __len__ = __iter__ = __getattr__ = __await__ = __format__ = _refuse
+    __class__ = property(_refuse)  # type: ignore[assignment]
+    __hash__ = None
+
+
+class Nameless(type):
+    @property
+    def __name__(cls):
+        raise ValueError("an evil secret")
+
+
+class WordlessError(Exception):
+    def __str__(self):
+        raise SystemExit("an evil secret")
+
+
+class NamelessError(Exception, metaclass=Nameless):
+    """One whose class raises when it is asked for its name."""
+
+
+class TornError(Exception):
+    """One whose attributes raise."""
+
+    def __getattribute__(self, name):
+        raise KeyError("an evil secret")
+
+
+REASONS = [
+    *(
+        "",
+        "plain",
+        "\ud83d",
+        "\udcff",
+        "\x00\x1b[2J\r\n",
+        "x" * 1_000_000,
+        "\u202e",
+        None,
+        7,
+        1.5,
+        b"\xff",
+        [],
+        object(),
+    ),
+    *(ValueError("x"), WordlessError(), Evil(), Nack, 10**5000),
+]
+DELAYS = [0, 0.001, -1, math.nan, math.inf, 10**400, 1e308, "soon", None, True, [], Evil(), 3650 * 86_400.0]
+ERRORS = [
+    *(ValueError(one) for one in ("\ud83d", "x" * 1_000_000, "\x1b]0;x\x07\n\r", b"\xff", Evil())),
+    *(WordlessError(), NamelessError(), TornError(), SystemExit(3), KeyboardInterrupt(), GeneratorExit()),
+    *(
+        asyncio.CancelledError(),
+        StopIteration(1),
+        StopAsyncIteration(),
+        MemoryError(),
+        RecursionError(),
+        TimeoutError(),
+    ),
+    *(ExceptionGroup("many", [ValueError("x")] * 3), Stopped("x"), UndecodableError("\ud83d"), ProtocolError("x")),
+    *(RedisUnavailableError("not true"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x"), OSError(24, "EMFILE")),
+]
+
+
+def returned(value):
+    return lambda: value
+
+
+def raising(error):
+    def answer():
+        raise error
+
+    return answer
+
+
+ANSWERS = [
+    *(returned(make(reason=one)) for make in (Nack, Reject) for one in REASONS),
+    *(returned(make(delay=one)) for make in (Nack, Snooze) for one in DELAYS),
+    *(raising(make(delay=one)) for make in (Nack, Snooze) for one in DELAYS),
+    *(raising(Reject(reason=one)) for one in REASONS),
+    *map(raising, ERRORS),
+    *map(
+        returned,
+        [Nack, Reject, Snooze, Evil(), 0, "x", [], (), {}, object, range(3), iter([]), float("nan"), b"x" * 10**6],
+    ),
+    lambda: (one for one in [Nack()]),
+]
+
+
+class Vandal:
+    """Writes to Redis as somebody does who knows the keys, and nothing of the rules."""
+
+    def __init__(self, client, chance: random.Random) -> None:
+        self._client, self._chance = client, chance
+
+    def number(self) -> str:
+        chance = self._chance
+        return (
+            chance.choice(NUMBERS)
+            if chance.random() < 0.7
+            else str(chance.getrandbits(chance.choice([1, 40, 64, 900])))
+        )
+
+    def score(self) -> float:
+        chance = self._chance
+        return chance.choice(SCORES) if chance.random() < 0.7 else chance.uniform(-1, 1) * 10 ** chance.randint(0, 300)
+
+    def blob(self, extremes: list[bytes]) -> bytes:
+        chance = self._chance
+        return chance.choice(extremes) if chance.random() < 0.7 else chance.randbytes(chance.randint(0, 80))
+
+    def value(self) -> bytes:
+        """Return a stored value: an envelope of chance around a body, or a body alone."""
+        chance, body = self._chance, self.blob(BODIES)
+        if chance.random() < 0.3:
+            return body
+        names = chance.sample(["d", "r", "e", "w"], chance.choice([2, 3, 4, 4, 4]))
+        sane = {"d": "1", "r": "3", "e": "1", "w": "5"}
+        parts = [f'"{name}":{self.number() if chance.random() < 0.5 else sane[name]}' for name in names]
+        if chance.random() < 0.3:
+            parts.append(f'"h":{chance.choice(HEADERS)}')
+        return b"RELIQ/1 {" + ",".join(parts).encode() + b"}\n" + body
+
+    def message(self, keys) -> None:
+        """Write one message, or a part of one, anywhere."""
+        chance, pipe = self._chance, self._client.pipeline(transaction=False)
+        id = self.blob(IDS) + b"~%d" % chance.getrandbits(40)
+        if chance.random() < 0.9:
+            pipe.set(keys.msg("").encode() + id, self.value(), px=chance.choice([60_000, 2**53]))
+        if chance.random() < 0.9:
+            pipe.hset(keys.counts, id, chance.choice(["0", "1", "2", self.number()]))
+        if chance.random() < 0.3:
+            pipe.hset(keys.lease, id, self.blob(WORDS))
+        if chance.random() < 0.3:
+            pipe.hset(keys.errors, id, self.blob(NOTES))
+        for place in chance.sample(
+            ["ready", "ready", "retry", "pending", "unack", "garbage"], chance.choice([1, 1, 1, 2])
+        ):
+            self._put(pipe, place, getattr(keys, place), id)
+        pipe.execute()
+
+    def _put(self, pipe, place: str, key: str, id: bytes) -> None:
+        if place in ("ready", "retry"):
+            pipe.lpush(key, id)
+        elif place == "garbage":
+            pipe.sadd(key, id)
+        else:
+            pipe.zadd(key, {id: self.score()})
+
+    def surroundings(self, keys) -> None:
+        """Write to what lies around the messages: totals, ends, letters, tokens, names, records of workers."""
+        chance, pipe = self._chance, self._client.pipeline(transaction=False)
+        pipe.hset(keys.totals, chance.choice([b"claimed", b"acked", b"\xff", self.blob(IDS)]), self.number())
+        pipe.xadd(keys.ends, {self.blob(IDS): self.blob(NOTES), b"kind": self.blob(NOTES)})
+        pipe.xadd(keys.dead, {b"id": self.blob(IDS), b"value": self.value(), b"note": self.blob(NOTES)})
+        pipe.lpush(keys.wake, *[self.blob(IDS)] * chance.choice([1, 5]))
+        pipe.ltrim(keys.wake, 0, 20)
+        pipe.hset(QUEUES_KEY, self.blob(IDS), self.number())
+        name = self.blob(IDS)
+        pipe.zadd(WORKERS_KEY, {name: self.score()})
+        pipe.set(worker_key("").encode() + name, self.blob([b"[" * 5000, b"{}", b"null", b'{"id":1}']), px=60_000)
+        pipe.set(keys.lane("x"), self.blob(WORDS), px=60_000)
+        pipe.execute()

@@ -1,0 +1,196 @@
+"""Two hundred good messages each round beside everything that others can hand to a worker: nobody notices."""
+
+import faulthandler
+import gc
+import logging
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import psutil
+import pytest
+from hostile import ANSWERS, ERRORS, Evil, Vandal
+from waiting import eventually
+
+from reliq import Consumer, Job, Layout, Outgoing, Queue, WorkerSettings
+from reliq.errors import PublishFailed
+from reliq.events import Acked
+from reliq.health import Pulse, live
+from reliq.log_setup import JsonFormatter, TextFormatter
+from reliq.logs import LogObserver
+from reliq.metrics.process import ProcessMetrics
+
+ROUNDS, LONG_ROUNDS = 100, 2000
+GOOD, EVIL = 200, 40
+PATIENCE_SECONDS = 60
+#: What a process may grow by between the first fifth of the rounds and the last.
+GROWTH_BYTES = 64 * 2**20
+
+
+@dataclass
+class Order:
+    number: int
+
+
+class Worked:
+    """Which good messages were handled and acked, and how often."""
+
+    def __init__(self):
+        self.handled, self.acked = Counter(), Counter()
+        self._came = threading.Condition()
+
+    def __call__(self, event, /):
+        if not isinstance(event, Acked):
+            return
+        with self._came:
+            self.acked.update(id for id in event.ids if id.startswith("good-"))
+            self._came.notify_all()
+
+    def wait_for(self, ids):
+        """Wait until all of `ids` are acked; return those that are not, and how often each was handled."""
+        with self._came:
+            self._came.wait_for(lambda: all(id in self.acked for id in ids), PATIENCE_SECONDS)
+            return {id: self.handled[id] for id in ids if id not in self.acked}
+
+
+class Formatted(logging.Handler):
+    """Every line is written, in both formats, and kept by nobody."""
+
+    def __init__(self):
+        super().__init__()
+        self._formatters = JsonFormatter(), TextFormatter(colours=True)
+
+    def emit(self, record):
+        for one in self._formatters:
+            one.format(record)
+
+
+@pytest.fixture
+def quiet_log():
+    """Lines of reliq and of asyncio go to a handler of ours alone: a test that kept them all would grow."""
+    loggers = [logging.getLogger(name) for name in ("reliq", "asyncio")]
+    before = [(one.propagate, one.level) for one in loggers]
+    formatted = Formatted()
+    for one in loggers:
+        one.addHandler(formatted)
+        one.propagate, one.level = False, logging.DEBUG
+    yield
+    for one, (propagate, level) in zip(loggers, before, strict=True):
+        one.removeHandler(formatted)
+        one.propagate, one.level = propagate, level
+
+
+@pytest.fixture
+def seed(request):
+    chosen = int(os.environ.get("RELIQ_FUZZ_SEED", "0"))
+    return chosen or (time.time_ns() % 10**9 if request.config.getoption("--long") else 20261122)
+
+
+def build(url, worked, chance):
+    """A worker of every kind of handler and layout; whatever is not good is answered by chance, evilly."""
+    metrics, pulse = ProcessMetrics(), Pulse()
+    observers = [worked, metrics, pulse, LogObserver(error_text=True), lambda event: evil_observer(chance)]
+    consumer = Consumer(url, observers=observers)
+
+    def answer(job):
+        if job.id.startswith("good-"):
+            worked.handled[job.id] += 1
+            return None
+        return chance.choice(ANSWERS)()
+
+    async def aanswer(body, job):
+        return answer(job)
+
+    def batch(bodies: list[bytes], jobs: list[Job[bytes]]):
+        return [Evil() if not job.id.startswith("good-") else answer(job) for job in jobs]
+
+    options = {"backoff": exponential, "timeout": 60}
+    queues = [Queue(name, bytes, url=url) for name in ("plain", "async", "batch")]
+    queues += [Queue("typed", Order, url=url), Queue("go", bytes, layout=Layout.hdt3213(), url=url)]
+    for queue in queues:
+        if queue.name == "async":
+            consumer.handler(queue, **options)(aanswer)
+        elif queue.name == "batch":
+            consumer.handler(queue, batch=20, linger=0.01, **options)(batch)
+        else:
+            consumer.handler(queue, **options)(lambda body, job: answer(job))
+    return consumer, queues, metrics, pulse
+
+
+def exponential(state):
+    """A backoff that computes 2**attempt, as those of older tenacity do."""
+    return min(0.02, 0.001 * 2**state.attempt_number)
+
+
+def evil_observer(chance):
+    if chance.random() < 0.1:
+        raise chance.choice([one for one in ERRORS if not isinstance(one, KeyboardInterrupt)])
+
+
+def publish_good(queues, number):
+    """Publish this round's good messages, some of them for a moment later; return their ids."""
+    published = []
+    each = GOOD // len(queues)
+    for queue in queues:
+        body = Order(number) if queue.name == "typed" else b"good"
+        ids = [f"good-{number}-{queue.name}-{one}" for one in range(each)]
+        publish(queue, [Outgoing(body=body, id=id, delay=0.0 if at % 5 else 0.02) for at, id in enumerate(ids)])
+        published += ids
+    return published
+
+
+def publish(queue, messages):
+    """Publish, however busy this machine is: again with the same ids is safe."""
+    for last in (False, False, True):
+        try:
+            queue.publish_many(messages)
+        except PublishFailed:
+            if last:
+                raise
+        else:
+            return
+
+
+def forget_evil(client, queues):
+    """Remove what is left of evil messages, when no good one is alive, as one who empties a queue by hand."""
+    names = ("pending", "ready", "unack", "retry", "garbage", "counts", "lease", "errors", "wake", "dead", "ends")
+    for queue in queues:
+        client.unlink(*(getattr(queue.keys, name) for name in names))
+
+
+@pytest.mark.timeout(900)
+def test_whatever_others_hand_to_a_worker_good_messages_are_acked_once(url, client, seed, request, quiet_log):
+    print(f"\nRELIQ_FUZZ_SEED={seed}", file=sys.stderr)
+    chance, worked = random.Random(seed), Worked()
+    rounds = LONG_ROUNDS if request.config.getoption("--long") else ROUNDS
+    consumer, queues, metrics, pulse = build(url, worked, random.Random(seed + 1))
+    vandal, process, sizes = Vandal(client, chance), psutil.Process(), []
+    consumer.start(WorkerSettings(concurrency=8))
+    engine = consumer.engine()
+    try:
+        for number in range(rounds):
+            # Also of a process in which something holds the interpreter.
+            faulthandler.dump_traceback_later(3 * PATIENCE_SECONDS, exit=True)
+            for _ in range(EVIL):
+                vandal.message(chance.choice(queues).keys)
+            vandal.surroundings(chance.choice(queues).keys)
+            assert worked.wait_for(publish_good(queues, number)) == {}, f"round {number}"
+            metrics.sample(engine)
+            pulse.note(engine)
+            assert (engine.dead_parts(), engine.hung_slots, live([pulse])) == ([], 0, ""), f"round {number}"
+            if number % 3 == 2:
+                forget_evil(client, queues)
+            gc.collect()
+            sizes.append(process.memory_info().rss)
+        forget_evil(client, queues)
+        eventually(lambda: not engine.inflight.flights(), "nothing is held for ever", 60)
+    finally:
+        consumer.stop(grace=5)
+        faulthandler.cancel_dump_traceback_later()
+
+    assert set(worked.handled.values()) == set(worked.acked.values()) == {1}
+    assert sizes[-1] - sizes[rounds // 5] < GROWTH_BYTES, [size // 2**20 for size in sizes]
