@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import redis
@@ -19,7 +20,7 @@ import redis.asyncio
 from reliq.cluster import AsyncClusterWire, AsyncWire, ClusterWire, Nodes, Wire
 from reliq.errors import ConfigurationError, InsecureWarning
 from reliq.keys import Layout
-from reliq.pools import Address, Client, Target, address, node_pool, pool, sentinels, weakness
+from reliq.pools import Address, Client, Target, address, node_pool, places, pool, sentinels, weakness
 from reliq.urls import check_url, masked
 from reliq.wires import AsyncPooledWire, Gate, PooledWire
 
@@ -35,8 +36,9 @@ WORKER_TIMEOUT_SECONDS = 5.0
 class OfLoop:
     """What one event loop has of a connection: its wires by time-out, until the loop ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, places_to_wait: int) -> None:
         self.wires: dict[float, AsyncWire] = {}
+        self.places_to_wait = asyncio.Semaphore(places_to_wait)
         self.end = self._until_the_loop_ends()
         # An event loop ends its asynchronous generators before it closes: from its first step on it knows this one.
         with suppress(StopIteration):
@@ -99,16 +101,21 @@ class Connection:
 
     def async_wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> AsyncWire:
         """Return a wire for the running event loop; its connections are closed when the loop ends."""
-        loop = asyncio.get_running_loop()
         with self._lock:
-            if loop not in self._loops:
-                for closed in [one for one in self._loops if one.is_closed()]:  # not as `asyncio.run` does it
-                    del self._loops[closed]
-                self._loops[loop] = OfLoop()
-            wires = self._loops[loop].wires
+            wires = self._of_loop().wires
             if timeout_seconds not in wires:
                 wires[timeout_seconds] = self._async_wire(timeout_seconds)
             return wires[timeout_seconds]
+
+    @cached_property
+    def places_to_wait(self) -> threading.BoundedSemaphore:
+        """What a call that blocks in Redis holds meanwhile: half of the connections are for those that do not."""
+        return threading.BoundedSemaphore(self._places_to_wait())
+
+    def async_places_to_wait(self) -> asyncio.Semaphore:
+        """As `places_to_wait`, for the running event loop."""
+        with self._lock:
+            return self._of_loop().places_to_wait
 
     def close(self) -> None:
         """Close the blocking connections; they come back when they are used again."""
@@ -125,6 +132,17 @@ class Connection:
             ours = self._loops.pop(asyncio.get_running_loop(), None)
         if ours:
             await ours.end.aclose()
+
+    def _of_loop(self) -> OfLoop:
+        loop = asyncio.get_running_loop()
+        if loop not in self._loops:
+            for closed in [one for one in self._loops if one.is_closed()]:  # not as `asyncio.run` does it
+                del self._loops[closed]
+            self._loops[loop] = OfLoop(self._places_to_wait())
+        return self._loops[loop]
+
+    def _places_to_wait(self) -> int:
+        return max(1, places(self._target()) // 2)
 
     def _wire(self, timeout_seconds: float) -> Wire:
         target = self._target()

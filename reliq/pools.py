@@ -100,6 +100,11 @@ def pool(target: Target, timeout_seconds: float, *, asynchronous: bool) -> Any:
     return made if asynchronous else Kept(made)
 
 
+def places(target: Target) -> int:
+    """Return how many connections a pool for `target` has at most."""
+    return int(_settings(target)["max_connections"])
+
+
 def plain_client(target: Target, timeout_seconds: float) -> redis.Redis:
     """Return redis-py's own client over such a pool, to measure beside it."""
     made = pool(target, timeout_seconds, asynchronous=False)

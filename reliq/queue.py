@@ -266,7 +266,7 @@ class Queue(Control, Generic[B]):
         end, or nacked with the default backoff when the block raises.
         """
         batch = Batch(self.keys, self.codec, self.settings, limit=limit, lease=lease)
-        with receiving(self._door(), batch, seconds("wait", wait)) as jobs:
+        with receiving(self._door(), batch, seconds("wait", wait), self.connection().places_to_wait) as jobs:
             yield jobs
 
     @asynccontextmanager
@@ -275,7 +275,8 @@ class Queue(Control, Generic[B]):
     ) -> AsyncIterator[list[Received[B]]]:
         """As `receive`, in async code."""
         batch = Batch(self.keys, self.codec, self.settings, limit=limit, lease=lease)
-        async with areceiving(self._adoor(), batch, seconds("wait", wait)) as jobs:
+        places_to_wait = self.connection().async_places_to_wait()
+        async with areceiving(self._adoor(), batch, seconds("wait", wait), places_to_wait) as jobs:
             yield jobs
 
     def _durability(self, given: Durability | None) -> Durability:

@@ -8,7 +8,7 @@ import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from reliq.errors import ReliqError
+from reliq.errors import RedisUnavailableError, ReliqError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -26,9 +26,11 @@ OVERSHOOT_SECONDS = 0.1
 
 
 @contextmanager
-def receiving(door: BlockingDoor, batch: Batch[B], wait_seconds: float) -> Iterator[list[Received[B]]]:
+def receiving(
+    door: BlockingDoor, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore
+) -> Iterator[list[Received[B]]]:
     """Take messages, renew their leases in a thread of its own while the block runs, and settle them."""
-    _take(door, batch, wait_seconds)
+    _take(door, batch, wait_seconds, places_to_wait)
     over = threading.Event()
     renewer = threading.Thread(target=_renew_until, args=(over, door, batch), name="reliq-receive", daemon=True)
     renewer.start()
@@ -45,7 +47,7 @@ def receiving(door: BlockingDoor, batch: Batch[B], wait_seconds: float) -> Itera
             batch.settled(door.run(call, for_seconds=batch.lease_seconds))
 
 
-def _take(door: BlockingDoor, batch: Batch[B], wait_seconds: float) -> None:
+def _take(door: BlockingDoor, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
     until = time.monotonic() + wait_seconds
     while True:
         next_in = batch.looked(door.run_all(batch.look(), for_seconds=TRY_SECONDS))
@@ -53,7 +55,7 @@ def _take(door: BlockingDoor, batch: Batch[B], wait_seconds: float) -> None:
         if batch.claimed or rest <= 0:
             break
         if min(rest, next_in) > OVERSHOOT_SECONDS:
-            door.run(batch.token(min(rest, next_in) - OVERSHOOT_SECONDS))
+            _wait(door, batch, min(rest, next_in) - OVERSHOOT_SECONDS, places_to_wait)
         else:
             time.sleep(min(rest, next_in))
     try:
@@ -65,6 +67,18 @@ def _take(door: BlockingDoor, batch: Batch[B], wait_seconds: float) -> None:
         raise
 
 
+def _wait(door: BlockingDoor, batch: Batch[B], seconds: float, places_to_wait: threading.Semaphore) -> None:
+    """Wait in Redis for something to claim; where many do so already, for a place. The next look tells what failed."""
+    until = time.monotonic() + seconds
+    if places_to_wait.acquire(timeout=seconds):
+        try:
+            if (left := until - time.monotonic()) > 0:
+                with suppress(RedisUnavailableError):
+                    door.run(batch.token(left))
+        finally:
+            places_to_wait.release()
+
+
 def _renew_until(over: threading.Event, door: BlockingDoor, batch: Batch[B]) -> None:
     while batch.jobs and not over.wait(batch.lease_seconds / 3):
         with suppress(ReliqError):
@@ -72,10 +86,12 @@ def _renew_until(over: threading.Event, door: BlockingDoor, batch: Batch[B]) -> 
 
 
 @asynccontextmanager
-async def areceiving(door: AsyncDoor, batch: Batch[B], wait_seconds: float) -> AsyncIterator[list[Received[B]]]:
+async def areceiving(
+    door: AsyncDoor, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore
+) -> AsyncIterator[list[Received[B]]]:
     """As `receiving`; the renewal is a task, so a block that holds the event loop up for a lease loses it."""
     # Taking is not cut off: what a cancelled caller has claimed is given back.
-    taking = asyncio.ensure_future(_atake(door, batch, wait_seconds))
+    taking = asyncio.ensure_future(_atake(door, batch, wait_seconds, places_to_wait))
     try:
         await asyncio.shield(taking)
     except asyncio.CancelledError:
@@ -98,7 +114,7 @@ async def areceiving(door: AsyncDoor, batch: Batch[B], wait_seconds: float) -> A
             batch.settled(await door.run(call, for_seconds=batch.lease_seconds))
 
 
-async def _atake(door: AsyncDoor, batch: Batch[B], wait_seconds: float) -> None:
+async def _atake(door: AsyncDoor, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore) -> None:
     until = time.monotonic() + wait_seconds
     while not batch.given_up:
         next_in = batch.looked(await door.run_all(batch.look(), for_seconds=TRY_SECONDS))
@@ -106,7 +122,7 @@ async def _atake(door: AsyncDoor, batch: Batch[B], wait_seconds: float) -> None:
         if batch.claimed or rest <= 0:
             break
         if min(rest, next_in) > OVERSHOOT_SECONDS:
-            await door.run(batch.token(min(rest, next_in) - OVERSHOOT_SECONDS))
+            await _await(door, batch, min(rest, next_in) - OVERSHOOT_SECONDS, places_to_wait)
         else:
             await asyncio.sleep(min(rest, next_in))
     if batch.given_up:
@@ -118,6 +134,18 @@ async def _atake(door: AsyncDoor, batch: Batch[B], wait_seconds: float) -> None:
         with suppress(ReliqError):
             await door.run(batch.release())
         raise
+
+
+async def _await(door: AsyncDoor, batch: Batch[B], seconds: float, places_to_wait: asyncio.Semaphore) -> None:
+    until = time.monotonic() + seconds
+    with suppress(TimeoutError):
+        await asyncio.wait_for(places_to_wait.acquire(), seconds)
+        try:
+            if (left := until - time.monotonic()) > 0:
+                with suppress(RedisUnavailableError):
+                    await door.run(batch.token(left))
+        finally:
+            places_to_wait.release()
 
 
 async def _arenew(door: AsyncDoor, batch: Batch[B]) -> None:

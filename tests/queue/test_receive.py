@@ -5,6 +5,7 @@ import contextlib
 import threading
 
 import pytest
+from waiting import eventually
 
 from reliq import Queue
 
@@ -193,6 +194,51 @@ def test_a_job_whose_lease_was_taken_is_lost_and_its_answer_changes_nothing(queu
     assert job.lost
     counts = queue.counts()
     assert (counts.alive, counts.totals["acked"], counts.missing) == (0, 1, 0)
+
+
+def test_many_threads_that_wait_starve_no_publish(queue):
+    over, received, errors = threading.Event(), [], []
+
+    def take():
+        try:
+            while not over.is_set():
+                with queue.receive(wait=1) as jobs:
+                    received.extend(job.body["n"] for job in jobs)
+        except Exception as error:
+            errors.append(error)
+            over.set()
+
+    threads = [threading.Thread(target=take) for _ in range(200)]
+    for thread in threads:
+        thread.start()
+    for n in range(20):
+        assert queue.publish({"n": n}).status == "published"
+    eventually(lambda: len(received) == 20 or errors, "everything is received")
+    over.set()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+    assert sorted(received) == list(range(20))
+
+
+def test_many_tasks_that_wait_starve_no_publish(url):
+    queue, received = Queue("q", url=url), []
+
+    async def take():
+        while len(received) < 20:
+            async with queue.areceive(wait=1) as jobs:
+                received.extend(job.body["n"] for job in jobs)
+
+    async def work():
+        tasks = [asyncio.create_task(take()) for _ in range(200)]
+        for n in range(20):
+            assert (await queue.apublish({"n": n})).status == "published"
+        await asyncio.gather(*tasks)
+
+    asyncio.run(work())
+
+    assert sorted(received) == list(range(20))
 
 
 def test_large_bodies_are_read_in_pieces(url, commands, receive):
