@@ -14,6 +14,7 @@ from reliq.doors.lanes import Lanes
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
+    from uuid import UUID
 
     from reliq.call import Request, T
     from reliq.events import Observer
@@ -41,7 +42,7 @@ class Control:
         """The queue's name."""
         return self.keys.name
 
-    def cancel(self, id: str, *, tombstone: Duration | None = None) -> CancelStatus:
+    def cancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
         """
         Cancel a message, so that it does not start or, if it runs, is not retried. Its id is free at once.
 
@@ -52,20 +53,22 @@ class Control:
             `cancelled`; `running`, then its handler is told; `not_found`, it has ended or never was.
         """
         call = asking.cancelling(self.keys, id, tombstone)
-        self._lanes.end(id)
+        self._lanes.end(str(id))
         return self._ask(call)[0]
 
-    async def acancel(self, id: str, *, tombstone: Duration | None = None) -> CancelStatus:
+    async def acancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
         """As `cancel`, in async code."""
         call = asking.cancelling(self.keys, id, tombstone)
-        self._lanes.end(id)
+        self._lanes.end(str(id))
         return (await self._aask(call))[0]
 
-    def reschedule(self, id: str, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
+    def reschedule(self, id: str | UUID, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
         """Give a waiting message another due time: `rescheduled`, or it is `running` or `not_found`."""
         return self._ask(asking.rescheduling(self.keys, id, delay, at))[0]
 
-    async def areschedule(self, id: str, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
+    async def areschedule(
+        self, id: str | UUID, *, delay: Duration = 0.0, at: datetime | None = None
+    ) -> RescheduleStatus:
         """As `reschedule`, in async code."""
         return (await self._aask(asking.rescheduling(self.keys, id, delay, at)))[0]
 

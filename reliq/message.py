@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003  msgspec reads the annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 B = TypeVar("B")
 
@@ -44,7 +47,7 @@ class Outgoing(Generic[B]):
     body: B
     delay: Duration = 0.0
     at: datetime | None = None
-    id: str | None = None
+    id: str | UUID | None = None
     retries: int | None = None
     ttl: Duration | None = None
     headers: Mapping[str, str] = field(default_factory=dict)

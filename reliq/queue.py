@@ -13,6 +13,7 @@ from reliq.codec import Codec
 from reliq.connection import PUBLISH_SECONDS, check_slots, check_target
 from reliq.control import Control
 from reliq.doors.batch import Batch
+from reliq.doors.lanes import Lanes
 from reliq.doors.moves import Moves
 from reliq.doors.naming import Naming
 from reliq.doors.publishing import Tally, Writer
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from types import UnionType
+    from uuid import UUID
 
     from reliq.doors.batch import Received
     from reliq.events import Observer
@@ -125,6 +127,7 @@ class Queue(Control, Generic[B]):
         self.codec: Codec[B] = Codec(body, validate=validate)
         self.moves = Moves(self.keys, self._door)
         self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)
+        self._claims = Lanes()
         naming = Naming(self.keys, self.connection)
         self._sender = Sender(self._writer, naming, self._lanes, self._door, self._adoor, try_seconds=PUBLISH_SECONDS)
 
@@ -137,7 +140,7 @@ class Queue(Control, Generic[B]):
         *,
         delay: Duration = 0.0,
         at: datetime | None = None,
-        id: str | None = None,
+        id: str | UUID | None = None,
         retries: int | None = None,
         ttl: Duration | None = None,
         headers: Mapping[str, str] | None = None,
@@ -185,7 +188,7 @@ class Queue(Control, Generic[B]):
         *,
         delay: Duration = 0.0,
         at: datetime | None = None,
-        id: str | None = None,
+        id: str | UUID | None = None,
         retries: int | None = None,
         ttl: Duration | None = None,
         headers: Mapping[str, str] | None = None,
@@ -265,7 +268,7 @@ class Queue(Control, Generic[B]):
         Leases are renewed while the block runs. A message that was not answered (`job.nack()`, …) is acked at the
         end, or nacked with the default backoff when the block raises.
         """
-        batch = Batch(self.keys, self.codec, self.settings, limit=limit, lease=lease)
+        batch = Batch(self.keys, self.codec, self.settings, self._claims, limit=limit, lease=lease)
         with receiving(self._door(), batch, seconds("wait", wait), self.connection().places_to_wait) as jobs:
             yield jobs
 
@@ -274,7 +277,7 @@ class Queue(Control, Generic[B]):
         self, *, limit: int = 1, wait: Duration = 0.0, lease: Duration = 30.0
     ) -> AsyncIterator[list[Received[B]]]:
         """As `receive`, in async code."""
-        batch = Batch(self.keys, self.codec, self.settings, limit=limit, lease=lease)
+        batch = Batch(self.keys, self.codec, self.settings, self._claims, limit=limit, lease=lease)
         places_to_wait = self.connection().async_places_to_wait()
         async with areceiving(self._adoor(), batch, seconds("wait", wait), places_to_wait) as jobs:
             yield jobs

@@ -18,6 +18,7 @@ from reliq.settings import BATCH_LIMIT, milliseconds, seconds, whole
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
+    from uuid import UUID
 
     from reliq.call import Call, Command
     from reliq.keys import Keys
@@ -29,7 +30,7 @@ REASON_LIMIT = 200
 _LETTER_NAME = re.compile(r"\d{1,20}-\d{1,20}")
 
 
-def cancelling(keys: Keys, id: str, tombstone: Duration | None) -> Call[list[CancelStatus]]:
+def cancelling(keys: Keys, id: str | UUID, tombstone: Duration | None) -> Call[list[CancelStatus]]:
     """Return the call that cancels a message; raise ConfigurationError for what is no id, or no time."""
     return transitions.cancel(keys, [check_id(id)], tombstone_ms=tombstone_ms(tombstone))
 
@@ -39,7 +40,7 @@ def tombstone_ms(tombstone: Duration | None) -> int | None:
     return None if tombstone is None else milliseconds(seconds("tombstone", tombstone, least=0.001))
 
 
-def rescheduling(keys: Keys, id: str, delay: Duration, at: datetime | None) -> Call[list[RescheduleStatus]]:
+def rescheduling(keys: Keys, id: str | UUID, delay: Duration, at: datetime | None) -> Call[list[RescheduleStatus]]:
     """Return the call that gives a message another due time; raise ConfigurationError for one that is not allowed."""
     at_ms, delay_ms = when(delay, at)
     return transitions.reschedule(keys, [check_id(id)], at_ms=at_ms, delay_ms=delay_ms)
@@ -66,8 +67,10 @@ def redriving(
     keys: Keys, settings: QueueSettings, letters: Sequence[Letter], delay: Duration
 ) -> Call[list[Literal["redriven", "alive", "not_found"]]]:
     """Return the call that publishes dead letters again; raise ConfigurationError for what is none, or too many."""
-    if isinstance(letters, Letter) or not all(isinstance(one, Letter) for one in letters):
-        raise ConfigurationError("letters must be a list of dead letters, as `letters()` returns them")
+    if not isinstance(letters, list | tuple) or not all(isinstance(one, Letter) for one in letters):
+        raise ConfigurationError(
+            f"letters must be a list of dead letters, as `letters()` returns them, not {type(letters).__name__}"
+        )
     whole("number of letters", len(letters), most=BATCH_LIMIT)
     retries = [settings.retries if one.header.retries is None else one.header.retries for one in letters]
     rows = [(one.letter, one.id, left) for one, left in zip(letters, retries, strict=True)]

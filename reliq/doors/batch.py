@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reliq import reads, transitions
 from reliq.codec import open_envelope
-from reliq.doors.ids import chosen_window_ms, token
-from reliq.doors.lanes import Lane
+from reliq.doors.ids import chosen_window_ms
 from reliq.errors import UndecodableError
+from reliq.events import Handled
 from reliq.message import Ack, Claimed, Delivery, Duration, Nack, Reject, Snooze
 from reliq.retry import DEFAULT_BACKOFF, seconds_after
 from reliq.settings import MIB, lease_seconds, milliseconds, seconds, whole
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from reliq.call import Call, Command
     from reliq.codec import Codec
+    from reliq.doors.lanes import Lanes
     from reliq.keys import Keys
     from reliq.settings import QueueSettings
     from reliq.transitions import ClaimAnswer, Settled
@@ -77,6 +78,7 @@ class Batch(Generic[B]):
 
     Attributes:
         claimed: what the claim took.
+        undecodable: what of it was nacked because its body does not decode.
         jobs: what of it can be worked.
         given_up: whether nobody wants it any more.
 
@@ -84,12 +86,15 @@ class Batch(Generic[B]):
         ConfigurationError: the limit or the lease is not allowed.
     """
 
-    def __init__(self, keys: Keys, codec: Codec[B], settings: QueueSettings, *, limit: int, lease: Duration) -> None:
+    def __init__(
+        self, keys: Keys, codec: Codec[B], settings: QueueSettings, lanes: Lanes, *, limit: int, lease: Duration
+    ) -> None:
         self._keys, self._codec, self._settings = keys, codec, settings
         self._limit = whole("limit", limit, least=1, most=500)
         self.lease_seconds = lease_seconds(lease)
-        self._lane = Lane(token())
+        self._lanes, self._lane = lanes, lanes.take()[0]
         self.claimed: list[Claimed] = []
+        self.undecodable: list[Handled] = []
         self.jobs: list[Received[B]] = []
         self._deliveries: list[Delivery] = []  # of the jobs, in their order
         self.given_up = False
@@ -106,13 +111,17 @@ class Batch(Generic[B]):
 
     def looked(self, answers: Sequence[Any]) -> float:
         """Keep what was claimed; return the seconds in which nothing else will come due. Raise what was refused."""
+        claim: ClaimAnswer | Exception = answers[2]
+        self.claimed = [] if isinstance(claim, Exception) else claim.claimed
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
-        claim: ClaimAnswer = answers[2]
-        self.claimed = claim.claimed
         waits: list[float] = [due / 1000 for due in (answers[0][1], answers[1].next_in_ms) if due > 0]
         return min([LOOK_SECONDS, *waits])
+
+    def over(self) -> None:
+        """Note that the last look has its answer: its lane is free."""
+        self._lanes.give_back(self._lane)
 
     def token(self, for_seconds: float) -> Command[bool]:
         """Return the wait for something to claim."""
@@ -140,8 +149,13 @@ class Batch(Generic[B]):
             delivery = Delivery(one, value, *open_envelope(value, bare=self._keys.bare))
             try:
                 self._add(delivery, self._codec.decode(delivery.payload))
-            except UndecodableError as error:
-                undecodable.append(transitions.failure(delivery, "undecodable", str(error), backoff_ms(delivery)))
+            except Exception as error:
+                known = isinstance(error, UndecodableError)
+                why = str(error) if known else f"decoding the body raised {type(error).__name__}"
+                undecodable.append(transitions.failure(delivery, "undecodable", why, backoff_ms(delivery)))
+                self.undecodable.append(
+                    Handled(self._keys.name, one.id, delivery.attempt, "nack", 0.0, error=why, failed=True)
+                )
         calls: list[Call[Settled]] = []
         calls += [transitions.ack(self._keys, missing, kind="expired")] if missing else []
         calls += [transitions.nack(self._keys, undecodable)] if undecodable else []

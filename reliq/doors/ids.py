@@ -4,6 +4,7 @@ import os
 import re
 import time
 from binascii import b2a_base64
+from uuid import UUID
 
 from reliq.errors import ConfigurationError
 from reliq.message import Duration
@@ -22,13 +23,12 @@ _last: tuple[int, str] = (0, "0" * _TIME_LENGTH)
 
 def new_id() -> str:
     """Return an id that no other call returns."""
-    chance = b2a_base64(os.urandom(_CHANCE_BYTES), newline=False)[:14]
-    return _time_part() + chance.translate(_URL_SAFE).decode("ascii")
+    return _time_part() + token()
 
 
 def token() -> str:
-    """Return a short name for one client or process."""
-    return b2a_base64(os.urandom(6), newline=False).translate(_URL_SAFE).decode("ascii")
+    """Return a name for one client or process, of 14 characters: 80 bits, for what two share would be one's for both."""
+    return b2a_base64(os.urandom(_CHANCE_BYTES), newline=False)[:14].translate(_URL_SAFE).decode("ascii")
 
 
 def made_at(id: str) -> int | None:
@@ -41,10 +41,14 @@ def made_at(id: str) -> int | None:
     return ms
 
 
-def check_id(id: str) -> str:
-    """Return a chosen id; raise ConfigurationError when it is not 1 to 128 of `A-Z a-z 0-9 _ . : -`."""
-    if not isinstance(id, str) or _ID.fullmatch(id) is None:
-        raise ConfigurationError(f"id must be 1 to 128 of A-Z a-z 0-9 _ . : - , not {str(id)[:40]!r}")
+def check_id(id: str | UUID) -> str:
+    """Return a chosen id as text; raise ConfigurationError when it is not 1 to 128 of `A-Z a-z 0-9 _ . : -`."""
+    if isinstance(id, UUID):
+        return str(id)
+    if not isinstance(id, str):
+        raise ConfigurationError(f"id must be a str or a UUID, not {type(id).__name__}: give str(…)")
+    if _ID.fullmatch(id) is None:
+        raise ConfigurationError(f"id must be 1 to 128 of A-Z a-z 0-9 _ . : - , not {id[:40]!r}")
     return id
 
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from reliq.errors import RedisUnavailableError, ReliqError
+from reliq.events import notify
+from reliq.foreign import printable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from reliq.doors.asynchronous import AsyncDoor
     from reliq.doors.batch import Batch, Received
     from reliq.doors.blocking import BlockingDoor
+    from reliq.events import Observer
 
 B = TypeVar("B")
+
+logger = logging.getLogger(__name__)
 
 #: For so long a Redis that is away is tried.
 TRY_SECONDS = 2.0
@@ -48,6 +54,19 @@ def receiving(
 
 
 def _take(door: BlockingDoor, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
+    try:
+        _look(door, batch, wait_seconds, places_to_wait)
+        for call in batch.fill(door.run_all(batch.bodies(), for_seconds=TRY_SECONDS)):
+            door.run(call, for_seconds=TRY_SECONDS)
+    except BaseException:
+        if batch.claimed:
+            with suppress(ReliqError):
+                door.run(batch.release())
+        raise
+    _tell(door.observers, batch)
+
+
+def _look(door: BlockingDoor, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
     until = time.monotonic() + wait_seconds
     while True:
         next_in = batch.looked(door.run_all(batch.look(), for_seconds=TRY_SECONDS))
@@ -58,13 +77,7 @@ def _take(door: BlockingDoor, batch: Batch[B], wait_seconds: float, places_to_wa
             _wait(door, batch, min(rest, next_in) - OVERSHOOT_SECONDS, places_to_wait)
         else:
             time.sleep(min(rest, next_in))
-    try:
-        for call in batch.fill(door.run_all(batch.bodies(), for_seconds=TRY_SECONDS)):
-            door.run(call, for_seconds=TRY_SECONDS)
-    except BaseException:
-        with suppress(ReliqError):
-            door.run(batch.release())
-        raise
+    batch.over()
 
 
 def _wait(door: BlockingDoor, batch: Batch[B], seconds: float, places_to_wait: threading.Semaphore) -> None:
@@ -115,6 +128,21 @@ async def areceiving(
 
 
 async def _atake(door: AsyncDoor, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore) -> None:
+    try:
+        await _alook(door, batch, wait_seconds, places_to_wait)
+        if batch.given_up:
+            return
+        for call in batch.fill(await door.run_all(batch.bodies(), for_seconds=TRY_SECONDS)):
+            await door.run(call, for_seconds=TRY_SECONDS)
+    except BaseException:
+        if batch.claimed:
+            with suppress(ReliqError):
+                await door.run(batch.release())
+        raise
+    _tell(door.observers, batch)
+
+
+async def _alook(door: AsyncDoor, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore) -> None:
     until = time.monotonic() + wait_seconds
     while not batch.given_up:
         next_in = batch.looked(await door.run_all(batch.look(), for_seconds=TRY_SECONDS))
@@ -125,15 +153,7 @@ async def _atake(door: AsyncDoor, batch: Batch[B], wait_seconds: float, places_t
             await _await(door, batch, min(rest, next_in) - OVERSHOOT_SECONDS, places_to_wait)
         else:
             await asyncio.sleep(min(rest, next_in))
-    if batch.given_up:
-        return
-    try:
-        for call in batch.fill(await door.run_all(batch.bodies(), for_seconds=TRY_SECONDS)):
-            await door.run(call, for_seconds=TRY_SECONDS)
-    except BaseException:
-        with suppress(ReliqError):
-            await door.run(batch.release())
-        raise
+    batch.over()
 
 
 async def _await(door: AsyncDoor, batch: Batch[B], seconds: float, places_to_wait: asyncio.Semaphore) -> None:
@@ -153,3 +173,10 @@ async def _arenew(door: AsyncDoor, batch: Batch[B]) -> None:
         await asyncio.sleep(batch.lease_seconds / 3)
         with suppress(ReliqError):
             batch.renewed(await door.run(batch.renew()))
+
+
+def _tell(observers: Sequence[Observer], batch: Batch[B]) -> None:
+    """Tell of what did not decode, as a worker does: whoever receives never sees it."""
+    for one in batch.undecodable:
+        logger.warning("%s: %s does not decode and goes back: %s", one.queue, printable(one.id), one.error)
+    notify(observers, batch.undecodable)

@@ -75,6 +75,8 @@ OTHERS = {
     "redrive": [
         ((["1-0"],), {}, "letters must be a list of dead letters"),
         ((LETTER,), {}, "letters must be a list of dead letters"),
+        ((None,), {}, "letters must be a list of dead letters, as `letters()` returns them, not NoneType"),
+        ((iter([LETTER]),), {}, "letters must be a list of dead letters"),
         (([LETTER] * 501,), {}, "number of letters must be 0 to 500, not 501"),
         (([LETTER],), {"delay": -1}, "delay must be 0 to"),
     ],

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import pytest
 
@@ -270,3 +271,11 @@ def test_an_observer_sees_what_was_published(url, call):
 
     assert [event.ids for event in seen] == [(receipt.id,)]
     queue.close()
+
+
+def test_a_uuid_is_an_id(queue, call):
+    id = uuid4()
+
+    assert call(queue, "publish", {}, id=id).id == str(id)
+    assert call(queue, "publish", {}, id=str(id)).status == "duplicate"
+    assert call(queue, "cancel", id) == "cancelled"

@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import re
 import threading
 
+import pydantic
 import pytest
 from waiting import eventually
 
-from reliq import Queue
+from reliq import Queue, WrongKeyTypeError
+from reliq.events import Handled
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
@@ -120,6 +123,67 @@ def test_a_body_that_does_not_decode_is_nacked_at_once_and_the_others_are_receiv
     assert queue.counts().totals["nacked"] == 1
 
 
+def test_a_body_that_does_not_decode_is_told_as_a_worker_tells_it(url, receive, caplog):
+    told = []
+    Queue("q", str, url=url).publish("no json", id="m")
+    queue = Queue("q", url=url, observers=[told.append])
+
+    assert receive(queue, bodies) == []
+
+    [handled] = [event for event in told if isinstance(event, Handled)]
+    assert (handled.id, handled.outcome, handled.failed, handled.attempt) == ("m", "nack", True, 1)
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert re.fullmatch(r"q: m does not decode and goes back: body is not .*", line)
+    assert "no json" not in line
+
+
+def test_a_body_whose_decoding_raises_anything_holds_up_no_other(url, receive):
+    class Odd(pydantic.BaseModel):
+        n: int
+
+        @pydantic.model_validator(mode="after")
+        def raises(self):
+            if self.n == 1:
+                raise LookupError("s3cret")
+            return self
+
+    Queue("q", url=url).publish_many([{"n": 1}, {"n": 2}])
+
+    assert receive(Queue("q", Odd, url=url), lambda jobs: [job.body.n for job in jobs], limit=2) == [2]
+
+
+def test_what_was_claimed_beside_a_refusal_is_given_back_unspent(queue, client, receive):
+    queue.publish({}, id="m")
+    client.set(queue.keys.garbage, "no set")
+
+    with pytest.raises(WrongKeyTypeError):
+        receive(queue, bodies)
+
+    client.delete(queue.keys.garbage)
+    counts = queue.counts()
+    assert (counts.ready, counts.unack, counts.totals["claimed"]) == (1, 0, 1)
+    with queue.receive() as [job]:
+        assert (job.attempt, job.retries_left) == (1, 12)
+
+
+def test_five_hundred_receives_of_nothing_leave_no_key_and_any_number_of_something_one_lane(queue, client):
+    def take():
+        with queue.receive() as jobs:
+            return len(jobs)
+
+    queue.publish({})
+    assert take() == 1
+    before = sorted(client.keys())
+
+    assert [take() for _ in range(500)] == [0] * 500
+    assert sorted(client.keys()) == before
+
+    for _ in range(20):
+        queue.publish({})
+        assert take() == 1
+    assert sorted(client.keys()) == before
+
+
 def test_a_message_whose_body_is_gone_ends_at_once(queue, client, receive):
     receipt = queue.publish({})
     client.delete(queue.keys.msg(receipt.id))
@@ -196,7 +260,8 @@ def test_a_job_whose_lease_was_taken_is_lost_and_its_answer_changes_nothing(queu
     assert (counts.alive, counts.totals["acked"], counts.missing) == (0, 1, 0)
 
 
-def test_many_threads_that_wait_starve_no_publish(queue):
+def test_threads_that_wait_starve_no_publish(url):
+    queue = Queue("q", url=f"{url}?max_connections=4")
     over, received, errors = threading.Event(), [], []
 
     def take():
@@ -208,7 +273,7 @@ def test_many_threads_that_wait_starve_no_publish(queue):
             errors.append(error)
             over.set()
 
-    threads = [threading.Thread(target=take) for _ in range(200)]
+    threads = [threading.Thread(target=take) for _ in range(20)]
     for thread in threads:
         thread.start()
     for n in range(20):
@@ -220,10 +285,11 @@ def test_many_threads_that_wait_starve_no_publish(queue):
 
     assert errors == []
     assert sorted(received) == list(range(20))
+    queue.close()
 
 
-def test_many_tasks_that_wait_starve_no_publish(url):
-    queue, received = Queue("q", url=url), []
+def test_tasks_that_wait_starve_no_publish(url):
+    queue, received = Queue("q", url=f"{url}?max_connections=4"), []
 
     async def take():
         while len(received) < 20:
@@ -231,7 +297,7 @@ def test_many_tasks_that_wait_starve_no_publish(url):
                 received.extend(job.body["n"] for job in jobs)
 
     async def work():
-        tasks = [asyncio.create_task(take()) for _ in range(200)]
+        tasks = [asyncio.create_task(take()) for _ in range(20)]
         for n in range(20):
             assert (await queue.apublish({"n": n})).status == "published"
         await asyncio.gather(*tasks)

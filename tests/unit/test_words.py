@@ -122,9 +122,15 @@ def test_all_keys_of_a_queue_lie_in_one_slot_and_differ():
     assert {key.partition("}")[0] for key in every} == {"{reliq:q"}
 
 
-@pytest.mark.parametrize("id", ["", "a b", "a" * 129, "ä", "a\n", "a{", 5, None, b"a"], ids=repr)
+@pytest.mark.parametrize("id", ["", "a b", "a" * 129, "ä", "a\n", "a{"], ids=repr)
 def test_an_id_outside_its_alphabet_is_refused_with_the_alphabet(id):
     with pytest.raises(ConfigurationError, match="id must be 1 to 128 of A-Z a-z 0-9 _ . : -"):
+        check_id(id)
+
+
+@pytest.mark.parametrize("id", [5, None, b"a"], ids=repr)
+def test_an_id_of_another_type_is_refused_by_its_name(id):
+    with pytest.raises(ConfigurationError, match=f"id must be a str or a UUID, not {type(id).__name__}"):
         check_id(id)
 
 
