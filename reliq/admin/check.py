@@ -79,7 +79,7 @@ class Checker:
             self._settle_suspicions()
             self._tell_what_stays()
             self._check_account()
-        return CheckReport(self._keys.name, len(self._known), self._tally.faults(), self._unproved)
+        return CheckReport(self._keys.name, len(self._known), self._tally.faults(bare=self._keys.bare), self._unproved)
 
     def _check_types(self) -> bool:
         """Look at the types of the queue's keys; return whether scripts can run."""

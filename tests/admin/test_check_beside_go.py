@@ -3,9 +3,10 @@
 import pytest
 from go_original import GoProgram
 
-from reliq import Admin, Layout
+from reliq import Admin, Layout, Queue
 from reliq.admin.check import Checker
 from reliq.keys import Keys
+from reliq.transitions import Turn
 
 LAYOUTS = (Layout.hdt3213(), Layout.hdt3213(hash_tag=True))
 
@@ -131,6 +132,24 @@ def test_what_moved_on_meanwhile_is_left_alone_though_it_is_wrong_in_another_way
 
     assert report.faults == ()
     assert client.hexists(go.keys.counts, id)
+
+
+def test_what_a_consumer_in_go_leaves_of_reliqs_own_is_told_and_is_not_wrong(go, now, check, client, url):
+    queue = Queue("orders", bytes, url=url, layout=go.keys.layout)
+    queue.publish(b"body", id="m")
+    [one] = queue.moves.claim(Turn("w", 1), limit=1, lease_ms=60_000).claimed
+    queue.moves.nack([(one, 0, "failed 1 x", b"")])
+    client.zadd(go.keys.unack, {"m": now})
+    go.ack("m")
+    queue.publish(b"beside")
+
+    report = Admin(url, layout=go.keys.layout).check("orders", patience=0)
+
+    assert [(fault.name, fault.passes) for fault in report.faults] == [("stray-word", True)]
+    assert report.is_sound
+    assert [(fault.name, fault.mended) for fault in check().faults] == [("stray-word", 1)]
+    assert check().faults == ()
+    queue.close()
 
 
 def test_a_sound_queue_is_not_waited_for(go, now, check):
