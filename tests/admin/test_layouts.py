@@ -76,7 +76,12 @@ def test_every_command_reaches_the_queue(command, buried, layout, name):
 def test_every_command_that_takes_a_layout_was_called():
     called = {re.split(r" (?:QUEUE|other|--)", call)[0] for call in CALLS}
 
-    assert {name for name in COMMANDS if "--layout" in options(name)} - called == {"watch", "doctor", "exporter"}
+    assert {name for name in COMMANDS if "--layout" in options(name)} - called == {
+        "watch",
+        "doctor",
+        "exporter",
+        "forget",
+    }
 
 
 @pytest.mark.parametrize(("name", "layout"), [*zip(NAMES, cycle(LAYOUTS[:3]))], ids=str)
@@ -251,3 +256,15 @@ def test_what_a_program_in_go_runs_is_not_said_to_be_nothing(command, go, queue,
 
     assert "What programs in Go run, nobody tells." in command("running", "orders", "--layout", "hdt3213").out
     assert "Go" not in command("running", "q").out
+
+
+@pytest.mark.parametrize(("name", "layout"), EACH_NAME, ids=str)
+def test_a_queue_that_is_no_more_is_forgotten(command, buried, client, name, layout):
+    queue = buried(name, layout)
+    client.hset(QUEUES_KEY, queue.keys.entry, 1)
+
+    ran = command("forget", name, "--layout", layout, "--letters", "--yes")
+
+    assert (ran.code, ran.err) == (0, "")
+    assert [key for key in client.scan_iter() if client.ttl(key) < 0] == []
+    assert command("account", name, "--layout", layout).code == 2
