@@ -58,7 +58,7 @@ class Outgoing(Generic[B]):
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """
-    What became of one publish.
+    What became of one publish: true when it was published, false when not.
 
     Attributes:
         status: `published`; `duplicate`, the id is alive or ended a short while ago; `tombstoned`, it was
@@ -75,6 +75,10 @@ class Receipt:
     durable: bool | None = None
     replicas: int | None = None
     on_disk: bool | None = None
+
+    def __bool__(self) -> bool:
+        """Say whether the message was published; one that is not durable was."""
+        return self.status == "published"
 
 
 class Confirmed(NamedTuple):

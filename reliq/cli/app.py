@@ -33,7 +33,8 @@ from reliq.cli.worker import worker
 from reliq.cli.workers import workers
 from reliq.errors import BodyError, ConfigurationError, RedisUnavailableError, ReliqError
 
-#: Exit codes: 0 done, 1 it did not work, 2 it was asked for wrongly, 78 the set-up cannot work, 130 interrupted.
+#: Exit codes: 0 done, 1 it did not work, 2 it was asked for wrongly, 3 nothing was published, 78 the set-up cannot
+#: work, 130 interrupted.
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 #: What Typer raises for an unknown option or a missing argument; it has no public name there.

@@ -26,6 +26,7 @@ from reliq.cli.filters import headers_of
 from reliq.cli.progress import running
 from reliq.errors import ConfigurationError
 
+EXIT_NOT_PUBLISHED = 3
 EXAMPLE = "2026-11-21T03:00+01:00"
 
 
@@ -47,13 +48,13 @@ def publish(
     layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
-    Publish a message and say what became of it; a duplicate is no failure.
+    Publish a message and say what became of it.
 
     Example: reliq publish reports '{}' --id report-2026-11-21 --dedup 86400
 
     With --jsonl run it again after an interruption: FILE.reliq-progress says how far it came, and no line is
-    published twice. Exit codes: 0 published, or it was before; 1 Redis did not answer or refused; 2 a wrong option,
-    an unreadable file, a body or line that is no JSON.
+    published twice. Exit codes: 0 published, or all lines are; 1 Redis did not answer or refused; 2 a wrong option,
+    an unreadable file, a body or line that is no JSON; 3 nothing was published, for the id is taken or tombstoned.
     """
     desk = admin(url, layout)
     wish = Wish(
@@ -67,6 +68,8 @@ def publish(
     if jsonl is None:
         receipt = desk.publish(queue, _body(body), wish, id=id, raw=raw)
         print_json(receipt) if json else say(f"{receipt.status} {receipt.id}")
+        if not receipt:
+            raise typer.Exit(EXIT_NOT_PUBLISHED)
         return
     if body is not None or id is not None:
         raise ConfigurationError("--jsonl takes bodies and ids from the file: leave out BODY and --id")
@@ -75,6 +78,8 @@ def publish(
     if done.skipped:
         numbers = ", ".join(map(str, done.malformed)) + (", …" if done.skipped > len(done.malformed) else "")
         complain(f"{done.skipped} malformed lines were skipped: {numbers}")
+    if done.cancelled and not done.published + done.before:
+        raise typer.Exit(EXIT_NOT_PUBLISHED)
 
 
 def _publish_lines(desk: Admin, queue: str, path: Path, wish: Wish, *, raw: bool, on_error: OnError) -> FilePublished:

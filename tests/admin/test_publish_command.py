@@ -12,15 +12,27 @@ from reliq.keys import Layout
 REPORT = ("publish", "reports", "{}", "--id", "report-2026-11-21", "--dedup", "86400")
 
 
-def test_a_cron_job_publishes_once_and_is_told_so(command, url):
+def test_a_cron_job_publishes_once_and_is_told_so_in_its_exit_code_too(command, url):
     first, second = command(*REPORT), command(*REPORT)
     with Queue("reports", url=url).receive() as [job]:
         assert job.body == {}
     third = command(*REPORT)
 
     assert (first.code, first.out) == (0, "published report-2026-11-21\n")
-    assert (second.code, second.out) == (0, "duplicate report-2026-11-21\n")
-    assert (third.code, third.out) == (0, "duplicate report-2026-11-21\n")
+    assert (second.code, second.out) == (3, "duplicate report-2026-11-21\n")
+    assert (third.code, third.out) == (3, "duplicate report-2026-11-21\n")
+
+
+def test_a_tombstone_is_told_in_the_exit_code_too(command, queue, tmp_path):
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"n": 1}\n')
+    queue.cancel("m", tombstone=60)
+
+    ran = command("publish", "q", "{}", "--id", "m", "--json")
+    twice = [command("publish", "q", "--jsonl", str(lines)).code for _ in range(2)]
+
+    assert (ran.code, ran.json["status"]) == (3, "tombstoned")
+    assert twice == [0, 0]
 
 
 def test_how_long_the_id_is_known_is_as_said(command, url, client):

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from reliq import Layout, Outgoing, Queue
+from reliq import Durability, Layout, Outgoing, Queue
 from reliq.errors import ConfigurationError
 
 
@@ -279,3 +279,16 @@ def test_a_uuid_is_an_id(queue, call):
     assert call(queue, "publish", {}, id=id).id == str(id)
     assert call(queue, "publish", {}, id=str(id)).status == "duplicate"
     assert call(queue, "cancel", id) == "cancelled"
+
+
+def test_a_receipt_is_true_when_the_message_was_published_alone(queue, call):
+    queue.cancel("cancelled", tombstone=60)
+
+    receipts = [call(queue, "publish", {}, id=id) for id in ("a", "a", "cancelled")]
+
+    assert [(bool(one), one.status) for one in receipts] == [
+        (True, "published"),
+        (False, "duplicate"),
+        (False, "tombstoned"),
+    ]
+    assert call(queue, "publish", {}, durability=Durability.replicas(1, timeout=0.05))
