@@ -23,8 +23,9 @@ KINDS: tuple[Kind, ...] = ("dead", "expired", "cancelled", "purged", "acked")
 
 #: Entries in one read of a stream.
 PAGE = 1000
-#: Letters in the first read of a search: they have bodies. As many follow as these bytes hold.
-FEW_LETTERS, PAGE_BYTES = 20, 500_000
+#: The first read of a search is one letter, for it has a body of any size; at most twice as many follow, and about as
+#: many as these bytes hold.
+PAGE_BYTES = 500_000
 #: For so long the letters are searched when no end says where to look.
 SEARCH_SECONDS = 0.5
 
@@ -104,7 +105,7 @@ def letters_of_one(door: BlockingDoor, keys: Keys, ends: Sequence[End], for_seco
 def letter_searched(door: BlockingDoor, keys: Keys, id: str, for_seconds: float) -> tuple[list[Letter], bool]:
     """Look through the letters for one of `id`, newest first, for a moment; say also whether that was all of them."""
     until = time.monotonic() + SEARCH_SECONDS
-    last, count = "+", FEW_LETTERS
+    last, count = "+", 1
     wanted = id.encode("utf-8", "surrogateescape")
     while time.monotonic() < until:
         command = Command(("XREVRANGE", keys.dead, last, "-", "COUNT", count), list[Any])
@@ -117,7 +118,7 @@ def letter_searched(door: BlockingDoor, keys: Keys, id: str, for_seconds: float)
             return [], True
         last = f"({rows[-1][0].decode()}"
         average = sum(len(part) for _, fields in rows for part in fields) // len(rows)
-        count = max(FEW_LETTERS, min(PAGE, PAGE_BYTES // max(1, average)))
+        count = max(1, min(2 * count, PAGE, PAGE_BYTES // max(1, average)))
     return [], False
 
 

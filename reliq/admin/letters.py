@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from reliq.message import Letter
     from reliq.queue import Queue
 
-#: A step reads so many letters at first, and then as many as have about so many bytes.
-FIRST_STEP, STEP_BYTES = 20, MIB
+#: A step reads so many letters at first, for one may be of any size; at most twice as many follow, and about as many
+#: as have so many bytes.
+FIRST_STEP, STEP_BYTES = 1, MIB
 #: For so long after its end a message is known that was published in another queue: within this time a redrive or
 #: move that was cut off can be made again without publishing twice.
 COPY_WINDOW_SECONDS = 7 * DAY_SECONDS

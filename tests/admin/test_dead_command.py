@@ -230,3 +230,16 @@ def test_the_death_is_told_as_a_date(command, letters):
     out = command("dead", "show", "q", "a").out
 
     assert re.search(r"^ +died  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC$", out, re.MULTILINE)
+
+
+def test_letters_are_read_one_at_first_and_never_more_than_a_few_bytes_at_once(queue, url, client, monkeypatch):
+    for number in range(12):
+        fields = {"id": f"large-{number}", "value": b"x" * 1_000_000, "note": "failed 1 x"}
+        client.xadd(queue.keys.dead, fields)
+    client.hset(queue.keys.totals, mapping={"published": 12, "dead": 12})
+    steps = []
+
+    found = Admin(url).count_letters("q", on_step=lambda looked, _found: steps.append(looked))
+
+    assert (found, steps[0], max(steps)) == (12, 1, 1)
+    assert Admin(url).show("q", "large-3").state == "dead"
