@@ -106,11 +106,13 @@ class Control:
 
     def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
         """Publish up to 500 dead letters again with fresh retries; return how many (an id that is alive stays)."""
-        return self._ask(asking.redriving(self.keys, self.settings, letters, delay)).count("redriven")
+        calls = asking.redriving(self.keys, self.settings, letters, delay)
+        return sum(self._ask(call).count("redriven") for call in calls)
 
     async def aredrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
         """As `redrive`, in async code."""
-        return (await self._aask(asking.redriving(self.keys, self.settings, letters, delay))).count("redriven")
+        calls = asking.redriving(self.keys, self.settings, letters, delay)
+        return sum([(await self._aask(call)).count("redriven") for call in calls])
 
     def close(self) -> None:
         """Close the blocking connections of this queue's Redis; they come back when they are used again."""

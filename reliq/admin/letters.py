@@ -13,6 +13,7 @@ from reliq.admin import pieces
 from reliq.admin.filters import LetterFilter
 from reliq.admin.publishing import taker
 from reliq.call import Command
+from reliq.doors.asking import by_bytes
 from reliq.doors.ids import check_id
 from reliq.errors import ConfigurationError
 from reliq.message import Outgoing
@@ -194,10 +195,13 @@ def _steps(door: BlockingDoor, keys: Keys, where: LetterFilter, terms: Terms) ->
 
 
 def _again(door: BlockingDoor, keys: Keys, letters: list[Letter], terms: Terms) -> list[Any]:
-    rows = [(one.letter, one.id, _retries(one, terms)) for one in letters]
-    ttl_ms = milliseconds(QueueSettings().ttl)
-    call = transitions.redrive(keys, rows, ttl_ms=ttl_ms, delay_ms=milliseconds(terms.delay))
-    return door.run(call, for_seconds=pieces.TRY_SECONDS)
+    ttl_ms, answers = milliseconds(QueueSettings().ttl), list[Any]()
+    for some in by_bytes(letters):
+        rows = [(one.letter, one.id, _retries(one, terms)) for one in some]
+        call = transitions.redrive(keys, rows, ttl_ms=ttl_ms, delay_ms=milliseconds(terms.delay))
+        words = door.run(call, for_seconds=pieces.TRY_SECONDS)
+        answers += words
+    return answers
 
 
 def _copy(door: BlockingDoor, keys: Keys, letters: list[Letter], terms: Terms, to: Queue[bytes]) -> list[Any]:

@@ -13,10 +13,10 @@ from reliq.doors.ids import check_id
 from reliq.doors.publishing import when
 from reliq.errors import ConfigurationError
 from reliq.message import Letter, Pause
-from reliq.settings import BATCH_LIMIT, milliseconds, seconds, whole
+from reliq.settings import BATCH_LIMIT, MIB, milliseconds, seconds, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from reliq.settings import QueueSettings
 
 REASON_LIMIT = 200
+#: Bodies that one redrive writes back, at most.
+LETTER_BYTES = 8 * MIB
 
 _LETTER_NAME = re.compile(r"\d{1,20}-\d{1,20}")
 
@@ -65,17 +67,33 @@ def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:
 
 def redriving(
     keys: Keys, settings: QueueSettings, letters: Sequence[Letter], delay: Duration
-) -> Call[list[Literal["redriven", "alive", "not_found"]]]:
-    """Return the call that publishes dead letters again; raise ConfigurationError for what is none, or too many."""
+) -> list[Call[list[Literal["redriven", "alive", "not_found"]]]]:
+    """Return the calls that publish dead letters again; raise ConfigurationError for what is none, or too many."""
     if not isinstance(letters, list | tuple) or not all(isinstance(one, Letter) for one in letters):
         raise ConfigurationError(
             f"letters must be a list of dead letters, as `letters()` returns them, not {type(letters).__name__}"
         )
     whole("number of letters", len(letters), most=BATCH_LIMIT)
-    retries = [settings.retries if one.header.retries is None else one.header.retries for one in letters]
-    rows = [(one.letter, one.id, left) for one, left in zip(letters, retries, strict=True)]
     ttl_ms, delay_ms = milliseconds(settings.ttl), milliseconds(seconds("delay", delay))
-    return transitions.redrive(keys, rows, ttl_ms=ttl_ms, delay_ms=delay_ms)
+    calls = []
+    for some in by_bytes(letters):
+        retries = [settings.retries if one.header.retries is None else one.header.retries for one in some]
+        rows = [(one.letter, one.id, left) for one, left in zip(some, retries, strict=True)]
+        calls.append(transitions.redrive(keys, rows, ttl_ms=ttl_ms, delay_ms=delay_ms))
+    return calls
+
+
+def by_bytes(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
+    """Yield letters in pieces of at most `LETTER_BYTES` of bodies, or of one: a script holds all others up."""
+    piece, size = list[Letter](), 0
+    for letter in letters:
+        size += len(letter.payload)
+        if piece and size > LETTER_BYTES:
+            yield piece
+            piece, size = [], len(letter.payload)
+        piece.append(letter)
+    if piece:
+        yield piece
 
 
 def _who() -> str:

@@ -1,14 +1,25 @@
 -- cancel: pending -> gone, a nacked one -> gone; in a list or in a worker it is marked and ends where it is met
 --
--- KEYS  pending unack counts lease errors totals ends | msg dd
--- ARGV  clock tombstone_ms | id
+-- KEYS  pending ready retry unack counts lease errors totals ends | msg dd
+-- ARGV  clock bare tombstone_ms | id
 -- Returns  `cancelled`, `running` or `not_found` for each id
 -- Nothing to do: `not_found`, and where a tombstone is asked for one that a publish still on its way will meet.
 --
 -- With `tombstone_ms` the ids are taken for so long; without, they are free at once, and `freed` is what a repeated
--- cancel is told by.
+-- cancel is told by. Of bare bodies an id leaves its list, as far as it is found among 100,000 from either end: one
+-- without a body would hold a place of a Go consumer for good.
 
-local answers, gone, words, marks, bodies, seen = {}, {}, {}, {}, {}, {}
+local answers, gone, words, marks, bodies, seen, listed = {}, {}, {}, {}, {}, {}, {}
+
+-- Find an id of a bare body in a list, from either end.
+local function is_in(list, id)
+  local reach = math.ceil(100000 / ITEMS)
+  local last = bare ~= '' and redis.call('LPOS', list, id, 'RANK', -1, 'MAXLEN', reach)
+  local first = bare ~= '' and not last and redis.call('LPOS', list, id, 'MAXLEN', reach)
+  if last or first then listed[#listed + 1] = { list, last and -1 or 1, id } end
+  return last or first
+end
+
 for i = 1, ITEMS do
   local id, dd = arg(i, ID), mark(i)
   local word, held = redis.call('HGET', lease, id), redis.call('ZSCORE', unack, id)
@@ -22,6 +33,8 @@ for i = 1, ITEMS do
   elseif held then
     answers[i] = 'running'
     if not cancelled(word) then words[#words + 1], words[#words + 2] = id, (word or '') .. '!' end
+  elseif redis.call('HEXISTS', counts, id) == 1 and (is_in(ready, id) or is_in(retry, id)) then
+    gone[#gone + 1] = id
   elseif redis.call('HEXISTS', counts, id) == 1 then
     words[#words + 1], words[#words + 2] = id, '!'
   else
@@ -45,6 +58,7 @@ if #words > 0 then redis.call('HSET', lease, unpack(words)) end
 if #gone > 0 then
   redis.call('ZREM', pending, unpack(gone))
   redis.call('ZREM', unack, unpack(gone))
+  for _, one in ipairs(listed) do redis.call('LREM', one[1], one[2], one[3]) end
 end
 finish('cancelled', gone)
 if #bodies > 0 then redis.call('DEL', unpack(bodies)) end

@@ -99,5 +99,7 @@ if watcher ~= '' and (not holder or holder == watcher or left < 0 or left > 2000
 end
 local behind = redis.call('LLEN', ready) + redis.call('LLEN', retry)
 if behind > 0 and #claimed + #dropped + #moved > 0 then push_token() end
+-- Many tokens, of whomever, would wake somebody for nothing as often.
+if #claimed == 0 and redis.call('LLEN', wake) > 1 then redis.call('LTRIM', wake, 0, 0) end
 if not again then add('claimed', #claimed) end
 return { waits[1], waits[2], behind, unpack(taken) }

@@ -15,7 +15,7 @@ if answer then
   return answer
 end
 
-local due = tonumber(at) or (tonumber(delay_ms) > 0 and now_up + delay_ms or now_down)
+local due = tonumber(at) and math.max(tonumber(at), 1e12) or (tonumber(delay_ms) > 0 and now_up + delay_ms or now_down)
 local later, chosen = due > now_down, window ~= ''
 local expiry = later and string.format('%.0f', math.max(due - now_up, 0) + ttl_ms) or ttl_ms
 local due_text = string.format('%.0f', due)

@@ -2,12 +2,12 @@
 --
 -- KEYS  unack retry garbage counts lease errors totals ends wake
 -- ARGV  clock limit spare
--- Returns  ms until the next deadline (-1: none), the ids whose lease ran out (suspects from now on),
+-- Returns  ms until the next deadline (-1: none), the ids whose lease ran out (suspects, if it was one of reliq's),
 --          the nacked ids that are due again, the ids with no retry left, the ids that were cancelled,
 --          and those whose count was missing or no number
 -- Nothing to do: that wait and empty lists.
 --
--- With `spare` set only nacked and cancelled messages move: a lease that is over may be about to be renewed. At most
+-- With `spare` set reliq's leases do not move: one that is over may be about to be renewed. At most
 -- nine times `limit` of such leases are passed over to find what is behind them.
 
 local ids, at = {}, 0
@@ -15,7 +15,7 @@ repeat
   local part = redis.call('ZRANGEBYSCORE', unack, '-inf', score(now_down), 'LIMIT', at, limit)
   local words = spare ~= '' and #part > 0 and redis.call('HMGET', lease, unpack(part))
   for i, id in ipairs(part) do
-    if not words or words[i] == 'nacked' or cancelled(words[i]) then ids[#ids + 1] = id end
+    if not words or not words[i] or words[i] == 'nacked' or cancelled(words[i]) then ids[#ids + 1] = id end
   end
   at = at + limit
 until #ids > 0 or #part == 0 or at >= 10 * limit
@@ -37,7 +37,7 @@ if #ids > 0 then
       local where = word == 'nacked' and again or overdue
       where[#where + 1], back[#back + 1] = id, id
       spent[#spent + 1], spent[#spent + 2] = id, left - 1
-      if word ~= 'nacked' then suspects[#suspects + 1], suspects[#suspects + 2] = id, 'suspect' end
+      if word and word ~= 'nacked' then suspects[#suspects + 1], suspects[#suspects + 2] = id, 'suspect' end
       if word == 'nacked' then known[#known + 1] = id end
     end
   end

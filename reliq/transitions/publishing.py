@@ -12,6 +12,9 @@ from reliq.lua import script
 from reliq.message import CancelStatus, PublishStatus, RescheduleStatus
 from reliq.transitions.protocol import Turn, bare_arg, bounded, clock_arg, span, words
 
+#: September 2001: a due time has 13 digits, so that another can be written over it. What is due earlier is due now too.
+EARLIEST_MS = 10**12
+
 
 @dataclass(frozen=True, slots=True)
 class PublishAnswer:
@@ -45,7 +48,8 @@ def publish(
     tail_keys = [keys.msg(id) for id in ids]
     if window_ms is not None:
         tail_keys += [keys.dd(id) for id in ids]
-    args: list[Arg] = [clock_arg(clock), turn.number, "" if at_ms is None else at_ms, delay_ms, ttl_ms, retries]
+    at: Arg = "" if at_ms is None else max(at_ms, EARLIEST_MS)
+    args: list[Arg] = [clock_arg(clock), turn.number, at, delay_ms, ttl_ms, retries]
     args += ["" if bare else ENVELOPE_START, "" if window_ms is None else window_ms, "1" if replace else ""]
     for item in items:
         args += item
@@ -69,11 +73,12 @@ def cancel(
     return Call(
         script("cancel"),
         (
-            *(keys.pending, keys.unack, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends),
+            *(keys.pending, keys.ready, keys.retry, keys.unack, keys.counts, keys.lease, keys.errors),
+            *(keys.totals, keys.ends),
             *map(keys.msg, ids),
             *map(keys.dd, ids),
         ),
-        (clock_arg(clock), "" if tombstone_ms is None else span("tombstone_ms", tombstone_ms), *ids),
+        (clock_arg(clock), bare_arg(keys), "" if tombstone_ms is None else span("tombstone_ms", tombstone_ms), *ids),
         lambda reply: cast("list[CancelStatus]", words(reply, ids, get_args(CancelStatus))),
         lambda answer: [
             events.Cancelled(keys.name, tuple(id for id, word in zip(ids, answer, strict=True) if word == "cancelled"))

@@ -227,7 +227,7 @@ class Model(ExpiringKeys, Account):
     def reclaim(self, limit, spare):
         leases = dict(self.unack)
         over = self.over(self.unack, 10 * limit)
-        spared = [id for id in over if spare and self.words.get(id) != "nacked" and not self.cancelled(id)]
+        spared = [id for id in over if spare and self.words.get(id, "nacked") != "nacked" and not self.cancelled(id)]
         pieces = [over[at : at + limit] for at in range(0, len(over), limit)]
         piece = next((one for one in pieces if set(one) - set(spared)), [])
         for id in over:
@@ -240,8 +240,8 @@ class Model(ExpiringKeys, Account):
                 self.bury(id)
             else:
                 self.counts[id] -= 1
-                self.words.pop(id, None)
-                self.words |= {} if nacked else {id: "suspect"}
+                leased = self.words.pop(id, None) and not nacked
+                self.words |= {id: "suspect"} if leased else {}
                 self.retry.append(id)
                 self.token = True
                 self.totals["retried_nack" if nacked else "retried_lease"] += 1

@@ -138,6 +138,51 @@ def test_a_message_of_the_original_can_be_cancelled_nacked_and_rescheduled(resto
     assert set(run(t.reclaim(keys, clock=now)).again) == {one.id for one in claimed}
 
 
+@pytest.mark.foreign_hands
+@pytest.mark.parametrize("spare_leases", [False, True])
+@pytest.mark.parametrize("name", ["in_flight", "nacked_with_delay"])
+def test_what_the_original_leased_or_nacked_is_no_suspect_and_nobody_renews_it(name, spare_leases, restore, run):
+    keys = Keys("orders", TAGGED)
+    clock = (restore(name) + DAY) * 1_000_000
+
+    taken = run(t.reclaim(keys, spare_leases=spare_leases, clock=clock)).overdue
+    claimed = run(t.claim(keys, t.Turn("w", 1), limit=9, lease_ms=1, suspects=0, clock=clock)).claimed
+
+    assert [(one.id, one.suspect) for one in claimed] == [(id, False) for id in taken]
+    assert len(taken) == 2
+
+
+@pytest.mark.foreign_hands
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("place", ["ready", "retry"])
+def test_a_cancelled_message_leaves_its_list_so_that_the_original_never_meets_it(place, at, restore, run, client):
+    keys = Keys("orders", TAGGED)
+    restore("nacked_waiting_retry")
+    if place == "ready":
+        client.rename(keys.retry, keys.ready)
+    listed = [id.decode() for id in client.lrange(getattr(keys, place), 0, -1)]
+    one = listed.pop(at)
+
+    assert run(t.cancel(keys, [one])) == ["cancelled"]
+
+    assert [id.decode() for id in client.lrange(getattr(keys, place), 0, -1)] == listed
+    assert client.exists(keys.msg(one)) == client.hexists(keys.counts, one) == client.hexists(keys.lease, one) == 0
+    assert run(t.counts(keys)).totals == {"cancelled": 1}
+
+
+@pytest.mark.foreign_hands
+def test_a_cancel_looks_through_a_bounded_piece_of_a_long_list(run, client):
+    keys = Keys("orders", TAGGED)
+    client.rpush(keys.ready, *(f"m{number}" for number in range(1000)))
+    client.hset(keys.counts, mapping={f"m{number}": 3 for number in range(1000)})
+    some = [f"m{number}" for number in range(300, 800)]  # each may be looked for among 200 from either end
+
+    assert set(run(t.cancel(keys, some))) == {"cancelled"}
+
+    assert client.llen(keys.ready) == 1000
+    assert run(t.claim(keys, t.Turn("w", 1), limit=500, lease_ms=1)).behind == 500
+
+
 # ---- the other way ----------------------------------------------------------
 
 

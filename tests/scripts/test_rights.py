@@ -1,6 +1,7 @@
 """The least rights of each role: enough for every script it makes, and not one command more than is run."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import redis
@@ -38,6 +39,10 @@ FAR = 4_000_000_000_000_000
 def calls(run, client, keys):
     """Calls by script: those that are staged, and more where one call does not take every path of its script."""
     calls = {name: [call] for name, call in stage(run, client, keys).items()}
+    client.lpush(keys.ready, "of-go")
+    client.hset(keys.counts, "of-go", 3)
+    cancel = t.cancel(keys, ["of-go"], tombstone_ms=5)
+    calls["cancel"].append(replace(cancel, args=(cancel.args[0], "1", *cancel.args[2:])))  # of a bare body
     calls["publish"] += [*calls["publish"], *_publishes(client, keys)]  # the first is repeated
     calls["claim"].append(t.claim(keys, t.Turn("w", 99), limit=10, lease_ms=1000, watcher="me", clock=LATER))
     calls["collect"].append(t.collect(keys, ["gone"], letters_max=2, letters_ms=1, clock=FAR))
