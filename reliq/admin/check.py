@@ -164,6 +164,7 @@ class Checker:
         """Look once more at what was wrong in a queue of the Go original, and tell what is wrong in the same way."""
         if not self._passing:
             return
+        self._progress("what was wrong, once more", len(self._known))
         self._wait()
         length, before = self._length_of_lists(), self._passing
         if length > LONGEST_LISTS:
