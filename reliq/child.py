@@ -19,7 +19,7 @@ import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -75,7 +75,7 @@ class Plan:
     concurrency: int
     grace: float
     max_jobs: int | None
-    burst: bool
+    burst: bool | Literal["delayed"]
     allow_eviction: bool
     log_level: str
     board: str

@@ -15,20 +15,24 @@ from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.events import RedisAway, RedisBack, WorkerReady, WorkerStopping, notify
 from reliq.handler import check_lifespan
 from reliq.importing import imported
+from reliq.message import Answer
 from reliq.registration import Registration
 from reliq.retry import RECONNECT, seconds_after
 from reliq.settings import WorkerSettings, seconds
 from reliq.signals import StoppedEarly, StopSignals
 from reliq.worker.engine import Engine
+from reliq.worker.exceptions import placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from reliq.events import Observer
     from reliq.handler import Handler
+    from reliq.job import Job
     from reliq.message import Duration
     from reliq.metrics.serving import Registry
     from reliq.pools import Target
+    from reliq.worker.failures import ErrorHook
     from reliq.worker.flight import Flight
     from reliq.worker.run import Run
 
@@ -127,21 +131,43 @@ class Consumer(Registration):
         notify(self.observers, [WorkerStopping("", len(engine.inflight.runs()), grace_seconds)])
         return not engine.stop(grace_seconds)
 
-    def drain(self, settings: WorkerSettings | None = None, *, queues: Sequence[str] = ()) -> None:
+    def drain(
+        self,
+        settings: WorkerSettings | None = None,
+        *,
+        queues: Sequence[str] = (),
+        delayed: bool = False,
+        raise_errors: bool = True,
+    ) -> None:
         """
-        Work until the queues are empty, what is delayed included, and stop.
+        Work until the queues are empty, and stop; for tests.
+
+        Args:
+            delayed: wait for what is due later, too, a backoff included; else it stays, but for the next second's.
+            raise_errors: the first failure, an exception of a handler, a timeout or a body that does not decode, ends
+                the drain and is raised here; else failed messages go the way of any other.
 
         Raises:
             ConfigurationError: as `start`.
             RedisUnavailableError: Redis is away.
         """
-        self._start(settings, queues)
+        failed: list[BaseException] = []
+
+        def note(_job: Job[Any], error: BaseException, _final: bool) -> None:
+            if not isinstance(error, Answer):
+                failed.append(error)
+
+        self._start(settings, queues, [note] if raise_errors else [])
         engine = self.engine()
         try:
-            while not engine.is_drained():
+            while not (failed or engine.is_drained(delayed=delayed)):
                 time.sleep(DRAIN_SECONDS)
         finally:
             self.stop()
+        if failed and not isinstance(failed[0], Exception):
+            raise RuntimeError(f"a handler raised {placed(failed[0])}") from failed[0]
+        if failed:
+            raise failed[0]
 
     def run(
         self,
@@ -225,7 +251,7 @@ class Consumer(Registration):
             check_slots(targets[0] if targets else None, handler.queue.layout)
         return Connection.to(targets[0] if targets else None)
 
-    def _start(self, settings: WorkerSettings | None, queues: Sequence[str]) -> None:
+    def _start(self, settings: WorkerSettings | None, queues: Sequence[str], hooks: Sequence[ErrorHook] = ()) -> None:
         if self._engine is not None:
             raise ConfigurationError("this consumer has been started; stop it first")
         chosen = self.chosen(queues)
@@ -236,7 +262,7 @@ class Consumer(Registration):
             lifespan=self.lifespan,
             middleware=tuple(self._middleware),
             observers=tuple(self.observers),
-            on_error=tuple(self._on_error),
+            on_error=(*self._on_error, *hooks),
         )
         engine.start()
         self._engine, self._pid = engine, os.getpid()
@@ -249,7 +275,9 @@ class Consumer(Registration):
         engine = self.engine()
         while not (signals.numbers or self._is_over(engine, settings)):
             signals.wait(LOOK_SECONDS)
-        is_replaced = not signals.numbers and not (settings.burst and engine.is_drained())
+        is_replaced = not signals.numbers and not (
+            settings.burst and engine.is_drained(delayed=settings.burst == "delayed")
+        )
         if is_replaced and not engine.dead_parts():  # no stop: the handlers' timeouts are their limit
             self._leaving = True
             engine.stop_claiming()
@@ -267,7 +295,7 @@ class Consumer(Registration):
     def _is_over(self, engine: Engine, settings: WorkerSettings) -> bool:
         if self._leaves or _had_enough(engine, settings) or engine.must_be_replaced():
             return True
-        return settings.burst and engine.is_drained()
+        return settings.burst and engine.is_drained(delayed=settings.burst == "delayed")
 
 
 def _had_enough(engine: Engine, settings: WorkerSettings) -> bool:

@@ -10,7 +10,7 @@ from reliq.codec import open_envelope
 from reliq.foreign import moment, whole_number
 from reliq.keys import QUEUES_KEY, Keys
 from reliq.message import Confirmed, Letter, Pause
-from reliq.settings import Durability, milliseconds
+from reliq.settings import BATCH_LIMIT, Durability, milliseconds
 
 #: So much is read of a reason that something else than reliq wrote.
 FOREIGN_REASON_LIMIT = 200
@@ -56,6 +56,23 @@ def letters_between(
     )
 
 
+def first_due(keys: Keys) -> Command[float | None]:
+    """Read when the first message in pending is due, in unix seconds; None when there is none."""
+    return Command(
+        ("ZRANGE", keys.pending, 0, 0, "WITHSCORES"), lambda reply: next(iter(_scores(reply)), (b"", None))[1]
+    )
+
+
+def held(keys: Keys) -> Command[list[tuple[bytes, float]]]:
+    """Read the ids in unack that end first, at most BATCH_LIMIT, with when their lease or their backoff is over."""
+    return Command(("ZRANGE", keys.unack, 0, BATCH_LIMIT - 1, "WITHSCORES"), _scores)
+
+
+def words(keys: Keys, ids: Sequence[bytes]) -> Command[list[bytes | None]]:
+    """Read what is noted of each lease."""
+    return Command(("HMGET", keys.lease, *ids), list)
+
+
 def pause(keys: Keys, pause: Pause, for_ms: int | None) -> Command[None]:
     """Have the queue not claimed: for so many ms, or until it is resumed."""
     limit = () if for_ms is None else ("PX", for_ms)
@@ -95,6 +112,12 @@ def server_facts(section: str) -> Command[dict[str, str]]:
 def _facts(reply: bytes) -> dict[str, str]:
     rows = (line.partition(":") for line in reply.decode("utf-8", "replace").splitlines())
     return {name: value for name, colon, value in rows if colon}
+
+
+def _scores(reply: Any) -> list[tuple[bytes, float]]:
+    """Return members with their scores, as RESP 2 and RESP 3 tell them."""
+    pairs = reply if reply and isinstance(reply[0], list | tuple) else zip(reply[::2], reply[1::2], strict=True)
+    return [(member, float(score)) for member, score in pairs]
 
 
 def _pause(value: bytes) -> Pause:

@@ -222,7 +222,7 @@ class WorkerSettings:
         concurrency: how many handlers run at once.
         grace: seconds that running handlers have after a stop.
         max_jobs: handlers started before the process is replaced, None for no limit.
-        burst: stop when the queues are empty.
+        burst: stop when the queues are empty but for what is due later; `delayed` waits for that, too.
         allow_eviction: start although Redis may evict messages at `maxmemory`.
         log_error_text: log what exceptions say too; that may hold a piece of a body.
     """
@@ -230,13 +230,15 @@ class WorkerSettings:
     concurrency: int = 16
     grace: Duration = 25.0
     max_jobs: int | None = None
-    burst: bool = False
+    burst: bool | Literal["delayed"] = False
     allow_eviction: bool = False
     log_error_text: bool = False
 
     def __post_init__(self) -> None:
         whole("concurrency", self.concurrency, least=1, most=10_000)
         _normalise(self, grace=0.0)
+        if self.burst not in (False, True, "delayed"):
+            raise ConfigurationError(f"burst must be True, False or 'delayed', not {_shown(self.burst)}")
         if self.max_jobs is not None:
             whole("max_jobs", self.max_jobs, least=1, most=10**9)
 

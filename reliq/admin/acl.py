@@ -30,6 +30,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 PARTS: dict[Role, tuple[str, ...]] = {
     "producer": ("doors/publishing.py", "doors/sending.py", "doors/naming.py"),
     "consumer": (
+        "worker/drained.py",
         "worker/engine.py",
         "worker/fetcher.py",
         "worker/heartbeat.py",

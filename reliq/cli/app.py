@@ -75,7 +75,9 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows few characters shows the others so
     try:
-        sys.exit(app(standalone_mode=False))
+        # An option with or without a value: what parses the arguments knows either.
+        arguments = ["--burst-delayed" if one == "--burst=delayed" else one for one in sys.argv[1:]]
+        sys.exit(app(arguments, standalone_mode=False))
     except UsageError as error:
         if "NoArgs" in type(error).__name__:
             error.show()

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 from contextlib import nullcontext
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -34,7 +34,11 @@ def worker(
     processes: Annotated[int, typer.Option(help="Processes to keep running.")] = 1,
     concurrency: Annotated[int, typer.Option(help="Handlers that run at once in a process.")] = 16,
     queue: Annotated[list[str] | None, typer.Option(help="Only this queue; may be given again.")] = None,
-    burst: Annotated[bool, typer.Option("--burst", help="Stop when the queues are empty.")] = False,
+    burst: Annotated[
+        bool,
+        typer.Option("--burst", help="Stop when nothing is due; --burst=delayed waits for what is due later, too."),
+    ] = False,
+    burst_delayed: Annotated[bool, typer.Option("--burst-delayed", hidden=True)] = False,
     grace: Annotated[float, typer.Option(help="Seconds that running handlers have after a stop.")] = 25.0,
     stall: Annotated[
         float, typer.Option(help="Seconds a handler may hold the interpreter, where others run beside it.")
@@ -62,7 +66,8 @@ def worker(
     _one_of("--log-format", log_format, FORMATS)
     whole("--processes", processes, least=1, most=1000)
     seconds("--stall", stall, least=1.0)
-    settings = WorkerSettings(concurrency=concurrency, grace=grace, max_jobs=max_jobs, burst=burst)
+    bursting: bool | Literal["delayed"] = "delayed" if burst_delayed else burst
+    settings = WorkerSettings(concurrency=concurrency, grace=grace, max_jobs=max_jobs, burst=bursting)
     environment_of_children()
     found = load_consumer(consumer)
     if not configure_logging(log_level, log_format) and log_format != "auto":
@@ -74,7 +79,7 @@ def worker(
         concurrency=settings.concurrency,
         grace=grace,
         max_jobs=max_jobs,
-        burst=burst,
+        burst=bursting,
         allow_eviction=allow_eviction,
         log_level=log_level,
         board="",

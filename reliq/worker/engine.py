@@ -8,10 +8,11 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reliq import reads, transitions
+from reliq import reads
 from reliq.connection import WORKER_TIMEOUT_SECONDS
 from reliq.doors.blocking import BlockingDoor
-from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, RedisUnavailableError, ReliqError
+from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, ReliqError
+from reliq.worker.drained import Drained
 from reliq.worker.executors import AsyncExecutor, ThreadExecutor
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.heartbeat import Heartbeat
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from reliq.events import Observer
     from reliq.handler import Handler
     from reliq.job import Job
-    from reliq.message import Counts
     from reliq.settings import WorkerSettings
     from reliq.worker.failures import ErrorHook
     from reliq.worker.flight import Flight
@@ -80,6 +80,7 @@ class Engine:
         self._heartbeat = heartbeat = Heartbeat(door, handlers, self.inflight, lambda: self.last_claim_at)
         self._fetcher = Fetcher(door, handlers, self.inflight, self._timekeeper, self._submit, settle, heartbeat.soon)
         self._renewer = Renewer(door, handlers, self.inflight, self._tasks, settle, self._running.overran)
+        self._drained = Drained(door, handlers, self.inflight)
         self._tidier = Tidier(door, [handler.queue for handler in handlers])
         self._loops = self._make_loops(observers)
         self._timekeeper.wake = self._loops["timekeeper"].wake
@@ -139,15 +140,9 @@ class Engine:
         self._settler.settle(self.inflight.withdraw(self.inflight.flights()), RELEASED)
         self._fetcher.hand_on()
 
-    def is_drained(self) -> bool:
-        """Say whether nothing is held here and every queue is empty; what is due later counts."""
-        if self.inflight.flights():
-            return False
-        try:
-            counts = self._door.run_all([transitions.counts(handler.queue.keys) for handler in self._handlers])
-        except RedisUnavailableError:
-            return False
-        return all(not isinstance(one, Exception) and _is_empty(one) for one in counts)
+    def is_drained(self, *, delayed: bool) -> bool:
+        """Say whether nothing is held here and every queue is empty; only with `delayed` what is due later counts."""
+        return self._drained.look(delayed=delayed)
 
     def must_be_replaced(self) -> bool:
         """
@@ -229,7 +224,3 @@ def check_server(door: BlockingDoor, *, allow_eviction: bool) -> None:
             f"Redis may evict messages: maxmemory-policy must be noeviction, not {policy}; "
             f"set it, or start with --allow-eviction if losing messages is acceptable"
         )
-
-
-def _is_empty(counts: Counts) -> bool:
-    return counts.alive == 0 or counts.paused

@@ -73,7 +73,7 @@ def test_a_message_that_kills_its_process_takes_none_of_its_batch_with_it(worker
     jobs.DEADLY.publish("killer")
     jobs.DEADLY.publish_many(["good"] * 99)
 
-    process = worker("--queue", "deadly", "--burst", "--log-level", "error")
+    process = worker("--queue", "deadly", "--burst=delayed", "--log-level", "error")
 
     assert process.wait(100) == 0
     totals = jobs.DEADLY.counts().totals
@@ -86,7 +86,7 @@ def test_a_message_that_kills_its_process_takes_none_of_its_batch_with_it(worker
 def test_200000_messages_due_at_once_are_delivered_by_bounded_calls(worker, jobs, client):
     jobs.MIXED.publish_many(Outgoing(body={"mood": "good"}, delay=3) for _ in range(200_000))
 
-    process = worker("--queue", "mixed", "--processes", "2", "--burst", "--log-level", "error")
+    process = worker("--queue", "mixed", "--processes", "2", "--burst=delayed", "--log-level", "error")
 
     assert process.wait(400) == 0
     assert not process.said("Traceback")

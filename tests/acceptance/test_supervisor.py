@@ -10,7 +10,7 @@ from waiting import eventually
 def test_it_prints_what_it_serves_works_and_ends_with_the_queues_empty(worker, jobs):
     jobs.ONCE.publish_many(range(200))
 
-    process = worker("--queue", "once", "--processes", "2", "--burst")
+    process = worker("--queue", "once", "--processes", "2", "--burst=delayed")
 
     assert process.wait() == 0
     assert process.said("jobs.once")
@@ -118,11 +118,11 @@ def test_a_single_handler_that_overruns_its_timeout_is_ended_with_its_process(wo
 def test_it_refuses_a_redis_that_may_evict_messages_unless_told(worker, jobs, client):
     client.config_set("maxmemory-policy", "volatile-lru")
     try:
-        refused = worker("--queue", "once", "--burst")
+        refused = worker("--queue", "once", "--burst=delayed")
         assert refused.wait() == 78
         assert refused.said("maxmemory-policy must be noeviction, not volatile-lru")
 
-        assert worker("--queue", "once", "--burst", "--allow-eviction").wait() == 0
+        assert worker("--queue", "once", "--burst=delayed", "--allow-eviction").wait() == 0
     finally:
         client.config_set("maxmemory-policy", "noeviction")
 
@@ -165,7 +165,7 @@ def test_bodies_that_take_long_to_read_start_all_the_same(worker, jobs, client):
     for number in range(8):
         jobs.LARGE.publish(bytes(16 * 1024 * 1024 - number))
 
-    assert worker("--queue", "large", "--burst").wait() == 0
+    assert worker("--queue", "large", "--burst=delayed").wait() == 0
 
     assert client.scard("note:done") == 8
 
@@ -183,7 +183,7 @@ def test_a_task_of_a_handler_that_raises_system_exit_ends_no_loop(worker, jobs, 
 def test_what_a_handler_starts_reads_an_empty_standard_input(worker, jobs, client):
     jobs.ENDING.publish("reads")
 
-    assert worker("--queue", "ending", "--burst").wait() == 0
+    assert worker("--queue", "ending", "--burst=delayed").wait() == 0
 
     assert client.sismember("note:done", "reads")
 
@@ -204,7 +204,7 @@ def test_a_child_that_is_asked_to_stop_twice_still_lets_its_handler_finish(worke
 def test_burst_goes_on_when_a_process_is_replaced_after_so_many_jobs(worker, jobs):
     jobs.ONCE.publish_many(range(30))
 
-    assert worker("--queue", "once", "--burst", "--max-jobs", "10", "--concurrency", "1").wait() == 0
+    assert worker("--queue", "once", "--burst=delayed", "--max-jobs", "10", "--concurrency", "1").wait() == 0
 
     assert jobs.ONCE.counts().alive == 0
 

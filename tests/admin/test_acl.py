@@ -177,7 +177,7 @@ def test_a_whole_worker_runs_as_a_consumer(login, refused, url):
     queue.publish("chosen", id="chosen")
     as_consumer = login("consumer", "errands")
     environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{PACKAGE.parent}"}
-    command = [sys.executable, "-m", "reliq", "worker", "errands:consumer", "--burst", "--url", as_consumer]
+    command = [sys.executable, "-m", "reliq", "worker", "errands:consumer", "--burst=delayed", "--url", as_consumer]
 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 

@@ -92,6 +92,6 @@ def consumer_of():
 
         consumer = Consumer()
         consumer.handler(queue)(handle)
-        consumer.drain(WorkerSettings(allow_eviction=True))
+        consumer.drain(WorkerSettings(allow_eviction=True), delayed=True, raise_errors=False)
 
     return drain

@@ -10,7 +10,7 @@ def test_handlers_that_kill_their_process_or_thread_end_as_letters_and_take_noth
         faulty.DEEDS.publish(deed, retries=0 if deed in ENDS_PROCESSES else 2)
     faulty.DEEDS.publish_many(["good"] * 100, chunk=10)
 
-    process = worker("--queue", "deeds", "--concurrency", "4", "--burst", "--log-level", "error")
+    process = worker("--queue", "deeds", "--concurrency", "4", "--burst=delayed", "--log-level", "error")
 
     assert process.wait(150) == 0
     counts = faulty.DEEDS.counts()
@@ -26,7 +26,7 @@ def test_a_handler_that_holds_the_interpreter_for_two_seconds_keeps_its_lease_an
     faulty.HELD.publish(2.0)
     faulty.HELD.publish(0.1)
 
-    process = worker("--queue", "held", "--concurrency", "2", "--burst")
+    process = worker("--queue", "held", "--concurrency", "2", "--burst=delayed")
 
     assert process.wait() == 0
     totals = faulty.HELD.counts().totals

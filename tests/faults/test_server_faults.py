@@ -75,7 +75,7 @@ def test_without_memory_publishes_are_refused_and_workers_drain_the_queue_to_not
 
     with pytest.raises(PublishFailed) as failure:
         faulty.DEEDS.publish("good")
-    process = worker("--queue", "deeds", "--processes", "2", "--burst")
+    process = worker("--queue", "deeds", "--processes", "2", "--burst=delayed")
 
     assert failure.value.outcome == "refused"
     assert process.wait(150) == 0

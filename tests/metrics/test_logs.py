@@ -235,7 +235,15 @@ def test_a_worker_writes_json_without_bodies_or_passwords(command, jobs, environ
     jobs.SHOP.publish_many(["poison", "flaky", SECRET])
 
     running = command(
-        "worker", "monitored:consumer", "--burst", "--log-format", "json", "--log-level", "debug", "--queue", "shop"
+        "worker",
+        "monitored:consumer",
+        "--burst=delayed",
+        "--log-format",
+        "json",
+        "--log-level",
+        "debug",
+        "--queue",
+        "shop",
     )
     running.wait()
     assert any('"dead"' in line for line in running.lines)

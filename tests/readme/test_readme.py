@@ -57,7 +57,7 @@ def test_all_snippets_are_found():
 
 def test_the_first_queue_works_as_it_is_written(shop):
     published = shop("shop.web").splitlines()
-    worked = shop("reliq", "worker", "shop.jobs:consumer", "--processes", "4", "--concurrency", "16", "--burst")
+    worked = shop("reliq", "worker", "shop.jobs:consumer", "--processes", "4", "--concurrency", "16", "--burst=delayed")
 
     assert published[0] == expected_output("shop/web.py")[0]
     assert published[1].startswith("Counts(")
@@ -75,7 +75,7 @@ def test_publishing_prints_what_the_comments_say(shop):
 
 def test_dead_letters_are_listed_and_redriven(shop, url):
     Queue("orders", dict[str, int], url=url).publish({"number": -1}, retries=0)
-    shop("reliq", "worker", "shop.jobs:consumer", "--burst")
+    shop("reliq", "worker", "shop.jobs:consumer", "--burst=delayed")
 
     printed = shop("shop.letters").splitlines()
 
@@ -87,7 +87,7 @@ def test_a_batch_is_answered_for_each_message(shop, url):
     queue = Queue("orders", dict[str, int], url=url)
     queue.publish_many(Outgoing(body={"number": number}, retries=0) for number in (1, 2, 666))
 
-    worked = shop("reliq", "worker", "shop.bulk:consumer", "--concurrency", "1", "--burst")
+    worked = shop("reliq", "worker", "shop.bulk:consumer", "--concurrency", "1", "--burst=delayed")
 
     assert "orders in one go" in worked
     counts = queue.counts()

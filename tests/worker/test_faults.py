@@ -279,7 +279,7 @@ def test_ten_thousand_mixed_messages_leave_nothing_behind(make_queue, consumer, 
             if number % 10 == 9:
                 queue.cancel(f"d{number}")
 
-    consumer.drain(WorkerSettings(concurrency=8))
+    consumer.drain(WorkerSettings(concurrency=8), delayed=True, raise_errors=False)
 
     for queue in (plain, later):
         counts = queue.counts()

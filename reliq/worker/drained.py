@@ -1,0 +1,80 @@
+"""Whether a worker has nothing more to do, and what it still waits for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from reliq import reads, transitions
+from reliq.errors import ReliqError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reliq.doors.blocking import BlockingDoor
+    from reliq.handler import Handler
+    from reliq.keys import Keys
+    from reliq.message import Counts
+    from reliq.worker.inflight import Inflight
+
+logger = logging.getLogger("reliq")
+
+#: What is due within so many seconds is waited for, too.
+SOON_SECONDS = 1.0
+#: Between two lines about what is waited for.
+TELL_SECONDS = 10.0
+
+
+class Drained:
+    """Looks whether the queues are empty but for what is due later, and says from time to time what is left."""
+
+    def __init__(self, door: BlockingDoor, handlers: Sequence[Handler], inflight: Inflight) -> None:
+        self._door, self._inflight = door, inflight
+        self._queues = [handler.queue.keys for handler in handlers]
+        self._tell_at = time.monotonic() + TELL_SECONDS
+
+    def look(self, *, delayed: bool) -> bool:
+        """Say whether nothing is left; with `delayed` also what is due later counts."""
+        try:
+            left = self._left(delayed=delayed)
+        except ReliqError as error:
+            left = [f"for Redis: {error}"]
+        if left and time.monotonic() >= self._tell_at:
+            self._tell_at = time.monotonic() + TELL_SECONDS
+            logger.info("draining: waits %s", "; ".join(left))
+        return not left
+
+    def _left(self, *, delayed: bool) -> list[str]:
+        """Return what is left, in words."""
+        if held := len(self._inflight.flights()):
+            return [f"for {held} message(s) held here"]
+        counts = dict(zip(self._queues, self._asked([transitions.counts(keys) for keys in self._queues]), strict=True))
+        filled = {keys: one for keys, one in counts.items() if one.alive and not one.paused}
+        if delayed:
+            return [f"for {keys.name}: {_shown(one)}" for keys, one in filled.items()]
+        return [f"for {keys.name}: {_shown(one)}" for keys, one in filled.items() if self._is_due(keys, one)]
+
+    def _is_due(self, keys: Keys, counts: Counts) -> bool:
+        """Say whether something of a queue can run now, or soon, or is leased by somebody."""
+        if counts.ready or counts.retry or counts.garbage:
+            return True
+        soon = time.time() + SOON_SECONDS
+        (pending, unack) = self._asked([reads.first_due(keys), reads.held(keys)])
+        if pending is not None and pending <= soon:
+            return True
+        words = self._asked([reads.words(keys, [id for id, _ in unack])])[0] if unack else []
+        return any(word != b"nacked" or due <= soon for word, (_, due) in zip(words, unack, strict=True))
+
+    def _asked(self, requests: Sequence[Any]) -> list[Any]:
+        """Return the answers to `requests`; raise the first error among them."""
+        answers = self._door.run_all(requests)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+
+def _shown(counts: Counts) -> str:
+    parts = {name: getattr(counts, name) for name in ("ready", "retry", "unack", "pending", "garbage")}
+    return ", ".join(f"{count} {name}" for name, count in parts.items() if count)

@@ -1,0 +1,121 @@
+"""A drain and a burst end when nothing is due, say what they wait for, and do not hide a failing handler."""
+
+import logging
+
+import pytest
+from tenacity import wait_fixed
+from worker_process import Worker, environment_for
+
+from reliq import BodyError, Nack, Outgoing, Snooze, WorkerSettings
+from reliq.errors import ConfigurationError
+
+LATER = 3600
+
+
+@pytest.fixture
+def seen(queue, consumer):
+    """What a handler of the queue was called with; it raises for `bad`, and puts off what says so."""
+    bodies = []
+
+    @consumer.handler(queue)
+    def handle(body, job):
+        bodies.append(body)
+        if body == "bad":
+            raise BodyError("the gateway said no")
+        if job.attempt == 1 and body == "nack":
+            raise Nack(LATER)
+        if body == "snooze":
+            raise Snooze(LATER)
+
+    return bodies
+
+
+def test_a_drain_leaves_what_is_due_later_and_what_its_handler_put_off(queue, consumer, seen):
+    soon, late = Outgoing(body="soon", delay=0.05), Outgoing(body="late", delay=LATER)
+    queue.publish_many(["now", "nack", "snooze", soon, late])
+
+    consumer.drain()
+
+    assert sorted(seen) == ["nack", "now", "snooze", "soon"]
+    counts = queue.counts()
+    assert (counts.pending, counts.unack, counts.ready, counts.retry) == (2, 1, 0, 0)
+
+
+def test_a_drain_of_what_is_delayed_waits_for_it_and_for_a_backoff(queue, consumer):
+    attempts = []
+
+    @consumer.handler(queue, backoff=wait_fixed(1.2))
+    def handle(body, job):
+        attempts.append(job.attempt)
+        if job.attempt == 1:
+            raise Nack
+
+    queue.publish("x", delay=0.05)
+
+    consumer.drain(delayed=True)
+
+    assert attempts == [1, 2]
+    assert queue.counts().alive == 0
+
+
+def test_a_drain_raises_what_the_handler_raised_and_leaves_the_message(queue, consumer, seen):
+    queue.publish("bad")
+
+    with pytest.raises(BodyError, match="the gateway said no"):
+        consumer.drain()
+
+    assert queue.counts().unack == 1
+
+
+def test_a_drain_is_not_left_by_what_would_end_the_program(queue, consumer):
+    @consumer.handler(queue)
+    def handle(body):
+        raise SystemExit(3)
+
+    queue.publish("x")
+
+    with pytest.raises(RuntimeError, match="a handler raised SystemExit at test_draining.py") as caught:
+        consumer.drain()
+    assert isinstance(caught.value.__cause__, SystemExit)
+
+
+def test_a_drain_that_does_not_raise_ends_though_its_handler_fails(queue, consumer, seen):
+    queue.publish("bad")
+
+    consumer.drain(raise_errors=False)
+
+    assert seen == ["bad"]
+    assert queue.counts().unack == 1
+
+
+def test_a_drain_waits_for_what_somebody_else_holds_and_says_so(queue, consumer, seen, start, caplog, monkeypatch):
+    monkeypatch.setattr("reliq.worker.drained.TELL_SECONDS", 0.0)
+    caplog.set_level(logging.INFO, "reliq")
+    queue.publish("x")
+    with queue.receive() as jobs:
+        assert len(jobs) == 1
+        engine = start()
+        assert not engine.is_drained(delayed=False)
+
+    assert "draining: waits for q: 1 unack" in caplog.text
+    assert engine.is_drained(delayed=False)
+
+
+def test_a_worker_in_a_burst_does_not_wait_for_what_is_due_later(queue, url, tmp_path):
+    (tmp_path / "jobs.py").write_text(
+        "from reliq import Consumer\nconsumer = Consumer()\nconsumer.handler('q')(lambda body: None)\n"
+    )
+    queue.publish("{}")
+    queue.publish("{}", delay=LATER)
+    worker = Worker("jobs:consumer", tmp_path, environment_for(tmp_path, url), "--burst")
+    try:
+        assert worker.wait() == 0, worker.lines
+    finally:
+        worker.close()
+
+    assert (queue.counts().pending, queue.counts().totals["acked"]) == (1, 1)
+
+
+def test_a_burst_is_one_of_three():
+    with pytest.raises(ConfigurationError, match="burst must be True, False or 'delayed', not a str"):
+        WorkerSettings(burst="all")
