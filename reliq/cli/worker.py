@@ -38,7 +38,9 @@ def worker(
         bool,
         typer.Option("--burst", help="Stop when nothing is due; --burst=delayed waits for what is due later, too."),
     ] = False,
-    burst_delayed: Annotated[bool, typer.Option("--burst-delayed", hidden=True)] = False,
+    burst_delayed: Annotated[
+        bool, typer.Option("--burst-delayed", help="The same as --burst=delayed.", hidden=True)
+    ] = False,
     grace: Annotated[float, typer.Option(help="Seconds that running handlers have after a stop.")] = 25.0,
     stall: Annotated[
         float, typer.Option(help="Seconds a handler may hold the interpreter, where others run beside it.")
