@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
     #: A queue, and how much of it can be claimed.
     Offer = tuple[QueueClaims, Capacity]
 
+logger = logging.getLogger(__name__)
+
 #: Between two looks at every queue: so much later a lost token, or Go's silent publish, is noticed.
 POLL_SECONDS = 1.0
-#: Between two looks at the tokens of idle queues while others keep the worker busy.
+#: Between two looks at the tokens of idle queues while others keep the worker busy, or lie in other slots of a Cluster.
 GLANCE_SECONDS = 0.05
 SHORTEST_WAIT_SECONDS = 0.01
 #: A wait for a token that was over so soon says that tokens come faster than one by one can be taken.
@@ -70,6 +73,7 @@ class Fetcher:
         self._reader = Reader(handlers, inflight, self._troubles, submit, settle)
         self._polled_at = self._glanced_at = time.monotonic()
         self._idle = False  # whether the last wait ended without a token
+        self._apart = False  # whether the queues lie in several slots of a Cluster
         self.last_claim_at = time.monotonic()
 
     def step(self) -> float:
@@ -144,13 +148,21 @@ class Fetcher:
         cold = [one for one in queues if not one.hot]
         if len(cold) in (0, len(queues)) or time.monotonic() - self._glanced_at < GLANCE_SECONDS:
             return
+        self._take_tokens(cold)
+
+    def _take_tokens(self, queues: list[QueueClaims]) -> None:
+        """See, without waiting, whether a token has come for some of `queues`."""
         self._glanced_at = time.monotonic()
-        tokens = self._door.run_all([Command(("LPOP", one.keys.wake), bool) for one in cold])
-        for one, token_there in zip(cold, tokens, strict=True):
+        tokens = self._door.run_all([Command(("LPOP", one.keys.wake), bool) for one in queues])
+        for one, token_there in zip(queues, tokens, strict=True):
             one.hot = token_there is True
 
     def _wait(self, opened: list[QueueClaims], others: list[QueueClaims]) -> None:
         """Wait in Redis for a token of `opened`, the time to look at all, or until there is room for one of `others`."""
+        if self._apart and len(opened) > 1:
+            time.sleep(GLANCE_SECONDS)
+            self._take_tokens(opened)
+            return
         rest = max(SHORTEST_WAIT_SECONDS, POLL_SECONDS - (time.monotonic() - self._polled_at))
         keys = [self._poke_key, *(one.keys.wake for one in opened)]
         request = Command(("BLPOP", *keys, f"{rest:.3f}"), _popped_from)
@@ -189,6 +201,15 @@ class Fetcher:
         """Have every queue asked, later: a wait for all of them does not say whose key is in the way."""
         if not isinstance(error, RedisRefusedError):
             raise error
+        if "hash to the same slot" in str(error):  # CROSSSLOT
+            self._apart = True
+            logger.warning(
+                "%d queues lie in several slots of the Cluster, where nobody can wait for all of them: an idle worker "
+                "looks for their messages every %.0f ms; a worker for each queue has them at once",
+                len(queues),
+                GLANCE_SECONDS * 1000,
+            )
+            return
         time.sleep(seconds)
         for one in queues:
             one.hot = True
