@@ -82,10 +82,9 @@ class Fetcher:
         hot, pieces = self._hot_with_room(queues), self._reader.pieces()
         if hot or pieces:
             self._claim(hot, pieces)
+        elif not queues:
+            return self._troubles.seconds()
         else:
-            self._reader.start()
-            if not queues:
-                return self._troubles.seconds()
             self._look_around(queues)
         self.last_claim_at = time.monotonic()
         return 0.0
@@ -215,22 +214,14 @@ class Fetcher:
             one.hot = True
 
     def _claim(self, hot: list[Offer], pieces: list[Piece]) -> None:
-        """
-        Claim of `hot`, and read `pieces` of what was claimed before; what has been read starts as soon as that is sent.
-
-        So Redis works on the next messages while handlers work on these.
-        """
+        """Claim of `hot`, and read `pieces` of what was claimed before, in one round trip; what has been read starts."""
         asked = self._offered(hot) if hot else []  # a round without claims is none of the turns
         requests = [one.claim(part, self._name) for one, part in asked]
         sent_at = time.monotonic()
-        try:
-            answers = self._door.run_all([*self._reader.requests(pieces), *requests], meanwhile=self._reader.start)
-        finally:
-            self._reader.start()
+        answers = self._door.run_all([*self._reader.requests(pieces), *requests])
         failures = self._claimed(asked, answers[len(pieces) :], sent_at)
         failures += self._reader.take(pieces, answers[: len(pieces)])
-        if failures:
-            self._reader.start()  # the next round may be long in coming
+        self._reader.start()
         for name, failure in failures:
             self._troubles.note(name, failure)
 

@@ -33,8 +33,7 @@ class Inflight:
     Attributes:
         started: how many messages were given to handlers.
         closed: whether nothing more starts.
-        call_loop, busy, nudge: called when a coroutine may start, when there is something to renew again, and when a
-            wait in Redis may be over.
+        call_loop, busy, nudge: called when a coroutine may start, there is something to renew, a wait may be over.
     """
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
