@@ -105,7 +105,12 @@ class Control:
         return await self._aask(asking.listing(self.keys, limit, after))
 
     def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
-        """Publish up to 500 dead letters again with fresh retries; return how many (an id that is alive stays)."""
+        """
+        Publish up to 500 dead letters again with fresh retries; return how many.
+
+        An id that is alive stays. When a reply is lost the call is made again, and what the first try has redriven is
+        not counted: `counts().totals["redriven"]` has all.
+        """
         calls = asking.redriving(self.keys, self.settings, letters, delay)
         return sum(self._ask(call).count("redriven") for call in calls)
 
