@@ -42,6 +42,7 @@ TYPES = {
     "counts": "hash",
     "lease": "hash",
     "errors": "hash",
+    "windows": "hash",
     "dead": "stream",
     "totals": "hash",
     "wake": "list",

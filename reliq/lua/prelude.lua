@@ -100,6 +100,18 @@ local function finish(kind, ids)
   note_ends(ends, 1000, kind, ids, notes)
 end
 
+-- Chosen ids that end, the `at[j]`-th messages of the tail: each stays taken for as long as its publish said, or else
+-- for `spans[j]`. That it cannot be noted stops nothing.
+local function take(ids, at, spans)
+  if #ids == 0 or #KEYS <= HEAD_KEYS + ITEMS then return end
+  local known = redis.pcall('HMGET', windows, unpack(ids))
+  for j in ipairs(ids) do
+    local i, ms = at[j], tonumber(known[j] or spans[j] or 0) or 0
+    if ms > 0 then redis.pcall('SET', mark(i), 'ended', 'PX', string.format('%.0f', math.min(ms, 1e15))) end
+  end
+  redis.pcall('HDEL', windows, unpack(ids))
+end
+
 -- Move a body's expiry and write the new due time into its header, if it has one of 13 digits; a bare body never has.
 local function postpone(key, by_ms, due)
   local left = by_ms ~= 0 and redis.call('PTTL', key) or 0

@@ -37,7 +37,8 @@ def ack(
     With `history` the last so many acked ones are remembered, each with how long it ran if `took_ms` says it.
     """
     tail_keys = [keys.msg(claimed.id) for claimed, _ in bounded("receipts", receipts)]
-    if any(window for _, window in receipts):
+    # Of a bare body, or of one that is gone, nothing says here whether its id was chosen: Redis knows.
+    if keys.bare or kind == "expired" or any(window for _, window in receipts):
         tail_keys += [keys.dd(claimed.id) for claimed, _ in receipts]
     args: list[Arg] = [clock_arg(clock), kind, history or "", ",".join(map(str, took_ms))]
     for claimed, window in receipts:
@@ -46,7 +47,17 @@ def ack(
     ids = [claimed.id for claimed, _ in receipts]
     return Call(
         script("ack"),
-        (keys.unack, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.history, *tail_keys),
+        (
+            keys.unack,
+            keys.counts,
+            keys.lease,
+            keys.errors,
+            keys.totals,
+            keys.ends,
+            keys.history,
+            keys.windows,
+            *tail_keys,
+        ),
         args,
         lambda reply: Settled(_at(ids, reply)),
         lambda answer: _settled(keys, ids, answer, "ack", happened),

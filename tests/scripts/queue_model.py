@@ -20,6 +20,7 @@ class Model(ExpiringKeys, Account):
         self.pending, self.unack = {}, {}  # id -> ms
         self.ready, self.retry, self.garbage = [], [], set()
         self.counts, self.words = {}, {}  # id -> retries left, state word
+        self.windows = set()  # ids of which it is known for how long they stay taken
         self.letters = {}  # which death -> (id, body), the oldest first
         self.deaths = count()
         self.token, self.paused, self.stolen = False, False, 0  # stolen: ended by foreign hands, without an account
@@ -65,6 +66,7 @@ class Model(ExpiringKeys, Account):
                 continue
             self.bodies[id] = Body(body, due, self.key_time + max(due - self.up, 0) + ttl_ms)
             self.counts[id] = retries
+            self.windows.add(id)
             for place in (self.words, self.markers):
                 place.pop(id, None)
             self.totals["published"] += 1
@@ -159,7 +161,9 @@ class Model(ExpiringKeys, Account):
         stopped = [one for one in good if kind == "expired" and self.cancelled(one.id)]
         for one in sorted(good, key=lambda one: one in stopped):
             self.end(one.id, "cancelled" if one in stopped else kind)
-            self.mark(one.id, "ended")
+            if one not in stopped:
+                self.windows.discard(one.id)
+                self.mark(one.id, "ended")
         return lost, ()
 
     def extend(self, receipts, lease_ms):
@@ -251,6 +255,7 @@ class Model(ExpiringKeys, Account):
         answer, found = "cancelled", True
         if id in self.pending or (id in self.unack and self.words.get(id) == "nacked"):
             self.end(id, "cancelled")
+            self.windows.discard(id)
         elif id in self.unack:
             answer = "running"
             self.words[id] = self.words.get(id, "").rstrip("!") + "!"
@@ -292,7 +297,9 @@ class Model(ExpiringKeys, Account):
                 self.note_end(id, "dead" if body else "expired")
                 if body:
                     self.letters[next(self.deaths)] = (id, body.text)
+                if body or id in self.windows:
                     self.mark(id, "ended")
+                self.windows.discard(id)
         while len(self.letters) > letters_max:
             self.totals["letters_dropped"] += bool(self.letters.pop(min(self.letters)))
 
@@ -302,12 +309,21 @@ class Model(ExpiringKeys, Account):
             if isinstance(place, list):
                 if place[:1] == [id] and before - len(self.alive) == index:
                     self.end(place.pop(0), "purged")
+                    self.taken(id)
             elif id in place:
                 self.garbage.discard(id)
                 self.end(id, "purged")
+                self.taken(id)
         return before - len(self.alive)
 
+    def taken(self, id):
+        """It ended, and stays taken if it is known for how long."""
+        if id in self.windows:
+            self.mark(id, "ended")
+        self.windows.discard(id)
+
     def tidy(self):
+        self.windows &= self.counts.keys() | self.garbage
         for id, deadline in self.unack.items():
             if nonce := re.search(r":(\d+)!?$", self.words.get(id, "")):
                 self.unack[id] = min(deadline, self.up + int(nonce[1]))

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.foreign_hands
 STATES, LONG_STATES, STEPS = 6, 150, 40
 #: A claim takes so many in its hand, and puts those back that must wait.
 LIMIT = 4
-LOOKS = {"check", "counts", "find"}
+#: They only look, or write once; `check` acts on what is unsound, and is made again where it was cut off.
+LOOKS = {"check", "counts", "find", "forget"}
 #: What may stay wrong after a repair: the account cannot be mended, the others pass by themselves.
 ALLOWED = {"account", "no-body", "no-word"}
 

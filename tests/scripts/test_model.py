@@ -5,6 +5,7 @@ from math import inf
 
 import pytest
 import redis
+from expiring_keys import WINDOW_MS
 from foreign_moves import ForeignMoves
 from held_clock import NOON
 from held_server import held_clock
@@ -158,12 +159,12 @@ class QueueMachine(ForeignMoves):
             for key in (keys.ready, keys.retry):
                 pipe.lrange(key, 0, -1)
             pipe.smembers(keys.garbage)
-            for key in (keys.counts, keys.lease, keys.totals):
+            for key in (keys.counts, keys.lease, keys.windows, keys.totals):
                 pipe.hgetall(key)
             pipe.mget(map(keys.msg, IDS)).mget(map(keys.dd, IDS)).xrange(keys.dead).llen(keys.wake)
             pipe.xrange(keys.ends).xrange(keys.history)
             *state, ends, history = pipe.execute()
-        pending, unack, ready, retry, garbage, counts, words, totals, bodies, markers, dead, tokens = state
+        pending, unack, ready, retry, garbage, counts, words, windows, totals, bodies, markers, dead, tokens = state
 
         assert scores(pending) == model.pending
         assert scores(unack) == model.unack
@@ -172,6 +173,7 @@ class QueueMachine(ForeignMoves):
         assert {*texts(garbage)} == model.garbage
         assert {id: int(left) for id, left in named(counts).items()} == model.counts
         assert named(words) == model.words
+        assert named(windows) == dict.fromkeys(model.windows, str(WINDOW_MS))
         assert Counter({kind: int(number) for kind, number in named(totals).items()}) == model.totals
         assert opened(bodies) == {id: (body.text, body.due) for id, body in model.bodies.items()}
         assert {id: why.decode() for id, why in zip(IDS, markers, strict=True) if why} == {

@@ -13,7 +13,7 @@ OOM = r"OOM|maxmemory"
 READERS = {"counts", "find"}
 WRITERS = [name for name in script_names() if name not in READERS]
 #: Written late and never in the way.
-LATE = ("totals", "ends", "history")
+LATE = ("totals", "ends", "history", "windows")
 CHECKED = [(name, key) for name in script_names() for key in script(name).keys if key not in (*LATE, "paused")]
 
 
