@@ -4,6 +4,7 @@ import pytest
 from go_original import GoProgram
 from held_clock import NOON
 
+from reliq import Queue
 from reliq import transitions as t
 from reliq.keys import Keys, Layout
 
@@ -210,3 +211,37 @@ def test_what_go_leased_or_nacked_is_no_suspect(go, run, keys):
     claimed = run(t.claim(keys, t.Turn("w", 1), limit=9, lease_ms=1000, suspects=0, direct=9, clock=clock)).claimed
 
     assert {one.id for one in claimed} == {leased, nacked}
+
+
+@pytest.fixture
+def queue(url, keys):
+    queue = Queue(keys.name, bytes, url=url, layout=keys.layout)
+    yield queue
+    queue.close()
+
+
+@pytest.mark.parametrize("end", ["acked", "rejected", "purged", "cancelled"])
+def test_a_chosen_id_is_taken_after_each_end_that_reliq_makes(queue, run, end):
+    """In reliq's own layout the window is in the header; a body of Go has none."""
+    assert queue.publish(b"x", id="a", dedup=600).status == "published"
+
+    if end == "purged":
+        run(t.purge(queue.keys, ["a"], state="ready"))
+    elif end == "cancelled":
+        queue.cancel("a")
+    else:
+        with queue.receive() as [job]:
+            if end == "rejected":
+                job.reject(reason="no")
+        queue.moves.collect(["a"], letters_max=9, letters_ms=10**6)
+
+    again = queue.publish(b"x", id="a", dedup=600)
+    assert again.status == ("published" if end == "cancelled" else "duplicate")
+
+
+def test_an_end_that_go_makes_frees_the_id(queue, go, client):
+    """Go knows of no windows: docs/go.md says so."""
+    queue.publish(b"x", id="a", dedup=600)
+    go.ack(go.claim(SECOND))
+
+    assert queue.publish(b"x", id="a", dedup=600).status == "published"
