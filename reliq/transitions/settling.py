@@ -68,7 +68,8 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
     """
     Answer that messages failed: receipt, ms until the redelivery, note (see `note`), and value.
 
-    A value sends the message to its end; it must be given when no retry is left, and else be empty.
+    A value sends the message to its end; it must be given when no retry is left, and else be empty. Where it is an
+    empty body, a wait below 0 says so.
     """
     ids = [failure[0].id for failure in bounded("failures", failures)]
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
@@ -94,6 +95,7 @@ def failure(
 ) -> tuple[Claimed, int, str, bytes]:
     """Return what `nack` takes: with the value when the message must not run again, by its retries or as `final`."""
     last = final or delivery.claimed.left <= 0
+    delay_ms = -1 if last and not delivery.value else delay_ms
     return delivery.claimed, delay_ms, note(reason, delivery.attempt, error), delivery.value if last else b""
 
 

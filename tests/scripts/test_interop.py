@@ -8,6 +8,7 @@ from held_clock import HOUR_MS, NOON, micros
 
 from reliq import transitions as t
 from reliq.keys import Keys, Layout
+from reliq.message import BARE, Delivery
 
 RECORDED = json.loads(Path(__file__).with_name("hdt3213-keyspaces.json").read_text("utf-8"))["cases"]
 PLAIN = Layout.hdt3213()
@@ -181,6 +182,19 @@ def test_a_cancel_looks_through_a_bounded_piece_of_a_long_list(run, client):
 
     assert client.llen(keys.ready) == 1000
     assert run(t.claim(keys, t.Turn("w", 1), limit=500, lease_ms=1)).behind == 500
+
+
+@pytest.mark.foreign_hands
+def test_an_empty_body_that_is_rejected_becomes_a_dead_letter(restore, run, client):
+    keys = Keys("orders", TAGGED)
+    clock = restore("nacked_waiting_retry") * 1_000_000
+    (one,) = run(t.claim(keys, t.Turn("w", 1), limit=1, lease_ms=1, clock=clock)).claimed
+    client.set(keys.msg(one.id), "")
+    failure = t.failure(Delivery(one, b"", BARE, b""), "rejected", "no", 0, final=True)
+
+    assert run(t.nack(keys, [failure], clock=clock)).lost == ()
+
+    assert run(t.collect(keys, [one.id], letters_max=9, letters_ms=10**12)) == ((one.id,), ())
 
 
 # ---- the other way ----------------------------------------------------------
