@@ -50,7 +50,8 @@ class Control:
             tombstone: for so long a publish of this id is refused as `tombstoned`, also one still on its way.
 
         Returns:
-            `cancelled`; `running`, then its handler is told; `not_found`, it has ended or never was.
+            `cancelled`; `running`, then its handler is told; `not_found`, it has ended or never was, or a first try
+            whose reply was lost has cancelled it.
         """
         call = asking.cancelling(self.keys, id, tombstone)
         self._lanes.end(str(id))
