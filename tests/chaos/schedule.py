@@ -16,7 +16,6 @@ OF_THE_SERVER = (
     "replies_lost",
     "replies_silenced",
     "replies_late",
-    "hostile_messages",
 )
 KINDS = OF_PROCESSES + OF_THE_SERVER
 
