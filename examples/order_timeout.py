@@ -62,7 +62,7 @@ def main(pay_within: float) -> None:
             place(order, pay_within)
         pay(102)
         pay(105)
-        consumer.drain()  # a service would call consumer.run(), or be started by `reliq worker`
+        consumer.drain(delayed=True)  # a service would call consumer.run(), or be started by `reliq worker`
         print("In the end:", ", ".join(f"{order} {state}" for order, state in orders.items()))
         print_account(DEADLINES)
 

@@ -8,6 +8,9 @@ from typing import Any
 from reliq import Queue
 from reliq.embedded import EmbeddedRedis
 
+#: The private server of this story, if there is one.
+_OWN: list[EmbeddedRedis] = []
+
 
 @contextmanager
 def a_redis() -> Iterator[None]:
@@ -17,7 +20,9 @@ def a_redis() -> Iterator[None]:
         return
     with EmbeddedRedis() as server:
         os.environ["RELIQ_URL"] = server.url
+        _OWN.append(server)
         yield
+        _OWN.clear()
         del os.environ["RELIQ_URL"]
 
 
@@ -26,5 +31,9 @@ def print_account(queue: Queue[Any]) -> None:
     counts = queue.counts()
     ends = ", ".join(f"{counts.totals.get(kind, 0)} {kind}" for kind in ("acked", "cancelled", "expired", "dead"))
     print(f"Account: {counts.totals['published']} published = {ends}, {counts.alive} alive; {counts.missing} missing.")
+    if "RELIQ_URL" in os.environ and not _OWN:
+        print(
+            f"Queue {queue.name!r} is left in your Redis; after a minute `reliq forget {queue.name} --letters` removes it."
+        )
     if counts.missing:
         raise SystemExit("the account does not balance")

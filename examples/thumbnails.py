@@ -84,7 +84,7 @@ def main(pictures: int) -> None:
         PICTURES.publish_many(Outgoing(body=Picture(str(source), str(target))) for source, target in pairs)
 
         command = [sys.executable, "-m", "reliq", "worker", "thumbnails:consumer"]
-        command += ["--processes", "2", "--concurrency", "2", "--burst", "--log-level", "warning"]
+        command += ["--processes", "2", "--concurrency", "2", "--burst=delayed", "--log-level", "warning"]
         here = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
         subprocess.run(command, env=here, check=True)
 

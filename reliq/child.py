@@ -32,7 +32,7 @@ from reliq.log_setup import configure_logging, limiter
 from reliq.logs import LogObserver
 from reliq.metrics.process import ProcessMetrics
 from reliq.settings import WorkerSettings
-from reliq.signals import SignalNotes, take
+from reliq.signals import SignalNotes, end_at_once, take
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -99,7 +99,7 @@ class Plan:
 def main() -> int:
     """Work as the plan on standard input says; return the exit code."""
     take(signal.SIGINT, _pass)  # the supervisor speaks for the terminal
-    take(signal.SIGTERM, _end_at_once)
+    take(signal.SIGTERM, end_at_once)
     wishes = SignalNotes()
     take(signal.SIGUSR1, wishes.note)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor starts us with it held back
@@ -128,11 +128,6 @@ def main() -> int:
 
 def _pass(_number: int, _frame: FrameType | None) -> None:
     """Do nothing; unlike SIG_IGN it is not handed on to the programs that handlers start."""
-
-
-def _end_at_once(_number: int, _frame: FrameType | None) -> None:
-    """End: nothing has been started that could end in peace."""
-    os._exit(0)
 
 
 def _spare_the_collector() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import redis
 
 from reliq.call import Arg
-from reliq.wires import AsyncPooledWire, Meanwhile, NotSentError, PooledWire, Reply
+from reliq.wires import AsyncPooledWire, NotSentError, PooledWire, Reply
 
 W = TypeVar("W", PooledWire, AsyncPooledWire)
 
@@ -58,14 +58,8 @@ class ClusterWire:
         self._nodes = nodes
         self.pools = nodes.pools
 
-    def exchange(self, commands: Sequence[Sequence[Arg]], meanwhile: Meanwhile | None = None) -> list[Reply]:
-        """
-        Send `commands` one after another, a WAIT with the one before it, and return the replies.
-
-        `meanwhile` is called before: each of them has to wait for the one before it.
-        """
-        if meanwhile is not None:
-            meanwhile()
+    def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
+        """Send `commands` one after another, a WAIT with the one before it, and return the replies."""
         return [reply for group in _groups(commands) for reply in self._together(group)]
 
     def _together(self, group: Sequence[Sequence[Arg]]) -> list[Reply]:

@@ -50,7 +50,8 @@ class Control:
             tombstone: for so long a publish of this id is refused as `tombstoned`, also one still on its way.
 
         Returns:
-            `cancelled`; `running`, then its handler is told; `not_found`, it has ended or never was.
+            `cancelled`; `running`, then its handler is told; `not_found`, it has ended or never was, or a first try
+            whose reply was lost has cancelled it.
         """
         call = asking.cancelling(self.keys, id, tombstone)
         self._lanes.end(str(id))
@@ -105,7 +106,12 @@ class Control:
         return await self._aask(asking.listing(self.keys, limit, after))
 
     def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
-        """Publish up to 500 dead letters again with fresh retries; return how many (an id that is alive stays)."""
+        """
+        Publish up to 500 dead letters again with fresh retries; return how many.
+
+        An id that is alive stays. When a reply is lost the call is made again, and what the first try has redriven is
+        not counted: `counts().totals["redriven"]` has all.
+        """
         calls = asking.redriving(self.keys, self.settings, letters, delay)
         return sum(self._ask(call).count("redriven") for call in calls)
 

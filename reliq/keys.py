@@ -164,6 +164,7 @@ class Keys:
         "unack",
         "wake",
         "watch",
+        "windows",
     )
 
     def __init__(self, name: str, layout: Layout = Layout.RELIQ) -> None:
@@ -193,6 +194,7 @@ class Keys:
         self.totals = base + ":totals"  # hash: kind -> how many ever
         self.wake = base + ":wake"  # list: at most one token
         self.watch = base + ":watch"  # string: the process that waits for the next due time
+        self.windows = base + ":windows"  # hash: chosen id -> for how many ms it stays taken after its end
         self.paused = base + ":paused"  # string: there while the queue is paused
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -93,6 +94,11 @@ class StopSignals(SignalNotes):
             os._exit(EXIT_SECOND_SIGNAL)  # an ordinary exit waits for the threads of asyncio.to_thread
 
 
+def end_at_once(number: int, _frame: FrameType | None) -> None:
+    """End the process, in which nothing has been started yet that could end in peace; to be given to `take`."""
+    os._exit(EXIT_SECOND_SIGNAL if number == signal.SIGINT else 0)
+
+
 _taken: set[int] = set()
 
 
@@ -102,11 +108,24 @@ def take(number: int, handler: Callable[[int, FrameType | None], Any]) -> Any:
     return signal.signal(number, handler)
 
 
+_forking = threading.local()
+
+
+def _hold_signals_back() -> None:
+    """Hold back what we take while this thread forks: one that came before the child gave it up would be lost there."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _taken)
+
+
+def _let_signals_come() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
 def _give_up_signals() -> None:
     """Let a forked process take the signals as any other: who made it may end it by one."""
     for number in _taken:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     _taken.clear()
+    _let_signals_come()
 
 
-os.register_at_fork(after_in_child=_give_up_signals)
+os.register_at_fork(before=_hold_signals_back, after_in_parent=_let_signals_come, after_in_child=_give_up_signals)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: A worker all of whose processes died at their start so many times in turn gives up.
-START_TRIES = 5
+START_TRIES = 4
 EXIT_NO_START = 1
 #: Between two looks at the children.
 LOOK_SECONDS = 0.1
@@ -41,6 +42,7 @@ MEMORY_SECONDS = 1.0
 STALL_SECONDS = 30.0
 #: A process that complains for so long, although it is awake, is ended.
 COMPLAINT_SECONDS = 5.0
+FIRST_PROCESS = 1
 
 
 class Supervisor:
@@ -128,6 +130,7 @@ class Supervisor:
     def _look(self) -> None:
         """Look at every child once: replace the dead and those that leave, end those that hang or have grown."""
         self._forward_stack_wish()
+        self._bury_orphans()
         for child in self._all:
             if child.has_ended():
                 self._bury(child)
@@ -172,7 +175,7 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         """Start a process; one that the system does not let us start is tried again."""
         try:
-            self._folder.restore()
+            self._folder.restore("metrics" if self._plan.metrics else "")
             if child.pulse.path is None or not child.pulse.path.exists():
                 child.pulse = Pulse(self.folder / f"pulse-{child.number}")
             child.start(self._plan)
@@ -202,6 +205,15 @@ class Supervisor:
             self._leaving.remove(child)
         notify(self.observers, [ProcessEnded("", process.pid, reason)])
         self._returns.give_back(child, process.pid)
+
+    def _bury_orphans(self) -> None:
+        """As the first process of a container: take note of the dead whose parents are gone, one at a look."""
+        if os.getpid() != FIRST_PROCESS:
+            return
+        with suppress(ChildProcessError):
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None and ended.si_pid not in [child.pid for child in self._all]:
+                os.waitpid(ended.si_pid, 0)
 
     def _give_up_if_none_starts(self, child: Child) -> None:
         child.failures = 0 if child.has_worked else child.failures + 1

@@ -1,5 +1,5 @@
 """
-Spans of OpenTelemetry for publishing and handling, for who has installed `reliq[otel]` and asks for them.
+Spans of OpenTelemetry for publishing and handling, for who has installed reliq's extra `otel` and asks for them.
 
 The context of the publisher travels in the message's headers (W3C `traceparent`), so a handler's span is a child of the
 publish, in whatever process. Nothing else in reliq knows of tracing: without `instrument` it costs nothing.
@@ -13,6 +13,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from reliq import extras
 from reliq.message import Outgoing, Snooze
 from reliq.queue import Queue
 
@@ -20,7 +21,7 @@ try:
     from opentelemetry import propagate, trace
     from opentelemetry.trace import SpanKind, Status, StatusCode
 except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError("reliq.tracing needs OpenTelemetry: pip install 'reliq[otel]'") from missing
+    raise ModuleNotFoundError(extras.missing("reliq.tracing", "opentelemetry-api", "otel")) from missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

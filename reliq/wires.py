@@ -20,7 +20,6 @@ from reliq.replies import Trust, is_elsewhere
 OLDEST_SERVER = (6, 2)
 
 Reply = Any
-Meanwhile = Callable[[], None]
 
 
 #: What ends a connection.
@@ -57,19 +56,13 @@ class PooledWire:
         self._gate = gate
         self._trust = Trust()
 
-    def exchange(self, commands: Sequence[Sequence[Arg]], meanwhile: Meanwhile | None = None) -> list[Reply]:
-        """
-        Send `commands` at once and return the replies; one that Redis refused is an exception in its place.
-
-        `meanwhile` is called when they are sent, while Redis works on them.
-        """
+    def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
+        """Send `commands` at once and return the replies; one that Redis refused is an exception in its place."""
         connection = self._connected()
         try:
             if not self._gate.is_open:
                 self._pass_gate(connection)
             connection.send_packed_command(packed(commands))
-            if meanwhile is not None:
-                meanwhile()
             replies = [_reply(connection) for _ in commands]
             if is_elsewhere(replies):
                 self._trust.fails(connection)

@@ -6,7 +6,8 @@ Each message goes in four steps, and every one of them may be the last before th
 1. note in the queue where its messages go (`B:moving`), and see that the other queue does not know the id;
 2. put the message off by 126 years. From then on no worker gets it, so it cannot run here as well as there. Its due
    time is kept in that far one, and what is left of its time to live can be told from it;
-3. publish it there under its own id, with a window: made again, that answers `duplicate`;
+3. publish it there under its own id, with a window: made again, that answers `duplicate`. When somebody else has
+   published that id there meanwhile, the message gets its due time back and stays;
 4. delete it here.
 
 A move that was cut off is finished by making it again: messages that are put off go first, all of them to the queue
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from reliq.call import T
     from reliq.doors.blocking import BlockingDoor
     from reliq.keys import Keys
+    from reliq.message import BulkResult
     from reliq.queue import Queue
 
 #: States from which a message can go to another queue.
@@ -62,8 +64,8 @@ class Moved:
     Attributes:
         found: messages that were meant, with those that an earlier move had left half way.
         moved: they are there now.
-        kept: not moved, for the other queue has a message of their id or had one a short while ago, or cannot
-            have it: its id, headers, due time, retries or size are such as nobody may publish.
+        kept: not moved, for the other queue has a message of their id or had one a short while ago, also since an
+            earlier move, or cannot have it: its id, headers, due time, retries or size are such as nobody may publish.
         running: not moved, for a worker has them.
         gone: ended meanwhile.
     """
@@ -90,6 +92,7 @@ class Mover:
     def __init__(self, door: BlockingDoor, keys: Keys, to: Queue[bytes]) -> None:
         self._door, self._keys, self._to = door, keys, to
         self._takes = taker(to)
+        self._told: set[str] = set()  # ids that stay after all, and are counted as such
 
     def move(self, state: State, where: Filter, limit: int | None, on_step: Callable[[int, Moved], None]) -> Moved:
         """
@@ -158,6 +161,7 @@ class Mover:
 
     def _piece(self, state: State, met: list[Entry]) -> tuple[Moved, int]:
         """Put messages off, publish them in the other queue, delete them here; return how many left their place."""
+        met = [one for one in met if one.id not in self._told]
         held = [one for one in met if one.mark == "held"]
         gone = [one for one in met if one.mark == "cancelled" or one.size is None]
         out = {one.id for one in (*held, *gone)}
@@ -192,15 +196,33 @@ class Mover:
 
     def _finish(self, state: State, held: list[tuple[str, int]]) -> tuple[Moved, int]:
         """Publish messages that are put off in the other queue, and delete them here."""
-        moved = taken = 0
+        done, taken = Moved(), 0
         for part in self._parts(held):
-            ids = [id for id, _ in part]
             orders = self._orders(part)
-            self._to.publish_many(orders)
+            told = self._to.publish_many(orders)
+            kept = self._taken_by_others(orders, told)
+            self._told |= kept
+            back = [
+                transitions.reschedule(self._keys, [id], at_ms=until - MOVING_MS) for id, until in part if id in kept
+            ]
+            run_all(self._door, back)
+            ids = [id for id, _ in part if id not in kept]
             removed = remove(self._door, self._keys, state, ids)
-            moved += len(orders)
+            done += Moved(0, len(orders) - len(kept), len(kept), gone=len(part) - len(orders))
             taken += removed.purged if state in LISTS else len(ids)
-        return Moved(0, moved, gone=len(held) - moved), taken
+        return done, taken
+
+    def _taken_by_others(self, orders: list[Outgoing[bytes]], told: BulkResult) -> set[str]:
+        """Return the ids that somebody else has published there, or cancelled: a duplicate is else our own copy."""
+        met = [one for one in orders if one.id in told.duplicates]
+        values = run_all(self._door, [pieces.value(self._to.keys, str(one.id)) for one in met])
+        others = set(told.tombstoned)
+        for one, value in zip(met, values, strict=True):
+            if value is not None:  # else it has ended there
+                header, body = open_envelope(value, bare=self._to.keys.bare)
+                is_ours = self._to.keys.bare or header.window_ms == COPY_WINDOW_SECONDS * 1000
+                others |= set() if is_ours and body == one.body else {str(one.id)}
+        return others
 
     def _orders(self, held: list[tuple[str, int]]) -> list[Outgoing[bytes]]:
         """Return what to publish; a message whose body is gone has ended."""

@@ -3,14 +3,15 @@
 import logging
 import os
 import re
-from contextlib import nullcontext
+import sys
+from contextlib import nullcontext, suppress
 from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
 
 from reliq.child import Plan
-from reliq.cli.common import console
+from reliq.cli.common import console, say
 from reliq.connection import URL_VARIABLE
 from reliq.consumer import Consumer, load_consumer
 from reliq.errors import ConfigurationError
@@ -20,6 +21,7 @@ from reliq.metrics import serving
 from reliq.metrics.endpoint import DEFAULT_HOST, Endpoint
 from reliq.metrics.files import FOLDER_VARIABLE
 from reliq.settings import WorkerSettings, seconds, whole
+from reliq.signals import STOPS, end_at_once, take
 from reliq.supervisor import STALL_SECONDS, Supervisor, environment_of_children
 from reliq.urls import check_url
 
@@ -38,7 +40,9 @@ def worker(
         bool,
         typer.Option("--burst", help="Stop when nothing is due; --burst=delayed waits for what is due later, too."),
     ] = False,
-    burst_delayed: Annotated[bool, typer.Option("--burst-delayed", hidden=True)] = False,
+    burst_delayed: Annotated[
+        bool, typer.Option("--burst-delayed", help="The same as --burst=delayed.", hidden=True)
+    ] = False,
     grace: Annotated[float, typer.Option(help="Seconds that running handlers have after a stop.")] = 25.0,
     stall: Annotated[
         float, typer.Option(help="Seconds a handler may hold the interpreter, where others run beside it.")
@@ -68,6 +72,9 @@ def worker(
     seconds("--stall", stall, least=1.0)
     bursting: bool | Literal["delayed"] = "delayed" if burst_delayed else burst
     settings = WorkerSettings(concurrency=concurrency, grace=grace, max_jobs=max_jobs, burst=bursting)
+    for number in STOPS:  # also of the first process of a container, to which one without a handler does nothing
+        take(number, end_at_once)
+    _fill_standard_streams()
     environment_of_children()
     found = load_consumer(consumer)
     if not configure_logging(log_level, log_format) and log_format != "auto":
@@ -99,6 +106,19 @@ def worker(
     ):
         code = supervisor.run()
     raise typer.Exit(code)
+
+
+def _fill_standard_streams() -> None:
+    """Have nothing else become a standard stream that is closed; say that nobody reads what is logged."""
+    for descriptor in (0, 1, 2):
+        with suppress(OSError):
+            os.fstat(descriptor)
+            continue
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: the same
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  as long as the process
+        if sys.stdout is not None:
+            say("standard error is closed: nothing that this worker logs is seen; leave out 2>&-")
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -14,7 +14,6 @@ from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.retry import Tries
-from reliq.wires import Meanwhile
 
 
 class BlockingDoor:
@@ -34,17 +33,11 @@ class BlockingDoor:
         """
         return self._try(lambda: self._read(request, self._exchange([request])[0]), for_seconds)
 
-    def run_all(
-        self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, meanwhile: Meanwhile | None = None
-    ) -> list[Any]:
-        """
-        Make `requests` in one round trip; what Redis refused is an exception in its place.
-
-        `meanwhile` is called when they are on their way, unless they could not be sent.
-        """
+    def run_all(self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0) -> list[Any]:
+        """Make `requests` in one round trip; what Redis refused is an exception in its place."""
         if not requests:
             return []
-        replies = self._try(lambda: self._exchange(requests, meanwhile=meanwhile), for_seconds)
+        replies = self._try(lambda: self._exchange(requests), for_seconds)
         answers: list[Any] = []
         for request, reply in zip(requests, replies, strict=True):
             try:
@@ -92,12 +85,10 @@ class BlockingDoor:
             tries.mark(error)
             raise
 
-    def _exchange(
-        self, requests: Sequence[Request[Any]], *, in_full: bool = False, meanwhile: Meanwhile | None = None
-    ) -> list[Any]:
+    def _exchange(self, requests: Sequence[Request[Any]], *, in_full: bool = False) -> list[Any]:
         commands = [one.command_in_full if in_full else one.command for one in requests]
         try:
-            return self._wire.exchange(commands, meanwhile)
+            return self._wire.exchange(commands)
         except (redis.RedisError, OSError) as error:
             raise translated(requests[0], error) from None
 

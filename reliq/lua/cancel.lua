@@ -1,6 +1,6 @@
 -- cancel: pending -> gone, a nacked one -> gone; in a list or in a worker it is marked and ends where it is met
 --
--- KEYS  pending ready retry unack counts lease errors totals ends | msg dd
+-- KEYS  pending ready retry unack counts lease errors totals ends windows | msg dd
 -- ARGV  clock bare tombstone_ms | id
 -- Returns  `cancelled`, `running` or `not_found` for each id
 -- Nothing to do: `not_found`, and where a tombstone is asked for one that a publish still on its way will meet.
@@ -28,7 +28,7 @@ for i = 1, ITEMS do
   bodies[#bodies + 1] = body(i)
   if seen[id] then
     bodies[#bodies] = nil
-  elseif redis.call('ZSCORE', pending, id) or (held and waits(word)) then
+  elseif redis.call('ZSCORE', pending, id) or (held and word == 'nacked') then
     gone[#gone + 1] = id
   elseif held then
     answers[i] = 'running'
@@ -61,5 +61,6 @@ if #gone > 0 then
   for _, one in ipairs(listed) do redis.call('LREM', one[1], one[2], one[3]) end
 end
 finish('cancelled', gone)
+if #gone > 0 then redis.pcall('HDEL', windows, unpack(gone)) end
 if #bodies > 0 then redis.call('DEL', unpack(bodies)) end
 return answers

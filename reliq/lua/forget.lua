@@ -1,6 +1,6 @@
 -- forget: an empty queue -> nothing
 --
--- KEYS  pending ready unack retry garbage counts dead lease errors totals ends history wake watch paused
+-- KEYS  pending ready unack retry garbage counts dead lease errors totals ends history wake watch paused windows
 -- ARGV  clock letters
 -- Returns  how many messages and how many dead letters there are: it goes without messages, and either without
 --   letters or when `letters` is 1
@@ -12,6 +12,6 @@ alive = alive + redis.call('LLEN', retry) + redis.call('SCARD', garbage)
 alive = math.max(alive, redis.call('HLEN', counts))
 local kept = redis.call('XLEN', dead)
 if alive == 0 and (kept == 0 or letters == '1') then
-  redis.call('UNLINK', dead, lease, errors, totals, ends, history, wake, watch, paused)
+  redis.call('UNLINK', dead, lease, errors, totals, ends, history, wake, watch, paused, windows)
 end
 return { alive, kept }

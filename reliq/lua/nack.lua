@@ -6,7 +6,10 @@
 -- Nothing to do: a receipt that does not hold changes nothing.
 --
 -- `note` is reason, attempt and error. The retry is spent when the redelivery time comes: by reclaim. A message
--- that must not run again brings its `value`, so that its letter has a body whatever its TTL.
+-- that must not run again brings its `value`, so that its letter has a body whatever its TTL; one whose body is empty
+-- says so by a `delay_ms` below 0.
+
+local function is_last(i) return arg(i, VALUE) ~= '' or tonumber(arg(i, DELAY_MS)) < 0 end
 
 local ids, held, lost = receipts()
 local gone, stopped, waiting, dues, buried, words, notes = {}, {}, {}, {}, {}, {}, {}
@@ -15,7 +18,7 @@ for i, id in ipairs(ids) do
     gone[#gone + 1], stopped[#stopped + 1] = id, i
   elseif held[i] then
     notes[#notes + 1], notes[#notes + 2] = id, arg(i, NOTE)
-    if arg(i, VALUE) ~= '' then
+    if is_last(i) then
       buried[#buried + 1] = id
     else
       waiting[#waiting + 1], dues[#dues + 1] = id, now_up + arg(i, DELAY_MS)
@@ -28,7 +31,7 @@ begin(unack)
 for i in ipairs(ids) do
   if held[i] and not cancelled(held[i]) then
     local delay = tonumber(arg(i, DELAY_MS))
-    if arg(i, VALUE) ~= '' then redis.call('SET', body(i), arg(i, VALUE)) else postpone(body(i), delay, now_up + delay) end
+    if is_last(i) then redis.call('SET', body(i), arg(i, VALUE)) else postpone(body(i), delay, now_up + delay) end
   end
 end
 if #notes > 0 then redis.call('HSET', errors, unpack(notes)) end

@@ -1,6 +1,6 @@
 -- publish: new -> ready, or pending when it is due later
 --
--- KEYS  lane? pending? ready? unack? counts lease? garbage? totals ends wake watch? | msg dd
+-- KEYS  lane? pending? ready? unack? counts lease? garbage? totals ends wake watch? windows | msg dd
 -- ARGV  clock number at delay_ms ttl_ms retries prefix window replace | id value
 -- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for what was not published
 -- Nothing to do: a repeated call number gets its first answer, a lower one `stale`.
@@ -53,7 +53,7 @@ if chosen then
   end
 end
 
-local left, marks = {}, {}
+local left, marks, spans = {}, {}, {}
 for i = 1, ITEMS do
   local id, reason = arg(i, ID), reasons[i]
   if not reason or reason == 'revive' then
@@ -62,6 +62,7 @@ for i = 1, ITEMS do
     where[#where + 1] = id
     left[#left + 1], left[#left + 2] = id, retries
     marks[#marks + 1] = chosen and mark(i)
+    spans[#spans + 1], spans[#spans + 2] = id, window
   else
     answer = answer .. ' ' .. i .. ':' .. reason
   end
@@ -79,7 +80,10 @@ else
   if #revived > 0 then redis.call('HDEL', lease, unpack(revived)) end
 end
 if #left > 0 then redis.call('HSET', counts, unpack(left)) end
-if chosen and #marks > 0 then redis.call('DEL', unpack(marks)) end
+if chosen and #marks > 0 then
+  redis.pcall('HSET', windows, unpack(spans))
+  redis.call('DEL', unpack(marks))
+end
 remember(answer, 600000)
 add('published', #fresh + #revived)
 add('cancelled', #revived)

@@ -54,7 +54,7 @@ def publish(
     for item in items:
         args += item
     lead = (keys.lane(turn.lane), keys.pending, keys.ready, keys.unack, keys.counts, keys.lease, keys.garbage)
-    rest = (keys.totals, keys.ends, keys.wake, keys.watch)
+    rest = (keys.totals, keys.ends, keys.wake, keys.watch, keys.windows)
     happened: Callable[[PublishAnswer], Iterable[events.Event]] = lambda answer: [  # noqa: E731
         events.Published(keys.name, tuple(id for i, id in enumerate(ids) if i not in answer.refused))
     ]
@@ -74,7 +74,7 @@ def cancel(
         script("cancel"),
         (
             *(keys.pending, keys.ready, keys.retry, keys.unack, keys.counts, keys.lease, keys.errors),
-            *(keys.totals, keys.ends),
+            *(keys.totals, keys.ends, keys.windows),
             *map(keys.msg, ids),
             *map(keys.dd, ids),
         ),

@@ -37,7 +37,8 @@ def ack(
     With `history` the last so many acked ones are remembered, each with how long it ran if `took_ms` says it.
     """
     tail_keys = [keys.msg(claimed.id) for claimed, _ in bounded("receipts", receipts)]
-    if any(window for _, window in receipts):
+    # Of a bare body, or of one that is gone, nothing says here whether its id was chosen: Redis knows.
+    if keys.bare or kind == "expired" or any(window for _, window in receipts):
         tail_keys += [keys.dd(claimed.id) for claimed, _ in receipts]
     args: list[Arg] = [clock_arg(clock), kind, history or "", ",".join(map(str, took_ms))]
     for claimed, window in receipts:
@@ -46,7 +47,17 @@ def ack(
     ids = [claimed.id for claimed, _ in receipts]
     return Call(
         script("ack"),
-        (keys.unack, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.history, *tail_keys),
+        (
+            keys.unack,
+            keys.counts,
+            keys.lease,
+            keys.errors,
+            keys.totals,
+            keys.ends,
+            keys.history,
+            keys.windows,
+            *tail_keys,
+        ),
         args,
         lambda reply: Settled(_at(ids, reply)),
         lambda answer: _settled(keys, ids, answer, "ack", happened),
@@ -57,7 +68,8 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
     """
     Answer that messages failed: receipt, ms until the redelivery, note (see `note`), and value.
 
-    A value sends the message to its end; it must be given when no retry is left, and else be empty.
+    A value sends the message to its end; it must be given when no retry is left, and else be empty. Where it is an
+    empty body, a wait below 0 says so.
     """
     ids = [failure[0].id for failure in bounded("failures", failures)]
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
@@ -83,6 +95,7 @@ def failure(
 ) -> tuple[Claimed, int, str, bytes]:
     """Return what `nack` takes: with the value when the message must not run again, by its retries or as `final`."""
     last = final or delivery.claimed.left <= 0
+    delay_ms = -1 if last and not delivery.value else delay_ms
     return delivery.claimed, delay_ms, note(reason, delivery.attempt, error), delivery.value if last else b""
 
 
@@ -106,7 +119,7 @@ def release(keys: Keys, receipts: Sequence[Claimed], *, clock: int | None = None
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
     args: list[Arg] = [clock_arg(clock)]
     for one in receipts:
-        args += (one.id, one.nonce, one.left, one.deaths)
+        args += (one.id, one.nonce, one.left, "suspect" if one.suspect else "")
     return Call(
         script("release"),
         (keys.unack, keys.ready, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),

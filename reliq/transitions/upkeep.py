@@ -23,7 +23,11 @@ def collect(
     bounded("ids", ids)
     return Call(
         script("collect"),
-        (keys.garbage, keys.errors, keys.dead, keys.totals, keys.ends, *map(keys.msg, ids), *map(keys.dd, ids)),
+        (
+            *(keys.garbage, keys.errors, keys.dead, keys.totals, keys.ends, keys.windows),
+            *map(keys.msg, ids),
+            *map(keys.dd, ids),
+        ),
         (clock_arg(clock), letters_max, letters_ms, *ids),
         lambda reply: (texts(reply[0]), texts(reply[1])),
         lambda answer: [
@@ -68,7 +72,7 @@ def purge(
     lead = (keys.pending, keys.ready, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals)
     return Call(
         script("purge"),
-        (*lead, keys.ends, *map(keys.msg, ids)),
+        (*lead, keys.ends, keys.windows, *map(keys.msg, ids), *map(keys.dd, ids)),
         (clock_arg(clock), state, *ids),
         int,
         lambda count: [events.Purged(keys.name, count)] if count else (),
@@ -86,7 +90,7 @@ def forget(keys: Keys, *, letters: bool, clock: int | None = None) -> Call[tuple
     rest = (keys.lease, keys.errors, keys.totals, keys.ends, keys.history, keys.wake, keys.watch, keys.paused)
     return Call(
         script("forget"),
-        (*places, *rest),
+        (*places, *rest, keys.windows),
         (clock_arg(clock), int(letters)),
         lambda reply: (int(reply[0]), int(reply[1])),
     )
@@ -104,7 +108,7 @@ def tidy(
     """Look through a piece of unack and lease; return the next cursors, deadlines pulled back, words removed."""
     return Call(
         script("tidy"),
-        (keys.unack, keys.counts, keys.garbage, keys.lease, keys.errors),
+        (keys.unack, keys.counts, keys.garbage, keys.lease, keys.errors, keys.windows),
         (clock_arg(clock), cursor, lease_cursor),
         lambda reply: (int(reply[0]), int(reply[1]), int(reply[2]), int(reply[3])),
     )
@@ -132,7 +136,11 @@ def check(
         args += (id, *(wishes[id] if wishes else _NO_WISH))
     return Call(
         script("check"),
-        (*lead, keys.dead, keys.ends, keys.totals, keys.wake, keys.watch, *map(keys.msg, ids)),
+        (
+            *(*lead, keys.dead, keys.ends, keys.totals, keys.wake, keys.watch, keys.windows),
+            *map(keys.msg, ids),
+            *map(keys.dd, ids),
+        ),
         args,
         lambda reply: (int(reply[0]), reply[1:]),
     )

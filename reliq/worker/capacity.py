@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from reliq.transitions import Suspects
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-_NONE = Suspects(1, 0, 1)
 
 
 class Capacity(NamedTuple):
@@ -23,7 +18,7 @@ class Capacity(NamedTuple):
         crowded: it has no free slot although it keeps to its own limit: others have them all.
         batch: how many messages one slot takes.
         rest: how many more the batch takes that is being gathered.
-        suspects: what there is of its suspects already.
+        suspects: how many suspects may be among them.
     """
 
     slots: int
@@ -31,7 +26,7 @@ class Capacity(NamedTuple):
     crowded: bool = False
     batch: int = 1
     rest: int = 0
-    suspects: Suspects = _NONE
+    suspects: int = 1
 
     @property
     def direct(self) -> int:

@@ -60,7 +60,8 @@ class Failures:
         """Tell which of `pairs` failed after `seconds`; `cause` was raised or answered, perhaps a list for a batch."""
         failed = [(flight, outcome) for flight, outcome in pairs if is_failure(flight, outcome)]
         for flight, outcome in failed:
-            error = cause if isinstance(cause, BaseException) else Nack(reason=outcome.error)
+            # By its type alone: an answer may raise when it is asked for its class.
+            error = cause if issubclass(type(cause), BaseException) else Nack(reason=outcome.error)
             with suppress(BaseException):  # of an exception whose own code raises nothing can be told
                 self._log(run, flight, outcome, error, seconds)
             for hook in self._hooks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
     #: A queue, and how much of it can be claimed.
     Offer = tuple[QueueClaims, Capacity]
 
+logger = logging.getLogger(__name__)
+
 #: Between two looks at every queue: so much later a lost token, or Go's silent publish, is noticed.
 POLL_SECONDS = 1.0
-#: Between two looks at the tokens of idle queues while others keep the worker busy.
+#: Between two looks at the tokens of idle queues while others keep the worker busy, or lie in other slots of a Cluster.
 GLANCE_SECONDS = 0.05
 SHORTEST_WAIT_SECONDS = 0.01
 #: A wait for a token that was over so soon says that tokens come faster than one by one can be taken.
@@ -70,6 +73,7 @@ class Fetcher:
         self._reader = Reader(handlers, inflight, self._troubles, submit, settle)
         self._polled_at = self._glanced_at = time.monotonic()
         self._idle = False  # whether the last wait ended without a token
+        self._apart = False  # whether the queues lie in several slots of a Cluster
         self.last_claim_at = time.monotonic()
 
     def step(self) -> float:
@@ -78,10 +82,9 @@ class Fetcher:
         hot, pieces = self._hot_with_room(queues), self._reader.pieces()
         if hot or pieces:
             self._claim(hot, pieces)
+        elif not queues:
+            return self._troubles.seconds()
         else:
-            self._reader.start()
-            if not queues:
-                return self._troubles.seconds()
             self._look_around(queues)
         self.last_claim_at = time.monotonic()
         return 0.0
@@ -129,13 +132,13 @@ class Fetcher:
                 self._door.run_all(requests)
 
     def _find_hot(self, offers: list[Offer]) -> None:
-        """Look at every queue once a second, and at those that wait for a suspect when one has ended."""
+        """Look at every queue once a second, and at those that wait for a suspect when it has ended."""
         poll = time.monotonic() - self._polled_at >= POLL_SECONDS
         if poll:
             self._polled_at = time.monotonic()
         for one, capacity in offers:
             one.unsure = one.unsure or poll
-            if poll or (one.waits_for_suspect and one.suspect_has_ended(capacity)):
+            if poll or (one.waits_for_suspect and capacity.suspects > 0):
                 one.hot = True
         self._glance([one for one, _ in offers])
 
@@ -144,13 +147,21 @@ class Fetcher:
         cold = [one for one in queues if not one.hot]
         if len(cold) in (0, len(queues)) or time.monotonic() - self._glanced_at < GLANCE_SECONDS:
             return
+        self._take_tokens(cold)
+
+    def _take_tokens(self, queues: list[QueueClaims]) -> None:
+        """See, without waiting, whether a token has come for some of `queues`."""
         self._glanced_at = time.monotonic()
-        tokens = self._door.run_all([Command(("LPOP", one.keys.wake), bool) for one in cold])
-        for one, token_there in zip(cold, tokens, strict=True):
+        tokens = self._door.run_all([Command(("LPOP", one.keys.wake), bool) for one in queues])
+        for one, token_there in zip(queues, tokens, strict=True):
             one.hot = token_there is True
 
     def _wait(self, opened: list[QueueClaims], others: list[QueueClaims]) -> None:
         """Wait in Redis for a token of `opened`, the time to look at all, or until there is room for one of `others`."""
+        if self._apart and len(opened) > 1:
+            time.sleep(GLANCE_SECONDS)
+            self._take_tokens(opened)
+            return
         rest = max(SHORTEST_WAIT_SECONDS, POLL_SECONDS - (time.monotonic() - self._polled_at))
         keys = [self._poke_key, *(one.keys.wake for one in opened)]
         request = Command(("BLPOP", *keys, f"{rest:.3f}"), _popped_from)
@@ -189,27 +200,28 @@ class Fetcher:
         """Have every queue asked, later: a wait for all of them does not say whose key is in the way."""
         if not isinstance(error, RedisRefusedError):
             raise error
+        if "hash to the same slot" in str(error):  # CROSSSLOT
+            self._apart = True
+            logger.warning(
+                "%d queues lie in several slots of the Cluster, where nobody can wait for all of them: an idle worker "
+                "looks for their messages every %.0f ms; a worker for each queue has them at once",
+                len(queues),
+                GLANCE_SECONDS * 1000,
+            )
+            return
         time.sleep(seconds)
         for one in queues:
             one.hot = True
 
     def _claim(self, hot: list[Offer], pieces: list[Piece]) -> None:
-        """
-        Claim of `hot`, and read `pieces` of what was claimed before; what has been read starts as soon as that is sent.
-
-        So Redis works on the next messages while handlers work on these.
-        """
+        """Claim of `hot`, and read `pieces` of what was claimed before, in one round trip; what has been read starts."""
         asked = self._offered(hot) if hot else []  # a round without claims is none of the turns
         requests = [one.claim(part, self._name) for one, part in asked]
         sent_at = time.monotonic()
-        try:
-            answers = self._door.run_all([*self._reader.requests(pieces), *requests], meanwhile=self._reader.start)
-        finally:
-            self._reader.start()
+        answers = self._door.run_all([*self._reader.requests(pieces), *requests])
         failures = self._claimed(asked, answers[len(pieces) :], sent_at)
         failures += self._reader.take(pieces, answers[: len(pieces)])
-        if failures:
-            self._reader.start()  # the next round may be long in coming
+        self._reader.start()
         for name, failure in failures:
             self._troubles.note(name, failure)
 

@@ -12,7 +12,7 @@ from reliq.worker.run import Run
 from reliq.worker.slots import SlotTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from reliq.handler import Handler
     from reliq.worker.capacity import Capacity
@@ -33,14 +33,14 @@ class Inflight:
     Attributes:
         started: how many messages were given to handlers.
         closed: whether nothing more starts.
-        call_loop, busy, nudge: called when a coroutine may start, when there is something to renew again, and when a
-            wait in Redis may be over.
+        call_loop, busy, nudge: called when a coroutine may start, there is something to renew, a wait may be over.
     """
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
         self.concurrency = concurrency
         self.started = 0
-        self.call_loop = self.busy = self.nudge = _nothing
+        self.call_loop: Callable[[], None] = lambda: None
+        self.busy = self.nudge = self.call_loop
         self.closed = False
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # a plain handler may start
@@ -144,8 +144,7 @@ class Inflight:
 
     def loop_is_late(self) -> None:
         """Know that the event loop may not run: no more is claimed for it."""
-        with self._lock:
-            self._table.loop_late = True
+        self._table.loop_late = True
 
     def loop_is_blocked(self) -> list[Flight]:
         """Know that the event loop does not run: its calls have no slots; return what was held for it, withdrawn."""
@@ -216,8 +215,12 @@ class Inflight:
     @property
     def loop_is_used(self) -> bool:
         """Whether calls of coroutine handlers have slots, or wait for some."""
-        with self._lock:
-            return any(slots.is_async and slots.calls for slots in self._table)
+        return any(slots.is_async and slots.calls for slots in self._table)
+
+    @property
+    def suspects(self) -> int:
+        """How many suspects are held or run here."""
+        return self._table.suspects
 
     @property
     def hung(self) -> int:
@@ -295,7 +298,3 @@ class Inflight:
             self._roomier.notify()
         elif self._watched is not None:
             self.nudge()
-
-
-def _nothing() -> None:
-    """Do what is done when nobody wants to know."""

@@ -121,7 +121,8 @@ class Running:
             if self._told_ends:
                 _tell(self._told_ends, _handled, [(run, flight, outcome, each) for flight, outcome in pairs])
             if cause is not None:
-                self._failures.tell(run, pairs, cause, each)
+                with suppress(BaseException):  # whatever is told: the answer goes on its way
+                    self._failures.tell(run, pairs, cause, each)
         took_ms = round(each * 1000)
         for flight, outcome in zip(flights, outcomes, strict=True):
             flight.outcome, flight.took_ms = outcome, took_ms

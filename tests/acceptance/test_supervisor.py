@@ -32,7 +32,7 @@ def test_sigterm_lets_running_handlers_finish_and_gives_the_rest_back_unspent(wo
 
 
 def test_what_is_cut_off_at_the_end_of_the_grace_is_given_back_unspent_once_its_process_is_dead(worker, jobs, client):
-    jobs.SLOW.publish(60.0)
+    id = jobs.SLOW.publish(60.0).id
     process = worker("--queue", "slow", "--grace", "0.2")
     eventually(lambda: client.scard("note:started"), "the handler runs")
 
@@ -41,6 +41,7 @@ def test_what_is_cut_off_at_the_end_of_the_grace_is_given_back_unspent_once_its_
     process.wait()
     counts = jobs.SLOW.counts()
     assert (counts.ready, counts.unack) == (1, 0)
+    assert process.said(f"ended before its handlers; given back to slow: {id}")
     assert client.hvals(jobs.SLOW.keys.counts) == [b"3"]
 
 

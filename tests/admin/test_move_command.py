@@ -128,6 +128,47 @@ def test_a_move_that_was_cut_off_must_be_finished_before_another(command, queue,
     assert bodies(queue) == []
 
 
+@pytest.fixture
+def cut_off(queue, client):
+    """A move of three messages to `other` that was cut off when they were put off: two ready ones, one delayed."""
+    due = queue.publish({"n": 3}, id="later", delay=3600).due
+    queue.publish({"n": 1}, id="a")
+    queue.publish({"n": 2}, id="b")
+    client.set(queue.keys.moving, "other")
+    for id, at in (("a", due - 3600), ("b", due - 3600), ("later", due)):
+        queue.moves.reschedule([id], at_ms=round(at * 1000) + 4 * 10**12)
+    return due
+
+
+def test_a_move_made_again_deletes_nothing_whose_id_was_published_there_meanwhile(
+    cut_off, command, queue, other, client
+):
+    other.publish({"n": 99}, id="a")
+    other.publish({"n": 98}, id="later")
+    other.cancel("b", tombstone=60)
+
+    ran = command("move", "q", "other", "--state", "pending", "--yes")
+
+    assert ran.out == "0 moved, 3 kept: their ids are in use there, or it cannot have them\n"
+    assert bodies(other) == [99, 98]
+    with queue.receive(limit=2, wait=30) as jobs:  # a message in a list gets its due time when it is met
+        assert sorted(job.body["n"] for job in jobs) == [1, 2]
+    assert client.zscore(queue.keys.pending, "later") == pytest.approx(cut_off, abs=0.01)
+    queue.cancel("later")
+
+
+def test_a_move_made_again_knows_its_own_copy(cut_off, command, queue, other):
+    other.publish({"n": 1}, id="a", dedup=7 * 86400)
+
+    ran = command("move", "q", "other", "--state", "pending", "--yes")
+
+    assert ran.out == "3 moved\n"
+    assert sorted(bodies(other)) == [1, 2]
+    assert bodies(queue) == []
+    assert queue.counts().alive == 0
+    other.cancel("later")
+
+
 def test_a_message_that_is_put_off_for_a_move_reaches_no_worker(queue, client):
     queue.publish({"n": 1}, id="m")
     queue.moves.reschedule(["m"], at_ms=4 * 10**12 + 10**12)

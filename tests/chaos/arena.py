@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from reliq.embedded import EmbeddedRedis, find_server
+from tests.chaos.consumer import note_stalls
 from tests.chaos.history import Journal
 from tests.chaos.schedule import CONSUMERS, PRODUCERS
 from tests.ports import free_port
@@ -133,6 +134,9 @@ class Arena:
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self.server)
+        over = threading.Event()
+        threading.Thread(target=note_stalls, args=(self.journal, over), daemon=True).start()
+        self._stack.callback(over.set)
         self.proxy = Proxy(self.server.port)
         self._stack.callback(self.proxy.close)
         return self

@@ -80,19 +80,19 @@ def note_lateness(journal: Journal, event: Event) -> None:
         journal.write("late", seconds=event.seconds)
 
 
-def note_stalls(journal: Journal) -> None:
-    """Write down when the whole process was held up: paused, or starved of the processor."""
-    while True:
-        before = time.monotonic()
-        time.sleep(BEAT_SECONDS)
+def note_stalls(journal: Journal, over: threading.Event) -> None:
+    """Write down when this process, or the whole machine, was held up: paused, or starved of the processor."""
+    before = time.monotonic()
+    while not over.wait(BEAT_SECONDS):
         if time.monotonic() - before > STALL_SECONDS:
             journal.write("stalled", since=before)
+        before = time.monotonic()
 
 
 def main(path: str, seed: str, slots: str) -> int:
     journal = Journal(Path(path))
     consumer = build(int(seed), journal)
-    threading.Thread(target=note_stalls, args=(journal,), daemon=True).start()
+    threading.Thread(target=note_stalls, args=(journal, threading.Event()), daemon=True).start()
     wire = Connection.to(None).wire(WORKER_TIMEOUT_SECONDS)
     pester(Tap(wire, journal, late=True), random.Random(f"{seed} {Path(path).stem}"))
     return consumer.run(WorkerSettings(concurrency=int(slots), grace=1.0))

@@ -5,10 +5,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import redis
 
 from reliq.errors import RedisUnavailableError
+from tests.chaos import vandal
 from tests.chaos.arena import Arena, Member
 from tests.chaos.schedule import OF_PROCESSES, OF_THE_SERVER, Fault
 from tests.chaos.workload import LEASE_SECONDS
@@ -90,6 +92,14 @@ def replies_late(arena: Arena, fault: Fault) -> None:
     _misdirect(arena, f"delay {fault.seconds / 3:.3f}", fault.seconds)
 
 
+def hostile_messages(arena: Arena, fault: Fault) -> None:
+    seed = round(fault.at * 1000)
+    ids = _over(arena, lambda client: vandal.write(client, seed, fault.victim)) or []
+    time.sleep(fault.seconds)
+    if ids:
+        _over(arena, lambda client: vandal.take_back(client, fault.victim, ids))
+
+
 FAULTS: dict[str, Callable[[Arena, Fault], None]] = {name: globals()[name] for name in (*OF_PROCESSES, *OF_THE_SERVER)}
 
 
@@ -119,14 +129,18 @@ def _replace(member: Member, how: signal.Signals) -> None:
 
 def _tell(arena: Arena, *command: str) -> None:
     """Make the server do something, and see to it that it has heard: what is not healed would spoil the run."""
+    _over(arena, lambda client: client.execute_command(*command))
+
+
+def _over(arena: Arena, ask: Callable[[redis.Redis], Any]) -> Any:
+    """Return what `ask` gets over a connection that no proxy disturbs."""
     for _ in range(TRIES):
         with redis.Redis(unix_socket_path=str(arena.server.socket), socket_timeout=20) as client:
             try:
-                client.execute_command(*command)
+                return ask(client)
             except (redis.ConnectionError, redis.TimeoutError):
                 time.sleep(0.2)
-            else:
-                return
+    return None
 
 
 def _misdirect(arena: Arena, order: str, seconds: float) -> None:

@@ -16,6 +16,7 @@ OF_THE_SERVER = (
     "replies_lost",
     "replies_silenced",
     "replies_late",
+    "hostile_messages",
 )
 KINDS = OF_PROCESSES + OF_THE_SERVER
 

@@ -6,6 +6,9 @@ from math import inf
 
 from tests.chaos.history import Event
 
+#: Who writes down what holds up every process at once: the arena, which nothing kills or pauses.
+MACHINE = "arena"
+
 
 @dataclass(slots=True)
 class Settling:
@@ -116,7 +119,7 @@ class Story:
     Attributes:
         strangers: names that were started and never published.
         deaths: process -> when it was gone.
-        troubles: process -> what explains that it could not keep a lease.
+        troubles: process, or MACHINE -> what explains that it could not keep a lease.
         faults: kind, begin and end of each.
         looks: what the scans found broken.
         finals: of each queue at the end.

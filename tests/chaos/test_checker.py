@@ -22,18 +22,20 @@ def test_a_clean_run_is_valid(history):
     assert (verdict.word, verdict.violations.keys()) == ("valid", ALWAYS.keys() | AFTER_THE_DRAIN.keys())
 
 
-def test_a_run_that_is_not_drained_is_unknown_and_never_valid(history):
+def test_a_run_that_is_not_drained_is_violated(history):
     history.drained = False
 
-    assert check(history.published().done_by(A, "n1", 2.0).used(2.3).story()).word == "unknown"
-    assert check(history.done_by(B, "n2", 3.0).story()).word == "violated"
+    verdict = check(history.published().done_by(A, "n1", 2.0).used(2.3).story())
+
+    assert verdict.word == "violated"
+    assert {name for name, some in verdict.violations.items() if some} == {"not drained"}
 
 
-def test_a_run_without_its_last_look_is_unknown(history):
+def test_a_run_without_its_last_look_is_violated(history):
     story = history.published().done_by(A, "n1", 2.0).used(2.3).story()
     del story.finals["sturdy"]
 
-    assert check(story).word == "unknown"
+    assert check(story).violations["not drained"] == ["the last look is missing"]
 
 
 def test_lost(history):
@@ -101,6 +103,7 @@ def test_what_its_holder_wrote_down_is_a_reason(history):
         "slow call": lambda h: h.used(2.7, "extend", took=1.5),
         "late renewal": lambda h: h.write(4.5, A, "late", seconds=1.0),
         "stalled": lambda h: h.write(5.0, A, "stalled", since=2.5),
+        "the machine stalled": lambda h: h.write(5.0, "arena", "stalled", since=2.5),
         "paused": lambda h: h.write(0.5, "arena", "born", of=A, pid=1).write(
             5.5, "arena", "fault", of="consumer_paused", victim=0, began=2.5
         ),

@@ -45,6 +45,7 @@ def test_unpaid_orders_are_closed_and_paid_ones_are_not(run):
     told, account = run("order_timeout.py", "0.3")
 
     assert account == (6, 4, 2, 0, 0, 0, 0)
+    assert "after a minute `reliq forget order-deadlines --letters` removes it" in told
     assert "In the end: 101 closed, 102 paid, 103 closed, 104 closed, 105 paid, 106 closed" in told
     assert sorted(re.findall(r"Order (\d+) is closed", told)) == ["101", "103", "104", "106"]
 

@@ -66,15 +66,10 @@ def test_every_method_that_talks_to_redis_has_a_twin():
     [(BlockingDoor, AsyncDoor), (PooledWire, AsyncPooledWire), (ClusterWire, AsyncClusterWire)],
 )
 def test_the_inner_twins_have_the_same_methods(plain, twin):
-    ours = {name: without_meanwhile(signature(getattr(plain, name))) for name in public(plain)}
+    ours = {name: signature(getattr(plain, name)) for name in public(plain)}
     theirs = {name: signature(getattr(twin, name)) for name in public(twin)}
 
     assert ours == theirs
-
-
-def without_meanwhile(found):
-    """What the blocking code alone has: async code does something meanwhile in another task."""
-    return found.replace(parameters=[one for name, one in found.parameters.items() if name != "meanwhile"])
 
 
 def test_the_sender_has_one_signature():

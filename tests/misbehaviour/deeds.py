@@ -6,8 +6,10 @@ import re
 import subprocess
 import threading
 import time
+from typing import Any
 
 import redis
+import table
 from tenacity import wait_fixed
 
 from reliq import Consumer, Job, Queue
@@ -16,9 +18,12 @@ from reliq.connection import default_url
 HELD = Queue("held", str, retries=0)
 LIMITED = Queue("limited", str, retries=0)
 WAITING = Queue("waiting", str, retries=3)
-GOOD = Queue("good", int, retries=3)
-AGOOD = Queue("agood", int, retries=3)
-QUEUES = (HELD, LIMITED, WAITING, GOOD, AGOOD)
+GOOD = Queue("good", int, retries=5)
+AGOOD = Queue("agood", int, retries=5)
+PLAIN = Queue("plain", str, retries=0)
+ASYNC = Queue("async", str, retries=0)
+DEADLY = Queue("deadly", str, retries=0)
+QUEUES = (HELD, LIMITED, WAITING, GOOD, AGOOD, PLAIN, ASYNC, DEADLY)
 
 consumer = Consumer()
 _local = threading.local()
@@ -70,3 +75,18 @@ def good(number: int) -> None:
 @consumer.handler(AGOOD, lease=1, backoff=wait_fixed(0.1))
 async def agood(number: int) -> None:
     pass
+
+
+@consumer.handler(PLAIN, lease=1, timeout=10)
+def plain(name: str, job: Job[str]) -> Any:
+    return table.PLAIN[name].do()
+
+
+@consumer.handler(ASYNC, lease=1, timeout=4)
+async def coroutine(name: str, job: Job[str]) -> Any:
+    return await table.ASYNC[name].do()
+
+
+@consumer.handler(DEADLY, lease=1, timeout=600, concurrency=1)
+def deadly(name: str, job: Job[str]) -> Any:
+    return table.DEADLY[name].do()

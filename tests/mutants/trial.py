@@ -76,7 +76,7 @@ def _last_words(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     counts = re.findall(r"^\| (.+) \| ([1-9]\d*) \| 0 \|$", output, re.MULTILINE)
     if verdict := re.search(r"^# Chaos, seed \d+: (\w+)$", output, re.MULTILINE):
-        return f"{verdict[1]}: " + (", ".join(f"{name} {found}" for name, found in counts) or "not drained")
+        return f"{verdict[1]}: " + ", ".join(f"{name} {found}" for name, found in counts)
     asserted = [line.removeprefix("> ").strip() for line in lines if re.match(r"(> +)?assert ", line)]
     failed = [line for line in lines if line.startswith("FAILED ")]
     return (failed or asserted or lines)[-1 if not failed else 0]

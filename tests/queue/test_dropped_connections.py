@@ -24,12 +24,14 @@ def publishes(request):
     """Publish with many connections at hand, before and after something happens to them: `publishes(queue, what)`."""
 
     def blocking(queue, happens):
-        wire, together = queue.connection().wire(), threading.Barrier(KEPT)
-        threads = [
-            threading.Thread(target=lambda: wire.exchange([("PING",)], meanwhile=together.wait)) for _ in range(KEPT)
-        ]
+        wire, others = queue.connection().wire(), KEPT - 1  # and the one that asks
+        threads = [threading.Thread(target=wire.exchange, args=([("BLPOP", "together", 60)],)) for _ in range(others)]
         for thread in threads:
             thread.start()
+        eventually(
+            lambda: b"blocked_clients:%d" % others in wire.exchange([("INFO", "clients")])[0], "all wait at once"
+        )
+        wire.exchange([("RPUSH", "together", *range(others))])
         for thread in threads:
             thread.join()
         worked = [queue.publish({"n": n}).status for n in range(KEPT // 2)]

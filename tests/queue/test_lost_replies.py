@@ -205,6 +205,30 @@ def test_the_settling_at_the_end_of_a_receive_is_made_again(through, queue, prox
     assert (counts.alive, counts.totals["acked"]) == (0, 1)
 
 
+@pytest.mark.parametrize("name", ["cancel", "redrive", "resume"])
+def test_what_is_made_again_after_a_lost_reply_happens_once(name, through, call, queue, proxy):
+    queue.publish({}, id="m", delay=60 * (name == "cancel"))
+    if name == "redrive":
+        with queue.receive() as [job]:
+            job.reject()
+        queue.moves.collect(["m"], letters_max=10, letters_ms=10**9)
+    queue.pause()
+    args = {"cancel": ["m"], "redrive": [queue.letters()], "resume": []}[name]
+    call(through, "counts")
+    proxy.lose_reply_to("EVALSHA")
+
+    call(through, name, *args)
+
+    counts = queue.counts()
+    assert proxy.swallowed == 1
+    assert (counts.alive, counts.missing) == (0 if name == "cancel" else 1, 0)
+    assert (counts.totals.get("cancelled", 0), counts.totals.get("redriven", 0), counts.paused) == (
+        int(name == "cancel"),
+        int(name == "redrive"),
+        name != "resume",
+    )
+
+
 def test_a_server_that_is_away_refuses(call):
     nobody = Queue("q", url="redis://127.0.0.1:1/0")
     nobody._sender._try_seconds = 0.1

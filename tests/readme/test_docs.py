@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,14 @@ def test_the_commands_and_layouts_that_a_page_names_are_there(page):
 @each_page
 def test_the_links_of_a_page_lead_somewhere(page):
     assert [link for link in _LINK.findall(page.read_text("utf-8")) if not (page.parent / link).exists()] == []
+
+
+def test_what_the_readme_links_to_is_there_and_in_the_source_distribution():
+    links = set(_LINK.findall((ROOT / "README.md").read_text("utf-8")))
+    packed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["sdist"]
+
+    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert {Path(link).parts[0] for link in links} - set(packed["include"]) == set()
 
 
 def test_the_readme_links_to_every_page():

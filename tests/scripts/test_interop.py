@@ -8,6 +8,7 @@ from held_clock import HOUR_MS, NOON, micros
 
 from reliq import transitions as t
 from reliq.keys import Keys, Layout
+from reliq.message import BARE, Delivery
 
 RECORDED = json.loads(Path(__file__).with_name("hdt3213-keyspaces.json").read_text("utf-8"))["cases"]
 PLAIN = Layout.hdt3213()
@@ -61,7 +62,7 @@ def drain(run, client):
         clock = second * 1_000_000
         run(t.promote(keys, clock=clock))
         run(t.reclaim(keys, clock=clock))
-        claimed = run(t.claim(keys, t.Turn("w", number), limit=9, lease_ms=1000, clock=clock)).claimed
+        claimed = run(t.claim(keys, t.Turn("w", number), limit=9, lease_ms=1000, suspects=9, clock=clock)).claimed
         bodies = client.mget([keys.msg(one.id) for one in claimed]) if claimed else []
         assert run(t.ack(keys, [(one, None) for one in claimed], clock=clock)).lost == ()
         return {body.decode(): one.left for body, one in zip(bodies, claimed, strict=True)}
@@ -146,7 +147,7 @@ def test_what_the_original_leased_or_nacked_is_no_suspect_and_nobody_renews_it(n
     clock = (restore(name) + DAY) * 1_000_000
 
     taken = run(t.reclaim(keys, spare_leases=spare_leases, clock=clock)).overdue
-    claimed = run(t.claim(keys, t.Turn("w", 1), limit=9, lease_ms=1, suspects=t.Suspects(9, 9, 9), clock=clock)).claimed
+    claimed = run(t.claim(keys, t.Turn("w", 1), limit=9, lease_ms=1, suspects=0, clock=clock)).claimed
 
     assert [(one.id, one.suspect) for one in claimed] == [(id, False) for id in taken]
     assert len(taken) == 2
@@ -181,6 +182,19 @@ def test_a_cancel_looks_through_a_bounded_piece_of_a_long_list(run, client):
 
     assert client.llen(keys.ready) == 1000
     assert run(t.claim(keys, t.Turn("w", 1), limit=500, lease_ms=1)).behind == 500
+
+
+@pytest.mark.foreign_hands
+def test_an_empty_body_that_is_rejected_becomes_a_dead_letter(restore, run, client):
+    keys = Keys("orders", TAGGED)
+    clock = restore("nacked_waiting_retry") * 1_000_000
+    (one,) = run(t.claim(keys, t.Turn("w", 1), limit=1, lease_ms=1, clock=clock)).claimed
+    client.set(keys.msg(one.id), "")
+    failure = t.failure(Delivery(one, b"", BARE, b""), "rejected", "no", 0, final=True)
+
+    assert run(t.nack(keys, [failure], clock=clock)).lost == ()
+
+    assert run(t.collect(keys, [one.id], letters_max=9, letters_ms=10**12)) == ((one.id,), ())
 
 
 # ---- the other way ----------------------------------------------------------

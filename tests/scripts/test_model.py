@@ -5,6 +5,7 @@ from math import inf
 
 import pytest
 import redis
+from expiring_keys import WINDOW_MS
 from foreign_moves import ForeignMoves
 from held_clock import NOON
 from held_server import held_clock
@@ -75,18 +76,6 @@ class QueueMachine(ForeignMoves):
         self.reclaim(500)
         if how == "reschedule":
             self.reschedule(cancelled, 500)
-
-    @rule(ids=some_ids, times=st.integers(2, 6), left=st.sampled_from([1, 3, 9]), again=st.booleans())
-    def a_message_survives_no_delivery(self, ids, times, left, again):
-        self.publish(ids, delay_ms=0, left=left, replace=True)
-        for _ in range(times):
-            self.claim(4, suspects=t.Suspects(8, 0, 8))
-            if again and self.last_claim:
-                self.repeat_the_last_claim()
-            self.pass_time(LEASE_MS * 1000)
-            self.reclaim(500)
-            self.pass_time(LEASE_MS * 1000)
-            self.reclaim(500)
 
     @rule(id=st.sampled_from(IDS), how=st.sampled_from(FAILURES), left=st.sampled_from([0, 2]), late=st.booleans())
     def a_handler_fails(self, id, how, left, late):
@@ -170,12 +159,12 @@ class QueueMachine(ForeignMoves):
             for key in (keys.ready, keys.retry):
                 pipe.lrange(key, 0, -1)
             pipe.smembers(keys.garbage)
-            for key in (keys.counts, keys.lease, keys.totals):
+            for key in (keys.counts, keys.lease, keys.windows, keys.totals):
                 pipe.hgetall(key)
             pipe.mget(map(keys.msg, IDS)).mget(map(keys.dd, IDS)).xrange(keys.dead).llen(keys.wake)
             pipe.xrange(keys.ends).xrange(keys.history)
             *state, ends, history = pipe.execute()
-        pending, unack, ready, retry, garbage, counts, words, totals, bodies, markers, dead, tokens = state
+        pending, unack, ready, retry, garbage, counts, words, windows, totals, bodies, markers, dead, tokens = state
 
         assert scores(pending) == model.pending
         assert scores(unack) == model.unack
@@ -184,6 +173,7 @@ class QueueMachine(ForeignMoves):
         assert {*texts(garbage)} == model.garbage
         assert {id: int(left) for id, left in named(counts).items()} == model.counts
         assert named(words) == model.words
+        assert named(windows) == dict.fromkeys(model.windows, str(WINDOW_MS))
         assert Counter({kind: int(number) for kind, number in named(totals).items()}) == model.totals
         assert opened(bodies) == {id: (body.text, body.due) for id, body in model.bodies.items()}
         assert {id: why.decode() for id, why in zip(IDS, markers, strict=True) if why} == {

@@ -95,6 +95,7 @@ def build(url, worked, chance):
     metrics, pulse = ProcessMetrics(), Pulse()
     observers = [worked, metrics, pulse, LogObserver(error_text=True), lambda event: evil_observer(chance)]
     consumer = Consumer(url, observers=observers)
+    consumer.on_error(lambda job, error, final: evil_observer(chance))
 
     def answer(job):
         if job.id.startswith("good-"):

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Signup(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="forbid")
+    model_config = pydantic.ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
     user_name: str
     referred_by: str | None = None
 

@@ -1,9 +1,11 @@
 """Whatever a foreign publisher writes, the messages beside it are worked, and its own as it wrote it."""
 
+import threading
 import time
 from collections import Counter
 
 import pytest
+from go_original import GoProgram
 from tenacity import wait_exponential
 from waiting import eventually
 
@@ -34,6 +36,25 @@ def test_an_id_that_is_no_text_stops_nobody_and_goes_its_own_way(make_queue, con
     assert sorted(bodies) == [b"good", b"strange"]
     assert client.exists(queue.keys.msg("").encode() + b"\xff\xfe") == 0
     assert queue.counts().unack == 0
+
+
+def test_what_go_had_in_hand_when_it_stopped_runs_side_by_side(make_queue, consumer, start, recorder, client):
+    """Its leases run out in its buffer, and it nacks: neither says that a message killed its worker."""
+    queue, slots = make_queue("go", bytes, layout=Layout.hdt3213()), 8
+    go, now = GoProgram(client, queue.keys), client.time()[0]
+    ids = [go.publish(due=now - 60) for _ in range(2 * slots)]
+    go.promote(now)
+    for _ in ids:
+        go.claim(now - 60)
+    for id in ids[slots:]:
+        go.nack(id, now)
+    all_slots = threading.Barrier(slots)
+    consumer.handler(queue, lease=0.5)(lambda body: all_slots.wait(60) and None)
+
+    start(concurrency=slots)
+
+    recorder.wait_for(Acked, count=2 * slots)
+    assert queue.counts().totals.get("nacked", 0) == 0
 
 
 def test_a_bare_body_that_looks_like_an_envelope_is_a_body(make_queue, consumer, start, recorder, client):

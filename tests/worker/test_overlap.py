@@ -1,4 +1,4 @@
-"""How a worker keeps itself and Redis at work at once: claims ahead, and threads that do not get in each other's way."""
+"""How a worker keeps itself and Redis at work at once: it claims ahead."""
 
 import time
 
@@ -23,9 +23,9 @@ class NotingDoor:
         self._door, self.notes = door, notes
         self.observers = ()
 
-    def run_all(self, requests, *, meanwhile=None):
+    def run_all(self, requests):
         self.notes.append("+".join(request.command[0] for request in requests))
-        answers = self._door.run_all(requests, meanwhile=meanwhile)
+        answers = self._door.run_all(requests)
         self.notes.append("answered")
         return answers
 
@@ -42,7 +42,7 @@ def be_quick(inflight, queue):
     inflight._table[queue.name].learn(1e-6)
 
 
-def test_what_has_been_read_starts_while_redis_claims_and_reads_what_is_next(make_queue, consumer, door):
+def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(make_queue, consumer, door):
     queue = make_queue(max_body=1000)
     queue.publish_many(["x"] * 1600)
     consumer.handler(queue)(lambda body: None)
@@ -58,9 +58,9 @@ def test_what_has_been_read_starts_while_redis_claims_and_reads_what_is_next(mak
 
     assert notes == [
         *("EVALSHA", "answered"),
-        *("MGET+EVALSHA", "answered"),
-        *("MGET+EVALSHA", 500, "answered"),
-        *("MGET", 500, "answered"),  # there is no room for more
+        *("MGET+EVALSHA", "answered", 500),
+        *("MGET+EVALSHA", "answered", 500),
+        *("MGET", "answered", 500),  # there is no room for more
     ]
 
 
@@ -74,8 +74,8 @@ def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_be
     class BusyDoor:
         observers = ()
 
-        def run_all(self, requests, *, meanwhile=None):
-            answers = door.run_all(requests, meanwhile=meanwhile)
+        def run_all(self, requests):
+            answers = door.run_all(requests)
             return [answers[0], RedisUnavailableError("BUSY")] if len(answers) > 1 else answers
 
     timekeeper = Timekeeper(door, consumer.handlers, lambda: None)

@@ -114,12 +114,13 @@ NONSENSE = {
 }
 
 
+@pytest.mark.parametrize("retries", [0, 1])
 @pytest.mark.parametrize("kind", ["plain", "async", "batch"])
 def test_an_answer_that_makes_no_sense_is_a_failure_and_costs_no_slot(
-    make_queue, consumer, start, recorder, caplog, kind
+    make_queue, consumer, start, recorder, caplog, kind, retries
 ):
     caplog.set_level(logging.DEBUG)
-    queue = make_queue(retries=1)
+    queue = make_queue(retries=retries)
     consumer.observers.append(LogObserver())
     consumer.observers.append(lambda event: raising(SystemExit(3)))
 
@@ -162,6 +163,10 @@ def test_a_batch_that_answers_with_what_nobody_has_computed_is_not_acked(queue, 
 
 class Fragile:
     """A body whose decoding runs foreign code, which raises what it likes."""
+
+    @classmethod
+    def model_json_schema(cls):
+        return {}
 
     @classmethod
     def model_validate_json(cls, payload):

@@ -5,11 +5,15 @@ from contextlib import ExitStack
 from itertools import count, pairwise
 
 import pytest
+import redis
+from ports import free_port
+from waiting import eventually
 
-from reliq import Consumer, Nack, WorkerSettings
+from reliq import Consumer, Nack, Queue, WorkerSettings
 from reliq.connection import Connection
 from reliq.doors.blocking import BlockingDoor
 from reliq.doors.ids import token
+from reliq.embedded import EmbeddedRedis
 from reliq.events import Acked, Claimed, Handled, Promoted, Reclaimed, Started
 from reliq.transitions import Turn
 from reliq.worker.fetcher import POLL_SECONDS, Fetcher
@@ -351,3 +355,31 @@ def test_queues_that_are_due_at_once_share_what_one_round_trip_moves(make_queue,
         moved.append(sum(queue.counts().ready for queue in queues))
 
     assert moved == [50 * 20, 50 * 40, 50 * 60]
+
+
+@pytest.fixture
+def cluster(server_path):
+    """A client of a Cluster of one node."""
+    with EmbeddedRedis(server=server_path, port=free_port(), options={"cluster-enabled": "yes"}) as server:
+        with redis.Redis(port=server.port) as client:
+            client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+            eventually(lambda: client.cluster("info")["cluster_state"] == "ok", "the Cluster is there")
+        with redis.RedisCluster(host="127.0.0.1", port=server.port) as client:
+            yield client
+
+
+def test_in_a_cluster_what_comes_to_one_of_several_queues_does_not_wait_for_the_next_look(
+    no_looks, cluster, recorder, start, caplog
+):
+    queues = [Queue(name, str, url=cluster) for name in ("a", "b", "c")]
+    consumer = Consumer(cluster, observers=[recorder])
+    for queue in queues:
+        consumer.handler(queue)(lambda body: None)
+    start(consumer)
+    eventually(lambda: "lie in several slots" in caplog.text, "the worker waits, and says how")
+
+    for number in range(9):
+        queues[number % 3].publish("x")
+        recorder.wait_for(Acked, number + 1)
+
+    assert caplog.text.count("lie in several slots") == 1

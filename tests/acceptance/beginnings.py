@@ -1,0 +1,78 @@
+"""A consumer that takes long to come through its start, or does not, as HOW says, and what it does at its end."""
+
+import asyncio
+import atexit
+import os
+import signal
+import subprocess
+import time
+from contextlib import asynccontextmanager, contextmanager
+
+from jobs import LASTING, ONCE, SLOW, note
+
+from reliq import Consumer, Job
+
+HOW = os.environ.get("HOW", "")
+
+
+def hang(where: str) -> None:
+    note("hangs", where)
+    time.sleep(1000)
+
+
+if HOW == "import":
+    hang(HOW)
+
+
+@contextmanager
+def lifespan():
+    if HOW == "lifespan":
+        hang(HOW)
+    if HOW == "dies":
+        raise RuntimeError("no database")
+    if HOW == "takes signals":
+        signal.signal(signal.SIGTERM, lambda *_: note("taken", "SIGTERM"))
+    yield
+
+
+@asynccontextmanager
+async def async_lifespan():
+    note("hangs", HOW)
+    await asyncio.sleep(1000)
+    yield
+
+
+consumer = Consumer(lifespan=async_lifespan if HOW == "async lifespan" else lifespan)
+atexit.register(lambda: note("atexit", str(os.getpid())))
+
+
+@consumer.handler(ONCE)
+def once(body: int, job: Job[int]) -> None:
+    if HOW == "orphans":
+        subprocess.run(["sh", "-c", "true &"], check=True)
+    note("done", job.id)
+
+
+@consumer.handler(SLOW, lease=10)
+def slow(seconds: float, job: Job[float]) -> None:
+    note("started", f"{job.id} {os.getpid()}")
+    while not note_of("go"):
+        time.sleep(0.05)
+    note("ended", f"{job.id} {os.getpid()}")
+
+
+@consumer.handler(LASTING, timeout=1)
+async def lasting(seconds: float, job: Job[float]) -> None:
+    """Outlast the timeout, and take a while to clean up."""
+    note("started", job.id)
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        await asyncio.sleep(seconds)
+        note("cleaned up", job.id)
+
+
+def note_of(kind: str) -> bool:
+    from jobs import notes
+
+    return bool(notes().exists(f"note:{kind}"))

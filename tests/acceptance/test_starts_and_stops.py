@@ -1,0 +1,237 @@
+"""A signal to stop counts from the first moment, and a worker that is replaced or ended leaves nothing undone."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from waiting import eventually
+from worker_process import Worker
+
+from reliq.folder import PREFIX, Folder
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def beginning(environment, client):
+    """Start a worker whose consumer begins as it is told; it ends with the test."""
+    started = []
+
+    def start(how, *options):
+        started.append(Worker("beginnings:consumer", HERE, {**environment, "HOW": how}, *options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+@pytest.mark.parametrize("how", ["import", "lifespan", "async lifespan"])
+def test_a_stop_while_a_worker_starts_ends_it_at_once(beginning, client, how):
+    process = beginning(how, "--grace", "300")
+    eventually(lambda: client.sismember("note:hangs", how), "it hangs at its start")
+
+    process.process.terminate()
+
+    assert process.wait(100) == 0
+
+
+def test_a_lifespan_that_takes_the_signals_for_itself_does_not_keep_them(beginning, client, jobs):
+    process = beginning("takes signals", "--grace", "300")
+    jobs.ONCE.publish(1)
+    eventually(lambda: client.scard("note:done"), "it works")
+
+    process.process.terminate()
+
+    assert process.wait(100) == 0
+    assert not client.exists("note:taken")
+
+
+def test_a_clean_end_runs_what_was_registered_for_it(beginning, client, jobs):
+    process = beginning("")
+    jobs.ONCE.publish(1)
+    eventually(lambda: client.scard("note:done"), "it works")
+    (child,) = process.children()
+
+    process.process.terminate()
+
+    assert process.wait(100) == 0
+    assert client.sismember("note:atexit", str(child.pid))
+
+
+def test_a_process_that_is_replaced_lets_its_handlers_finish_while_its_successor_works(beginning, client, jobs):
+    process = beginning("", "--max-jobs", "3", "--grace", "0.1", "--concurrency", "2")
+    jobs.SLOW.publish(1.0)
+    eventually(lambda: client.scard("note:started") == 1, "a long handler runs")
+    (first,) = process.children()
+    jobs.ONCE.publish_many(range(10))
+
+    eventually(lambda: jobs.ONCE.counts().totals.get("acked") == 10, "others go on with the rest")
+    assert first.is_running()
+    client.sadd("note:go", "1")
+
+    eventually(lambda: jobs.SLOW.counts().totals.get("acked") == 1, "the long one ends well")
+    assert client.smembers("note:ended") == client.smembers("note:started")
+    assert jobs.SLOW.counts().totals["claimed"] == 1
+    eventually(lambda: not first.is_running(), "and its process is gone")
+
+
+def test_a_cancelled_coroutine_has_its_seconds_to_clean_up_also_alone_in_its_process(beginning, client, jobs):
+    process = beginning("", "--queue", "lasting", "--concurrency", "1")
+    id = jobs.LASTING.publish(2.5).id
+
+    eventually(lambda: client.sismember("note:cleaned up", id), "it cleans up for longer than a thread would have")
+
+    assert not process.said("overran its timeout; killed")
+
+
+def test_a_worker_none_of_whose_processes_comes_through_its_start_gives_up(beginning, jobs):
+    process = beginning("dies")
+
+    assert process.wait(100) == 1
+    assert sum("starting another" in line for line in process.lines) == 4
+    assert process.said("no process has come through its start in 4 tries; giving up")
+
+
+def test_metrics_go_on_when_the_folder_was_cleaned_away(beginning, client, jobs, environment, tmp_path):
+    environment["TMPDIR"] = str(tmp_path)
+    process = beginning("", "--metrics-port", "0")
+    jobs.ONCE.publish(1)
+    eventually(lambda: client.scard("note:done") == 1, "it works")
+
+    shutil.rmtree(next(tmp_path.glob(f"{PREFIX}*")))
+    process.children()[0].kill()
+    jobs.ONCE.publish(2)
+
+    eventually(lambda: client.scard("note:done") == 2, "another process works")
+    assert not process.said("Traceback"), "".join(process.lines)
+
+
+def test_a_folder_is_locked_while_its_worker_lives_and_swept_when_it_was_killed(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    living = Folder()
+    left = tmp_path / f"{PREFIX}left"
+    left.mkdir()
+    mine = tmp_path / "reliq-something-else"
+    mine.mkdir()
+    for path in (living.path, left, mine):
+        os.utime(path, (0, 0))
+
+    other = Folder()
+
+    assert {path.name for path in tmp_path.iterdir()} == {living.path.name, other.path.name, mine.name}
+    living.remove()
+    other.remove()
+    assert list(tmp_path.iterdir()) == [mine]
+
+
+def test_no_place_for_temporary_files_is_one_line(worker, environment, jobs, tmp_path):
+    code = "import tempfile, reliq.cli.app as app; tempfile.mkdtemp = lambda **_: open('/nowhere/x'); app.main()"
+    command = [sys.executable, "-c", code, "worker", "jobs:consumer", "--log-format", "json"]
+
+    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, check=False)
+
+    assert done.returncode != 0
+    assert "a worker needs a folder for temporary files" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_worker_whose_standard_error_is_closed_works_and_says_so(environment, jobs):
+    jobs.ONCE.publish(1)
+    command = f"exec {sys.executable} -m reliq worker jobs:consumer --queue once --burst 2>&-"
+
+    done = subprocess.run(["sh", "-c", command], cwd=HERE, env=environment, stdout=-1, text=True, check=False)
+
+    assert done.returncode == 0
+    assert "standard error is closed" in done.stdout
+    assert jobs.ONCE.counts().totals["acked"] == 1
+
+
+RUN_TWICE = """
+import os, signal, threading
+from beginnings import consumer
+before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+for _ in range(2):
+    consumer.observers.append(lambda event: os.kill(os.getpid(), signal.SIGTERM) if type(event).__name__ == "Acked" else None)
+    assert consumer.run(queues=["once"]) == 0
+    consumer.observers.pop()
+    print("ran")
+assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+"""
+
+
+def test_a_consumer_runs_twice_and_gives_the_signals_back(environment, jobs, client):
+    program = subprocess.Popen(
+        [sys.executable, "-c", RUN_TWICE], cwd=HERE, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    for number in (1, 2):
+        jobs.ONCE.publish(number)
+        assert program.stdout.readline() == "ran\n"
+    with program.stdout:
+        assert program.wait(60) == 0
+
+
+STARTED = """
+from beginnings import consumer
+from reliq.events import RedisAway
+consumer.observers.append(lambda event: print("away", flush=True) if isinstance(event, RedisAway) else None)
+consumer.start(queues=["slow", "once"])
+print("started", flush=True)
+input()
+"""
+
+
+def test_a_program_that_ends_without_a_stop_gives_back_what_it_holds(environment, jobs, client):
+    program = subprocess.Popen(
+        [sys.executable, "-c", STARTED], cwd=HERE, env=environment, stdin=-1, stdout=-1, text=True
+    )
+    with program.stdin, program.stdout:
+        assert program.stdout.readline() == "started\n"
+        jobs.SLOW.publish(1.0)
+        eventually(lambda: client.scard("note:started"), "a handler runs")
+        threading.Timer(0.2, client.sadd, ("note:go", "1")).start()
+        program.stdin.write("\n")
+    assert program.wait(60) == 0
+    assert (jobs.SLOW.counts().unack, jobs.SLOW.counts().totals["acked"]) == (0, 1)
+
+
+def test_a_consumer_that_is_started_while_redis_is_away_waits_for_it(environment, redis_server, jobs, client):
+    redis_server.kill()
+    program = subprocess.Popen(
+        [sys.executable, "-c", STARTED], cwd=HERE, env=environment, stdin=-1, stdout=-1, stderr=-1, text=True
+    )
+    with program.stdin, program.stdout, program.stderr:
+        assert program.stdout.readline() == "away\n"
+        redis_server.start()
+        assert "started\n" in program.stdout
+        program.stdin.write("\n")
+    assert program.wait(60) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="process namespaces are Linux's")
+def test_the_first_process_of_a_container_takes_note_of_orphans(environment, jobs, client):
+    isolated = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*isolated, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may not make a process namespace")
+    command = [*isolated, sys.executable, "-m", "reliq", "worker", "beginnings:consumer"]
+    wanted = {**environment, "HOW": "orphans"}
+    with subprocess.Popen(command, cwd=HERE, env=wanted, stderr=subprocess.DEVNULL) as process:
+        try:
+            jobs.ONCE.publish_many(range(5))
+            eventually(lambda: client.scard("note:done") == 5, "its handlers have left orphans")
+            (first,) = psutil.Process(process.pid).children()
+            eventually(lambda: not dead_children_of(first), "no orphan that has died is left")
+            first.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def dead_children_of(process):
+    return [one for one in process.children() if one.status() == psutil.STATUS_ZOMBIE]

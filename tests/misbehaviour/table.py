@@ -1,0 +1,212 @@
+"""What handlers do that they should not, one thing each, and how the message of each ends."""
+
+import asyncio
+import ctypes
+import faulthandler
+import gc
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reliq import Nack, Reject
+
+FORK = multiprocessing.get_context("fork")
+
+
+class Deed(NamedTuple):
+    """
+    One thing.
+
+    Attributes:
+        ends: `acked`, or the reasons that its dead letter may have.
+    """
+
+    do: Callable[[], Any]
+    ends: tuple[str, ...]
+
+
+ACKED, FAILED, REJECTED, LEASE = ("acked",), ("failed",), ("rejected",), ("lease",)
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+class Base(BaseException):
+    pass
+
+
+def throw(error: BaseException) -> None:
+    raise error
+
+
+def fork_a_pool() -> None:
+    for _ in range(3):
+        with FORK.Pool(2) as pool:
+            assert pool.map(abs, [-1, 2]) == [1, 2]
+
+
+def end_a_process() -> None:
+    process = FORK.Process(target=time.sleep, args=(1000,))
+    process.start()
+    process.terminate()
+    process.join(20)
+    assert process.exitcode == -signal.SIGTERM
+
+
+def end_a_program() -> None:
+    program = subprocess.Popen(["sleep", "1000"])
+    program.send_signal(signal.SIGINT)
+    assert program.wait(20) == -signal.SIGINT
+
+
+def write_to_nobody() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        os.write(write, b"x")
+    finally:
+        os.close(write)
+
+
+def print_to_nobody() -> None:
+    sys.stdout.close()
+    print("nobody reads this")
+
+
+def fall() -> None:
+    fall()
+
+
+def endless_regex() -> None:
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+def take_all_memory() -> None:
+    """Take memory until the system gives no more, which is at 300 MB more than the process has."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size + 300 * 2**20, before[1]))
+    try:
+        taken = []
+        while True:
+            taken.append(bytearray(10 * 2**20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def segfault() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.disable()
+    ctypes.string_at(0)
+
+
+PLAIN = {
+    "forks a pool": Deed(fork_a_pool, ACKED),
+    "ends a process": Deed(end_a_process, ACKED),
+    "ends a program by Ctrl-C": Deed(end_a_program, ACKED),
+    "forks, and both return": Deed(os.fork, ACKED),
+    "leaves a program behind": Deed(lambda: subprocess.Popen(["sleep", "1000"]), ACKED),
+    "leaves a thread behind": Deed(lambda: threading.Thread(target=time.sleep, args=(1000,)).start(), ACKED),
+    "raises SystemExit": Deed(lambda: sys.exit(3), FAILED),
+    "raises KeyboardInterrupt": Deed(lambda: throw(KeyboardInterrupt()), FAILED),
+    "raises a BaseException": Deed(lambda: throw(Base()), FAILED),
+    "raises GeneratorExit": Deed(lambda: throw(GeneratorExit()), FAILED),
+    "raises what cannot be printed": Deed(lambda: throw(UnprintableError()), FAILED),
+    "falls for ever": Deed(fall, FAILED),
+    "returns nonsense": Deed(object, ACKED),
+    "returns a coroutine": Deed(lambda: asyncio.sleep(0), FAILED),
+    "asks for a delay that is no number": Deed(lambda: Nack(delay=float("nan")), FAILED),
+    "rejects for a reason that is no text": Deed(lambda: Reject(reason=ValueError("x")), REJECTED),
+    "takes the signals": Deed(lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN), FAILED),
+    "holds back every signal": Deed(
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()) and None, ACKED
+    ),
+    "writes to a pipe that nobody reads": Deed(write_to_nobody, FAILED),
+    "prints to a closed standard output": Deed(print_to_nobody, FAILED),
+    "empties the environment": Deed(os.environ.clear, ACKED),
+    "goes to another folder": Deed(lambda: os.chdir("/"), ACKED),
+    "switches the collector off": Deed(gc.disable, ACKED),
+    "hangs beyond its timeout": Deed(lambda: time.sleep(1000), LEASE),
+}
+
+
+async def swallow() -> None:
+    while True:
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            continue
+
+
+async def leave_in_a_task() -> None:
+    await asyncio.create_task(throw_later(SystemExit(3)))
+
+
+async def throw_later(error: BaseException) -> None:
+    await asyncio.sleep(0)
+    raise error
+
+
+async def run_a_loop() -> None:
+    coroutine = asyncio.sleep(0)
+    try:
+        asyncio.run(coroutine)
+    finally:
+        coroutine.close()
+
+
+async def stop_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0.1)
+
+
+async def close_the_loop() -> None:
+    asyncio.get_running_loop().close()
+
+
+async def cancel_everything() -> None:
+    await asyncio.sleep(3)  # the other deeds have come to their ends
+    for task in asyncio.all_tasks():
+        task.cancel()
+    await asyncio.sleep(0)
+
+
+async def block_the_loop() -> None:
+    time.sleep(2)  # noqa: ASYNC251  it is the deed
+
+
+ASYNC = {
+    "blocks the loop": Deed(block_the_loop, ACKED),
+    "swallows its cancellation": Deed(swallow, LEASE),
+    "waits for a thread beyond its timeout": Deed(lambda: asyncio.to_thread(time.sleep, 12), FAILED),
+    "raises SystemExit in a coroutine": Deed(lambda: throw_later(SystemExit(3)), FAILED),
+    "raises KeyboardInterrupt in a coroutine": Deed(lambda: throw_later(KeyboardInterrupt()), FAILED),
+    "runs a loop in the loop": Deed(run_a_loop, FAILED),
+    "stops the loop": Deed(stop_the_loop, ACKED),
+    "closes the loop": Deed(close_the_loop, FAILED),
+    "cancels every task": Deed(cancel_everything, FAILED),
+}
+
+DEADLY = {
+    "ends by a segmentation fault": Deed(segfault, LEASE),
+    "calls os._exit(0)": Deed(lambda: os._exit(0), LEASE),
+    "calls os.abort": Deed(os.abort, LEASE),
+    "kills its process": Deed(lambda: os.kill(os.getpid(), signal.SIGKILL), LEASE),
+    "kills its process group": Deed(lambda: os.killpg(0, signal.SIGKILL), LEASE),
+    "pauses its process": Deed(lambda: os.kill(os.getpid(), signal.SIGSTOP), LEASE),
+    "holds the interpreter in re": Deed(endless_regex, LEASE),
+    "holds the interpreter asleep in C": Deed(lambda: ctypes.PyDLL(None).sleep(10**6), LEASE),
+    "takes all memory": Deed(take_all_memory, FAILED),
+    "closes every descriptor": Deed(lambda: os.closerange(3, 1000), (*ACKED, *FAILED, *LEASE)),
+}
