@@ -114,3 +114,13 @@ def test_a_line_that_is_too_large_is_malformed(command, tmp_path):
     ran = command("publish", "q", "--jsonl", path, "--on-error", "skip", "--json")
 
     assert (ran.json["published"], ran.json["malformed"]) == (1, [1])
+
+
+@pytest.mark.parametrize("content", [b"[" * 5000, b"\xff", b"{}]", b'{"q":{"line":1e999}}'])
+def test_a_progress_file_that_is_none_is_said_in_one_line(content, command, file):
+    file.with_name("orders.jsonl.reliq-progress").write_bytes(content)
+
+    ran = command("publish", "q", "--jsonl", file)
+
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert "is not a progress file of reliq; move it away" in ran.err
