@@ -218,9 +218,11 @@ def test_tls_works_with_a_clients_settings(tls, call):
 
 def test_a_certificate_that_nobody_vouches_for_is_refused(tls, call):
     port, _ = tls
+    queue = Queue("q", url=f"rediss://127.0.0.1:{port}/0")
+    queue._sender._try_seconds = 0.1
 
     with pytest.raises(Exception, match="certificate verify failed") as caught:
-        call(Queue("q", url=f"rediss://127.0.0.1:{port}/0"), "publish", {})
+        call(queue, "publish", {})
 
     assert caught.value.outcome == "refused"
 
@@ -263,8 +265,9 @@ def test_tls_to_a_port_without_it_says_so(url):
         Queue("q", url=url.replace("redis://", "rediss://")).moves.counts()
 
 
-def test_a_port_that_wants_tls_is_told_too(tls, call):
+def test_a_port_that_wants_tls_is_told_too(tls, call, monkeypatch):
     port, _ = tls
+    monkeypatch.setattr("reliq.control.PUBLISH_SECONDS", 0.1)
 
     with pytest.raises(RedisUnavailableError, match="if that port speaks TLS, the URL begins with rediss://"):
         call(Queue("q", url=f"redis://127.0.0.1:{port}/0"), "counts")

@@ -327,6 +327,7 @@ def test_a_server_without_memory_refuses_and_what_drains_goes_on(own_server, cal
 
 
 def test_a_failed_publish_of_many_says_what_was_confirmed_and_what_to_publish_again(through, call, queue, proxy):
+    through._sender._try_seconds = 0.2
     call(through, "publish", {})
 
     def items():
@@ -336,7 +337,6 @@ def test_a_failed_publish_of_many_says_what_was_confirmed_and_what_to_publish_ag
                 while queue.counts().ready < 21:  # the second call may still be under way
                     assert time.monotonic() < deadline
                 proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
-                through._sender._try_seconds = 0.2
             yield Outgoing(body={"n": n}, id=f"m{n}")
 
     with pytest.raises(PublishFailed) as caught:
