@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from reliq.cli.bodies import DEEPEST, as_value
 from reliq.cli.common import duration, print_json, spoken
 from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
@@ -59,3 +60,9 @@ def test_json_holds_any_id(capsys):
     print_json(["a\udcff"])
 
     assert json.loads(capsys.readouterr().out) == ["a\udcff"]
+
+
+def test_json_that_is_nested_deeper_than_others_may_read_is_told_as_text():
+    flat, deep = (b"[" * levels + b"]" * levels for levels in (DEEPEST, DEEPEST + 1))
+
+    assert (type(as_value(flat)), as_value(deep)) == (list, deep.decode())
