@@ -3,7 +3,7 @@
 from collections import Counter
 
 from account import HISTORY
-from expiring_keys import WINDOW_MS
+from expiring_keys import LANE_MS, WINDOW_MS
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from queue_model import Model
@@ -113,6 +113,7 @@ class Moves(RuleBasedStateMachine):
         call, answer = self.last_publish
 
         assert self.run(call) == answer
+        self.model.lanes["p"] = self.model.key_time + LANE_MS
 
     @precondition(lambda self: "p" in self.model.lanes)
     @rule(ids=some_ids)
@@ -120,6 +121,7 @@ class Moves(RuleBasedStateMachine):
         _, call = self.publish_call(ids, self.turn("p", back=1), delay_ms=0, left=1, replace=True)
 
         assert self.reply(call) == b"stale"
+        self.model.lanes["p"] = self.model.key_time + LANE_MS
 
     @rule(limit=limits)
     def promote(self, limit):
