@@ -102,6 +102,18 @@ def test_what_a_foreign_id_or_an_error_holds_breaks_no_line(lines):
     assert "ValueError: a\\nb" in record.getMessage()
 
 
+def test_what_reliq_writes_obeys_no_terminal_and_what_an_application_writes_is_its_own():
+    formatter = TextFormatter(colours=False)
+    ours, theirs = (
+        formatter.format(logging.makeLogRecord({"name": name, "msg": "stacks:\nq \x1b[2J\x9b31m\u202e\r"}))
+        for name in ("reliq.child", "shop")
+    )
+
+    assert [line.isprintable() for line in ours.split("\n")] == [True, True]
+    assert r"q \x1b[2J\x9b31m\u202e\r" in ours
+    assert "\x1b[2J" in theirs
+
+
 def test_a_line_names_a_few_ids_and_says_how_many_there_are(lines):
     (record,) = lines(events.Collected("q", tuple(f"m{number}" for number in range(500))))
 
