@@ -8,7 +8,6 @@ import typer
 from reliq.admin import End
 from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, print_json, say, spoken
 from reliq.cli.tables import print_table
-from reliq.foreign import moment
 
 
 def ends(
@@ -41,7 +40,7 @@ def ends(
 
 def clock(at: float) -> str:
     """Return a time as a person reads it, in UTC."""
-    return datetime.fromtimestamp(moment(at), UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def why(end: End) -> str:

@@ -28,7 +28,7 @@ OF_THEIR_OWN = {
 }
 #: Commands that run until they are told to stop, or ask no Redis, each with a test below.
 BY_THEMSELVES = {"watch", "exporter", "health"}
-#: The words after a command's name, and its exit code as its help says. `ID0` to `ID8` are ids of the queue.
+#: The words after a command's name, and its exit code as its help says. `ID0` and so on are ids of the queue.
 ERRANDS = {
     "queues": [(["--interval", "0"], 0), (["q", "spoilt", "--interval", "0"], 0), (["--scan"], 0)],
     "workers": [([], 0)],
@@ -37,7 +37,7 @@ ERRANDS = {
         (["q", "--limit", "500", "--state", state], 0) for state in ("pending", "ready", "unack", "retry", "garbage")
     ]
     + [(["q", "--limit", "500", "--state", "dead"], 0), (["q", "--match", "\x1b"], 0), (["\x1b[2J"], 2)],
-    "show": [(["q", f"ID{at}"], 0) for at in range(9)] + [(["q", "\x1b[2J"], 2)],
+    "show": [(["q", f"ID{at}"], 0) for at in (*range(9), *range(45, 60))] + [(["q", "\x1b[2J"], 2)],
     "ends": [(["q"], 0), (["q", "--kind", "acked"], 0), (["q", "--kind", "\x9b"], 2)],
     "publish": [(["q", '"\x9b"', "--id", "new"], 0), (["q", "{}", "--id", "\x1b[2J"], 2)],
     "cancel": [(["q", "nobody"], 2), (["q", "--state", "pending", "--yes"], 0)],
@@ -54,7 +54,7 @@ ERRANDS = {
     "doctor": [([], None)],
     "acl": [(["--role", "producer", "--queue", "q"], 0), (["--role", "\x1b[2J", "--queue", "q"], 2)],
     "dead list": [(["q", "--limit", "500"], 0), (["q", "--reason", "\x1b"], 2)],
-    "dead show": [(["q", f"ID{at}"], 0) for at in range(9)] + [(["q", "\x9b"], 2)],
+    "dead show": [(["q", f"ID{at}"], 0) for at in (*range(9), *range(45, 60))] + [(["q", "\x9b"], 2)],
     "dead redrive": [(["q", "--all", "--yes", "--to", "other"], 0), (["q", "\x9b"], 2), (["q", "--all", "--yes"], 0)],
     "dead purge": [(["q", "\x9b", "--yes"], 2), (["q", "--all", "--yes"], 0)],
 }
@@ -84,7 +84,7 @@ def strict(text):
 def words_of(words, ids):
     """Put ids where a command's words name them."""
     return [
-        ids[int(one[2:])].decode("utf-8", "surrogateescape") if re.fullmatch(r"ID\d", one) else one for one in words
+        ids[int(one[2:])].decode("utf-8", "surrogateescape") if re.fullmatch(r"ID\d+", one) else one for one in words
     ]
 
 

@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 
 import pytest
+from rich.console import Console
 from terminal import PATIENCE_SECONDS, Terminal
 
 from reliq import Pause, Queue, roster
@@ -214,3 +216,13 @@ def test_what_a_terminal_would_obey_is_not_shown():
     lines = [line.plain for line in Screen(seen, "redis://x", 1.0).lines(200, 50)]
 
     assert not any("\x1b" in line or "\x07" in line for line in [*lines, line_of(seen)])
+
+
+def test_not_even_a_name_or_a_place_is_drawn_as_it_came():
+    drawn = StringIO()
+
+    Console(file=drawn, width=80, height=24).print(Screen(moment([view("q\x9b2J")]), "redis://\x1b[2J", 1.0))
+
+    assert "\x1b" not in drawn.getvalue()
+    assert "\x9b" not in drawn.getvalue()
+    assert "q\N{REPLACEMENT CHARACTER}2J" in drawn.getvalue()
