@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from reliq.events import Started
+from reliq.stateword import lane
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -178,7 +179,7 @@ class Board:
         flights = self._consumer.flights()
         with self._lock:
             for flight in flights:
-                self._lanes.setdefault(flight.queue, flight.delivery.claimed.nonce.partition(".")[0])
+                self._lanes.setdefault(flight.queue, lane(flight.delivery.claimed.nonce))
             text = json.dumps(self._lanes).encode()
             if len(text) <= _LANES_BYTES:
                 self._memory[_LANES_AT : _LANES_AT + len(text)] = text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reliq import transitions
+from reliq import stateword, transitions
 from reliq.call import Command, id_text
 from reliq.connection import WORKER_TIMEOUT_SECONDS
 from reliq.doors.blocking import BlockingDoor
@@ -53,9 +53,9 @@ class Leases:
         ):
             words, lefts = (door.run(Command(("HMGET", key, *ids), list[Any])) for key in (keys.lease, keys.counts))
             for id, word, left in zip(ids, words, lefts, strict=True):
-                nonce = id_text(word or b"").removesuffix("!")
-                if nonce.startswith(f"{lane}.") and (left or b"").isdigit():
-                    yield Claimed(id, nonce, int(left))
+                held = id_text(word or b"")
+                if stateword.lane(held) == lane and (left or b"").isdigit():
+                    yield Claimed(id, held.removesuffix("!"), int(left), stateword.deaths(held))
             at += BATCH_LIMIT
 
     def _keys(self, name: str) -> Keys:

@@ -113,13 +113,18 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         nonce: of the claim call; it ends in the lease in ms.
         left: retries left, as claimed.
-        suspect: its last delivery ended by its lease, so it may be what killed that worker.
+        deaths: deliveries in a row that ended by their lease; with one it is a suspect, that may kill its worker.
     """
 
     id: str
     nonce: str
     left: int
-    suspect: bool = False
+    deaths: int = 0
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may be what killed its last worker."""
+        return self.deaths > 0
 
 
 class Header(

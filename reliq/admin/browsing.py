@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
+from reliq import stateword
 from reliq.admin import pieces
 from reliq.admin.letters import walk_letters
 from reliq.admin.pieces import MOVING_MS, Hash, State, read_each, run_all
@@ -139,8 +140,10 @@ def _mark(state: State, word: str, moving: int | None) -> Mark:
         return "cancelled"
     if moving is not None:
         return "moving"
-    if word in ("nacked", "suspect"):
-        return cast("Mark", word)
+    if word == "nacked":
+        return "nacked"
+    if stateword.is_suspect(word):
+        return "suspect"
     if word.startswith("@"):
         return "delayed"
     return "held" if state == "unack" else ""

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from reliq import stateword
 from reliq.admin.alive import running_in, workers_alive
 from reliq.admin.ending import End, ends_of_one, letter_searched, letters_of_one
 from reliq.call import Command
@@ -161,7 +162,7 @@ def _of_living(door: BlockingDoor, keys: Keys, id: str, traces: _Traces, for_sec
         "retries_left": left,
         "ttl_left": traces.ttl_ms / 1000 if traces.ttl_ms >= 0 else None,
         "cancelled": traces.word.endswith("!"),
-        "suspect": traces.word == "suspect",
+        "suspect": stateword.deaths(traces.word) > 0,
         "reason": reason,
         "error": error,
         "headers": header.headers,
@@ -176,7 +177,7 @@ def _state(
     if traces.pending is not None:
         return "pending"
     if traces.unack is not None:
-        return "backoff" if traces.word == "nacked" else "leased"
+        return "backoff" if stateword.waits(traces.word) else "leased"
     if traces.in_garbage:
         return "garbage"
     if never_failed:

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from reliq import stateword
 from reliq.admin.states import CLOCK_SLACK_MS, fits, is_count, is_time, place_of
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _of_a_stray(state: State, now_ms: int, *, bare: bool) -> Wish | None:
 def _of_a_living(state: State, place: str, now_ms: int, *, moves: bool) -> Wish | None:
     """Return what an id wants that goes on living in `place`, or ends for the want of a body or a due time."""
     kind_of_place = "list" if place in ("ready", "retry", "list") else place
-    waits = place == "pending" or (place == "unack" and state.word == "nacked")
+    waits = place == "pending" or (place == "unack" and stateword.waits(state.word))
     if waits and state.body != "string":
         return _gone("expired")
     left = _left(state)

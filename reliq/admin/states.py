@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from reliq import stateword
 from reliq.admin.pieces import MOVING_MS
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ CLOCK_SLACK_MS = 1000
 
 _COUNT = re.compile(r"\d{1,6}")
 _DUE = re.compile(rb'RELIQ/1 \{"d":(\d{1,16})[,}]')
-_NONCE = re.compile(r"[^.]+\.\d+:(?P<lease>\d+)!?")
 _LATER = re.compile(r"@\d+\??")
 
 
@@ -126,8 +126,7 @@ class State:
     @property
     def lease_ms(self) -> int | None:
         """How long the claim that holds it said, None when none does."""
-        match = _NONCE.fullmatch(self.word)
-        return int(match["lease"]) if match else None
+        return stateword.lease_ms(self.word)
 
 
 def read_state(id: str, row: Sequence[Any]) -> State:
@@ -176,8 +175,10 @@ def fits(word: str, place: str) -> bool:
     if word == "" or (place in ("unack", "list") and word.endswith("!")):
         return True
     if place == "unack":
-        return word == "nacked" or _NONCE.fullmatch(word) is not None
-    return place != "garbage" and (word == "suspect" or (place == "list" and _LATER.fullmatch(word) is not None))
+        return stateword.waits(word) or stateword.lease_ms(word) is not None
+    return place != "garbage" and (
+        stateword.is_suspect(word) or (place == "list" and _LATER.fullmatch(word) is not None)
+    )
 
 
 def is_count(left: str | None) -> bool:

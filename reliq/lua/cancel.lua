@@ -28,7 +28,7 @@ for i = 1, ITEMS do
   bodies[#bodies + 1] = body(i)
   if seen[id] then
     bodies[#bodies] = nil
-  elseif redis.call('ZSCORE', pending, id) or (held and word == 'nacked') then
+  elseif redis.call('ZSCORE', pending, id) or (held and waits(word)) then
     gone[#gone + 1] = id
   elseif held then
     answers[i] = 'running'

@@ -1,28 +1,42 @@
 -- claim: ready -> unack, retry -> unack
 --
 -- KEYS  lane ready retry unack pending counts lease errors totals ends wake watch paused
--- ARGV  clock number nonce lease_ms limit first direct suspects watcher
+-- ARGV  clock number nonce lease_ms limit first direct slots suspects narrowest watcher
 -- Returns  ms until pending and until unack are due (-1: none, -2: another process watches), how many ids
---          are left in the lists, then id, retries left, `suspect` or `` for each claimed
+--          are left in the lists, then id, retries left, deaths in a row for each claimed
 -- Nothing to do: no ids. A repeated number gets those of its ids that still carry its nonce, with a new deadline.
 --
--- `first` is the list to begin with. At most `suspects` suspects are taken, and at most `direct` messages that
--- must not wait in a buffer (suspects, and those with no retry left); the others go to the far end of their list.
+-- `first` is the list to begin with. At most `direct` messages are taken that must not wait in a buffer: suspects,
+-- and those with no retry left. Suspects are narrowed: of the `slots` of a process half run one that was in one death,
+-- a quarter those of two; then, and on its last delivery, one runs with no other suspect beside it. `suspects` are held
+-- there already, and `narrowest` is the least room of one of them. The others go to the far end of their list.
 
-limit, direct, suspects = tonumber(limit), tonumber(direct), tonumber(suspects)
+limit, direct = tonumber(limit), tonumber(direct)
+slots, suspects, narrowest = tonumber(slots), tonumber(suspects), tonumber(narrowest)
 local lists = first == 'retry' and { retry, ready } or { ready, retry }
 local taken, claimed, dropped, moved, dues, calm, doubtful = {}, {}, {}, {}, {}, {}, {}
 local met, size, back = {}, {}, {}
 
-local function keep(id, left, flag)
+local function keep(id, left, died)
   claimed[#claimed + 1] = id
-  taken[#taken + 1], taken[#taken + 2], taken[#taken + 3] = id, left, flag
+  taken[#taken + 1], taken[#taken + 2], taken[#taken + 3] = id, left, died
 end
+
+local function held_word(died) return died > 0 and string.format('%.0f~', died) .. nonce or nonce end
 
 local function move(id, due, doubt)
   moved[#moved + 1], dues[#dues + 1] = id, tonumber(due)
   local where = doubt == '?' and doubtful or calm
   where[#where + 1] = id
+end
+
+-- Whether a message that died so often may run beside the suspects there are.
+local function may_run(died, left)
+  if died == 0 then return true end
+  local room = (died > 2 or left == 0) and 1 or math.max(1, math.floor(slots / 2 ^ died))
+  if suspects + 1 > math.min(room, narrowest) then return false end
+  suspects, narrowest = suspects + 1, math.min(room, narrowest)
+  return true
 end
 
 -- Say of the oldest ids of a list what becomes of each.
@@ -34,18 +48,17 @@ local function sort(list)
   for i = #ids, 1, -1 do
     local id, word, left = ids[i], words[i], count(lefts[i])
     local due, doubt = (word or ''):match('^@(%d+)(%??)$')
-    local suspect = word == 'suspect'
-    local alone = suspect or left == 0
+    local died = deaths(word or '')
+    local is_direct = died > 0 or left == 0
     if cancelled(word) then
       dropped[#dropped + 1] = id
     elseif due then
       move(id, due, doubt)
-    elseif (suspect and suspects == 0) or (alone and direct == 0) then
+    elseif (is_direct and direct == 0) or not may_run(died, left) then
       table.insert(back[list], id)
     else
-      if suspect then suspects = suspects - 1 end
-      if alone then direct = direct - 1 end
-      keep(id, left, suspect and 'suspect' or '')
+      if is_direct then direct = direct - 1 end
+      keep(id, left, died)
     end
   end
 end
@@ -56,9 +69,9 @@ if again == 'stale' then return { -2, -2, 0 } end
 if again then
   local before = again ~= '' and cmsgpack.unpack(again) or {}
   for i = 1, #before, 3 do
-    local id = before[i]
-    if redis.call('HGET', lease, id) == nonce and redis.call('ZSCORE', unack, id) then
-      keep(id, count(redis.call('HGET', counts, id)), before[i + 2])
+    local id, died = before[i], before[i + 2]
+    if redis.call('HGET', lease, id) == held_word(died) and redis.call('ZSCORE', unack, id) then
+      keep(id, count(redis.call('HGET', counts, id)), died)
     end
   end
 elseif redis.call('EXISTS', paused) == 0 then
@@ -72,7 +85,7 @@ if #claimed > 0 then
   local deadlines, leases, deadline = {}, {}, score(now_up + lease_ms)
   for i, id in ipairs(claimed) do
     deadlines[2 * i - 1], deadlines[2 * i] = deadline, id
-    leases[2 * i - 1], leases[2 * i] = id, nonce
+    leases[2 * i - 1], leases[2 * i] = id, held_word(taken[3 * i])
   end
   redis.call('ZADD', unack, unpack(deadlines))
   redis.call('HSET', lease, unpack(leases))

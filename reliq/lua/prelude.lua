@@ -34,6 +34,18 @@ local function ms_of(text) return math.floor(text * 1000 + 0.5) end
 local function count(text) return text and text:match('^%d+$') and math.min(tonumber(text), 1000000) or 0 end
 local function cancelled(word) return word and word:sub(-1) == '!' end
 
+-- How many deliveries in a row a message has not survived: of a suspect that waits `suspect` (one), `suspect2` and
+-- so on; of one that is held `2~NONCE`.
+local function deaths(word)
+  local waiting = word:match('^suspect(%d*)$')
+  if waiting == '' then return 1 end
+  return math.min(tonumber(waiting or word:match('^(%d+)~') or 0), 99)
+end
+local function suspect(died) return 'suspect' .. (died > 1 and string.format('%.0f', died) or '') end
+
+-- Whether a message in unack is held by nobody: it waits there until it is delivered again.
+local function waits(word) return word == 'nacked' or (word or ''):find('^suspect') end
+
 -- Totals come last and never fail: an account off by one beats a message lost.
 local function add(kind, n)
   if n > 0 then redis.pcall('HINCRBY', totals, kind, n) end

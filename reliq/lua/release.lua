@@ -1,11 +1,11 @@
 -- release: unack -> head of ready, no retry spent
 --
 -- KEYS  unack ready counts lease errors totals ends wake
--- ARGV  clock | id nonce left flag
+-- ARGV  clock | id nonce left died
 -- Returns  the indexes of receipts that no longer hold
 -- Nothing to do: a receipt that does not hold changes nothing.
 --
--- `flag` is as claim gave it: a suspect stays one. The first in the tail is the first to be claimed again.
+-- `died` is as claim gave it: a suspect stays one. The first in the tail is the first to be claimed again.
 
 local ids, held, lost = receipts()
 local gone, freed, suspects, calm = {}, {}, {}, {}
@@ -14,9 +14,13 @@ for i = #ids, 1, -1 do
   if cancelled(held[i]) then
     gone[#gone + 1] = id
   elseif held[i] then
+    local died = tonumber(arg(i, DIED))
     freed[#freed + 1] = id
-    local where = arg(i, FLAG) == 'suspect' and suspects or calm
-    where[#where + 1] = id
+    if died > 0 then
+      suspects[#suspects + 1], suspects[#suspects + 2] = id, suspect(died)
+    else
+      calm[#calm + 1] = id
+    end
   end
 end
 
@@ -24,7 +28,7 @@ begin(unack)
 if #freed > 0 then
   redis.call('RPUSH', ready, unpack(freed))
   push_token()
-  for _, id in ipairs(suspects) do redis.call('HSET', lease, id, 'suspect') end
+  if #suspects > 0 then redis.call('HSET', lease, unpack(suspects)) end
   redis.call('ZREM', unack, unpack(freed))
   if #calm > 0 then redis.call('HDEL', lease, unpack(calm)) end
 end

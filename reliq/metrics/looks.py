@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from reliq import reads, transitions
+from reliq import reads, stateword, transitions
 from reliq.call import Command, id_text
 from reliq.doors.ids import made_at
 from reliq.errors import ProtocolError, RedisRefusedError
@@ -237,7 +237,7 @@ def _sight(draft: _Draft, now_ms: float, heads: Mapping[str, bytes], words: Mapp
     sizes = {state: getattr(draft.counts, state) for state in ("pending", "ready", "unack", "retry")}
     oldest |= {state: 0.0 for state, size in sizes.items() if not size and state not in oldest}
     drawn = words.get(draft.keys.lease, [])
-    waiting = sum(word == b"nacked" for word in drawn)
+    waiting = sum(stateword.waits(word.decode("utf-8", "replace")) for word in drawn if word)
     return Sight(draft.keys, draft.counts, oldest, round(draft.counts.unack * waiting / max(1, len(drawn))))
 
 

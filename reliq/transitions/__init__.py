@@ -5,13 +5,24 @@ One function for each script, by the same name. `clock` is Redis' own unless a t
 microseconds. A receipt is a `Claimed`; one that no longer holds changes nothing.
 """
 
-from reliq.transitions.delivering import NOT_WATCHING, NOTHING_DUE, ClaimAnswer, ReclaimAnswer, claim, promote, reclaim
+from reliq.transitions.delivering import (
+    LEASE_DEATHS,
+    NOT_WATCHING,
+    NOTHING_DUE,
+    ClaimAnswer,
+    ReclaimAnswer,
+    Suspects,
+    claim,
+    promote,
+    reclaim,
+)
 from reliq.transitions.protocol import Turn
 from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
 from reliq.transitions.settling import Settled, ack, extend, failure, nack, note, release, snooze
 from reliq.transitions.upkeep import RedriveStatus, check, collect, counts, find, forget, purge, redrive, resume, tidy
 
 __all__ = [
+    "LEASE_DEATHS",
     "NOTHING_DUE",
     "NOT_WATCHING",
     "ClaimAnswer",
@@ -19,6 +30,7 @@ __all__ = [
     "ReclaimAnswer",
     "RedriveStatus",
     "Settled",
+    "Suspects",
     "Turn",
     "ack",
     "cancel",

@@ -13,8 +13,33 @@ from reliq.message import Claimed
 from reliq.settings import BATCH_LIMIT, whole
 from reliq.transitions.protocol import Turn, clock_arg, span, texts
 
+#: A message that has not survived this many deliveries in a row is a dead letter: one beside others, one in half of a
+#: process's slots, one in a quarter, two with no other suspect beside it.
+LEASE_DEATHS = 5
+
 #: A claim's wait: nothing is due, or another process watches for it.
 NOTHING_DUE, NOT_WATCHING = -1, -2
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """
+    What one process holds of a queue's suspects when it claims.
+
+    Attributes:
+        slots: messages of the queue that may run at once there.
+        held: suspects that are held or run there.
+        narrowest: the least number of suspects that one of those may run among.
+    """
+
+    slots: int
+    held: int
+    narrowest: int
+
+    @staticmethod
+    def room(one: Claimed, slots: int) -> int:
+        """Return among how many suspects one may run, itself included, where `slots` run at once; as in claim.lua."""
+        return 1 if one.deaths > 2 or one.left <= 0 else max(1, slots >> one.deaths)  # noqa: PLR2004  see LEASE_DEATHS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +94,7 @@ def claim(
     lease_ms: int,
     first: Literal["ready", "retry"] = "ready",
     direct: int | None = None,
-    suspects: int = 1,
+    suspects: Suspects | None = None,
     watcher: str = "",
     clock: int | None = None,
 ) -> Call[ClaimAnswer]:
@@ -77,10 +102,11 @@ def claim(
     Lease up to `limit` messages from ready and retry, beginning with `first`.
 
     `direct` is how many of them may be such that must not wait in a buffer: suspects and messages with no retry
-    left (None: all). `watcher` names the process that would wait for the next due time; empty: none.
+    left (None: all). `suspects` is what of them is held already (None: nothing, and `limit` run at once). `watcher` names the process that would wait for the next due time; empty: none.
     """
     whole("limit", limit, most=BATCH_LIMIT)
     span("lease_ms", lease_ms)
+    suspects = suspects or Suspects(limit, 0, limit)
     nonce = f"{turn.lane}.{turn.number}:{lease_ms}"
     lead = (keys.lane(turn.lane), keys.ready, keys.retry, keys.unack, keys.pending, keys.counts, keys.lease)
     return Call(
@@ -94,7 +120,9 @@ def claim(
             limit,
             first,
             limit if direct is None else direct,
-            suspects,
+            suspects.slots,
+            suspects.held,
+            suspects.narrowest,
             watcher,
         ),
         lambda reply: _claim_answer(reply, nonce),
@@ -122,7 +150,7 @@ def reclaim(
     return Call(
         script("reclaim"),
         (keys.unack, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),
-        (clock_arg(clock), whole("limit", limit, least=1, most=BATCH_LIMIT), "1" if spare_leases else ""),
+        (clock_arg(clock), whole("limit", limit, least=1, most=BATCH_LIMIT), "1" if spare_leases else "", LEASE_DEATHS),
         lambda reply: ReclaimAnswer(int(reply[0]), *(texts(ids) for ids in reply[1:6])),
         happened,
     )
@@ -130,8 +158,10 @@ def reclaim(
 
 def _claim_answer(reply: list[Any], nonce: str) -> ClaimAnswer:
     promote_in, reclaim_in, behind, *rows = reply
-    claimed = [
-        Claimed(id_text(rows[at]), nonce, int(rows[at + 1]), rows[at + 2] == b"suspect")
-        for at in range(0, len(rows), 3)
-    ]
+    claimed = [_claimed(id_text(rows[at]), nonce, *rows[at + 1 : at + 3]) for at in range(0, len(rows), 3)]
     return ClaimAnswer(int(promote_in), int(reclaim_in), int(behind), claimed)
+
+
+def _claimed(id: str, nonce: str, left: int, deaths: int) -> Claimed:
+    """Return a message as it was claimed: that of a suspect keeps its deaths before the nonce."""
+    return Claimed(id, f"{deaths}~{nonce}" if deaths else nonce, left, deaths)

@@ -119,7 +119,7 @@ def release(keys: Keys, receipts: Sequence[Claimed], *, clock: int | None = None
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
     args: list[Arg] = [clock_arg(clock)]
     for one in receipts:
-        args += (one.id, one.nonce, one.left, "suspect" if one.suspect else "")
+        args += (one.id, one.nonce, one.left, one.deaths)
     return Call(
         script("release"),
         (keys.unack, keys.ready, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),

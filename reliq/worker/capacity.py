@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from reliq.transitions import Suspects
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+_NONE = Suspects(1, 0, 1)
 
 
 class Capacity(NamedTuple):
@@ -18,7 +23,7 @@ class Capacity(NamedTuple):
         crowded: it has no free slot although it keeps to its own limit: others have them all.
         batch: how many messages one slot takes.
         rest: how many more the batch takes that is being gathered.
-        suspects: how many suspects may be among them.
+        suspects: what there is of its suspects already.
     """
 
     slots: int
@@ -26,7 +31,7 @@ class Capacity(NamedTuple):
     crowded: bool = False
     batch: int = 1
     rest: int = 0
-    suspects: int = 1
+    suspects: Suspects = _NONE
 
     @property
     def direct(self) -> int:

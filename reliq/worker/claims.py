@@ -29,7 +29,7 @@ class QueueClaims:
     Attributes:
         hot: worth a claim without waiting for its token.
         unsure: nobody said so, but it is time to look.
-        waits_for_suspect: it holds messages that may be claimed once the suspect that runs here has ended.
+        waits_for_suspect: it holds messages that may be claimed once a suspect that is here has ended.
         asked: the limit of a claim whose answer has not come; it is made again under the same number.
     """
 
@@ -39,7 +39,8 @@ class QueueClaims:
         self.keys = handler.queue.keys
         self.hot = self.unsure = True
         self.waits_for_suspect = False
-        self.asked = self._suspects = 0
+        self.asked = 0
+        self._suspects_held = 0  # when the last claim was made
         self._lane = Lane(token())
         self._turn = self._lane.next()
         self._claims = count(1)
@@ -57,7 +58,11 @@ class QueueClaims:
 
     def can_claim(self, capacity: Capacity) -> bool:
         """Say whether a claim can bring anything: there is room, also for a suspect if only such ones wait."""
-        return self.has_room(capacity) and (not self.waits_for_suspect or capacity.suspects > 0)
+        return self.has_room(capacity) and (not self.waits_for_suspect or self.suspect_has_ended(capacity))
+
+    def suspect_has_ended(self, capacity: Capacity) -> bool:
+        """Say whether there is room for another suspect than when the last claim was made."""
+        return capacity.suspects.held < self._suspects_held
 
     def is_to_be_asked(self, capacity: Capacity) -> bool:
         """Say whether a claim is worth its round trip."""
@@ -69,7 +74,7 @@ class QueueClaims:
 
     def claim(self, capacity: Capacity, watcher: str) -> Call[ClaimAnswer]:
         """Return the claim to be made now; one that has no answer yet is made again."""
-        self.asked, self._suspects = self.limit(capacity), capacity.suspects
+        self.asked, self._suspects_held = self.limit(capacity), capacity.suspects.held
         return transitions.claim(
             self.keys,
             self._turn,
@@ -77,7 +82,7 @@ class QueueClaims:
             lease_ms=self.handler.settings.lease_ms,
             first="retry" if next(self._claims) % RETRY_FIRST == 0 else "ready",
             direct=capacity.slots,
-            suspects=self._suspects,
+            suspects=capacity.suspects,
             watcher=watcher,
         )
 
@@ -101,7 +106,7 @@ class QueueClaims:
         passed_over = answer.behind > 0 and len(claimed) < limit
         self._careful = passed_over or any(one.suspect or one.left <= 0 for one in claimed)
         # Nothing taken though something is there: the queue is paused, or what is there are suspects.
-        self.waits_for_suspect = not claimed and answer.behind > 0 and self._suspects == 0
+        self.waits_for_suspect = not claimed and answer.behind > 0 and self._suspects_held > 0
         self._passed_over = self._passed_over + limit if self.waits_for_suspect else 0
         others_may_follow = 0 < self._passed_over < min(answer.behind, PASS_OVER_LIMIT)
         self.hot = answer.behind > 0 and (bool(claimed) or others_may_follow)

@@ -132,13 +132,13 @@ class Fetcher:
                 self._door.run_all(requests)
 
     def _find_hot(self, offers: list[Offer]) -> None:
-        """Look at every queue once a second, and at those that wait for a suspect when it has ended."""
+        """Look at every queue once a second, and at those that wait for a suspect when one has ended."""
         poll = time.monotonic() - self._polled_at >= POLL_SECONDS
         if poll:
             self._polled_at = time.monotonic()
         for one, capacity in offers:
             one.unsure = one.unsure or poll
-            if poll or (one.waits_for_suspect and capacity.suspects > 0):
+            if poll or (one.waits_for_suspect and one.suspect_has_ended(capacity)):
                 one.hot = True
         self._glance([one for one, _ in offers])
 

@@ -218,11 +218,6 @@ class Inflight:
         return any(slots.is_async and slots.calls for slots in self._table)
 
     @property
-    def suspects(self) -> int:
-        """How many suspects are held or run here."""
-        return self._table.suspects
-
-    @property
     def hung(self) -> int:
         """How many slots are lost to handlers that only the end of the process ends."""
         now = time.monotonic()

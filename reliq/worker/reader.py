@@ -97,18 +97,10 @@ class Reader:
         return failures
 
     def start(self) -> None:
-        """Let what has its body run: what must not wait first, and of suspects only one."""
+        """Let what has its body run: what must not wait first."""
         flights, self._ready = self._ready, []
-        if not flights:
-            return
-        urgent = [flight for flight in flights if flight.must_start]
-        if urgent:
-            spare = self._inflight.suspects - 1
-            suspects = [flight for flight in urgent if flight.delivery.claimed.suspect]
-            if spare > 0:
-                self._give_back(suspects[-spare:])
-            flights = urgent + [flight for flight in flights if not flight.must_start]
-        self._submit(flights)
+        if flights:
+            self._submit(sorted(flights, key=lambda flight: not flight.must_start))
 
     def _filled(self, name: str, piece: list[Flight], values: list[bytes | None]) -> list[Flight]:
         """Give flights their bodies; return those that have one, end the others."""

@@ -21,6 +21,8 @@ How much is claimed (`Capacity`).
   (renewer). It is claimed when half of it is gone, so that claims stay large.
 - Nothing ahead while a queue that has work gets no slot and can hold none ahead, because its handlers are slow or
   its messages may not be held: what is queued of others drains first.
+- Of suspects, which may have killed a worker, never more than may run beside each other (`Suspects`): the others stay
+  in Redis, and what of them must wait keeps nothing else waiting.
 - Nothing while too much has ended that Redis does not know, or of coroutines while their loop does not answer.
 """
 
@@ -30,6 +32,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from reliq.settings import BATCH_LIMIT
+from reliq.transitions import Suspects
 from reliq.worker.capacity import Capacity
 from reliq.worker.claims import QueueClaims
 
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from reliq.handler import Handler
+    from reliq.message import Claimed
     from reliq.worker.flight import Flight
 
 #: What is held ahead must start within this, or goes back.
@@ -63,6 +67,7 @@ class QueueSlots:
         ended: how many messages have ended, or gone back, without Redis knowing it.
         pace: running mean of a call's seconds, None before the first.
         read_limit: how many messages one round trip reads at most.
+        rooms: of each suspect that is held or runs, among how many it may run.
     """
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
@@ -74,11 +79,26 @@ class QueueSlots:
         self.queued = self.running = self.ended = 0
         self.pace: float | None = None
         self.read_limit = BATCH_LIMIT
+        self.rooms: list[int] = []
 
     @property
     def calls(self) -> int:
         """How many calls run, and will be made with what is queued."""
         return self.running + (self.queued + self.batch - 1) // self.batch
+
+    @property
+    def suspects(self) -> Suspects:
+        """What there is of the queue's suspects, for the next claim."""
+        return Suspects(self.limit, len(self.rooms), min(self.rooms, default=self.limit))
+
+    def meet_suspects(self, flights: Iterable[Flight]) -> None:
+        """Count the suspects among what was claimed."""
+        self.rooms += [Suspects.room(one, self.limit) for one in _suspects(flights)]
+
+    def part_from_suspects(self, flights: Iterable[Flight]) -> None:
+        """Give room to others: the suspects among these have ended, gone back, or overrun their time."""
+        for one in _suspects(flights):
+            self.rooms.remove(Suspects.room(one, self.limit))
 
     def learn(self, took: float) -> None:
         """Take one more duration into the mean."""
@@ -131,7 +151,6 @@ class SlotTable:
     Attributes:
         queued: how many messages are claimed and have no slot, of all queues.
         refill_at: at how many of them there is capacity ahead again.
-        suspects: how many suspects are held or run.
         started_at: when the latest call was given a slot.
         loop_late, loop_blocked: the event loop does not answer; it has not for so long that it stands still.
     """
@@ -140,7 +159,7 @@ class SlotTable:
         self._concurrency = concurrency
         self._queues = {handler.queue.name: QueueSlots(handler, concurrency) for handler in handlers}
         self._batching = [slots for slots in self if slots.batch > 1]
-        self.queued = self.refill_at = self.suspects = 0
+        self.queued = self.refill_at = 0
         self.started_at = 0.0
         self.loop_late = self.loop_blocked = False
 
@@ -155,15 +174,12 @@ class SlotTable:
         """How many calls of plain handlers may run at once with what is held."""
         return sum(min(slots.limit, slots.calls) for slots in self if not slots.is_async)
 
-    def suspects_allowed(self, _queue: str) -> int:
-        """Return how many suspects of a queue may be claimed: one of all queues is here at a time."""
-        return 0 if self.suspects else 1
-
     def add(self, flights: Sequence[Flight]) -> None:
         """Count what was claimed of one queue."""
-        self._queues[flights[0].queue].queued += len(flights)
+        slots = self._queues[flights[0].queue]
+        slots.queued += len(flights)
+        slots.meet_suspects(flights)
         self.queued += len(flights)
-        self.suspects += _suspects(flights)
 
     def next_call(self, now: float) -> list[Flight]:
         """Give a free slot to what was claimed first of all that may start, and return it; nothing when none is free."""
@@ -195,8 +211,8 @@ class SlotTable:
         slots.ended += len(flights)
         if took is not None:
             slots.learn(took)
-        if self.suspects and not abandoned:
-            self.suspects -= _suspects(flights)
+        if slots.rooms and not abandoned:
+            slots.part_from_suspects(flights)
         return slots
 
     def withdraw(self, flights: Iterable[Flight]) -> None:
@@ -206,13 +222,13 @@ class SlotTable:
             slots.queued -= 1
             slots.ended += 1
             self.queued -= 1
-            self.suspects -= flight.delivery.claimed.suspect
+            slots.part_from_suspects([flight])
         for slots in self:
             slots.waiting = deque(flight for flight in slots.waiting if not flight.settling)
 
-    def abandon(self, flights: Iterable[Flight]) -> None:
+    def abandon(self, flights: Sequence[Flight]) -> None:
         """Let suspects that overran their time keep no other from its turn."""
-        self.suspects -= _suspects(flights)
+        self._queues[flights[0].queue].part_from_suspects(flights)
 
     def linger(self, now: float, *, is_async: bool) -> float | None:
         """Return the seconds until a batch that lingers now may start, None when there is none."""
@@ -244,8 +260,8 @@ class SlotTable:
         direct = max(0, min(free, own))
         gathers = free >= 0 and slots.calls <= slots.limit
         rest = -slots.queued % slots.batch if gathers else 0
-        return Capacity(direct, ahead, not direct and own > 0, slots.batch, rest, self.suspects_allowed(queue))
+        return Capacity(direct, ahead, not direct and own > 0, slots.batch, rest, slots.suspects)
 
 
-def _suspects(flights: Iterable[Flight]) -> int:
-    return sum(flight.delivery.claimed.suspect for flight in flights)
+def _suspects(flights: Iterable[Flight]) -> list[Claimed]:
+    return [flight.delivery.claimed for flight in flights if flight.delivery.claimed.deaths]

@@ -315,3 +315,14 @@ def test_ends_asked_for_wrongly_is_one_line_and_exit_2(command, queue, words):
     done = command("ends", "q", *words)
 
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+
+
+def test_one_that_waits_after_its_second_death_is_in_backoff_and_a_suspect(show, queue, client):
+    queue.publish({"x": 1}, id="twice")
+    queue.moves.claim(Turn("w", 1), limit=1, lease_ms=1000)
+    client.hset(queue.keys.lease, "twice", "suspect2")
+
+    assert (show("twice")["state"], show("twice")["suspect"]) == ("backoff", True)
+
+    client.hset(queue.keys.lease, "twice", "2~w.1:1000")
+    assert (show("twice")["state"], show("twice")["suspect"]) == ("leased", True)

@@ -9,6 +9,7 @@ from typing import Any
 import redis
 
 from reliq.keys import Keys
+from reliq.stateword import waits
 from tests.chaos.vandal import FOREIGN, MARK
 
 ENDS = ("acked", "dead", "expired", "cancelled", "purged")
@@ -53,7 +54,7 @@ def broken(look: Snapshot) -> list[str]:
     """Return what does not hold, in words with an example."""
     twice = [id for id, times in Counter(look.alive).items() if times > 1]
     countable = {*look.pending, *look.ready, *look.unack, *look.retry}
-    waits_or_held = [id for id in look.unack if look.words.get(id) != "nacked"]
+    waits_or_held = [id for id in look.unack if not waits(look.words.get(id, ""))]
     checks = {
         "in two places": twice,
         "without a retry count": countable - look.counts.keys(),

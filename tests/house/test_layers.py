@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[2] / "reliq"
 
 #: From the bottom up. A line holds modules that may import each other.
 LAYERS = (
-    ("errors", "extras", "message", "keys", "text", "foreign"),
+    ("errors", "extras", "message", "keys", "text", "foreign", "stateword"),
     ("retry", "events", "lua"),
     ("settings", "bodies", "codec", "differences", "call", "urls"),
     ("transitions", "reads", "roster"),

@@ -103,15 +103,15 @@ MUTANTS = (
     Mutant(
         "suspects are batched",
         "lua/claim.lua",
-        "elseif (suspect and suspects == 0) or (alone and direct == 0) then",
-        "elseif false then",
+        "if suspects + 1 > math.min(room, narrowest) then return false end",
+        "",
         examples=200,
     ),
     Mutant(
         "a worker does not know that it holds a suspect",
         "worker/slots.py",
-        "self.suspects += _suspects(flights)",
-        "self.suspects += 0",
+        "self.rooms += [Suspects.room(one, self.limit) for one in _suspects(flights)]",
+        "self.rooms += []",
         "tests/worker/test_suspects.py",
     ),
     Mutant(

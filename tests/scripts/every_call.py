@@ -25,7 +25,7 @@ def stage(run, client, keys):
 
     def claim_only(limit, lease_ms=3_600_000):
         turn = t.Turn("w", next(worker))
-        claimed = run(t.claim(keys, turn, limit=limit, lease_ms=lease_ms, suspects=limit, clock=NOON)).claimed
+        claimed = run(t.claim(keys, turn, limit=limit, lease_ms=lease_ms, clock=NOON)).claimed
         assert len(claimed) == limit
         return claimed
 

@@ -23,6 +23,13 @@ picks = st.lists(st.integers(0, 12), min_size=1, max_size=4)
 delays = st.sampled_from([0, 0, 1, 500, LEASE_MS, 60_000])
 limits = st.sampled_from([1, 2, 4, 500])
 a_few = st.sampled_from([0, 1, 4])
+#: Of a process of so many slots that holds none, one that may run beside as many, one that may run alone.
+some_suspects = st.builds(
+    lambda slots, held: t.Suspects(slots, held, max(1, slots // 2) if held else slots),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([0, 0, 1, 2]),
+)
+ALL_AT_ONCE = t.Suspects(slots=500, held=0, narrowest=500)
 retries = st.sampled_from([0, 1, 2, 5])
 #: The short ones end in a lease or two, where the server's clock is held.
 ttls = st.sampled_from([1, LEASE_MS, 2 * LEASE_MS, HOUR_MS, HOUR_MS])
@@ -145,11 +152,11 @@ class Moves(RuleBasedStateMachine):
 
     # ---- claim and settle ---------------------------------------------------
 
-    @rule(limit=limits, first=st.sampled_from(["ready", "retry"]), direct=a_few, suspects=a_few)
+    @rule(limit=limits, first=st.sampled_from(["ready", "retry"]), direct=a_few, suspects=some_suspects)
     def claim_some(self, **options):
         self.claim(**options)
 
-    def claim(self, limit, first="ready", direct=500, suspects=500):
+    def claim(self, limit, first="ready", direct=500, suspects=ALL_AT_ONCE):
         turn = self.turn("w")
         options = {"limit": limit, "first": first, "direct": direct, "suspects": suspects}
         self.last_claim = turn, options

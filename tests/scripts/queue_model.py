@@ -9,6 +9,7 @@ from expiring_keys import FREED_MS, LANE_MS, Body, ExpiringKeys
 from msgspec.structs import replace
 
 from reliq.message import Claimed
+from reliq.transitions import LEASE_DEATHS
 
 
 class Model(ExpiringKeys, Account):
@@ -107,26 +108,43 @@ class Model(ExpiringKeys, Account):
         self.enter(id, delay_ms)
         return "redriven"
 
+    def died(self, id):
+        """How many deliveries in a row a message has not survived."""
+        word = self.words.get(id, "")
+        waits, held = re.fullmatch(r"suspect(\d*)", word), re.match(r"(\d+)~", word)
+        return int(waits[1] or 1) if waits else int(held[1]) if held else 0
+
+    def waits(self, id):
+        """Whether a message in unack is held by nobody."""
+        return self.words.get(id) == "nacked" or self.words.get(id, "").startswith("suspect")
+
+    def suspect(self, id, died):
+        self.words.pop(id, None)
+        self.words |= {id: "suspect" + (str(died) if died > 1 else "")} if died else {}
+
     def claim(self, nonce, lease_ms, limit, first, direct, suspects):
         claimed, moved, met = [], {}, 0
+        held, narrowest = suspects.held, suspects.narrowest
         places = (self.retry, self.ready) if first == "retry" else (self.ready, self.retry)
         for place in () if self.paused else places:
             back, batch = [], place[: limit - len(claimed)]
             del place[: len(batch)]
             for id in batch:
                 word, left = self.words.get(id, ""), self.counts[id]
-                suspect = word == "suspect"
+                died = self.died(id)
+                among = 1 if died > 2 or not left else max(1, suspects.slots >> died)
                 if self.cancelled(id):
                     self.end(id, "cancelled")
                 elif word.startswith("@"):
                     self.words.pop(id)
                     self.words |= {id: "suspect"} if word.endswith("?") else {}
                     moved[id] = int(word.strip("@?"))
-                elif (suspect and not suspects) or ((suspect or not left) and not direct):
+                elif (died and held + 1 > min(among, narrowest)) or ((died or not left) and not direct):
                     back.append(id)
                 else:
-                    suspects, direct = suspects - suspect, direct - (suspect or not left)
-                    claimed.append(Claimed(id, nonce, left, suspect))
+                    direct -= bool(died or not left)
+                    held, narrowest = (held + 1, min(among, narrowest)) if died else (held, narrowest)
+                    claimed.append(Claimed(id, f"{died}~{nonce}" if died else nonce, left, died))
             place.extend(back)
             met += len(batch) - len(back)
         self.put(self.pending, moved)
@@ -209,8 +227,7 @@ class Model(ExpiringKeys, Account):
 
     def release(self, receipts):
         def then(one):
-            self.words.pop(one.id)
-            self.words |= {one.id: "suspect"} if one.suspect else {}
+            self.suspect(one.id, one.deaths)
             self.ready.insert(0, one.id)
             self.token = True
             self.totals["released"] += 1
@@ -231,29 +248,33 @@ class Model(ExpiringKeys, Account):
     def reclaim(self, limit, spare):
         leases = dict(self.unack)
         over = self.over(self.unack, 10 * limit)
-        spared = [id for id in over if spare and self.words.get(id, "nacked") != "nacked" and not self.cancelled(id)]
+        spared = [id for id in over if spare and id in self.words and not self.waits(id) and not self.cancelled(id)]
         pieces = [over[at : at + limit] for at in range(0, len(over), limit)]
         piece = next((one for one in pieces if set(one) - set(spared)), [])
         for id in over:
-            nacked = self.words.get(id) == "nacked"
+            word, waited = self.words.get(id), self.waits(id)
+            died = self.died(id) + (not waited) if word else 0
             if id in spared or id not in piece:
                 self.unack[id] = leases[id]
             elif self.cancelled(id):
                 self.end(id, "cancelled")
-            elif not self.counts[id]:
+            elif not self.counts[id] or died >= LEASE_DEATHS:
                 self.bury(id)
             else:
+                self.totals["retried_lease"] += not waited
+                self.totals["retried_nack"] += word == "nacked"
+                self.suspect(id, died)
+                if died > 1 and not waited:
+                    self.unack[id] = self.up + 1000 * 2 ** (died - 1)
+                    continue
                 self.counts[id] -= 1
-                leased = self.words.pop(id, None) and not nacked
-                self.words |= {id: "suspect"} if leased else {}
                 self.retry.append(id)
                 self.token = True
-                self.totals["retried_nack" if nacked else "retried_lease"] += 1
 
     def cancel(self, id, tombstone_ms):
         before, until = self.markers.get(id, ("", -inf))
         answer, found = "cancelled", True
-        if id in self.pending or (id in self.unack and self.words.get(id) == "nacked"):
+        if id in self.pending or (id in self.unack and self.waits(id)):
             self.end(id, "cancelled")
             self.windows.discard(id)
         elif id in self.unack:
@@ -275,7 +296,7 @@ class Model(ExpiringKeys, Account):
 
     def reschedule(self, id, delay_ms):
         word, due, before = self.words.get(id, ""), self.up + delay_ms, self.down
-        if id in self.pending or (id in self.unack and word == "nacked"):
+        if id in self.pending or (id in self.unack and self.waits(id)):
             place = self.pending if id in self.pending else self.unack
             before = place[id]
             self.put(place, {id: due})
@@ -283,7 +304,7 @@ class Model(ExpiringKeys, Account):
             return "running"
         elif id in self.counts and not self.cancelled(id):
             before = int(word.strip("@?")) if word.startswith("@") else self.down
-            self.words[id] = f"@{due}" + ("?" if word == "suspect" or word.endswith("?") else "")
+            self.words[id] = f"@{due}" + ("?" if self.died(id) or word.endswith("?") else "")
         else:
             return "not_found"
         self.postpone(id, due - before, due)

@@ -167,7 +167,7 @@ def _delivered(client, keys, run):
         turn = t.Turn("last", number)
         met |= {
             one.id
-            for one in run(t.claim(keys, turn, limit=500, lease_ms=1000, suspects=500, clock=far)).claimed
+            for one in run(t.claim(keys, turn, limit=500, lease_ms=1000, clock=far)).claimed
             if client.exists(keys.msg(one.id))
         }
     return met | {id.decode() for id in client.smembers(keys.garbage) if client.exists(keys.msg(id.decode()))}

@@ -62,7 +62,7 @@ def drain(run, client):
         clock = second * 1_000_000
         run(t.promote(keys, clock=clock))
         run(t.reclaim(keys, clock=clock))
-        claimed = run(t.claim(keys, t.Turn("w", number), limit=9, lease_ms=1000, suspects=9, clock=clock)).claimed
+        claimed = run(t.claim(keys, t.Turn("w", number), limit=9, lease_ms=1000, clock=clock)).claimed
         bodies = client.mget([keys.msg(one.id) for one in claimed]) if claimed else []
         assert run(t.ack(keys, [(one, None) for one in claimed], clock=clock)).lost == ()
         return {body.decode(): one.left for body, one in zip(bodies, claimed, strict=True)}
@@ -147,7 +147,7 @@ def test_what_the_original_leased_or_nacked_is_no_suspect_and_nobody_renews_it(n
     clock = (restore(name) + DAY) * 1_000_000
 
     taken = run(t.reclaim(keys, spare_leases=spare_leases, clock=clock)).overdue
-    claimed = run(t.claim(keys, t.Turn("w", 1), limit=9, lease_ms=1, suspects=0, clock=clock)).claimed
+    claimed = run(t.claim(keys, t.Turn("w", 1), limit=9, lease_ms=1, suspects=t.Suspects(9, 9, 9), clock=clock)).claimed
 
     assert [(one.id, one.suspect) for one in claimed] == [(id, False) for id in taken]
     assert len(taken) == 2

@@ -40,7 +40,7 @@ def claim(run, keys):
         run(t.promote(keys, clock=clock))
         run(t.reclaim(keys, clock=clock))
         turn = t.Turn("w", next(numbers))
-        return run(t.claim(keys, turn, limit=9, lease_ms=lease_ms, suspects=9, direct=9, clock=clock)).claimed
+        return run(t.claim(keys, turn, limit=9, lease_ms=lease_ms, direct=9, clock=clock)).claimed
 
     return make
 

@@ -77,6 +77,18 @@ class QueueMachine(ForeignMoves):
         if how == "reschedule":
             self.reschedule(cancelled, 500)
 
+    @rule(ids=some_ids, times=st.integers(2, 6), left=st.sampled_from([1, 3, 9]), again=st.booleans())
+    def a_message_survives_no_delivery(self, ids, times, left, again):
+        self.publish(ids, delay_ms=0, left=left, replace=True)
+        for _ in range(times):
+            self.claim(4, suspects=t.Suspects(8, 0, 8))
+            if again and self.last_claim:
+                self.repeat_the_last_claim()
+            self.pass_time(LEASE_MS * 1000)
+            self.reclaim(500)
+            self.pass_time(LEASE_MS * 1000)
+            self.reclaim(500)
+
     @rule(id=st.sampled_from(IDS), how=st.sampled_from(FAILURES), left=st.sampled_from([0, 2]), late=st.booleans())
     def a_handler_fails(self, id, how, left, late):
         self.publish([id], delay_ms=0, left=left, replace=True)

@@ -97,7 +97,7 @@ def test_five_hundred_delayed_ones_are_rescheduled_and_cancelled_at_once(publish
 
 def test_five_hundred_suspects_and_five_hundred_cancelled_are_met_in_one_claim(held, claim, run, keys, where):
     run(t.reclaim(keys, clock=micros(30_000)))
-    assert claim(limit=500, suspects=0) == []
+    assert claim(limit=500, suspects=t.Suspects(16, 8, 8)) == []
     assert where() == {"retry": MANY}
 
     run(t.cancel(keys, MANY))

@@ -173,7 +173,7 @@ def test_at_maxmemory_a_queue_drains_to_nothing(full, publish, claim, run, where
     run(t.release(keys, [second]))
     run(t.extend(keys, [third], lease_ms=1000))
     run(t.reclaim(keys, clock=LATER))
-    again = claim(suspects=9)
+    again = claim()
     run(t.ack(keys, [(third, 1000)], clock=LATER))
     run(t.ack(keys, [(one, None) for one in again], clock=LATER))
 

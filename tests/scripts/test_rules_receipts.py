@@ -217,9 +217,10 @@ def test_a_message_is_delivered_once_more_than_it_has_retries(publish, claim, ru
     publish("m", retries=2)
 
     lefts = []
-    for _ in range(3):
-        lefts += [one.left for one in claim(lease_ms=1)]
-        answer = run(t.reclaim(keys, clock=micros(1)))
+    for minute in range(3):
+        run(t.reclaim(keys, clock=micros(60_000 * minute)))  # after its second death it has waited
+        lefts += [one.left for one in claim(lease_ms=1, clock=micros(60_000 * minute))]
+        answer = run(t.reclaim(keys, clock=micros(60_000 * minute + 1)))
 
     assert lefts == [2, 1, 0]
     assert answer.buried == ("m",)

@@ -1,4 +1,4 @@
-"""A message whose worker died with it is a suspect: it may be what killed it, so it runs alone."""
+"""A message whose worker died with it is a suspect: it may be what killed it, so few such run beside each other."""
 
 import threading
 from itertools import count
@@ -26,26 +26,59 @@ def suspects(make_queue):
     return make
 
 
-@pytest.mark.parametrize("names", [("q",), ("a", "b", "c")])
-def test_one_suspect_runs_at_a_time_and_the_others_stay_unspent(
-    no_looks, make_queue, consumer, start, recorder, suspects, meter, names
+def test_half_of_the_slots_run_suspects_and_the_others_stay_unspent(
+    no_looks, queue, consumer, start, recorder, suspects, gate
 ):
     left = []
 
+    @consumer.handler(queue)
+    def handle(body, job):
+        left.append(job.retries_left)
+        gate.pass_through()
+
+    suspects("q")
+    start(concurrency=8)
+
+    gate.wait_for(4)
+    queue.publish("innocent")
+    gate.wait_for()
+    assert left == [11] * 4 + [12]  # twelve, less the one that the dead worker spent
+    assert (queue.counts().retry, queue.counts().unack) == (16, 5)
+    gate.open()
+    recorder.wait_for(Acked, 21)
+    assert left.count(11) == 20
+
+
+def test_no_queue_waits_for_the_suspects_of_another(no_looks, make_queue, consumer, start, suspects, gate):
+    @consumer.handler(make_queue("slow"))
+    @consumer.handler(make_queue("quick"))
+    def handle(body):
+        gate.pass_through()
+
+    suspects("slow", "quick", amount=5)
+    start(concurrency=4)
+
+    gate.wait_for(4)
+    gate.open()
+
+
+@pytest.mark.parametrize(("deaths", "beside"), [(1, 4), (2, 2), (3, 1)])
+def test_each_death_in_a_row_halves_how_many_run_beside_each_other(
+    no_looks, queue, client, consumer, start, recorder, suspects, meter, deaths, beside
+):
+    @consumer.handler(queue)
     def handle(body, job):
         with meter:
-            left.append(job.retries_left)
             threading.Event().wait(0.002)
 
-    for name in names:
-        consumer.handler(make_queue(name, retries=3))(handle)
-    suspects(*names)
+    suspects("q", amount=12)
+    word = "suspect" if deaths == 1 else f"suspect{deaths}"
+    client.hset(queue.keys.lease, mapping=dict.fromkeys(client.lrange(queue.keys.retry, 0, -1), word))
 
     start(concurrency=8)
 
-    recorder.wait_for(Acked, 20 * len(names))
-    assert meter.most == 1
-    assert set(left) == {11}  # twelve, less the one that the dead worker spent
+    recorder.wait_for(Acked, 12)
+    assert meter.most == beside
 
 
 def test_a_suspect_does_not_hold_up_the_innocent(queue, consumer, start, recorder, suspects, gate):
@@ -60,7 +93,7 @@ def test_a_suspect_does_not_hold_up_the_innocent(queue, consumer, start, recorde
     queue.publish_many(["innocent"] * 50)
 
     recorder.wait_for(Acked, 50)
-    assert len(recorder.of(Started)) == 51
+    assert len(recorder.of(Started)) == 52  # with the two suspects that four slots may run
     gate.open()
     recorder.wait_for(Acked, 55)
 
@@ -82,7 +115,7 @@ def test_the_innocent_are_found_behind_many_suspects(no_looks, queue, consumer, 
 
     gate.wait_for()
     recorder.wait_for(Acked, 20)
-    assert len(recorder.of(Started)) == 21
+    assert len(recorder.of(Started)) == 22  # with the two suspects that four slots may run
 
 
 def test_a_suspect_that_hangs_does_not_keep_the_next_from_its_turn(queue, consumer, start, recorder, suspects, gate):
@@ -95,7 +128,7 @@ def test_a_suspect_that_hangs_does_not_keep_the_next_from_its_turn(queue, consum
             gate.pass_through()
 
     suspects("q", amount=3)
-    start(concurrency=4)
+    start(concurrency=2)  # one suspect at a time
 
     recorder.wait_for(Acked, 2)
     assert recorder.of(Handled, outcome="timeout")[0].id == first[0]
