@@ -32,7 +32,8 @@ class Reader:
     """
     Has bodies read, a bounded number of bytes in one round trip, and lets what has its body start.
 
-    How large a queue's bodies are is told by the largest so far, and before the first by the queue's `max_body`.
+    How large a queue's bodies are is told by the largest so far, and before one has come by the queue's `max_body`. The
+    first is read alone: a foreign publisher's bodies may be larger.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Reader:
                 del self._unread[name]
             elif rest > 0 and not self._troubles.waits(name):
                 size = self._expected[name]
-                piece = group[: _fitting(rest, size)]
+                piece = group[: _fitting(rest, size) if name in self._largest else 1]
                 rest -= size * len(piece)
                 pieces.append((name, piece))
         return pieces
@@ -105,7 +106,7 @@ class Reader:
     def _filled(self, name: str, piece: list[Flight], values: list[bytes | None]) -> list[Flight]:
         """Give flights their bodies; return those that have one, end the others."""
         bare, now = self._keys[name].bare, time.monotonic()
-        filled, gone, largest = [], [], self._largest.get(name, 0)
+        filled, gone, largest = [], [], self._largest.setdefault(name, 0)
         for flight, value in zip(piece, values, strict=True):
             if value is None:
                 gone.append(flight)
@@ -115,7 +116,7 @@ class Reader:
             flight.held_since = now
             largest = max(largest, len(value))
             filled.append(flight)
-        if largest > self._largest.get(name, 0):
+        if largest > self._largest[name]:
             self._largest[name] = largest
             self._expect(name, largest)
         if gone:

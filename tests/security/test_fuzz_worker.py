@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import psutil
 import pytest
-from hostile import ANSWERS, ERRORS, Evil, Vandal
 from waiting import eventually
+from worker_vandal import ANSWERS, ERRORS, Evil, Vandal
 
 from reliq import Consumer, Job, Layout, Outgoing, Queue, WorkerSettings
 from reliq.errors import PublishFailed

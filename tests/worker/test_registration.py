@@ -324,7 +324,7 @@ def life_of_two(first, second):
         (dict, "lifespan dict must return a context manager"),
         (5, "lifespan must be a function, not a int"),
     ],
-    ids=str,
+    ids=lambda part: part if isinstance(part, str) else "",
 )
 def test_a_lifespan_that_cannot_be_entered_is_refused_when_it_is_given(lifespan, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
@@ -346,7 +346,7 @@ async def coroutine(job): ...
         (life(), "middleware must be the function, not what it returned"),
         (None, "middleware must be a function, not a NoneType"),
     ],
-    ids=str,
+    ids=lambda part: part if isinstance(part, str) else "",
 )
 def test_a_middleware_that_cannot_be_entered_is_refused_when_it_is_registered(around, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
