@@ -7,7 +7,7 @@ from reliq.transitions import Turn
 from reliq.worker.flight import flights_of
 from reliq.worker.inflight import Inflight
 from reliq.worker.loop import Troubles
-from reliq.worker.reader import READ_BYTES, Reader
+from reliq.worker.reader import Reader
 
 
 class Door:
