@@ -179,10 +179,10 @@ class Child:
         ]
 
     def holders(self, now: float) -> list[Row]:
-        """Return the rows whose handler may hold the interpreter."""
-        rows = self.rows()
+        """Return the rows whose handler may hold the interpreter, or has had its time."""
+        rows, late = self.rows(), self.overran(now)
         threads = self.silence.holders(self.pid, {row.thread for row in rows}, now)
-        return [row for row in rows if row.thread in threads]
+        return [row for row in rows if row.thread in threads or row in late]
 
     def is_guilty(self, queue: str, id: str) -> bool:
         """Say whether a message pays for the end of the process."""

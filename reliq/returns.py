@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections import defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ class Returns:
         if silence.seconds - silence.helped_at < max(SHORTEST_RENEWAL_SECONDS, shortest / RENEW_PART):
             return
         silence.helped_at = silence.seconds
+        late = child.overran(time.monotonic())
         rows, lease_of = child.rows(), {one.queue.name: one.lease_seconds for one in child.handlers}
 
         def settle(name: str, claimed: list[Claimed]) -> None:
@@ -49,7 +51,8 @@ class Returns:
             if self._concurrency == 1 and silence.seconds > lease_of[name] + SHORTEST_RENEWAL_SECONDS:
                 waiting = [one for one in claimed if not child.has_started(rows, name, one.id)]
             self._leases.release(name, waiting)
-            self._leases.extend(name, [one for one in claimed if one not in waiting])
+            given_up = [*waiting, *(one for one in claimed if child.has_started(late, name, one.id))]
+            self._leases.extend(name, [one for one in claimed if one not in given_up])
 
         self._of_each(child, settle)
 

@@ -131,11 +131,7 @@ class Supervisor:
         """Look at every child once: replace the dead and those that leave, end those that hang or have grown."""
         self._forward_stack_wish()
         self._bury_orphans()
-        for child in self._all:
-            if child.has_ended():
-                self._bury(child)
-            elif child.process is not None:
-                self._judge(child)
+        self._look_at_each()
         for at, child in enumerate(self.children):
             if child.leaves() and len(self._leaving) < len(self.children):
                 self.children[at] = self._successor(child)
@@ -143,6 +139,13 @@ class Supervisor:
             if child.process is None and not child.done and not self._stopping and child.may_start():
                 self._start(child)
         self._look_at_memory()
+
+    def _look_at_each(self) -> None:
+        for child in self._all:
+            if child.has_ended():
+                self._bury(child)
+            elif child.process is not None:
+                self._judge(child)
 
     def _successor(self, child: Child) -> Child:
         """Let another have the place of `child`, which finishes what it runs."""
@@ -195,7 +198,7 @@ class Supervisor:
         reason = ""
         if process.returncode == EXIT_CONFIG:
             self._exit_code = EXIT_CONFIG
-        elif process.returncode == 0 and self._plan.burst:
+        elif process.returncode == 0 and self._plan.burst and child.report.exists():  # else a handler has ended it
             child.done = True
         elif not self._stopping:
             reason = child.why(process.returncode)
@@ -242,14 +245,12 @@ class Supervisor:
                 self._exit_code = EXIT_SECOND_SIGNAL
                 return
             self._forward_stack_wish()
-            for child in self._all:
-                if child.has_ended():
-                    self._bury(child)
+            self._look_at_each()
             self._signals.wait(LOOK_SECONDS / 2)
 
     def _kill(self) -> None:
         for child in self._all:
-            child.doom(signal.SIGKILL, "stopped")
+            child.signal(signal.SIGKILL)
             if child.process is not None:
                 child.process.wait()
                 self._bury(child)

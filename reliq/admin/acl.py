@@ -40,7 +40,7 @@ PARTS: dict[Role, tuple[str, ...]] = {
         "worker/claims.py",
         "worker/tidier.py",
         "worker/timekeeper.py",
-        "supervisor.py",
+        "leases.py",
         "doors/batch.py",
     ),
     "operator": (

@@ -65,6 +65,8 @@ def slow(seconds: float, job: Job[float]) -> None:
 async def lasting(seconds: float, job: Job[float]) -> None:
     """Outlast the timeout, and take a while to clean up."""
     note("started", job.id)
+    if HOW == "thread":
+        await asyncio.to_thread(time.sleep, 1000)
     try:
         await asyncio.sleep(1000)
     finally:

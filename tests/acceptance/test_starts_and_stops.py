@@ -177,6 +177,25 @@ def test_a_consumer_runs_twice_and_gives_the_signals_back(environment, jobs, cli
         assert program.wait(60) == 0
 
 
+RUN = """
+from reliq import WorkerSettings
+from beginnings import consumer
+consumer.run(WorkerSettings(grace=1000), queues=["lasting"])
+"""
+
+
+def test_a_second_signal_ends_a_program_at_once_whatever_its_threads_do(environment, jobs, client):
+    jobs.LASTING.publish(1.0)
+    wanted = {**environment, "HOW": "thread"}
+    with subprocess.Popen([sys.executable, "-c", RUN], cwd=HERE, env=wanted) as program:
+        eventually(lambda: client.scard("note:started"), "a handler waits for a thread of its own")
+
+        program.terminate()
+        eventually(lambda: client.zcard("reliq:workers") == 0 or program.send_signal(signal.SIGTERM), "it stops")
+
+        assert program.wait(60) == 130
+
+
 STARTED = """
 from beginnings import consumer
 from reliq.events import RedisAway

@@ -71,6 +71,7 @@ def end_a_program() -> None:
 
 
 def write_to_nobody() -> None:
+    """Fail, unless a fork beside us has the other end too."""
     read, write = os.pipe()
     os.close(read)
     try:
@@ -132,7 +133,7 @@ PLAIN = {
     "holds back every signal": Deed(
         lambda: signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()) and None, ACKED
     ),
-    "writes to a pipe that nobody reads": Deed(write_to_nobody, FAILED),
+    "writes to a pipe that nobody reads": Deed(write_to_nobody, (*FAILED, *ACKED)),
     "prints to a closed standard output": Deed(print_to_nobody, FAILED),
     "empties the environment": Deed(os.environ.clear, ACKED),
     "goes to another folder": Deed(lambda: os.chdir("/"), ACKED),
