@@ -16,7 +16,7 @@ import psutil
 from reliq.board import BoardView, Row
 from reliq.consumer import EXIT_HUNG, EXIT_REPLACE
 from reliq.holder import Activity, activities, holders
-from reliq.worker.inflight import CANCEL_SECONDS
+from reliq.worker.run import CANCEL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,21 +18,17 @@ if TYPE_CHECKING:
     from reliq.worker.capacity import Capacity
     from reliq.worker.flight import Flight
 
-#: A coroutine that was cancelled has so long to end before its slot counts as hung.
-CANCEL_SECONDS = 5.0
-
 
 class Inflight:
     """
     The flights of a process, from claim to settled. Every method is atomic; `reliq.worker.slots` says what may start.
 
-    Whatever changes what may start gives the free slots to calls at once, and wakes as many threads as there are calls
-    for them, or the event loop. The fetcher waits for capacity here (`wait_for_capacity`), or in Redis (`watch`): then
+    Whatever changes what may start gives the free slots to calls at once, and wakes the event loop or a thread; one that
+    takes a call wakes the next if there is another, so quick work is not fought over. The fetcher waits for capacity here (`wait_for_capacity`), or in Redis (`watch`): then
     `nudge` is called when there may be capacity that it does not know, and `wait_is_over` says whether there is.
 
     Attributes:
-        started: how many messages were given to handlers.
-        closed: whether nothing more starts.
+        started, closed: how many messages were given to handlers, and whether nothing more starts.
         call_loop, busy, nudge: called when a coroutine may start, there is something to renew, a wait may be over.
     """
 
@@ -51,6 +47,7 @@ class Inflight:
         self._plain_calls: deque[list[Flight]] = deque()  # that have a slot, and no thread yet
         self._async_calls: deque[list[Flight]] = deque()  # that have a slot, and no task yet
         self._runs: dict[Run, None] = {}
+        self._resting, self._waking = 0, False  # threads without a call, and whether one of them is on its way
         self._loop_called = False
         self._fetcher_waits = False  # for capacity, here
         self._watched: Sequence[QueueClaims] | None = None  # what the fetcher, waiting in Redis, cannot claim
@@ -96,10 +93,10 @@ class Inflight:
     def wait_is_over(self) -> bool:
         """Say, once, that the wait in Redis is to be ended."""
         with self._lock:
-            over = self._watched is not None and self._can_claim(self._watched)
-            if over:
-                self._watched = None
-            return over
+            if self._watched is None or not self._can_claim(self._watched):
+                return False
+            self._watched = None
+            return True
 
     def hold(self, flights: Iterable[Flight]) -> int:
         """Let `flights` start when there is a slot; return how many threads plain handlers can use."""
@@ -108,21 +105,25 @@ class Inflight:
                 if not flight.settling:
                     self._table[flight.queue].put(flight)
             self._give_slots()
+            self._wake_thread()
             return min(self.concurrency, self._table.plain_calls)
 
     def next_plain(self, done: Run | None) -> Run | None:
         """Free the slot of `done`, wait for a call of a plain handler and start it; None when it is over."""
         with self._lock:
             if done is not None:
-                self._finish([done], threads_at_hand=1)
+                self._finish([done])
             while not self.closed:
                 if self._plain_calls:
                     run = self._start(self._plain_calls.popleft())
                     run.thread = threading.get_ident()
+                    self._wake_thread()
                     return run
+                self._resting += 1
                 self._work.wait(self._table.linger(time.monotonic(), is_async=False))
-                if not self._plain_calls:
-                    self._give_slots(threads_at_hand=1)  # to a batch that has lingered
+                self._resting -= 1
+                self._waking = False
+                self._give_slots()  # to a batch that has lingered
             return None
 
     def next_async(self, done: Sequence[Run]) -> tuple[list[Run], float | None]:
@@ -130,6 +131,7 @@ class Inflight:
         with self._lock:
             self._loop_called = True  # it is here
             self._finish(done)
+            self._wake_thread()
             runs = [self._start(flights) for flights in self._async_calls]
             self._async_calls.clear()
             self._loop_called = False
@@ -139,7 +141,8 @@ class Inflight:
         """Return those of `flights` that have not started and now never will."""
         with self._lock:
             waits = [flight for flight in flights if not (flight.started or flight.settling)]
-            self._withdraw(waits)
+            if waits:
+                self._withdraw(waits)
             return waits
 
     def loop_is_late(self) -> None:
@@ -152,7 +155,6 @@ class Inflight:
             self._table.loop_blocked = True
             waits = [one for one in self._flights if one.handler.is_async and not (one.started or one.settling)]
             self._withdraw(waits)
-            self._give_slots()
             return waits
 
     def loop_runs(self) -> None:
@@ -160,6 +162,7 @@ class Inflight:
         with self._lock:
             self._table.loop_late = self._table.loop_blocked = False
             self._give_slots()
+            self._wake_thread()
             self._tell_fetcher()
 
     def settled(self, flights: Iterable[Flight]) -> None:
@@ -220,33 +223,30 @@ class Inflight:
     @property
     def hung(self) -> int:
         """How many slots are lost to handlers that only the end of the process ends."""
-        now = time.monotonic()
-        return sum(
-            run.abandoned and (not run.handler.is_async or now > (run.timeout_at or now) + CANCEL_SECONDS)
-            for run in self.runs()
-        )
+        return sum(run.hangs for run in self.runs())
 
     def _can_claim(self, claims: Sequence[QueueClaims]) -> bool:
         found = self._table.capacities(claims, time.monotonic())
         return self.closed or any(map(QueueClaims.can_claim, claims, found))
 
-    def _give_slots(self, threads_at_hand: int = 0) -> None:
-        """Give free slots to what may start, and wake who is to make the calls, but not threads that are here."""
+    def _give_slots(self) -> None:
+        """Give free slots to what may start, and call the event loop for its own."""
         now = time.monotonic()
-        plain = -threads_at_hand
         while not self.closed and (flights := self._table.next_call(now)):
-            if flights[0].handler.is_async:
-                self._async_calls.append(flights)
-            else:
-                self._plain_calls.append(flights)
-                plain += 1
-        plain += self._table.linger(now, is_async=False) is not None  # one waits for the batch
-        if plain > 0:
-            self._work.notify(plain)
+            calls = self._async_calls if flights[0].handler.is_async else self._plain_calls
+            calls.append(flights)
         loop_wanted = self._async_calls or self._table.linger(now, is_async=True) is not None
         if loop_wanted and not self._loop_called:
             self._loop_called = True
             self.call_loop()
+
+    def _wake_thread(self) -> None:
+        """Wake a thread for the next call, or for a batch that lingers, unless one is on its way: it wakes the next."""
+        if self._resting and not self._waking:
+            lingers = self._table.linger(time.monotonic(), is_async=False) is not None
+            self._waking = bool(self._plain_calls) or lingers
+            if self._waking:
+                self._work.notify()
 
     def _take_back(self) -> None:
         """Have what has a slot, and no thread or task yet, wait for one again."""
@@ -263,7 +263,7 @@ class Inflight:
         self.started += len(flights)
         return run
 
-    def _finish(self, runs: Iterable[Run], threads_at_hand: int = 0) -> None:
+    def _finish(self, runs: Iterable[Run]) -> None:
         """Free the slots of `runs` and give them on."""
         idle = False
         for run in runs:
@@ -273,19 +273,19 @@ class Inflight:
             idle = idle or not slots.queued  # nothing of the queue takes the slot
         if self.closed or not self._runs:
             self._fewer.notify_all()
-        self._give_slots(threads_at_hand)
+        self._give_slots()
         if idle or self._table.queued <= self._table.refill_at:
             self._tell_fetcher()
 
     def _withdraw(self, flights: list[Flight]) -> None:
         """Let `flights` wait no more; what they went before may start."""
-        if flights:
-            self._take_back()
-            for flight in flights:
-                flight.settling = True
-            self._table.withdraw(flights)
-            self._give_slots()
-            self._tell_fetcher()
+        self._take_back()
+        for flight in flights:
+            flight.settling = True
+        self._table.withdraw(flights)
+        self._give_slots()
+        self._wake_thread()
+        self._tell_fetcher()
 
     def _tell_fetcher(self) -> None:
         """Let the fetcher look again, wherever it waits: there may be more to claim."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,6 +10,9 @@ import msgspec
 if TYPE_CHECKING:
     from reliq.handler import Handler
     from reliq.worker.flight import Flight
+
+#: A coroutine that was cancelled has so long to end before its slot counts as hung.
+CANCEL_SECONDS = 5.0
 
 
 class Run(msgspec.Struct, eq=False):
@@ -40,3 +44,11 @@ class Run(msgspec.Struct, eq=False):
             if flight.settling:
                 return [flight for flight in self.flights if not flight.settling]
         return self.flights
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it overran its time and only the end of the process ends it."""
+        if not self.handler.is_async:
+            return self.abandoned
+        now = time.monotonic()
+        return self.abandoned and now > (self.timeout_at or now) + CANCEL_SECONDS

@@ -38,6 +38,8 @@ WAIT_SECONDS = 0.5
 #: How long it then waits for those that follow, so that quick work is not settled message by message; a message is
 #: worked twice if its worker dies in between, and nothing else is late for it.
 GATHER_SECONDS = 0.002
+#: It waits only if so few are there: when many come at once, waiting for the interpreter again costs more than it saves.
+FEW = 20
 #: The most that is settled in one round trip, about: Redis works it off before it turns to other clients.
 GATHER_LIMIT = BATCH_LIMIT
 
@@ -94,7 +96,7 @@ class Settler:
         try:
             if not self._unsettled:
                 self._unsettled |= dict.fromkeys(self._waiting.get(timeout=wait))
-                if self._unsettled and self._waiting.qsize() < GATHER_LIMIT:
+                if self._unsettled and self._waiting.qsize() < FEW:
                     self._hurried.wait(GATHER_SECONDS)
                 self._hurried.clear()
             while len(self._unsettled) < GATHER_LIMIT:
