@@ -130,6 +130,12 @@ class AsyncExecutor:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(run.task.cancel)
 
+    def see_to(self, run: Run) -> None:
+        """Answer for `run` if its task was cancelled before its first step: then nobody else does."""
+        if run.task is not None and run.task.done() and run.unanswered:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._end_unbegun, run)
+
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Let a coroutine run on this loop."""
         try:
@@ -175,6 +181,8 @@ class AsyncExecutor:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        for run in self._inflight.runs():
+            self.see_to(run)
 
     def _fill(self) -> None:
         """Free the slots of what has ended, and start what may start, until nothing more may."""
@@ -214,6 +222,10 @@ class AsyncExecutor:
             error = TimeoutError("the handler overran its timeout") if run.abandoned else cancelled
         except BaseException as raised_error:  # SystemExit too: a handler must not end the loop
             error = raised_error
+        self._end(run, answer, error)
+
+    def _end(self, run: Run, answer: Any, error: BaseException | None) -> None:
+        """Hand over how `run` has ended, and have its slot freed."""
         try:
             self._running.end(run, answer, error)
         finally:
@@ -221,6 +233,10 @@ class AsyncExecutor:
             if not self._filling:
                 self._filling = True
                 self._loop.call_soon(self._fill)
+
+    def _end_unbegun(self, run: Run) -> None:
+        if run.unanswered:  # not seen to before
+            self._end(run, None, asyncio.CancelledError())
 
     async def _call(self, handler: Handler, jobs: list[Job[Any]]) -> Any:
         if not self._running.middleware:

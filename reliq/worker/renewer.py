@@ -69,6 +69,7 @@ class Renewer:
             return IDLE_SECONDS if self._idle else self._look_seconds
         self._held_at = now
         for run in self._inflight.runs():
+            self._async_executor.see_to(run)
             if run.timeout_at is not None and now > run.timeout_at and run.unanswered:
                 self._overran(run, now)
         self._watchdog.look(now)

@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import asynccontextmanager
 
 import pytest
+from tenacity import wait_fixed
 from waiting import eventually
 
 from reliq import Consumer
@@ -106,6 +107,34 @@ def test_a_task_that_cannot_be_made_costs_no_slot(queue, url, start, recorder):
     queue.publish_many(["y"] * 20)
 
     recorder.wait_for(Acked, 20)
+
+
+def test_a_task_that_is_cancelled_before_its_first_step_costs_no_slot(queue, url, start, recorder):
+    calls = []
+
+    def make(loop, coroutine):
+        task = asyncio.Task(coroutine, loop=loop)
+        if coroutine.__qualname__ == "AsyncExecutor._run":
+            calls.append(task)
+            if len(calls) == 1:
+                task.cancel()  # as a handler does that cancels all tasks there are
+        return task
+
+    async def lifespan():
+        asyncio.get_running_loop().set_task_factory(make)
+        yield
+
+    consumer = Consumer(url, observers=[recorder], lifespan=asynccontextmanager(lifespan))
+
+    @consumer.handler(queue, backoff=wait_fixed(0.01))
+    async def handle(body): ...
+
+    start(consumer, concurrency=1)
+    queue.publish("x")
+
+    recorder.wait_for(Acked)
+    assert len(recorder.ids(Nacked)) == 1
+    assert len(calls) == 2
 
 
 class Nameless:
