@@ -42,9 +42,14 @@ def be_quick(inflight, queue):
     inflight._table[queue.name].learn(1e-6)
 
 
+def knows_the_size(fetcher, queue):
+    """Have a first body have come: it is read alone."""
+    fetcher._reader._largest[queue.name] = 1
+
+
 def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(make_queue, consumer, door):
     queue = make_queue(max_body=1000)
-    queue.publish("x")
+    queue.publish_many(["x"] * 1600)
     consumer.handler(queue)(lambda body: None)
     inflight, notes = Inflight(consumer.handlers, 16), []
     be_quick(inflight, queue)
@@ -53,11 +58,8 @@ def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(make_queu
     noting = NotingDoor(door, notes)
     fetcher = Fetcher(noting, consumer.handlers, inflight, timekeeper, submit, lambda flights, outcome: None, list)
 
-    for _ in range(2):
-        fetcher.step()  # the first body tells how large they are
-    queue.publish_many(["x"] * 1600)
-    fetcher.step()  # its token
-    notes.clear()
+    knows_the_size(fetcher, queue)
+
     for _ in range(4):
         fetcher.step()
 
@@ -65,7 +67,7 @@ def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(make_queu
         *("EVALSHA", "answered"),
         *("MGET+EVALSHA", "answered", 500),
         *("MGET+EVALSHA", "answered", 500),
-        *("MGET", "answered", 499),  # there is no room for more
+        *("MGET", "answered", 500),  # there is no room for more
     ]
 
 
@@ -87,6 +89,7 @@ def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_be
     fetcher = Fetcher(
         BusyDoor(), consumer.handlers, inflight, timekeeper, started.extend, lambda flights, outcome: None, list
     )
+    knows_the_size(fetcher, queue)
 
     fetcher.step()
     with pytest.raises(RedisUnavailableError):
