@@ -156,13 +156,14 @@ class Board:
         now = time.monotonic()
         runs = {(one.queue, one.delivery.id): run for run in self._consumer.running() for one in run.flights}
         for cell in list(self._cells.values()):
-            if cell.number == _COROUTINES or not 0 < cell.started_at < now:
+            started_at = cell.started_at  # read once: its thread may begin something else at any moment
+            if cell.number == _COROUTINES or not 0 < started_at < now:
                 continue
             run = runs.get((cell.queue, cell.id))
             if run is None:
-                self._change(cell, cell.started_at, 0.0, 0.0)
+                self._change(cell, started_at, 0.0, 0.0)
             elif run.timeout_at is not None and run.timeout_at != cell.timeout_at:
-                self._change(cell, cell.started_at, cell.started_at, run.timeout_at)
+                self._change(cell, started_at, started_at, run.timeout_at)
         if len(self._lanes) < len(self._kinds):
             self._note_lanes()
         _BEAT.pack_into(self._memory, 0, time.monotonic())

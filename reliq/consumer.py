@@ -219,7 +219,8 @@ class Consumer(Registration):
 
     def flights(self) -> list[Flight]:
         """Return everything held in this process, running or not."""
-        return [] if self._engine is None else self._engine.inflight.flights()
+        engine = self._engine  # a stop in another thread takes it away
+        return [] if engine is None else engine.inflight.flights()
 
     @property
     def is_stopping(self) -> bool:
@@ -233,7 +234,8 @@ class Consumer(Registration):
 
     def running(self) -> list[Run]:
         """Return the calls of handlers that are under way in this process."""
-        return [] if self._engine is None else self._engine.inflight.runs()
+        engine = self._engine
+        return [] if engine is None else engine.inflight.runs()
 
     def engine(self) -> Engine:
         """Return what runs; raise ConfigurationError when nothing does."""
