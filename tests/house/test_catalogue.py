@@ -1,4 +1,4 @@
-"""The table of failures is closed: no row is missing, and every test that it names is there."""
+"""The tables of failures and of claims are closed: no row is missing, and every test that they name is there."""
 
 import ast
 import re
@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "tests" / "faults" / "README.md"
+CLAIMS = "## What the README claims, and the test that holds it"
 
 #: How many rows each group of the catalogue has.
 GROUPS = {"L": 10, "D": 11, "S": 13, "T": 5, "C": 4, "X": 4, "P": 5}
@@ -20,6 +21,16 @@ _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 def rows():
     """What covers each row, as the table has it."""
     return [(found[1], found[3]) for found in _ROW.finditer(TABLE.read_text("utf-8"))]
+
+
+def section_of_claims():
+    return (ROOT / "tests" / "README.md").read_text("utf-8").partition(CLAIMS)[2].partition("\n## ")[0]
+
+
+def claims():
+    """Each claim of the README, with what holds it."""
+    found = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", section_of_claims(), re.MULTILINE)
+    return [row for row in found if row[0] not in ("claim", "---")]
 
 
 @cache
@@ -35,7 +46,7 @@ def test_every_row_of_the_catalogue_is_in_the_table_once():
     assert [name for name, _ in rows()] == expected
 
 
-@pytest.mark.parametrize(("row", "covered"), rows(), ids=[name for name, _ in rows()])
+@pytest.mark.parametrize(("row", "covered"), rows() + claims())
 def test_a_row_names_tests_that_exist_or_says_why_there_is_none(row, covered):
     named = _TEST.findall(covered)
 
@@ -55,3 +66,11 @@ def test_every_test_of_a_fault_stands_in_the_table():
     }
 
     assert found - told == set()
+
+
+def test_every_section_of_the_readme_has_its_claims():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    sections = re.findall(r"^## (?!License)(.+)$", readme, re.MULTILINE)
+
+    assert re.findall(r"^### (.+)$", section_of_claims(), re.MULTILINE) == ["The first lines", *sections]
+    assert len(claims()) > 100

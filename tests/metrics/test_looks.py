@@ -184,28 +184,42 @@ def test_a_look_at_a_million_messages_makes_the_same_commands_as_one_at_a_few(ur
     assert look(many).queues[0].counts.ready == 1_000_000
 
 
+class Counted:
+    """A wire that counts its round trips, by how many commands each has."""
+
+    def __init__(self, wire):
+        self._wire, self.trips = wire, []
+
+    def exchange(self, commands):
+        self.trips.append(len(commands))
+        return self._wire.exchange(commands)
+
+
 def test_a_look_makes_two_round_trips_whatever_the_number_of_queues(url, connection):
-    trips = []
-
-    class Counted:
-        def __init__(self, wire):
-            self._wire = wire
-
-        def exchange(self, commands, meanwhile):
-            trips.append(len(commands))
-            return self._wire.exchange(commands, meanwhile)
-
+    wire = Counted(connection.wire(5.0))
     queues = [Queue(f"q{number}", int, url=url) for number in range(50)]
     for queue in queues:
         queue.publish(1)
-    look = Looker(BlockingDoor(Counted(connection.wire(5.0))), lambda: [queue.keys for queue in queues]).look
+    look = Looker(BlockingDoor(wire), lambda: [queue.keys for queue in queues]).look
     look()
-    trips.clear()
+    wire.trips.clear()
 
     look()
 
-    assert len(trips) == 2
-    assert sum(trips) <= 10 * len(queues)
+    assert len(wire.trips) == 2
+    assert sum(wire.trips) <= 10 * len(queues)
+
+
+def test_a_look_that_chooses_its_queues_makes_four_round_trips(url, connection):
+    wire = Counted(connection.wire(5.0))
+    for number in range(50):
+        Queue(f"q{number}", int, url=url).publish(1)
+    looker = Looker(BlockingDoor(wire))
+    looker.look()
+    wire.trips.clear()
+
+    assert len(looker.look().queues) == 50
+    assert len(wire.trips) == 4
 
 
 def test_a_redis_that_is_away_is_told_as_such_and_nothing_else_is():

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import redis
+from typer.main import get_command
 
 from reliq import Layout, Outgoing, Queue
+from reliq.cli.app import app
 from reliq.settings import HandlerSettings, QueueSettings
 
 ROOT = Path(__file__).parents[2]
@@ -167,6 +169,41 @@ def test_every_worker_option_is_in_the_table():
     options = set(re.findall(r"--[a-z][a-z-]+", helped)) - {"--help", "--install-completion", "--show-completion"}
 
     assert {option for option in options if f"`{option}`" not in README and f"`{option} " not in README} == set()
+
+
+def defaults():
+    """What the tables of options say of each."""
+    column, found = 0, {}
+    for line in README.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| option"):
+            column = cells.index("default")
+        elif line.startswith("| `") and len(cells) > column:
+            found |= dict.fromkeys(re.findall(r"`([\w-]+)`", cells[0]), cells[column])
+    return found
+
+
+def test_the_defaults_of_the_tables_are_those_of_the_code():
+    queue, handler, told = QueueSettings(), HandlerSettings(), defaults()
+    days = f"{queue.letters_ttl / 86_400:g} days"
+    worker = {option: one.default for one in get_command(app).commands["worker"].params for option in one.opts}
+
+    assert [told[name] for name in ("retries", "ttl", "dedup", "history", "max_body", "letters_max")] == [
+        f"{queue.retries}",
+        f"{queue.ttl / 86_400:g} days",
+        f"{queue.dedup:g} s",
+        f"{queue.history}",
+        f"{queue.max_body >> 20} MiB",
+        f"{queue.letters_max:,}, {days}",
+    ]
+    assert [told[name] for name in ("lease", "timeout", "weight", "undecodable")] == [
+        f"{handler.lease:g} s",
+        f"{handler.timeout:g} s",
+        f"{handler.weight}",
+        f'`"{handler.undecodable}"`',
+    ]
+    for option in ("--processes", "--concurrency", "--grace", "--stall", "--log-level", "--log-format"):
+        assert told[option] == f"{worker[option]}".removesuffix(".0")
 
 
 def test_the_structures_of_the_table_are_those_of_the_code():

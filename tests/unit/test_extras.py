@@ -1,6 +1,7 @@
 """What is missing is told without naming a package of an index that may be somebody else's."""
 
 import re
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,8 @@ def test_a_missing_server_is_told_with_what_brings_one(monkeypatch):
 
     with pytest.raises(ConfigurationError, match="or reliq with its extra 'embedded' from where you have reliq"):
         bundled_server()
+
+
+@pytest.mark.parametrize("name", ["redis-server", "redis-cli"])
+def test_the_extra_embedded_brings_a_server_and_its_client_into_the_environment(name):
+    assert (Path(sysconfig.get_path("scripts")) / name).exists()
