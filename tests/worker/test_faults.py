@@ -63,7 +63,7 @@ def test_redis_dies_again_and_again_in_the_middle_of_work(own_server, recorder):
     assert (counts.missing, counts.dead, counts.totals["acked"]) == (0, 0, 3000)
 
 
-def test_a_start_without_redis_says_so(own_server):
+def test_a_drain_without_redis_says_so_and_leaves_no_thread(own_server):
     queue = Queue("q", str, url=own_server.url)
     consumer = Consumer()
     consumer.handler(queue)(lambda body: None)
@@ -71,7 +71,7 @@ def test_a_start_without_redis_says_so(own_server):
     before = set(threading.enumerate())  # of an earlier test, one may be about to end
 
     with pytest.raises(RedisUnavailableError):
-        consumer.start()
+        consumer.drain()
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("reliq")]
 
 
