@@ -120,9 +120,11 @@ class Inflight:
                     self._wake_thread()
                     return run
                 self._resting += 1
-                self._work.wait(self._table.linger(time.monotonic(), is_async=False))
-                self._resting -= 1
-                self._waking = False
+                try:
+                    self._work.wait(self._table.linger(time.monotonic(), is_async=False))
+                finally:  # a time limit of a handler's own may raise here, too late for its handler
+                    self._resting -= 1
+                    self._waking = False
                 self._give_slots()  # to a batch that has lingered
             return None
 

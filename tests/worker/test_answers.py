@@ -1,6 +1,7 @@
 """What a handler answers decides what becomes of its message."""
 
 import asyncio
+import ctypes
 import threading
 import time
 from collections import Counter
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from tenacity import wait_fixed, wait_incrementing
+from waiting import eventually
 
 from reliq import Ack, Consumer, Job, Nack, Reject, Snooze
 from reliq.events import Acked, Collected, Expired, Handled, Nacked, Snoozed, Started
@@ -322,6 +324,25 @@ def test_no_exception_ends_the_worker(queue, consumer, start, recorder, error, i
 
     recorder.wait_for(Acked)
     assert [e.outcome for e in recorder.of(Handled)] == ["nack", "ack"]
+
+
+def test_an_exception_that_comes_late_into_a_resting_thread_costs_no_thread(queue, consumer, start, recorder):
+    threads = set()
+    consumer.handler(queue)(lambda body: threads.add(threading.get_ident()))
+    engine = start(concurrency=1)
+    queue.publish("x")
+    recorder.wait_for(Acked)
+    eventually(lambda: engine.inflight._resting, "the thread waits for work")
+
+    # As a time limit of the handler's own does that is a moment too late.
+    thread = ctypes.c_ulong(threads.pop())
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TimeoutError)) == 1
+
+    for count in (2, 3):
+        queue.publish("x")
+        recorder.wait_for(Acked, count)
+        eventually(lambda: engine.inflight._resting, "the thread waits for work")
+    assert threads == {thread.value}
 
 
 def test_endless_recursion_is_a_failure_like_any_other(queue, consumer, start, recorder):
