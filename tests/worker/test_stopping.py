@@ -8,7 +8,7 @@ from waiting import eventually
 
 from reliq import Consumer, Nack, Queue, Stopped, WorkerSettings
 from reliq.errors import ConfigurationError
-from reliq.events import Acked, Claimed, Collected, Handled, Released, Started
+from reliq.events import Acked, Claimed, Collected, Handled, Released, Started, WorkerReady, WorkerStopping
 from reliq.transitions import Turn
 
 
@@ -25,6 +25,22 @@ def test_a_stop_lets_running_handlers_finish(queue, consumer, gate, recorder):
     stopped.join()
     assert len(recorder.ids(Acked)) == 1
     assert queue.counts().alive == 0
+
+
+def test_a_worker_tells_when_it_is_ready_and_when_it_stops(queue, consumer, gate, recorder):
+    consumer.handler(queue)(lambda body: gate.pass_through())
+    queue.publish("x")
+    consumer.start()
+    gate.wait_for()
+    stopped = threading.Thread(target=consumer.stop, args=(7.0,))
+    stopped.start()
+    recorder.wait_for(WorkerStopping)
+
+    gate.open()
+
+    stopped.join()
+    told = [event for event in recorder.events if isinstance(event, WorkerReady | WorkerStopping)]
+    assert told == [WorkerReady("", ("q",)), WorkerStopping("", 1, 7.0)]
 
 
 def test_what_is_held_goes_back_unspent_and_in_order(queue, consumer, gate, recorder, client):
