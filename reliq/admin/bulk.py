@@ -121,11 +121,11 @@ def cancel_ids(
     return door.run(transitions.cancel(keys, ids, tombstone_ms=tombstone_ms), for_seconds=TRY_SECONDS)
 
 
-def remove(door: BlockingDoor, keys: Keys, state: State, ids: list[str]) -> Removed:
-    """Delete up to 500 messages of a state, given in their order, wherever they have gone meanwhile."""
+def remove(door: BlockingDoor, keys: Keys, state: State, ids: list[str], *, free_ids: bool = False) -> Removed:
+    """Delete up to 500 messages of a state, given in their order, wherever they have gone meanwhile; as `purge`."""
     purged = 0
     if ids and state != "unack":
-        call = transitions.purge(keys, ids, state=cast("Taken", state))
+        call = transitions.purge(keys, ids, state=cast("Taken", state), free_ids=free_ids)
         purged = door.run(call, for_seconds=TRY_SECONDS)
     # A list gave its first ones; of pending nobody says which have moved on, and those purged are not found again.
     rest = ids[purged:] if state in LISTS else ids if purged < len(ids) else []

@@ -207,7 +207,7 @@ class Mover:
             ]
             run_all(self._door, back)
             ids = [id for id, _ in part if id not in kept]
-            removed = remove(self._door, self._keys, state, ids)
+            removed = remove(self._door, self._keys, state, ids, free_ids=True)  # so that they can come back
             done += Moved(0, len(orders) - len(kept), len(kept), gone=len(part) - len(orders))
             taken += removed.purged if state in LISTS else len(ids)
         return done, taken

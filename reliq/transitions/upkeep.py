@@ -65,14 +65,19 @@ def purge(
     ids: Sequence[str],
     *,
     state: Literal["pending", "ready", "retry", "garbage"],
+    free_ids: bool = False,
     clock: int | None = None,
 ) -> Call[int]:
-    """Delete messages; from a list only its oldest, given in order. Return how many."""
+    """
+    Delete messages; from a list only its oldest, given in order. Return how many.
+
+    A chosen id stays taken for its `dedup`, as after any end, unless `free_ids`.
+    """
     bounded("ids", ids)
     lead = (keys.pending, keys.ready, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals)
     return Call(
         script("purge"),
-        (*lead, keys.ends, keys.windows, *map(keys.msg, ids), *map(keys.dd, ids)),
+        (*lead, keys.ends, keys.windows, *map(keys.msg, ids), *map(keys.dd, () if free_ids else ids)),
         (clock_arg(clock), state, *ids),
         int,
         lambda count: [events.Purged(keys.name, count)] if count else (),

@@ -119,7 +119,7 @@ def _beside(many, keys, ids):
     many.set(keys.moving, TEXTS[0])
     many.hset(QUEUES_KEY, keys.name, "1")
     many.hset(QUEUES_KEY, "spoilt", "1")
-    many.hset(Keys("spoilt").totals, TEXTS[3], TEXTS[0])
+    many.hset(Keys("spoilt").totals, "acked", TEXTS[0])
     for at, text in enumerate(TEXTS):
         many.set(worker_key(f"w{at}"), _record(text, ids[at], keys.name))
         many.zadd(WORKERS_KEY, {f"w{at}": at, text: at})

@@ -202,9 +202,10 @@ def test_nothing_is_deleted_when_nobody_can_agree(command, queue):
     assert "say --yes" in ran.err
 
 
-def test_a_purged_id_may_be_published_again(command, url, queue):
-    queue.publish({"n": 1}, id="m")
+@pytest.mark.parametrize(("dedup", "status", "worked"), [(0, "published", [2]), (600, "duplicate", [])])
+def test_a_purged_id_stays_taken_for_its_dedup(command, url, queue, dedup, status, worked):
+    queue.publish({"n": 1}, id="m", dedup=dedup)
     command("purge", "q", "--state", "ready", "--yes")
 
-    assert Queue("q", url=url).publish({"n": 2}, id="m").status == "published"
-    assert work(queue) == [2]
+    assert Queue("q", url=url).publish({"n": 2}, id="m").status == status
+    assert work(queue) == worked

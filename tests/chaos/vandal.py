@@ -3,9 +3,9 @@
 import random
 
 import redis
-from tests.security.hostile import SCORES, Vandal
 
 from tests.chaos.workload import QUEUES
+from tests.security.worker_vandal import SCORES, Vandal
 
 #: So do the ids of hostile messages begin.
 MARK = "evil~"

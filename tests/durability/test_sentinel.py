@@ -104,7 +104,7 @@ def test_a_queue_goes_by_sentinel_in_both_colours(sentinels, call):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ((f":{SECRET}@", ":wr0ng@"), "refused the user or its password"),
+        ((f":{SECRET}@", ":wr0ng@"), "Redis lets nobody in by this user, password or database"),
         ((SENTINEL_SECRET, "wr0ng"), "No master found"),
         ((f"/{SERVICE}/", "/another/"), "No master found for 'another'"),
     ],

@@ -181,8 +181,8 @@ MUTANTS = (
     Mutant(
         "an outage makes a worker forget its answers",
         "worker/settler.py",
-        "        self._unsettled += flights\n        for flight in flights:\n",
-        "        for flight in flights:\n",
+        "            _note_try(self._unsettled, error)\n            if isinstance",
+        "            self._unsettled.clear()\n            if isinstance",
         "tests/worker/test_faults.py",
     ),
     Mutant(

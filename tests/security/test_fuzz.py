@@ -39,6 +39,7 @@ REQUESTS = [
     moves.redrive(KEYS, [("1-0", "a", 1)], ttl_ms=1),
     moves.purge(KEYS, ["a"], state="ready"),
     moves.resume(KEYS),
+    moves.forget(KEYS, letters=True),
     moves.counts(KEYS),
     moves.tidy(KEYS),
     moves.check(KEYS, ["a"]),
