@@ -8,6 +8,7 @@ from reliq import stateword, transitions
 from reliq.call import Command, id_text
 from reliq.connection import WORKER_TIMEOUT_SECONDS
 from reliq.doors.blocking import BlockingDoor
+from reliq.foreign import whole_number
 from reliq.message import Claimed
 from reliq.settings import BATCH_LIMIT
 
@@ -54,8 +55,9 @@ class Leases:
             words, lefts = (door.run(Command(("HMGET", key, *ids), list[Any])) for key in (keys.lease, keys.counts))
             for id, word, left in zip(ids, words, lefts, strict=True):
                 held = id_text(word or b"")
-                if stateword.lane(held) == lane and (left or b"").isdigit():
-                    yield Claimed(id, held.removesuffix("!"), int(left), stateword.deaths(held))
+                number = whole_number(left or b"")
+                if stateword.lane(held) == lane and number is not None:
+                    yield Claimed(id, held.removesuffix("!"), number, stateword.deaths(held))
             at += BATCH_LIMIT
 
     def _keys(self, name: str) -> Keys:
