@@ -1,5 +1,7 @@
 """The mutants still fit the source, and the model finds some of them at once. All: `python -m tests.mutants --long`."""
 
+import re
+
 import pytest
 
 from tests.mutants.catalogue import HARNESS, MODEL, MUTANTS, ROOT, Mutant
@@ -22,6 +24,13 @@ def test_the_text_of_every_mutant_is_there_once(mutant):
 
     assert text.count(mutant.old) == 1
     assert mutant.by in (MODEL, HARNESS) or (ROOT / mutant.by).exists()
+
+
+def test_the_table_has_every_mutant_and_no_other():
+    section = (ROOT / "tests" / "README.md").read_text("utf-8").partition("## Mutants")[2].partition("\n## ")[0]
+    told = re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)
+
+    assert sorted(told[2:]) == sorted(one.name for one in MUTANTS)
 
 
 @pytest.mark.timeout(400)
