@@ -162,6 +162,8 @@ class Engine:
             return []
         parts: dict[str, Loop | ThreadExecutor | AsyncExecutor] = {**self._loops}
         parts |= {"threads of handlers": self._threads, "event loop": self._tasks}
+        if self.inflight.closed:  # nothing more is claimed or started: these have ended, or will
+            del parts["fetcher"], parts["threads of handlers"]
         return [name for name, part in parts.items() if not part.is_running]
 
     @property

@@ -34,7 +34,7 @@ def previous(tmp_path_factory):
         pytest.skip("the previous version is not here: this is no git clone, or one without the commit before")
     folder = tmp_path_factory.mktemp("previous")
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(folder, filter="data")
+        tar.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return folder
 
 
