@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from reliq import stateword, transitions
 from reliq.call import Command, id_text
-from reliq.connection import WORKER_TIMEOUT_SECONDS
+from reliq.connection import PUBLISH_TIMEOUT_SECONDS
 from reliq.doors.blocking import BlockingDoor
 from reliq.foreign import whole_number
 from reliq.message import Claimed
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from reliq.consumer import Consumer
     from reliq.keys import Keys
 
-#: How long a call is tried while Redis is away: a supervisor has more to do.
+#: How long a call is tried while Redis is away, and each reply is waited for as briefly: a supervisor has more to do.
 TRY_SECONDS = 1.0
 
 
@@ -65,7 +65,7 @@ class Leases:
         return handler.queue.keys
 
     def _door(self) -> BlockingDoor:
-        return BlockingDoor(self._consumer.connection(self._consumer.handlers).wire(WORKER_TIMEOUT_SECONDS))
+        return BlockingDoor(self._consumer.connection(self._consumer.handlers).wire(PUBLISH_TIMEOUT_SECONDS))
 
 
 def _pieces(claimed: Sequence[Claimed]) -> list[Sequence[Claimed]]:

@@ -6,15 +6,14 @@ import json
 import logging
 import time
 from collections import defaultdict
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from reliq.errors import ReliqError
+from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.leases import Leases
 from reliq.message import Claimed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from reliq.children import Child
     from reliq.consumer import Consumer
@@ -67,10 +66,14 @@ class Returns:
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             logger.exception("what a process could not finish is unknown; its leases will end")
             return
-        for name, claimed in by_queue.items():
-            logger.warning("process %d ended before its handlers; given back to %s: %s", pid, name, _some(claimed))
-            with _told(name):
-                self._leases.release(name, claimed)
+
+        def release(name: str) -> None:
+            logger.warning(
+                "process %d ended before its handlers; given back to %s: %s", pid, name, _some(by_queue[name])
+            )
+            self._leases.release(name, by_queue[name])
+
+        _each(list(by_queue), release)
 
     def _release(self, child: Child, name: str, claimed: list[Claimed]) -> None:
         self._leases.release(name, [one for one in claimed if not child.is_guilty(name, one.id)])
@@ -78,18 +81,24 @@ class Returns:
     def _of_each(self, child: Child, settle: Callable[[str, list[Claimed]], None]) -> None:
         """Call `settle` with what the process holds of each queue."""
         lanes = {} if child.board is None else child.board.lanes
-        for name, lane in lanes.items():
-            with _told(name):
-                settle(name, self._leases.held(name, lane))
+        _each(list(lanes), lambda name: settle(name, self._leases.held(name, lanes[name])))
 
 
-@contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Say so when Redis does not do what is within."""
-    try:
-        yield
-    except ReliqError as error:
-        logger.warning("%s: what a process held could not be settled, its leases will end: %s", name, error)
+def _each(names: Sequence[str], step: Callable[[str], None]) -> None:
+    """
+    Take `step` for each queue, and say when Redis does not.
+
+    When it is away the rest is not tried: the supervisor would hear no signal and look at no process for as long.
+    """
+    for at, name in enumerate(names):
+        try:
+            step(name)
+        except ReliqError as error:
+            is_away = isinstance(error, RedisUnavailableError)
+            queues = ", ".join(names[at:] if is_away else [name])
+            logger.warning("%s: what a process held could not be settled, its leases will end: %s", queues, error)
+            if is_away:
+                return
 
 
 def _cut_off(report: str) -> dict[str, list[Claimed]]:

@@ -1,8 +1,14 @@
 """What a process holds, as its supervisor finds it in Redis when the process says nothing."""
 
+import json
+
 import pytest
 
+from reliq import Consumer, Queue
+from reliq.children import Child
+from reliq.health import Pulse
 from reliq.leases import Leases
+from reliq.returns import Returns
 from reliq.transitions import Turn
 
 LANE = "lane-of-another"
@@ -24,3 +30,17 @@ def test_a_count_that_is_beyond_all_measure_stops_nothing(leases, queue, client,
 
     again = queue.moves.claim(Turn("another", 1), limit=3, lease_ms=60_000).claimed
     assert {one.id for one in others} <= {one.id for one in again}
+
+
+def test_a_supervisor_does_not_wait_for_a_redis_that_is_away_once_for_each_queue(own_server, tmp_path, caplog):
+    consumer, names = Consumer(own_server.url), ["a", "b", "c"]
+    for name in names:
+        consumer.handler(Queue(name, str))(lambda body: None)
+    child = Child(0, tmp_path, Pulse(), consumer.handlers)
+    child.report.write_text(json.dumps([{"queue": one, "id": "x", "nonce": "n.1:9", "left": 1} for one in names]))
+    own_server.stop()
+
+    Returns(consumer, concurrency=2).give_back(child, 1)
+
+    (told,) = [one.getMessage() for one in caplog.records if "could not be settled" in one.getMessage()]
+    assert told.startswith("a, b, c: ")
