@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from redis.exceptions import NoScriptError
@@ -33,13 +33,13 @@ class Tap:
         self._wire, self._journal, self._late = wire, journal, late
         self._numbers = itertools.count()
 
-    def exchange(self, commands: Sequence[Sequence[Any]], meanwhile: Callable[[], None] | None = None) -> list[Any]:
+    def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send `commands`, and note what of them is to be noted before and after."""
         spied = [_spied(command) for command in commands]
         numbers = [self._ask(one) for one in spied]
         asked_at = time.monotonic()
         try:
-            replies = self._wire.exchange(commands, meanwhile)
+            replies = self._wire.exchange(commands)
         except BaseException as error:
             kind = "no" if isinstance(error, NotSentError) else "unknown"
             for number in filter(None, numbers):
