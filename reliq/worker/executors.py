@@ -162,18 +162,27 @@ class AsyncExecutor:
         asyncio.set_event_loop(loop)
         self._started.set_result(loop)
         try:
-            self._run_until_stopped(loop)
-            loop.run_until_complete(loop.shutdown_asyncgens())
+            if self._run_until_stopped(loop):
+                loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
 
-    def _run_until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the loop, also on when SystemExit comes out of a task that a handler has made."""
+    def _run_until_stopped(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """
+        Run the loop, also on when SystemExit comes out of a task that a handler has made; say whether it still can.
+
+        What any callback raises besides stays in the loop: another exception is the loop's own, such as that its
+        selector is closed. It would come again at once; the thread ends, and the process is replaced.
+        """
         while not self._closing:
             try:
                 loop.run_forever()
+            except Exception:
+                logger.exception("the event loop of the handlers is broken")
+                return False
             except BaseException:
                 logger.exception("a task tried to end the event loop of the handlers")
+        return True
 
     async def _cancel_all(self) -> None:
         tasks = [run.task for run in self._inflight.runs() if run.task is not None]

@@ -1,5 +1,6 @@
 """A part of a worker that ended all the same, whatever ended it: the process says so, and is replaced."""
 
+import asyncio
 import os
 import signal
 
@@ -51,6 +52,19 @@ def test_a_part_that_ended_is_named_and_the_process_is_not_alive_and_to_be_repla
     assert f"the {part} of this process ended by itself" in caplog.text
     consumer.stop(grace=0)
     assert engine.dead_parts() == []
+
+
+def test_an_event_loop_whose_selector_is_closed_ends_its_thread_and_does_not_spin(queue, consumer, start, caplog):
+    @consumer.handler(queue)
+    async def handle(body):
+        os.close(asyncio.get_running_loop()._selector.fileno())
+
+    queue.publish("x")
+    engine = start()
+
+    eventually(lambda: engine.dead_parts() == ["event loop"], "the loop's thread has ended")
+    assert engine.must_be_replaced()
+    assert caplog.text.count("the event loop of the handlers is broken") == 1
 
 
 def test_a_run_with_a_part_that_ended_is_over(queue, consumer):
