@@ -44,7 +44,9 @@ class Control:
 
     def cancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
         """
-        Cancel a message, so that it does not start or, if it runs, is not retried. Its id is free at once.
+        Cancel a message, so that it does not start or, if it runs, is not retried.
+
+        The id of a `cancelled` one is free at once, that of a `running` one after its end and its `dedup`.
 
         Args:
             tombstone: for so long a publish of this id is refused as `tombstoned`, also one still on its way.

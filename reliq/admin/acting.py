@@ -115,7 +115,8 @@ class Acting(Ground):
         """
         Cancel messages; return for each `cancelled`, `running` (its handler is told) or `not_found`.
 
-        Their ids are free at once, but with `tombstone`: for so long a publish of them is refused.
+        The id of a `cancelled` one is free at once, but with `tombstone`: for so long a publish of it is refused. That of
+        a `running` one stays taken until its end, and for its `dedup` then.
         """
         for_ms = asking.tombstone_ms(tombstone)
         checked = [check_id(id) for id in dict.fromkeys(ids)]

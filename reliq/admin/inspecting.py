@@ -27,6 +27,8 @@ State = Literal["pending", "ready", "retry", "ready or retry", "leased", "backof
 
 #: So many of a list are looked through from either end for an id; it keeps Redis busy for some 5 ms.
 LOOK_THROUGH = 200_000
+#: The mark of an id that a cancel has freed: a repeated cancel is told by it, a publish passes it over.
+FREED = b"freed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ class _Traces:
     in_garbage: bool
     value: bytes | None
     ttl_ms: int
-    taken_ms: int
+    mark: bytes | None
+    mark_ms: int
 
     @property
     def alive(self) -> bool:
@@ -105,11 +108,11 @@ def inspected(door: BlockingDoor, keys: Keys, id: str, for_seconds: float) -> Me
         view = _of_living(door, keys, id, traces, for_seconds)
     elif letters:
         view = _of_letter(letters[0])
-    elif ends or traces.taken_ms > 0:
+    elif ends or traces.mark is not None:
         view = {"state": "gone"}
     else:
         raise _unknown(keys, id, searched_all=searched_all)
-    taken = traces.taken_ms / 1000 if traces.taken_ms > 0 else None
+    taken = traces.mark_ms / 1000 if traces.mark_ms > 0 and traces.mark not in (None, FREED) else None
     return MessageView(
         keys.name, id, **view, taken_seconds=taken, ends=ends, letters=letters, searched_all=searched_all
     )
@@ -134,6 +137,7 @@ def _traces(door: BlockingDoor, keys: Keys, id: str, for_seconds: float) -> _Tra
             Command(("SISMEMBER", keys.garbage, id), bool),
             Command(("GET", keys.msg(id)), lambda reply: reply),
             Command(("PTTL", keys.msg(id)), int),
+            Command(("GET", keys.dd(id)), lambda reply: reply),
             Command(("PTTL", keys.dd(id)), int),
         ],
         for_seconds=for_seconds,

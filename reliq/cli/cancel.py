@@ -35,7 +35,9 @@ def cancel(
     layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
-    Cancel messages: they do not start; one that runs is not retried, and its handler is told. Their ids are free.
+    Cancel messages: they do not start; one that runs is not retried, and its handler is told.
+
+    The id of a `cancelled` one is free at once, that of a `running` one stays taken until its end and its `dedup`.
 
     Example: reliq cancel orders order-42 order-43
 

@@ -67,7 +67,7 @@ def cancel(
     """
     Cancel messages; a running one is told at its next renewal.
 
-    Their ids are free at once, but with `tombstone_ms`: for so long a publish of them is refused.
+    The ids of cancelled ones are free at once, but with `tombstone_ms`: for so long a publish of them is refused.
     """
     bounded("ids", ids)
     return Call(

@@ -209,9 +209,19 @@ def test_a_cancelled_one_is_shown_with_when_it_ended(command, show, queue):
     told = show("order-42")
 
     assert (told["state"], told["body"], [end["kind"] for end in told["ends"]]) == ("gone", None, ["cancelled"])
-    assert 0 < told["taken_seconds"] <= 60
+    assert told["taken_seconds"] is None
     assert abs(told["ends"][0]["at"] - time.time()) < 60
-    assert "cancelled" in command("show", "q", "order-42").out
+    text = command("show", "q", "order-42").out
+    assert ("cancelled" in text, "id taken" in text) == (True, False)
+
+
+def test_a_cancelled_ids_tombstone_is_shown_until_a_publish_would_be_taken(command, show, queue):
+    queue.publish({}, id="order-42", delay=60)
+    queue.cancel("order-42", tombstone=60)
+
+    assert 0 < show("order-42")["taken_seconds"] <= 60
+    assert "id taken" in command("show", "q", "order-42").out
+    assert queue.publish({}, id="order-42").status == "tombstoned"
 
 
 def test_an_acked_one_is_known_where_history_is_kept(url, command, show):
