@@ -75,7 +75,7 @@ class LogObserver:
                 text = f"{queue}: Redis was reset or rewound: the queue counted {before} claims and now counts {after}"
                 _warn(text, event="went_back", queue=queue, before=before, after=after)
             case events.RenewalLate(queue, seconds):
-                text = f"a renewal came {seconds:.1f} s late: something holds this process up"
+                text = f"a renewal came {seconds:.1f} s late: something held this process up"
                 _warn(text, event="renewal_late", queue=queue, seconds=round(seconds, 3))
 
     def _redis_away(self, part: str, error: str) -> None:

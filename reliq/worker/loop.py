@@ -114,6 +114,10 @@ class Troubles:
             self._failures.pop(queue, None)
             self._until.pop(queue, None)
 
+    def has(self, queue: str) -> bool:
+        """Say whether the last try of `queue` failed."""
+        return queue in self._failures
+
     def waits(self, queue: str) -> bool:
         """Say whether `queue` is to be let alone for now."""
         return bool(self._until) and self._until.get(queue, 0.0) > time.monotonic()

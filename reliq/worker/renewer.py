@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from reliq import transitions
+from reliq.errors import RedisUnavailableError
 from reliq.events import Handled, Lost, RenewalLate, notify
 from reliq.settings import BATCH_LIMIT
 from reliq.worker.loop import Troubles
@@ -50,6 +51,7 @@ class Renewer:
         self._watchdog = LoopWatchdog(async_executor, inflight, settle)
         self._look_seconds = min([LOOK_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
         self._troubles = Troubles("renewer")
+        self._is_away = False  # Redis did not answer the last renewals: what is late by that, nobody held up
         self._held_at = 0.0  # when there was something to look at
         self._idle = False
         self.wake: Callable[[], None] = lambda: None
@@ -94,8 +96,11 @@ class Renewer:
         if not pieces:
             return
         sent_at = time.monotonic()
-        self._tell_lateness(due, sent_at)
+        if not self._is_away:
+            self._tell_lateness([flight for flight in due if not self._troubles.has(flight.queue)], sent_at)
+        self._is_away = True  # until it has answered
         answers = self._door.run_all([_extension(piece) for piece in pieces])
+        self._is_away = any(isinstance(answer, RedisUnavailableError) for answer in answers)
         for piece, answer in zip(pieces, answers, strict=True):
             name = piece[0].queue
             if isinstance(answer, Exception):
@@ -118,8 +123,8 @@ class Renewer:
             notify(self._door.observers, [Lost(piece[0].queue, tuple(lost), "extend")])
 
     def _tell_lateness(self, due: list[Flight], now: float) -> None:
-        late = max(due, key=lambda flight: now - flight.renew_at)
-        if now - late.renew_at > LATE_PART * (late.lease_until - late.renew_at):
+        late = min(due, key=lambda flight: flight.renew_at, default=None)
+        if late is not None and now - late.renew_at > LATE_PART * (late.lease_until - late.renew_at):
             notify(self._door.observers, [RenewalLate(late.queue, now - late.renew_at)])
 
     def _overran(self, run: Run, now: float) -> None:

@@ -8,8 +8,19 @@ import pytest
 from tenacity import wait_fixed
 from waiting import eventually
 
-from reliq import Consumer, Stopped
-from reliq.events import Acked, Cancelled, Claimed, Handled, Lost, Released, Started
+from reliq import Consumer, Queue, Stopped
+from reliq.events import (
+    Acked,
+    Cancelled,
+    Claimed,
+    Handled,
+    Lost,
+    RedisAway,
+    RedisBack,
+    Released,
+    RenewalLate,
+    Started,
+)
 
 LEASE = 0.6
 #: Long enough that a machine with ten times its work still runs the renewing thread before two thirds of it are over.
@@ -76,6 +87,41 @@ def test_the_shortest_lease_is_looked_at_often_enough_to_be_renewed_in_time(queu
     wait = engine._renewer.step()
 
     assert wait <= 0.05 / 6  # twice before a renewal is due, and four times before the lease is over
+
+
+def test_a_renewal_that_this_process_makes_late_is_told(queue, consumer, start, gate, recorder):
+    consumer.handler(queue, lease=60)(lambda body: gate.pass_through())
+    queue.publish("x")
+    engine = start()
+    gate.wait_for()
+    (flight,) = engine._renewer._inflight.flights()
+
+    flight.renew_at, flight.lease_until = flight.renew_at - 45, flight.lease_until - 45  # as if stopped for 45 s
+
+    assert recorder.wait_for(RenewalLate)[0].seconds > 20
+
+
+def test_a_renewal_is_not_told_as_late_while_redis_is_away(own_server, recorder, gate):
+    queue = Queue("q", str, url=own_server.url)
+    consumer = Consumer(observers=[recorder])
+    consumer.handler(queue, lease=0.3)(lambda body: gate.pass_through())
+    queue.publish("x")
+    consumer.start()
+    gate.wait_for()
+
+    own_server.kill()
+    recorder.wait_for(RedisAway, 3, part="renewer")
+    own_server.start()
+    recorder.wait_for(RedisBack, part="renewer")
+
+    gate.open()
+    consumer.stop()
+    told = [
+        type(event)
+        for event in recorder.events
+        if isinstance(event, RenewalLate) or getattr(event, "part", "") == "renewer"
+    ]
+    assert RenewalLate not in told[told.index(RedisAway) : told.index(RedisBack)]
 
 
 def test_a_coroutine_that_overruns_its_timeout_is_cancelled_and_tried_again(queue, consumer, start, recorder):
