@@ -108,6 +108,8 @@ class Codec(Generic[B]):
     """
 
     def __init__(self, kind: Any, *, validate: bool = True) -> None:
+        if not isinstance(validate, bool):
+            raise ConfigurationError(f"validate must be True or False, not {str(validate)[:40]!r}")
         self.kind = Any if kind is object else kind
         self._plain = _class_of(kind)
         self._is_validated = validate and self.kind not in (*UNTYPED, bytes, str)

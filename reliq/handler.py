@@ -83,23 +83,24 @@ def inspected(queue: Queue[Any] | str, function: Function, settings: HandlerSett
     positional = _positional(where, function)
     hints = _hints(function)
     is_batch = settings.batch is not None
+    first, annotated = positional[0].name, hints.get(positional[0].name)
+    if _is_job(annotated, is_batch=False) or (is_batch and _is_jobs(annotated)):
+        raise ConfigurationError(f"{where}: the first parameter is the body, the second the Job; {first!r} comes first")
     takes_job = len(positional) > 1 and (
         positional[1].default is inspect.Parameter.empty or _is_job(hints.get(positional[1].name), is_batch)
     )
     if takes_job and not _is_job(hints.get(positional[1].name, list[Job[Any]] if is_batch else Job), is_batch):
         wanted = "list of jobs; annotate {!r} as list[Job[...]]" if is_batch else "Job; annotate {!r} as Job[...]"
         raise ConfigurationError(f"{where}: the second parameter is the {wanted.format(positional[1].name)}")
-    annotated = hints.get(positional[0].name)
     if is_batch:
-        annotated = _of_list(where, positional[0].name, annotated)
+        annotated = _of_list(where, first, annotated)
     chosen = queue if isinstance(queue, Queue) else Queue(queue)
     untyped = chosen.codec.kind is dict and annotated not in (None, Any)
-    if not untyped and _contradicts(annotated, chosen.codec.kind):
-        raise ConfigurationError(
-            f"{where}: {positional[0].name!r} is annotated as {type_name(annotated)}, and queue {chosen.name!r} has bodies "
-            f"of {type_name(chosen.codec.kind)}; make them agree"
-        )
     codec = Codec(annotated) if untyped else chosen.codec
+    _check_agrees(where, first, annotated, "", chosen.name, codec.kind)
+    if takes_job:
+        second = positional[1].name
+        _check_agrees(where, second, _body_of_job(hints.get(second), is_batch), "Job of ", chosen.name, codec.kind)
     is_async = any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
     return Handler(chosen, function, settings, takes_job, is_async, codec)
 
@@ -206,6 +207,11 @@ def _name(function: Function) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
 
 
+def _is_jobs(hint: Any) -> bool:
+    """Say whether a `hint` is certainly a list of jobs: one that says of what, and of nothing else."""
+    return bool(get_args(hint)) and _is_job(hint, is_batch=True)
+
+
 def _is_job(hint: Any, is_batch: bool) -> bool:
     if is_batch:
         return _is_list(hint) and all(_is_job(one, is_batch=False) for one in get_args(hint))
@@ -225,6 +231,21 @@ def _is_list(hint: Any) -> bool:
     """Say whether a list is a `hint`, such as `list[int]` or `Sequence[int]`."""
     kind = get_origin(hint) or hint
     return isinstance(kind, type) and issubclass(list, kind)
+
+
+def _body_of_job(hint: Any, is_batch: bool) -> Any:
+    """Return the type of body that a job's annotation says, None when it says none."""
+    job = (*get_args(hint), None)[0] if is_batch else hint
+    return (*get_args(job), None)[0]
+
+
+def _check_agrees(where: str, name: str, annotated: Any, role: str, queue: str, kind: Any) -> None:
+    """Raise ConfigurationError when an annotation certainly contradicts the bodies that its function gets."""
+    if _contradicts(annotated, kind):
+        raise ConfigurationError(
+            f"{where}: {name!r} is annotated as {role}{type_name(annotated)}, and queue {queue!r} has bodies "
+            f"of {type_name(kind)}; make them agree"
+        )
 
 
 def _contradicts(annotated: Any, kind: Any) -> bool:

@@ -20,6 +20,14 @@ _PREFIX = re.compile(r"[^\s,]{1,128}")
 _GLOB = re.compile(r"[*?\[\]\\^]")
 
 
+def check_layout(layout: object) -> None:
+    """Raise ConfigurationError when `layout` is none, such as the text of one."""
+    if not isinstance(layout, Layout):
+        raise ConfigurationError(
+            f"layout must be Layout.RELIQ, Layout.hdt3213() or Layout.parse(TEXT), not {str(layout)[:80]!r}"
+        )
+
+
 def worker_key(id: str) -> str:
     """Return the key of the record of worker process `id`: a string that expires when it is not written again."""
     return f"reliq:worker:{id}"
@@ -168,6 +176,7 @@ class Keys:
     )
 
     def __init__(self, name: str, layout: Layout = Layout.RELIQ) -> None:
+        check_layout(layout)
         if not is_name(name, layout):
             foreign = f"1 to {LONGEST_FOREIGN_NAME} printable characters"
             wanted = foreign if layout.bare else "1 to 128 of A-Z a-z 0-9 _ . - "

@@ -109,10 +109,10 @@ class Queue(Control, Generic[B]):
         layout: Layout = Layout.RELIQ,
         observers: Sequence[Observer] = (),
     ) -> None:
+        keys = Keys(name, layout)
         if url is not None:
             check_target(url)
             check_slots(url, layout)
-        keys = Keys(name, layout)
         settings = QueueSettings(
             retries=retries,
             ttl=ttl,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from reliq.admin.existing import check_known
 from reliq.connection import Connection, check_slots
 from reliq.doors.blocking import BlockingDoor
-from reliq.keys import Keys, Layout
+from reliq.keys import Keys, Layout, check_layout
 
 if TYPE_CHECKING:
     from reliq.pools import Target
@@ -33,6 +33,7 @@ class Ground:
     def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ) -> None:
         self._target = url
         self._connection = Connection.to(url)
+        check_layout(layout)
         check_slots(url, layout)
         self._layout = layout
 

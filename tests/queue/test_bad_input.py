@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from reliq import BodyError, ConfigurationError, Layout, Letter, Outgoing, Queue, WrongKeyTypeError
+from reliq import Admin, BodyError, ConfigurationError, Layout, Letter, Outgoing, Queue, WrongKeyTypeError
 from reliq.message import BARE
 
 FAR = datetime.now(UTC) + timedelta(days=4000)
@@ -241,3 +241,24 @@ def test_a_key_of_the_wrong_type_is_named_and_nothing_written(queue, call, clien
     assert isinstance(found, WrongKeyTypeError)
     assert found.key == key
     assert client.keys() == [key.encode()]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"layout": "hdt3213"},
+            r"layout must be Layout.RELIQ, Layout.hdt3213\(\) or Layout.parse\(TEXT\), not 'hdt3213'",
+        ),
+        ({"layout": None}, "layout must be .*, not 'None'"),
+        ({"validate": "x"}, "validate must be True or False, not 'x'"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_by_name(url, options, said):
+    with pytest.raises(ConfigurationError, match=said):
+        Queue("x", int, url=url, **options)
+
+
+def test_an_admin_of_a_text_instead_of_a_layout_is_refused(url):
+    with pytest.raises(ConfigurationError, match=r"Layout.parse\(TEXT\), not 'hdt3213'"):
+        Admin(url, layout="hdt3213")

@@ -22,6 +22,9 @@ def takes_nothing(): ...
 def takes_three(body, job, more): ...
 def needs_a_keyword(body, *, database): ...
 def takes_a_wrong_second(body, count: int): ...
+def takes_a_job_alone(job: Job[str]): ...
+def takes_a_job_first(job: Job, body: str): ...
+def takes_a_job_of_others(body: str, job: Job[int]): ...
 def yields(body):
     yield body
 
@@ -41,6 +44,9 @@ class Callable:
         (takes_three, "it takes body, job, more"),
         (needs_a_keyword, "it takes body, database"),
         (takes_a_wrong_second, "annotate 'count' as Job"),
+        (takes_a_job_alone, "the first parameter is the body, the second the Job; 'job' comes first"),
+        (takes_a_job_first, "the first parameter is the body, the second the Job; 'job' comes first"),
+        (takes_a_job_of_others, "'job' is annotated as Job of int, and queue 'orders' has bodies of str"),
         (yields, "must return its answer, not yield"),
         (ayields, "must return its answer, not yield"),
         ("text", "must be a function, not a str"),
@@ -50,6 +56,15 @@ class Callable:
 def test_a_function_of_another_signature_is_no_handler(function, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
         Consumer().handler(ORDERS)(function)
+
+
+def test_a_batch_whose_jobs_come_first_or_are_of_others_is_no_handler():
+    def jobs_first(jobs: list[Job[str]]): ...
+    def jobs_of_others(bodies: list[str], jobs: list[Job[int]]): ...
+
+    for function, complaint in ((jobs_first, "'jobs' comes first"), (jobs_of_others, "Job of int, and queue 'orders'")):
+        with pytest.raises(ConfigurationError, match=complaint):
+            Consumer().handler(ORDERS, batch=5)(function)
 
 
 @pytest.mark.parametrize(
