@@ -99,6 +99,8 @@ def _each(names: Sequence[str], step: Callable[[str], None]) -> None:
             logger.warning("%s: what a process held could not be settled, its leases will end: %s", queues, error)
             if is_away:
                 return
+        except Exception:  # whatever it is, it must not end the supervisor, and every process with it
+            logger.exception("%s: what a process held could not be settled, its leases will end", name)
 
 
 def _cut_off(report: str) -> dict[str, list[Claimed]]:
