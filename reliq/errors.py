@@ -18,6 +18,7 @@ and what it warns of:
     InsecureWarning (UserWarning)         what goes to Redis could be read by others
 """
 
+from functools import partial
 from typing import Any, Literal
 
 
@@ -52,14 +53,24 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
     """
 
     def __init__(
-        self, queue: str, ids: tuple[str, ...], outcome: Literal["refused", "unknown"], why: str, confirmed: int = 0
+        self,
+        queue: str,
+        ids: tuple[str, ...],
+        outcome: Literal["refused", "unknown"],
+        why: str,
+        confirmed: int = 0,
+        *,
+        advised: bool = True,
     ) -> None:
         self.queue, self.ids, self.outcome, self.why, self.confirmed = queue, ids, outcome, why, confirmed
+        self._advised = advised  # whether the text says that it can be published again
         done, again = {
             "refused": ("nothing of it was written", "it can be published again"),
             "unknown": ("it may have been written", "publish the same again with the same id to be sure"),
         }[outcome]
-        super().__init__(f"publishing {len(ids)} message(s) to queue {queue!r} failed, {done}: {why}; {again}")
+        super().__init__(
+            f"publishing {len(ids)} message(s) to queue {queue!r} failed, {done}: {why}" + f"; {again}" * advised
+        )
 
     @property
     def id(self) -> str:
@@ -67,7 +78,8 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
         return self.ids[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.queue, self.ids, self.outcome, self.why, self.confirmed)
+        made = partial(type(self), advised=self._advised)
+        return made, (self.queue, self.ids, self.outcome, self.why, self.confirmed)
 
 
 class RedisUnavailableError(ReliqError):

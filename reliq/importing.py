@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
-from traceback import extract_tb
+from pathlib import Path
+from traceback import StackSummary, TracebackException, extract_tb
 from typing import TYPE_CHECKING
 
 from reliq.errors import ConfigurationError
@@ -13,6 +15,7 @@ from reliq.errors import ConfigurationError
 if TYPE_CHECKING:
     from types import ModuleType
 
+_OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen importlib")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -31,6 +34,13 @@ def imported(name: str, place: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigurationError(f"cannot import {name!r}: {_why(name, error)}") from error
+
+
+def traceback_of_module(error: BaseException) -> list[str]:
+    """Return the traceback of an exception that a module raised while it was imported, from the module's first line on."""
+    told = TracebackException.from_exception(error)
+    told.stack = StackSummary.from_list([frame for frame in told.stack if not frame.filename.startswith(_OURS)])
+    return "".join(told.format()).splitlines()
 
 
 def _why(name: str, error: ImportError) -> str:

@@ -11,7 +11,7 @@ from reliq.cli.acl import acl
 from reliq.cli.bench import bench
 from reliq.cli.cancel import cancel
 from reliq.cli.check import check
-from reliq.cli.common import complain, say
+from reliq.cli.common import EXIT_USAGE, complain, say
 from reliq.cli.dead import dead
 from reliq.cli.demo import demo
 from reliq.cli.doctor import doctor
@@ -35,7 +35,7 @@ from reliq.errors import BodyError, ConfigurationError, RedisUnavailableError, R
 
 #: Exit codes: 0 done, 1 it did not work, 2 it was asked for wrongly, 3 nothing was published, 78 the set-up cannot
 #: work, 130 interrupted.
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
 #: What Typer raises for an unknown option or a missing argument; it has no public name there.
 UsageError: Any = typer.BadParameter.__base__

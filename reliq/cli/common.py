@@ -15,6 +15,7 @@ from reliq.errors import ConfigurationError
 from reliq.foreign import LAST_SECOND, printable
 from reliq.keys import Layout
 
+EXIT_USAGE = 2
 DEFAULT_LAYOUT = str(Layout.RELIQ)
 
 Url = Annotated[str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.")]

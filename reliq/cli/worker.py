@@ -11,11 +11,12 @@ import typer
 from rich.table import Table
 
 from reliq.child import Plan
-from reliq.cli.common import console, say
+from reliq.cli.common import EXIT_USAGE, complain, console, say
 from reliq.connection import URL_VARIABLE
 from reliq.consumer import Consumer, load_consumer
-from reliq.errors import ConfigurationError
+from reliq.errors import ConfigurationError, ReliqError
 from reliq.handler import Handler
+from reliq.importing import traceback_of_module
 from reliq.log_setup import FORMATS, LEVELS, configure_logging
 from reliq.metrics import serving
 from reliq.metrics.endpoint import DEFAULT_HOST, Endpoint
@@ -76,7 +77,7 @@ def worker(
         take(number, end_at_once)
     _fill_standard_streams()
     environment_of_children()
-    found = load_consumer(consumer)
+    found = _loaded(consumer)
     if not configure_logging(log_level, log_format) and log_format != "auto":
         logger.warning("--log-format %s does nothing: the application has configured logging itself", log_format)
     _use_url(found, url)
@@ -106,6 +107,18 @@ def worker(
     ):
         code = supervisor.run()
     raise typer.Exit(code)
+
+
+def _loaded(place: str) -> Consumer:
+    """Return the consumer; of what its module raised say where, without our own frames, and end as for a wrong name."""
+    try:
+        return load_consumer(place)
+    except ReliqError:
+        raise
+    except Exception as error:
+        complain(f"cannot import {place.partition(':')[0]!r}: it raised {type(error).__name__}")
+        say(*traceback_of_module(error), stderr=True)
+        raise typer.Exit(EXIT_USAGE) from None
 
 
 def _fill_standard_streams() -> None:

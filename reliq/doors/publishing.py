@@ -10,7 +10,7 @@ from reliq import transitions
 from reliq.codec import ENVELOPE_START, MAGIC, envelope_rest, open_envelope
 from reliq.doors.ids import check_id, made_at, new_id
 from reliq.doors.lanes import Message
-from reliq.errors import BodyError, ConfigurationError, PublishFailed, ReliqError
+from reliq.errors import BodyError, ConfigurationError, LoginError, PublishFailed, ReliqError
 from reliq.message import BulkResult, Confirmed, Counts, Duration, Outgoing, Receipt
 from reliq.settings import BATCH_LIMIT, LONGEST_SECONDS, MIB, milliseconds, seconds, whole
 
@@ -129,7 +129,9 @@ class Writer:
     def failed(self, orders: list[Order], error: ReliqError, confirmed: int = 0) -> PublishFailed:
         """Return `error` as the end of a publish."""
         outcome: Literal["refused", "unknown"] = "unknown" if getattr(error, "maybe_ran", False) else "refused"
-        return PublishFailed(self.keys.name, tuple(order.id for order in orders), outcome, str(error), confirmed)
+        advised = not isinstance(error, LoginError)  # which says itself what to do first
+        ids = tuple(order.id for order in orders)
+        return PublishFailed(self.keys.name, ids, outcome, str(error), confirmed, advised=advised)
 
     def _payload(self, body: Any) -> bytes:
         payload = self._codec.encode(body)

@@ -35,7 +35,10 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
     if text.startswith("WRONGTYPE") and isinstance(request, Command):
         return WrongKeyTypeError(str(request.command[1]))
     if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
-        return LoginError(f"Redis lets nobody in by this user, password or database: {text}")
+        return LoginError(
+            f"Redis lets nobody in by this user, password or database: {text}; give them in RELIQ_URL, as "
+            "redis://:PASSWORD@host or redis://USER:PASSWORD@host:6379/0"
+        )
     if isinstance(error, redis.exceptions.NoPermissionError) and isinstance(request, Call) and "'eval'" in text:
         return RedisRefusedError(
             f"{name}: this user may not EVAL, and Redis lacks the script: run `reliq scripts load`"

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -238,6 +239,8 @@ def test_a_password_and_a_user_are_used_and_never_shown(own_server, call):
         call(Queue("q", url=f"redis://:wr0ng@{place}"), "publish", {})
 
     assert isinstance(caught.value.__cause__, LoginError)
+    for text in (str(caught.value), str(pickle.loads(pickle.dumps(caught.value)))):
+        assert ("RELIQ_URL, as redis://:PASSWORD@host" in text, "published again" in text) == (True, False)
     assert "wr0ng" not in str(caught.value)
     assert "wr0ng" not in str(caught.value.__cause__)
     assert "s3cret" not in Connection.to(f"redis://:s3cret@{place}").name

@@ -1,5 +1,6 @@
 """A consumer refuses what cannot work when it is written, not when it runs."""
 
+import subprocess
 import sys
 import types
 from collections.abc import Hashable
@@ -250,6 +251,29 @@ def test_an_import_that_fails_within_the_application_is_told_by_file_line_and_wh
 
     with pytest.raises(ConfigurationError, match=rf"cannot import 'broken_app': {said}"):
         load_consumer("broken_app:consumer")
+
+
+@pytest.mark.parametrize(
+    ("source", "said", "line"),
+    [
+        ("one = (", "SyntaxError: '(' was never closed", "broken_app.py"),
+        ("import broken_lib", "ValueError: of the library", "broken_lib.py"),
+        ("def f():\n    raise KeyError('five')\nf()", "KeyError: 'five'", "broken_app.py"),
+    ],
+)
+def test_what_the_applications_module_raises_is_told_by_its_own_traceback(tmp_path, source, said, line):
+    (tmp_path / "broken_app.py").write_text(source)
+    (tmp_path / "broken_lib.py").write_text("raise ValueError('of the library')")
+    command = [sys.executable, "-m", "reliq", "worker", "broken_app:consumer"]
+
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=60)
+
+    lines = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, lines[-1]) == (2, "", said)
+    assert lines[0] == f"reliq: cannot import 'broken_app': it raised {said.partition(':')[0]}"
+    files = [one.split('"')[1] for one in lines if one.startswith("  File")]
+    assert str(tmp_path / line) in files
+    assert all(file.startswith(str(tmp_path)) for file in files)
 
 
 def test_a_handler_without_its_queue_is_refused():
