@@ -180,7 +180,9 @@ class Keys:
         if not is_name(name, layout):
             foreign = f"1 to {LONGEST_FOREIGN_NAME} printable characters"
             wanted = foreign if layout.bare else "1 to 128 of A-Z a-z 0-9 _ . - "
-            raise ConfigurationError(f"queue name must be {wanted}, not {name!r}")
+            is_gos = not layout.bare and isinstance(name, str) and ":" in name and is_name(name, Layout.hdt3213())
+            hint = "; queues of Go may be called so: --layout hdt3213, or Layout.hdt3213()" if is_gos else ""
+            raise ConfigurationError(f"queue name must be {wanted}, not {name!r}{hint}")
         self.name, self.layout = name, layout
         base = _base(layout.prefix, name, layout.hash_tag)
         self._msg = _base(layout.body_prefix, name, layout.hash_tag) + ":msg:"

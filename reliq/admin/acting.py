@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from reliq import reads, transitions
 from reliq.admin import bulk, letters, pieces, publishing
 from reliq.admin.browsing import browse
+from reliq.admin.existing import check_known
 from reliq.admin.filters import Filter, LetterFilter
 from reliq.admin.ground import Ground
 from reliq.admin.lines import LinesPublisher
@@ -231,7 +232,13 @@ class Acting(Ground):
         """Return the queue that messages go to; raise ConfigurationError for the same, or one that nobody knows."""
         if to == queue:
             raise ConfigurationError(f"the other queue must be another than {queue!r}")
-        self._known(to)
+        keys = self.keys(to)
+        try:
+            check_known(self._door(), keys, pieces.TRY_SECONDS)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{error}; messages go to a queue that was published to or worked before"
+            ) from None
         return self._queue(to)
 
     def _queue(self, name: str) -> Queue[bytes]:

@@ -70,14 +70,22 @@ def root(
         raise typer.Exit
 
 
+def _without_value(argument: str) -> str:
+    """Return --burst=delayed as an option of its own: what parses the arguments knows none that may have a value."""
+    name, given, value = argument.partition("=")
+    if name != "--burst" or not given:
+        return argument
+    if value != "delayed":
+        raise ConfigurationError(f"write --burst or --burst=delayed, not {argument[:80]!r}")
+    return "--burst-delayed"
+
+
 def main() -> None:
     """Run the command; an error is one line that says what to do."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows few characters shows the others so
     try:
-        # An option with or without a value: what parses the arguments knows either.
-        arguments = ["--burst-delayed" if one == "--burst=delayed" else one for one in sys.argv[1:]]
-        sys.exit(app(arguments, standalone_mode=False))
+        sys.exit(app([_without_value(one) for one in sys.argv[1:]], standalone_mode=False))
     except UsageError as error:
         if "NoArgs" in type(error).__name__:
             error.show()

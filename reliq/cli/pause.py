@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, duration, print_json, say
+from reliq.settings import seconds
 
 
 def pause(
@@ -24,7 +25,7 @@ def pause(
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong option.
     """
     desk = admin(url, layout)
-    desk.pause(queue, reason=reason, for_=None if for_ is None else duration(for_))
+    desk.pause(queue, reason=reason, for_=None if for_ is None else seconds("--for", duration(for_), least=0.001))
     if json:
         print_json(desk.paused(queue))
     else:

@@ -56,6 +56,8 @@ def publish(
     published twice. Exit codes: 0 published, or all lines are; 1 Redis did not answer or refused; 2 a wrong option,
     an unreadable file, a body or line that is no JSON; 3 nothing was published, for the id is taken or tombstoned.
     """
+    if dedup is not None and id is None and jsonl is None:
+        raise ConfigurationError(f"--dedup needs an id of yours: --id report-7 --dedup {dedup}")
     desk = admin(url, layout)
     wish = Wish(
         delay=duration(delay),

@@ -40,7 +40,17 @@ WRONG = {
         ("publish", "q", "{}", "--delay", "1h", "--at", "2026-11-21T03:00Z"),
         "delay or at, not both",
     ),
-    "publish: dedup alone": (("publish", "q", "{}", "--dedup", "1h"), "dedup needs an id"),
+    "publish: dedup alone": (
+        ("publish", "q", "{}", "--dedup", "1h"),
+        "--dedup needs an id of yours: --id report-7 --dedup 1h",
+    ),
+    "publish: a name of Go": (("publish", "order:timeout", "{}"), "may be called so: --layout hdt3213"),
+    "list: a name of Go": (("list", "order:timeout"), "may be called so: --layout hdt3213"),
+    "pause: no time": (("pause", "q", "--for", "0s"), "--for must be 0.001 to "),
+    "worker: a burst": (
+        ("worker", "jobs:consumer", "--burst=never"),
+        "write --burst or --burst=delayed, not '--burst=never'",
+    ),
     "publish: retries": (("publish", "q", "{}", "--retries", "-1"), "retries must be 0 to"),
     "publish: a header": (("publish", "q", "{}", "--header", "a b=c"), "a header's name must be"),
     "publish: no file": (("publish", "q", "--jsonl", "/nowhere/lines"), "cannot read /nowhere/lines: No such file"),
@@ -63,7 +73,7 @@ WRONG = {
     "move: to itself": (("move", "q", "q", "--state", "ready", "--yes"), "must be another than 'q'"),
     "move: to an unknown one": (
         ("move", "q", "nobodys", "--state", "ready", "--yes"),
-        "there is no queue 'nobodys' here",
+        "messages go to a queue that was published to or worked before",
     ),
     "dead list: a reason": (("dead", "list", "q", "--reason", "bored"), "reason must be one of failed, rejected"),
     "dead list: an age": (("dead", "list", "q", "--older-than", "old"), "a duration is written 30s"),
