@@ -24,6 +24,7 @@ class Running:
         started: in unix seconds, by its worker's clock.
         seconds: for how long it runs.
         worker: the id of its process.
+        seen: when its worker said so, in unix seconds by its clock.
     """
 
     queue: str
@@ -34,6 +35,7 @@ class Running:
     worker: str
     host: str
     pid: int
+    seen: float
 
 
 def workers_alive(door: BlockingDoor, for_seconds: float) -> list[Worker]:
@@ -62,6 +64,7 @@ def running_in(workers: list[Worker], queue: str | None = None, longer_than: flo
             worker.id,
             worker.host,
             worker.pid,
+            worker.seen,
         )
         for worker in workers
         for slot in worker.running

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -94,6 +95,13 @@ def spoken(seconds: float) -> str:
             rest = whole % size // below
             return f"{whole // size}{unit}" + (f"{rest}{smaller}" if rest else "")
     return f"{whole}s"
+
+
+def say_age(seen: Iterable[float]) -> None:
+    """Say how old the oldest of the records is that was written at `seen`, in unix seconds, when that is over a second."""
+    age = max((time.time() - one for one in seen), default=0.0)
+    if age > 1:
+        say(f"as of {spoken(age)} ago")
 
 
 def amount(number: float) -> str:

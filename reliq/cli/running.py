@@ -4,7 +4,19 @@ from typing import Annotated
 
 import typer
 
-from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, duration, print_json, say, spoken
+from reliq.cli.common import (
+    DEFAULT_LAYOUT,
+    Json,
+    LayoutText,
+    QueueName,
+    Url,
+    admin,
+    duration,
+    print_json,
+    say,
+    say_age,
+    spoken,
+)
 from reliq.cli.tables import print_table
 from reliq.keys import Layout
 
@@ -37,3 +49,4 @@ def running(
         ("id", "attempt", "for", "host", "pid", "worker"),
         [(row.id, row.attempt, spoken(row.seconds), row.host, row.pid, row.worker) for row in rows],
     )
+    say_age(row.seen for row in rows)

@@ -2,7 +2,7 @@
 
 import time
 
-from reliq.cli.common import Json, Url, admin, print_json, say, spoken
+from reliq.cli.common import Json, Url, admin, print_json, say, say_age, spoken
 from reliq.cli.tables import print_table
 
 
@@ -40,3 +40,4 @@ def workers(json: Json = False, url: Url = None) -> None:
         ],
         long=("queues",),
     )
+    say_age(one.seen for one in found)

@@ -26,8 +26,16 @@ def alive(client):
 
     def make(id="w1", queues=("q",), running=(), **fields):
         now = time.time()
-        told = {"host": "db1", "pid": 7, "version": "1.2.3", "slots": 4, "started": now - 60, "last_claim": now}
-        worker = Worker(id=id, queues=queues, busy=len(running), seen=now, running=running, **(told | fields))
+        told = {
+            "host": "db1",
+            "pid": 7,
+            "version": "1.2.3",
+            "slots": 4,
+            "started": now - 60,
+            "last_claim": now,
+            "seen": now,
+        }
+        worker = Worker(id=id, queues=queues, busy=len(running), running=running, **(told | fields))
         for command in roster.beat(worker):
             client.execute_command(*command.command)
         return worker
@@ -211,7 +219,7 @@ def test_workers_says_who_is_alive(command, alive):
     done = command("workers")
 
     assert done.out.split("\n")[1].split()[:5] == ["w1", "db1", "7", "1.2.3", "0/4"]
-    assert done.out.rstrip().endswith("orders mails")
+    assert done.out.splitlines()[1].endswith("orders mails")
     (told,) = command("workers", "--json").json
     assert (told["host"], told["slots"], told["queues"]) == ("db1", 4, ["orders", "mails"])
 
@@ -235,6 +243,19 @@ def test_running_says_which_message_runs_where_since_when(command, alive, queue)
     assert (row["id"], row["attempt"], row["worker"], row["pid"]) == ("slow", 2, "w1", 7)
     assert 900 <= row["seconds"] < 960
     assert "15m" in command("running", "q").out
+
+
+def test_records_older_than_a_second_say_how_old_they_are(command, alive, queue):
+    queue.publish({})
+    rows = (Slot("q", "m", 1, time.time() - 90),)
+    alive("w1", running=rows, seen=time.time() + 60)  # a clock that is ahead
+    assert "as of" not in command("running", "q").out + command("workers").out
+
+    alive("w2", running=rows, seen=time.time() - 4)
+
+    for words in (["running", "q"], ["workers"]):
+        assert re.fullmatch(r"as of \d+(\.\d)?s ago", command(*words).out.splitlines()[-1])
+        assert all(one["seen"] < time.time() + 61 for one in command(*words, "--json").json)
 
 
 def test_running_tells_what_a_real_worker_runs(command, busy, queue):
