@@ -9,14 +9,16 @@ from tenacity import (
     retry_if_exception_type,
     wait_exponential,
     wait_random,
+    wait_random_exponential,
 )
 from tenacity.wait import wait_base
 
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.message import RETRIES_LIMIT
 
-#: About two hours over twelve retries: a dependency that is down for a while needs no help.
-DEFAULT_BACKOFF = wait_exponential(multiplier=2, max=3600) + wait_random(0, 1)
+#: Anything up to 4, 8, 16 … seconds, at most an hour; about an hour and a half over twelve retries. The jitter is the
+#: whole wait: what failed together, when a dependency went down, does not come back together.
+DEFAULT_BACKOFF = wait_random_exponential(multiplier=4, max=3600)
 
 #: Between two tries at Redis, in seconds.
 RECONNECT = wait_exponential(multiplier=0.05, max=2) + wait_random(0, 0.1)

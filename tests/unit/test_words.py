@@ -362,12 +362,14 @@ def test_a_password_in_the_clear_is_seen(url, exposed):
     assert check_url(url).is_exposed is exposed
 
 
-def test_the_default_backoff_doubles_from_two_seconds_to_an_hour():
-    waits = [seconds_after(DEFAULT_BACKOFF, attempt) for attempt in range(1, 13)]
+def test_what_failed_together_does_not_come_back_together_and_the_span_doubles_up_to_an_hour():
+    for attempt in range(1, 13):
+        span = min(4 * 2 ** (attempt - 1), 3600)
+        waits = [seconds_after(DEFAULT_BACKOFF, attempt) for _ in range(400)]
 
-    for attempt, wait in enumerate(waits):
-        assert min(2 * 2**attempt, 3600) <= wait <= min(2 * 2**attempt, 3600) + 1
-    assert 1.5 * 3600 < sum(waits) < 2.5 * 3600
+        assert 0 <= min(waits) < span / 10
+        assert span * 9 / 10 < max(waits) <= span
+        assert span * 0.4 < sum(waits) / len(waits) < span * 0.6
 
 
 def test_a_backoff_is_never_below_nothing_and_never_overflows():
