@@ -41,6 +41,16 @@ def test_a_drain_leaves_what_is_due_later_and_what_its_handler_put_off(queue, co
     assert (counts.pending, counts.unack, counts.ready, counts.retry) == (2, 1, 0, 0)
 
 
+def test_a_drain_leaves_what_is_due_in_a_paused_queue(queue, consumer, seen):
+    queue.publish("x")
+    queue.pause()
+
+    consumer.drain()
+    consumer.drain(delayed=True)
+
+    assert (seen, queue.counts().ready) == ([], 1)
+
+
 def test_a_drain_of_what_is_delayed_waits_for_it_and_for_a_backoff(queue, consumer):
     attempts = []
 

@@ -276,6 +276,16 @@ def test_what_the_applications_module_raises_is_told_by_its_own_traceback(tmp_pa
     assert all(file.startswith(str(tmp_path)) for file in files)
 
 
+def test_a_worker_of_a_consumer_without_handlers_ends_with_2(tmp_path, url):
+    (tmp_path / "empty_app.py").write_text("from reliq import Consumer\nconsumer = Consumer()\n")
+    command = [sys.executable, "-m", "reliq", "worker", "empty_app:consumer", "--url", url]
+
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("reliq: this consumer has no handlers")
+
+
 def test_a_handler_without_its_queue_is_refused():
     with pytest.raises(ConfigurationError, match=r"say which queue takes_a_body handles: @consumer.handler\(QUEUE\)"):
         Consumer().handler(takes_a_body)
