@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -63,16 +63,13 @@ class Tap:
             if number:
                 self._journal.write("again" if isinstance(reply, NoScriptError) else "no", call=number)
         elif one.name == "claim":
-            ids = [[reply[at].decode(), int(reply[at + 1])] for at in range(3, len(reply), 3)]
-            if ids:
-                self._journal.write(
-                    "claimed",
-                    asked=asked_at,
-                    queue=one.queue,
-                    nonce=one.head["nonce"],
-                    lease=int(one.head["lease_ms"]) / 1000,
-                    ids=ids,
-                )
+            ids_by_nonce = defaultdict(list)
+            for id, left, deaths in zip(*(reply[at::3] for at in (3, 4, 5)), strict=True):
+                nonce = f"{deaths}~{one.head['nonce']}" if deaths else one.head["nonce"]
+                ids_by_nonce[nonce].append([id.decode(), int(left)])
+            lease = int(one.head["lease_ms"]) / 1000
+            for nonce, ids in ids_by_nonce.items():
+                self._journal.write("claimed", asked=asked_at, queue=one.queue, nonce=nonce, lease=lease, ids=ids)
         else:
             lost = reply if one.name in ("ack", "release") else reply[0]
             self._journal.write("answered", call=number, lost=[index - 1 for index in lost])
