@@ -17,7 +17,7 @@ def seen(queue, consumer):
     """What a handler of the queue was called with; it raises for `bad`, and puts off what says so."""
     bodies = []
 
-    @consumer.handler(queue)
+    @consumer.handler(queue, backoff=wait_fixed(LATER))  # the default may be so short that a drain waits for it
     def handle(body, job):
         bodies.append(body)
         if body == "bad":
