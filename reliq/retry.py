@@ -16,9 +16,9 @@ from tenacity.wait import wait_base
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.message import RETRIES_LIMIT
 
-#: Anything up to 4, 8, 16 … seconds, at most an hour; about an hour and a half over twelve retries. The jitter is the
-#: whole wait: what failed together, when a dependency went down, does not come back together.
-DEFAULT_BACKOFF = wait_random_exponential(multiplier=4, max=3600)
+#: 1 to 3 s, 2 to 6, 4 to 12 …, at most an hour; about two hours over twelve retries. Two thirds of the longest wait are
+#: jitter: what failed together, when a dependency went down, does not come back together.
+DEFAULT_BACKOFF = wait_exponential(max=1800) + wait_random_exponential(multiplier=2, max=1800)
 
 #: Between two tries at Redis, in seconds.
 RECONNECT = wait_exponential(multiplier=0.05, max=2) + wait_random(0, 0.1)
