@@ -30,8 +30,9 @@ class Worker:
         self._reader.start()
 
     def children(self) -> list[psutil.Process]:
+        """Return its processes that work; its guard is a child, too, for a moment."""
         try:
-            return psutil.Process(self.process.pid).children()
+            return [one for one in psutil.Process(self.process.pid).children() if works(one)]
         except psutil.NoSuchProcess:
             return []
 
@@ -56,3 +57,10 @@ class Worker:
     def _read(self) -> None:
         for line in self.process.stdout or ():
             self.lines.append(line)
+
+
+def works(process: psutil.Process) -> bool:
+    try:
+        return "reliq.child" in process.cmdline()
+    except psutil.Error:
+        return False

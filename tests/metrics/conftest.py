@@ -12,6 +12,7 @@ import psutil
 import pytest
 from patience import Prometheus, end, eventually, get, must_run_in_ci
 from ports import free_port
+from worker_process import works
 
 HERE = Path(__file__).parent
 GRAFANA = HERE.parents[1] / "grafana"
@@ -50,7 +51,7 @@ class Running:
         self._reader.start()
 
     def children(self):
-        return psutil.Process(self.process.pid).children()
+        return [one for one in psutil.Process(self.process.pid).children() if works(one)]
 
     def wait(self):
         """Wait for its end, and for the last of what it says."""
