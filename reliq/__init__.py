@@ -10,7 +10,8 @@ if sys.platform == "win32":
 
 
 from reliq.admin import Admin
-from reliq.consumer import Consumer
+from reliq.consumer.consumer import Consumer
+from reliq.consumer.job import Job
 from reliq.errors import (
     BodyError,
     ConfigurationError,
@@ -25,7 +26,6 @@ from reliq.errors import (
     UndecodableError,
     WrongKeyTypeError,
 )
-from reliq.job import Job
 from reliq.keys import Layout
 from reliq.message import Ack, Answer, BulkResult, Counts, Letter, Nack, Outgoing, Pause, Receipt, Reject, Snooze
 from reliq.queue import Queue

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reliq import requests as asking
 from reliq import transitions
-from reliq.connection import PUBLISH_SECONDS, PUBLISH_TIMEOUT_SECONDS, Connection
-from reliq.doors import asking
-from reliq.doors.asynchronous import AsyncDoor
-from reliq.doors.blocking import BlockingDoor
-from reliq.doors.lanes import Lanes
+from reliq.client.aio import AsyncClient
+from reliq.client.client import Client
+from reliq.client.lanes import Lanes
+from reliq.transport.connection import PUBLISH_SECONDS, PUBLISH_TIMEOUT_SECONDS, Connection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from reliq.events import Observer
     from reliq.keys import Keys
     from reliq.message import CancelStatus, Counts, Duration, Letter, RescheduleStatus
-    from reliq.pools import Target
     from reliq.settings import QueueSettings
+    from reliq.transport.pool import Target
 
 
 class Control:
@@ -135,13 +135,13 @@ class Control:
         return Connection.to(self.target)
 
     def _ask(self, request: Request[T]) -> T:
-        return self._door().run(request, for_seconds=PUBLISH_SECONDS)
+        return self._client().run(request, for_seconds=PUBLISH_SECONDS)
 
     async def _aask(self, request: Request[T]) -> T:
-        return await self._adoor().run(request, for_seconds=PUBLISH_SECONDS)
+        return await self._aclient().run(request, for_seconds=PUBLISH_SECONDS)
 
-    def _door(self, patience_seconds: float = 0.0) -> BlockingDoor:
-        return BlockingDoor(self.connection().wire(PUBLISH_TIMEOUT_SECONDS + patience_seconds), self.observers)
+    def _client(self, patience_seconds: float = 0.0) -> Client:
+        return Client(self.connection().wire(PUBLISH_TIMEOUT_SECONDS + patience_seconds), self.observers)
 
-    def _adoor(self, patience_seconds: float = 0.0) -> AsyncDoor:
-        return AsyncDoor(self.connection().async_wire(PUBLISH_TIMEOUT_SECONDS + patience_seconds), self.observers)
+    def _aclient(self, patience_seconds: float = 0.0) -> AsyncClient:
+        return AsyncClient(self.connection().async_wire(PUBLISH_TIMEOUT_SECONDS + patience_seconds), self.observers)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from reliq.consumer import Consumer
+    from reliq.consumer.consumer import Consumer
     from reliq.events import Event
     from reliq.worker.engine import Engine
 

@@ -1,4 +1,4 @@
-"""`Queue`: what users hold, over both doors."""
+"""`Queue`: what users hold, over both clients."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
 
-from reliq.codec import Codec
-from reliq.connection import PUBLISH_SECONDS, check_slots, check_target
+from reliq.client.lanes import Lanes
+from reliq.client.moves import Moves
+from reliq.codec.codec import Codec
 from reliq.control import Control
-from reliq.doors.batch import Batch
-from reliq.doors.lanes import Lanes
-from reliq.doors.moves import Moves
-from reliq.doors.naming import Naming
-from reliq.doors.publishing import Tally, Writer
-from reliq.doors.receiving import areceiving, receiving
-from reliq.doors.sending import Sender, begun
 from reliq.keys import Keys, Layout
 from reliq.message import Outgoing
+from reliq.publish.orders import Tally, Writer
+from reliq.publish.registry import Registrar
+from reliq.publish.sender import Sender, begun
+from reliq.receive.batch import Batch
+from reliq.receive.receive import areceiving, receiving
 from reliq.settings import DAY_SECONDS, MIB, Durability, QueueSettings, seconds
+from reliq.transport.connection import PUBLISH_SECONDS, check_slots, check_target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from types import UnionType
     from uuid import UUID
 
-    from reliq.doors.batch import Received
     from reliq.events import Observer
     from reliq.message import BulkResult, Duration, Receipt
-    from reliq.pools import Target
+    from reliq.receive.batch import Received
+    from reliq.transport.pool import Target
 
 B = TypeVar("B")
 
@@ -125,11 +125,13 @@ class Queue(Control, Generic[B]):
         )
         super().__init__(keys, settings, url, observers)
         self.codec: Codec[B] = Codec(body, validate=validate)
-        self.moves = Moves(self.keys, self._door)
+        self.moves = Moves(self.keys, self._client)
         self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)
         self._claims = Lanes()
-        naming = Naming(self.keys, self.connection)
-        self._sender = Sender(self._writer, naming, self._lanes, self._door, self._adoor, try_seconds=PUBLISH_SECONDS)
+        naming = Registrar(self.keys, self.connection)
+        self._sender = Sender(
+            self._writer, naming, self._lanes, self._client, self._aclient, try_seconds=PUBLISH_SECONDS
+        )
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"
@@ -269,7 +271,7 @@ class Queue(Control, Generic[B]):
         end, or nacked with the default backoff when the block raises.
         """
         batch = Batch(self.keys, self.codec, self.settings, self._claims, limit=limit, lease=lease)
-        with receiving(self._door(), batch, seconds("wait", wait), self.connection().places_to_wait) as jobs:
+        with receiving(self._client(), batch, seconds("wait", wait), self.connection().places_to_wait) as jobs:
             yield jobs
 
     @asynccontextmanager
@@ -279,7 +281,7 @@ class Queue(Control, Generic[B]):
         """As `receive`, in async code."""
         batch = Batch(self.keys, self.codec, self.settings, self._claims, limit=limit, lease=lease)
         places_to_wait = self.connection().async_places_to_wait()
-        async with areceiving(self._adoor(), batch, seconds("wait", wait), places_to_wait) as jobs:
+        async with areceiving(self._aclient(), batch, seconds("wait", wait), places_to_wait) as jobs:
             yield jobs
 
     def _durability(self, given: Durability | None) -> Durability:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from reliq.call import Command, id_text
-from reliq.codec import open_envelope
+from reliq.codec.codec import open_envelope
 from reliq.foreign import moment, whole_number
 from reliq.keys import QUEUES_KEY, Keys
 from reliq.message import Confirmed, Letter, Pause

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
-    from reliq.consumer import Consumer
-    from reliq.job import Job
+    from reliq.consumer.consumer import Consumer
+    from reliq.consumer.job import Job
 
 _SYSTEM = {"messaging.system": "reliq"}
 _publishers: dict[str, Callable[..., Any]] = {}

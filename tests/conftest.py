@@ -9,9 +9,9 @@ import redis
 from hypothesis import HealthCheck, settings
 from ports import free_port
 
-from reliq.connection import Connection
 from reliq.embedded import EmbeddedRedis, bundled_server, find_server
 from reliq.errors import ConfigurationError
+from reliq.transport.connection import Connection
 
 # However slow this machine is: an example may take its time.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -61,6 +61,6 @@ class Worker:
 
 def works(process: psutil.Process) -> bool:
     try:
-        return "reliq.child" in process.cmdline()
+        return "reliq.process.main" in process.cmdline()
     except psutil.Error:
         return False

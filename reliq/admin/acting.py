@@ -6,17 +6,20 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from reliq import reads, transitions
-from reliq.admin import bulk, letters, pieces, publishing
-from reliq.admin.browsing import browse
+from reliq import requests as asking
+from reliq.admin import dead as letters
+from reliq.admin import pieces
+from reliq.admin import publish as publishing
+from reliq.admin import remove as bulk
 from reliq.admin.existing import check_known
+from reliq.admin.file_progress import Progress
 from reliq.admin.filters import Filter, LetterFilter
-from reliq.admin.ground import Ground
-from reliq.admin.lines import LinesPublisher
-from reliq.admin.moving import MOVABLE, Moved, Mover
-from reliq.admin.progress import Progress
-from reliq.doors import asking
-from reliq.doors.ids import check_id
+from reliq.admin.list import browse
+from reliq.admin.move import MOVABLE, Moved, Mover
+from reliq.admin.publish_file import LinesPublisher
+from reliq.admin.session import Ground
 from reliq.errors import ConfigurationError
+from reliq.ids import check_id
 from reliq.queue import Queue
 from reliq.settings import BATCH_LIMIT, whole
 
@@ -24,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from reliq.admin.browsing import Entry
-    from reliq.admin.bulk import Removed
-    from reliq.admin.letters import Redriven, Terms
-    from reliq.admin.lines import FilePublished, OnError
-    from reliq.admin.publishing import Wish
+    from reliq.admin.dead import Redriven, Terms
+    from reliq.admin.list import Entry
+    from reliq.admin.publish import Wish
+    from reliq.admin.publish_file import FilePublished, OnError
+    from reliq.admin.remove import Removed
     from reliq.message import CancelStatus, Duration, Letter, Pause, Receipt
 
 #: Most messages of one list.
@@ -63,14 +66,14 @@ class Acting(Ground):
         """
         place, at = pieces.check_state(state), whole("offset", offset, most=10**9)
         most = whole("limit", limit, least=1, most=LIST_LIMIT)
-        door, keys = self._known(queue)
-        return list(islice(browse(door, keys, place, where, offset=at, on_look=on_look), most))
+        client, keys = self._known(queue)
+        return list(islice(browse(client, keys, place, where, offset=at, on_look=on_look), most))
 
     def size(self, queue: str, state: str) -> int:
         """Return how many messages a state has."""
         place = pieces.check_state(state)
-        door, keys = self._known(queue)
-        return door.run(pieces.size(keys, place), for_seconds=pieces.TRY_SECONDS)
+        client, keys = self._known(queue)
+        return client.run(pieces.size(keys, place), for_seconds=pieces.TRY_SECONDS)
 
     def publish(self, queue: str, body: bytes, wish: Wish, *, id: str | None = None, raw: bool = False) -> Receipt:
         """
@@ -121,9 +124,9 @@ class Acting(Ground):
         """
         for_ms = asking.tombstone_ms(tombstone)
         checked = [check_id(id) for id in dict.fromkeys(ids)]
-        door, keys = self._known(queue)
+        client, keys = self._known(queue)
         parts = [checked[at : at + BATCH_LIMIT] for at in range(0, len(checked), BATCH_LIMIT)]
-        answers = [word for part in parts for word in bulk.cancel_ids(door, keys, part, tombstone_ms=for_ms)]
+        answers = [word for part in parts for word in bulk.cancel_ids(client, keys, part, tombstone_ms=for_ms)]
         return dict(zip(checked, answers, strict=True))
 
     def count_messages(
@@ -131,8 +134,8 @@ class Acting(Ground):
     ) -> int:
         """Count the messages of a state, except dead, that are meant: what the next three would act on."""
         place = pieces.check_state(state, PURGEABLE)
-        door, keys = self._known(queue)
-        return bulk.count(door, keys, place, where, on_step)
+        client, keys = self._known(queue)
+        return bulk.count(client, keys, place, where, on_step)
 
     def cancel_where(
         self,
@@ -145,16 +148,16 @@ class Acting(Ground):
     ) -> Removed:
         """Cancel the messages of a state that are meant; `on_step` is told how many were looked at, and the sum."""
         place = pieces.check_state(state, bulk.CANCELLABLE)
-        door, keys = self._known(queue)
-        return bulk.cancel(door, keys, place, where, on_step, tombstone_ms=asking.tombstone_ms(tombstone))
+        client, keys = self._known(queue)
+        return bulk.cancel(client, keys, place, where, on_step, tombstone_ms=asking.tombstone_ms(tombstone))
 
     def purge(
         self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: Callable[[int, Removed], None] = _ignore
     ) -> Removed:
         """Delete the messages of a state, except dead, that are meant; `on_step` as for `cancel_where`."""
         place = pieces.check_state(state, PURGEABLE)
-        door, keys = self._known(queue)
-        return bulk.purge(door, keys, place, where, on_step)
+        client, keys = self._known(queue)
+        return bulk.purge(client, keys, place, where, on_step)
 
     def move(
         self,
@@ -175,20 +178,20 @@ class Acting(Ground):
         """
         place = pieces.check_state(state, MOVABLE)
         most = None if limit is None else whole("limit", limit, least=1, most=10**9)
-        door, keys = self._known(queue)
-        return Mover(door, keys, self._other(queue, to)).move(place, where, most, on_step)
+        client, keys = self._known(queue)
+        return Mover(client, keys, self._other(queue, to)).move(place, where, most, on_step)
 
     def letters(self, queue: str, where: LetterFilter = EVERY_LETTER) -> Iterator[Letter]:
         """Yield the dead letters that are meant, oldest first, read as they are asked for."""
-        door, keys = self._known(queue)
-        return (letter for _, some in letters.walk_letters(door, keys, where) for letter in some)
+        client, keys = self._known(queue)
+        return (letter for _, some in letters.walk_letters(client, keys, where) for letter in some)
 
     def count_letters(
         self, queue: str, where: LetterFilter = EVERY_LETTER, *, on_step: Callable[[int, int], None] = _ignore
     ) -> int:
         """Count the dead letters that are meant; `on_step` is told how many each step looked at, and the sum."""
-        door, keys = self._known(queue)
-        return letters.count(door, keys, where, on_step)
+        client, keys = self._known(queue)
+        return letters.count(client, keys, where, on_step)
 
     def redrive(
         self,
@@ -204,13 +207,13 @@ class Acting(Ground):
 
         Each step is whole: cut off at any point, nothing is lost, and made again it goes on with the rest.
         """
-        door, keys = self._known(queue)
-        return letters.redrive(door, keys, where, terms, None if to is None else self._other(queue, to), on_step)
+        client, keys = self._known(queue)
+        return letters.redrive(client, keys, where, terms, None if to is None else self._other(queue, to), on_step)
 
     def delete_letters(self, queue: str, where: LetterFilter, *, on_step: Callable[[int, int], None] = _ignore) -> int:
         """Delete dead letters; return how many. `on_step` as for `count_letters`."""
-        door, keys = self._known(queue)
-        return letters.delete(door, keys, where, on_step)
+        client, keys = self._known(queue)
+        return letters.delete(client, keys, where, on_step)
 
     def pause(self, queue: str, *, reason: str = "", for_: Duration | None = None) -> None:
         """Have consumers stop claiming within a second, for a while or until `resume`; running handlers finish."""
@@ -220,7 +223,7 @@ class Acting(Ground):
 
     def resume(self, queue: str) -> bool:
         """Have consumers claim again; return whether the queue was paused."""
-        _door, keys = self._known(queue)
+        _client, keys = self._known(queue)
         return bool(self._ask(transitions.resume(keys)))
 
     def paused(self, queue: str) -> Pause | None:
@@ -234,7 +237,7 @@ class Acting(Ground):
             raise ConfigurationError(f"the other queue must be another than {queue!r}")
         keys = self.keys(to)
         try:
-            check_known(self._door(), keys, pieces.TRY_SECONDS)
+            check_known(self._client(), keys, pieces.TRY_SECONDS)
         except ConfigurationError as error:
             raise ConfigurationError(
                 f"{error}; messages go to a queue that was published to or worked before"

@@ -7,33 +7,33 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from reliq import reads, transitions
-from reliq.admin.accounting import Account, account_of
-from reliq.admin.acl import acl_roles, acl_rule
+from reliq.admin.account import Account, account_of
+from reliq.admin.acl.rule import acl_roles, acl_rule
 from reliq.admin.acting import Acting
-from reliq.admin.alive import Running, running_in, workers_alive
-from reliq.admin.check import Checker
-from reliq.admin.doctor import examine
-from reliq.admin.ending import End, check_kind, ends_of
+from reliq.admin.discover import scanned
+from reliq.admin.doctor.probe import examine
+from reliq.admin.ends import End, check_kind, ends_of
 from reliq.admin.existing import check_known
-from reliq.admin.forgetting import forget
-from reliq.admin.ground import ANSWER_SECONDS, TRY_SECONDS
-from reliq.admin.inspecting import MessageView, inspected
-from reliq.admin.overview import Overview, overview, with_rates
-from reliq.admin.scanning import scanned
+from reliq.admin.forget import forget
+from reliq.admin.fsck.check import Checker
+from reliq.admin.queues import Overview, overview, with_rates
 from reliq.admin.scripts import load_scripts
-from reliq.admin.watching import Watcher
-from reliq.cluster import ClusterWire
+from reliq.admin.session import ANSWER_SECONDS, TRY_SECONDS
+from reliq.admin.show import MessageView, inspected
+from reliq.admin.watch import Watcher
+from reliq.admin.workers import Running, running_in, workers_alive
 from reliq.errors import ConfigurationError, RedisRefusedError
 from reliq.keys import Keys, is_name
-from reliq.metrics.looks import Chosen, registered
 from reliq.settings import seconds, whole
+from reliq.snapshot.snapshot import Chosen, registered
+from reliq.transport.cluster import ClusterWire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reliq.admin.acl import AclRule
-    from reliq.admin.faults import CheckReport
-    from reliq.admin.findings import Finding
+    from reliq.admin.acl.rule import AclRule
+    from reliq.admin.doctor.findings import Finding
+    from reliq.admin.fsck.report import CheckReport
     from reliq.message import Duration
     from reliq.roster import Worker
 
@@ -89,7 +89,7 @@ class Admin(Acting):
             ConfigurationError: there is no such queue, or it has messages, dead letters or a worker, or was in use
                 less than a minute ago.
         """
-        return forget(self._door(), self.keys(queue), self.workers(), letters=letters, for_seconds=TRY_SECONDS)
+        return forget(self._client(), self.keys(queue), self.workers(), letters=letters, for_seconds=TRY_SECONDS)
 
     def acl(
         self, roles: Sequence[str], queues: Sequence[str], *, user: str = "", without_eval: bool = False
@@ -137,7 +137,7 @@ class Admin(Acting):
             roles: whether this user has the rights of each, on the keys of `queue`, which need not exist.
         """
         known = acl_roles(roles)
-        return examine(self._door(), self._connection.address, known, self.keys(queue), TRY_SECONDS)
+        return examine(self._client(), self._connection.address, known, self.keys(queue), TRY_SECONDS)
 
     # ---- what a person sees -------------------------------------------------
 
@@ -156,22 +156,22 @@ class Admin(Acting):
         over = seconds("interval", interval, most=60)
         queues = self._chosen(names, scan=scan)
         if over:
-            return with_rates(self._door(), queues, TRY_SECONDS, over)
-        return overview(self._door(), queues, TRY_SECONDS)
+            return with_rates(self._client(), queues, TRY_SECONDS, over)
+        return overview(self._client(), queues, TRY_SECONDS)
 
     def watch(self, names: Sequence[str] = ()) -> Watcher:
         """Return what looks at the queues named, or at all of the registry, again and again; raise for an unknown one."""
         chosen = self._chosen(names) if names else None
-        return Watcher(self._door(), lambda: chosen or self._chosen(), TRY_SECONDS)
+        return Watcher(self._client(), lambda: chosen or self._chosen(), TRY_SECONDS)
 
     def workers(self) -> list[Worker]:
         """Return what every worker process that is alive says of itself, at most 5 s ago."""
-        return workers_alive(self._door(), TRY_SECONDS)
+        return workers_alive(self._client(), TRY_SECONDS)
 
     def running(self, queue: str, *, longer_than: Duration = 0.0) -> list[Running]:
         """Return the handlers that run for `longer_than`, the longest running first; raise for an unknown queue."""
         at_least = seconds("longer_than", longer_than)
-        check_known(self._door(), self.keys(queue), TRY_SECONDS)
+        check_known(self._client(), self.keys(queue), TRY_SECONDS)
         return running_in(self.workers(), queue, at_least)
 
     def account(self, queue: str) -> Account:
@@ -187,8 +187,8 @@ class Admin(Acting):
             ConfigurationError: there is no such queue, or nothing is known of such a message.
         """
         keys = self.keys(queue)
-        check_known(self._door(), keys, TRY_SECONDS)
-        return inspected(self._door(), keys, id, TRY_SECONDS)
+        check_known(self._client(), keys, TRY_SECONDS)
+        return inspected(self._client(), keys, id, TRY_SECONDS)
 
     def ends(self, queue: str, *, kind: str | None = None, limit: int = 100) -> list[End]:
         """
@@ -199,22 +199,22 @@ class Admin(Acting):
         """
         most = whole("limit", limit, least=1, most=100_000)
         check_kind(kind)
-        check_known(self._door(), self.keys(queue), TRY_SECONDS)
-        return ends_of(self._door(), self.keys(queue), kind=kind, limit=most, for_seconds=TRY_SECONDS)
+        check_known(self._client(), self.keys(queue), TRY_SECONDS)
+        return ends_of(self._client(), self.keys(queue), kind=kind, limit=most, for_seconds=TRY_SECONDS)
 
     def _chosen(self, names: Sequence[str] = (), *, scan: bool = False) -> Chosen:
         """Return the queues named, or those of the registry, the ones with workers first, and of a scan."""
         if names:
             chosen = [self.keys(name) for name in names]
             for keys in chosen:
-                check_known(self._door(), keys, TRY_SECONDS)
+                check_known(self._client(), keys, TRY_SECONDS)
             return Chosen(chosen)
-        known = registered(self._door(), self._served)
+        known = registered(self._client(), self._served)
         found = {keys.totals: keys for keys in known.queues}
         if scan:
             if isinstance(self._connection.wire(ANSWER_SECONDS), ClusterWire):
                 raise ConfigurationError("a Cluster cannot be scanned as one; give the URL of one node after another")
-            found |= {keys.totals: keys for keys in scanned(self._door(), TRY_SECONDS)}
+            found |= {keys.totals: keys for keys in scanned(self._client(), TRY_SECONDS)}
         return Chosen(sorted(found.values(), key=lambda keys: keys.name), known.left_out)
 
     def _served(self) -> list[Keys]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.call import Request, T
-    from reliq.doors.blocking import BlockingDoor
+    from reliq.client.client import Client
     from reliq.keys import Keys
 
 State = Literal["pending", "ready", "unack", "retry", "garbage", "dead"]
@@ -37,18 +37,18 @@ def check_state(state: str, allowed: Sequence[State] = STATES) -> State:
     raise ConfigurationError(f"state must be one of {', '.join(allowed)}, not {str(state)[:40]!r}")
 
 
-def run_all(door: BlockingDoor, requests: Sequence[Request[Any]]) -> list[Any]:
+def run_all(client: Client, requests: Sequence[Request[Any]]) -> list[Any]:
     """Make requests in one round trip; raise what Redis refused first."""
-    answers = door.run_all(requests, for_seconds=TRY_SECONDS)
+    answers = client.run_all(requests, for_seconds=TRY_SECONDS)
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
     return answers
 
 
-def read_each(door: BlockingDoor, requests: Sequence[Request[T]], instead: T) -> list[T]:
+def read_each(client: Client, requests: Sequence[Request[T]], instead: T) -> list[T]:
     """Make requests in one round trip; a key of another type, which something else wrote, gives `instead`."""
-    answers = door.run_all(requests, for_seconds=TRY_SECONDS)
+    answers = client.run_all(requests, for_seconds=TRY_SECONDS)
     for at, answer in enumerate(answers):
         if isinstance(answer, WrongKeyTypeError):
             answers[at] = instead

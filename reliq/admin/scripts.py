@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reliq.admin.rights import QUESTION
+from reliq.admin.acl.probe import QUESTION
 from reliq.call import Command
 from reliq.lua import script, script_names
 

@@ -9,12 +9,12 @@ from reliq.bench import delays, drain, publish, resting
 from reliq.bench.cleaner import Cleaner
 from reliq.bench.report import Figure, Report
 from reliq.bench.stage import FULL, TRY_SECONDS, Scale, Stage
-from reliq.connection import Connection, default_url
-from reliq.doors.blocking import BlockingDoor
-from reliq.doors.ids import new_id
+from reliq.client.client import Client
 from reliq.errors import ConfigurationError
+from reliq.ids import new_id
 from reliq.reads import server_facts
-from reliq.urls import check_url, masked
+from reliq.transport.connection import Connection, default_url
+from reliq.transport.url import check_url, masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,4 +108,4 @@ class Bench:
         return [step for part in PARTS if part in self._only for step in steps[part]]
 
     def _facts(self, section: str) -> dict[str, str]:
-        return BlockingDoor(Connection.to(self.url).wire()).run(server_facts(section), for_seconds=TRY_SECONDS)
+        return Client(Connection.to(self.url).wire()).run(server_facts(section), for_seconds=TRY_SECONDS)

@@ -14,11 +14,11 @@ from typing import Any
 
 from reliq.bench import bare
 from reliq.bench.jobs import Diary, register
-from reliq.connection import Connection
-from reliq.consumer import Consumer
-from reliq.handler import Handler
+from reliq.consumer.consumer import Consumer
+from reliq.consumer.handler import Handler
 from reliq.queue import Queue
 from reliq.settings import WorkerSettings
+from reliq.transport.connection import Connection
 
 STOP_SECONDS = 1.0
 

@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
-from reliq.consumer import Consumer
-from reliq.job import Job
+from reliq.consumer.consumer import Consumer
+from reliq.consumer.job import Job
 from reliq.queue import Queue
 from reliq.settings import HandlerSettings
 

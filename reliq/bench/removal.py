@@ -10,36 +10,36 @@ import sys
 
 from reliq import roster
 from reliq.call import Command, id_text
-from reliq.connection import Connection
-from reliq.doors.blocking import BlockingDoor
+from reliq.client.client import Client
 from reliq.errors import ReliqError
 from reliq.keys import QUEUES_KEY, Keys
+from reliq.transport.connection import Connection
 
 SCAN_COUNT = 1000
 TRY_SECONDS = 60.0
 
 
-def remove(door: BlockingDoor, keys: Keys) -> None:
+def remove(client: Client, keys: Keys) -> None:
     """Delete every key of a queue, and its entries in the registries; the key space is read once, in small steps."""
     cursor = "0"
     while True:
         scan = Command(("SCAN", cursor, "MATCH", keys.every, "COUNT", SCAN_COUNT), lambda reply: reply)
-        raw, found = door.run(scan, for_seconds=TRY_SECONDS)
+        raw, found = client.run(scan, for_seconds=TRY_SECONDS)
         cursor = raw.decode()
         if found:
-            door.run(Command(("UNLINK", *map(id_text, found)), int), for_seconds=TRY_SECONDS)
+            client.run(Command(("UNLINK", *map(id_text, found)), int), for_seconds=TRY_SECONDS)
         if cursor == "0":
             break
-    _dismiss(door, keys)
-    door.run(Command(("HDEL", QUEUES_KEY, keys.name), int), for_seconds=TRY_SECONDS)
+    _dismiss(client, keys)
+    client.run(Command(("HDEL", QUEUES_KEY, keys.name), int), for_seconds=TRY_SECONDS)
 
 
-def _dismiss(door: BlockingDoor, keys: Keys) -> None:
+def _dismiss(client: Client, keys: Keys) -> None:
     """Remove the records of workers of this queue that were killed before they could."""
-    ids = door.run(roster.index(), for_seconds=TRY_SECONDS)
-    records = door.run_all(roster.records(ids), for_seconds=TRY_SECONDS)
+    ids = client.run(roster.index(), for_seconds=TRY_SECONDS)
+    records = client.run_all(roster.records(ids), for_seconds=TRY_SECONDS)
     ours = [one.id for one in records if isinstance(one, roster.Worker) and keys.name in one.queues]
-    door.run_all([command for id in ours for command in roster.leave(id)], for_seconds=TRY_SECONDS)
+    client.run_all([command for id in ours for command in roster.leave(id)], for_seconds=TRY_SECONDS)
 
 
 def main() -> int:
@@ -50,7 +50,7 @@ def main() -> int:
     while sys.stdin.read(1):
         pass
     try:
-        remove(BlockingDoor(Connection.to(plan["url"]).wire()), Keys(plan["queue"]))
+        remove(Client(Connection.to(plan["url"]).wire()), Keys(plan["queue"]))
     except ReliqError as error:
         sys.stderr.write(f"reliq: the keys of the benchmark's queue {plan['queue']!r} remain: {error}\n")
         return 1

@@ -8,11 +8,11 @@ from typing import Any
 from reliq import reads, transitions
 from reliq.bench.workers import Workers
 from reliq.call import Command, Request, T, id_text
-from reliq.connection import Connection
-from reliq.doors.blocking import BlockingDoor
+from reliq.client.client import Client
 from reliq.errors import ReliqError
 from reliq.queue import Queue
 from reliq.settings import BATCH_LIMIT
+from reliq.transport.connection import Connection
 
 #: A body of 100 bytes once it is JSON.
 BODY: dict[str, Any] = {"sent": 0, "text": "x" * 80}
@@ -62,7 +62,7 @@ class Stage:
         self.url, self.scale = url, scale
         self.queue: Queue[dict[str, Any]] = Queue(name, url=url)
         self._lifeline = lifeline
-        self.door = BlockingDoor(Connection.to(url).wire(ANSWER_SECONDS))
+        self.client = Client(Connection.to(url).wire(ANSWER_SECONDS))
 
     def workers(self, kind: str, processes: int = 1) -> Workers:
         """Return processes that run the handler called `kind`."""
@@ -111,4 +111,4 @@ class Stage:
 
     def ask(self, request: Request[T]) -> T:
         """Make a request; while Redis is away, try again for a while."""
-        return self.door.run(request, for_seconds=TRY_SECONDS)
+        return self.client.run(request, for_seconds=TRY_SECONDS)

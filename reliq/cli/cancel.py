@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from reliq.admin import Admin, Filter, Removed
-from reliq.admin.bulk import CANCELLABLE
 from reliq.admin.pieces import check_state
+from reliq.admin.remove import CANCELLABLE
 from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, Yes, admin, confirm, print_json, say
 from reliq.cli.filters import DryRun, Headers, Match, filter_of, print_found, state_option
 from reliq.cli.progress import running

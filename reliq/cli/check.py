@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from reliq.admin.faults import CheckReport
+from reliq.admin.fsck.report import CheckReport
 from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, console, print_json, say
 
 

@@ -19,12 +19,12 @@ from rich.text import Text
 
 from reliq.cli.common import console as terminal
 from reliq.cli.demo_jobs import ERRANDS, Errand, Mood
-from reliq.connection import URL_VARIABLE
 from reliq.embedded import EmbeddedRedis
 from reliq.errors import ConfigurationError
 from reliq.message import Counts, Outgoing
 from reliq.settings import whole
-from reliq.urls import check_url
+from reliq.transport.connection import URL_VARIABLE
+from reliq.transport.url import check_url
 
 STATES = ("pending", "ready", "unack", "retry", "garbage", "dead")
 ENDS = ("acked", "dead", "expired", "cancelled", "purged")

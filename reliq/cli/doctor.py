@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from reliq.admin.acl import ROLES
-from reliq.admin.findings import Finding
+from reliq.admin.acl.rule import ROLES
+from reliq.admin.doctor.findings import Finding
 from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, print_json, say
 
 

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from reliq.cli.common import DEFAULT_LAYOUT, LayoutText
-from reliq.connection import Connection
 from reliq.keys import Keys, Layout
-from reliq.log_setup import configure_logging
+from reliq.logs.setup import configure_logging
 from reliq.metrics.endpoint import DEFAULT_HOST
 from reliq.metrics.serving import of_queues
+from reliq.transport.connection import Connection
 
 DEFAULT_PORT = 9465
 

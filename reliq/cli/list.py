@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reliq.admin.browsing import Entry
+from reliq.admin.list import Entry
 from reliq.cli.bodies import start_of
 from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, print_json, spoken
 from reliq.cli.filters import Headers, Match, State, filter_of

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from reliq.admin import Moved, Removed
-from reliq.admin.moving import MOVABLE
+from reliq.admin.move import MOVABLE
 from reliq.admin.pieces import check_state
 from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, Yes, admin, confirm, print_json, say
 from reliq.cli.filters import DryRun, Headers, Match, filter_of, print_found, state_option

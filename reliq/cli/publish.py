@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from reliq.admin import Admin, FilePublished, Wish
-from reliq.admin.lines import OnError
-from reliq.admin.publishing import LARGEST_BODY
+from reliq.admin.publish import LARGEST_BODY
+from reliq.admin.publish_file import OnError
 from reliq.cli.common import (
     DEFAULT_LAYOUT,
     Json,

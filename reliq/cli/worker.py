@@ -10,21 +10,21 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
-from reliq.child import Plan
 from reliq.cli.common import EXIT_USAGE, complain, console, say
-from reliq.connection import URL_VARIABLE
-from reliq.consumer import Consumer, load_consumer
+from reliq.consumer.consumer import Consumer, load_consumer
+from reliq.consumer.handler import Handler
+from reliq.consumer.loader import traceback_of_module
+from reliq.consumer.signals import STOPS, end_at_once, take
 from reliq.errors import ConfigurationError, ReliqError
-from reliq.handler import Handler
-from reliq.importing import traceback_of_module
-from reliq.log_setup import FORMATS, LEVELS, configure_logging
+from reliq.logs.setup import FORMATS, LEVELS, configure_logging
 from reliq.metrics import serving
 from reliq.metrics.endpoint import DEFAULT_HOST, Endpoint
 from reliq.metrics.files import FOLDER_VARIABLE
+from reliq.process.main import Plan
+from reliq.process.supervisor import STALL_SECONDS, Supervisor, environment_of_children
 from reliq.settings import WorkerSettings, seconds, whole
-from reliq.signals import STOPS, end_at_once, take
-from reliq.supervisor import STALL_SECONDS, Supervisor, environment_of_children
-from reliq.urls import check_url
+from reliq.transport.connection import URL_VARIABLE
+from reliq.transport.url import check_url
 
 logger = logging.getLogger(__name__)
 

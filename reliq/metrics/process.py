@@ -69,9 +69,9 @@ class ProcessMetrics:
         """Read off what `engine` does at this moment; None when nothing runs."""
         now = time.monotonic()
         runs = [] if engine is None else engine.inflight.runs()
-        flights = [] if engine is None else engine.inflight.flights()
-        self._inflight.labels("running").set(sum(len(run.flights) for run in runs))
-        self._inflight.labels("held").set(sum(not (one.started or one.settling) for one in flights))
+        deliveries = [] if engine is None else engine.inflight.deliveries()
+        self._inflight.labels("running").set(sum(len(run.deliveries) for run in runs))
+        self._inflight.labels("held").set(sum(not (one.started or one.settling) for one in deliveries))
         self._longest.set(max((now - run.started_at for run in runs), default=0.0))
         self._slots.set(0 if engine is None else engine.inflight.concurrency)
         self._hung.set(0 if engine is None else engine.hung_slots)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from reliq.metrics.looks import Look, Sight
     from reliq.metrics.names import Spec
+    from reliq.snapshot.snapshot import QueueSnapshot, Snapshot
 
 #: A scrape answers within 2 s, with Redis or without.
 PATIENCE_SECONDS = 1.5
@@ -34,10 +34,10 @@ class QueueCollector:
     for longer than PATIENCE_SECONDS. Scrapes at the same time share one look.
     """
 
-    def __init__(self, look: Callable[[], Look]) -> None:
+    def __init__(self, look: Callable[[], Snapshot]) -> None:
         self._look = look
         self._lock = threading.Lock()
-        self._under_way: Future[Look] | None = None
+        self._under_way: Future[Snapshot] | None = None
 
     def describe(self) -> list[Metric]:
         """Say nothing: registering must not ask Redis."""
@@ -60,14 +60,14 @@ class QueueCollector:
             family.add_metric((reason,), number)
         yield family
 
-    def _begun(self) -> Future[Look]:
+    def _begun(self) -> Future[Snapshot]:
         with self._lock:
             if self._under_way is None or self._under_way.done():
                 self._under_way = Future()
                 threading.Thread(target=self._run, args=(self._under_way,), name="reliq-look", daemon=True).start()
             return self._under_way
 
-    def _run(self, future: Future[Look]) -> None:
+    def _run(self, future: Future[Snapshot]) -> None:
         try:
             future.set_result(self._look())
         except BaseException as error:
@@ -103,7 +103,7 @@ def _of_redis(facts: Mapping[str, str]) -> Iterator[Metric]:
         yield counter(names.REDIS_EVICTED, {(): int(facts["evicted_keys"])})
 
 
-def _of_queues(sights: Sequence[Sight]) -> Iterator[Metric]:
+def _of_queues(sights: Sequence[QueueSnapshot]) -> Iterator[Metric]:
     rows = _labelled(sights)
     yield _family(names.MESSAGES, rows, lambda one: {state: getattr(one.counts, state) for state in names.STATES})
     yield _family(names.UNACK, rows, lambda one: {"leased": one.counts.unack - one.backoff, "backoff": one.backoff})
@@ -120,7 +120,7 @@ def _of_queues(sights: Sequence[Sight]) -> Iterator[Metric]:
     yield counter(names.RETRIED, {row: rows[row[0]].counts.totals.get(kind, 0) for row, kind in retried.items()})
 
 
-def _labelled(sights: Sequence[Sight]) -> dict[str, Sight]:
+def _labelled(sights: Sequence[QueueSnapshot]) -> dict[str, QueueSnapshot]:
     """Return the sights by the queue's name; where queues in two layouts are called the same, by name and layout."""
     called = Counter(one.queue for one in sights)
     return {
@@ -129,7 +129,9 @@ def _labelled(sights: Sequence[Sight]) -> dict[str, Sight]:
     }
 
 
-def _family(spec: Spec, rows: Mapping[str, Sight], values: Callable[[Sight], Mapping[str, float]]) -> GaugeMetricFamily:
+def _family(
+    spec: Spec, rows: Mapping[str, QueueSnapshot], values: Callable[[QueueSnapshot], Mapping[str, float]]
+) -> GaugeMetricFamily:
     family = GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
     for queue, one in rows.items():
         for label, value in values(one).items():

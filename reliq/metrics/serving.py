@@ -13,14 +13,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 
 from reliq import events, health
-from reliq.doors.blocking import BlockingDoor
+from reliq.client.client import Client
 from reliq.health import Pulse, Sampler, engine_of
 from reliq.metrics import names
 from reliq.metrics.endpoint import Endpoint
 from reliq.metrics.files import Files
-from reliq.metrics.looks import Looker
 from reliq.metrics.process import ProcessMetrics
 from reliq.metrics.queues import REPLY_SECONDS, QueueCollector, counter, gauge
+from reliq.snapshot.snapshot import SnapshotReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from reliq.connection import Connection
-    from reliq.consumer import Consumer
+    from reliq.consumer.consumer import Consumer
     from reliq.events import Event
     from reliq.keys import Keys
+    from reliq.transport.connection import Connection
 
 #: What a user may hand in, to have our figures beside theirs.
 Registry = CollectorRegistry
@@ -92,8 +92,8 @@ class _Sampled:
 
 def queue_collector(connection: Connection, queues: Sequence[Keys] = ()) -> QueueCollector:
     """Return what asks `connection` for the figures of `queues`, of all that the registry has when none is named."""
-    door = BlockingDoor(connection.wire(REPLY_SECONDS))
-    return QueueCollector(Looker(door, (lambda: queues) if queues else None).look)
+    client = Client(connection.wire(REPLY_SECONDS))
+    return QueueCollector(SnapshotReader(client, (lambda: queues) if queues else None).look)
 
 
 def redis_answers(collector: QueueCollector) -> bool:

@@ -6,7 +6,7 @@ from typing import cast, get_args
 
 from reliq import events
 from reliq.call import Arg, Call
-from reliq.codec import ENVELOPE_START
+from reliq.codec.codec import ENVELOPE_START
 from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import CancelStatus, PublishStatus, RescheduleStatus

@@ -6,13 +6,13 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from reliq import transitions
-from reliq.doors.ids import token
-from reliq.doors.lanes import Lane
+from reliq.client.lanes import Lane
+from reliq.ids import token
 from reliq.settings import BATCH_LIMIT
 
 if TYPE_CHECKING:
     from reliq.call import Call
-    from reliq.handler import Handler
+    from reliq.consumer.handler import Handler
     from reliq.transitions import ClaimAnswer
     from reliq.worker.capacity import Capacity
 

@@ -12,8 +12,8 @@ from reliq.errors import ReliqError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reliq.doors.blocking import BlockingDoor
-    from reliq.handler import Handler
+    from reliq.client.client import Client
+    from reliq.consumer.handler import Handler
     from reliq.keys import Keys
     from reliq.message import Counts
     from reliq.worker.inflight import Inflight
@@ -29,8 +29,8 @@ TELL_SECONDS = 10.0
 class Drained:
     """Looks whether the queues are empty but for what is due later, and says from time to time what is left."""
 
-    def __init__(self, door: BlockingDoor, handlers: Sequence[Handler], inflight: Inflight) -> None:
-        self._door, self._inflight = door, inflight
+    def __init__(self, client: Client, handlers: Sequence[Handler], inflight: Inflight) -> None:
+        self._client, self._inflight = client, inflight
         self._queues = [handler.queue.keys for handler in handlers]
         self._tell_at = time.monotonic() + TELL_SECONDS
 
@@ -47,7 +47,7 @@ class Drained:
 
     def _left(self, *, delayed: bool) -> list[str]:
         """Return what is left, in words."""
-        if held := len(self._inflight.flights()):
+        if held := len(self._inflight.deliveries()):
             return [f"for {held} message(s) held here"]
         counts = dict(zip(self._queues, self._asked([transitions.counts(keys) for keys in self._queues]), strict=True))
         filled = {keys: one for keys, one in counts.items() if one.alive and not one.paused}
@@ -68,7 +68,7 @@ class Drained:
 
     def _asked(self, requests: Sequence[Any]) -> list[Any]:
         """Return the answers to `requests`; raise the first error among them."""
-        answers = self._door.run_all(requests)
+        answers = self._client.run_all(requests)
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer

@@ -9,33 +9,33 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reliq import reads
-from reliq.connection import WORKER_TIMEOUT_SECONDS
-from reliq.doors.blocking import BlockingDoor
+from reliq.client.client import Client
 from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, ReliqError
+from reliq.transport.connection import WORKER_TIMEOUT_SECONDS
 from reliq.worker.drained import Drained
 from reliq.worker.executors import AsyncExecutor, ThreadExecutor
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.heartbeat import Heartbeat
 from reliq.worker.inflight import Inflight
-from reliq.worker.lifespans import Lifespan
+from reliq.worker.janitor import Janitor
+from reliq.worker.lifespan import Lifespan
 from reliq.worker.loop import Loop
 from reliq.worker.outcome import RELEASED
 from reliq.worker.renewer import Renewer
-from reliq.worker.running import Running
+from reliq.worker.runner import Runner
+from reliq.worker.scheduler import Scheduler
 from reliq.worker.settler import Settler
-from reliq.worker.tidier import Tidier
-from reliq.worker.timekeeper import Timekeeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reliq.connection import Connection
+    from reliq.consumer.handler import Handler
+    from reliq.consumer.job import Job
     from reliq.events import Observer
-    from reliq.handler import Handler
-    from reliq.job import Job
     from reliq.settings import WorkerSettings
+    from reliq.transport.connection import Connection
+    from reliq.worker.delivery import HeldDelivery
     from reliq.worker.failures import ErrorHook
-    from reliq.worker.flight import Flight
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Engine:
     The parts of one worker process.
 
     Messages go fetcher → executors → settler; beside them the renewer keeps leases alive and the
-    timekeeper makes messages claimable. `start` and `stop` may each be called once.
+    scheduler makes messages claimable. `start` and `stop` may each be called once.
     """
 
     def __init__(
@@ -64,26 +64,26 @@ class Engine:
         on_error: Sequence[ErrorHook] = (),
     ) -> None:
         self._handlers, self._settings = handlers, settings
-        self._door = door = BlockingDoor(connection.wire(WORKER_TIMEOUT_SECONDS), observers)
+        self._client = client = Client(connection.wire(WORKER_TIMEOUT_SECONDS), observers)
         self.inflight = Inflight(handlers, settings.concurrency)
         #: What the stop cut off, also when the lifespan raises at its end.
-        self.unfinished: list[Flight] = []
+        self.unfinished: list[HeldDelivery] = []
         self.stopping = threading.Event()
-        self._settler = Settler(door, self.inflight, self._collect_soon, self._poke)
+        self._settler = Settler(client, self.inflight, self._collect_soon, self._poke)
         settle = self._settler.settle
         error_text = settings.log_error_text
-        self._running = Running(settle, middleware, observers, self.stopping, on_error=on_error, error_text=error_text)
+        self._running = Runner(settle, middleware, observers, self.stopping, on_error=on_error, error_text=error_text)
         self._threads = ThreadExecutor(self._running, self.inflight, settings.concurrency)
         self._tasks = AsyncExecutor(self._running, self.inflight)
         self._lifespan = Lifespan(lifespan, self._tasks)
-        self._timekeeper = Timekeeper(door, handlers, self._collect_soon)
-        self._heartbeat = heartbeat = Heartbeat(door, handlers, self.inflight, lambda: self.last_claim_at)
-        self._fetcher = Fetcher(door, handlers, self.inflight, self._timekeeper, self._submit, settle, heartbeat.soon)
-        self._renewer = Renewer(door, handlers, self.inflight, self._tasks, settle, self._running.overran)
-        self._drained = Drained(door, handlers, self.inflight)
-        self._tidier = Tidier(door, [handler.queue for handler in handlers])
+        self._scheduler = Scheduler(client, handlers, self._collect_soon)
+        self._heartbeat = heartbeat = Heartbeat(client, handlers, self.inflight, lambda: self.last_claim_at)
+        self._fetcher = Fetcher(client, handlers, self.inflight, self._scheduler, self._submit, settle, heartbeat.soon)
+        self._renewer = Renewer(client, handlers, self.inflight, self._tasks, settle, self._running.overran)
+        self._drained = Drained(client, handlers, self.inflight)
+        self._janitor = Janitor(client, [handler.queue for handler in handlers])
         self._loops = self._make_loops(observers)
-        self._timekeeper.wake = self._loops["timekeeper"].wake
+        self._scheduler.wake = self._loops["scheduler"].wake
         self._renewer.wake = self._loops["renewer"].wake
         self.inflight.busy = self._renewer.busy
         self.inflight.nudge = self._settler.nudge
@@ -97,7 +97,7 @@ class Engine:
             ConfigurationError: the server is too old, or may evict messages.
             RedisUnavailableError, RedisRefusedError: Redis cannot be asked.
         """
-        check_server(self._door, allow_eviction=self._settings.allow_eviction)
+        check_server(self._client, allow_eviction=self._settings.allow_eviction)
         self._tasks.start()
         try:
             self._running.state = self._lifespan.enter()
@@ -107,7 +107,7 @@ class Engine:
         for loop in self._loops.values():
             loop.start()
 
-    def stop(self, grace_seconds: float) -> list[Flight]:
+    def stop(self, grace_seconds: float) -> list[HeldDelivery]:
         """
         Take no more messages, give back what has not started, let handlers end, settle.
 
@@ -120,7 +120,7 @@ class Engine:
         self.inflight.wait_until_none_runs(max(0.0, until - time.monotonic()))
         with suppress(RuntimeError):  # the event loop has ended
             self._tasks.cancel_all()
-        self.unfinished = [flight for run in self.inflight.runs() for flight in run.flights]
+        self.unfinished = [held for run in self.inflight.runs() for held in run.deliveries]
         self.inflight.wait_until_settled(SETTLE_SECONDS)
         try:
             self._lifespan.leave()
@@ -137,7 +137,7 @@ class Engine:
         with suppress(ReliqError):
             self._fetcher.poke()
         fetcher.join()
-        self._settler.settle(self.inflight.withdraw(self.inflight.flights()), RELEASED)
+        self._settler.settle(self.inflight.withdraw(self.inflight.deliveries()), RELEASED)
         self._fetcher.hand_on()
 
     def is_drained(self, *, delayed: bool) -> bool:
@@ -180,16 +180,16 @@ class Engine:
         steps = {
             "settler": self._settler.step,
             "renewer": self._renewer.step,
-            "timekeeper": self._timekeeper.step,
-            "tidier": self._tidier.step,
+            "scheduler": self._scheduler.step,
+            "janitor": self._janitor.step,
             "heartbeat": self._heartbeat.step,
             "fetcher": self._fetcher.step,
         }
-        return {name: Loop(name, step, observers, self._timekeeper.spare_all) for name, step in steps.items()}
+        return {name: Loop(name, step, observers, self._scheduler.spare_all) for name, step in steps.items()}
 
-    def _submit(self, flights: list[Flight]) -> None:
-        """Let flights start as slots come free."""
-        self._threads.grow(self.inflight.hold(flights))
+    def _submit(self, deliveries: list[HeldDelivery]) -> None:
+        """Let deliveries start as slots come free."""
+        self._threads.grow(self.inflight.hold(deliveries))
         time.sleep(0)  # lets a handler's thread have the interpreter now, not when this one waits for Redis
 
     def _end_loops(self) -> None:
@@ -202,16 +202,16 @@ class Engine:
         self._heartbeat.leave()
 
     def _collect_soon(self) -> None:
-        self._loops["tidier"].wake()
+        self._loops["janitor"].wake()
 
     def _poke(self) -> None:
         self._fetcher.poke()
 
 
-def check_server(door: BlockingDoor, *, allow_eviction: bool) -> None:
+def check_server(client: Client, *, allow_eviction: bool) -> None:
     """Raise ConfigurationError when the server is older than 6.2 or may evict messages; what it hides is passed."""
     try:
-        server, memory = (door.run(reads.server_facts(section)) for section in ("server", "memory"))
+        server, memory = (client.run(reads.server_facts(section)) for section in ("server", "memory"))
     except LoginError:
         raise
     except RedisRefusedError as error:

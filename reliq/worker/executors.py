@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from reliq.handler import Handler
-    from reliq.job import Job
+    from reliq.consumer.handler import Handler
+    from reliq.consumer.job import Job
+    from reliq.worker.handler_call import HandlerCall
     from reliq.worker.inflight import Inflight
-    from reliq.worker.run import Run
-    from reliq.worker.running import Running
+    from reliq.worker.runner import Runner
 
 
 logger = logging.getLogger(__name__)
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 class ThreadExecutor:
     """Plain handlers, one on each of at most `slots` threads."""
 
-    def __init__(self, running: Running, inflight: Inflight, slots: int) -> None:
+    def __init__(self, running: Runner, inflight: Inflight, slots: int) -> None:
         self._running, self._inflight, self._slots = running, inflight, slots
         self._threads: list[threading.Thread] = []
 
     def grow(self, wanted: int) -> None:
-        """Have as many threads as there are flights for them, and slots."""
+        """Have as many threads as there are deliveries for them, and slots."""
         while len(self._threads) < min(wanted, self._slots):
             name = f"reliq-handler-{len(self._threads) + 1}"
             thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -45,7 +45,7 @@ class ThreadExecutor:
         return all(thread.is_alive() for thread in self._threads)
 
     def _work(self) -> None:
-        run: Run | None = None
+        run: HandlerCall | None = None
         while True:
             done, run = run, None  # its slot is freed once, whatever raises
             try:
@@ -57,7 +57,7 @@ class ThreadExecutor:
             except BaseException:
                 logger.exception("a thread of the handlers failed and goes on")
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: HandlerCall) -> None:
         answer: Any = None
         error: BaseException | None = None
         try:
@@ -90,9 +90,9 @@ def _answer(answer: Any) -> Any:
 class AsyncExecutor:
     """Coroutine handlers, each a task of its own on one event loop."""
 
-    def __init__(self, running: Running, inflight: Inflight) -> None:
+    def __init__(self, running: Runner, inflight: Inflight) -> None:
         self._running, self._inflight = running, inflight
-        self._done: list[Run] = []  # whose slots are to be freed
+        self._done: list[HandlerCall] = []  # whose slots are to be freed
         self._filling = False  # and the loop will see to it
         self._timer: asyncio.TimerHandle | None = None  # for a batch that lingers
         self._thread = threading.Thread(target=self._serve, name="reliq-asyncio", daemon=True)
@@ -125,12 +125,12 @@ class AsyncExecutor:
         """The loop's thread."""
         return self._thread.ident or 0
 
-    def cancel(self, run: Run) -> None:
+    def cancel(self, run: HandlerCall) -> None:
         """Cancel the task of `run`, if it still goes on."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(run.task.cancel)
 
-    def see_to(self, run: Run) -> None:
+    def see_to(self, run: HandlerCall) -> None:
         """Answer for `run` if its task was cancelled before its first step: then nobody else does."""
         if run.task is not None and run.task.done() and run.unanswered:
             with suppress(RuntimeError):
@@ -210,7 +210,7 @@ class AsyncExecutor:
         if linger is not None:
             self._timer = self._loop.call_later(linger, self._fill)
 
-    def _start(self, run: Run) -> bool:
+    def _start(self, run: HandlerCall) -> bool:
         """Make a task of `run`; say whether there is one: a task factory is the application's."""
         coroutine = self._run(run)
         try:
@@ -221,7 +221,7 @@ class AsyncExecutor:
             self._running.end(run, None, error)
         return run.task is not None
 
-    async def _run(self, run: Run) -> None:
+    async def _run(self, run: HandlerCall) -> None:
         answer: Any = None
         error: BaseException | None = None
         try:
@@ -233,7 +233,7 @@ class AsyncExecutor:
             error = raised_error
         self._end(run, answer, error)
 
-    def _end(self, run: Run, answer: Any, error: BaseException | None) -> None:
+    def _end(self, run: HandlerCall, answer: Any, error: BaseException | None) -> None:
         """Hand over how `run` has ended, and have its slot freed."""
         try:
             self._running.end(run, answer, error)
@@ -243,7 +243,7 @@ class AsyncExecutor:
                 self._filling = True
                 self._loop.call_soon(self._fill)
 
-    def _end_unbegun(self, run: Run) -> None:
+    def _end_unbegun(self, run: HandlerCall) -> None:
         if run.unanswered:  # not seen to before
             self._end(run, None, asyncio.CancelledError())
 

@@ -17,10 +17,10 @@ from reliq.worker.exceptions import placed, traceback_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reliq.job import Job
-    from reliq.worker.flight import Flight
+    from reliq.consumer.job import Job
+    from reliq.worker.delivery import HeldDelivery
+    from reliq.worker.handler_call import HandlerCall
     from reliq.worker.outcome import Outcome
-    from reliq.worker.run import Run
 
     ErrorHook = Callable[[Job[Any], BaseException, bool], Any]
 
@@ -30,14 +30,14 @@ logger = logging.getLogger("reliq")
 KINDS_LIMIT = 1000
 
 
-def is_final(flight: Flight, outcome: Outcome) -> bool:
+def is_final(held: HeldDelivery, outcome: Outcome) -> bool:
     """Say whether the message becomes a dead letter."""
-    return outcome.kind == "reject" or (outcome.kind == "nack" and flight.delivery.claimed.left <= 0)
+    return outcome.kind == "reject" or (outcome.kind == "nack" and held.delivery.claimed.left <= 0)
 
 
-def is_failure(flight: Flight, outcome: Outcome) -> bool:
+def is_failure(held: HeldDelivery, outcome: Outcome) -> bool:
     """Say whether `outcome` is no answer of the handler's choice, or a `Nack` after which no retry is left."""
-    return outcome.failed or (outcome.kind == "nack" and is_final(flight, outcome))
+    return outcome.failed or (outcome.kind == "nack" and is_final(held, outcome))
 
 
 class Failures:
@@ -47,27 +47,31 @@ class Failures:
     Args:
         hooks: `Consumer.on_error`'s.
         error_text: write the texts of exceptions too, which may hold a piece of a body.
-        job_of: makes the job of a flight, given its body.
+        job_of: makes the job of a held, given its body.
     """
 
     def __init__(
-        self, hooks: Sequence[ErrorHook], *, error_text: bool, job_of: Callable[[Flight, Run, Any], Job[Any]]
+        self,
+        hooks: Sequence[ErrorHook],
+        *,
+        error_text: bool,
+        job_of: Callable[[HeldDelivery, HandlerCall, Any], Job[Any]],
     ) -> None:
         self._hooks, self._error_text, self._job_of = hooks, error_text, job_of
         self._seen: set[tuple[str, str]] = set()
 
-    def tell(self, run: Run, pairs: Sequence[tuple[Flight, Outcome]], cause: Any, seconds: float) -> None:
+    def tell(self, run: HandlerCall, pairs: Sequence[tuple[HeldDelivery, Outcome]], cause: Any, seconds: float) -> None:
         """Tell which of `pairs` failed after `seconds`; `cause` was raised or answered, perhaps a list for a batch."""
-        failed = [(flight, outcome) for flight, outcome in pairs if is_failure(flight, outcome)]
-        for flight, outcome in failed:
+        failed = [(held, outcome) for held, outcome in pairs if is_failure(held, outcome)]
+        for held, outcome in failed:
             # By its type alone: an answer may raise when it is asked for its class.
             error = cause if issubclass(type(cause), BaseException) else Nack(reason=outcome.error)
             with suppress(BaseException):  # of an exception whose own code raises nothing can be told
-                self._log(run, flight, outcome, error, seconds)
+                self._log(run, held, outcome, error, seconds)
             for hook in self._hooks:
-                self._call(hook, run, flight, error, is_final=is_final(flight, outcome))
+                self._call(hook, run, held, error, is_final=is_final(held, outcome))
 
-    def overran(self, run: Run, outcome: Outcome, seconds: float) -> None:
+    def overran(self, run: HandlerCall, outcome: Outcome, seconds: float) -> None:
         """Tell of a handler whose thread overran its time, and where it stands; a thread of its own calls the hooks."""
         error = TimeoutError("the handler overran its timeout")
         frame = sys._current_frames().get(run.thread)  # noqa: SLF001  the documented way to see other threads
@@ -75,27 +79,29 @@ class Failures:
         while frame is not None:
             traceback = TracebackType(traceback, frame, frame.f_lasti, frame.f_lineno)
             frame = frame.f_back
-        flights = list(run.unanswered)
+        deliveries = list(run.unanswered)
 
         def tell() -> None:
-            self.tell(run, [(flight, outcome) for flight in flights], error.with_traceback(traceback), seconds)
+            self.tell(run, [(held, outcome) for held in deliveries], error.with_traceback(traceback), seconds)
 
         with suppress(RuntimeError):  # no thread to be had
             threading.Thread(target=tell, name="reliq-overran", daemon=True).start()
 
-    def _log(self, run: Run, flight: Flight, outcome: Outcome, error: BaseException, seconds: float) -> None:
+    def _log(
+        self, run: HandlerCall, held: HeldDelivery, outcome: Outcome, error: BaseException, seconds: float
+    ) -> None:
         """Write a line: at ERROR, with the exception, when a message died; with its traceback when it is a new one."""
-        final, kind = is_final(flight, outcome), "timeout" if run.abandoned else outcome.kind
+        final, kind = is_final(held, outcome), "timeout" if run.abandoned else outcome.kind
         level = logging.ERROR if final else logging.INFO
         if not logger.isEnabledFor(level):
             return
-        delivery, place = flight.delivery, outcome.raised or outcome.error
+        delivery, place = held.delivery, outcome.raised or outcome.error
         what = outcome.kept if self._error_text else place
         verb = f"{kind}, a dead letter," if final else kind
-        text = f"{flight.queue} {delivery.id} attempt {delivery.attempt or '-'}: {verb} in {seconds:.3f} s: {what}"
+        text = f"{held.queue} {delivery.id} attempt {delivery.attempt or '-'}: {verb} in {seconds:.3f} s: {what}"
         told = {
             "event": "handled",
-            "queue": flight.queue,
+            "queue": held.queue,
             "id": delivery.id,
             "attempt": delivery.attempt,
             "outcome": kind,
@@ -105,7 +111,7 @@ class Failures:
             "error_type": place.partition(" ")[0],
             "place": place,
         }
-        self._write(level, printable(text), told, error, with_trace=self._is_new(flight.queue, error) or final)
+        self._write(level, printable(text), told, error, with_trace=self._is_new(held.queue, error) or final)
 
     def _write(self, level: int, text: str, told: dict[str, Any], error: BaseException, *, with_trace: bool) -> None:
         """Write a record whose traceback is ready, so that whoever formats it adds no text of an exception."""
@@ -127,16 +133,18 @@ class Failures:
         self._seen.add(kind)
         return True
 
-    def _job(self, run: Run, flight: Flight) -> Job[Any]:
+    def _job(self, run: HandlerCall, held: HeldDelivery) -> Job[Any]:
         """Return the job that failed, its body as it was sent; of a body that does not decode its bytes."""
-        payload = flight.delivery.payload
+        payload = held.delivery.payload
         body: Any = payload
         with suppress(Exception):
             body = run.handler.codec.decode(payload)
-        return self._job_of(flight, run, body)
+        return self._job_of(held, run, body)
 
-    def _call(self, hook: ErrorHook, run: Run, flight: Flight, error: BaseException, *, is_final: bool) -> None:
+    def _call(
+        self, hook: ErrorHook, run: HandlerCall, held: HeldDelivery, error: BaseException, *, is_final: bool
+    ) -> None:
         try:
-            hook(self._job(run, flight), error, is_final)
+            hook(self._job(run, held), error, is_final)
         except BaseException as problem:
             logger.warning("on_error %s itself failed: %s", getattr(hook, "__qualname__", hook), placed(problem))

@@ -8,25 +8,25 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reliq.call import Command
-from reliq.doors.ids import token
 from reliq.errors import RedisRefusedError, ReliqError
+from reliq.ids import token
+from reliq.worker.bodies import BodyReader
 from reliq.worker.capacity import FairOrder, fair_shares
 from reliq.worker.claims import QueueClaims
-from reliq.worker.flight import flights_of
-from reliq.worker.loop import Troubles
-from reliq.worker.reader import Reader
+from reliq.worker.delivery import deliveries_of
+from reliq.worker.loop import QueueBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reliq.doors.blocking import BlockingDoor
-    from reliq.handler import Handler
+    from reliq.client.client import Client
+    from reliq.consumer.handler import Handler
+    from reliq.worker.bodies import Piece
     from reliq.worker.capacity import Capacity
-    from reliq.worker.flight import Flight
+    from reliq.worker.delivery import HeldDelivery
     from reliq.worker.inflight import Inflight
     from reliq.worker.outcome import Outcome
-    from reliq.worker.reader import Piece
-    from reliq.worker.timekeeper import Timekeeper
+    from reliq.worker.scheduler import Scheduler
 
     #: A queue, and how much of it can be claimed.
     Offer = tuple[QueueClaims, Capacity]
@@ -57,20 +57,20 @@ class Fetcher:
 
     def __init__(
         self,
-        door: BlockingDoor,
+        client: Client,
         handlers: Sequence[Handler],
         inflight: Inflight,
-        timekeeper: Timekeeper,
-        submit: Callable[[list[Flight]], None],
-        settle: Callable[[list[Flight], Outcome], None],
+        scheduler: Scheduler,
+        submit: Callable[[list[HeldDelivery]], None],
+        settle: Callable[[list[HeldDelivery], Outcome], None],
         along: Callable[[], Sequence[Command[None]]],
     ) -> None:
-        self._door, self._inflight, self._timekeeper, self._along = door, inflight, timekeeper, along
+        self._client, self._inflight, self._scheduler, self._along = client, inflight, scheduler, along
         self._queues = [QueueClaims(handler) for handler in handlers]
         self._name = token()
         self._poke_key = self._queues[0].keys.lane(f"{self._name}.poke")
-        self._order, self._troubles = FairOrder(), Troubles("fetcher")
-        self._reader = Reader(handlers, inflight, self._troubles, submit, settle)
+        self._order, self._troubles = FairOrder(), QueueBackoff("fetcher")
+        self._reader = BodyReader(handlers, inflight, self._troubles, submit, settle)
         self._polled_at = self._glanced_at = time.monotonic()
         self._idle = False  # whether the last wait ended without a token
         self._apart = False  # whether the queues lie in several slots of a Cluster
@@ -115,13 +115,13 @@ class Fetcher:
         """Have a wait in Redis end when there is more to claim than when it began; called by other threads."""
         if self._inflight.wait_is_over():
             push = Command(("RPUSH", self._poke_key, "1"), int)
-            self._door.run_all([push, Command(("PEXPIRE", self._poke_key, POKE_MS), int)])
+            self._client.run_all([push, Command(("PEXPIRE", self._poke_key, POKE_MS), int)])
 
     def hand_on(self) -> None:
         """Let other processes have the tokens and the watches of this one, which ends."""
         requests: list[Any] = []
         for one in self._queues:
-            watches = self._timekeeper.watches(one.name)
+            watches = self._scheduler.watches(one.name)
             if watches:
                 requests.append(Command(("DEL", one.keys.watch), int))
             if watches or one.hot:
@@ -129,7 +129,7 @@ class Fetcher:
                 requests.append(Command(("LTRIM", one.keys.wake, 0, 0), bool))
         if requests:
             with suppress(ReliqError):
-                self._door.run_all(requests)
+                self._client.run_all(requests)
 
     def _find_hot(self, offers: list[Offer]) -> None:
         """Look at every queue once a second, and at those that wait for a suspect when one has ended."""
@@ -152,7 +152,7 @@ class Fetcher:
     def _take_tokens(self, queues: list[QueueClaims]) -> None:
         """See, without waiting, whether a token has come for some of `queues`."""
         self._glanced_at = time.monotonic()
-        tokens = self._door.run_all([Command(("LPOP", one.keys.wake), bool) for one in queues])
+        tokens = self._client.run_all([Command(("LPOP", one.keys.wake), bool) for one in queues])
         for one, token_there in zip(queues, tokens, strict=True):
             one.hot = token_there is True
 
@@ -172,7 +172,7 @@ class Fetcher:
             return
         began = time.monotonic()
         try:
-            woken, *answers = self._door.run_all([request, *looks, *along])
+            woken, *answers = self._client.run_all([request, *looks, *along])
         finally:
             self._inflight.unwatch()
         if isinstance(woken, Exception):
@@ -191,7 +191,7 @@ class Fetcher:
         for one, answer in zip(queues, answers, strict=False):
             if not isinstance(answer, Exception):
                 self._troubles.over(one.name)
-                self._timekeeper.note(one.name, answer, at)
+                self._scheduler.note(one.name, answer, at)
                 one.looked(answer)
         if answers and all_seen and not any(isinstance(answer, Exception) for answer in answers):
             self._polled_at = at
@@ -218,7 +218,7 @@ class Fetcher:
         asked = self._offered(hot) if hot else []  # a round without claims is none of the turns
         requests = [one.claim(part, self._name) for one, part in asked]
         sent_at = time.monotonic()
-        answers = self._door.run_all([*self._reader.requests(pieces), *requests])
+        answers = self._client.run_all([*self._reader.requests(pieces), *requests])
         failures = self._claimed(asked, answers[len(pieces) :], sent_at)
         failures += self._reader.take(pieces, answers[: len(pieces)])
         self._reader.start()
@@ -242,10 +242,10 @@ class Fetcher:
                 failures.append((one.name, answer))
                 continue
             self._troubles.over(one.name)
-            self._timekeeper.note(one.name, answer, at)
+            self._scheduler.note(one.name, answer, at)
             one.answered(answer)
             self._order.took(one.name, len(answer.claimed) / one.handler.batch, one.handler.settings.weight)
-            self._reader.add(flights_of(answer.claimed, one.handler, sent_at))
+            self._reader.add(deliveries_of(answer.claimed, one.handler, sent_at))
         return failures
 
 

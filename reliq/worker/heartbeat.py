@@ -10,18 +10,18 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from reliq import roster
-from reliq.doors.ids import token
 from reliq.errors import RedisUnavailableError, ReliqError
+from reliq.ids import token
 from reliq.roster import BEAT_SECONDS, SLOTS_LIMIT, Slot, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.call import Command
-    from reliq.doors.blocking import BlockingDoor
-    from reliq.handler import Handler
+    from reliq.client.client import Client
+    from reliq.consumer.handler import Handler
+    from reliq.worker.handler_call import HandlerCall
     from reliq.worker.inflight import Inflight
-    from reliq.worker.run import Run
 
 
 #: So soon before it is due a record goes along with another call.
@@ -37,9 +37,9 @@ class Heartbeat:
     """
 
     def __init__(
-        self, door: BlockingDoor, handlers: Sequence[Handler], inflight: Inflight, last_claim_at: Callable[[], float]
+        self, client: Client, handlers: Sequence[Handler], inflight: Inflight, last_claim_at: Callable[[], float]
     ) -> None:
-        self._door, self._inflight, self._last_claim_at = door, inflight, last_claim_at
+        self._client, self._inflight, self._last_claim_at = client, inflight, last_claim_at
         self._queues = tuple(handler.queue.name for handler in handlers)
         self._id, self._host, self._version = token(), socket.gethostname(), version("reliq")
         self._started = time.time()
@@ -51,7 +51,7 @@ class Heartbeat:
         if rest > 0:
             return rest
         began = time.monotonic()
-        for answer in self._door.run_all([*roster.beat(self._record())]):
+        for answer in self._client.run_all([*roster.beat(self._record())]):
             if isinstance(answer, RedisUnavailableError):
                 raise answer
         self._beat_at = began  # what failed is written again as soon as Redis is back
@@ -67,7 +67,7 @@ class Heartbeat:
     def leave(self) -> None:
         """Take the record away."""
         with suppress(ReliqError):
-            self._door.run_all([*roster.leave(self._id)])
+            self._client.run_all([*roster.leave(self._id)])
 
     def _record(self) -> Worker:
         running = sorted(self._inflight.runs(), key=lambda run: run.started_at)
@@ -87,9 +87,9 @@ class Heartbeat:
         )
 
 
-def _slot(run: Run, epoch: float) -> Slot:
+def _slot(run: HandlerCall, epoch: float) -> Slot:
     """Return what is told of a slot, of a batch its first message; at unix time `epoch` the monotonic clock began."""
-    first = run.flights[0]
+    first = run.deliveries[0]
     # An id of a foreign publisher may be any bytes; JSON holds text alone.
     id = first.delivery.id.encode("utf-8", "replace").decode()
     return Slot(first.queue, id, first.delivery.attempt, round(run.started_at + epoch, 3))

@@ -8,20 +8,20 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from reliq.worker.claims import QueueClaims
-from reliq.worker.run import Run
+from reliq.worker.handler_call import HandlerCall
 from reliq.worker.slots import SlotTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from reliq.handler import Handler
+    from reliq.consumer.handler import Handler
     from reliq.worker.capacity import Capacity
-    from reliq.worker.flight import Flight
+    from reliq.worker.delivery import HeldDelivery
 
 
 class Inflight:
     """
-    The flights of a process, from claim to settled. Every method is atomic; `reliq.worker.slots` says what may start.
+    The deliveries of a process, from claim to settled. Every method is atomic; `reliq.worker.slots` says what may start.
 
     Whatever changes what may start gives the free slots to calls at once, and wakes the event loop or a thread; one that
     takes a call wakes the next if there is another, so quick work is not fought over. The fetcher waits for capacity here (`wait_for_capacity`), or in Redis (`watch`): then
@@ -43,21 +43,21 @@ class Inflight:
         self._roomier = threading.Condition(self._lock)  # more can be claimed
         self._fewer = threading.Condition(self._lock)  # something ended
         self._table = SlotTable(handlers, concurrency)
-        self._flights: dict[Flight, None] = {}  # in the order of their claims
-        self._plain_calls: deque[list[Flight]] = deque()  # that have a slot, and no thread yet
-        self._async_calls: deque[list[Flight]] = deque()  # that have a slot, and no task yet
-        self._runs: dict[Run, None] = {}
+        self._deliveries: dict[HeldDelivery, None] = {}  # in the order of their claims
+        self._plain_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no thread yet
+        self._async_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no task yet
+        self._runs: dict[HandlerCall, None] = {}
         self._resting, self._waking = 0, False  # threads without a call, and whether one of them is on its way
         self._loop_called = False
         self._fetcher_waits = False  # for capacity, here
         self._watched: Sequence[QueueClaims] | None = None  # what the fetcher, waiting in Redis, cannot claim
 
-    def add(self, flights: Sequence[Flight]) -> None:
-        """Know of claimed `flights` of one queue."""
+    def add(self, deliveries: Sequence[HeldDelivery]) -> None:
+        """Know of claimed `deliveries` of one queue."""
         with self._lock:
-            first = not self._flights
-            self._flights.update(dict.fromkeys(flights))
-            self._table.add(flights)
+            first = not self._deliveries
+            self._deliveries.update(dict.fromkeys(deliveries))
+            self._table.add(deliveries)
         if first:
             self.busy()
 
@@ -98,17 +98,17 @@ class Inflight:
             self._watched = None
             return True
 
-    def hold(self, flights: Iterable[Flight]) -> int:
-        """Let `flights` start when there is a slot; return how many threads plain handlers can use."""
+    def hold(self, deliveries: Iterable[HeldDelivery]) -> int:
+        """Let `deliveries` start when there is a slot; return how many threads plain handlers can use."""
         with self._lock:
-            for flight in flights:
-                if not flight.settling:
-                    self._table[flight.queue].put(flight)
+            for held in deliveries:
+                if not held.settling:
+                    self._table[held.queue].put(held)
             self._give_slots()
             self._wake_thread()
             return min(self.concurrency, self._table.plain_calls)
 
-    def next_plain(self, done: Run | None) -> Run | None:
+    def next_plain(self, done: HandlerCall | None) -> HandlerCall | None:
         """Free the slot of `done`, wait for a call of a plain handler and start it; None when it is over."""
         with self._lock:
             if done is not None:
@@ -128,21 +128,21 @@ class Inflight:
                 self._give_slots()  # to a batch that has lingered
             return None
 
-    def next_async(self, done: Sequence[Run]) -> tuple[list[Run], float | None]:
+    def next_async(self, done: Sequence[HandlerCall]) -> tuple[list[HandlerCall], float | None]:
         """Free the slots of `done`, start what may start of coroutine handlers; return when a batch will have waited."""
         with self._lock:
             self._loop_called = True  # it is here
             self._finish(done)
             self._wake_thread()
-            runs = [self._start(flights) for flights in self._async_calls]
+            runs = [self._start(deliveries) for deliveries in self._async_calls]
             self._async_calls.clear()
             self._loop_called = False
             return runs, self._table.linger(time.monotonic(), is_async=True)
 
-    def withdraw(self, flights: Iterable[Flight]) -> list[Flight]:
-        """Return those of `flights` that have not started and now never will."""
+    def withdraw(self, deliveries: Iterable[HeldDelivery]) -> list[HeldDelivery]:
+        """Return those of `deliveries` that have not started and now never will."""
         with self._lock:
-            waits = [flight for flight in flights if not (flight.started or flight.settling)]
+            waits = [held for held in deliveries if not (held.started or held.settling)]
             if waits:
                 self._withdraw(waits)
             return waits
@@ -151,11 +151,11 @@ class Inflight:
         """Know that the event loop may not run: no more is claimed for it."""
         self._table.loop_late = True
 
-    def loop_is_blocked(self) -> list[Flight]:
+    def loop_is_blocked(self) -> list[HeldDelivery]:
         """Know that the event loop does not run: its calls have no slots; return what was held for it, withdrawn."""
         with self._lock:
             self._table.loop_blocked = True
-            waits = [one for one in self._flights if one.handler.is_async and not (one.started or one.settling)]
+            waits = [one for one in self._deliveries if one.handler.is_async and not (one.started or one.settling)]
             self._withdraw(waits)
             return waits
 
@@ -167,25 +167,25 @@ class Inflight:
             self._wake_thread()
             self._tell_fetcher()
 
-    def settled(self, flights: Iterable[Flight]) -> None:
-        """Forget flights whose outcome Redis has."""
+    def settled(self, deliveries: Iterable[HeldDelivery]) -> None:
+        """Forget deliveries whose outcome Redis has."""
         with self._lock:
-            for flight in flights:
-                if flight in self._flights:
-                    del self._flights[flight]
-                    self._table[flight.queue].ended -= 1
+            for held in deliveries:
+                if held in self._deliveries:
+                    del self._deliveries[held]
+                    self._table[held.queue].ended -= 1
             self._fewer.notify_all()
             if self._fetcher_waits:
                 self._roomier.notify()
 
-    def abandon(self, run: Run) -> None:
+    def abandon(self, run: HandlerCall) -> None:
         """Expect nothing more of a handler that overran its time."""
         with self._lock:
             if run in self._runs and not run.abandoned:
                 run.abandoned = True
-                self._table.abandon(run.flights)
-                for flight in run.flights:
-                    flight.abandoned = True
+                self._table.abandon(run.deliveries)
+                for held in run.deliveries:
+                    held.abandoned = True
                 self._fewer.notify_all()
                 self._tell_fetcher()
 
@@ -205,14 +205,14 @@ class Inflight:
     def wait_until_settled(self, timeout_seconds: float) -> bool:
         """Wait until Redis has every outcome there is; say whether it has."""
         with self._lock:
-            return self._fewer.wait_for(lambda: not any(flight.settling for flight in self._flights), timeout_seconds)
+            return self._fewer.wait_for(lambda: not any(held.settling for held in self._deliveries), timeout_seconds)
 
-    def flights(self) -> list[Flight]:
+    def deliveries(self) -> list[HeldDelivery]:
         """Return everything held, running or being settled."""
         with self._lock:
-            return list(self._flights)
+            return list(self._deliveries)
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[HandlerCall]:
         """Return the calls of handlers that are under way."""
         with self._lock:
             return list(self._runs)
@@ -234,9 +234,9 @@ class Inflight:
     def _give_slots(self) -> None:
         """Give free slots to what may start, and call the event loop for its own."""
         now = time.monotonic()
-        while not self.closed and (flights := self._table.next_call(now)):
-            calls = self._async_calls if flights[0].handler.is_async else self._plain_calls
-            calls.append(flights)
+        while not self.closed and (deliveries := self._table.next_call(now)):
+            calls = self._async_calls if deliveries[0].handler.is_async else self._plain_calls
+            calls.append(deliveries)
         loop_wanted = self._async_calls or self._table.linger(now, is_async=True) is not None
         if loop_wanted and not self._loop_called:
             self._loop_called = True
@@ -256,22 +256,24 @@ class Inflight:
             while calls:
                 self._table.put_back(calls.pop())
 
-    def _start(self, flights: list[Flight]) -> Run:
-        handler, now = flights[0].handler, time.monotonic()
-        run = Run(flights, handler, now, None if handler.timeout_seconds is None else now + handler.timeout_seconds)
-        for flight in flights:
-            flight.started = True
+    def _start(self, deliveries: list[HeldDelivery]) -> HandlerCall:
+        handler, now = deliveries[0].handler, time.monotonic()
+        run = HandlerCall(
+            deliveries, handler, now, None if handler.timeout_seconds is None else now + handler.timeout_seconds
+        )
+        for held in deliveries:
+            held.started = True
         self._runs[run] = None
-        self.started += len(flights)
+        self.started += len(deliveries)
         return run
 
-    def _finish(self, runs: Iterable[Run]) -> None:
+    def _finish(self, runs: Iterable[HandlerCall]) -> None:
         """Free the slots of `runs` and give them on."""
         idle = False
         for run in runs:
             del self._runs[run]
             took = time.monotonic() - run.started_at if run.began else None
-            slots = self._table.end_call(run.flights, took, abandoned=run.abandoned)
+            slots = self._table.end_call(run.deliveries, took, abandoned=run.abandoned)
             idle = idle or not slots.queued  # nothing of the queue takes the slot
         if self.closed or not self._runs:
             self._fewer.notify_all()
@@ -279,12 +281,12 @@ class Inflight:
         if idle or self._table.queued <= self._table.refill_at:
             self._tell_fetcher()
 
-    def _withdraw(self, flights: list[Flight]) -> None:
-        """Let `flights` wait no more; what they went before may start."""
+    def _withdraw(self, deliveries: list[HeldDelivery]) -> None:
+        """Let `deliveries` wait no more; what they went before may start."""
         self._take_back()
-        for flight in flights:
-            flight.settling = True
-        self._table.withdraw(flights)
+        for held in deliveries:
+            held.settling = True
+        self._table.withdraw(deliveries)
         self._give_slots()
         self._wake_thread()
         self._tell_fetcher()

@@ -91,7 +91,7 @@ class Loop:
             logger.error("the %s failed and tries again", self._name, exc_info=error)
 
 
-class Troubles:
+class QueueBackoff:
     """The queues that Redis refuses to one part, each with a backoff of its own: none holds up the others."""
 
     def __init__(self, part: str) -> None:

@@ -10,7 +10,7 @@ from reliq import transitions
 from reliq.errors import RedisUnavailableError
 from reliq.events import Handled, Lost, RenewalLate, notify
 from reliq.settings import BATCH_LIMIT
-from reliq.worker.loop import Troubles
+from reliq.worker.loop import QueueBackoff
 from reliq.worker.outcome import RELEASED
 from reliq.worker.slots import HOLD_SECONDS
 from reliq.worker.watchdog import LoopWatchdog
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.call import Call
-    from reliq.doors.blocking import BlockingDoor
-    from reliq.handler import Handler
+    from reliq.client.client import Client
+    from reliq.consumer.handler import Handler
+    from reliq.worker.delivery import HeldDelivery
     from reliq.worker.executors import AsyncExecutor
-    from reliq.worker.flight import Flight
+    from reliq.worker.handler_call import HandlerCall
     from reliq.worker.inflight import Inflight
     from reliq.worker.outcome import Outcome
-    from reliq.worker.run import Run
 
 #: The longest wait between two looks while anything is held.
 LOOK_SECONDS = 0.05
@@ -39,18 +39,18 @@ class Renewer:
 
     def __init__(
         self,
-        door: BlockingDoor,
+        client: Client,
         handlers: Sequence[Handler],
         inflight: Inflight,
         async_executor: AsyncExecutor,
-        settle: Callable[[list[Flight], Outcome], None],
-        overran: Callable[[Run, float], None] = lambda _run, _seconds: None,
+        settle: Callable[[list[HeldDelivery], Outcome], None],
+        overran: Callable[[HandlerCall, float], None] = lambda _run, _seconds: None,
     ) -> None:
-        self._door, self._inflight, self._async_executor, self._settle = door, inflight, async_executor, settle
+        self._client, self._inflight, self._async_executor, self._settle = client, inflight, async_executor, settle
         self._tell_overrun = overran
         self._watchdog = LoopWatchdog(async_executor, inflight, settle)
         self._look_seconds = min([LOOK_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
-        self._troubles = Troubles("renewer")
+        self._troubles = QueueBackoff("renewer")
         self._is_away = False  # Redis did not answer the last renewals: what is late by that, nobody held up
         self._held_at = 0.0  # when there was something to look at
         self._idle = False
@@ -66,8 +66,8 @@ class Renewer:
         """Look once; return how long nothing can need it."""
         now = time.monotonic()
         self._idle = now - self._held_at > IDLE_SECONDS  # before the look, so that what comes after it wakes us
-        flights = self._inflight.flights()
-        if not flights:
+        deliveries = self._inflight.deliveries()
+        if not deliveries:
             return IDLE_SECONDS if self._idle else self._look_seconds
         self._held_at = now
         for run in self._inflight.runs():
@@ -77,29 +77,29 @@ class Renewer:
         self._watchdog.look(now)
         longest = HOLD_SECONDS  # and as long as its batch lingers
         held_too_long = [
-            f for f in flights if not f.started and now - f.held_since > longest + f.handler.linger_seconds
+            f for f in deliveries if not f.started and now - f.held_since > longest + f.handler.linger_seconds
         ]
         self._settle(self._inflight.withdraw(held_too_long), RELEASED)
-        due = [f for f in flights if now >= f.renew_at and not (f.settling or f.lost or f.abandoned)]
+        due = [f for f in deliveries if now >= f.renew_at and not (f.settling or f.lost or f.abandoned)]
         if due:
             self._extend(due)
         return self._look_seconds
 
-    def _extend(self, due: list[Flight]) -> None:
+    def _extend(self, due: list[HeldDelivery]) -> None:
         """Extend the leases of `due` in one round trip."""
-        by_handler: dict[int, list[Flight]] = defaultdict(list)
-        for flight in due:
-            if not self._troubles.waits(flight.queue):
-                by_handler[id(flight.handler)].append(flight)
+        by_handler: dict[int, list[HeldDelivery]] = defaultdict(list)
+        for held in due:
+            if not self._troubles.waits(held.queue):
+                by_handler[id(held.handler)].append(held)
         groups = by_handler.values()
         pieces = [group[at : at + BATCH_LIMIT] for group in groups for at in range(0, len(group), BATCH_LIMIT)]
         if not pieces:
             return
         sent_at = time.monotonic()
         if not self._is_away:
-            self._tell_lateness([flight for flight in due if not self._troubles.has(flight.queue)], sent_at)
+            self._tell_lateness([held for held in due if not self._troubles.has(held.queue)], sent_at)
         self._is_away = True  # until it has answered
-        answers = self._door.run_all([_extension(piece) for piece in pieces])
+        answers = self._client.run_all([_extension(piece) for piece in pieces])
         self._is_away = any(isinstance(answer, RedisUnavailableError) for answer in answers)
         for piece, answer in zip(pieces, answers, strict=True):
             name = piece[0].queue
@@ -109,25 +109,25 @@ class Renewer:
                 self._troubles.over(name)
                 self._note(piece, answer, sent_at)
 
-    def _note(self, piece: list[Flight], answer: transitions.Settled, sent_at: float) -> None:
+    def _note(self, piece: list[HeldDelivery], answer: transitions.Settled, sent_at: float) -> None:
         """Take over what Redis said of each lease; one being settled lost its receipt to its own settling."""
         lost = []
-        for flight in piece:
-            if flight.delivery.id not in answer.lost:
-                flight.leased(sent_at)
-                flight.cancelled = flight.cancelled or flight.delivery.id in answer.cancelled
-            elif not flight.settling:
-                flight.lost = True
-                lost.append(flight.delivery.id)
+        for held in piece:
+            if held.delivery.id not in answer.lost:
+                held.leased(sent_at)
+                held.cancelled = held.cancelled or held.delivery.id in answer.cancelled
+            elif not held.settling:
+                held.lost = True
+                lost.append(held.delivery.id)
         if lost:
-            notify(self._door.observers, [Lost(piece[0].queue, tuple(lost), "extend")])
+            notify(self._client.observers, [Lost(piece[0].queue, tuple(lost), "extend")])
 
-    def _tell_lateness(self, due: list[Flight], now: float) -> None:
-        late = min(due, key=lambda flight: flight.renew_at, default=None)
+    def _tell_lateness(self, due: list[HeldDelivery], now: float) -> None:
+        late = min(due, key=lambda held: held.renew_at, default=None)
         if late is not None and now - late.renew_at > LATE_PART * (late.lease_until - late.renew_at):
-            notify(self._door.observers, [RenewalLate(late.queue, now - late.renew_at)])
+            notify(self._client.observers, [RenewalLate(late.queue, now - late.renew_at)])
 
-    def _overran(self, run: Run, now: float) -> None:
+    def _overran(self, run: HandlerCall, now: float) -> None:
         """Cancel a coroutine; a thread cannot be stopped: its lease is left to end and its slot is lost."""
         if run.abandoned or (run.handler.is_async and run.task is None):
             return
@@ -135,13 +135,13 @@ class Renewer:
         if run.handler.is_async:
             self._async_executor.cancel(run)
         elif run.abandoned:
-            each = (now - run.started_at) / len(run.flights)
+            each = (now - run.started_at) / len(run.deliveries)
             facts = [(f.queue, f.delivery.id, f.delivery.attempt) for f in run.unanswered]
-            notify(self._door.observers, [Handled(*fact, "timeout", each, failed=True) for fact in facts])
+            notify(self._client.observers, [Handled(*fact, "timeout", each, failed=True) for fact in facts])
             self._tell_overrun(run, each)
 
 
-def _extension(piece: list[Flight]) -> Call[transitions.Settled]:
+def _extension(piece: list[HeldDelivery]) -> Call[transitions.Settled]:
     handler = piece[0].handler
-    receipts = [flight.delivery.claimed for flight in piece]
+    receipts = [held.delivery.claimed for held in piece]
     return transitions.extend(handler.queue.keys, receipts, lease_ms=handler.settings.lease_ms)

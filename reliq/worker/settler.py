@@ -11,23 +11,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reliq import transitions
-from reliq.doors.ids import chosen_window_ms
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Lost
+from reliq.ids import chosen_window_ms
 from reliq.settings import BATCH_LIMIT
-from reliq.wires import packed
-from reliq.worker.loop import Troubles
+from reliq.transport.wire import packed
+from reliq.worker.loop import QueueBackoff
 from reliq.worker.outcome import ACKED, UNTELLABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from reliq.call import Call
-    from reliq.doors.blocking import BlockingDoor
+    from reliq.client.client import Client
     from reliq.message import Claimed, Delivery
     from reliq.queue import Queue
     from reliq.transitions import Settled
-    from reliq.worker.flight import Flight
+    from reliq.worker.delivery import HeldDelivery
     from reliq.worker.inflight import Inflight
     from reliq.worker.outcome import Kind, Outcome
 
@@ -48,29 +48,29 @@ class Settler:
     """
     Collects outcomes and settles all that are there in one round trip, again and again until it is made.
 
-    Whatever raises, no outcome is forgotten: a flight leaves when Redis has said what became of its call, or when not
+    Whatever raises, no outcome is forgotten: a held leaves when Redis has said what became of its call, or when not
     even its failure can be told; its lease then ends.
     """
 
     def __init__(
-        self, door: BlockingDoor, inflight: Inflight, buried: Callable[[], None], settled: Callable[[], None]
+        self, client: Client, inflight: Inflight, buried: Callable[[], None], settled: Callable[[], None]
     ) -> None:
-        self._door, self._inflight = door, inflight
+        self._client, self._inflight = client, inflight
         self._buried, self._settled = buried, settled
-        self._waiting: queue.SimpleQueue[Sequence[Flight]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Sequence[HeldDelivery]] = queue.SimpleQueue()
         self._hurried = threading.Event()
-        self._unsettled: dict[Flight, None] = {}
-        self._refused: dict[str, list[Flight]] = defaultdict(list)
-        self._troubles = Troubles("settler")
+        self._unsettled: dict[HeldDelivery, None] = {}
+        self._refused: dict[str, list[HeldDelivery]] = defaultdict(list)
+        self._troubles = QueueBackoff("settler")
 
-    def settle(self, flights: Sequence[Flight], outcome: Outcome | None = None) -> None:
-        """Take over the outcome of `flights`: one for all, or the one each has."""
-        for flight in flights:
-            flight.settling = True
+    def settle(self, deliveries: Sequence[HeldDelivery], outcome: Outcome | None = None) -> None:
+        """Take over the outcome of `deliveries`: one for all, or the one each has."""
+        for held in deliveries:
+            held.settling = True
             if outcome is not None:
-                flight.outcome = outcome
-        if flights:
-            self._waiting.put(flights)
+                held.outcome = outcome
+        if deliveries:
+            self._waiting.put(deliveries)
 
     def nudge(self) -> None:
         """Let a step that waits return."""
@@ -112,7 +112,7 @@ class Settler:
         """Make every call in one round trip; what Redis did not take is made again, which is safe."""
         try:
             groups = _grouped(self._unsettled)
-            answers = self._door.run_all([call for call, _ in groups])
+            answers = self._client.run_all([call for call, _ in groups])
         except BaseException as error:
             _note_try(self._unsettled, error)
             if isinstance(error, ReliqError) or not self._weed_out():
@@ -128,7 +128,7 @@ class Settler:
         if away is not None:
             raise away
 
-    def _take(self, group: list[Flight], answer: Any) -> None:
+    def _take(self, group: list[HeldDelivery], answer: Any) -> None:
         """Take over what Redis said of the call for `group`."""
         if isinstance(answer, Exception):
             self._put_off(group, answer)
@@ -137,8 +137,8 @@ class Settler:
             self._troubles.over(group[0].queue)
             if group[0].outcome is not ACKED and any(map(_is_final, group)):
                 self._buried()
-        for flight in group:
-            self._unsettled.pop(flight, None)
+        for held in group:
+            self._unsettled.pop(held, None)
 
     def _weed_out(self) -> bool:
         """
@@ -147,45 +147,45 @@ class Settler:
         Returns:
             whether there was one.
         """
-        found = [(flight, why) for flight in self._unsettled if (why := _why_untellable(flight))]
-        for flight, why in found:
-            logger.error("queue %s: an answer cannot be told to Redis (%s): a dead letter", flight.queue, why)
-            if flight.outcome is UNTELLABLE:
-                self._inflight.settled([flight])
-                del self._unsettled[flight]
-            flight.outcome = UNTELLABLE
+        found = [(held, why) for held in self._unsettled if (why := _why_untellable(held))]
+        for held, why in found:
+            logger.error("queue %s: an answer cannot be told to Redis (%s): a dead letter", held.queue, why)
+            if held.outcome is UNTELLABLE:
+                self._inflight.settled([held])
+                del self._unsettled[held]
+            held.outcome = UNTELLABLE
         return bool(found)
 
-    def _put_off(self, flights: list[Flight], error: Exception) -> None:
+    def _put_off(self, deliveries: list[HeldDelivery], error: Exception) -> None:
         """Try again later what Redis refuses, until its lease is over and the message is delivered again."""
-        name = flights[0].queue
+        name = deliveries[0].queue
         self._troubles.note(name, error)
         now = time.monotonic()
-        self._inflight.settled([flight for flight in flights if flight.lease_until < now])
-        self._refused[name] += [flight for flight in flights if flight.lease_until >= now]
+        self._inflight.settled([held for held in deliveries if held.lease_until < now])
+        self._refused[name] += [held for held in deliveries if held.lease_until >= now]
 
 
-def _note_try(flights: Iterable[Flight], error: BaseException) -> None:
+def _note_try(deliveries: Iterable[HeldDelivery], error: BaseException) -> None:
     """Note that calls may have run all the same: then a receipt that no longer holds tells nothing."""
-    for flight in flights:
-        flight.tried = flight.tried or getattr(error, "maybe_ran", True)
+    for held in deliveries:
+        held.tried = held.tried or getattr(error, "maybe_ran", True)
 
 
-def _why_untellable(flight: Flight) -> str:
-    """Return why the outcome of `flight` cannot be sent, empty when it can."""
+def _why_untellable(held: HeldDelivery) -> str:
+    """Return why the outcome of `held` cannot be sent, empty when it can."""
     try:
-        packed([call.command for call, _ in _grouped([flight])])
+        packed([call.command for call, _ in _grouped([held])])
     except Exception as error:
         return type(error).__name__
     return ""
 
 
-def _grouped(flights: Iterable[Flight]) -> list[tuple[Call[Settled], list[Flight]]]:
-    """Return the calls for `flights`, each with its own, at most BATCH_LIMIT messages in one."""
-    grouped: dict[tuple[str, Kind, bool], list[Flight]] = defaultdict(list)
-    for flight in flights:
-        verb: Kind = "ack" if flight.outcome is ACKED else flight.outcome.verb
-        grouped[flight.queue, verb, flight.lost or flight.tried].append(flight)
+def _grouped(deliveries: Iterable[HeldDelivery]) -> list[tuple[Call[Settled], list[HeldDelivery]]]:
+    """Return the calls for `deliveries`, each with its own, at most BATCH_LIMIT messages in one."""
+    grouped: dict[tuple[str, Kind, bool], list[HeldDelivery]] = defaultdict(list)
+    for held in deliveries:
+        verb: Kind = "ack" if held.outcome is ACKED else held.outcome.verb
+        grouped[held.queue, verb, held.lost or held.tried].append(held)
     calls = []
     for (_, verb, is_known_lost), group in grouped.items():
         pieces = [group[at : at + BATCH_LIMIT] for at in range(0, len(group), BATCH_LIMIT)]
@@ -202,25 +202,25 @@ def _silent(call: Call[Settled]) -> Call[Settled]:
     return replace(call, events=lambda answer: [e for e in call.events(answer) if not isinstance(e, Lost)])
 
 
-def _call(queue: Queue[Any], verb: Kind, group: list[Flight]) -> Call[Settled]:
+def _call(queue: Queue[Any], verb: Kind, group: list[HeldDelivery]) -> Call[Settled]:
     keys = queue.keys
     if verb in ("ack", "expired"):
         return _ending(queue, verb, group)
     if verb == "snooze":
-        return transitions.snooze(keys, [(flight.delivery.claimed, flight.outcome.delay_ms) for flight in group])
+        return transitions.snooze(keys, [(held.delivery.claimed, held.outcome.delay_ms) for held in group])
     if verb == "release":
-        return transitions.release(keys, [flight.delivery.claimed for flight in group])
-    return transitions.nack(keys, [_failure(flight.delivery, flight.outcome) for flight in group])
+        return transitions.release(keys, [held.delivery.claimed for held in group])
+    return transitions.nack(keys, [_failure(held.delivery, held.outcome) for held in group])
 
 
-def _ending(queue: Queue[Any], verb: Kind, group: list[Flight]) -> Call[Settled]:
+def _ending(queue: Queue[Any], verb: Kind, group: list[HeldDelivery]) -> Call[Settled]:
     history = queue.settings.history
-    took_ms = [flight.took_ms for flight in group] if history else ()
+    took_ms = [held.took_ms for held in group] if history else ()
     if verb == "ack":
-        rows = [(flight.delivery.claimed, flight.delivery.header.window_ms) for flight in group]
+        rows = [(held.delivery.claimed, held.delivery.header.window_ms) for held in group]
         return transitions.ack(queue.keys, rows, kind="acked", history=history, took_ms=took_ms)
     # Of a message that expired the header is gone with the body.
-    claimed = [flight.delivery.claimed for flight in group]
+    claimed = [held.delivery.claimed for held in group]
     windows = [(one, chosen_window_ms(one.id, queue.settings.dedup)) for one in claimed]
     return transitions.ack(queue.keys, windows, kind="expired", history=history, took_ms=took_ms)
 
@@ -230,6 +230,6 @@ def _failure(delivery: Delivery, outcome: Outcome) -> tuple[Claimed, int, str, b
     return transitions.failure(delivery, outcome.reason, outcome.kept, outcome.delay_ms, final=final)
 
 
-def _is_final(flight: Flight) -> bool:
-    outcome = flight.outcome
-    return outcome.kind == "reject" or (outcome.kind == "nack" and flight.delivery.claimed.left <= 0)
+def _is_final(held: HeldDelivery) -> bool:
+    outcome = held.outcome
+    return outcome.kind == "reject" or (outcome.kind == "nack" and held.delivery.claimed.left <= 0)

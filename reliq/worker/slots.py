@@ -39,9 +39,9 @@ from reliq.worker.claims import QueueClaims
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from reliq.handler import Handler
+    from reliq.consumer.handler import Handler
     from reliq.message import Claimed
-    from reliq.worker.flight import Flight
+    from reliq.worker.delivery import HeldDelivery
 
 #: What is held ahead must start within this, or goes back.
 HOLD_SECONDS = 0.1
@@ -75,7 +75,7 @@ class QueueSlots:
         self.is_async = handler.is_async
         self.limit = concurrency if cap is None else min(cap, concurrency)
         self.batch, self._linger = handler.batch, handler.linger_seconds
-        self.waiting: deque[Flight] = deque()
+        self.waiting: deque[HeldDelivery] = deque()
         self.queued = self.running = self.ended = 0
         self.pace: float | None = None
         self.read_limit = BATCH_LIMIT
@@ -91,13 +91,13 @@ class QueueSlots:
         """What there is of the queue's suspects, for the next claim."""
         return Suspects(self.limit, len(self.rooms), min(self.rooms, default=self.limit))
 
-    def meet_suspects(self, flights: Iterable[Flight]) -> None:
+    def meet_suspects(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Count the suspects among what was claimed."""
-        self.rooms += [Suspects.room(one, self.limit) for one in _suspects(flights)]
+        self.rooms += [Suspects.room(one, self.limit) for one in _suspects(deliveries)]
 
-    def part_from_suspects(self, flights: Iterable[Flight]) -> None:
+    def part_from_suspects(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Give room to others: the suspects among these have ended, gone back, or overrun their time."""
-        for one in _suspects(flights):
+        for one in _suspects(deliveries):
             self.rooms.remove(Suspects.room(one, self.limit))
 
     def learn(self, took: float) -> None:
@@ -113,12 +113,12 @@ class QueueSlots:
             return 0
         return min(HOLD_READS * self.read_limit, int(self.limit * self.batch * HOLD_SECONDS / pace))
 
-    def put(self, flight: Flight) -> None:
-        """Have `flight` wait for a slot: at the end, but before a batch that is being gathered if it must not wait."""
-        if flight.must_start and self.batch > 1:
-            self.waiting.appendleft(flight)
+    def put(self, held: HeldDelivery) -> None:
+        """Have `held` wait for a slot: at the end, but before a batch that is being gathered if it must not wait."""
+        if held.must_start and self.batch > 1:
+            self.waiting.appendleft(held)
         else:
-            self.waiting.append(flight)
+            self.waiting.append(held)
 
     def ripe_at(self) -> float:
         """Return when the next call may start: a batch lingers for more, unless it is full."""
@@ -126,21 +126,21 @@ class QueueSlots:
             return 0.0
         return self.waiting[0].held_since + self._linger
 
-    def take(self) -> list[Flight]:
+    def take(self) -> list[HeldDelivery]:
         """Give a slot to the next call and return its messages: what must not wait is called alone."""
         waiting = self.waiting
         first = waiting.popleft()
-        flights = [first]
-        while len(flights) < self.batch and not first.must_start and waiting and not waiting[0].must_start:
-            flights.append(waiting.popleft())
-        self.queued -= len(flights)
+        deliveries = [first]
+        while len(deliveries) < self.batch and not first.must_start and waiting and not waiting[0].must_start:
+            deliveries.append(waiting.popleft())
+        self.queued -= len(deliveries)
         self.running += 1
-        return flights
+        return deliveries
 
-    def put_back(self, flights: Sequence[Flight]) -> None:
+    def put_back(self, deliveries: Sequence[HeldDelivery]) -> None:
         """Take back the slot of a call that was never made."""
-        self.waiting.extendleft(reversed(flights))
-        self.queued += len(flights)
+        self.waiting.extendleft(reversed(deliveries))
+        self.queued += len(deliveries)
         self.running -= 1
 
 
@@ -174,14 +174,14 @@ class SlotTable:
         """How many calls of plain handlers may run at once with what is held."""
         return sum(min(slots.limit, slots.calls) for slots in self if not slots.is_async)
 
-    def add(self, flights: Sequence[Flight]) -> None:
+    def add(self, deliveries: Sequence[HeldDelivery]) -> None:
         """Count what was claimed of one queue."""
-        slots = self._queues[flights[0].queue]
-        slots.queued += len(flights)
-        slots.meet_suspects(flights)
-        self.queued += len(flights)
+        slots = self._queues[deliveries[0].queue]
+        slots.queued += len(deliveries)
+        slots.meet_suspects(deliveries)
+        self.queued += len(deliveries)
 
-    def next_call(self, now: float) -> list[Flight]:
+    def next_call(self, now: float) -> list[HeldDelivery]:
         """Give a free slot to what was claimed first of all that may start, and return it; nothing when none is free."""
         busy = 0
         first: QueueSlots | None = None
@@ -194,41 +194,41 @@ class SlotTable:
                 first = slots
         if first is None or busy >= self._concurrency:
             return []
-        flights = first.take()
-        self.queued -= len(flights)
+        deliveries = first.take()
+        self.queued -= len(deliveries)
         self.started_at = now
-        return flights
+        return deliveries
 
-    def put_back(self, flights: Sequence[Flight]) -> None:
+    def put_back(self, deliveries: Sequence[HeldDelivery]) -> None:
         """Take back the slot of a call that was never made."""
-        self._queues[flights[0].queue].put_back(flights)
-        self.queued += len(flights)
+        self._queues[deliveries[0].queue].put_back(deliveries)
+        self.queued += len(deliveries)
 
-    def end_call(self, flights: Sequence[Flight], took: float | None, *, abandoned: bool) -> QueueSlots:
+    def end_call(self, deliveries: Sequence[HeldDelivery], took: float | None, *, abandoned: bool) -> QueueSlots:
         """Free the slot of a call that has ended; `took` is None when its handler was not called."""
-        slots = self._queues[flights[0].queue]
+        slots = self._queues[deliveries[0].queue]
         slots.running -= 1
-        slots.ended += len(flights)
+        slots.ended += len(deliveries)
         if took is not None:
             slots.learn(took)
         if slots.rooms and not abandoned:
-            slots.part_from_suspects(flights)
+            slots.part_from_suspects(deliveries)
         return slots
 
-    def withdraw(self, flights: Iterable[Flight]) -> None:
-        """Let `flights`, which are settling, wait no more."""
-        for flight in flights:
-            slots = self._queues[flight.queue]
+    def withdraw(self, deliveries: Iterable[HeldDelivery]) -> None:
+        """Let `deliveries`, which are settling, wait no more."""
+        for held in deliveries:
+            slots = self._queues[held.queue]
             slots.queued -= 1
             slots.ended += 1
             self.queued -= 1
-            slots.part_from_suspects([flight])
+            slots.part_from_suspects([held])
         for slots in self:
-            slots.waiting = deque(flight for flight in slots.waiting if not flight.settling)
+            slots.waiting = deque(held for held in slots.waiting if not held.settling)
 
-    def abandon(self, flights: Sequence[Flight]) -> None:
+    def abandon(self, deliveries: Sequence[HeldDelivery]) -> None:
         """Let suspects that overran their time keep no other from its turn."""
-        self._queues[flights[0].queue].part_from_suspects(flights)
+        self._queues[deliveries[0].queue].part_from_suspects(deliveries)
 
     def linger(self, now: float, *, is_async: bool) -> float | None:
         """Return the seconds until a batch that lingers now may start, None when there is none."""
@@ -263,5 +263,5 @@ class SlotTable:
         return Capacity(direct, ahead, not direct and own > 0, slots.batch, rest, slots.suspects)
 
 
-def _suspects(flights: Iterable[Flight]) -> list[Claimed]:
-    return [flight.delivery.claimed for flight in flights if flight.delivery.claimed.deaths]
+def _suspects(deliveries: Iterable[HeldDelivery]) -> list[Claimed]:
+    return [held.delivery.claimed for held in deliveries if held.delivery.claimed.deaths]

@@ -14,8 +14,8 @@ from reliq.worker.outcome import RELEASED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from reliq.worker.delivery import HeldDelivery
     from reliq.worker.executors import AsyncExecutor
-    from reliq.worker.flight import Flight
     from reliq.worker.inflight import Inflight
     from reliq.worker.outcome import Outcome
 
@@ -40,7 +40,7 @@ class LoopWatchdog:
     """
 
     def __init__(
-        self, executor: AsyncExecutor, inflight: Inflight, settle: Callable[[list[Flight], Outcome], None]
+        self, executor: AsyncExecutor, inflight: Inflight, settle: Callable[[list[HeldDelivery], Outcome], None]
     ) -> None:
         self._executor, self._inflight, self._settle = executor, inflight, settle
         self._lock = threading.Lock()

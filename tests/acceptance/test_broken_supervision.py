@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from waiting import eventually
 
-from reliq.board import BoardView
-from reliq.child import Plan
-from reliq.supervisor import Supervisor
+from reliq.process.board import BoardView
+from reliq.process.main import Plan
+from reliq.process.supervisor import Supervisor
 from reliq.transitions import Turn
 
 
@@ -39,7 +39,7 @@ def plan(tmp_path):
 
 
 #: A child whose patience is short, so that the test's need not be long.
-IMPATIENT = "import os, reliq.child as c; c.SETTLE_SECONDS = 0.5; os._exit(c.main())"
+IMPATIENT = "import os, reliq.process.main as c; c.SETTLE_SECONDS = 0.5; os._exit(c.main())"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from waiting import eventually
 from worker_process import Worker
 
-from reliq.folder import PREFIX, Folder
+from reliq.process.folder import PREFIX, Folder
 
 HERE = Path(__file__).parent
 

@@ -12,26 +12,26 @@ from typed import reliq
 
 from reliq import Admin, ConfigurationError, Layout, PublishFailed, Queue, RedisRefusedError
 from reliq import transitions as t
-from reliq.admin import acl
-from reliq.admin.python_rights import module
-from reliq.connection import Connection
-from reliq.doors.blocking import BlockingDoor
-from reliq.metrics.looks import Looker
+from reliq.admin.acl import rule as acl
+from reliq.admin.acl.python_rights import module
+from reliq.client.client import Client
+from reliq.snapshot.snapshot import SnapshotReader
+from reliq.transport.connection import Connection
 
-PACKAGE = Path(acl.__file__).parents[1]
+PACKAGE = Path(acl.__file__).parents[2]
 #: Modules that make scripts or commands and play no role, with the reason.
 NO_ROLE = {
     "reads.py",  # what the others make
     "roster.py",
-    "doors/moves.py",  # single moves, for tools and tests
-    "wires.py",  # asks for the version, and trusts a server that does not tell
+    "client/moves.py",  # single moves, for tools and tests
+    "transport/wire.py",  # asks for the version, and trusts a server that does not tell
     "bench/bench.py",
-    "doors/confirming.py",  # for who publishes with durability: +wait or +waitaof, which not every server knows
+    "publish/durability.py",  # for who publishes with durability: +wait or +waitaof, which not every server knows
     "bench/bare.py",  # tries what a server can do, as whoever may do all
     "bench/removal.py",
     "bench/stage.py",
-    "admin/doctor.py",  # what it may not read is unknown
-    "admin/rights.py",
+    "admin/doctor/probe.py",  # what it may not read is unknown
+    "admin/acl/probe.py",
     "admin/scripts.py",  # who makes the users may load the scripts
     "admin/admin.py",  # the same question as the wires'
 }
@@ -274,11 +274,11 @@ def test_an_exporter_sees_every_figure(login, refused, url, client, layout):
     queue.publish(b"late", delay=60)
     queue.moves.claim(t.Turn("w", 1), limit=1, lease_ms=60_000)
     client.hset("reliq:queues", queue.keys.entry, 1)
-    door = BlockingDoor(Connection.to(login("exporter", "q", layout=layout)).wire())
+    caller = Client(Connection.to(login("exporter", "q", layout=layout)).wire())
 
-    looker = Looker(door)
-    looker.look()
-    look = looker.look()  # of a queue that Go may share, the first look does not tell for how long messages wait
+    snapshots = SnapshotReader(caller)
+    snapshots.look()
+    look = snapshots.look()  # of a queue that Go may share, the first look does not tell for how long messages wait
 
     [sight] = look.queues
     assert (sight.counts.ready, sight.counts.pending, sight.counts.unack) == (2, 1, 1)

@@ -4,7 +4,7 @@ import pytest
 from go_original import GoProgram
 
 from reliq import Admin, Layout, Queue
-from reliq.admin.check import Checker
+from reliq.admin.fsck.check import Checker
 from reliq.keys import Keys
 from reliq.transitions import Turn
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from reliq import Admin, Consumer, Nack, Outgoing, Queue, Reject, Snooze, WorkerSettings
-from reliq.admin import check
+from reliq.admin.fsck import check
 
 PATIENCE_SECONDS = 100.0
 ENOUGH_CHECKS = 12

@@ -7,7 +7,7 @@ import pytest
 
 from reliq import Admin, Queue
 from reliq.admin import LetterFilter, Terms
-from reliq.admin.letters import Pace, copy_id
+from reliq.admin.dead import Pace, copy_id
 from reliq.cli.redrive import per_second
 from reliq.errors import ConfigurationError
 

@@ -9,7 +9,7 @@ from redis.retry import Retry
 from typed import reliq
 
 from reliq import Admin, ConfigurationError, RedisUnavailableError
-from reliq.admin.findings import SLOW_MICROSECONDS, Facts, findings
+from reliq.admin.doctor.findings import SLOW_MICROSECONDS, Facts, findings
 
 SOUND = {
     "redis_version": "8.2.2",

@@ -6,9 +6,9 @@ import pytest
 from waiting import eventually
 
 from reliq import Admin, Consumer, WorkerSettings, roster
-from reliq.doors import naming
 from reliq.errors import ConfigurationError
 from reliq.keys import QUEUES_KEY
+from reliq.publish import registry as naming
 from reliq.roster import Worker
 
 

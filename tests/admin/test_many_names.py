@@ -5,12 +5,12 @@ import time
 import pytest
 
 from reliq import Admin, roster
-from reliq.connection import Connection
-from reliq.doors.blocking import BlockingDoor
+from reliq.client.client import Client
 from reliq.keys import QUEUES_KEY
-from reliq.metrics import looks
-from reliq.metrics.looks import QUEUES_LIMIT, Looker
 from reliq.roster import Worker
+from reliq.snapshot import snapshot as looks
+from reliq.snapshot.snapshot import QUEUES_LIMIT, SnapshotReader
+from reliq.transport.connection import Connection
 
 
 def name(client, count):
@@ -31,7 +31,7 @@ def test_a_hundred_thousand_names_cost_a_scrape_no_more_than_two_thousand(url, c
     name(client, 100_000)
     client.config_resetstat()
 
-    look = Looker(BlockingDoor(Connection.to(url).wire(30.0))).look()
+    look = SnapshotReader(Client(Connection.to(url).wire(30.0))).look()
 
     assert 0.5 * QUEUES_LIMIT < len(look.queues) <= 1.1 * QUEUES_LIMIT
     assert len(look.queues) + look.left_out == 100_000
@@ -70,10 +70,10 @@ def test_a_queue_that_is_named_is_always_shown(few, command, queue, client):
 
 def test_the_exporter_finds_every_queue_in_use_and_stays_with_it(few, url, queue, client):
     name(client, 1000)
-    looker = Looker(BlockingDoor(Connection.to(url).wire(30.0)))
+    snapshots = SnapshotReader(Client(Connection.to(url).wire(30.0)))
     queue.publish({})
 
-    seen = [{sight.queue for sight in looker.look().queues} for _ in range(400)]
+    seen = [{sight.queue for sight in snapshots.look().queues} for _ in range(400)]
 
     first = next(at for at, queues in enumerate(seen) if "q" in queues)
     assert all("q" in queues for queues in seen[first:])

@@ -179,7 +179,7 @@ def test_a_scan_finds_one_that_the_registry_lost_and_none_twice(command, queue, 
 
 
 def test_a_scan_goes_in_short_steps_and_passes_over_what_is_no_queue(command, queue, client, monkeypatch):
-    monkeypatch.setattr("reliq.admin.scanning.STEP_KEYS", 10)
+    monkeypatch.setattr("reliq.admin.discover.STEP_KEYS", 10)
     queue.publish_many({"n": number} for number in range(100))
     client.hset("not a queue:retry:cnt", "a", "1")
     client.hset("{reliq:not so either!}:retry:cnt", "a", "1")

@@ -106,7 +106,7 @@ def test_a_suspect_and_a_cancelled_one_say_so(command, show, queue):
 
 
 def test_one_deep_in_a_long_list_is_in_one_of_two(show, queue, client, monkeypatch):
-    monkeypatch.setattr("reliq.admin.inspecting.LOOK_THROUGH", 3)
+    monkeypatch.setattr("reliq.admin.show.LOOK_THROUGH", 3)
     for number in range(9):
         queue.publish({}, id=f"m{number}", retries=3)
         client.hset(queue.keys.counts, f"m{number}", 2)
@@ -192,7 +192,7 @@ def test_a_dead_one_whose_end_is_forgotten_is_found_among_the_letters(show, queu
 
 
 def test_a_search_that_takes_too_long_says_that_it_gave_up(command, queue, die, client, monkeypatch):
-    monkeypatch.setattr("reliq.admin.ending.SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr("reliq.admin.ends.SEARCH_SECONDS", 0.0)
     die("m")
     client.delete(queue.keys.ends, queue.keys.dd("m"))
 
@@ -301,7 +301,7 @@ def test_ends_have_a_limit(command, ended):
 
 
 def test_all_that_is_remembered_is_read_page_by_page(url, queue, monkeypatch):
-    monkeypatch.setattr("reliq.admin.ending.PAGE", 7)
+    monkeypatch.setattr("reliq.admin.ends.PAGE", 7)
     ids = [f"m{number}" for number in range(50)]
     for id in ids:
         queue.publish({}, id=id, delay=60)

@@ -3,9 +3,9 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from reliq.connection import Connection
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, worker_key
 from reliq.metrics.serving import queue_collector, redis_answers
+from reliq.transport.connection import Connection
 
 SPOILT = Keys("spoilt")
 

@@ -14,7 +14,7 @@ from terminal import PATIENCE_SECONDS, Terminal
 
 from reliq import Pause, Queue, roster
 from reliq.admin import Failure, Moment, Overview, QueueView
-from reliq.admin.ending import End
+from reliq.admin.ends import End
 from reliq.cli.screen import Screen
 from reliq.cli.watch import line_of
 from reliq.embedded import EmbeddedRedis

@@ -13,8 +13,8 @@ from typing import Any
 from tenacity import wait_fixed
 
 from reliq import Job, Nack, Reject, Snooze, WorkerSettings
-from reliq.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.events import Event, RenewalLate
+from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from tests.chaos.history import Journal
 from tests.chaos.pest import pester
 from tests.chaos.tap import Tap, TappedConsumer
@@ -37,14 +37,14 @@ def build(seed: int, journal: Journal) -> TappedConsumer:
     consumer.journal = journal
 
     def begin(job: Job[dict[str, Any]]) -> Conduct:
-        journal.write("start", id=job.id, nonce=job._flight.delivery.claimed.nonce, name=job.body["name"])
+        journal.write("start", id=job.id, nonce=job._held.delivery.claimed.nonce, name=job.body["name"])
         waited = (job.due or 0.0) - (job.enqueued or 0.0)
         return conduct(
             seed, job.body["name"], job.attempt or 1, put_off=waited > job.body["delay"] + SNOOZE_SECONDS / 2
         )
 
     def end(job: Job[dict[str, Any]], way: Conduct) -> None:
-        journal.write("end", id=job.id, nonce=job._flight.delivery.claimed.nonce, how=way.answer)
+        journal.write("end", id=job.id, nonce=job._held.delivery.claimed.nonce, how=way.answer)
         answer(way)
 
     @consumer.handler(STURDY, lease=LEASE_SECONDS, backoff=wait_fixed(0.2))

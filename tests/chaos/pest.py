@@ -5,7 +5,7 @@ import threading
 import time
 
 from reliq import transitions
-from reliq.doors.blocking import BlockingDoor
+from reliq.client.client import Client
 from reliq.errors import ReliqError
 from tests.chaos.workload import QUEUES
 
@@ -18,7 +18,7 @@ def pester(tap, chance: random.Random) -> None:
 
 
 def _pester(tap, chance: random.Random) -> None:
-    door = BlockingDoor(tap)
+    client = Client(tap)
     while True:
         time.sleep(PAUSE_SECONDS)
         old = list(tap.spent)
@@ -27,7 +27,7 @@ def _pester(tap, chance: random.Random) -> None:
         verb = chance.choice(["ack", "nack", "extend", "release"])
         if receipts:
             try:
-                door.run(_call(verb, QUEUES[queue].keys, receipts))
+                client.run(_call(verb, QUEUES[queue].keys, receipts))
             except ReliqError:
                 continue  # Redis is away
 

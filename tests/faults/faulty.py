@@ -13,7 +13,7 @@ from tenacity import wait_fixed
 
 import reliq
 from reliq import Consumer, Job, Queue
-from reliq.connection import default_url
+from reliq.transport.connection import default_url
 
 DEEDS = Queue("deeds", str, retries=5)
 COUNTED = Queue("counted", int, retries=50)

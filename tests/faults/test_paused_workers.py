@@ -7,10 +7,10 @@ import pytest
 from waiting import eventually
 
 from reliq.transitions import Turn
-from reliq.worker.flight import flights_of
+from reliq.worker.delivery import deliveries_of
+from reliq.worker.handler_call import HandlerCall
 from reliq.worker.outcome import RELEASED
-from reliq.worker.run import Run
-from reliq.worker.running import Running
+from reliq.worker.runner import Runner
 
 #: More than a lease.
 PAUSE_SECONDS = 9.5
@@ -39,10 +39,10 @@ def test_what_was_held_starts_only_while_its_lease_lasts(faulty, over):
     faulty.STEADY.publish(1)
     sent_at = time.monotonic() - (handler.lease_seconds if over else 0.0)
     [claimed] = faulty.STEADY.moves.claim(Turn("paused", 1), limit=1, lease_ms=60_000).claimed
-    flights, settled = flights_of([claimed], handler, sent_at), []
-    run = Run(flights, handler, time.monotonic(), None)
-    running = Running(lambda flights, outcome: settled.append((flights, outcome)), (), (), threading.Event())
+    deliveries, settled = deliveries_of([claimed], handler, sent_at), []
+    run = HandlerCall(deliveries, handler, time.monotonic(), None)
+    running = Runner(lambda deliveries, outcome: settled.append((deliveries, outcome)), (), (), threading.Event())
 
     assert running.begin(run) is not over
 
-    assert settled == ([(flights, RELEASED)] if over else [])
+    assert settled == ([(deliveries, RELEASED)] if over else [])

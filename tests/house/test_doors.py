@@ -6,12 +6,12 @@ import inspect
 
 import pytest
 
-from reliq.cluster import AsyncClusterWire, ClusterWire
-from reliq.doors.asynchronous import AsyncDoor
-from reliq.doors.blocking import BlockingDoor
-from reliq.doors.sending import Sender
+from reliq.client.aio import AsyncClient
+from reliq.client.client import Client
+from reliq.publish.sender import Sender
 from reliq.queue import Queue
-from reliq.wires import AsyncPooledWire, PooledWire
+from reliq.transport.cluster import AsyncClusterWire, ClusterWire
+from reliq.transport.wire import AsyncPooledWire, PooledWire
 
 #: Queue methods that talk to Redis.
 BLOCKING = [
@@ -63,7 +63,7 @@ def test_every_method_that_talks_to_redis_has_a_twin():
 
 @pytest.mark.parametrize(
     ("plain", "twin"),
-    [(BlockingDoor, AsyncDoor), (PooledWire, AsyncPooledWire), (ClusterWire, AsyncClusterWire)],
+    [(Client, AsyncClient), (PooledWire, AsyncPooledWire), (ClusterWire, AsyncClusterWire)],
 )
 def test_the_inner_twins_have_the_same_methods(plain, twin):
     ours = {name: signature(getattr(plain, name)) for name in public(plain)}

@@ -9,26 +9,25 @@ PACKAGE = Path(__file__).parents[2] / "reliq"
 
 #: From the bottom up. A line holds modules that may import each other.
 LAYERS = (
-    ("errors", "extras", "message", "keys", "text", "foreign", "stateword"),
-    ("retry", "events", "lua"),
-    ("settings", "bodies", "codec", "differences", "call", "urls"),
+    ("errors", "extras", "keys", "message", "text", "foreign", "stateword"),
+    ("events", "lua", "retry"),
+    ("call", "codec", "settings"),
     ("transitions", "reads", "roster"),
     # ---- I/O from here on
-    ("pools", "kept", "wires", "cluster", "replies"),
-    ("connection", "embedded"),
-    ("doors",),
+    ("transport", "embedded", "ids"),
+    ("client",),
+    ("publish", "receive", "requests"),
     ("control",),
     ("queue",),
-    ("decorators", "handler", "importing", "job", "registration", "signals", "worker"),
-    ("consumer",),
-    ("log_limiter", "log_setup", "logs", "metrics", "tracing", "health", "admin"),
-    ("board", "child", "children", "folder", "guard", "guarding", "holder", "leases", "returns", "supervisor"),
+    ("consumer", "worker"),
+    ("snapshot", "logs", "metrics", "tracing", "health", "admin"),
+    ("process",),
     ("bench",),
     ("cli",),
     ("__main__",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-FIRST_WITH_IO = LEVEL["pools"]
+FIRST_WITH_IO = LEVEL["transport"]
 OUTSIDE = {"redis", "time", "threading", "random", "logging", "socket", "asyncio", "os", "subprocess", "secrets"}
 
 
@@ -97,8 +96,8 @@ def test_below_the_line_there_is_no_redis_clock_thread_chance_or_log(path):
     assert reached == set()
 
 
-def test_redis_py_is_known_to_the_wires_and_doors_alone():
-    assert users_of("redis") <= {"pools", "kept", "wires", "cluster", "replies", "connection", "embedded", "doors"}
+def test_redis_py_is_known_to_the_transport_and_the_clients_alone():
+    assert users_of("redis") <= {"transport", "embedded", "client", "publish", "receive"}
 
 
 def test_the_client_of_prometheus_is_known_to_the_metrics_alone():
@@ -112,8 +111,8 @@ def test_opentelemetry_is_known_to_the_tracing_alone():
 def test_the_environment_is_read_in_one_place_and_by_the_commands_which_hand_it_to_their_children():
     readers = {part_of(path) for path in modules() if "environ" in path.read_text() or "getenv" in path.read_text()}
 
-    assert "connection" in readers
-    assert readers <= {"connection", "cli", "supervisor"}
+    assert "transport" in readers
+    assert readers <= {"transport", "cli", "process"}
 
 
 def test_nothing_is_ever_unpickled_or_evaluated():
@@ -131,4 +130,4 @@ def test_nothing_is_ever_unpickled_or_evaluated():
 def test_importing_the_package_reads_no_url_and_opens_nothing():
     names = {name.split(".")[1] for name in imports(PACKAGE / "__init__.py") if name.startswith("reliq.")}
 
-    assert names & {"cli", "supervisor", "metrics", "embedded"} == set()
+    assert names & {"cli", "process", "metrics", "embedded"} == set()

@@ -16,7 +16,7 @@ from reliq.foreign import moment, printable, whole_number
 THE_WAY = {"cli/common.py"}
 #: What a user asks for with --raw is its bytes; processes of the benchmark talk to each other, of its own queue.
 BYTES = {"cli/show.py", "cli/dead.py"}
-OF_ITS_OWN = {"bench/child.py", "bench/removal.py", "child.py"}
+OF_ITS_OWN = {"bench/child.py", "bench/removal.py", "process/main.py"}
 
 #: What a terminal obeys, and what turns a line round or hides in it.
 HARMFUL = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x200B, 0x2010), *range(0x2028, 0x202F))]

@@ -6,11 +6,11 @@ import textwrap
 
 import pytest
 
-from reliq.child import Board
 from reliq.events import RedisAway, Started, wanting
 from reliq.health import Pulse
-from reliq.logs import LogObserver
+from reliq.logs.observer import LogObserver
 from reliq.metrics.process import ProcessMetrics
+from reliq.process.main import Board
 
 
 @pytest.mark.parametrize("observer", [LogObserver, ProcessMetrics, Pulse, Board])

@@ -8,9 +8,9 @@ import pytest
 from waiting import eventually
 
 from reliq import events
-from reliq.log_limiter import SAME_LINES, SAME_SECONDS, Limiter
-from reliq.log_setup import JsonFormatter, TextFormatter
-from reliq.logs import LogObserver
+from reliq.logs.limiter import SAME_LINES, SAME_SECONDS, Limiter
+from reliq.logs.observer import LogObserver
+from reliq.logs.setup import JsonFormatter, TextFormatter
 from reliq.worker.exceptions import placed
 
 SECRET = "the body's secret"
@@ -106,7 +106,7 @@ def test_what_reliq_writes_obeys_no_terminal_and_what_an_application_writes_is_i
     formatter = TextFormatter(colours=False)
     ours, theirs = (
         formatter.format(logging.makeLogRecord({"name": name, "msg": "stacks:\nq \x1b[2J\x9b31m\u202e\r"}))
-        for name in ("reliq.child", "shop")
+        for name in ("reliq.process.main", "shop")
     )
 
     assert [line.isprintable() for line in ours.split("\n")] == [True, True]
@@ -206,7 +206,7 @@ def test_lines_that_say_the_same_are_held_back_and_told_with_their_ids_by_the_ne
 
 
 def test_what_was_held_back_is_told_when_no_further_line_comes(lines, caplog, monkeypatch):
-    monkeypatch.setattr("reliq.log_limiter.SAME_SECONDS", 0.01)
+    monkeypatch.setattr("reliq.logs.limiter.SAME_SECONDS", 0.01)
     limiter = Limiter()
 
     written = [limiter.filter(record) for record in lines(*[events.Lost("q", ("m",), "ack")] * (SAME_LINES + 2))]
@@ -220,9 +220,9 @@ def test_redis_away_is_said_once_for_all_parts_and_redis_back_once(caplog):
     observer = LogObserver()
     for event in (
         *[events.RedisAway("", "fetcher", "refused")] * 3,
-        *[events.RedisAway("", "tidier", "refused")] * 3,
+        *[events.RedisAway("", "janitor", "refused")] * 3,
         events.RedisBack("", "start"),
-        events.RedisBack("", "tidier"),
+        events.RedisBack("", "janitor"),
         events.RedisBack("", "fetcher"),
         events.RedisBack("", "fetcher"),
     ):

@@ -7,12 +7,12 @@ from patience import figures, value
 from prometheus_client import CollectorRegistry, generate_latest
 
 from reliq import Layout, Queue
-from reliq.connection import Connection
-from reliq.doors.blocking import BlockingDoor
+from reliq.client.client import Client
 from reliq.keys import QUEUES_KEY
-from reliq.metrics.looks import SAMPLE, Looker
 from reliq.metrics.queues import QueueCollector
 from reliq.metrics.serving import queue_collector
+from reliq.snapshot.snapshot import SAMPLE, SnapshotReader
+from reliq.transport.connection import Connection
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def look(connection):
     """Look at queues once."""
 
     def once(*queues):
-        return Looker(BlockingDoor(connection.wire(5.0)), lambda: [queue.keys for queue in queues]).look()
+        return SnapshotReader(Client(connection.wire(5.0)), lambda: [queue.keys for queue in queues]).look()
 
     return once
 
@@ -200,7 +200,7 @@ def test_a_look_makes_two_round_trips_whatever_the_number_of_queues(url, connect
     queues = [Queue(f"q{number}", int, url=url) for number in range(50)]
     for queue in queues:
         queue.publish(1)
-    look = Looker(BlockingDoor(wire), lambda: [queue.keys for queue in queues]).look
+    look = SnapshotReader(Client(wire), lambda: [queue.keys for queue in queues]).look
     look()
     wire.trips.clear()
 
@@ -214,11 +214,11 @@ def test_a_look_that_chooses_its_queues_makes_four_round_trips(url, connection):
     wire = Counted(connection.wire(5.0))
     for number in range(50):
         Queue(f"q{number}", int, url=url).publish(1)
-    looker = Looker(BlockingDoor(wire))
-    looker.look()
+    snapshots = SnapshotReader(Client(wire))
+    snapshots.look()
     wire.trips.clear()
 
-    assert len(looker.look().queues) == 50
+    assert len(snapshots.look().queues) == 50
     assert len(wire.trips) == 4
 
 

@@ -6,12 +6,12 @@ from patience import figures, value
 from prometheus_client import CollectorRegistry, generate_latest
 
 from reliq import Layout, Queue
-from reliq.connection import Connection
-from reliq.doors.blocking import BlockingDoor
+from reliq.client.client import Client
 from reliq.keys import QUEUES_KEY, Keys
-from reliq.metrics.looks import Looker
 from reliq.metrics.queues import QueueCollector
-from reliq.metrics.waits import MARKS_LIMIT, Waits
+from reliq.snapshot.snapshot import SnapshotReader
+from reliq.snapshot.waits import MARKS_LIMIT, Waits
+from reliq.transport.connection import Connection
 
 KEYS = Keys("orders", Layout.hdt3213())
 
@@ -28,15 +28,15 @@ def go(client):
 
 
 @pytest.fixture
-def looker(connection):
-    return Looker(BlockingDoor(connection.wire(5.0)), lambda: [KEYS])
+def snapshots(connection):
+    return SnapshotReader(Client(connection.wire(5.0)), lambda: [KEYS])
 
 
 @pytest.fixture
-def look(looker, client):
+def look(snapshots, client):
     """Look as if so many seconds had passed since the test began; return what is known of the ages."""
     start = client.time()[0]
-    return lambda seconds: looker.look((start + seconds) * 1000).queues[0].oldest
+    return lambda seconds: snapshots.look((start + seconds) * 1000).queues[0].oldest
 
 
 def ready(go, count=1):
@@ -105,12 +105,12 @@ def test_a_message_of_reliqs_in_such_a_queue_is_not_late_since_it_was_published(
     assert look(7)["ready"] == 7
 
 
-def test_no_more_is_remembered_than_is_bounded_and_the_oldest_stays(go, look, looker):
+def test_no_more_is_remembered_than_is_bounded_and_the_oldest_stays(go, look, snapshots):
     for second in range(3 * MARKS_LIMIT):
         ready(go)
         look(second)
 
-    assert len(looker._waits.marks[KEYS.entry]) <= MARKS_LIMIT
+    assert len(snapshots._waits.marks[KEYS.entry]) <= MARKS_LIMIT
     assert look(1000)["ready"] == 1000
 
 
@@ -125,7 +125,7 @@ def test_a_queue_that_is_looked_at_no_more_is_forgotten():
 def test_a_scrape_tells_of_a_queue_that_only_go_works_on(go, client, connection):
     ready(go, 5)
     client.hset(QUEUES_KEY, KEYS.entry, "1")
-    collector = QueueCollector(Looker(BlockingDoor(connection.wire(5.0))).look)
+    collector = QueueCollector(SnapshotReader(Client(connection.wire(5.0))).look)
     registry = CollectorRegistry()
     registry.register(collector)
 

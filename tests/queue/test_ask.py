@@ -12,7 +12,7 @@ from reliq import Pause, reads
 
 
 def read_pause(queue):
-    return queue._door().run(reads.paused(queue.keys))
+    return queue._client().run(reads.paused(queue.keys))
 
 
 @pytest.fixture

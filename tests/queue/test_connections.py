@@ -19,9 +19,9 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from reliq import Admin, ConfigurationError, Consumer, Durability, Layout, LoginError, Queue, RedisUnavailableError
-from reliq.cluster import _groups
-from reliq.connection import Connection
 from reliq.embedded import EmbeddedRedis
+from reliq.transport.cluster import _groups
+from reliq.transport.connection import Connection
 
 DEBIAN = Path("/usr/bin/redis-server")
 

@@ -8,7 +8,7 @@ import pytest
 
 from reliq import Queue
 from reliq.call import Command
-from reliq.doors.gathering import Gathering
+from reliq.publish.batcher import Batcher
 
 #: A server that is frozen is waited for so much longer than a busy machine can hold up a test.
 PATIENCE_SECONDS = 32.0
@@ -21,17 +21,17 @@ class Rounds:
         self.begun = 0
         self.fourth = asyncio.Event()
         self._queue = queue
-        self.gathering = Gathering(self._door, for_seconds=1.0)
+        self.gathering = Batcher(self._client, for_seconds=1.0)
 
     def make(self, count, weight=0):
         echo = (Command(("ECHO", str(n)), int) for n in range(count))
         return [asyncio.create_task(self.gathering.run(one, weight)) for one in echo]
 
-    def _door(self):
+    def _client(self):
         self.begun += 1
         if self.begun == 4:
             self.fourth.set()
-        return self._queue._adoor(PATIENCE_SECONDS)
+        return self._queue._aclient(PATIENCE_SECONDS)
 
 
 def test_a_round_trip_carries_no_more_bytes_than_a_call(queue):

@@ -11,7 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from reliq import Outgoing, PublishFailed, Queue, RedisUnavailableError, connection
+from reliq import Outgoing, PublishFailed, Queue, RedisUnavailableError
+from reliq.transport import connection
 
 FAILED_TRIES = 20  # more than any call makes
 

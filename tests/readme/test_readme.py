@@ -1,4 +1,4 @@
-"""The README is the front door: every snippet and command in it is run here, in its order, as it stands."""
+"""The README is the front caller: every snippet and command in it is run here, in its order, as it stands."""
 
 import os
 import re

@@ -7,7 +7,7 @@ from held_clock import HOUR_MS, NOON
 from redis.exceptions import NoScriptError
 
 from reliq import transitions as t
-from reliq.codec import envelope_rest
+from reliq.codec.codec import envelope_rest
 from reliq.keys import Keys
 
 

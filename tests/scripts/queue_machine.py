@@ -10,7 +10,7 @@ from queue_model import Model
 from redis.exceptions import NoScriptError
 
 from reliq import transitions as t
-from reliq.codec import ENVELOPE_START, envelope_rest
+from reliq.codec.codec import ENVELOPE_START, envelope_rest
 from reliq.keys import Keys
 
 #: Few, so that an id is used again and again.

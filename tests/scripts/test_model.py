@@ -15,7 +15,7 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from queue_machine import IDS, LEASE_MS, delays, limits, some_ids
 
 from reliq import transitions as t
-from reliq.codec import open_envelope
+from reliq.codec.codec import open_envelope
 from reliq.embedded import EmbeddedRedis
 
 #: Examples, and steps in each.

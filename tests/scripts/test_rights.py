@@ -9,8 +9,8 @@ from every_call import LATER, stage
 from held_clock import HOUR_MS
 
 from reliq import transitions as t
-from reliq.admin.acl import PARTS, ROLES, acl_rule, uses_of
-from reliq.admin.python_rights import module
+from reliq.admin.acl.python_rights import module
+from reliq.admin.acl.rule import PARTS, ROLES, acl_rule, uses_of
 from reliq.lua import script, script_names
 
 #: What a connection says of itself, and what the test asks.

@@ -4,7 +4,7 @@ import pytest
 from held_clock import HOUR_MS
 
 from reliq import transitions as t
-from reliq.codec import envelope_rest
+from reliq.codec.codec import envelope_rest
 from reliq.keys import Keys, Layout
 
 WINDOW_MS = 600_000

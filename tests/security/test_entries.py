@@ -23,8 +23,8 @@ from reliq import (
     UndecodableError,
     WorkerSettings,
 )
-from reliq.connection import Connection
 from reliq.message import BARE
+from reliq.transport.connection import Connection
 
 SECRET = "s3cret"
 NOBODY = f"redis://:{SECRET}@127.0.0.1:1/0"

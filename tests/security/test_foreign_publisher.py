@@ -9,7 +9,7 @@ from tenacity import wait_none
 from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
-from reliq.codec import MAGIC, Codec
+from reliq.codec.codec import MAGIC, Codec
 from reliq.errors import UndecodableError
 
 SEED = 20_240_817

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from reliq import reads, roster
 from reliq import transitions as moves
 from reliq.call import Call
-from reliq.codec import MAGIC, open_envelope
+from reliq.codec.codec import MAGIC, open_envelope
 from reliq.errors import ConfigurationError, ProtocolError
 from reliq.keys import Keys, Layout
 from reliq.lua import script_names
 from reliq.message import Claimed, Pause
 from reliq.settings import Durability
 from reliq.transitions import Turn
-from reliq.urls import check_url, masked
+from reliq.transport.url import check_url, masked
 
 SEEDED = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 

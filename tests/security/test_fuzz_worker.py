@@ -20,8 +20,8 @@ from reliq import Consumer, Job, Layout, Outgoing, Queue, WorkerSettings
 from reliq.errors import PublishFailed
 from reliq.events import Acked
 from reliq.health import Pulse, live
-from reliq.log_setup import JsonFormatter, TextFormatter
-from reliq.logs import LogObserver
+from reliq.logs.observer import LogObserver
+from reliq.logs.setup import JsonFormatter, TextFormatter
 from reliq.metrics.process import ProcessMetrics
 
 ROUNDS, LONG_ROUNDS = 100, 2000
@@ -188,7 +188,7 @@ def test_whatever_others_hand_to_a_worker_good_messages_are_acked_once(url, clie
             gc.collect()
             sizes.append(process.memory_info().rss)
         forget_evil(client, queues)
-        eventually(lambda: not engine.inflight.flights(), "nothing is held for ever", 60)
+        eventually(lambda: not engine.inflight.deliveries(), "nothing is held for ever", 60)
     finally:
         consumer.stop(grace=5)
         faulthandler.cancel_dump_traceback_later()

@@ -6,8 +6,8 @@ import pytest
 import redis
 
 from reliq import ConfigurationError, InsecureWarning, PublishFailed, Queue
-from reliq.connection import Connection
-from reliq.pools import pool
+from reliq.transport.connection import Connection
+from reliq.transport.pool import pool
 
 HERE = ("IP:127.0.0.1", "DNS:localhost")
 

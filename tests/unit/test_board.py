@@ -3,8 +3,8 @@
 import pytest
 
 from reliq import Consumer, Queue
-from reliq.board import Board, BoardView
 from reliq.events import Started
+from reliq.process.board import Board, BoardView
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pydantic
 import pytest
 from pydantic.alias_generators import to_camel
 
-from reliq.codec import Codec
+from reliq.codec.codec import Codec
 from reliq.errors import BodyError, UndecodableError
 
 SECRET = "hunter2-s3cret"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reliq.codec import Codec
+from reliq.codec.codec import Codec
 from reliq.errors import BodyError, ConfigurationError, UndecodableError
 
 SECRET = "hunter2-s3cret"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tenacity import wait_exponential, wait_exponential_jitter
 
-from reliq.codec import ENVELOPE_START, HEADERS_LIMIT, MAGIC, encoded_headers, envelope_rest, open_envelope
+from reliq.codec.codec import ENVELOPE_START, HEADERS_LIMIT, MAGIC, encoded_headers, envelope_rest, open_envelope
 from reliq.errors import ConfigurationError
 from reliq.message import BARE, Claimed, Delivery
 from reliq.retry import DEFAULT_BACKOFF, LONGEST_WAIT_SECONDS, seconds_after

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tenacity import Retrying
 
-from reliq.doors.ids import check_id, made_at, new_id, token
-from reliq.doors.lanes import PARKED_LIMIT, Lanes, Message
+from reliq.client.lanes import PARKED_LIMIT, Lanes, Message
 from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError, WrongKeyTypeError
 from reliq.events import Cancelled, notify
+from reliq.ids import check_id, made_at, new_id, token
 from reliq.keys import Keys, Layout
 from reliq.retry import DEFAULT_BACKOFF, RECONNECT, Tries, seconds_after
-from reliq.urls import check_url, masked
+from reliq.transport.url import check_url, masked
 
 SECRET = "s3cret"
 
@@ -226,7 +226,7 @@ def test_a_publish_that_gave_up_is_forgotten_before_redis_forgets_it(monkeypatch
     lanes = Lanes()
     lane, turn = lanes.take(A)
     lanes.park(lane, A)
-    monkeypatch.setattr("reliq.doors.lanes.PARKED_SECONDS", 0)
+    monkeypatch.setattr("reliq.client.lanes.PARKED_SECONDS", 0)
 
     assert lanes.take(A)[1].lane != turn.lane
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from reliq import Consumer, Queue, WorkerSettings
-from reliq.connection import WORKER_TIMEOUT_SECONDS, Connection
-from reliq.doors.blocking import BlockingDoor
+from reliq.client.client import Client
 from reliq.embedded import EmbeddedRedis
+from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 
 #: A test waits for an event at most so long; it goes on as soon as the event comes.
 PATIENCE_SECONDS = 30.0
@@ -110,9 +110,9 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def door(url, recorder):
+def client(url, recorder):
     """A way to make single calls, as the parts of a worker do."""
-    return BlockingDoor(Connection.to(url).wire(WORKER_TIMEOUT_SECONDS), [recorder])
+    return Client(Connection.to(url).wire(WORKER_TIMEOUT_SECONDS), [recorder])
 
 
 class Gate:

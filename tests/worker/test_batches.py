@@ -214,7 +214,7 @@ def test_a_slot_runs_one_batch_and_no_more_is_held_than_slots_take(queue, consum
     engine = start(concurrency=8)
 
     gate.wait_for(2)
-    assert len(engine.inflight.flights()) == 10
+    assert len(engine.inflight.deliveries()) == 10
     assert len(engine.inflight.runs()) == 2
     assert queue.counts().ready == 90
 

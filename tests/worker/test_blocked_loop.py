@@ -49,7 +49,7 @@ def test_async_messages_go_back_once_and_stay_until_the_loop_runs_again_and_the_
 ):
     later, plain, engine = blocked
     eventually(lambda: "the event loop has not run for" in caplog.text, "the log says that the loop is blocked")
-    eventually(lambda: all(flight.started for flight in engine.inflight.flights()), "what was held has gone back")
+    eventually(lambda: all(held.started for held in engine.inflight.deliveries()), "what was held has gone back")
     claimed = len(recorder.ids(Claimed, queue="async"))
 
     for number in range(5):

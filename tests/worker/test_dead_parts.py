@@ -8,11 +8,11 @@ import pytest
 from waiting import eventually
 from worker_process import Worker, environment_for
 
-from reliq.consumer import EXIT_HUNG
+from reliq.consumer.consumer import EXIT_HUNG
 from reliq.health import Pulse, live
 from reliq.settings import WorkerSettings
 
-LOOPS = ["settler", "renewer", "timekeeper", "tidier", "heartbeat", "fetcher"]
+LOOPS = ["settler", "renewer", "scheduler", "janitor", "heartbeat", "fetcher"]
 
 JOBS = """
 import os
@@ -68,7 +68,7 @@ def test_an_event_loop_whose_selector_is_closed_ends_its_thread_and_does_not_spi
 
 
 def test_a_run_with_a_part_that_ended_is_over(queue, consumer):
-    consumer.handler(queue)(lambda body: consumer.engine()._loops["tidier"].stop())
+    consumer.handler(queue)(lambda body: consumer.engine()._loops["janitor"].stop())
     queue.publish("x")
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
@@ -83,9 +83,9 @@ def test_a_supervised_process_with_a_part_that_ended_is_replaced(make_queue, url
     queue = make_queue()
     worker = Worker("maimed_jobs:consumer", tmp_path, environment_for(tmp_path, url))
     try:
-        queue.publish("timekeeper")
+        queue.publish("scheduler")
         eventually(lambda: worker.said("starting another"), "the process is replaced")
-        assert worker.said("the timekeeper of this process ended by itself")
+        assert worker.said("the scheduler of this process ended by itself")
         queue.publish("", delay=0.1)
         eventually(lambda: queue.counts().totals.get("acked") == 2, "the next process does what it could not")
         os.kill(worker.process.pid, signal.SIGTERM)

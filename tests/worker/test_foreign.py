@@ -13,7 +13,7 @@ from reliq import Layout, Outgoing
 from reliq.events import Acked
 from reliq.metrics.process import ProcessMetrics
 from reliq.transitions import NOTHING_DUE, ClaimAnswer
-from reliq.worker.timekeeper import Timekeeper
+from reliq.worker.scheduler import Scheduler
 
 
 def publish_as_go_does(client, queue, id: bytes, body: bytes) -> None:
@@ -180,13 +180,13 @@ def test_a_state_word_far_ahead_keeps_no_delayed_message_waiting(queue, consumer
     assert engine.dead_parts() == []
 
 
-def test_a_score_that_redis_cannot_answer_as_a_number_is_not_asked_for_without_a_rest(queue, consumer, door, client):
+def test_a_score_that_redis_cannot_answer_as_a_number_is_not_asked_for_without_a_rest(queue, consumer, caller, client):
     """The wait that Redis computes from it comes as a negative number."""
     consumer.handler(queue)(lambda body: None)
     write_as_reliq_does(client, queue, "evil", place="pending", score=float("inf"))
     write_as_reliq_does(client, queue, "due", place="pending", score=1.0)
-    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
-    timekeeper.note(queue.name, ClaimAnswer(0, NOTHING_DUE, 0, []), time.monotonic())
+    scheduler = Scheduler(caller, consumer.handlers, lambda: None)
+    scheduler.note(queue.name, ClaimAnswer(0, NOTHING_DUE, 0, []), time.monotonic())
 
-    assert timekeeper.step() > 3000
+    assert scheduler.step() > 3000
     assert client.lrange(queue.keys.ready, 0, -1) == [b"due"]

@@ -14,7 +14,7 @@ from reliq.roster import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT
 from reliq.worker.fetcher import POLL_SECONDS, Fetcher
 from reliq.worker.heartbeat import Heartbeat
 from reliq.worker.inflight import Inflight
-from reliq.worker.timekeeper import Timekeeper
+from reliq.worker.scheduler import Scheduler
 
 PATIENCE_SECONDS = 30.0
 #: Longer than any test.
@@ -36,22 +36,22 @@ def eventually():
 
 
 @pytest.fixture
-def workers(door):
+def workers(caller):
     """The records of those who are alive."""
 
     def look():
-        ids = door.run(roster.index())
-        return [one for one in door.run_all(roster.records(ids)) if one is not None]
+        ids = caller.run(roster.index())
+        return [one for one in caller.run_all(roster.records(ids)) if one is not None]
 
     return look
 
 
 @pytest.fixture
-def heartbeat(door, start):
+def heartbeat(caller, start):
     """A heartbeat beside an engine's own, whose steps the test makes."""
 
     def make(engine):
-        return Heartbeat(door, engine._handlers, engine.inflight, lambda: engine.last_claim_at)
+        return Heartbeat(caller, engine._handlers, engine.inflight, lambda: engine.last_claim_at)
 
     return make
 
@@ -183,14 +183,14 @@ def test_a_queue_in_another_layout_is_named_with_its_layout(make_queue, consumer
     assert sorted(client.hkeys(QUEUES_KEY)) == [b"hdt3213 go", b"ours"]
 
 
-def test_the_record_of_an_idle_worker_goes_along_with_its_wait(consumer, queue, door, workers, clock, monkeypatch):
+def test_the_record_of_an_idle_worker_goes_along_with_its_wait(consumer, queue, caller, workers, clock, monkeypatch):
     monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", NEVER_SECONDS)  # however slow this machine is
     consumer.handler(queue)(lambda body: None)
     inflight = Inflight(consumer.handlers, 16)
-    beat = Heartbeat(door, consumer.handlers, inflight, time.monotonic)
-    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
-    settle = lambda flights, outcome: None  # noqa: E731
-    fetcher = Fetcher(door, consumer.handlers, inflight, timekeeper, lambda flights: None, settle, beat.soon)
+    beat = Heartbeat(caller, consumer.handlers, inflight, time.monotonic)
+    scheduler = Scheduler(caller, consumer.handlers, lambda: None)
+    settle = lambda deliveries, outcome: None  # noqa: E731
+    fetcher = Fetcher(caller, consumer.handlers, inflight, scheduler, lambda deliveries: None, settle, beat.soon)
 
     for _ in range(2):  # the first claim, and a second without a token
         fetcher.step()
@@ -203,7 +203,7 @@ def test_the_record_of_an_idle_worker_goes_along_with_its_wait(consumer, queue, 
     assert beat.soon() == []
 
 
-def test_a_record_that_redis_could_not_take_is_written_as_soon_as_it_can(consumer, queue, door, workers):
+def test_a_record_that_redis_could_not_take_is_written_as_soon_as_it_can(consumer, queue, caller, workers):
     consumer.handler(queue)(lambda body: None)
 
     class AwayOnce:
@@ -211,7 +211,7 @@ def test_a_record_that_redis_could_not_take_is_written_as_soon_as_it_can(consume
 
         def run_all(self, requests):
             self.trips += 1
-            return [RedisUnavailableError("away")] * len(requests) if self.trips == 1 else door.run_all(requests)
+            return [RedisUnavailableError("away")] * len(requests) if self.trips == 1 else caller.run_all(requests)
 
     beat = Heartbeat(AwayOnce(), consumer.handlers, Inflight(consumer.handlers, 16), time.monotonic)
     with pytest.raises(RedisUnavailableError):

@@ -63,10 +63,10 @@ def test_a_handler_that_burns_the_processor_keeps_its_lease(queue, consumer, sta
 
     @consumer.handler(queue, lease=24)  # renewed after a third: two thirds are there for a busy machine
     def handle(body, job):
-        first, until = job._flight.lease_until, time.monotonic() + 48
-        while job._flight.lease_until == first and time.monotonic() < until:
+        first, until = job._held.lease_until, time.monotonic() + 48
+        while job._held.lease_until == first and time.monotonic() < until:
             pass
-        renewed.append(job._flight.lease_until > first)
+        renewed.append(job._held.lease_until > first)
 
     for number in range(2):
         queue.publish(str(number))
@@ -94,9 +94,9 @@ def test_a_renewal_that_this_process_makes_late_is_told(queue, consumer, start, 
     queue.publish("x")
     engine = start()
     gate.wait_for()
-    (flight,) = engine._renewer._inflight.flights()
+    (held,) = engine._renewer._inflight.deliveries()
 
-    flight.renew_at, flight.lease_until = flight.renew_at - 45, flight.lease_until - 45  # as if stopped for 45 s
+    held.renew_at, held.lease_until = held.renew_at - 45, held.lease_until - 45  # as if stopped for 45 s
 
     assert recorder.wait_for(RenewalLate)[0].seconds > 20
 

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from reliq import Consumer, Queue
-from reliq.children import Child
 from reliq.health import Pulse
-from reliq.leases import Leases
-from reliq.returns import Returns
+from reliq.process.child import Child
+from reliq.process.leases import Leases
+from reliq.process.recovery import Recovery
 from reliq.transitions import Turn
 
 LANE = "lane-of-another"
@@ -43,7 +43,7 @@ def test_nothing_that_goes_wrong_there_ends_a_supervisor_and_other_queues_are_se
     rows += [{"queue": "good", "id": held.id, "nonce": held.nonce, "left": held.left}]
     child.report.write_text(json.dumps(rows))
 
-    Returns(consumer, concurrency=2).give_back(child, 1)
+    Recovery(consumer, concurrency=2).give_back(child, 1)
 
     assert "bad: what a process held could not be settled" in caplog.text
     assert queue.counts().ready == 1
@@ -57,7 +57,7 @@ def test_a_supervisor_does_not_wait_for_a_redis_that_is_away_once_for_each_queue
     child.report.write_text(json.dumps([{"queue": one, "id": "x", "nonce": "n.1:9", "left": 1} for one in names]))
     own_server.stop()
 
-    Returns(consumer, concurrency=2).give_back(child, 1)
+    Recovery(consumer, concurrency=2).give_back(child, 1)
 
     (told,) = [one.getMessage() for one in caplog.records if "could not be settled" in one.getMessage()]
     assert told.startswith("a, b, c: ")

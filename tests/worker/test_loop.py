@@ -7,7 +7,7 @@ import pytest
 
 from reliq.errors import RedisRefusedError, RedisUnavailableError
 from reliq.events import RedisAway
-from reliq.worker.loop import Loop, Troubles
+from reliq.worker.loop import Loop, QueueBackoff
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_a_loop_that_was_never_started_has_ended():
 
 
 def test_a_queue_in_trouble_is_let_alone_longer_and_longer(caplog):
-    troubles = Troubles("settler")
+    troubles = QueueBackoff("settler")
     waits = []
     for _ in range(8):
         troubles.note("q", RedisRefusedError("no"))
@@ -173,7 +173,7 @@ def test_a_queue_in_trouble_is_let_alone_longer_and_longer(caplog):
 
 
 def test_trouble_that_lasts_is_logged_ever_more_rarely(caplog):
-    troubles = Troubles("settler")
+    troubles = QueueBackoff("settler")
     for _ in range(100):
         troubles.note("q", RedisRefusedError("no rights"))
 
@@ -184,4 +184,4 @@ def test_trouble_that_lasts_is_logged_ever_more_rarely(caplog):
 
 def test_a_redis_that_is_away_is_nobodys_own_trouble():
     with pytest.raises(RedisUnavailableError):
-        Troubles("settler").note("q", RedisUnavailableError("away"))
+        QueueBackoff("settler").note("q", RedisUnavailableError("away"))

@@ -9,23 +9,23 @@ from reliq.events import Acked
 from reliq.message import Claimed
 from reliq.transitions import Turn
 from reliq.worker.claims import QueueClaims
+from reliq.worker.delivery import deliveries_of
 from reliq.worker.fetcher import Fetcher
-from reliq.worker.flight import flights_of
 from reliq.worker.inflight import Inflight
+from reliq.worker.scheduler import Scheduler
 from reliq.worker.slots import UNSETTLED_LIMIT
-from reliq.worker.timekeeper import Timekeeper
 
 
 class NotingDoor:
-    """A door that notes what it sends, and when that is answered."""
+    """A client that notes what it sends, and when that is answered."""
 
-    def __init__(self, door, notes):
-        self._door, self.notes = door, notes
+    def __init__(self, client, notes):
+        self._client, self.notes = client, notes
         self.observers = ()
 
     def run_all(self, requests):
         self.notes.append("+".join(request.command[0] for request in requests))
-        answers = self._door.run_all(requests)
+        answers = self._client.run_all(requests)
         self.notes.append("answered")
         return answers
 
@@ -47,16 +47,16 @@ def knows_the_size(fetcher, queue):
     fetcher._reader._largest[queue.name] = 1
 
 
-def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(make_queue, consumer, door):
+def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(make_queue, consumer, client):
     queue = make_queue(max_body=1000)
     queue.publish_many(["x"] * 1600)
     consumer.handler(queue)(lambda body: None)
     inflight, notes = Inflight(consumer.handlers, 16), []
     be_quick(inflight, queue)
-    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
-    submit = lambda flights: notes.append(len(flights))  # noqa: E731
-    noting = NotingDoor(door, notes)
-    fetcher = Fetcher(noting, consumer.handlers, inflight, timekeeper, submit, lambda flights, outcome: None, list)
+    scheduler = Scheduler(client, consumer.handlers, lambda: None)
+    submit = lambda deliveries: notes.append(len(deliveries))  # noqa: E731
+    noting = NotingDoor(client, notes)
+    fetcher = Fetcher(noting, consumer.handlers, inflight, scheduler, submit, lambda deliveries, outcome: None, list)
 
     knows_the_size(fetcher, queue)
 
@@ -71,7 +71,7 @@ def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(make_queu
     ]
 
 
-def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_beside_it(make_queue, consumer, door):
+def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_beside_it(make_queue, consumer, client):
     queue = make_queue(max_body=1000)
     queue.publish_many(["x"] * 600)
     consumer.handler(queue)(lambda body: None)
@@ -82,12 +82,12 @@ def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_be
         observers = ()
 
         def run_all(self, requests):
-            answers = door.run_all(requests)
+            answers = client.run_all(requests)
             return [answers[0], RedisUnavailableError("BUSY")] if len(answers) > 1 else answers
 
-    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+    scheduler = Scheduler(client, consumer.handlers, lambda: None)
     fetcher = Fetcher(
-        BusyDoor(), consumer.handlers, inflight, timekeeper, started.extend, lambda flights, outcome: None, list
+        BusyDoor(), consumer.handlers, inflight, scheduler, started.extend, lambda deliveries, outcome: None, list
     )
     knows_the_size(fetcher, queue)
 
@@ -98,22 +98,22 @@ def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_be
     assert len(started) == 500
 
 
-def test_no_more_is_claimed_ahead_than_is_soon_read(make_queue, consumer, door, monkeypatch):
-    monkeypatch.setattr("reliq.worker.reader.READ_BYTES", 10_000)
+def test_no_more_is_claimed_ahead_than_is_soon_read(make_queue, consumer, client, monkeypatch):
+    monkeypatch.setattr("reliq.worker.bodies.READ_BYTES", 10_000)
     queue = make_queue(max_body=1000)
     queue.publish_many(["x" * 900] * 600)
     consumer.handler(queue)(lambda body: None)
     inflight = Inflight(consumer.handlers, 4)
     be_quick(inflight, queue)
-    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+    scheduler = Scheduler(client, consumer.handlers, lambda: None)
     fetcher = Fetcher(
-        door, consumer.handlers, inflight, timekeeper, lambda flights: None, lambda flights, outcome: None, list
+        client, consumer.handlers, inflight, scheduler, lambda deliveries: None, lambda deliveries, outcome: None, list
     )
 
     for _ in range(3):
         fetcher.step()
 
-    assert len(inflight.flights()) <= 4 + 3 * 10
+    assert len(inflight.deliveries()) <= 4 + 3 * 10
 
 
 @pytest.fixture
@@ -123,10 +123,10 @@ def held(queue, consumer):
     consumer.handler(queue)(lambda body: None)
     inflight = Inflight(consumer.handlers, 16)
     claimed = queue.moves.claim(Turn("me", 1), limit=5, lease_ms=60_000).claimed
-    flights = flights_of(claimed, consumer.handlers[0], time.monotonic())
-    inflight.add(flights)
+    deliveries = deliveries_of(claimed, consumer.handlers[0], time.monotonic())
+    inflight.add(deliveries)
     be_quick(inflight, queue)
-    return inflight, flights
+    return inflight, deliveries
 
 
 def test_a_quick_handler_that_gets_stuck_holds_up_no_other(queue, consumer, start, recorder, gate):
@@ -151,36 +151,36 @@ def test_no_more_is_claimed_while_redis_has_yet_to_be_told_of_what_ended(held, c
     inflight, _ = held
     claims = QueueClaims(consumer.handlers[0])
     claimed = [Claimed(f"m{number}", "me.1", 3) for number in range(UNSETTLED_LIMIT)]
-    flights = flights_of(claimed, consumer.handlers[0], time.monotonic())
-    inflight.add(flights)
+    deliveries = deliveries_of(claimed, consumer.handlers[0], time.monotonic())
+    inflight.add(deliveries)
 
-    unsettled = inflight.withdraw(flights[1:])
+    unsettled = inflight.withdraw(deliveries[1:])
     assert claims.can_claim(inflight.wait_for_capacity([claims], 0)[0])
-    unsettled += inflight.withdraw(flights[:1])
+    unsettled += inflight.withdraw(deliveries[:1])
     assert not claims.can_claim(inflight.wait_for_capacity([claims], 0)[0])
     inflight.settled(unsettled[:1])
 
     assert claims.can_claim(inflight.wait_for_capacity([claims], 0)[0])
 
 
-def test_queues_take_turns_though_bodies_are_read_between_their_claims(make_queue, consumer, door):
+def test_queues_take_turns_though_bodies_are_read_between_their_claims(make_queue, consumer, client):
     queues = [make_queue("a"), make_queue("b")]
     for queue in queues:
         queue.publish_many(["x"] * 4)
         consumer.handler(queue)(lambda body: None)
     inflight, order = Inflight(consumer.handlers, 1), []
-    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+    scheduler = Scheduler(client, consumer.handlers, lambda: None)
 
-    def work(flights):
-        inflight.hold(flights)
-        order.extend(flight.queue for flight in flights)
+    def work(deliveries):
+        inflight.hold(deliveries)
+        order.extend(held.queue for held in deliveries)
         run = inflight.next_plain(None)
         run.began = False  # so that nothing is learned of its pace, and nothing held ahead
         with inflight._lock:
             inflight._finish([run])
-        inflight.settled(run.flights)
+        inflight.settled(run.deliveries)
 
-    fetcher = Fetcher(door, consumer.handlers, inflight, timekeeper, work, lambda flights, outcome: None, list)
+    fetcher = Fetcher(client, consumer.handlers, inflight, scheduler, work, lambda deliveries, outcome: None, list)
     while len(order) < 8:
         fetcher.step()
 

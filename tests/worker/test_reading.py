@@ -4,44 +4,44 @@ import pytest
 
 from reliq.settings import MIB
 from reliq.transitions import Turn
-from reliq.worker.flight import flights_of
+from reliq.worker.bodies import BodyReader
+from reliq.worker.delivery import deliveries_of
 from reliq.worker.inflight import Inflight
-from reliq.worker.loop import Troubles
-from reliq.worker.reader import Reader
+from reliq.worker.loop import QueueBackoff
 
 
 class Door:
-    """A door that notes how many commands of which length went in each round trip."""
+    """A caller that notes how many commands of which length went in each round trip."""
 
-    def __init__(self, door):
-        self._door = door
+    def __init__(self, caller):
+        self._client = caller
         self.trips = []
 
     def run_all(self, requests):
         self.trips.append([len(request.command) - 1 for request in requests])
-        return self._door.run_all(requests)
+        return self._client.run_all(requests)
 
 
-def read(reader, door):
+def read(reader, caller):
     """Read everything, and start what each round trip has brought."""
     while pieces := reader.pieces():
-        reader.take(pieces, door.run_all(reader.requests(pieces)))
+        reader.take(pieces, caller.run_all(reader.requests(pieces)))
         reader.start()
 
 
 @pytest.fixture
-def parts(door):
+def parts(caller):
     """A reader with what was claimed of each queue; what it starts is noted as number of round trips, and messages."""
 
     def make(consumer, amount):
-        noted, inflight, groups = Door(door), Inflight(consumer.handlers, 4), []
-        settle = lambda flights, outcome: None  # noqa: E731
-        troubles = Troubles("fetcher")
-        submit = lambda flights: groups.append((len(noted.trips), len(flights)))  # noqa: E731
-        reader = Reader(consumer.handlers, inflight, troubles, submit, settle)
+        noted, inflight, groups = Door(caller), Inflight(consumer.handlers, 4), []
+        settle = lambda deliveries, outcome: None  # noqa: E731
+        troubles = QueueBackoff("fetcher")
+        submit = lambda deliveries: groups.append((len(noted.trips), len(deliveries)))  # noqa: E731
+        reader = BodyReader(consumer.handlers, inflight, troubles, submit, settle)
         for handler in consumer.handlers:
             claimed = handler.queue.moves.claim(Turn("me", 1), limit=amount, lease_ms=30_000).claimed
-            reader.add(flights_of(claimed, handler, 0.0))
+            reader.add(deliveries_of(claimed, handler, 0.0))
         return reader, noted, groups, troubles
 
     return make

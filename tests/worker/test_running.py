@@ -9,12 +9,12 @@ from tenacity import wait_fixed
 
 from reliq import Nack, Reject
 from reliq.events import Acked, Handled, Nacked
-from reliq.logs import LogObserver
+from reliq.logs.observer import LogObserver
 from reliq.message import Claimed
-from reliq.worker.flight import flights_of
+from reliq.worker.delivery import deliveries_of
+from reliq.worker.handler_call import HandlerCall
 from reliq.worker.outcome import RELEASED
-from reliq.worker.run import Run
-from reliq.worker.running import Running
+from reliq.worker.runner import Runner
 
 LEASE = 5.0
 
@@ -27,7 +27,7 @@ def settled():
 @pytest.fixture
 def begin(consumer, queue, settled):
     consumer.handler(queue, lease=LEASE)(lambda body: None)
-    running = Running(lambda flights, outcome: settled.append((flights, outcome)), (), (), threading.Event())
+    running = Runner(lambda deliveries, outcome: settled.append((deliveries, outcome)), (), (), threading.Event())
     return running.begin
 
 
@@ -37,8 +37,8 @@ def a_run(consumer, begin):
 
     def make(*ages):
         now, handler = time.monotonic(), consumer.handlers[0]
-        flights = [one for ago in ages for one in flights_of([Claimed("m", "n:5000", 3)], handler, now - ago)]
-        return Run(flights, handler, now, None)
+        deliveries = [one for ago in ages for one in deliveries_of([Claimed("m", "n:5000", 3)], handler, now - ago)]
+        return HandlerCall(deliveries, handler, now, None)
 
     return make
 
@@ -52,22 +52,22 @@ def test_what_has_outlived_its_lease_does_not_begin_and_goes_back(begin, a_run, 
     late = a_run(LEASE + 0.1)
 
     assert not begin(late)
-    assert settled == [(late.flights, RELEASED)]
+    assert settled == [(late.deliveries, RELEASED)]
 
 
 def test_what_was_lost_meanwhile_does_not_begin_and_goes_back(begin, a_run, settled):
     lost = a_run(0.0)
-    lost.flights[0].lost = True
+    lost.deliveries[0].lost = True
 
     assert not begin(lost)
-    assert settled == [(lost.flights, RELEASED)]
+    assert settled == [(lost.deliveries, RELEASED)]
 
 
 def test_of_a_batch_only_what_has_a_lease_begins(begin, a_run, settled):
     batch = a_run(0.0, LEASE + 0.1, 0.0)
 
     assert begin(batch)
-    assert settled == [([batch.flights[1]], RELEASED)]
+    assert settled == [([batch.deliveries[1]], RELEASED)]
 
 
 class Unbound:

@@ -10,15 +10,15 @@ from reliq.errors import ReliqError
 from reliq.events import Acked, Lost
 from reliq.message import BARE, Claimed, Delivery
 from reliq.transitions import Turn
-from reliq.worker.flight import flights_of
+from reliq.worker.delivery import deliveries_of
 from reliq.worker.inflight import Inflight
 from reliq.worker.outcome import ACKED, RELEASED, Outcome
 from reliq.worker.settler import Settler
 
 
 @pytest.fixture
-def flights(queue, consumer):
-    """Claim so many messages, as flights of a worker; the ids are numbers in the order of their publish."""
+def deliveries(queue, consumer):
+    """Claim so many messages, as deliveries of a worker; the ids are numbers in the order of their publish."""
     consumer.handler(queue)(lambda body: None)
 
     def make(amount):
@@ -27,34 +27,36 @@ def flights(queue, consumer):
         answers = [
             queue.moves.claim(Turn("me", turn), limit=500, lease_ms=60_000) for turn in range(1, amount // 500 + 2)
         ]
-        return [one for answer in answers for one in flights_of(answer.claimed, consumer.handlers[0], time.monotonic())]
+        return [
+            one for answer in answers for one in deliveries_of(answer.claimed, consumer.handlers[0], time.monotonic())
+        ]
 
     return make
 
 
 @pytest.fixture
-def settler(door, consumer):
-    def make(flights):
+def settler(caller, consumer):
+    def make(deliveries):
         inflight = Inflight(consumer.handlers, 1)
-        inflight.add(flights)
-        return Settler(door, inflight, lambda: None, lambda: None), inflight
+        inflight.add(deliveries)
+        return Settler(caller, inflight, lambda: None, lambda: None), inflight
 
     return make
 
 
-def test_many_that_go_back_keep_their_order(queue, client, flights, settler):
-    held = flights(1200)
+def test_many_that_go_back_keep_their_order(queue, client, deliveries, settler):
+    held = deliveries(1200)
     one, inflight = settler(held)
 
     one.settle(inflight.withdraw(held), RELEASED)
     one.step()
 
     assert [int(id) for id in client.lrange(queue.keys.ready, 0, -1)][::-1] == list(range(1200))
-    assert inflight.flights() == []
+    assert inflight.deliveries() == []
 
 
-def test_an_ack_that_comes_too_late_is_told_once(queue, client, flights, settler, recorder):
-    held = flights(2)
+def test_an_ack_that_comes_too_late_is_told_once(queue, client, deliveries, settler, recorder):
+    held = deliveries(2)
     one, inflight = settler(held)
     client.hset(queue.keys.lease, "0", "someone else")
 
@@ -62,11 +64,11 @@ def test_an_ack_that_comes_too_late_is_told_once(queue, client, flights, settler
     one.step()
 
     assert recorder.ids(Lost) == ["0"]
-    assert inflight.flights() == []
+    assert inflight.deliveries() == []
 
 
-def test_a_loss_that_is_known_is_not_told_again(queue, client, flights, settler, recorder):
-    held = flights(1)
+def test_a_loss_that_is_known_is_not_told_again(queue, client, deliveries, settler, recorder):
+    held = deliveries(1)
     one, _ = settler(held)
     client.hset(queue.keys.lease, "0", "someone else")
     held[0].lost = True
@@ -88,9 +90,9 @@ UNTELLABLE_ONES = [
 
 @pytest.mark.parametrize("outcome", UNTELLABLE_ONES, ids=range(4))
 def test_an_answer_that_cannot_be_told_ends_as_a_dead_letter_that_says_it_and_its_neighbours_are_settled(
-    queue, client, flights, settler, outcome, caplog
+    queue, client, deliveries, settler, outcome, caplog
 ):
-    held = flights(600)
+    held = deliveries(600)
     one, inflight = settler(held)
     bad, good = held[250], [*held[:250], *held[251:]]
     bad.delivery = Delivery(bad.delivery.claimed, b"x", BARE, b"x")
@@ -101,7 +103,7 @@ def test_an_answer_that_cannot_be_told_ends_as_a_dead_letter_that_says_it_and_it
     for _ in range(4):
         one.step()
 
-    assert inflight.flights() == []
+    assert inflight.deliveries() == []
     assert client.smembers(queue.keys.garbage) == {b"250"}
     assert client.hget(queue.keys.errors, "250") == b"failed - its answer could not be told to Redis"
     totals = queue.counts().totals
@@ -109,8 +111,8 @@ def test_an_answer_that_cannot_be_told_ends_as_a_dead_letter_that_says_it_and_it
     assert "an answer cannot be told to Redis" in caplog.text
 
 
-def test_a_message_of_which_nothing_can_be_told_is_left_to_its_lease(queue, flights, settler):
-    held = flights(3)
+def test_a_message_of_which_nothing_can_be_told_is_left_to_its_lease(queue, deliveries, settler):
+    held = deliveries(3)
     one, inflight = settler(held)
     held[1].delivery = Delivery(Claimed("\ud83d", "n:5000", 0), b"", BARE, b"")
 
@@ -118,13 +120,13 @@ def test_a_message_of_which_nothing_can_be_told_is_left_to_its_lease(queue, flig
     for _ in range(3):
         one.step()
 
-    assert inflight.flights() == []
+    assert inflight.deliveries() == []
     assert queue.counts().ready == 2
     assert queue.counts().unack == 1
 
 
-def test_answers_outlast_a_redis_that_refuses_the_user(queue, client, flights, settler):
-    held = flights(3)
+def test_answers_outlast_a_redis_that_refuses_the_user(queue, client, deliveries, settler):
+    held = deliveries(3)
     one, inflight = settler(held)
     one.settle(held, ACKED)
 
@@ -133,20 +135,20 @@ def test_answers_outlast_a_redis_that_refuses_the_user(queue, client, flights, s
     try:
         with suppress(ReliqError):  # or it is told as the answer to each call, by newer servers
             one.step()
-        assert len(inflight.flights()) == 3
+        assert len(inflight.deliveries()) == 3
     finally:
         client.config_set("requirepass", "")
-    while inflight.flights():
+    while inflight.deliveries():
         one.step()
 
     assert queue.counts().totals["acked"] == 3
 
 
 def test_outcomes_that_follow_within_a_moment_go_along_and_a_nudge_ends_the_moment(
-    queue, flights, settler, recorder, monkeypatch
+    queue, deliveries, settler, recorder, monkeypatch
 ):
     monkeypatch.setattr("reliq.worker.settler.GATHER_SECONDS", 3600)
-    held = flights(3)
+    held = deliveries(3)
     one, inflight = settler(held)
     one.settle(held[:1], ACKED)
     step = threading.Thread(target=one.step, daemon=True)
@@ -158,4 +160,4 @@ def test_outcomes_that_follow_within_a_moment_go_along_and_a_nudge_ends_the_mome
 
     step.join(30)
     assert [len(event.ids) for event in recorder.of(Acked)] == [3]
-    assert inflight.flights() == []
+    assert inflight.deliveries() == []

@@ -258,7 +258,7 @@ def test_messages_with_no_retry_left_are_never_held(queue, consumer, start, reco
     @consumer.handler(queue)
     def handle(body):
         gate.pass_through()  # not before `engine` has its value
-        waiting = [f for f in engine.inflight.flights() if not f.started]
+        waiting = [f for f in engine.inflight.deliveries() if not f.started]
         holding.extend(f.delivery.id for f in waiting if f.must_start)
 
     for _ in range(300):
@@ -291,7 +291,7 @@ def test_slow_handlers_hold_only_what_runs(queue, consumer, start, recorder, gat
     engine = start(concurrency=4)
 
     gate.wait_for(4)
-    assert len(engine.inflight.flights()) == 4
+    assert len(engine.inflight.deliveries()) == 4
     assert recorder.of(Released) == []
 
 

@@ -5,9 +5,9 @@ import sys
 import threading
 
 from reliq import Consumer
-from reliq.child import Plan
-from reliq.signals import SignalNotes, StopSignals
-from reliq.supervisor import Supervisor
+from reliq.consumer.signals import SignalNotes, StopSignals
+from reliq.process.main import Plan
+from reliq.process.supervisor import Supervisor
 
 PLAN = Plan(
     consumer="nowhere:consumer",

@@ -8,7 +8,7 @@ import pytest
 from reliq.events import Acked
 from reliq.message import Claimed
 from reliq.worker.claims import QueueClaims
-from reliq.worker.flight import flights_of
+from reliq.worker.delivery import deliveries_of
 from reliq.worker.inflight import Inflight
 from reliq.worker.slots import HOLD_SECONDS
 
@@ -24,10 +24,10 @@ def table(consumer):
 
         def add(self, queue, amount, *, left=3):
             claimed = [Claimed(f"{queue}{number}", "me.1", left) for number in range(amount)]
-            flights = flights_of(claimed, self.claims[queue].handler, time.monotonic())
-            self.inflight.add(flights)
-            self.inflight.hold(flights)
-            return flights
+            deliveries = deliveries_of(claimed, self.claims[queue].handler, time.monotonic())
+            self.inflight.add(deliveries)
+            self.inflight.hold(deliveries)
+            return deliveries
 
         def capacity(self, queue):
             return self.inflight.wait_for_capacity([self.claims[queue]], 0)[0]
@@ -82,14 +82,14 @@ def test_nothing_is_held_ahead_of_calls_that_take_longer_than_they_used_to(queue
 def test_a_call_that_nobody_makes_gives_its_slot_back_when_it_is_withdrawn(queue, consumer, table):
     consumer.handler(queue)(lambda body: None)
     slots = table(2)
-    flights = slots.add("q", 3)
+    deliveries = slots.add("q", 3)
     assert slots.capacity("q").slots == 0
 
-    withdrawn = slots.inflight.withdraw(flights[:2])
+    withdrawn = slots.inflight.withdraw(deliveries[:2])
 
-    assert withdrawn == flights[:2]
+    assert withdrawn == deliveries[:2]
     assert slots.capacity("q").slots == 1
-    assert slots.inflight.next_plain(None).flights == flights[2:]
+    assert slots.inflight.next_plain(None).deliveries == deliveries[2:]
 
 
 def test_a_wait_in_redis_is_ended_once_and_only_when_there_is_room(queue, consumer, table):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reliq import child
+from reliq.process import main as child
 
 EVIL = "m\n2026-11-22 ERROR reliq all is lost\x1b[2J\u202e"
 

@@ -103,7 +103,7 @@ def test_a_thread_that_outlasts_the_grace_is_told_and_keeps_its_lease(queue, con
 
     assert not consumer.stop(grace=0)
 
-    assert [flight.delivery.id for flight in consumer.unfinished] == ["x"]
+    assert [held.delivery.id for held in consumer.unfinished] == ["x"]
     assert queue.counts().unack == 1
 
 
@@ -159,7 +159,7 @@ def test_an_idle_worker_ends_its_wait_when_it_is_stopped(queue, consumer, start,
         return [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("reliq")]
 
     eventually(lambda: not ours(), "every thread of the worker ends")  # nobody waits for those of the handlers
-    assert not engine.inflight.flights()
+    assert not engine.inflight.deliveries()
 
 
 def test_a_stopped_worker_hands_on_its_watch(queue, consumer, recorder, client):
@@ -222,7 +222,7 @@ def test_a_drain_takes_what_a_dead_worker_held(queue, consumer, recorder):
 
 def test_what_a_lease_has_ended_is_collected_soon(queue, consumer, start, recorder, monkeypatch):
     """Without word of the burial it would wait for the next look at everything, half a minute later."""
-    monkeypatch.setattr("reliq.worker.tidier.ROUND_SECONDS", 3600)
+    monkeypatch.setattr("reliq.worker.janitor.ROUND_SECONDS", 3600)
     queue.publish("y", id="y", retries=0)
     queue.moves.claim(turn=Turn("dead", 1), limit=1, lease_ms=500)
     consumer.handler(queue, lease=0.3)(lambda body: None)

@@ -10,15 +10,15 @@ from ports import free_port
 from waiting import eventually
 
 from reliq import Consumer, Nack, Queue, WorkerSettings
-from reliq.connection import Connection
-from reliq.doors.blocking import BlockingDoor
-from reliq.doors.ids import token
+from reliq.client.client import Client
 from reliq.embedded import EmbeddedRedis
 from reliq.events import Acked, Claimed, Handled, Promoted, Reclaimed, Started
+from reliq.ids import token
 from reliq.transitions import Turn
+from reliq.transport.connection import Connection
 from reliq.worker.fetcher import POLL_SECONDS, Fetcher
 from reliq.worker.inflight import Inflight
-from reliq.worker.timekeeper import Timekeeper
+from reliq.worker.scheduler import Scheduler
 
 
 def commands_of(client):
@@ -28,17 +28,17 @@ def commands_of(client):
 
 
 @pytest.fixture
-def parts(door):
+def parts(caller):
     """A fetcher whose rounds the test makes, with what it works on."""
 
     def make(consumer, concurrency=4):
         inflight = Inflight(consumer.handlers, concurrency)
-        timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+        scheduler = Scheduler(caller, consumer.handlers, lambda: None)
         held = []
         fetcher = Fetcher(
-            door, consumer.handlers, inflight, timekeeper, held.extend, lambda flights, outcome: None, list
+            caller, consumer.handlers, inflight, scheduler, held.extend, lambda deliveries, outcome: None, list
         )
-        return fetcher, timekeeper, held
+        return fetcher, scheduler, held
 
     return make
 
@@ -191,7 +191,7 @@ def test_the_cost_of_a_due_time_does_not_grow_with_the_idle_workers(queue, consu
         fetcher.step()
         client.pexpire(queue.keys.watch, 2000)  # however slow this machine is
 
-    assert [timekeeper.watches("q") for _, timekeeper, _ in workers] == [True, False, False, False, False]
+    assert [scheduler.watches("q") for _, scheduler, _ in workers] == [True, False, False, False, False]
 
 
 def test_a_sooner_message_moves_the_due_time_forward(no_looks, queue, consumer, start, recorder):
@@ -232,16 +232,16 @@ def test_what_a_dead_worker_held_comes_back_when_its_lease_is_over(no_looks, que
     assert recorder.of(Reclaimed)[0].overdue == ("x",)
 
 
-def test_after_a_start_leases_are_spared_for_a_third(queue, consumer, door):
+def test_after_a_start_leases_are_spared_for_a_third(queue, consumer, caller):
     """Their workers may be alive, and about to renew them, when Redis comes back to all at once."""
     consumer.handler(queue, lease=60)(lambda body: None)
     queue.publish("x")
     queue.moves.claim(Turn("slow", 1), limit=1, lease_ms=1)
-    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+    scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     answer = queue.moves.claim(Turn("me", 1), limit=1, lease_ms=60_000, watcher="me")
 
-    timekeeper.note("q", answer, time.monotonic() - 1)
-    wait = timekeeper.step()
+    scheduler.note("q", answer, time.monotonic() - 1)
+    wait = scheduler.step()
 
     assert queue.counts().unack == 1
     assert 0 < wait <= 1
@@ -252,7 +252,7 @@ def test_a_claim_that_tells_a_sooner_time_is_not_overruled_by_an_older_answer(qu
     turns = (Turn("me", number) for number in count(1))
 
     def claim():
-        timekeeper.note("q", queue.moves.claim(next(turns), limit=1, lease_ms=60_000, watcher="me"), time.monotonic())
+        scheduler.note("q", queue.moves.claim(next(turns), limit=1, lease_ms=60_000, watcher="me"), time.monotonic())
 
     def meanwhile(event):
         if isinstance(event, Promoted):
@@ -260,12 +260,12 @@ def test_a_claim_that_tells_a_sooner_time_is_not_overruled_by_an_older_answer(qu
             claim()
 
     consumer.handler(queue)(lambda body: None)
-    timekeeper = Timekeeper(BlockingDoor(Connection.to(url).wire(), [meanwhile]), consumer.handlers, lambda: None)
+    scheduler = Scheduler(Client(Connection.to(url).wire(), [meanwhile]), consumer.handlers, lambda: None)
     queue.publish("later", delay=86_400)
     queue.publish("now", delay=0.01)
     claim()
     while queue.counts().totals.get("promoted", 0) == 0:
-        wait = timekeeper.step()
+        wait = scheduler.step()
 
     assert 0 < wait <= 3601
 
@@ -299,7 +299,7 @@ def test_a_token_says_which_queue_has_work(make_queue, consumer, parts, client, 
     for _ in range(4):  # the token, the claim, the body, the start
         fetcher.step()
 
-    assert [flight.handler.queue.name for flight in held] == ["q7"]
+    assert [one.handler.queue.name for one in held] == ["q7"]
     assert commands_of(client)["evalsha"] == before + 1
 
 
@@ -338,20 +338,20 @@ def test_many_tokens_at_once_are_taken_together(make_queue, consumer, parts, mon
     assert rounds < 20
 
 
-def test_queues_that_are_due_at_once_share_what_one_round_trip_moves(make_queue, consumer, door, client):
+def test_queues_that_are_due_at_once_share_what_one_round_trip_moves(make_queue, consumer, caller, client):
     """Redis works a round trip off before it turns to other clients."""
     queues = [make_queue(f"q{number}") for number in range(50)]
     for queue in queues:
         client.zadd(queue.keys.pending, {f"m{number}": 1 for number in range(60)})
         consumer.handler(queue)(lambda body: None)
-    timekeeper = Timekeeper(door, consumer.handlers, lambda: None)
+    scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     for queue in queues:
         looked = queue.moves.claim(Turn("me", 1), limit=0, lease_ms=60_000, watcher="me")
-        timekeeper.note(queue.name, looked, time.monotonic())
+        scheduler.note(queue.name, looked, time.monotonic())
 
     moved = []
     while not moved or moved[-1] < 50 * 60:
-        assert timekeeper.step() == 0
+        assert scheduler.step() == 0
         moved.append(sum(queue.counts().ready for queue in queues))
 
     assert moved == [50 * 20, 50 * 40, 50 * 60]

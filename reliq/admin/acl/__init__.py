@@ -1,0 +1,1 @@
+"""The least Redis ACL rule for a role."""

@@ -1,0 +1,265 @@
+"""
+The least Redis ACL rule for a role, derived from the scripts and commands of the modules that play it.
+
+From Redis 7.0 on, selectors bind each command to the keys it is run on: a producer may SET a body and GET a marker,
+and still GET no body. Redis 6.2 knows no selectors; there a user may run each of its commands on each of its keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from reliq.admin.acl.python_rights import FAMILIES, SHARED, module
+from reliq.errors import ConfigurationError
+from reliq.keys import pattern
+from reliq.lua import script
+from reliq.lua.uses import Use
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from reliq.keys import Keys
+
+Role = Literal["producer", "consumer", "operator", "exporter"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+#: The modules that play a role.
+PARTS: dict[Role, tuple[str, ...]] = {
+    "producer": ("publish/orders.py", "publish/sender.py", "publish/registry.py"),
+    "consumer": (
+        "worker/drained.py",
+        "worker/engine.py",
+        "worker/fetcher.py",
+        "worker/heartbeat.py",
+        "worker/bodies.py",
+        "worker/renewer.py",
+        "worker/settler.py",
+        "worker/claims.py",
+        "worker/janitor.py",
+        "worker/scheduler.py",
+        "process/leases.py",
+        "receive/batch.py",
+    ),
+    "operator": (
+        "admin/acting.py",
+        "admin/workers.py",
+        "admin/remove.py",
+        "admin/fsck/check.py",
+        "admin/ends.py",
+        "admin/existing.py",
+        "admin/forget.py",
+        "admin/show.py",
+        "admin/dead.py",
+        "admin/move.py",
+        "admin/queues.py",
+        "admin/pieces.py",
+        "admin/discover.py",
+        "admin/watch.py",
+        "control.py",
+        "requests.py",
+        "publish/registry.py",
+        "publish/orders.py",
+        "publish/sender.py",
+        "snapshot/snapshot.py",
+        "snapshot/waits.py",
+    ),
+    "exporter": ("snapshot/snapshot.py", "snapshot/waits.py"),
+}
+#: Spoken of by modules above, and no right of a role: they would show the whole server, not a queue.
+NEVER = frozenset({"ACL", "CONFIG", "SLOWLOG"})
+#: From 7.0 on, rights on keys are by what a command does with them; what is in neither may do both.
+ONLY_READ = frozenset(
+    {
+        "EXISTS",
+        "GET",
+        "GETRANGE",
+        "HEXISTS",
+        "HGET",
+        "HGETALL",
+        "HKEYS",
+        "HLEN",
+        "HMGET",
+        "HSCAN",
+        "LINDEX",
+        "LLEN",
+        "LPOS",
+        "LRANGE",
+        "MGET",
+        "PTTL",
+        "SCARD",
+        "SISMEMBER",
+        "SMISMEMBER",
+        "SRANDMEMBER",
+        "SSCAN",
+        "STRLEN",
+        "TTL",
+        "TYPE",
+        "XLEN",
+        "XRANGE",
+        "XREVRANGE",
+        "ZCARD",
+        "ZCOUNT",
+        "ZMSCORE",
+        "ZRANDMEMBER",
+        "ZREVRANGE",
+        "HRANDFIELD",
+        "ZRANGE",
+        "ZRANGEBYSCORE",
+        "ZSCAN",
+        "ZSCORE",
+    }
+)
+ONLY_WRITE = frozenset(
+    {
+        "DEL",
+        "EXPIRE",
+        "HDEL",
+        "HSET",
+        "LPUSH",
+        "LREM",
+        "LTRIM",
+        "PEXPIRE",
+        "RPUSH",
+        "SADD",
+        "SET",
+        "SETRANGE",
+        "SREM",
+        "UNLINK",
+        "XADD",
+        "XDEL",
+        "XTRIM",
+        "ZADD",
+        "ZREM",
+        "ZREMRANGEBYSCORE",
+    }
+)
+SCRIPT_COMMANDS = ("EVAL", "EVALSHA")
+
+
+@dataclass(frozen=True, slots=True)
+class AclRule:
+    """
+    What ACL SETUSER is to be told of a user.
+
+    Attributes:
+        rules: one after another; they leave the user's passwords, and whether it is on, as they are.
+    """
+
+    user: str
+    roles: tuple[str, ...]
+    rules: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"ACL SETUSER {self.user} {' '.join(self.rules)}"
+
+
+def uses_of(role: Role) -> tuple[set[str], set[Use]]:
+    """Return the scripts that a role makes, and every command that it runs, in them or alone, with its key."""
+    modules = [module(path) for path in PARTS[role]]
+    scripts = {name for one in modules for name in one.scripts()}
+    uses = {use for one in modules for use in one.uses() | one.helped()}
+    uses |= {use for name in scripts for use in script(name).uses}
+    return scripts, {use for use in uses if use[0] not in NEVER}
+
+
+def acl_roles(roles: Sequence[str]) -> list[Role]:
+    """Return the roles named; raise ConfigurationError when one is none of `ROLES`."""
+    if unknown := sorted(set(roles) - set(ROLES)):
+        raise ConfigurationError(f"a role must be one of {', '.join(ROLES)}, not {', '.join(unknown)}")
+    return [role for role in ROLES if role in roles]
+
+
+def acl_rule(
+    roles: Sequence[str],
+    queues: Sequence[Keys],
+    *,
+    user: str = "",
+    selectors: bool = True,
+    select: bool = False,
+    without_eval: bool = False,
+) -> AclRule:
+    """
+    Return the least rule for a user who plays `roles` on `queues`.
+
+    Args:
+        user: its name, by default reliq-ROLE.
+        selectors: whether the server is 7.0 or newer.
+        select: whether its URL names another database than 0.
+        without_eval: whether the user may run no scripts but those that are loaded (`Admin.load_scripts`).
+
+    Raises:
+        ConfigurationError: there is no role or no queue, or a role is none of `ROLES`.
+    """
+    known = acl_roles(roles)
+    if not known:
+        raise ConfigurationError(f"an ACL rule needs at least one role of {', '.join(ROLES)}")
+    if not queues:
+        raise ConfigurationError("an ACL rule needs at least one queue: name it with --queue")
+    scripts, uses = set[str](), set[Use]()
+    for role in known:
+        more_scripts, more_uses = uses_of(role)
+        scripts, uses = scripts | more_scripts, uses | more_uses
+    alone = {command for command, key in uses if not key} | ({"SELECT"} if select else set())
+    declared = {key for name in scripts for key in (*script(name).keys, *script(name).tail_keys)}
+    runs_scripts = ("EVALSHA",) if without_eval else SCRIPT_COMMANDS
+    for_scripts = {(command, key) for command in runs_scripts for key in declared}
+    rules = (_selectors if selectors else _flat)(uses, alone, for_scripts, queues)
+    return AclRule(user or "reliq-" + "-".join(known), tuple(known), tuple(rules))
+
+
+def _selectors(uses: set[Use], alone: set[str], for_scripts: set[Use], queues: Sequence[Keys]) -> list[str]:
+    """Return a root of commands without keys, and a selector for each set of keys."""
+    keys_of: dict[str, set[str]] = defaultdict(set)
+    for command, key in uses:
+        if key:
+            keys_of[command].add(_access(command) + key)
+    commands_of: dict[frozenset[str], set[str]] = defaultdict(set)
+    for command, keys in keys_of.items():
+        commands_of[frozenset(keys)].add(command)
+    if for_scripts:
+        # A script's keys are declared in one piece, whatever it does with them.
+        commands_of[frozenset("~" + key for _, key in for_scripts)].update(command for command, _ in for_scripts)
+    groups = sorted((sorted(commands), keys) for keys, commands in commands_of.items())
+    return [
+        *("resetkeys", "resetchannels", "clearselectors", "-@all"),
+        *_allowed(alone),
+        *(f"({' '.join((*_allowed(commands), *_patterns(keys, queues)))})" for commands, keys in groups),
+    ]
+
+
+def _flat(uses: set[Use], alone: set[str], for_scripts: set[Use], queues: Sequence[Keys]) -> list[str]:
+    """Return every command and every key: Redis before 7.0 cannot say which goes with which."""
+    commands = {command for command, key in uses | for_scripts if key} | alone
+    keys = {"~" + key for _, key in uses | for_scripts if key}
+    return ["resetkeys", "resetchannels", "-@all", *_allowed(commands), *_patterns(keys, queues)]
+
+
+def _access(command: str) -> str:
+    return "%R~" if command in ONLY_READ else "%W~" if command in ONLY_WRITE else "~"
+
+
+def _allowed(commands: Collection[str]) -> list[str]:
+    return [f"+{command.lower()}" for command in sorted(commands)]
+
+
+def _patterns(keys: Collection[str], queues: Sequence[Keys]) -> list[str]:
+    """Return the patterns of keys, each `access~name`, in every queue."""
+    found = set()
+    for access, name in (key.rpartition("~")[::2] for key in keys):
+        spelled = [SHARED[name]] if name in SHARED else [_spelled(queue, name) for queue in queues]
+        found |= {f"{access}~{key}" for key in spelled}
+    return sorted(found)
+
+
+def _spelled(queue: Keys, name: str) -> str:
+    if name == "aside":
+        return _pattern(queue.aside("", 0).rpartition("0:")[0]) + "*"
+    return _pattern(getattr(queue, name)("")) + "*" if name in FAMILIES else _pattern(getattr(queue, name))
+
+
+def _pattern(key: str) -> str:
+    """Return the pattern of a key; no rule can hold a space or a quote, so there any character may stand."""
+    return re.sub(r"[ \"']", "?", pattern(key))

@@ -1,0 +1,240 @@
+"""The dead letters: looked through in bounded steps, published again here or elsewhere, deleted."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from reliq import reads, transitions
+from reliq.admin import pieces
+from reliq.admin.filters import LetterFilter
+from reliq.admin.publish import taker
+from reliq.call import Command
+from reliq.errors import ConfigurationError
+from reliq.ids import check_id
+from reliq.message import Outgoing
+from reliq.requests import by_bytes
+from reliq.settings import BATCH_LIMIT, DAY_SECONDS, MIB, QueueSettings, milliseconds, seconds, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from reliq.admin.filters import Filter
+    from reliq.client.client import Client
+    from reliq.keys import Keys
+    from reliq.message import Letter
+    from reliq.queue import Queue
+
+#: A step reads so many letters at first, for one may be of any size; at most twice as many follow, and about as many
+#: as have so many bytes.
+FIRST_STEP, STEP_BYTES = 1, MIB
+#: For so long after its end a message is known that was published in another queue: within this time a redrive or
+#: move that was cut off can be made again without publishing twice.
+COPY_WINDOW_SECONDS = 7 * DAY_SECONDS
+#: With a rate, a step is what may be published in so many seconds.
+STEP_SECONDS = 0.2
+FASTEST_RATE = 1_000_000
+
+_DEATH = re.compile(r"\.\d{13,}-\d+$")
+_ID_LIMIT = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """
+    What became of dead letters that were to be published again.
+
+    Attributes:
+        found: letters that were meant.
+        redriven: published again.
+        alive: left as they are, for a message of their id is alive in the queue.
+        kept: left as they are, for another queue cannot have them: their headers or size are such as nobody may publish.
+        gone: somebody else redrove or deleted them meanwhile.
+    """
+
+    found: int = 0
+    redriven: int = 0
+    alive: int = 0
+    gone: int = 0
+    kept: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """
+    How letters are published again.
+
+    Attributes:
+        limit: at most so many, None for all.
+        rate: so many in a second, None for as fast as it goes.
+        retries: deliveries after the first; None for what the message had.
+        delay: seconds until they are due.
+
+    Raises:
+        ConfigurationError: one of them is not allowed.
+    """
+
+    limit: int | None = None
+    rate: float | None = None
+    retries: int | None = None
+    delay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            whole("limit", self.limit, least=1, most=10**9)
+        if self.rate is not None and not 0 < self.rate <= FASTEST_RATE:
+            raise ConfigurationError(
+                f"rate must be above 0 and at most {FASTEST_RATE:,} in a second, not {self.rate!r}"
+            )
+        if self.retries is not None:
+            whole("retries", self.retries, most=1000)
+        seconds("delay", self.delay)
+
+
+def walk_letters(client: Client, keys: Keys, where: Filter) -> Iterator[tuple[int, list[Letter]]]:
+    """Yield how many letters were looked at in each step, oldest first, and those meant; not those who die meanwhile."""
+    asked = where if isinstance(where, LetterFilter) else LetterFilter(headers=where.headers, match=where.match)
+    test = asked.letter_tester()
+    start, last = asked.span(client.run(pieces.server_ms(), for_seconds=pieces.TRY_SECONDS))
+    newest = reads.letters_between(keys, start, last, count=1, newest_first=True)
+    for letter in client.run(newest, for_seconds=pieces.TRY_SECONDS):
+        last = letter.letter
+    count = FIRST_STEP
+    while True:
+        request = reads.letters_between(keys, start, last, count=count)
+        letters = client.run(request, for_seconds=pieces.TRY_SECONDS)
+        if not letters:
+            return
+        yield len(letters), [letter for letter in letters if test(letter)]
+        start = f"({letters[-1].letter}"
+        weight = max(1, sum(len(letter.payload) for letter in letters) // len(letters))
+        count = max(1, min(BATCH_LIMIT, count * 2, STEP_BYTES // weight))
+
+
+def redrive(
+    client: Client,
+    keys: Keys,
+    where: LetterFilter,
+    terms: Terms,
+    to: Queue[bytes] | None,
+    on_step: Callable[[int, Redriven], None],
+) -> Redriven:
+    """Publish letters again, oldest first, in their queue or in `to`; each step is whole, so it may be cut off."""
+    sum_of = Redriven()
+    pace = Pace(terms.rate)
+    for letters in _steps(client, keys, where, terms):
+        words = _copy(client, keys, letters, terms, to) if to else _again(client, keys, letters, terms)
+        sum_of = Redriven(
+            sum_of.found + len(letters),
+            sum_of.redriven + words.count("redriven"),
+            sum_of.alive + words.count("alive"),
+            sum_of.gone + words.count("not_found"),
+            sum_of.kept + words.count("kept"),
+        )
+        on_step(len(letters), sum_of)
+        pace.wait(words.count("redriven"))
+    return sum_of
+
+
+def count(client: Client, keys: Keys, where: LetterFilter, on_step: Callable[[int, int], None]) -> int:
+    """Count the letters that are meant; tell `on_step` how many each step looked at, and the sum."""
+    found = 0
+    for looked, letters in walk_letters(client, keys, where):
+        found += len(letters)
+        on_step(looked, found)
+    return found
+
+
+def delete(client: Client, keys: Keys, where: LetterFilter, on_step: Callable[[int, int], None]) -> int:
+    """Delete letters; return how many. Their messages have ended already, so the account stays as it is."""
+    deleted = 0
+    for looked, letters in walk_letters(client, keys, where):
+        if letters:
+            deleted += client.run(_drop(keys, [one.letter for one in letters]), for_seconds=pieces.TRY_SECONDS)
+        on_step(looked, deleted)
+    return deleted
+
+
+def copy_id(letter: Letter) -> str:
+    """Return the id of a letter's message in another queue: always the same, and of this death alone."""
+    id = f"{_DEATH.sub('', letter.id)}.{letter.letter}"
+    try:
+        return check_id(id)
+    except ConfigurationError:  # too long, or of a foreign publisher
+        digest = hashlib.sha256(letter.id.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        return f"{digest}.{letter.letter}"
+
+
+class Pace:
+    """Keeps to a rate: waits until what was done may have been done."""
+
+    def __init__(self, per_second: float | None) -> None:
+        self._per_second, self._free_at = per_second, time.monotonic()
+
+    def wait(self, done: int) -> None:
+        """Sleep until `done` more fit the rate."""
+        if self._per_second is not None:
+            self._free_at = max(self._free_at, time.monotonic() - STEP_SECONDS) + done / self._per_second
+            time.sleep(max(0.0, self._free_at - time.monotonic()))
+
+
+def _steps(client: Client, keys: Keys, where: LetterFilter, terms: Terms) -> Iterator[list[Letter]]:
+    """Yield the letters that are meant, as many at a time as limit and rate allow."""
+    size = BATCH_LIMIT if terms.rate is None else max(1, min(BATCH_LIMIT, round(terms.rate * STEP_SECONDS)))
+    left = terms.limit
+    for _, letters in walk_letters(client, keys, where):
+        for at in range(0, len(letters), size):
+            step = letters[at : at + size] if left is None else letters[at : min(at + size, at + left)]
+            if not step:
+                return
+            yield step
+            left = None if left is None else left - len(step)
+
+
+def _again(client: Client, keys: Keys, letters: list[Letter], terms: Terms) -> list[Any]:
+    ttl_ms, answers = milliseconds(QueueSettings().ttl), list[Any]()
+    for some in by_bytes(letters):
+        rows = [(one.letter, one.id, _retries(one, terms)) for one in some]
+        call = transitions.redrive(keys, rows, ttl_ms=ttl_ms, delay_ms=milliseconds(terms.delay))
+        words = client.run(call, for_seconds=pieces.TRY_SECONDS)
+        answers += words
+    return answers
+
+
+def _copy(client: Client, keys: Keys, letters: list[Letter], terms: Terms, to: Queue[bytes]) -> list[Any]:
+    """
+    Publish letters in another queue and delete them here.
+
+    The two lie in different slots of a Cluster, so it is two steps. Cut off between them, the letter is still here
+    and its message there; made again, the publish answers `duplicate`, for the id is of this death alone.
+    """
+    takes = taker(to)
+    orders = {one.letter: order for one in letters if takes(order := _order(one, terms))}
+    if orders:
+        to.publish_many(orders.values())
+        client.run(_drop(keys, orders), for_seconds=pieces.TRY_SECONDS)
+    return ["redriven" if one.letter in orders else "kept" for one in letters]
+
+
+def _order(letter: Letter, terms: Terms) -> Outgoing[bytes]:
+    return Outgoing(
+        body=letter.payload,
+        id=copy_id(letter),
+        delay=terms.delay,
+        retries=_retries(letter, terms),
+        headers=letter.header.headers,
+        dedup=COPY_WINDOW_SECONDS,
+    )
+
+
+def _drop(keys: Keys, letters: Iterable[str]) -> Command[int]:
+    return Command(("XDEL", keys.dead, *letters), int)
+
+
+def _retries(letter: Letter, terms: Terms) -> int:
+    if terms.retries is not None:
+        return terms.retries
+    return QueueSettings().retries if letter.header.retries is None else letter.header.retries

@@ -1,0 +1,87 @@
+"""Asks a server all that the doctor wants to know; each question may be refused."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from reliq import reads
+from reliq.admin.acl.probe import denied_commands
+from reliq.admin.doctor.findings import Facts, Finding, findings
+from reliq.call import Command
+from reliq.errors import ConfigurationError, RedisUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from reliq.admin.acl.rule import Role
+    from reliq.call import Request
+    from reliq.client.client import Client
+    from reliq.keys import Keys
+    from reliq.transport.pool import Address
+
+SECTIONS = ("server", "memory", "persistence", "replication", "stats")
+PARAMETERS = ("appendfsync", "save", "min-replicas-to-write")
+SLOWLOG_ENTRIES = 128
+
+
+def examine(client: Client, address: Address, roles: Sequence[Role], keys: Keys, seconds: float) -> list[Finding]:
+    """
+    Return what there is to say of a server; `keys` are those of the queue whose rights are asked for.
+
+    Raises:
+        RedisUnavailableError: it does not answer.
+    """
+
+    def run_all(requests: Sequence[Request[Any]]) -> list[Any]:
+        answers = client.run_all(requests, for_seconds=seconds)
+        away = next((answer for answer in answers if isinstance(answer, RedisUnavailableError)), None)
+        if away is not None:
+            raise away
+        return answers
+
+    try:
+        offset = _clock_offset(run_all)
+    except ConfigurationError as error:  # the connection lets nothing through to a server that is too old
+        return [Finding("version", "bad", str(error), "nothing of reliq runs there", "upgrade to 6.2 or newer")]
+    info = run_all([reads.server_facts(section) for section in SECTIONS])
+    config = run_all([Command(("CONFIG", "GET", name), _pairs) for name in PARAMETERS])
+    [slow] = run_all([Command(("SLOWLOG", "GET", SLOWLOG_ENTRIES), _scripts)])
+    [evaluated] = run_all([Command(("EVAL", "return 1", 0), bool)])
+    facts = Facts(
+        info=_told(info),
+        config=_told(config),
+        slow_scripts=None if isinstance(slow, Exception) else slow,
+        clock_offset=offset,
+        may_eval=not isinstance(evaluated, Exception),
+        denied={role: denied_commands(run_all, role, keys) for role in roles},
+        hosts=address.hosts,
+        is_secure=address.is_secure,
+        client_retries=address.retries,
+    )
+    return findings(facts)
+
+
+def _clock_offset(run_all: Any) -> float | None:
+    """Return by how many seconds the server's clock is ahead, beyond what the round trip explains."""
+    before = time.time()
+    [server] = run_all([Command(("TIME",), lambda reply: int(reply[0]) + int(reply[1]) / 1e6)])
+    after = time.time()
+    if isinstance(server, Exception):
+        return None
+    return float(server - min(max(server, before), after))
+
+
+def _told(answers: Sequence[Mapping[str, str] | Exception]) -> dict[str, str]:
+    """Return all that was told."""
+    return {name: value for one in answers if not isinstance(one, Exception) for name, value in one.items()}
+
+
+def _pairs(reply: Sequence[bytes]) -> dict[str, str]:
+    texts = [part.decode("utf-8", "replace") for part in reply]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def _scripts(reply: Sequence[Any]) -> list[int]:
+    """Return the microseconds of each script in the slow log."""
+    return [int(entry[2]) for entry in reply if entry[3] and bytes(entry[3][0]).upper() in (b"EVAL", b"EVALSHA")]

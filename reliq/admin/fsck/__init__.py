@@ -1,0 +1,1 @@
+"""A queue's own fsck."""

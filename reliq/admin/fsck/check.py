@@ -1,0 +1,292 @@
+"""
+The queue's own fsck: looks at every id, a bounded piece at a time, and sets right what is asked for.
+
+A live queue moves while it is read. So what is wrong is never told from two readings: each id is looked at by one
+script, at one moment. That settles all but what depends on the lists, which have no index. An id that may be in none
+or in two of them is only suspected; it is told when one more script has looked through both lists for it.
+
+The Go original publishes by three commands and acks by three. In its layout all that is wrong is only suspected, and
+told when it is still wrong, and the same, after a while.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+from reliq import transitions
+from reliq.admin.fsck.repair import wish_of
+from reliq.admin.fsck.report import CheckReport, Tally
+from reliq.admin.fsck.state import TYPES, State, faults_of, read_state
+from reliq.call import Command, Request, id_text
+from reliq.foreign import whole_number
+
+if TYPE_CHECKING:
+    from reliq.keys import Keys
+
+#: Ids that are read in one piece and looked at in one call: some 2 ms.
+BATCH = 250
+#: A list is looked through so far around the place where ids were read: so many may have come meanwhile.
+MARGIN = 500
+#: Entries of lists that one call compares: some 10 ms.
+COMPARISONS = 500_000
+#: Lists of more entries are not looked through: the call for one id would hold Redis up.
+LONGEST_LISTS = 2_500_000
+#: With shorter lists every suspicion is settled by the script at once.
+SHORT_LISTS = 10_000
+#: So often the lists are read again to drop what was only moving.
+ROUNDS = 3
+
+Part = Literal["", "ready", "retry", "both"]
+#: Is told what is being read and how many ids were looked at so far.
+Progress = Callable[[str, int], None]
+
+
+class Checker:
+    """
+    One check of one queue.
+
+    Args:
+        ask: makes a request.
+        wait: lets the time pass after which a move of the Go original must have come to its end.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[Request[Any]], Any],
+        keys: Keys,
+        *,
+        repair: bool,
+        progress: Progress,
+        wait: Callable[[], None],
+    ) -> None:
+        self._ask, self._keys, self._repair, self._progress, self._wait = ask, keys, repair, progress, wait
+        self._tally = Tally()
+        self._known: set[str] = set()
+        self._suspects: set[str] = set()
+        self._passing: dict[str, State] = {}
+        self._unproved = 0
+
+    def run(self) -> CheckReport:
+        """Look at everything; return what was found."""
+        if self._check_types():
+            self._read_lists()
+            self._read_scored()
+            self._read_strays()
+            self._settle_suspicions()
+            self._tell_what_stays()
+            self._check_account()
+        return CheckReport(self._keys.name, len(self._known), self._tally.faults(bare=self._keys.bare), self._unproved)
+
+    def _check_types(self) -> bool:
+        """Look at the types of the queue's keys; return whether scripts can run."""
+        all_right = True
+        for name, wanted in TYPES.items():
+            key = getattr(self._keys, name)
+            found = self._ask(Command(("TYPE", key), bytes.decode))
+            if found in (wanted, "none"):
+                continue
+            self._tally.found("wrong-type", f"{key} is a {found}, not a {wanted}")
+            # Scripts refuse to touch a key of the wrong type: it is the same key still.
+            aside = self._keys.aside(name, time.time_ns() // 1_000_000)
+            if self._repair and self._ask(Command(("RENAMENX", key, aside), bool)):
+                self._tally.was_mended("wrong-type")
+            else:
+                all_right = False
+        return all_right
+
+    def _read_lists(self) -> None:
+        """Read ready and retry, from the end where ids come in: what comes in meanwhile hides nothing."""
+        lists: tuple[tuple[Part, str], ...] = (("ready", self._keys.ready), ("retry", self._keys.retry))
+        for part, key in lists:
+            for start, ids in self._pieces(part, key):
+                again = {id for id in ids if id in self._known} | {id for id, n in Counter(ids).items() if n > 1}
+                self._suspects |= again
+                fresh = [id for id in dict.fromkeys(ids) if id not in again]
+                self._look(fresh, part, (max(0, start - MARGIN), start + BATCH + MARGIN))
+
+    def _read_scored(self) -> None:
+        """Read what is in no list but has a place."""
+        for what, command, key in (
+            ("pending", "ZSCAN", self._keys.pending),
+            ("unack", "ZSCAN", self._keys.unack),
+            ("garbage", "SSCAN", self._keys.garbage),
+        ):
+            for ids in self._scanned(what, command, key):
+                self._look(ids)
+
+    def _read_strays(self) -> None:
+        """Read what belongs to ids; those that were met nowhere are suspected to be in no place."""
+        for what, key in (
+            ("retry counts", self._keys.counts),
+            ("state words", self._keys.lease),
+            ("errors", self._keys.errors),
+        ):
+            for ids in self._scanned(what, "HSCAN", key):
+                self._look(ids)
+        cursor = -1
+        while cursor:
+            self._progress("bodies", len(self._known))
+            cursor, found = self._ask(transitions.find(self._keys, cursor=max(0, cursor)))
+            for ids in _batches(found):
+                self._look(self._unknown(ids))
+
+    def _look(self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)) -> None:
+        """Look at ids that were read in one place; note what is wrong, or suspected."""
+        if not ids:
+            return
+        self._known.update(ids)
+        now_ms, states = self._states(ids, part, piece)
+        wrong = []
+        for state in states:
+            if _needs_proof(state, part) or (not state.scored and not state.listed and self._faults(state, now_ms)):
+                self._suspects.add(state.id)
+            elif self._faults(state, now_ms):
+                wrong.append(state)
+        self._note(wrong, now_ms, part, piece)
+
+    def _settle_suspicions(self) -> None:
+        """Look through both lists for every suspect, and tell what is wrong with those that are still."""
+        length = self._length_of_lists()
+        rounds = ROUNDS if length > SHORT_LISTS else 0
+        for _ in range(rounds):
+            self._drop_what_only_moved()
+        if length > LONGEST_LISTS:
+            self._unproved = len(self._suspects)
+            return
+        for now_ms, states in self._searched(self._suspects, length):
+            self._note([state for state in states if self._faults(state, now_ms)], now_ms, "both")
+
+    def _tell_what_stays(self) -> None:
+        """Look once more at what was wrong in a queue of the Go original, and tell what is wrong in the same way."""
+        if not self._passing:
+            return
+        self._progress("what was wrong, once more", len(self._known))
+        self._wait()
+        length, before = self._length_of_lists(), self._passing
+        if length > LONGEST_LISTS:
+            self._unproved += len(before)
+            return
+        for now_ms, states in self._searched(before, length):
+            stayed = [state for state in states if state.is_as(before[state.id]) and self._faults(state, now_ms)]
+            self._tell(stayed, now_ms, "both")
+
+    def _searched(self, ids: Iterable[str], length: int) -> Iterator[tuple[int, list[State]]]:
+        """Yield the states of `ids`, looked for in both lists, some at a time."""
+        size = max(1, min(BATCH, COMPARISONS // max(1, length)))
+        for some in _batches(sorted(ids), size):
+            self._progress("suspects", len(self._known))
+            yield self._states(some, "both")
+
+    def _drop_what_only_moved(self) -> None:
+        """Read the lists once more, and drop the suspects that are in one place by now, or have ended."""
+        if not self._suspects:
+            return
+        met: Counter[str] = Counter()
+        for part, key in (("ready", self._keys.ready), ("retry", self._keys.retry)):
+            for _, ids in self._pieces(part, key):
+                met.update(self._suspects.intersection(ids))
+        for ids in _batches(sorted(self._suspects)):
+            _, states = self._states(ids)
+            for state in states:
+                places = len(state.scored) + met[state.id]
+                is_sound = places == 1 and state.left is not None
+                if is_sound or (places == 0 and state.is_empty):
+                    self._suspects.discard(state.id)
+
+    def _check_account(self) -> None:
+        """Compare what was published with what has ended and what lives, at one moment."""
+        totals = self._ask(Command(("HGETALL", self._keys.totals), list))
+        bad = [totals[at] for at in range(0, len(totals), 2) if whole_number(totals[at + 1]) is None]
+        for name in bad:
+            self._tally.found("bad-total", id_text(name))
+        if bad or self._keys.bare:  # the Go original keeps no account
+            return
+        missing = self._ask(transitions.counts(self._keys)).missing
+        if missing:
+            self._tally.found("account", f"{abs(missing)} too {'few' if missing > 0 else 'many'}", abs(missing))
+
+    def _note(self, states: Sequence[State], now_ms: int, part: Part, piece: tuple[int, int] = (1, 0)) -> None:
+        """Note what is wrong with ids; in a queue of the Go original it may be a move that is not over."""
+        if self._keys.bare:
+            self._passing |= {state.id: state for state in states}
+        else:
+            self._tell(states, now_ms, part, piece)
+
+    def _tell(self, states: Sequence[State], now_ms: int, part: Part, piece: tuple[int, int] = (1, 0)) -> None:
+        """Tell what is wrong with ids, and set it right if that was asked for."""
+        mended = self._mended(states, now_ms, part, piece) if self._repair else set()
+        for state in states:
+            for name in self._faults(state, now_ms):
+                self._tally.found(name, state.id)
+                if state.id in mended:
+                    self._tally.was_mended(name)
+
+    def _mended(self, states: Sequence[State], now_ms: int, part: Part, piece: tuple[int, int]) -> set[str]:
+        """Set ids right where they still are as they were seen; return those that were."""
+        wishes = {}
+        for state in states:
+            wish = wish_of(state, now_ms, bare=self._keys.bare)
+            if wish is not None:
+                wishes[state.id] = wish.args(state.digest)
+        if not wishes:
+            return set()
+        ids = list(wishes)
+        _, rows = self._ask(transitions.check(self._keys, ids, part=part, piece=piece, wishes=wishes))
+        return {id for id, row in zip(ids, rows, strict=True) if row == b"mended"}
+
+    def _faults(self, state: State, now_ms: int) -> list[Any]:
+        return faults_of(state, now_ms, bare=self._keys.bare)
+
+    def _states(self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)) -> tuple[int, list[State]]:
+        now_ms, rows = self._ask(transitions.check(self._keys, ids, part=part, piece=piece))
+        return now_ms, [read_state(id, row) for id, row in zip(ids, rows, strict=True)]
+
+    def _pieces(self, part: str, key: str) -> Iterator[tuple[int, list[str]]]:
+        """Yield the ids of a list, a piece at a time, each with the place of its first."""
+        start = 0
+        while True:
+            self._progress(part, len(self._known))
+            ids = self._ask(Command(("LRANGE", key, start, start + BATCH - 1), _texts))
+            if not ids:
+                return
+            yield start, ids
+            start += len(ids)
+
+    def _scanned(self, what: str, command: str, key: str) -> Iterator[list[str]]:
+        """Yield the ids of a set, sorted set or hash that were not looked at yet, a piece at a time."""
+        step = 1 if command == "SSCAN" else 2
+        cursor = -1
+        while cursor:
+            self._progress(what, len(self._known))
+            scan = Command((command, key, max(0, cursor), "COUNT", BATCH), lambda reply: (int(reply[0]), reply[1]))
+            cursor, found = self._ask(scan)
+            for ids in _batches(_texts(found[::step])):
+                yield self._unknown(ids)
+
+    def _unknown(self, ids: Sequence[str]) -> list[str]:
+        return [id for id in dict.fromkeys(ids) if id not in self._known]
+
+    def _length_of_lists(self) -> int:
+        lengths = [self._ask(Command(("LLEN", key), int)) for key in (self._keys.ready, self._keys.retry)]
+        return sum(lengths)
+
+
+def _needs_proof(state: State, part: Part) -> bool:
+    """Say whether what is wrong, or not, with an id depends on lists that were not looked through."""
+    if state.scored:
+        return state.listed > 0
+    return not part and not state.is_empty
+
+
+def _batches(ids: Sequence[str], size: int = BATCH) -> Iterator[list[str]]:
+    rest = iter(ids)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def _texts(reply: Sequence[bytes]) -> list[str]:
+    return [id_text(one) for one in reply]

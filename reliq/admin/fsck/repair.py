@@ -1,0 +1,132 @@
+"""
+Where an id belongs that is not as it should be: no clock, no Redis.
+
+Nothing is guessed. A message that is in two places stays in the one that is further on; one that is in none goes back
+to where its envelope says, or, when it has none, to the dead letters; what is nobody's goes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from reliq import stateword
+from reliq.admin.fsck.state import CLOCK_SLACK_MS, fits, is_count, is_time, place_of
+
+if TYPE_CHECKING:
+    from reliq.admin.fsck.state import State
+    from reliq.call import Arg
+
+#: Further on comes first: a copy that waits behind one that is held would only be delivered once more.
+FURTHER_ON = ("unack", "retry", "ready", "pending", "garbage")
+
+Kind = Literal["", "stray", "expired", "cancelled", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """
+    What is to become of an id.
+
+    Attributes:
+        place: where it belongs, `=` where it is, empty for nowhere.
+        due_ms: its score there.
+        left: its retry count, `=` as it is, empty for none.
+        word: `=` for the state word as it is, empty for none.
+        kind: how it ends, `stray` when no message ends with it, empty when it lives on.
+        note: of its dead letter: reason, attempt and error.
+    """
+
+    place: str = "="
+    due_ms: int = 0
+    left: str = "="
+    word: str = "="
+    kind: Kind = ""
+    note: str = ""
+
+    def args(self, digest: str) -> tuple[Arg, ...]:
+        """Return it as the script `check` takes it, for the state of a digest."""
+        return (digest, self.place, self.due_ms, self.left, self.word, self.kind, self.note)
+
+
+def wish_of(state: State, now_ms: int, *, bare: bool) -> Wish | None:
+    """
+    Return where an id that has a fault belongs; None when it is better left to the next claim or reclaim.
+
+    An id in two places or in none must have been looked for in both lists.
+    """
+    places = len(state.scored) + state.listed
+    if places == 0:
+        return _of_a_stray(state, now_ms, bare=bare)
+    place = _place_kept(state) if places > 1 else place_of(state)
+    if place == "garbage":
+        right = places == 1 and state.left is None and not state.word
+        return None if right else Wish(place="garbage", left="", word="")
+    return _of_a_living(state, place, now_ms, moves=places > 1)
+
+
+def _place_kept(state: State) -> str:
+    """Return which of its places an id keeps: garbage only when it has no retry count, so that it had ended."""
+    there = {*state.scored, *(name for name in ("ready", "retry") if getattr(state, name))}
+    if state.garbage and state.left is None:
+        return "garbage"
+    return next(place for place in FURTHER_ON if place in there)
+
+
+def _of_a_stray(state: State, now_ms: int, *, bare: bool) -> Wish | None:
+    if state.left is None and state.body != "string":
+        return _gone("stray") if state.body == "none" else None  # what lies there is nobody's, least of all ours
+    if state.is_cancelled:
+        return _gone("cancelled")
+    if state.body != "string":
+        return _gone("expired")
+    due = state.due_ms
+    if bare or state.left is None or due is None or not is_time(due, now_ms):
+        return _gone("dead", "lost - it was in no place of its queue, and nothing says where it belongs")
+    left, word = _left(state), "=" if fits(state.word, "pending") else ""
+    if due > now_ms:
+        return Wish("pending", due, left, word)
+    return Wish("ready", 0, left, word)
+
+
+def _of_a_living(state: State, place: str, now_ms: int, *, moves: bool) -> Wish | None:
+    """Return what an id wants that goes on living in `place`, or ends for the want of a body or a due time."""
+    kind_of_place = "list" if place in ("ready", "retry", "list") else place
+    waits = place == "pending" or (place == "unack" and stateword.waits(state.word))
+    if waits and state.body != "string":
+        return _gone("expired")
+    left = _left(state)
+    word = "=" if fits(state.word, kind_of_place) else ""
+    if kind_of_place == "list":
+        wish = Wish(place if moves else "=", 0, left, word)
+        return wish if wish != Wish() else None
+    score_ms = ((state.pending if place == "pending" else state.unack) or 0.0) * 1000
+    due = _due(state, place, score_ms, now_ms)
+    if due is None:
+        return _gone("dead", "lost - its due time was no time, and nothing says when it is due")
+    if moves or not math.isfinite(score_ms) or due != round(score_ms):
+        return Wish(place, due, left, word)
+    wish = Wish(left=left, word=word)
+    return wish if wish != Wish() else None
+
+
+def _due(state: State, place: str, score_ms: float, now_ms: int) -> int | None:
+    """Return the score, in ms, that an id should have; None when nothing says."""
+    if place == "unack" and state.lease_ms is not None:
+        latest = now_ms + state.lease_ms
+        return round(score_ms) if is_time(score_ms, latest + CLOCK_SLACK_MS, ahead_ms=0) else latest
+    if is_time(score_ms, now_ms):
+        return round(score_ms)
+    if state.due_ms is not None and is_time(state.due_ms, now_ms):
+        return state.due_ms
+    return now_ms if place == "unack" else None
+
+
+def _left(state: State) -> str:
+    """Return the count that an id should have: 0, one more delivery, when its own is none."""
+    return "=" if is_count(state.left) else "0"
+
+
+def _gone(kind: Kind, note: str = "") -> Wish:
+    return Wish(place="", left="", word="", kind=kind, note=note)

@@ -1,0 +1,143 @@
+"""What can be wrong with a queue: each fault with what it means, how it is mended, and how it is reported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reliq.admin.fsck.state import FaultName
+
+#: So many examples of a fault are kept.
+EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """
+    One way in which a queue can be wrong.
+
+    Attributes:
+        means: in one sentence.
+        repair: what `--repair` does about it.
+        passes: whether it goes by itself, and a sound queue may have it.
+    """
+
+    means: str
+    repair: str
+    passes: bool = False
+
+
+KINDS: dict[FaultName, Kind] = {
+    "wrong-type": Kind(
+        "a key of the queue holds another type, so that scripts refuse to run", "renames the key, and keeps it"
+    ),
+    "twice": Kind("an id is in two places, and may be delivered from each", "keeps the one that is further on"),
+    "lost": Kind(
+        "a message is in no place, so that nobody will ever claim it",
+        "puts it back where its envelope says; a body without one becomes a dead letter",
+    ),
+    "stray-body": Kind("a body has no message", "makes it a dead letter"),
+    "stray-count": Kind("a retry count has neither place nor body", "ends the message as expired or cancelled"),
+    "stray-word": Kind("a state word has no message", "removes it"),
+    "stray-error": Kind("a last error has no message", "removes it"),
+    "no-count": Kind("a message has no retry count, and is taken to have none left", "writes 0: one more delivery"),
+    "bad-count": Kind("a retry count is no number", "writes 0: one more delivery"),
+    "ended-count": Kind("a message at its end still has a retry count", "removes the count"),
+    "wrong-word": Kind("a state word does not fit the place of its message", "removes the word"),
+    "wrong-time": Kind(
+        "a score is no time of this queue", "takes the time of the envelope, or of the lease; else a dead letter"
+    ),
+    "strange-body": Kind("the key of a body holds another type", "ends a waiting message; else its claim will"),
+    "no-body": Kind(
+        "a body is gone: the message's time is over, or somebody deleted it", "ends a waiting message", passes=True
+    ),
+    "no-word": Kind("an id is leased, and nobody of reliq's has the lease", "nothing: it is reclaimed", passes=True),
+    "bad-total": Kind("a total is no number, so that the account cannot be kept", "nothing: what it was is unknown"),
+    "account": Kind(
+        "published + redriven is not every end + alive: somebody else changed the queue", "nothing: mend the rest first"
+    ),
+}
+
+
+#: What a consumer in Go leaves at an ack, for it knows of neither: they harm nobody.
+LEFTOVERS: frozenset[FaultName] = frozenset({"stray-word", "stray-error"})
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """
+    One way in which a queue is wrong, and how often.
+
+    Attributes:
+        name: of the fault, a key of `KINDS`.
+        count: how many ids or keys have it; for the account, how many messages it is off by.
+        mended: how many of them were set right.
+        examples: the first few.
+        means, repair, passes: see `Kind`.
+    """
+
+    name: str
+    count: int
+    mended: int
+    examples: tuple[str, ...]
+    means: str
+    repair: str
+    passes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """
+    What a check found.
+
+    Attributes:
+        looked_at: how many ids were looked at.
+        unproved: ids that may be wrong in lists too long to be looked through at one moment.
+    """
+
+    queue: str
+    looked_at: int
+    faults: tuple[Fault, ...]
+    unproved: int = 0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong, or nothing any more: what passes by itself does not count."""
+        return not self.unproved and all(fault.passes or fault.mended == fault.count for fault in self.faults)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts faults as they are found."""
+
+    counts: dict[FaultName, int] = field(default_factory=dict)
+    mended: dict[FaultName, int] = field(default_factory=dict)
+    examples: dict[FaultName, list[str]] = field(default_factory=dict)
+
+    def found(self, name: FaultName, example: str, count: int = 1) -> None:
+        """Note that something has the fault `name`."""
+        self.counts[name] = self.counts.get(name, 0) + count
+        shown = self.examples.setdefault(name, [])
+        if len(shown) < EXAMPLES:
+            shown.append(example)
+
+    def was_mended(self, name: FaultName) -> None:
+        """Note that one of them was set right."""
+        self.mended[name] = self.mended.get(name, 0) + 1
+
+    def faults(self, *, bare: bool = False) -> tuple[Fault, ...]:
+        """Return what was found, in the order of `KINDS`; `bare` is said of a layout of the Go original."""
+        return tuple(
+            Fault(
+                name,
+                self.counts[name],
+                self.mended.get(name, 0),
+                tuple(self.examples[name]),
+                kind.means,
+                kind.repair,
+                kind.passes or (bare and name in LEFTOVERS),
+            )
+            for name, kind in KINDS.items()
+            if name in self.counts
+        )

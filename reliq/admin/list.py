@@ -1,0 +1,149 @@
+"""The messages of one state as a person looks at them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Literal, cast, get_args
+
+from reliq import stateword
+from reliq.admin import pieces
+from reliq.admin.dead import walk_letters
+from reliq.admin.pieces import MOVING_MS, Hash, State, read_each, run_all
+from reliq.admin.walk import Found, Walk
+from reliq.foreign import moment, whole_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from reliq.admin.filters import Filter
+    from reliq.admin.pieces import SortedSet
+    from reliq.client.client import Client
+    from reliq.keys import Keys
+    from reliq.message import Letter
+
+Mark = Literal["", "held", "nacked", "suspect", "cancelled", "delayed", "moving"]
+
+
+_DELAYED = re.compile(r"@([0-9]{1,18})\??")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """
+    One message in one state.
+
+    Attributes:
+        mark: `held` by a worker; `nacked`, it waits there for its redelivery; `suspect`, its last delivery ended by
+            its lease; `cancelled` or `delayed`, it leaves the list when a worker meets it; `moving` to another queue.
+        when: unix seconds: of pending and lists the due time, of unack the end of the lease or the redelivery, of
+            dead the death; None when that is unknown.
+        attempt: deliveries so far, None when that is unknown.
+        error: the last one, after its reason; empty when there was none.
+        size: bytes of the whole body; None when it is gone.
+        body: its start.
+        letter: names the death of a dead one.
+    """
+
+    id: str
+    state: State
+    mark: Mark
+    when: float | None
+    attempt: int | None
+    retries_left: int | None
+    error: str
+    headers: Mapping[str, str]
+    size: int | None
+    body: bytes
+    letter: str = ""
+
+
+def browse(
+    client: Client, keys: Keys, state: State, where: Filter, *, offset: int, on_look: Callable[[int], None]
+) -> Iterator[Entry]:
+    """Yield the messages of a state that are meant; tell `on_look` how many were looked at in each step."""
+    if state == "dead":
+        for looked, letters in walk_letters(client, keys, where):
+            on_look(looked)
+            skipped, offset = offset, max(0, offset - len(letters))
+            yield from map(of_letter, letters[skipped:])
+        return
+    # Without a filter the place is the offset; with one, matches are counted.
+    walk = Walk(client, keys, state, where, offset=0 if where.is_set else offset)
+    skip = offset if where.is_set else 0
+    for looked, found in walk.pieces():
+        on_look(looked)
+        meant = list(islice(found, skip, None))
+        skip = max(0, skip - len(found))
+        yield from entries(client, keys, state, meant)
+
+
+def entries(client: Client, keys: Keys, state: State, found: list[Found]) -> list[Entry]:
+    """Return all that is known of messages that were met; what has left a sorted set meanwhile is left out."""
+    if not found:
+        return []
+    ids = [one.id for one in found]
+    asked = [pieces.fields(keys, name, ids) for name in get_args(Hash)]
+    sorted_set = state in ("pending", "unack")
+    places = [pieces.scores(keys, cast("SortedSet", state), ids)] if sorted_set else []
+    words, lefts, notes, *times = run_all(client, [*asked, *places])
+    sizes = read_each(client, [pieces.length(keys, id) for id in ids], 0)
+    rows = zip(found, words, lefts, notes, times[0] if sorted_set else [None] * len(ids), sizes, strict=True)
+    return [_entry(state, *row) for row in rows if row[4] is not None or not sorted_set]
+
+
+def of_letter(letter: Letter) -> Entry:
+    """Return a dead letter as an entry of the state `dead`."""
+    error = f"{letter.reason}: {letter.error}" if letter.error else letter.reason
+    headers, size = letter.header.headers, len(letter.payload)
+    return Entry(
+        letter.id, "dead", "", letter.died, letter.attempts, 0, error, headers, size, letter.payload, letter.letter
+    )
+
+
+def held_until(word: str, score: float | None) -> int | None:
+    """Return until when a message that is being moved is put off, in unix ms; None for one that is not."""
+    delayed = _DELAYED.fullmatch(word)
+    at = int(delayed[1]) if delayed else round((score or 0) * 1000)
+    return at if MOVING_MS <= at < 2 * MOVING_MS else None
+
+
+def _entry(state: State, one: Found, word: str, left: str, note: str, score: float | None, size: int) -> Entry:
+    delayed = _DELAYED.fullmatch(word)
+    due = None if one.header.due is None else moment(one.header.due / 1000)
+    when = score if score is not None else moment(int(delayed[1]) / 1000) if delayed else due
+    moving = held_until(word, score)
+    if moving is not None:
+        when = (moving - MOVING_MS) / 1000
+    retries_left = whole_number(left)
+    attempt = None
+    if one.header.retries is not None and retries_left is not None:
+        attempt = max(0, one.header.retries - retries_left) + (state == "unack")
+    reason, _, error = [*note.split(" ", 2), "", ""][:3]
+    return Entry(
+        id=one.id,
+        state=state,
+        mark=_mark(state, word, moving),
+        when=when,
+        attempt=attempt,
+        retries_left=retries_left,
+        error=f"{reason}: {error}" if error else reason,
+        headers=one.header.headers,
+        size=None if one.is_gone else size - one.overhead,
+        body=one.body,
+    )
+
+
+def _mark(state: State, word: str, moving: int | None) -> Mark:
+    if word.endswith("!"):
+        return "cancelled"
+    if moving is not None:
+        return "moving"
+    if word == "nacked":
+        return "nacked"
+    if stateword.is_suspect(word):
+        return "suspect"
+    if word.startswith("@"):
+        return "delayed"
+    return "held" if state == "unack" else ""

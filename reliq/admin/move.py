@@ -1,0 +1,279 @@
+"""
+Messages from one queue to another, which may lie in another slot of a Cluster: so not in one script.
+
+Each message goes in four steps, and every one of them may be the last before the process dies:
+
+1. note in the queue where its messages go (`B:moving`), and see that the other queue does not know the id;
+2. put the message off by 126 years. From then on no worker gets it, so it cannot run here as well as there. Its due
+   time is kept in that far one, and what is left of its time to live can be told from it;
+3. publish it there under its own id, with a window: made again, that answers `duplicate`. When somebody else has
+   published that id there meanwhile, the message gets its due time back and stays;
+4. delete it here.
+
+A move that was cut off is finished by making it again: messages that are put off go first, all of them to the queue
+noted. Until then they are in nobody's way and in no danger: pending, and marked as moving.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from reliq import transitions
+from reliq.admin import pieces
+from reliq.admin.dead import COPY_WINDOW_SECONDS
+from reliq.admin.list import entries
+from reliq.admin.pieces import LISTS, MOVING_MS, PIECE, TRY_SECONDS, State, run_all
+from reliq.admin.publish import LARGEST_BODY, taker
+from reliq.admin.remove import remove
+from reliq.admin.walk import Walk
+from reliq.call import Command, id_text
+from reliq.codec.codec import open_envelope
+from reliq.errors import ConfigurationError
+from reliq.foreign import moment, whole_number
+from reliq.keys import is_name
+from reliq.message import RETRIES_LIMIT, Outgoing
+from reliq.settings import LONGEST_SECONDS, MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from reliq.admin.filters import Filter
+    from reliq.admin.list import Entry
+    from reliq.call import T
+    from reliq.client.client import Client
+    from reliq.keys import Keys
+    from reliq.message import BulkResult
+    from reliq.queue import Queue
+
+#: States from which a message can go to another queue.
+MOVABLE: tuple[State, ...] = ("pending", "ready", "retry", "unack")
+#: No step reads more bytes of bodies, unless one body alone has more.
+STEP_BYTES = 8 * MIB
+
+_MOVING_WORD = re.compile(rb"@([0-9]{1,18})\??")
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """
+    What became of messages that were to go to another queue.
+
+    Attributes:
+        found: messages that were meant, with those that an earlier move had left half way.
+        moved: they are there now.
+        kept: not moved, for the other queue has a message of their id or had one a short while ago, also since an
+            earlier move, or cannot have it: its id, headers, due time, retries or size are such as nobody may publish.
+        running: not moved, for a worker has them.
+        gone: ended meanwhile.
+    """
+
+    found: int = 0
+    moved: int = 0
+    kept: int = 0
+    running: int = 0
+    gone: int = 0
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(
+            self.found + other.found,
+            self.moved + other.moved,
+            self.kept + other.kept,
+            self.running + other.running,
+            self.gone + other.gone,
+        )
+
+
+class Mover:
+    """Moves messages of the queue `keys` to the queue `to`."""
+
+    def __init__(self, client: Client, keys: Keys, to: Queue[bytes]) -> None:
+        self._client, self._keys, self._to = client, keys, to
+        self._takes = taker(to)
+        self._told: set[str] = set()  # ids that stay after all, and are counted as such
+
+    def move(self, state: State, where: Filter, limit: int | None, on_step: Callable[[int, Moved], None]) -> Moved:
+        """
+        Move the messages of a state that are there now, at most `limit`, after those of a move that was cut off.
+
+        Raises:
+            ConfigurationError: a move to another queue was cut off and must be finished first.
+        """
+        sum_of = Moved()
+        if self._note_destination():
+            for held in self._left_behind():
+                sum_of += Moved(len(held)) + self._finish("unack", held)[0]
+                on_step(0, sum_of)
+        left = self._run(pieces.size(self._keys, state)) if limit is None else limit
+        walk = Walk(self._client, self._keys, state, where)
+        for looked, found in walk.pieces():
+            met = entries(self._client, self._keys, state, found[:left])
+            done, taken = self._piece(state, met)
+            walk.removed(taken)
+            left -= len(met)
+            sum_of += done
+            on_step(looked, sum_of)
+            if left <= 0:
+                break
+        self._run(Command(("DEL", self._keys.moving), int))
+        return sum_of
+
+    def _note_destination(self) -> bool:
+        """Note where messages go; return whether that was noted already, by a move that was cut off."""
+        to = self._to.name
+        if self._run(Command(("SET", self._keys.moving, to, "NX"), lambda reply: reply is not None)):
+            return False
+        noted = self._run(Command(("GET", self._keys.moving), lambda reply: (reply or b"").decode("utf-8", "replace")))
+        if not is_name(noted, self._keys.layout):  # no move wrote that
+            self._run(Command(("SET", self._keys.moving, to), bool))
+            return False
+        if noted != to:
+            raise ConfigurationError(
+                f"a move of {self._keys.name!r} to {noted!r} was cut off; finish it first: "
+                f"reliq move {self._keys.name} {noted} --state ready"
+            )
+        return True
+
+    def _left_behind(self) -> Iterator[list[tuple[str, int]]]:
+        """Yield messages that are put off, wherever they are, with the time until when."""
+        for key in (self._keys.pending, self._keys.unack):
+            first = (
+                "ZRANGE",
+                key,
+                MOVING_MS // 1000,
+                2 * MOVING_MS // 1000,
+                "BYSCORE",
+                "LIMIT",
+                0,
+                PIECE,
+                "WITHSCORES",
+            )
+            while held := self._run(Command(first, _scored)):
+                yield held
+        cursor = -1
+        while cursor:
+            scan = ("HSCAN", self._keys.lease, max(0, cursor), "COUNT", PIECE)
+            cursor, held = self._run(Command(scan, lambda reply: (int(reply[0]), _words(reply[1]))))
+            if held:
+                yield held
+
+    def _piece(self, state: State, met: list[Entry]) -> tuple[Moved, int]:
+        """Put messages off, publish them in the other queue, delete them here; return how many left their place."""
+        met = [one for one in met if one.id not in self._told]
+        held = [one for one in met if one.mark == "held"]
+        gone = [one for one in met if one.mark == "cancelled" or one.size is None]
+        out = {one.id for one in (*held, *gone)}
+        meant = [one for one in met if one.id not in out]
+        free = self._free(meant)
+        rows = [(one.id, round((one.when or 0) * 1000) + MOVING_MS) for one in free]
+        calls = [transitions.reschedule(self._keys, [id], at_ms=until) for id, until in rows]
+        answers = [answer[0] for answer in run_all(self._client, calls)]
+        ready = [row for row, answer in zip(rows, answers, strict=True) if answer == "rescheduled"]
+        running = answers.count("running") + len(held)
+        lost = answers.count("not_found") + len(gone)
+        done, taken = self._finish(state, ready)
+        return Moved(len(met), 0, len(meant) - len(free), running, lost) + done, taken
+
+    def _free(self, meant: list[Entry]) -> list[Entry]:
+        """Return the messages that the other queue can have and does not know."""
+        fit = [one for one in meant if (one.size or 0) <= LARGEST_BODY and self._takes(self._trial(one))]
+        keys = self._to.keys
+        asked: list[Command[bool]] = []
+        for one in fit:
+            asked.append(Command(("EXISTS", keys.dd(one.id)), bool))
+            asked.append(Command(("HEXISTS", keys.counts, one.id), bool))
+            asked.append(Command(("SISMEMBER", keys.garbage, one.id), bool))
+        known = run_all(self._client, asked)
+        return [one for at, one in enumerate(fit) if not any(known[3 * at : 3 * at + 3])]
+
+    @staticmethod
+    def _trial(one: Entry) -> Outgoing[bytes]:
+        """Return a message as it would be published, with the start of its body."""
+        at = datetime.fromtimestamp(one.when or 0, UTC)
+        return Outgoing(body=one.body, id=one.id, at=at, headers=one.headers)
+
+    def _finish(self, state: State, held: list[tuple[str, int]]) -> tuple[Moved, int]:
+        """Publish messages that are put off in the other queue, and delete them here."""
+        done, taken = Moved(), 0
+        for part in self._parts(held):
+            orders = self._orders(part)
+            told = self._to.publish_many(orders)
+            kept = self._taken_by_others(orders, told)
+            self._told |= kept
+            back = [
+                transitions.reschedule(self._keys, [id], at_ms=until - MOVING_MS) for id, until in part if id in kept
+            ]
+            run_all(self._client, back)
+            ids = [id for id, _ in part if id not in kept]
+            removed = remove(self._client, self._keys, state, ids, free_ids=True)  # so that they can come back
+            done += Moved(0, len(orders) - len(kept), len(kept), gone=len(part) - len(orders))
+            taken += removed.purged if state in LISTS else len(ids)
+        return done, taken
+
+    def _taken_by_others(self, orders: list[Outgoing[bytes]], told: BulkResult) -> set[str]:
+        """Return the ids that somebody else has published there, or cancelled: a duplicate is else our own copy."""
+        met = [one for one in orders if one.id in told.duplicates]
+        values = run_all(self._client, [pieces.value(self._to.keys, str(one.id)) for one in met])
+        others = set(told.tombstoned)
+        for one, value in zip(met, values, strict=True):
+            if value is not None:  # else it has ended there
+                header, body = open_envelope(value, bare=self._to.keys.bare)
+                is_ours = self._to.keys.bare or header.window_ms == COPY_WINDOW_SECONDS * 1000
+                others |= set() if is_ours and body == one.body else {str(one.id)}
+        return others
+
+    def _orders(self, held: list[tuple[str, int]]) -> list[Outgoing[bytes]]:
+        """Return what to publish; a message whose body is gone has ended."""
+        ids = [id for id, _ in held]
+        asked = [pieces.value(self._keys, id) for id in ids] + [pieces.left_ms(self._keys, id) for id in ids]
+        lefts, now_ms, *rest = run_all(
+            self._client, [pieces.fields(self._keys, "counts", ids), pieces.server_ms(), *asked]
+        )
+        rows = zip(held, rest[: len(ids)], rest[len(ids) :], lefts, strict=True)
+        return [
+            self._order(id, until, value, whole_number(left) or 0, None if ttl < 0 else ttl + now_ms - until)
+            for (id, until), value, ttl, left in rows
+            if value is not None
+        ]
+
+    def _order(self, id: str, until: int, value: bytes, retries: int, ttl_ms: int | None) -> Outgoing[bytes]:
+        header, body = open_envelope(value, bare=self._keys.bare)
+        ttl = None if ttl_ms is None else min(LONGEST_SECONDS, max(1, ttl_ms) / 1000)
+        return Outgoing(
+            body=body,
+            at=datetime.fromtimestamp((until - MOVING_MS) / 1000, UTC),
+            id=id,
+            retries=min(RETRIES_LIMIT, max(0, retries)),
+            ttl=ttl,
+            headers=header.headers,
+            dedup=COPY_WINDOW_SECONDS,
+        )
+
+    def _parts(self, held: list[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
+        """Cut a step where its bodies would be too many bytes."""
+        sizes = run_all(self._client, [pieces.length(self._keys, id) for id, _ in held])
+        part: list[tuple[str, int]] = []
+        weight = 0
+        for row, size in zip(held, sizes, strict=True):
+            if part and weight + size > STEP_BYTES:
+                yield part
+                part, weight = [], 0
+            part.append(row)
+            weight += size
+        if part:
+            yield part
+
+    def _run(self, request: Command[T]) -> T:
+        return self._client.run(request, for_seconds=TRY_SECONDS)
+
+
+def _scored(reply: list[bytes]) -> list[tuple[str, int]]:
+    return [(id_text(reply[at]), round(moment(float(reply[at + 1])) * 1000)) for at in range(0, len(reply), 2)]
+
+
+def _words(reply: list[bytes]) -> list[tuple[str, int]]:
+    """Return the ids whose state word puts them off for a move."""
+    found = ((id_text(reply[at]), _MOVING_WORD.fullmatch(reply[at + 1])) for at in range(0, len(reply), 2))
+    return [(id, int(word[1])) for id, word in found if word and MOVING_MS <= int(word[1]) < 2 * MOVING_MS]

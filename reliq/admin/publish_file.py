@@ -1,0 +1,167 @@
+"""A file with a body in each line, published so that doing it again adds nothing twice."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from reliq.admin.publish import LARGEST_BODY, is_json
+from reliq.errors import BodyError, ConfigurationError
+from reliq.settings import BATCH_LIMIT, DAY_SECONDS, MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import BinaryIO
+
+    from reliq.admin.file_progress import Progress
+    from reliq.admin.publish import Wish
+    from reliq.message import Outgoing
+    from reliq.queue import Queue
+
+OnError = Literal["stop", "skip"]
+
+#: For so long after its end a line is known, beside what the progress file says: it covers the lines of the one call
+#: that was under way when a run was cut off.
+WINDOW_SECONDS = DAY_SECONDS
+#: Of malformed lines so many are named.
+COMPLAINTS_LIMIT = 20
+#: No call carries more bytes of bodies.
+CALL_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class FilePublished:
+    """
+    What became of the lines of a file.
+
+    Attributes:
+        lines: that have a body; blank ones have none.
+        published: now.
+        before: by an earlier run, as its progress file or Redis knows.
+        cancelled: somebody cancelled them a short while ago.
+        malformed: numbers of lines that are no JSON or too large, from 1, at most 20 of them.
+        skipped: how many those are in all.
+    """
+
+    lines: int = 0
+    published: int = 0
+    before: int = 0
+    cancelled: int = 0
+    malformed: tuple[int, ...] = ()
+    skipped: int = 0
+
+
+class Line(NamedTuple):
+    """
+    One line with something in it.
+
+    Attributes:
+        number: from 1.
+        body: what is in it, without the line's end; None when it is malformed.
+        at: bytes of the file up to its end.
+    """
+
+    number: int
+    body: bytes | None
+    at: int
+
+
+class LinesPublisher:
+    """
+    Publishes the lines of a file in one queue.
+
+    Ids are made from the file's digest and the line's number, so a line that was published is known again.
+    """
+
+    def __init__(self, queue: Queue[bytes], progress: Progress, wish: Wish, *, raw: bool) -> None:
+        self._queue, self._progress, self._wish, self._raw = queue, progress, wish, raw
+
+    def publish(self, on_error: OnError, on_step: Callable[[int], None]) -> FilePublished:
+        """
+        Publish what earlier runs did not; tell `on_step` how many bytes of the file are done.
+
+        Raises:
+            BodyError: with `stop`, a line is malformed; nothing was published.
+            ConfigurationError: the file cannot be read, or has changed since a part of it was published here.
+            PublishFailed: Redis is away or refused; made again, it goes on.
+        """
+        sha256, malformed = self._check()
+        if malformed and on_error == "stop":
+            raise BodyError(
+                f"{self._progress.path}: {_numbers(malformed)} not JSON, or larger than {LARGEST_BODY} bytes; "
+                f"nothing was published. Mend the file, or publish the rest with --on-error skip"
+            )
+        done_before = self._progress.line(sha256)
+        lines = published = before = cancelled = 0
+        for chunk in self._chunks():
+            fresh = [line for line in chunk if line.number > done_before]
+            result = self._queue.publish_many(self._orders(fresh, sha256))
+            lines += len(chunk)
+            published += result.published
+            before += len(chunk) - len(fresh) + len(result.duplicates)
+            cancelled += len(result.tombstoned)
+            if fresh:
+                self._progress.save(sha256, chunk[-1].number)
+            on_step(chunk[-1].at)
+        return FilePublished(lines, published, before, cancelled, tuple(malformed[:COMPLAINTS_LIMIT]), len(malformed))
+
+    def _check(self) -> tuple[str, list[int]]:
+        """Return the file's digest and the numbers of its malformed lines."""
+        digest = hashlib.sha256()
+        with self._opened() as file:
+            malformed = [line.number for line in self._lines(file, digest.update) if line.body is None]
+        return digest.hexdigest(), malformed
+
+    def _chunks(self) -> Iterator[list[Line]]:
+        """Yield the good lines, as many at a time as one call carries."""
+        chunk: list[Line] = []
+        weight = 0
+        with self._opened() as file:
+            for line in self._lines(file, lambda _data: None):
+                if line.body is None:
+                    continue
+                if chunk and (len(chunk) == BATCH_LIMIT or weight + len(line.body) > CALL_BYTES):
+                    yield chunk
+                    chunk, weight = [], 0
+                chunk.append(line)
+                weight += len(line.body)
+        if chunk:
+            yield chunk
+
+    def _orders(self, lines: list[Line], sha256: str) -> Iterator[Outgoing[bytes]]:
+        for line in lines:
+            if line.body is not None:
+                yield self._wish.order(line.body, f"{sha256[:20]}-{line.number}", WINDOW_SECONDS)
+
+    def _lines(self, file: BinaryIO, on_data: Callable[[bytes], None]) -> Iterator[Line]:
+        """Yield the lines that are not blank; of one that is too large only the start is held."""
+        number = at = 0
+        while data := file.readline(LARGEST_BODY + 2):
+            number += 1
+            on_data(data)
+            at += len(data)
+            body: bytes | None = data.strip(b"\r\n")
+            while not data.endswith(b"\n") and (data := file.readline(LARGEST_BODY)):
+                on_data(data)
+                at += len(data)
+                body = None
+            if body is None or body.strip():
+                is_good = body is not None and len(body) <= LARGEST_BODY and (self._raw or is_json(body))
+                yield Line(number, body if is_good else None, at)
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        try:
+            with self._progress.path.open("rb") as file:
+                yield file
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {self._progress.path}: {error.strerror}") from None
+
+
+def _numbers(malformed: list[int]) -> str:
+    """Say which lines are meant."""
+    shown = ", ".join(map(str, malformed[:COMPLAINTS_LIMIT]))
+    more = f" and {len(malformed) - COMPLAINTS_LIMIT} more" if len(malformed) > COMPLAINTS_LIMIT else ""
+    return f"line {shown} is" if len(malformed) == 1 else f"lines {shown}{more} are"

@@ -1,0 +1,200 @@
+"""Queues at a glance: what is where, how late it is, how fast it moves, who works on it, and whether it is paused."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from reliq import reads, transitions
+from reliq.admin.workers import running_in, workers_alive
+from reliq.call import Command
+from reliq.message import Pause
+from reliq.snapshot.snapshot import SnapshotReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from reliq.client.client import Client
+    from reliq.keys import Keys
+    from reliq.message import Counts
+    from reliq.roster import Worker
+    from reliq.snapshot.snapshot import Chosen, QueueSnapshot
+    from reliq.snapshot.waits import Waits
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """
+    How fast a queue moves, in messages a second.
+
+    Attributes:
+        arrived: published or redriven.
+        acked: ended well.
+        failed: deliveries that ended in an error, or by their lease.
+        ended: ended otherwise: dead, expired, cancelled or purged.
+        over_seconds: the time in which this was counted.
+    """
+
+    arrived: float
+    acked: float
+    failed: float
+    ended: float
+    over_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """
+    A queue at one moment.
+
+    Attributes:
+        layout: as `--layout` takes it: `reliq`, `hdt3213`, `hdt3213:tag`, …
+        backoff: how many of unack wait after a failure, drawn from a sample when there are many; the others are
+            leased by a worker.
+        late: for how many seconds the first message that waits has been due; None when it does not say.
+        oldest: state -> the same, for each state that says.
+        rates: None when they were not asked for.
+        workers, slots, busy: worker processes that claim from it, how many handlers they run at once, and how many
+            of those are busy with this queue.
+        pause: who paused it and why; None when it is not paused.
+    """
+
+    queue: str
+    layout: str
+    pending: int
+    ready: int
+    unack: int
+    backoff: int
+    retry: int
+    garbage: int
+    dead: int
+    late: float | None
+    oldest: Mapping[str, float]
+    rates: Rates | None
+    workers: int
+    slots: int
+    busy: int
+    pause: Pause | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """
+    Every queue that was asked for, who is alive, and the totals that the next overview's rates are told from.
+
+    Attributes:
+        left_out: how many more the registry has than are shown.
+        unreadable: queues that cannot be shown, each with the reason: rights, a key of another type, a spoilt total.
+        facts: what Redis says of itself; empty where it hides it.
+        totals: the key of a queue's totals -> kind -> how many ever.
+        at: by the monotonic clock.
+    """
+
+    queues: Sequence[QueueView]
+    workers: Sequence[Worker]
+    unreadable: Mapping[str, str]
+    facts: Mapping[str, str]
+    totals: Mapping[str, Mapping[str, int]]
+    at: float
+    left_out: int = 0
+
+
+def overview(
+    client: Client,
+    chosen: Chosen,
+    for_seconds: float,
+    before: Overview | None = None,
+    waits: Waits | None = None,
+) -> Overview:
+    """Look at queues; with `before` each says how fast it has moved since, with `waits` for how long Go's have waited."""
+    look = SnapshotReader(client, lambda: chosen.queues, waits).look()
+    at = time.monotonic()
+    workers = workers_alive(client, for_seconds)
+    pauses = _pauses(client, [sight.keys for sight in look.queues if sight.counts.paused])
+    views = [_view(sight, workers, pauses.get(sight.keys), _rates(sight, at, before)) for sight in look.queues]
+    return Overview(
+        views,
+        workers,
+        {keys.entry: why for keys, why in look.unreadable.items()},
+        look.facts,
+        {sight.keys.totals: sight.counts.totals for sight in look.queues},
+        at,
+        chosen.left_out,
+    )
+
+
+def with_rates(client: Client, chosen: Chosen, for_seconds: float, interval: float) -> Overview:
+    """Snapshot, count again after `interval` seconds, and tell how fast the queues have moved in between."""
+    before: dict[str, Mapping[str, int]] = {}
+    answers = client.run_all([transitions.counts(keys) for keys in chosen.queues], for_seconds=for_seconds)
+    at = time.monotonic()
+    for keys, answer in zip(chosen.queues, answers, strict=True):
+        if not isinstance(answer, Exception):
+            before[keys.totals] = answer.totals
+    time.sleep(interval)
+    return overview(client, chosen, for_seconds, Overview((), (), {}, {}, before, at))
+
+
+def _pauses(client: Client, paused: Sequence[Keys]) -> dict[Keys, Pause]:
+    """Return who paused each of `paused` and why; until when, as Redis itself will end it."""
+    told = client.run_all([reads.paused(keys) for keys in paused])
+    lasting = client.run_all([Command(("PTTL", keys.paused), int) for keys in paused])
+    pauses = {}
+    for keys, pause, ttl_ms in zip(paused, told, lasting, strict=True):
+        if isinstance(pause, Pause) and isinstance(ttl_ms, int):
+            pauses[keys] = replace(pause, until=time.time() + ttl_ms / 1000 if ttl_ms > 0 else None)
+    return pauses
+
+
+def _rates(sight: QueueSnapshot, at: float, before: Overview | None) -> Rates | None:
+    """Return how fast a queue has moved; None when nothing is known of before, or its account was begun anew."""
+    was = before.totals.get(sight.keys.totals) if before is not None else None
+    if was is None or before is None:
+        return None
+    seconds = max(0.001, at - before.at)
+
+    def rate(*kinds: str) -> float:
+        moved = sum(sight.counts.totals.get(kind, 0) - was.get(kind, 0) for kind in kinds)
+        return round(max(0, moved) / seconds, 2)
+
+    return Rates(
+        arrived=rate("published", "redriven"),
+        acked=rate("acked"),
+        failed=rate("nacked", "retried_lease"),
+        ended=rate("dead", "expired", "cancelled", "purged"),
+        over_seconds=round(seconds, 6),
+    )
+
+
+def _view(sight: QueueSnapshot, workers: Sequence[Worker], pause: Pause | None, rates: Rates | None) -> QueueView:
+    counts: Counts = sight.counts
+    mine = [worker for worker in workers if sight.queue in worker.queues]
+    return QueueView(
+        queue=sight.queue,
+        layout=str(sight.keys.layout),
+        pending=counts.pending,
+        ready=counts.ready,
+        unack=counts.unack,
+        backoff=sight.backoff,
+        retry=counts.retry,
+        garbage=counts.garbage,
+        dead=counts.dead,
+        late=_late(sight),
+        oldest=sight.oldest,
+        rates=rates,
+        workers=len(mine),
+        slots=sum(worker.slots for worker in mine),
+        busy=len(running_in(mine, sight.queue)),
+        pause=pause,
+    )
+
+
+def _late(sight: QueueSnapshot) -> float | None:
+    """Return for how long the first message has been due; None when nothing is late but what tells no time."""
+    untold = any(
+        size and state not in sight.oldest
+        for state, size in (("ready", sight.counts.ready), ("retry", sight.counts.retry))
+    )
+    late = max(sight.oldest.values(), default=0.0)
+    return None if untold and not late else late

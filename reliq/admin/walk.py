@@ -1,0 +1,118 @@
+"""Walks through the messages of one state in bounded steps, in the order in which they come first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from reliq.admin import pieces
+from reliq.admin.pieces import PIECE, TRY_SECONDS, State, read_each, run_all
+from reliq.codec.codec import HEADER_LIMIT, open_envelope
+from reliq.message import BARE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reliq.admin.filters import Filter
+    from reliq.call import Command, T
+    from reliq.client.client import Client
+    from reliq.keys import Keys
+    from reliq.message import Header
+
+#: Bytes of a value that are read at first: the whole header and the start of the body.
+START_BYTES = 2 * HEADER_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """
+    A message that was met on a walk.
+
+    Attributes:
+        body: its start, or the whole of it when a text was looked for.
+        overhead: bytes of the header line before it.
+        is_gone: whether Redis has no value of it any more.
+    """
+
+    id: str
+    header: Header
+    body: bytes
+    overhead: int
+    is_gone: bool
+
+
+class Walk:
+    """
+    A walk through one state, except dead, a piece at a time.
+
+    What is claimed meanwhile shifts the rest towards the walker, so each look goes half over the last one: nothing
+    is passed over unless messages leave faster than they are looked at. With `ids_only` no value is read.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        state: State,
+        where: Filter,
+        *,
+        offset: int = 0,
+        ids_only: bool = False,
+    ) -> None:
+        self._client, self._keys, self._state = client, keys, state
+        self._where, self._offset, self._at, self._ids_only = where, offset, offset, ids_only
+
+    def pieces(self) -> Iterator[tuple[int, list[Found]]]:
+        """Yield how many ids were looked at in each step, and those messages that are meant."""
+        test = self._where.tester()
+        for ids in self._ids():
+            found = [Found(id, BARE, b"", 0, False) for id in ids] if self._ids_only else self._read(ids)
+            if self._where.is_set:
+                found = [one for one in found if not one.is_gone and test(one.header, one.body)]
+            yield len(ids), found
+
+    def removed(self, count: int) -> None:
+        """Note that the walker took so many of those it has passed away."""
+        self._at = max(self._offset, self._at - count)
+
+    def _ids(self) -> Iterator[list[str]]:
+        if self._state == "garbage":
+            yield from self._garbage()
+            return
+        seen: set[str] = set()
+        while True:
+            back = min(PIECE, self._at - self._offset)
+            window = self._run(pieces.ids_at(self._keys, self._state, self._at - back, back + PIECE))
+            fresh = [id for id in window if id not in seen]
+            if not fresh:
+                return
+            seen = set(window)
+            self._at += PIECE
+            for at in range(0, len(fresh), PIECE):
+                yield fresh[at : at + PIECE]
+
+    def _garbage(self) -> Iterator[list[str]]:
+        cursor, skip = -1, self._offset
+        while cursor:
+            cursor, ids = self._run(pieces.scan_garbage(self._keys, max(0, cursor)))
+            skip, ids = max(0, skip - len(ids)), ids[skip:]
+            if ids:
+                yield ids
+
+    def _read(self, ids: list[str]) -> list[Found]:
+        values = read_each(self._client, [pieces.start(self._keys, id, START_BYTES) for id in ids], b"")
+        for at, start in enumerate(values):
+            if self._where.match and len(start) == START_BYTES:
+                values[at] = self._run(pieces.value(self._keys, ids[at])) or b""
+        gone = {id for id, value in zip(ids, values, strict=True) if not value}
+        if gone and self._keys.bare:  # only a bare body can be empty
+            there = run_all(self._client, [pieces.is_there(self._keys, id) for id in gone])
+            gone -= {id for id, is_there in zip(gone, there, strict=True) if is_there}
+        return [self._found(id, value, id in gone) for id, value in zip(ids, values, strict=True)]
+
+    def _found(self, id: str, value: bytes, is_gone: bool) -> Found:
+        header, body = open_envelope(value, bare=self._keys.bare)
+        return Found(id, header, body, len(value) - len(body), is_gone)
+
+    def _run(self, request: Command[T]) -> T:
+        return self._client.run(request, for_seconds=TRY_SECONDS)

@@ -1,0 +1,127 @@
+"""What a person watches: overviews one after another, the way the rates went, and what fails."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from reliq.admin.ends import last_ends
+from reliq.admin.queues import overview
+from reliq.call import Command
+from reliq.snapshot.waits import Waits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from reliq.admin.ends import End
+    from reliq.admin.queues import Overview
+    from reliq.client.client import Client
+    from reliq.keys import Keys
+    from reliq.snapshot.snapshot import Chosen
+
+#: How many looks a trend has.
+TREND_LOOKS = 120
+#: How many ends, and how many errors of messages that are to be delivered again, are read of a queue.
+SAMPLE = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """How many messages a second arrived and were acked, a number for each look, the latest last."""
+
+    arrived: Sequence[float]
+    acked: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """
+    What goes wrong in a queue.
+
+    Attributes:
+        ended: how a message ended, or None for an error of messages that are alive.
+        reason, error: of the last failure.
+        count, sampled: how many of a sample of such messages have it, and how many were looked at.
+    """
+
+    queue: str
+    ended: End | None
+    reason: str
+    error: str
+    count: int = 1
+    sampled: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """
+    One look.
+
+    Attributes:
+        trends: queue -> how its rates went.
+        ends: the newest abnormal ends first.
+        errors: what living messages failed with, from a sample of each queue, the most frequent first.
+    """
+
+    overview: Overview
+    trends: Mapping[str, Trend]
+    ends: Sequence[Failure]
+    errors: Sequence[Failure]
+
+
+class Watcher:
+    """
+    Looks again and again.
+
+    Args:
+        queues: says which; asked anew for each look.
+    """
+
+    def __init__(self, client: Client, queues: Callable[[], Chosen], for_seconds: float) -> None:
+        self._client, self._queues, self._for_seconds = client, queues, for_seconds
+        self._last: Overview | None = None
+        self._waits = Waits()
+        self._rates: dict[str, tuple[deque[float], deque[float]]] = {}
+
+    def look(self) -> Moment:
+        """
+        Return what there is to be seen now; rates are those since the last look, so the first has none.
+
+        Raises:
+            RedisUnavailableError, RedisRefusedError: Redis says nothing.
+        """
+        chosen = self._queues()
+        queues = chosen.queues
+        self._last = now = overview(self._client, chosen, self._for_seconds, self._last, self._waits)
+        for view in now.queues:
+            if view.rates is not None:
+                arrived, acked = self._rates.setdefault(
+                    view.queue, (deque(maxlen=TREND_LOOKS), deque(maxlen=TREND_LOOKS))
+                )
+                arrived.append(view.rates.arrived)
+                acked.append(view.rates.acked)
+        return Moment(
+            now,
+            {queue: Trend(tuple(arrived), tuple(acked)) for queue, (arrived, acked) in self._rates.items()},
+            [Failure(keys.name, end, end.reason, end.error) for keys, end in last_ends(self._client, queues, SAMPLE)],
+            self._errors(queues),
+        )
+
+    def _errors(self, queues: Sequence[Keys]) -> list[Failure]:
+        """Return what a few of those that are to be delivered again failed with, the same ones counted together."""
+        commands = [Command(("HRANDFIELD", keys.errors, SAMPLE, "WITHVALUES"), _notes) for keys in queues]
+        answers = zip(queues, self._client.run_all(commands), strict=True)
+        failures = [
+            Failure(keys.name, None, reason, error, count, len(notes))
+            for keys, notes in answers
+            if not isinstance(notes, Exception)
+            for (reason, error), count in Counter(notes).most_common()
+        ]
+        return sorted(failures, key=lambda one: -one.count)
+
+
+def _notes(reply: Any) -> list[tuple[str, str]]:
+    """Return reason and error of each note."""
+    parts = [one.decode("utf-8", "replace").split(" ", 2) for one in reply[1::2]]
+    return [(reason, error) for reason, _attempt, error in (part for part in parts if len(part) == 3)]  # noqa: PLR2004

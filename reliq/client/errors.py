@@ -1,0 +1,52 @@
+"""Foreign errors into ours, once for both clients."""
+
+from typing import Any
+
+import redis
+
+from reliq.call import Call, Command, Request, T
+from reliq.errors import LoginError, RedisRefusedError, RedisUnavailableError, ReliqError, WrongKeyTypeError
+from reliq.transport import error_replies as replies
+from reliq.transport.wire import NotSentError
+
+_KEY_MARK = " RELIQ_KEY "
+
+
+def unknown_script(reply: Any) -> bool:
+    """Say whether Redis does not know a script by its digest."""
+    return isinstance(reply, redis.ResponseError) and (
+        isinstance(reply, redis.exceptions.NoScriptError) or str(reply).startswith("NOSCRIPT")
+    )
+
+
+def result(request: Request[T], reply: Any) -> T:
+    """Return what `reply` says, or raise it as an error of ours."""
+    if isinstance(reply, Exception):
+        raise translated(request, reply) from None
+    return request.read(reply)
+
+
+def translated(request: Request[Any], error: Exception) -> ReliqError:
+    """Return `error` of redis-py as an error of ours."""
+    name = request.script.name if isinstance(request, Call) else f"the command {request.command[0]!s}"
+    text = str(error)
+    if _KEY_MARK in text:
+        return WrongKeyTypeError(text.partition(_KEY_MARK)[2].split()[0].rstrip(","))
+    if text.startswith("WRONGTYPE") and isinstance(request, Command):
+        return WrongKeyTypeError(str(request.command[1]))
+    if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
+        return LoginError(
+            f"Redis lets nobody in by this user, password or database: {text}; give them in RELIQ_URL, as "
+            "redis://:PASSWORD@host or redis://USER:PASSWORD@host:6379/0"
+        )
+    if isinstance(error, redis.exceptions.NoPermissionError) and isinstance(request, Call) and "'eval'" in text:
+        return RedisRefusedError(
+            f"{name}: this user may not EVAL, and Redis lacks the script: run `reliq scripts load`"
+        )
+    if replies.code(error) in replies.NOT_NOW:
+        return RedisUnavailableError(f"{name}: Redis answered: {text}", maybe_ran=False)
+    if isinstance(error, NotSentError):
+        return RedisUnavailableError(text, maybe_ran=False)
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError):
+        return RedisUnavailableError(f"{name}: {text}", maybe_ran=True)
+    return RedisRefusedError(f"{name}: Redis answered: {text}")

@@ -1,0 +1,123 @@
+"""
+Lanes: what makes a publish or a claim safe to repeat.
+
+Redis remembers the last call number and answer of each lane, so a call whose reply was lost is
+made again under the same number and gets the same answer. A lane serves one call at a time.
+"""
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from reliq.ids import token
+from reliq.transitions import Turn
+
+#: Calls with an unknown outcome whose lanes are kept, so that publishing again with the same ids is safe.
+PARKED_LIMIT = 1000
+#: For how long they are kept: half of what Redis remembers them for, so that it still knows what is made again.
+PARKED_SECONDS = 300.0
+
+
+class Message(NamedTuple):
+    """A message as it is known when it is published again: its id, and a hash of its body and all its terms."""
+
+    id: str
+    rest: int
+
+
+Messages = tuple[Message, ...]
+
+
+@dataclass(slots=True)
+class Lane:
+    """A name and the number of its last call."""
+
+    name: str
+    number: int = 0
+
+    def next(self) -> Turn:
+        """Return the turn of a new call."""
+        self.number += 1
+        return self.same()
+
+    def same(self) -> Turn:
+        """Return the turn of the last call, to make it again."""
+        return Turn(self.name, self.number)
+
+
+class Lanes:
+    """The lanes of one client in this process; a fork starts with none."""
+
+    def __init__(self) -> None:
+        self._start_over()
+
+    @property
+    def any_parked(self) -> bool:
+        """Whether there is a call whose outcome is unknown; else nobody need say what is published."""
+        return bool(self._parked)
+
+    def take(self, messages: Messages = ()) -> tuple[Lane, Turn]:
+        """
+        Return a lane and the turn for publishing `messages`: the old one if that call's outcome is unknown.
+
+        Any other call with one of their ids ends the old one: what is published from now on is something else.
+        """
+        if self._pid != os.getpid():
+            self._start_over()
+        with self._lock:
+            if messages in self._parked:
+                lane, since = self._parked[messages]
+                self._forget(messages)
+                if time.monotonic() - since < PARKED_SECONDS:
+                    return lane, lane.same()
+            self._end(message.id for message in messages)
+            lane = self._free.pop() if self._free else self._new()
+            return lane, lane.next()
+
+    def give_back(self, lane: Lane) -> None:
+        """Note that the call has its answer: the lane is free."""
+        with self._lock:
+            self._free.append(lane)
+
+    def park(self, lane: Lane, messages: Messages) -> None:
+        """Note that the call's outcome is unknown: its number is kept for when `messages` are published again."""
+        with self._lock:
+            self._end(message.id for message in messages)
+            self._parked[messages] = lane, time.monotonic()
+            self._by_id.update((message.id, messages) for message in messages)
+            if len(self._parked) > PARKED_LIMIT:
+                self._forget(next(iter(self._parked)))
+
+    def end(self, id: str) -> None:
+        """Note that a publish of `id` from now on is a new one: the message was cancelled."""
+        if self._parked:
+            with self._lock:
+                self._end([id])
+
+    def _end(self, ids: Iterable[str]) -> None:
+        if self._parked:
+            for id in ids:
+                if messages := self._by_id.get(id):
+                    self._forget(messages)
+
+    def _forget(self, messages: Messages) -> None:
+        del self._parked[messages]
+        for message in messages:
+            self._by_id.pop(message.id, None)
+
+    def _new(self) -> Lane:
+        self._made += 1
+        return Lane(f"{self._client}{self._made}")
+
+    def _start_over(self) -> None:
+        self._lock = threading.Lock()  # the parent may have held the old one at the fork
+        self._pid = os.getpid()
+        self._client = token()
+        self._made = 0
+        self._free: list[Lane] = []
+        self._parked: OrderedDict[Messages, tuple[Lane, float]] = OrderedDict()
+        self._by_id: dict[str, Messages] = {}

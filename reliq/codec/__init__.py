@@ -1,0 +1,1 @@
+"""Bodies to bytes and back."""

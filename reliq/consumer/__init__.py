@@ -1,0 +1,1 @@
+"""Handlers by queue, and the worker process that runs them."""

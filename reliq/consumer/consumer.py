@@ -1,0 +1,331 @@
+"""`Consumer`: handlers by queue, and the worker process that runs them."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import math
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from reliq.consumer.handler import check_lifespan
+from reliq.consumer.loader import imported
+from reliq.consumer.registration import Registration
+from reliq.consumer.signals import StoppedEarly, StopSignals
+from reliq.errors import ConfigurationError, RedisUnavailableError
+from reliq.events import RedisAway, RedisBack, WorkerReady, WorkerStopping, notify
+from reliq.message import Answer
+from reliq.retry import RECONNECT, seconds_after
+from reliq.settings import WorkerSettings, seconds
+from reliq.transport.connection import Connection, check_slots
+from reliq.worker.engine import Engine
+from reliq.worker.exceptions import placed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from reliq.consumer.handler import Handler
+    from reliq.consumer.job import Job
+    from reliq.events import Observer
+    from reliq.message import Duration
+    from reliq.metrics.serving import Registry
+    from reliq.transport.pool import Target
+    from reliq.worker.delivery import HeldDelivery
+    from reliq.worker.failures import ErrorHook
+    from reliq.worker.handler_call import HandlerCall
+
+#: Exit codes of a worker process.
+EXIT_HUNG, EXIT_REPLACE = 75, 76
+#: The part that misses Redis before there are others.
+STARTING = "start"
+#: Between two looks whether a drain is done.
+DRAIN_SECONDS = 0.05
+#: Between two looks whether a run is over.
+LOOK_SECONDS = 0.2
+
+
+class Consumer(Registration):
+    """
+    Handlers of any number of queues, and how their worker runs.
+
+    Args:
+        url: a Redis URL or a redis-py client; None means that of the queues, else RELIQ_URL.
+        lifespan: returns a context manager, plain or async, entered once for each worker process before the first
+            claim and left after the last handler; what it yields is `job.state`.
+        observers: are told of every event.
+    """
+
+    def __init__(
+        self,
+        url: Target | None = None,
+        *,
+        lifespan: Callable[[], Any] | None = None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        super().__init__()
+        check_lifespan(lifespan)
+        self.target = url
+        self.lifespan = lifespan
+        self.observers: list[Observer] = list(observers)
+        self._engine: Engine | None = None
+        self._stopped: Engine | None = None
+        self._leaves = self._leaving = False
+        #: The most seconds that running handlers have after a stop, whatever the settings say.
+        self.longest_grace = math.inf
+
+    def include(self, *sources: Consumer | str) -> Self:
+        """
+        Add the handlers, middleware, error hooks and observers of other consumers, given as such or as `module` or `module:name`.
+
+        Raises:
+            ConfigurationError: a module has no such consumer, a queue would have two handlers, or the other one has
+                a lifespan or a Redis of its own.
+        """
+        for source in sources:
+            other = source if isinstance(source, Consumer) else load_consumer(source)
+            if other.lifespan is not None:
+                raise ConfigurationError(
+                    "an included consumer's lifespan is not entered; give it to the one that includes"
+                )
+            if other.target is not None and self.target not in (None, other.target):
+                raise ConfigurationError("the consumer and an included one name different Redis servers; name one")
+            for handler in other.handlers:
+                self._check_is_new(handler)
+            self._handlers.update(other._handlers)  # noqa: SLF001  of our own kind
+            self._middleware += other._middleware  # noqa: SLF001
+            self._on_error += other._on_error  # noqa: SLF001
+            self.observers += [one for one in other.observers if one not in self.observers]
+            self.target = self.target if other.target is None else other.target
+        return self
+
+    def start(self, settings: WorkerSettings | None = None, *, queues: Sequence[str] = ()) -> None:
+        """
+        Start working in this process and return; `queues` names some of the handlers' queues, none means all.
+
+        While Redis is away it waits for it. What has not been stopped is stopped when the program ends.
+
+        Raises:
+            ConfigurationError: there is no handler, no such queue, no Redis named, or the server is not fit.
+        """
+        failures = 0
+        while True:
+            try:
+                self._start(settings, queues)
+            except RedisUnavailableError as error:
+                failures += 1
+                notify(self.observers, [RedisAway("", STARTING, str(error))])
+                time.sleep(seconds_after(RECONNECT, failures))
+            else:
+                return
+
+    def stop(self, grace: Duration = 25.0) -> bool:
+        """Take no more, give back what has not started, let handlers end within `grace`; say whether all did."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return True
+        atexit.unregister(self._stop_at_exit)
+        self._stopped = engine
+        grace_seconds = seconds("grace", grace)
+        notify(self.observers, [WorkerStopping("", len(engine.inflight.runs()), grace_seconds)])
+        return not engine.stop(grace_seconds)
+
+    def drain(
+        self,
+        settings: WorkerSettings | None = None,
+        *,
+        queues: Sequence[str] = (),
+        delayed: bool = False,
+        raise_errors: bool = True,
+    ) -> None:
+        """
+        Work until the queues are empty, and stop; for tests.
+
+        Args:
+            delayed: wait for what is due later, too, a backoff included; else it stays, but for the next second's.
+            raise_errors: the first failure, an exception of a handler, a timeout or a body that does not decode, ends
+                the drain and is raised here; else failed messages go the way of any other.
+
+        Raises:
+            ConfigurationError: as `start`.
+            RedisUnavailableError: Redis is away.
+        """
+        failed: list[BaseException] = []
+
+        def note(_job: Job[Any], error: BaseException, _final: bool) -> None:
+            if not isinstance(error, Answer):
+                failed.append(error)
+
+        self._start(settings, queues, [note] if raise_errors else [])
+        engine = self.engine()
+        try:
+            while not (failed or engine.is_drained(delayed=delayed)):
+                time.sleep(DRAIN_SECONDS)
+        finally:
+            self.stop()
+        if failed and not isinstance(failed[0], Exception):
+            raise RuntimeError(f"a handler raised {placed(failed[0])}") from failed[0]
+        if failed:
+            raise failed[0]
+
+    def run(
+        self,
+        settings: WorkerSettings | None = None,
+        *,
+        queues: Sequence[str] = (),
+        metrics_port: int | None = None,
+        metrics_host: str | None = None,
+        metrics_registry: Registry | None = None,
+        patient: bool = False,
+    ) -> int:
+        """
+        Work until SIGTERM or SIGINT, then stop in peace; a second signal ends the process at once.
+
+        Args:
+            patient: let a second signal change nothing, for under a supervisor only SIGKILL ends at once.
+            metrics_port: serve /metrics, /live and /ready there, on `metrics_host` or 127.0.0.1.
+            metrics_registry: the registry of Prometheus' client that also gets the figures, instead of a new one.
+
+        Returns:
+            The exit code: 0; EXIT_REPLACE after `max_jobs`; EXIT_HUNG when handlers that overran their time must be
+            ended with the process, or a part of it has ended by itself.
+        """
+        if metrics_port is not None or metrics_registry is not None:
+            # A layer above, and the client of Prometheus with it, that only who asks for it pays for.
+            serving = importlib.import_module("reliq.metrics.serving")
+            with serving.of_one_process(self, queues, port=metrics_port, host=metrics_host, registry=metrics_registry):
+                return self.run(settings, queues=queues, patient=patient)
+        _check_main_thread()
+        chosen = settings or WorkerSettings()
+        self._leaves = self._leaving = False
+        with StopSignals(patient=patient) as signals:
+            try:
+                self.start(chosen, queues=queues)
+                signals.works()
+            except StoppedEarly:
+                self.stop(0)
+                return 0
+            return self._work(chosen, signals)
+
+    def leave(self) -> None:
+        """Let `run` claim no more and return when its handlers have finished: another process is to go on."""
+        self._leaves = True
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it claims no more and only lets its handlers finish."""
+        return self._leaving
+
+    def deliveries(self) -> list[HeldDelivery]:
+        """Return everything held in this process, running or not."""
+        engine = self._engine  # a stop in another thread takes it away
+        return [] if engine is None else engine.inflight.deliveries()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop has begun, or ended, since the last start."""
+        return self._engine is None and self._stopped is not None
+
+    @property
+    def unfinished(self) -> list[HeldDelivery]:
+        """What the last stop cut off: deliveries whose handlers still ran at the end of the grace."""
+        return [] if self._stopped is None else self._stopped.unfinished
+
+    def running(self) -> list[HandlerCall]:
+        """Return the calls of handlers that are under way in this process."""
+        engine = self._engine
+        return [] if engine is None else engine.inflight.runs()
+
+    def engine(self) -> Engine:
+        """Return what runs; raise ConfigurationError when nothing does."""
+        if self._engine is None:
+            raise ConfigurationError("this consumer has not been started")
+        return self._engine
+
+    def connection(self, handlers: Sequence[Handler]) -> Connection:
+        """Return the one Redis of the consumer and its queues; raise ConfigurationError when they name two."""
+        named = [self.target, *(handler.queue.target for handler in handlers)]
+        targets = [target for target in named if target is not None]
+        if any(target != targets[0] for target in targets):
+            raise ConfigurationError("the consumer and its queues name different Redis servers; name one")
+        for handler in handlers:
+            check_slots(targets[0] if targets else None, handler.queue.layout)
+        return Connection.to(targets[0] if targets else None)
+
+    def _start(self, settings: WorkerSettings | None, queues: Sequence[str], hooks: Sequence[ErrorHook] = ()) -> None:
+        if self._engine is not None:
+            raise ConfigurationError("this consumer has been started; stop it first")
+        chosen = self.chosen(queues)
+        engine = Engine(
+            chosen,
+            self.connection(chosen),
+            settings or WorkerSettings(),
+            lifespan=self.lifespan,
+            middleware=tuple(self._middleware),
+            observers=tuple(self.observers),
+            on_error=(*self._on_error, *hooks),
+        )
+        engine.start()
+        self._engine, self._pid = engine, os.getpid()
+        atexit.register(self._stop_at_exit)
+        names = tuple(handler.queue.name for handler in chosen)
+        notify(self.observers, [RedisBack("", STARTING), WorkerReady("", names)])
+
+    def _work(self, settings: WorkerSettings, signals: StopSignals) -> int:
+        """Work until a signal, or until it is over; stop, and return the exit code."""
+        engine = self.engine()
+        while not (signals.numbers or self._is_over(engine, settings)):
+            signals.wait(LOOK_SECONDS)
+        is_replaced = not signals.numbers and not (
+            settings.burst and engine.is_drained(delayed=settings.burst == "delayed")
+        )
+        if is_replaced and not engine.dead_parts():  # no stop: the handlers' timeouts are their limit
+            self._leaving = True
+            engine.stop_claiming()
+            while not (signals.numbers or engine.inflight.wait_until_none_runs(0.0)):
+                signals.wait(LOOK_SECONDS)
+        broken = engine.hung_slots > 0 or bool(engine.dead_parts())
+        if not self.stop(min(seconds("grace", settings.grace), self.longest_grace)) or broken:
+            return EXIT_HUNG
+        return EXIT_REPLACE if is_replaced else 0
+
+    def _stop_at_exit(self) -> None:
+        if self._pid == os.getpid():
+            self.stop()
+
+    def _is_over(self, engine: Engine, settings: WorkerSettings) -> bool:
+        if self._leaves or _had_enough(engine, settings) or engine.must_be_replaced():
+            return True
+        return settings.burst and engine.is_drained(delayed=settings.burst == "delayed")
+
+
+def _had_enough(engine: Engine, settings: WorkerSettings) -> bool:
+    return settings.max_jobs is not None and engine.inflight.started >= settings.max_jobs
+
+
+def _check_main_thread() -> None:
+    """Raise ConfigurationError when this thread may not set handlers of signals."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigurationError(
+            "consumer.run() handles signals, which only the main thread may; in another thread use consumer.start() and "
+            "consumer.stop()"
+        )
+
+
+def load_consumer(place: str) -> Consumer:
+    """
+    Return the consumer at `module:name`, or the only one of `module`.
+
+    Raises:
+        ConfigurationError: the module cannot be imported or has no such consumer.
+    """
+    module_name, _, attribute = place.partition(":")
+    module = imported(module_name, place)
+    found = {name: value for name, value in vars(module).items() if isinstance(value, Consumer)}
+    if attribute:
+        found = {name: value for name, value in found.items() if name == attribute}
+    if len(set(map(id, found.values()))) != 1:
+        wanted = f"a Consumer named {attribute!r}" if attribute else "exactly one Consumer"
+        raise ConfigurationError(f"module {module_name!r} must have {wanted}; write it as module:name")
+    return next(iter(found.values()))

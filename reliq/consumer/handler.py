@@ -1,0 +1,272 @@
+"""A handler as it was registered: its function, its queue and its settings, checked once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args, get_origin, get_type_hints
+
+from reliq.codec.codec import Codec
+from reliq.codec.formats import type_name
+from reliq.consumer.job import Job
+from reliq.errors import ConfigurationError
+from reliq.queue import Queue
+from reliq.settings import LINGER_SECONDS, HandlerSettings, seconds
+
+Function = Callable[..., Any]
+
+_MOST_PARAMETERS = 2  # body and job
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """
+    What to do with the messages of one queue.
+
+    Attributes:
+        takes_job: whether the function wants the `Job` besides the body.
+        is_async: whether it is a coroutine function.
+        is_batch: whether it takes a list of bodies, and of jobs.
+        batch: how many messages it takes at most.
+        codec: of the queue, or of the function's annotation when the queue has no type of its own.
+    """
+
+    queue: Queue[Any]
+    function: Function
+    settings: HandlerSettings
+    takes_job: bool
+    is_async: bool
+    codec: Codec[Any] = field(repr=False)
+    is_batch: bool = field(init=False, repr=False)
+    batch: int = field(init=False, repr=False)
+    linger_seconds: float = field(init=False, repr=False)
+    lease_seconds: float = field(init=False, repr=False)
+    timeout_seconds: float | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        linger = LINGER_SECONDS if settings.linger is None else settings.linger
+        derived = {
+            "is_batch": settings.batch is not None,
+            "batch": settings.batch or 1,
+            "linger_seconds": 0.0 if settings.batch is None else seconds("linger", linger),
+            "lease_seconds": seconds("lease", settings.lease),
+            "timeout_seconds": None if settings.timeout is None else seconds("timeout", settings.timeout),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def name(self) -> str:
+        """The function's place, for a table or a log."""
+        return f"{self.function.__module__}.{_name(self.function)}"
+
+    def arguments(self, jobs: list[Job[Any]]) -> tuple[Any, ...]:
+        """Return what the function is called with."""
+        if self.is_batch:
+            bodies = [job.body for job in jobs]
+            return (bodies, jobs) if self.takes_job else (bodies,)
+        (job,) = jobs
+        return (job.body, job) if self.takes_job else (job.body,)
+
+
+def inspected(queue: Queue[Any] | str, function: Function, settings: HandlerSettings) -> Handler:
+    """
+    Return `function` as the handler of `queue`.
+
+    Raises:
+        ConfigurationError: it takes anything but a body and, if it likes, a job.
+    """
+    where = f"handler {_name(function)}"
+    _check_kind(where, function)
+    positional = _positional(where, function)
+    hints = _hints(function)
+    is_batch = settings.batch is not None
+    first, annotated = positional[0].name, hints.get(positional[0].name)
+    if _is_job(annotated, is_batch=False) or (is_batch and _is_jobs(annotated)):
+        raise ConfigurationError(f"{where}: the first parameter is the body, the second the Job; {first!r} comes first")
+    takes_job = len(positional) > 1 and (
+        positional[1].default is inspect.Parameter.empty or _is_job(hints.get(positional[1].name), is_batch)
+    )
+    if takes_job and not _is_job(hints.get(positional[1].name, list[Job[Any]] if is_batch else Job), is_batch):
+        wanted = "list of jobs; annotate {!r} as list[Job[...]]" if is_batch else "Job; annotate {!r} as Job[...]"
+        raise ConfigurationError(f"{where}: the second parameter is the {wanted.format(positional[1].name)}")
+    if is_batch:
+        annotated = _of_list(where, first, annotated)
+    chosen = queue if isinstance(queue, Queue) else Queue(queue)
+    untyped = chosen.codec.kind is dict and annotated not in (None, Any)
+    codec = Codec(annotated) if untyped else chosen.codec
+    _check_agrees(where, first, annotated, "", chosen.name, codec.kind)
+    if takes_job:
+        second = positional[1].name
+        _check_agrees(where, second, _body_of_job(hints.get(second), is_batch), "Job of ", chosen.name, codec.kind)
+    is_async = any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
+    return Handler(chosen, function, settings, takes_job, is_async, codec)
+
+
+def check_middleware(middleware: Sequence[Function], handlers: Sequence[Handler]) -> None:
+    """Raise ConfigurationError when one of `middleware` is for coroutines alone and one of `handlers` is none."""
+    plain = [handler for handler in handlers if not handler.is_async]
+    for around in middleware:
+        if plain and _is_async_alone(around):
+            raise ConfigurationError(
+                f"middleware {_name(around)} is an async context manager, and handler {_name(plain[0].function)} of queue "
+                f"{plain[0].queue.name!r} is plain; make the middleware a plain one, or the handler async"
+            )
+
+
+def check_queue(queue: object) -> None:
+    """Raise ConfigurationError when `queue` is neither a queue nor the name of one."""
+    if isinstance(queue, Queue | str):
+        return
+    if callable(queue):
+        raise ConfigurationError(f"say which queue {_name(queue)} handles: @consumer.handler(QUEUE)")
+    raise ConfigurationError(f"handler takes a Queue or the name of one, not {type(queue).__name__}")
+
+
+def check_lifespan(lifespan: Any) -> None:
+    """Raise ConfigurationError when `lifespan` cannot be called for a context manager."""
+    if lifespan is None:
+        return
+    _check_manager("lifespan", lifespan)
+    _check_takes(f"lifespan {_name(lifespan)}", lifespan)
+
+
+def check_around(around: Any) -> None:
+    """Raise ConfigurationError when the middleware `around` cannot be called with a job for a context manager."""
+    _check_manager("middleware", around)
+    _check_takes(f"middleware {_name(around)}", around, "job")
+
+
+def _check_manager(what: str, function: Function) -> None:
+    """Raise ConfigurationError when what `function` returns is certainly no context manager."""
+    enters = hasattr(function, "__enter__") or hasattr(function, "__aenter__")
+    if enters and not isinstance(function, type):
+        raise ConfigurationError(f"{what} must be the function, not what it returned: name it without ()")
+    if not callable(function):
+        raise ConfigurationError(f"{what} must be a function, not a {type(function).__name__}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        how = "@asynccontextmanager" if inspect.isasyncgenfunction(function) else "@contextmanager"
+        raise ConfigurationError(f"{what} {_name(function)} must be decorated with {how} of contextlib")
+    if inspect.iscoroutinefunction(function) or (isinstance(function, type) and not enters):
+        raise ConfigurationError(f"{what} {_name(function)} must return a context manager")
+
+
+def check_hook(hook: Function) -> None:
+    """Raise ConfigurationError when `hook` cannot be called with a job, an exception and whether it is final."""
+    if not callable(hook):
+        raise ConfigurationError(f"an on_error hook must be a function, not a {type(hook).__name__}")
+    if inspect.iscoroutinefunction(hook):
+        raise ConfigurationError(f"on_error {_name(hook)} must be a plain function: nobody awaits it")
+    _check_takes(f"on_error {_name(hook)}", hook, "job", "error", "final")
+
+
+def _check_takes(where: str, function: Function, *wanted: str) -> None:
+    """Raise ConfigurationError when `function` cannot be called with as many positional arguments as `wanted`."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # of what is written in C nothing is known
+    try:
+        signature.bind(*wanted)
+    except TypeError:
+        raise ConfigurationError(f"{where} must take ({', '.join(wanted)}); it takes {signature}") from None
+
+
+def _is_async_alone(around: Function) -> bool:
+    """Say whether what `around` returns can be told to be enterable by `async with` alone."""
+    if isinstance(around, type):
+        return hasattr(around, "__aenter__") and not hasattr(around, "__enter__")
+    return inspect.isasyncgenfunction(inspect.unwrap(around))
+
+
+def _check_kind(where: str, function: Function) -> None:
+    if not callable(function):
+        raise ConfigurationError(f"{where} must be a function, not a {type(function).__name__}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(f"{where} must return its answer, not yield")
+
+
+def _positional(where: str, function: Function) -> list[inspect.Parameter]:
+    """Return the parameters for body and job."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{where} must be a Python function with a signature: {error}") from error
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required_elsewhere = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    needed = [p for p in positional if p.default is p.empty]
+    if not positional or len(needed) > _MOST_PARAMETERS or required_elsewhere:
+        takes = ", ".join(p.name for p in parameters) or "nothing"
+        raise ConfigurationError(f"{where} must take a body and, if it likes, a job; it takes {takes}")
+    return positional
+
+
+def _name(function: Function) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
+def _is_jobs(hint: Any) -> bool:
+    """Say whether a `hint` is certainly a list of jobs: one that says of what, and of nothing else."""
+    return bool(get_args(hint)) and _is_job(hint, is_batch=True)
+
+
+def _is_job(hint: Any, is_batch: bool) -> bool:
+    if is_batch:
+        return _is_list(hint) and all(_is_job(one, is_batch=False) for one in get_args(hint))
+    return hint is Job or get_origin(hint) is Job
+
+
+def _of_list(where: str, name: str, hint: Any) -> Any:
+    """Return the type of a batch's bodies, None when nothing says it."""
+    if hint in (None, Any):
+        return None
+    if not _is_list(hint):
+        raise ConfigurationError(f"{where}: with batch the first parameter is a list; annotate {name!r} as list[...]")
+    return (*get_args(hint), None)[0]
+
+
+def _is_list(hint: Any) -> bool:
+    """Say whether a list is a `hint`, such as `list[int]` or `Sequence[int]`."""
+    kind = get_origin(hint) or hint
+    return isinstance(kind, type) and issubclass(list, kind)
+
+
+def _body_of_job(hint: Any, is_batch: bool) -> Any:
+    """Return the type of body that a job's annotation says, None when it says none."""
+    job = (*get_args(hint), None)[0] if is_batch else hint
+    return (*get_args(job), None)[0]
+
+
+def _check_agrees(where: str, name: str, annotated: Any, role: str, queue: str, kind: Any) -> None:
+    """Raise ConfigurationError when an annotation certainly contradicts the bodies that its function gets."""
+    if _contradicts(annotated, kind):
+        raise ConfigurationError(
+            f"{where}: {name!r} is annotated as {role}{type_name(annotated)}, and queue {queue!r} has bodies "
+            f"of {type_name(kind)}; make them agree"
+        )
+
+
+def _contradicts(annotated: Any, kind: Any) -> bool:
+    """Say whether a body of `kind` is certainly none of what a handler's parameter is annotated as."""
+    classes = isinstance(annotated, type) and isinstance(kind, type) and Any not in (annotated, kind)
+    if (
+        not classes
+        or inspect.isabstract(annotated)
+        or get_origin(annotated)
+        or get_origin(kind)
+        or (annotated in (float, complex) and kind is int)
+    ):
+        return False
+    try:
+        return not (issubclass(kind, annotated) or issubclass(annotated, kind))
+    except TypeError:  # of a TypedDict or a Protocol nothing is certain
+        return False
+
+
+def _hints(function: Function) -> dict[str, Any]:
+    try:
+        return get_type_hints(function)
+    except (NameError, TypeError):
+        return {}  # a name that only a type checker sees, or no plain function: the queue's type decides

@@ -1,0 +1,101 @@
+"""`Job`: what a handler sees of its message besides the body."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from reliq.errors import Stopped
+from reliq.ids import made_at
+from reliq.settings import seconds
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Mapping
+
+    from reliq.message import Duration
+    from reliq.worker.delivery import HeldDelivery
+    from reliq.worker.handler_call import HandlerCall
+
+B = TypeVar("B")
+
+
+class Job(Generic[B]):
+    """
+    One delivery, as its handler sees it.
+
+    Attributes:
+        id: the message's id.
+        queue: the queue's name.
+        body: the decoded body.
+        state: what the consumer's `lifespan` yielded, None without one.
+    """
+
+    __slots__ = ("_held", "_run", "_stopping", "body", "id", "queue", "state")
+
+    def __init__(self, held: HeldDelivery, run: HandlerCall, body: B, state: Any, stopping: threading.Event) -> None:
+        self.id = held.delivery.claimed.id
+        self.queue = held.queue
+        self.body = body
+        self.state = state
+        self._held, self._run = held, run
+        self._stopping = stopping
+
+    def __repr__(self) -> str:
+        return f"Job(queue={self.queue!r}, id={self.id!r}, attempt={self.attempt})"
+
+    @property
+    def attempt(self) -> int | None:
+        """Which delivery this is, 1 for the first; None for a bare body."""
+        return self._held.delivery.attempt
+
+    @property
+    def retries_left(self) -> int:
+        """How many deliveries may follow this one."""
+        return self._held.delivery.claimed.left
+
+    @property
+    def due(self) -> float | None:
+        """When this delivery was due, in unix seconds by Redis' clock; None for a bare body."""
+        due = self._held.delivery.header.due
+        return None if due is None else due / 1000
+
+    @property
+    def enqueued(self) -> float | None:
+        """When the message was published, in unix seconds by its publisher's clock; None for a bare body."""
+        header = self._held.delivery.header
+        if header.due is None:
+            return None
+        ms = header.enqueued if header.enqueued is not None else made_at(self.id)
+        return None if ms is None else ms / 1000
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers given at the publish."""
+        return self._held.delivery.header.headers
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker is stopping: what can be put off should be."""
+        return self._stopping.is_set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the message was cancelled while it ran; known at the next renewal of its lease."""
+        return self._held.cancelled
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease ran out, so that another worker may have the message."""
+        return self._held.lost or time.monotonic() >= self._held.lease_until
+
+    def check(self) -> None:
+        """Raise Stopped when the worker is stopping or the message was cancelled or lost."""
+        for name in ("cancelled", "lost", "stopping"):
+            if getattr(self, name):
+                raise Stopped(f"job {self.id} of queue {self.queue!r}: {name}")
+
+    def extend_timeout(self, by: Duration) -> None:
+        """Give the handler so much more time than it would have had; of a batch, for all of it."""
+        if self._run.timeout_at is not None:
+            self._run.timeout_at += seconds("by", by)

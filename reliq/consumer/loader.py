@@ -1,0 +1,62 @@
+"""Imports the user's module for a command, and says in one line why that cannot be done and what to do."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from pathlib import Path
+from traceback import StackSummary, TracebackException, extract_tb
+from typing import TYPE_CHECKING
+
+from reliq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_OURS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen importlib")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def imported(name: str, place: str) -> ModuleType:
+    """
+    Return the module `name`, which was asked for as `place`.
+
+    Raises:
+        ConfigurationError: it is no module's name, there is none, or an import in it fails.
+    """
+    if _MODULE.fullmatch(name) is None:
+        as_module = ".".join(re.findall(r"[^\W\d]\w*", name.removesuffix(".py")))
+        hint = f"; write {place.replace(name, as_module, 1)}" if as_module else ""
+        raise ConfigurationError(f"a module is named like shop.jobs, not {name!r}{hint}")
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(f"cannot import {name!r}: {_why(name, error)}") from error
+
+
+def traceback_of_module(error: BaseException) -> list[str]:
+    """Return the traceback of an exception that a module raised while it was imported, from the module's first line on."""
+    told = TracebackException.from_exception(error)
+    told.stack = StackSummary.from_list([frame for frame in told.stack if not frame.filename.startswith(_OURS)])
+    return "".join(told.format()).splitlines()
+
+
+def _why(name: str, error: ImportError) -> str:
+    """Return what is missing, the line that wants it, and what to do."""
+    missing = error.name or ""
+    if isinstance(error, ModuleNotFoundError) and (name == missing or name.startswith(f"{missing}.")):
+        return f"{error.msg} in this folder, on PYTHONPATH or installed"
+    where = _importing_line(error)
+    if "partially initialized module" in str(error.msg):
+        return f"a circular import at {where}: {error.msg}; move what both modules need into a third one"
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.msg}, which {where} imports; install it for {sys.executable}"
+    return f"{error.msg}, at {where}"
+
+
+def _importing_line(error: ImportError) -> str:
+    """Return file and line of the import that failed."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "its first line"

@@ -1,0 +1,142 @@
+"""Which function handles the messages of which queue: registered by a decorator, looked up by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+
+from reliq.consumer.handler import Handler, check_around, check_hook, check_middleware, check_queue, inspected
+from reliq.errors import ConfigurationError
+from reliq.settings import HandlerSettings
+
+if TYPE_CHECKING:
+    from reliq.consumer.job import Job
+    from reliq.consumer.signatures import Options, Register, RegisterBatch
+    from reliq.message import Duration
+    from reliq.queue import Queue
+
+B = TypeVar("B")
+F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E", bound="Callable[[Job[Any], BaseException, bool], Any]")
+
+
+class Registration:
+    """What a consumer knows before it runs: a handler for each queue, and what goes around every call."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+        self._middleware: list[Callable[[Job[Any]], Any]] = []
+        self._on_error: list[Callable[[Job[Any], BaseException, bool], Any]] = []
+
+    @property
+    def handlers(self) -> Sequence[Handler]:
+        """The registered handlers."""
+        return tuple(self._handlers.values())
+
+    @overload
+    def handler(self, queue: Queue[B], **options: Unpack[Options]) -> Register[B]: ...
+
+    @overload
+    def handler(
+        self, queue: Queue[B], *, batch: int, linger: Duration | None = None, **options: Unpack[Options]
+    ) -> RegisterBatch[B]: ...
+
+    @overload
+    def handler(
+        self, queue: str, *, batch: int | None = None, linger: Duration | None = None, **options: Unpack[Options]
+    ) -> Callable[[F], F]: ...
+
+    def handler(
+        self,
+        queue: Queue[Any] | str,
+        *,
+        batch: int | None = None,
+        linger: Duration | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """
+        Register the decorated function, plain or async, for the messages of `queue`; it stays as it is.
+
+        It takes the body and, if it likes, the `Job`. Returning acks; `Nack`, `Reject` and `Snooze` may be returned
+        or raised; any other exception nacks with backoff.
+
+        With `batch` it takes a list of bodies and, if it likes, the list of their jobs, on one slot. What it returns
+        or raises then holds for every message, unless it returns a list with an answer for each, in their order
+        (None acks). What does not decode is left out; a message that may have killed its worker, or has no retry
+        left, comes alone.
+
+        Args:
+            queue: a `Queue`, or the name of an untyped one.
+            batch: most messages in one call (1..500); None for a function that takes one body.
+            linger: seconds that a batch waits at most to be full (0.05), from its first message on.
+            lease: seconds until a silent worker's message goes to another (30); renewed while the handler runs.
+            timeout: seconds a call may take (600), or None. A coroutine is cancelled; a thread loses its lease.
+            concurrency: most calls for this queue that run at once in a process.
+            weight: this queue's share of free slots.
+            backoff: tenacity's wait strategy between a failure and the next delivery.
+            retry_on: exceptions that are worth another delivery; others reject.
+            reject_on: exceptions that are not; wins over `retry_on`.
+            undecodable: `retry` a body that does not decode with backoff, or `reject` it at once.
+
+        Raises:
+            ConfigurationError: a setting is not allowed, the signature is another, or the queue has a handler.
+        """
+        check_queue(queue)
+        settings = HandlerSettings(batch=batch, linger=linger, **options)  # type: ignore[arg-type]  # a single class becomes a tuple there
+
+        def register(function: F) -> F:
+            handler = inspected(queue, function, settings)
+            self._check_is_new(handler)
+            self._handlers[handler.queue.name] = handler
+            return function
+
+        return register
+
+    def middleware(self, around: Callable[[Job[Any]], Any]) -> Callable[[Job[Any]], Any]:
+        """
+        Register a function that returns a context manager for each handler call; the first is the outermost.
+
+        Of a batch it is called for each message.
+
+        Raises:
+            ConfigurationError: it does not take a job, or cannot return a context manager.
+        """
+        check_around(around)
+        self._middleware.append(around)
+        return around
+
+    def on_error(self, hook: E) -> E:
+        """
+        Register a plain function that is told of each failure: `hook(job, error, final)`; for error trackers.
+
+        A failure is an exception, a handler that overran its timeout (`TimeoutError`), a body that does not decode
+        (`UndecodableError`; `job.body` are its bytes), or a `Nack` after which no retry is left. Other answers are
+        none. With `final` the message becomes a dead letter. Of a batch it is called for each message, and always in
+        the thread of the handler before its answer is on its way; be quick. What it raises is logged and passed over.
+
+        Raises:
+            ConfigurationError: it is async, or does not take three arguments.
+        """
+        check_hook(hook)
+        self._on_error.append(hook)
+        return hook
+
+    def chosen(self, queues: Sequence[str]) -> list[Handler]:
+        """
+        Return the handlers of `queues`, of all when none is named.
+
+        Raises:
+            ConfigurationError: there is no such queue, or a middleware is for coroutines alone and a handler is none.
+        """
+        if not self._handlers:
+            raise ConfigurationError("this consumer has no handlers; decorate one with @consumer.handler(QUEUE)")
+        if unknown := [name for name in queues if name not in self._handlers]:
+            raise ConfigurationError(f"no handler for queue {unknown[0]!r}; there are: {', '.join(self._handlers)}")
+        chosen = [handler for name, handler in self._handlers.items() if not queues or name in queues]
+        check_middleware(self._middleware, chosen)
+        return chosen
+
+    def _check_is_new(self, handler: Handler) -> None:
+        name = handler.queue.name
+        if name in self._handlers:
+            raise ConfigurationError(f"queue {name!r} has two handlers: {self._handlers[name].name} and {handler.name}")

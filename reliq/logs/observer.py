@@ -1,0 +1,131 @@
+"""Events as log lines. No line holds a body, a header or a password."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from reliq import events
+from reliq.foreign import printable
+from reliq.logs.setup import enable_logging
+
+if TYPE_CHECKING:
+    from reliq.events import Event
+
+logger = logging.getLogger("reliq")
+
+IDS_SHOWN = 5
+
+
+class LogObserver:
+    """
+    Writes a line for each event that matters: handled well at DEBUG, answers at INFO, ends and losses at WARNING.
+
+    Failures are told where their exception is at hand, with its traceback.
+
+    Args:
+        error_text: write the text of an exception that is an answer's reason too; else class and place alone.
+    """
+
+    def __init__(self, *, error_text: bool = False) -> None:
+        self._error_text = error_text
+        self._lock = threading.Lock()
+        self._away: dict[str, float] = {}  # part -> since when
+
+    kinds = (
+        *(events.Handled, events.Lost, events.Reclaimed, events.Expired, events.Collected, events.Inconsistent),
+        *(events.RedisAway, events.RedisBack, events.RenewalLate, events.Unconfirmed, events.WentBack),
+        *(events.WorkerReady, events.WorkerStopping),
+    )
+
+    def __call__(self, event: Event, /) -> None:
+        """Log `event`, if it is one to log."""
+        match event:
+            case events.Handled(failed=False):
+                _handled(event, event.error if self._error_text else event.raised or event.error)
+            case events.Lost(queue, ids, verb):
+                text = f"{queue}: {verb} came too late, the message went on without us: {_some(ids)}"
+                _warn(text, event="lost", queue=queue, ids=ids, verb=verb)
+            case events.Unconfirmed(queue, ids, why):
+                text = f"{queue}: published, but not as durable as asked for: {why}: {_some(ids)}"
+                _warn(text, event="unconfirmed", queue=queue, ids=ids, why=why)
+            case events.Reclaimed(queue, overdue, _, buried) if overdue or buried:
+                text = f"{queue}: leases ran out: {_some(overdue)}; no retry left: {_some(buried)}"
+                _warn(text, event="reclaimed", queue=queue, ids=overdue, buried=buried)
+            case events.Expired(queue, ids):
+                _warn(f"{queue}: expired before they could start: {_some(ids)}", event="expired", queue=queue, ids=ids)
+            case events.Collected(queue, ids):
+                _warn(f"{queue}: dead letters: {_some(ids)}", event="dead", queue=queue, ids=ids)
+            case events.Inconsistent(queue, ids):
+                text = f"{queue}: retry count missing or no number, taken as 0: {_some(ids)}"
+                _warn(text, event="inconsistent", queue=queue, ids=ids)
+            case events.RedisAway(_, part, error):
+                self._redis_away(part, error)
+            case events.RedisBack(_, part):
+                self._redis_back(part)
+            case events.WorkerReady(_, queues):
+                enable_logging()  # a lifespan may just have configured logging
+                _info(f"ready: working on {', '.join(queues)}", event="ready", queues=queues)
+            case events.WorkerStopping(_, running, grace):
+                text = f"stopping: {running} running handler(s) have up to {grace:g} s to end"
+                _info(text, event="stopping", running=running, grace=grace)
+            case events.WentBack(queue, before, after):
+                text = f"{queue}: Redis was reset or rewound: the queue counted {before} claims and now counts {after}"
+                _warn(text, event="went_back", queue=queue, before=before, after=after)
+            case events.RenewalLate(queue, seconds):
+                text = f"a renewal came {seconds:.1f} s late: something held this process up"
+                _warn(text, event="renewal_late", queue=queue, seconds=round(seconds, 3))
+
+    def _redis_away(self, part: str, error: str) -> None:
+        """Say once that Redis is away, of all parts that find it so."""
+        with self._lock:
+            is_first = not self._away
+            self._away.setdefault(part, time.monotonic())
+        if is_first:
+            _warn(f"Redis is away, trying again until it is back ({error})", event="redis_away", part=part)
+
+    def _redis_back(self, part: str) -> None:
+        """Say once that Redis is back: when the last part that missed it has reached it."""
+        with self._lock:
+            since = min(self._away.values(), default=0.0)
+            is_last = self._away.pop(part, None) is not None and not self._away
+        if is_last:
+            seconds = time.monotonic() - since
+            _info(f"Redis is back after {seconds:.1f} s", event="redis_back", seconds=round(seconds, 3))
+
+
+def _handled(event: events.Handled, error: str) -> None:
+    """Write how a handler ended."""
+    level = logging.DEBUG if event.outcome in ("ack", "snooze") else logging.INFO
+    if not logger.isEnabledFor(level):
+        return
+    what = f": {error}" if error else ""
+    text = f"{event.queue} {event.id} attempt {event.attempt or '-'}: {event.outcome} in {event.seconds:.3f} s{what}"
+    told = {
+        "event": "handled",
+        "queue": event.queue,
+        "id": event.id,
+        "attempt": event.attempt,
+        "outcome": event.outcome,
+        "seconds": round(event.seconds, 6),
+        "error": error,
+        "error_type": event.raised.partition(" ")[0],
+    }
+    logger.log(level, "%s", printable(text), extra={"reliq": told})
+
+
+def _info(text: str, **told: Any) -> None:
+    logger.info("%s", printable(text), extra={"reliq": told})
+
+
+def _warn(text: str, **told: Any) -> None:
+    if "ids" in told:
+        told |= {"ids": told["ids"][:IDS_SHOWN], "count": len(told["ids"])}
+    logger.warning("%s", printable(text), extra={"reliq": told})
+
+
+def _some(ids: tuple[str, ...]) -> str:
+    more = f" and {len(ids) - IDS_SHOWN} more" if len(ids) > IDS_SHOWN else ""
+    return (", ".join(ids[:IDS_SHOWN]) or "none") + more

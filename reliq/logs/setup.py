@@ -1,0 +1,103 @@
+"""How `reliq worker` and `reliq exporter` write log lines: text, coloured on a terminal, or JSON."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from reliq.foreign import printable
+from reliq.logs.limiter import Limiter
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("auto", "text", "json")
+
+_COLOURS = {logging.DEBUG: "\x1b[2m", logging.INFO: "", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
+_PLAIN = "\x1b[0m"
+_LINE = "%(asctime)s %(process)d %(levelname)s %(name)s %(message)s"
+#: What every record has; whatever else is there an application gave it as `extra`.
+_ORDINARY = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "reliq"})
+
+#: Of this process.
+limiter = Limiter()
+
+
+def configure_logging(level: str, format: str = "auto") -> bool:
+    """
+    Have reliq's lines written to standard error, and say whether that is our doing.
+
+    An application that has configured logging itself keeps what it has made: our records propagate into it. Without
+    handlers of its own its records are written as ours are, and none of them is ever held back.
+    """
+    enable_logging()
+    atexit.register(limiter.flush)
+    reliq = logging.getLogger("reliq")
+    for logger in _loggers():
+        logger.addFilter(limiter)
+    if reliq.hasHandlers():
+        if reliq.level == logging.NOTSET:
+            reliq.setLevel(level.upper())
+        return False
+    handler = logging.StreamHandler(sys.stderr)
+    colours = format == "auto" and sys.stderr.isatty()
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(colours=colours))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    return True
+
+
+def enable_logging() -> None:
+    """Let reliq's loggers speak again: `logging.config` silences all that exist, unless told not to."""
+    for logger in _loggers():
+        logger.disabled = False
+
+
+def _loggers() -> list[logging.Logger]:
+    """Return reliq's loggers, for filters and `disabled` are not inherited."""
+    names = [name for name in list(logging.root.manager.loggerDict) if name.startswith("reliq.")]
+    return [logging.getLogger("reliq"), *map(logging.getLogger, names)]
+
+
+class TextFormatter(logging.Formatter):
+    """One readable line, its time with the offset from UTC; coloured by its level."""
+
+    def __init__(self, *, colours: bool) -> None:
+        super().__init__(_LINE)
+        self._colours = colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        text = super().format(record)
+        if record.name.partition(".")[0] == "reliq":  # what an application writes is its own affair
+            text = "\n".join(map(printable, text.split("\n")))
+        colour = _COLOURS.get(record.levelno, "") if self._colours else ""
+        return f"{colour}{text}{_PLAIN}" if colour else text
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802  logging's
+        """Return when `record` was made, by this machine's zone."""
+        return datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(timespec="milliseconds")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object on a line: what an application gave as `extra`, and what the line says, which wins."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        row: dict[str, Any] = {
+            "time": moment.removesuffix("+00:00") + "Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": record.process,
+            "message": record.getMessage(),
+        }
+        row |= getattr(record, "reliq", {})
+        if trace := record.exc_text or (self.formatException(record.exc_info) if record.exc_info else ""):
+            row["trace"] = trace
+        extra = {str(name): value for name, value in vars(record).items() if name not in _ORDINARY}
+        try:
+            return json.dumps(extra | row, default=str)
+        except Exception:  # an object that cannot be told in words, or holds itself
+            return json.dumps(row | {"extra_left_out": list(extra)}, default=repr)

@@ -1,0 +1,242 @@
+"""
+What a worker process runs, in memory that it shares with its supervisor.
+
+A handler may hold the interpreter, and its process then says nothing more: the board was written before. It tells the
+supervisor since when the process is silent, what had started, and which messages are held under leases of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from reliq.events import Started
+from reliq.stateword import lane
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from reliq.consumer.consumer import Consumer
+    from reliq.consumer.handler import Handler
+    from reliq.events import Event
+
+#: Between two signs of life, and two looks at what has ended.
+BEAT_SECONDS = 0.25
+
+_BEAT, _COUNT = struct.Struct("<d"), struct.Struct("<I")
+_COUNT_AT, _LANES_LENGTH_AT, _LEAVES_AT, _WISHED_AT = 8, 12, 16, 17
+_LANES_AT, _LANES_BYTES = 64, 64 * 1024
+_ROWS_AT = _LANES_AT + _LANES_BYTES
+_ROW = struct.Struct("<ddqHH480s")  # since when (0: nothing), until when, thread, queue, bytes of the id, the id
+_ID_BYTES = 480
+#: Instead of a queue: any of the coroutines, which share a thread.
+_COROUTINES = 0xFFFF
+
+
+def size(concurrency: int) -> int:
+    """Return how many bytes the board of a process takes."""
+    return _ROWS_AT + _ROW.size * (concurrency + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """
+    What one thread runs.
+
+    Attributes:
+        thread: its number for the system.
+        queue: empty for coroutines, which share their thread.
+        id: of the message; empty for all that is held of the queue, a batch.
+        started_at, timeout_at: monotonic seconds; 0.0 for no limit.
+    """
+
+    thread: int
+    queue: str
+    id: str
+    started_at: float
+    timeout_at: float
+
+    def __str__(self) -> str:
+        """Say what it is, for a person."""
+        return f"{self.queue} {ascii(self.id)[1:-1]}".strip() if self.queue else "coroutines"
+
+
+@dataclass(slots=True)
+class _Cell:
+    """One thread's row, as its own process knows it."""
+
+    place: int
+    thread: int
+    number: int = _COROUTINES
+    queue: str = ""
+    id: str = ""
+    started_at: float = 0.0
+    timeout_at: float = 0.0
+
+
+@dataclass(slots=True)
+class _Kind:
+    """What the board needs to know of a handler."""
+
+    number: int
+    timeout: float | None
+    is_batch: bool
+    is_alone: bool = field(default=True)  # its thread runs nothing else at the same time
+
+
+class Board:
+    """
+    The side of the process itself: an observer that writes when a handler begins, and a thread that keeps it true.
+
+    Args:
+        path: a file of `size(concurrency)` bytes.
+    """
+
+    kinds = (Started,)
+
+    def __init__(self, path: Path, consumer: Consumer, handlers: Sequence[Handler], concurrency: int) -> None:
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), size(concurrency))
+        self._consumer = consumer
+        self._kinds = {
+            one.queue.name: _Kind(at, one.timeout_seconds, one.is_batch, not one.is_async or concurrency == 1)
+            for at, one in enumerate(handlers)
+        }
+        self._lanes: dict[str, str] = {}
+        self._cells: dict[int, _Cell] = {}
+        self._lock = threading.Lock()
+
+    def keep_up(self) -> None:
+        """Give signs of life for ever."""
+        while True:
+            self.look()
+            time.sleep(BEAT_SECONDS)
+
+    def __call__(self, event: Event, /) -> None:
+        """Write at once when a handler begins: it may not let us again."""
+        if not isinstance(event, Started):
+            return
+        if event.queue not in self._lanes:
+            self._note_lanes()
+        cell = self._cells.get(threading.get_ident()) or self._new_cell()
+        kind = self._kinds[event.queue]
+        if not kind.is_alone:
+            if not cell.started_at:
+                self._write(cell, _COROUTINES, "", "", time.monotonic(), 0.0)
+            return
+        now = time.monotonic()
+        until = 0.0 if kind.timeout is None else now + kind.timeout
+        self._write(cell, kind.number, event.queue, event.id, now, until)
+
+    def _new_cell(self) -> _Cell:
+        with self._lock:
+            cell = self._cells[threading.get_ident()] = _Cell(len(self._cells), threading.get_native_id())
+            _COUNT.pack_into(self._memory, _COUNT_AT, len(self._cells))
+        return cell
+
+    def _write(self, cell: _Cell, number: int, queue: str, id: str, now: float, until: float) -> None:
+        raw = b"" if number == _COROUTINES or self._kinds[queue].is_batch else id.encode("utf-8", "surrogateescape")
+        raw = raw if len(raw) <= _ID_BYTES else b""
+        with self._lock:
+            cell.number, cell.queue, cell.id, cell.started_at, cell.timeout_at = number, queue, id, now, until
+            place = _ROWS_AT + cell.place * _ROW.size
+            _ROW.pack_into(self._memory, place, now, until, cell.thread, number, len(raw), raw)
+
+    def look(self) -> None:
+        """Give a sign of life, clear what has ended, note what a handler has added to its time; hear the supervisor."""
+        if self._memory[_WISHED_AT]:
+            self._consumer.leave()
+        self._memory[_LEAVES_AT] = self._consumer.is_leaving
+        now = time.monotonic()
+        runs = {(one.queue, one.delivery.id): run for run in self._consumer.running() for one in run.deliveries}
+        for cell in list(self._cells.values()):
+            started_at = cell.started_at  # read once: its thread may begin something else at any moment
+            if cell.number == _COROUTINES or not 0 < started_at < now:
+                continue
+            run = runs.get((cell.queue, cell.id))
+            if run is None:
+                self._change(cell, started_at, 0.0, 0.0)
+            elif run.timeout_at is not None and run.timeout_at != cell.timeout_at:
+                self._change(cell, started_at, started_at, run.timeout_at)
+        if len(self._lanes) < len(self._kinds):
+            self._note_lanes()
+        _BEAT.pack_into(self._memory, 0, time.monotonic())
+
+    def _change(self, cell: _Cell, known: float, started_at: float, timeout_at: float) -> None:
+        """Write the times of `cell`, unless it has begun something else since."""
+        with self._lock:
+            if cell.started_at == known:
+                cell.started_at, cell.timeout_at = started_at, timeout_at
+                struct.pack_into("<dd", self._memory, _ROWS_AT + cell.place * _ROW.size, started_at, timeout_at)
+
+    def _note_lanes(self) -> None:
+        """Find out under which names this process claims: with them its leases can be found in Redis."""
+        deliveries = self._consumer.deliveries()
+        with self._lock:
+            for held in deliveries:
+                self._lanes.setdefault(held.queue, lane(held.delivery.claimed.nonce))
+            text = json.dumps(self._lanes).encode()
+            if len(text) <= _LANES_BYTES:
+                self._memory[_LANES_AT : _LANES_AT + len(text)] = text
+                _COUNT.pack_into(self._memory, _LANES_LENGTH_AT, len(text))
+
+
+class BoardView:
+    """
+    The side of the supervisor.
+
+    Args:
+        path: the file, which is made anew.
+        queues: the names of the handlers' queues, in the order in which the process has them.
+    """
+
+    def __init__(self, path: Path, queues: Sequence[str], concurrency: int) -> None:
+        path.write_bytes(b"")
+        with path.open("r+b") as file:
+            file.truncate(size(concurrency))  # what nobody writes takes no room
+            self._memory = mmap.mmap(file.fileno(), size(concurrency))
+        self._queues = queues
+
+    @property
+    def beat(self) -> float:
+        """The last sign of life, in monotonic seconds; 0.0 before the first."""
+        (at,) = _BEAT.unpack_from(self._memory, 0)
+        return float(at)
+
+    @property
+    def lanes(self) -> Mapping[str, str]:
+        """Queue -> under which name the process claims from it."""
+        (length,) = _COUNT.unpack_from(self._memory, _LANES_LENGTH_AT)
+        try:
+            known: dict[str, str] = json.loads(self._memory[_LANES_AT : _LANES_AT + length] or b"{}")
+        except ValueError:
+            return {}  # killed while it wrote
+        return known
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the process claims no more and lets its handlers finish."""
+        return bool(self._memory[_LEAVES_AT])
+
+    def wish_to_leave(self) -> None:
+        """Let the process do that soon."""
+        self._memory[_WISHED_AT] = 1
+
+    def rows(self) -> list[Row]:
+        """Return what runs, or has just ended."""
+        (count,) = _COUNT.unpack_from(self._memory, _COUNT_AT)
+        found = []
+        for place in range(count):
+            started_at, until, thread, number, length, raw = _ROW.unpack_from(
+                self._memory, _ROWS_AT + place * _ROW.size
+            )
+            if started_at:
+                queue = "" if number == _COROUTINES else self._queues[number]
+                found.append(Row(thread, queue, raw[:length].decode("utf-8", "surrogateescape"), started_at, until))
+        return found

@@ -1,0 +1,237 @@
+"""One worker process as its supervisor sees it: how it is started, what it says, and how it is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import psutil
+
+from reliq.consumer.consumer import EXIT_HUNG, EXIT_REPLACE
+from reliq.process.board import BoardView, Row
+from reliq.process.gil import Activity, activities, holders
+from reliq.worker.handler_call import CANCEL_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from reliq.consumer.handler import Handler
+    from reliq.health import Pulse
+    from reliq.process.main import Plan
+
+#: A process is not started again faster than this; one that dies at its start ever more slowly.
+RESTART_SECONDS, SLOWEST_RESTART_SECONDS = 1.0, 60.0
+#: What a handler has beyond its timeout to let the child end it itself.
+HARD_LIMIT_SECONDS = 1.0
+#: A silence is only what the supervisor was awake to hear: it may have been paused together with its children.
+LONGEST_GAP_SECONDS = 1.0
+#: A silence of so many seconds is worth a look at the threads.
+LOOK_CLOSER_SECONDS = 0.75
+
+
+@dataclass(slots=True)
+class Silence:
+    """
+    For how long the interpreter of a process has let nobody give a sign of life.
+
+    Attributes:
+        seconds: 0.0 while there are signs.
+        since: when it began, in monotonic seconds.
+        helped_at: at which length of it the supervisor last renewed the leases.
+    """
+
+    seconds: float = 0.0
+    since: float = 0.0
+    helped_at: float = 0.0
+    _beat: float = 0.0
+    _heard_at: float = 0.0
+    _before: dict[int, Activity] = field(default_factory=dict)
+    _looked_at: float = 0.0
+
+    def hear(self, beat: float, now: float, pid: int) -> float:
+        """Take note of the last sign of life; return the seconds since we listened, as far as we were awake."""
+        gap, self._heard_at = min(now - self._heard_at, LONGEST_GAP_SECONDS), now
+        if beat != self._beat:
+            self._beat, self.seconds, self.since, self.helped_at = beat, 0.0, beat, 0.0
+            self._before = {}
+        else:
+            self.seconds += gap
+        if self.seconds > LOOK_CLOSER_SECONDS and not self._before:
+            self._before, self._looked_at = activities(pid), now
+        return gap
+
+    def holders(self, pid: int, threads: set[int], now: float) -> set[int]:
+        """Return which of `threads` may hold the interpreter."""
+        return holders(self._before, activities(pid), threads, max(0.0, now - self._looked_at))
+
+
+@dataclass(slots=True)
+class Child:
+    """
+    A process, or the place for one.
+
+    Attributes:
+        handlers: of the queues that it works, in its order.
+        has_worked: it has entered its lifespan, so that what it owes is signs of life.
+        failures: how often in turn a process has died here at its start.
+        complained: for how many seconds, awake, it has not done what it owes.
+        done: it need not be started again.
+        doomed: why we ended the process, empty when it ended by itself.
+        guilty: the rows whose messages pay for its end, None when nobody knows: then all that had started.
+    """
+
+    number: int
+    folder: Path
+    pulse: Pulse
+    handlers: Sequence[Handler]
+    process: subprocess.Popen[str] | None = None
+    board: BoardView | None = None
+    silence: Silence = field(default_factory=Silence)
+    started_at: float = -RESTART_SECONDS
+    failures: int = 0
+    complained: float = 0.0
+    has_worked: bool = False
+    done: bool = False
+    doomed: str = ""
+    guilty: list[Row] | None = None
+
+    @property
+    def report(self) -> Path:
+        """The file in which the process names what it could not finish."""
+        return self.folder / f"report-{self.number}"
+
+    @property
+    def pid(self) -> int:
+        """Of the process; 0 when there is none."""
+        return 0 if self.process is None else self.process.pid
+
+    def start(self, plan: Plan) -> None:
+        """Start a process with `plan`; its standard input stays open as long as we live."""
+        path = self.folder / f"board-{self.number}"
+        self.board = BoardView(path, [one.queue.name for one in self.handlers], plan.concurrency)
+        self.report.unlink(missing_ok=True)
+        self.pulse.note(None)
+        self.doomed, self.guilty, self.has_worked = "", None, False
+        self.silence, self.complained = Silence(), 0.0
+        command = [sys.executable, "-m", "reliq.process.main"]
+        self.started_at = time.monotonic()
+        # Held back until the child has a handler for it: its default is to end the process.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        try:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, process_group=0)  # noqa: S603  ours
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if self.process.stdin is not None:
+            own = replace(plan, board=str(path), report=str(self.report), pulse=str(self.pulse.path))
+            self.process.stdin.write(own.as_line())
+            self.process.stdin.flush()
+
+    def has_ended(self) -> bool:
+        """Say whether there was a process that runs no more."""
+        return self.process is not None and self.process.poll() is not None
+
+    def may_start(self) -> bool:
+        """Say whether it is time to start a process."""
+        wait = min(RESTART_SECONDS * float(2 ** max(0, self.failures - 1)), SLOWEST_RESTART_SECONDS)
+        return time.monotonic() >= self.started_at + wait
+
+    def leaves(self) -> bool:
+        """Say whether the process claims no more and only lets its handlers finish."""
+        return self.process is not None and self.board is not None and self.board.leaves
+
+    def wish_to_leave(self, reason: str) -> None:
+        """Have the process claim no more, let its handlers finish and end."""
+        self.doomed = reason
+        if self.board is not None:
+            self.board.wish_to_leave()
+
+    def hear(self, now: float) -> None:
+        """Take note of a sign of life, or of a silence, once the process works."""
+        if self.board is None:
+            return
+        self.has_worked = self.has_worked or self.pulse.is_ready or bool(self.board.rows())
+        if not self.has_worked:
+            return
+        gap = self.silence.hear(self.board.beat, now, self.pid)
+        complains = self.pulse.is_ready and not self.board.leaves and self.pulse.complaint(now)
+        self.complained = self.complained + gap if complains and not self.silence.seconds > HARD_LIMIT_SECONDS else 0.0
+
+    def rows(self) -> list[Row]:
+        """Return what it runs."""
+        return [] if self.board is None else self.board.rows()
+
+    def overran(self, now: float, *, since: float = 0.0) -> list[Row]:
+        """Return the rows past the time at which the process itself would have ended them, of those due after `since`."""
+        silent = self.silence.seconds > HARD_LIMIT_SECONDS
+        return [
+            row
+            for row in self.rows()
+            if row.timeout_at > since
+            and now
+            > row.timeout_at + HARD_LIMIT_SECONDS + (CANCEL_SECONDS if row.queue in self._async and not silent else 0)
+        ]
+
+    def holders(self, now: float) -> list[Row]:
+        """Return the rows whose handler may hold the interpreter, or has had its time."""
+        rows, late = self.rows(), self.overran(now)
+        threads = self.silence.holders(self.pid, {row.thread for row in rows}, now)
+        return [row for row in rows if row.thread in threads or row in late]
+
+    def is_guilty(self, queue: str, id: str) -> bool:
+        """Say whether a message pays for the end of the process."""
+        rows = self.rows() if self.guilty is None else self.guilty
+        return self.has_started(rows, queue, id)
+
+    def has_started(self, rows: Sequence[Row], queue: str, id: str) -> bool:
+        """Say whether a message is among `rows`, or may be: of coroutines and batches only the queues are known."""
+        if any(row.queue == queue and row.id in ("", id) for row in rows):
+            return True
+        return queue in self._async and any(not row.queue for row in rows)
+
+    def doom(self, number: signal.Signals, reason: str, guilty: list[Row] | None = None) -> None:
+        """End the process, and remember why and who pays for it."""
+        self.doomed, self.guilty = reason, guilty
+        self.signal(number)
+
+    def why(self, returncode: int) -> str:
+        """Return why the process ended, in one word."""
+        if self.doomed:
+            return self.doomed
+        known = {0: "jobs", EXIT_REPLACE: "jobs", EXIT_HUNG: "hung"}
+        return known.get(returncode, "killed" if returncode < 0 else "crashed")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal if the process lives."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def collect(self) -> subprocess.Popen[str] | None:
+        """Take the dead process away, with whatever its handlers have started: it has a group of its own."""
+        process, self.process = self.process, None
+        if process is None:
+            return None
+        with suppress(OSError):  # nothing of the group is left
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.stdin is not None:
+            with suppress(OSError):  # it may have died before it read its plan
+                process.stdin.close()
+        return process
+
+    def memory_bytes(self) -> int:
+        """Return the process's resident memory, 0 when it is gone."""
+        try:
+            return 0 if self.process is None else int(psutil.Process(self.process.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+    @property
+    def _async(self) -> set[str]:
+        """The queues whose handlers are coroutines."""
+        return {one.queue.name for one in self.handlers if one.is_async}

@@ -1,0 +1,76 @@
+"""What a worker process holds, seen by its supervisor: leases extended or given back in its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from reliq import stateword, transitions
+from reliq.call import Command, id_text
+from reliq.client.client import Client
+from reliq.foreign import whole_number
+from reliq.message import Claimed
+from reliq.settings import BATCH_LIMIT
+from reliq.transport.connection import PUBLISH_TIMEOUT_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from reliq.consumer.consumer import Consumer
+    from reliq.keys import Keys
+
+#: How long a call is tried while Redis is away, and each reply is waited for as briefly: a supervisor has more to do.
+TRY_SECONDS = 1.0
+
+
+class Leases:
+    """The leases of a consumer's queues; every method may raise ReliqError."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def held(self, name: str, lane: str) -> list[Claimed]:
+        """Return what is held of queue `name` by who claims from it as `lane`."""
+        return list(self._held(self._keys(name), lane))
+
+    def extend(self, name: str, claimed: Sequence[Claimed]) -> None:
+        """Give what is held of queue `name` a whole lease more."""
+        (handler,) = self._consumer.chosen([name])
+        for piece in _pieces(claimed):
+            self._client().run(
+                transitions.extend(handler.queue.keys, piece, lease_ms=handler.settings.lease_ms),
+                for_seconds=TRY_SECONDS,
+            )
+
+    def release(self, name: str, claimed: Sequence[Claimed]) -> None:
+        """Give what is held of queue `name` back, unspent and in its order."""
+        for piece in reversed(_pieces(claimed)):  # the first at last, for it goes foremost
+            self._client().run(transitions.release(self._keys(name), piece), for_seconds=TRY_SECONDS)
+
+    def _held(self, keys: Keys, lane: str) -> Iterator[Claimed]:
+        """Yield what unack holds with receipts of `lane`, a bounded part of it at a time."""
+        at, client = 0, self._client()
+        while ids := client.run(
+            Command(("ZRANGE", keys.unack, at, at + BATCH_LIMIT - 1), _texts), for_seconds=TRY_SECONDS
+        ):
+            words, lefts = (client.run(Command(("HMGET", key, *ids), list[Any])) for key in (keys.lease, keys.counts))
+            for id, word, left in zip(ids, words, lefts, strict=True):
+                held = id_text(word or b"")
+                number = whole_number(left or b"")
+                if stateword.lane(held) == lane and number is not None:
+                    yield Claimed(id, held.removesuffix("!"), number, stateword.deaths(held))
+            at += BATCH_LIMIT
+
+    def _keys(self, name: str) -> Keys:
+        (handler,) = self._consumer.chosen([name])
+        return handler.queue.keys
+
+    def _client(self) -> Client:
+        return Client(self._consumer.connection(self._consumer.handlers).wire(PUBLISH_TIMEOUT_SECONDS))
+
+
+def _pieces(claimed: Sequence[Claimed]) -> list[Sequence[Claimed]]:
+    return [claimed[at : at + BATCH_LIMIT] for at in range(0, len(claimed), BATCH_LIMIT)]
+
+
+def _texts(reply: list[bytes]) -> list[str]:
+    return [id_text(one) for one in reply]

@@ -1,0 +1,117 @@
+"""What becomes of messages whose process cannot say it: it is dead, or a handler holds its interpreter."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from reliq.errors import RedisUnavailableError, ReliqError
+from reliq.message import Claimed
+from reliq.process.leases import Leases
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from reliq.consumer.consumer import Consumer
+    from reliq.process.child import Child
+
+logger = logging.getLogger(__name__)
+
+#: Leases are renewed for a silent process after so much of the shortest, as it would itself, but not all the time.
+RENEW_PART, SHORTEST_RENEWAL_SECONDS = 3, 0.5
+IDS_SHOWN = 5
+
+
+class Recovery:
+    """Settles for worker processes what they cannot: leases are extended, or messages given back unspent."""
+
+    def __init__(self, consumer: Consumer, concurrency: int) -> None:
+        self._leases, self._concurrency = Leases(consumer), concurrency
+
+    def help(self, child: Child) -> None:
+        """
+        Keep what a silent process holds, as it would itself if it could.
+
+        What waits behind the only handler of a process is kept until that process will not start it any more, and
+        then given back.
+        """
+        silence, shortest = child.silence, min(one.lease_seconds for one in child.handlers)
+        if silence.seconds - silence.helped_at < max(SHORTEST_RENEWAL_SECONDS, shortest / RENEW_PART):
+            return
+        silence.helped_at = silence.seconds
+        late = child.overran(time.monotonic())
+        rows, lease_of = child.rows(), {one.queue.name: one.lease_seconds for one in child.handlers}
+
+        def settle(name: str, claimed: list[Claimed]) -> None:
+            waiting: list[Claimed] = []
+            if self._concurrency == 1 and silence.seconds > lease_of[name] + SHORTEST_RENEWAL_SECONDS:
+                waiting = [one for one in claimed if not child.has_started(rows, name, one.id)]
+            self._leases.release(name, waiting)
+            given_up = [*waiting, *(one for one in claimed if child.has_started(late, name, one.id))]
+            self._leases.extend(name, [one for one in claimed if one not in given_up])
+
+        self._of_each(child, settle)
+
+    def give_back(self, child: Child, pid: int) -> None:
+        """Release, unspent, what a dead process held: what it says itself, else all but what may have killed it."""
+        try:
+            by_queue = _cut_off(child.report.read_text())
+            child.report.unlink()
+        except FileNotFoundError:
+            self._of_each(child, lambda name, claimed: self._release(child, name, claimed))
+            return
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            logger.exception("what a process could not finish is unknown; its leases will end")
+            return
+
+        def release(name: str) -> None:
+            logger.warning(
+                "process %d ended before its handlers; given back to %s: %s", pid, name, _some(by_queue[name])
+            )
+            self._leases.release(name, by_queue[name])
+
+        _each(list(by_queue), release)
+
+    def _release(self, child: Child, name: str, claimed: list[Claimed]) -> None:
+        self._leases.release(name, [one for one in claimed if not child.is_guilty(name, one.id)])
+
+    def _of_each(self, child: Child, settle: Callable[[str, list[Claimed]], None]) -> None:
+        """Call `settle` with what the process holds of each queue."""
+        lanes = {} if child.board is None else child.board.lanes
+        _each(list(lanes), lambda name: settle(name, self._leases.held(name, lanes[name])))
+
+
+def _each(names: Sequence[str], step: Callable[[str], None]) -> None:
+    """
+    Take `step` for each queue, and say when Redis does not.
+
+    When it is away the rest is not tried: the supervisor would hear no signal and look at no process for as long.
+    """
+    for at, name in enumerate(names):
+        try:
+            step(name)
+        except ReliqError as error:
+            is_away = isinstance(error, RedisUnavailableError)
+            queues = ", ".join(names[at:] if is_away else [name])
+            logger.warning("%s: what a process held could not be settled, its leases will end: %s", queues, error)
+            if is_away:
+                return
+        except Exception:  # whatever it is, it must not end the supervisor, and every process with it
+            logger.exception("%s: what a process held could not be settled, its leases will end", name)
+
+
+def _cut_off(report: str) -> dict[str, list[Claimed]]:
+    """Return the receipts in a child's report, by queue."""
+    by_queue: dict[str, list[Claimed]] = defaultdict(list)
+    rows: list[dict[str, Any]] = json.loads(report)
+    for row in rows:
+        by_queue[row.pop("queue")].append(Claimed(**row))
+    return by_queue
+
+
+def _some(claimed: Sequence[Claimed]) -> str:
+    more = f" and {len(claimed) - IDS_SHOWN} more" if len(claimed) > IDS_SHOWN else ""
+    return ", ".join(ascii(one.id)[1:-1] for one in claimed[:IDS_SHOWN]) + more

@@ -1,0 +1,274 @@
+"""Keeps the processes of a worker running: starts them, replaces the dead, ends those that hang, stops all in peace."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING
+
+from reliq.consumer.signals import EXIT_SECOND_SIGNAL, SignalNotes
+from reliq.events import ProcessEnded, notify
+from reliq.health import Pulse
+from reliq.process.child import HARD_LIMIT_SECONDS, Child
+from reliq.process.folder import Folder
+from reliq.process.guard import Guard
+from reliq.process.main import EXIT_CONFIG, SETTLE_SECONDS
+from reliq.process.recovery import Recovery
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from reliq.consumer.consumer import Consumer
+    from reliq.events import Observer
+    from reliq.process.board import Row
+    from reliq.process.main import Plan
+
+logger = logging.getLogger(__name__)
+
+#: A worker all of whose processes died at their start so many times in turn gives up.
+START_TRIES = 4
+EXIT_NO_START = 1
+#: Between two looks at the children.
+LOOK_SECONDS = 0.1
+#: Between two looks at their memory.
+MEMORY_SECONDS = 1.0
+#: The default of --stall.
+STALL_SECONDS = 30.0
+#: A process that complains for so long, although it is awake, is ended.
+COMPLAINT_SECONDS = 5.0
+FIRST_PROCESS = 1
+
+
+class Supervisor:
+    """
+    Runs `processes` children by one plan.
+
+    Args:
+        max_memory: bytes of resident memory at which a child is replaced, None for no limit.
+        stall: seconds without a sign of life after which a child of several handlers is ended.
+        observers: are told when a process has ended.
+
+    Raises:
+        ConfigurationError: there is no place for temporary files.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        plan: Plan,
+        *,
+        processes: int,
+        max_memory: int | None = None,
+        stall: float = STALL_SECONDS,
+    ) -> None:
+        self.observers: list[Observer] = []
+        self._plan, self._max_memory, self._stall = plan, max_memory, stall
+        self._handlers = consumer.chosen(plan.queues) if consumer.handlers else []
+        self._folder, self._numbers = Folder(), count()
+        self.children = [self._place() for _ in range(processes)]
+        self._leaving: list[Child] = []  # they finish what they run; others have their places
+        self._returns = Recovery(consumer, plan.concurrency)
+        self._guard: Guard | None = None
+        self._signals = SignalNotes()
+        self._exit_code = 0
+        self._memory_at = 0.0
+
+    def run(self) -> int:
+        """Keep the children running until a signal, or until all are done; return the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, self._signals.note)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+            signal.signal(signal.SIGHUP, self._signals.note)
+        self._guard = Guard()
+        try:
+            while not self._stopping and not all(child.done for child in self.children):
+                self._look()
+                self._signals.wait(LOOK_SECONDS)
+            self._stop()
+        finally:
+            self._kill()
+            self._guard.close()
+            self._folder.remove()
+        return self._exit_code
+
+    @property
+    def folder(self) -> Path:
+        """A folder that goes with the supervisor."""
+        return self._folder.path
+
+    def living(self) -> int:
+        """Return how many processes run."""
+        return sum(child.process is not None for child in self._all)
+
+    def pulses(self) -> Sequence[Pulse]:
+        """Return what each child that is to run notes of itself."""
+        return [child.pulse for child in self.children if not child.done]
+
+    @property
+    def _all(self) -> list[Child]:
+        return [*self.children, *self._leaving]
+
+    @property
+    def _stopping(self) -> bool:
+        return self._asked > 0 or self._exit_code != 0
+
+    @property
+    def _asked(self) -> int:
+        """How often we were asked to stop."""
+        return sum(number != signal.SIGUSR1 for number in self._signals.numbers)
+
+    def _place(self) -> Child:
+        number = next(self._numbers)
+        return Child(number, self.folder, Pulse(self.folder / f"pulse-{number}"), self._handlers)
+
+    def _look(self) -> None:
+        """Look at every child once: replace the dead and those that leave, end those that hang or have grown."""
+        self._forward_stack_wish()
+        self._bury_orphans()
+        self._look_at_each()
+        for at, child in enumerate(self.children):
+            if child.leaves() and len(self._leaving) < len(self.children):
+                self.children[at] = self._successor(child)
+        for child in self.children:
+            if child.process is None and not child.done and not self._stopping and child.may_start():
+                self._start(child)
+        self._look_at_memory()
+
+    def _look_at_each(self) -> None:
+        for child in self._all:
+            if child.has_ended():
+                self._bury(child)
+            elif child.process is not None:
+                self._judge(child)
+
+    def _successor(self, child: Child) -> Child:
+        """Let another have the place of `child`, which finishes what it runs."""
+        self._leaving.append(child)
+        place = self._place()
+        place.started_at = child.started_at
+        return place
+
+    def _judge(self, child: Child) -> None:
+        """End a process whose handler overran its timeout or lets nothing else run; help one that is silent."""
+        now = time.monotonic()
+        child.hear(now)
+        silent, alone = child.silence.seconds, self._plan.concurrency == 1
+        if alone and (overran := child.overran(now)):
+            self._end(child, "overran", "its handler overran its timeout", overran)
+        elif not alone and silent > HARD_LIMIT_SECONDS and child.overran(now, since=child.silence.since):
+            self._end(child, "overran", "a handler that holds the interpreter overran its timeout", child.holders(now))
+        elif not alone and silent > self._stall:
+            self._end(child, "hung", f"a handler has held the interpreter for {silent:.0f} s", child.holders(now))
+        elif child.complained > COMPLAINT_SECONDS:
+            self._end(child, "hung", child.pulse.complaint(now))
+        elif silent:
+            self._returns.help(child)
+
+    def _end(self, child: Child, reason: str, why: str, guilty: list[Row] | None = None) -> None:
+        running = child.rows() if guilty is None else guilty
+        logger.warning("process %d: %s; killed. It ran: %s", child.pid, why, ", ".join(map(str, running)) or "nothing")
+        child.doom(signal.SIGKILL, reason, guilty)
+
+    def _start(self, child: Child) -> None:
+        """Start a process; one that the system does not let us start is tried again."""
+        try:
+            self._folder.restore("metrics" if self._plan.metrics else "")
+            if child.pulse.path is None or not child.pulse.path.exists():
+                child.pulse = Pulse(self.folder / f"pulse-{child.number}")
+            child.start(self._plan)
+        except OSError:
+            logger.exception("a process could not be started; trying again")
+            child.signal(signal.SIGKILL)
+        if self._guard is not None and child.pid:
+            self._guard.began(child.pid)
+
+    def _bury(self, child: Child) -> None:
+        """Take note of a dead process and give back what it held."""
+        process = child.collect()
+        if process is None:
+            return
+        if self._guard is not None:
+            self._guard.ended(process.pid)
+        reason = ""
+        if process.returncode == EXIT_CONFIG:
+            self._exit_code = EXIT_CONFIG
+        elif process.returncode == 0 and self._plan.burst and child.report.exists():  # else a handler has ended it
+            child.done = True
+        elif not self._stopping:
+            reason = child.why(process.returncode)
+            logger.warning("process %d ended with %d; starting another", process.pid, process.returncode)
+            self._give_up_if_none_starts(child)
+        if child in self._leaving:
+            self._leaving.remove(child)
+        notify(self.observers, [ProcessEnded("", process.pid, reason)])
+        self._returns.give_back(child, process.pid)
+
+    def _bury_orphans(self) -> None:
+        """As the first process of a container: take note of the dead whose parents are gone, one at a look."""
+        if os.getpid() != FIRST_PROCESS:
+            return
+        with suppress(ChildProcessError):
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None and ended.si_pid not in [child.pid for child in self._all]:
+                os.waitpid(ended.si_pid, 0)
+
+    def _give_up_if_none_starts(self, child: Child) -> None:
+        child.failures = 0 if child.has_worked else child.failures + 1
+        if all(one.failures >= START_TRIES for one in self.children):
+            logger.error("no process has come through its start in %d tries; giving up, see above why", START_TRIES)
+            self._exit_code = EXIT_NO_START
+
+    def _look_at_memory(self) -> None:
+        now = time.monotonic()
+        if self._max_memory is None or now - self._memory_at < MEMORY_SECONDS:
+            return
+        self._memory_at = now
+        for child in self.children:
+            if child.process is not None and not child.doomed and child.memory_bytes() > self._max_memory:
+                logger.warning("process %d has grown over --max-memory; replacing it", child.process.pid)
+                child.wish_to_leave("memory")
+
+    def _stop(self) -> None:
+        """Let every child stop in peace; a second signal ends them at once."""
+        for child in self._all:
+            child.signal(signal.SIGTERM)
+        asked = self._asked
+        until = time.monotonic() + self._plan.grace + SETTLE_SECONDS
+        while any(child.process is not None for child in self._all) and time.monotonic() < until:
+            if self._asked > max(1, asked):
+                self._exit_code = EXIT_SECOND_SIGNAL
+                return
+            self._forward_stack_wish()
+            self._look_at_each()
+            self._signals.wait(LOOK_SECONDS / 2)
+
+    def _kill(self) -> None:
+        for child in self._all:
+            child.signal(signal.SIGKILL)
+            if child.process is not None:
+                child.process.wait()
+                self._bury(child)
+
+    def _forward_stack_wish(self) -> None:
+        while signal.SIGUSR1 in self._signals.numbers:
+            self._signals.numbers.remove(signal.SIGUSR1)
+            for child in self._all:
+                child.signal(signal.SIGUSR1)
+
+
+def environment_of_children(folder: str | None = None) -> None:
+    """Let children import what a person starting `reliq` in this folder expects, the folder itself, and save memory."""
+    folder = folder or os.getcwd()  # noqa: PTH109  the text is what PYTHONPATH wants
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    known = os.environ.get("PYTHONPATH", "")
+    if folder not in known.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (folder, known) if part)
+    # glibc gives threads heaps of their own, up to eight for each core, and each keeps what it once took (mallopt(3)).
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")

@@ -1,0 +1,1 @@
+"""Publishes: from a body and its options to a receipt."""

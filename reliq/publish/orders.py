@@ -1,0 +1,222 @@
+"""What a publish sends, decided before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from reliq import transitions
+from reliq.client.lanes import Message
+from reliq.codec.codec import ENVELOPE_START, MAGIC, envelope_rest, open_envelope
+from reliq.errors import BodyError, ConfigurationError, LoginError, PublishFailed, ReliqError
+from reliq.ids import check_id, made_at, new_id
+from reliq.message import BulkResult, Confirmed, Counts, Duration, Outgoing, Receipt
+from reliq.settings import BATCH_LIMIT, LONGEST_SECONDS, MIB, milliseconds, seconds, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reliq.call import Call
+    from reliq.client.lanes import Messages
+    from reliq.codec.codec import Codec
+    from reliq.keys import Keys
+    from reliq.settings import QueueSettings
+
+#: No call carries more bytes than this.
+CHUNK_BYTES = 8 * MIB
+#: What is confirmed of a publish that waits for nobody.
+NOT_ASKED = Confirmed()
+
+
+class Terms(NamedTuple):
+    """What the messages of one call have in common (times in ms)."""
+
+    at_ms: int | None
+    delay_ms: int
+    ttl_ms: int
+    retries: int
+    window_ms: int | None
+    replace: bool
+
+
+class Order(NamedTuple):
+    """One message ready to be sent."""
+
+    id: str
+    value: bytes
+    terms: Terms
+
+
+class Writer:
+    """Turns what a user wants to publish into orders, and orders into calls."""
+
+    def __init__(self, keys: Keys, codec: Codec[Any], settings: QueueSettings, *, bare: bool) -> None:
+        self.keys, self._codec, self._settings, self.bare = keys, codec, settings, bare
+        self._usual = Terms(None, 0, milliseconds(settings.ttl), settings.retries, None, False)
+        self._usual_start = b"" if bare else envelope_rest(settings.retries)
+
+    def order(self, wish: Outgoing[Any]) -> Order:
+        """
+        Return `wish` checked and encoded.
+
+        Raises:
+            ConfigurationError: an option is not allowed.
+            BodyError: the body cannot be encoded or is too large.
+        """
+        terms = self._terms(wish)
+        id = new_id() if wish.id is None else check_id(wish.id)
+        payload = self._payload(wish.body)
+        if self.bare:
+            if wish.headers:
+                raise ConfigurationError("headers cannot be sent on a queue in the hdt3213 layout: its bodies are bare")
+            return Order(id, payload, terms)
+        enqueued = None if wish.id is None else made_at(new_id())
+        return Order(id, envelope_rest(terms.retries, enqueued, terms.window_ms, wish.headers) + payload, terms)
+
+    def usual(self, body: Any) -> Order:
+        """Return a body on the queue's terms, due now; raise BodyError when it cannot be encoded or is too large."""
+        return Order(new_id(), self._usual_start + self._payload(body), self._usual)
+
+    def known_by(self, orders: list[Order]) -> Messages:
+        """Return by what `orders` are known when they are published again: ids, and a hash of all the rest."""
+        terms = orders[0].terms
+        if terms.window_ms is None:  # a generated id is a chosen one when it is published again
+            terms = terms._replace(window_ms=milliseconds(self._settings.dedup))
+        known = []
+        for order in orders:
+            header, body = open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), order.value), bare=self.bare)
+            known.append(Message(order.id, hash((body, terms, frozenset(header.headers.items())))))
+        return tuple(known)
+
+    def call(self, orders: list[Order], turn: transitions.Turn) -> Call[transitions.PublishAnswer]:
+        """Return the call that sends `orders`, all on the same terms."""
+        terms = orders[0].terms
+        return transitions.publish(
+            self.keys,
+            [(order.id, order.value) for order in orders],
+            turn,
+            at_ms=terms.at_ms,
+            delay_ms=terms.delay_ms,
+            ttl_ms=terms.ttl_ms,
+            retries=terms.retries,
+            window_ms=terms.window_ms,
+            replace=terms.replace,
+            bare=self.bare,
+        )
+
+    def chunks(self, wishes: Iterable[Any], size: int) -> Iterator[list[Order]]:
+        """Yield orders in calls of at most `size`; bodies that are no `Outgoing` go on the queue's terms."""
+        whole("chunk", size, least=1, most=BATCH_LIMIT)
+        if isinstance(wishes, str | bytes | Mapping | Outgoing) or not isinstance(wishes, Iterable):
+            raise ConfigurationError(f"items must be an iterable of bodies or Outgoing, not {type(wishes).__name__}")
+        held: list[Order] = []
+        held_bytes = 0
+        for wish in wishes:
+            order = self.order(wish) if isinstance(wish, Outgoing) else self.usual(wish)
+            too_large = held_bytes + len(order.value) > CHUNK_BYTES
+            if held and (too_large or order.terms != held[0].terms):
+                yield held
+                held, held_bytes = [], 0
+            held.append(order)
+            held_bytes += len(order.value)
+            if len(held) == size:
+                yield held
+                held, held_bytes = [], 0
+        if held:
+            yield held
+
+    def failed(self, orders: list[Order], error: ReliqError, confirmed: int = 0) -> PublishFailed:
+        """Return `error` as the end of a publish."""
+        outcome: Literal["refused", "unknown"] = "unknown" if getattr(error, "maybe_ran", False) else "refused"
+        advised = not isinstance(error, LoginError)  # which says itself what to do first
+        ids = tuple(order.id for order in orders)
+        return PublishFailed(self.keys.name, ids, outcome, str(error), confirmed, advised=advised)
+
+    def _payload(self, body: Any) -> bytes:
+        payload = self._codec.encode(body)
+        if len(payload) > self._settings.max_body:
+            raise BodyError(f"body must be at most {self._settings.max_body} bytes (max_body), not {len(payload)}")
+        if self.bare and payload.startswith(MAGIC):
+            raise BodyError("body must not begin with 'RELIQ/1 ' on a queue in the hdt3213 layout")
+        return payload
+
+    def _terms(self, wish: Outgoing[Any]) -> Terms:
+        if _asks_for_nothing(wish):
+            return self._usual
+        settings = self._settings
+        ttl = seconds("ttl", settings.ttl if wish.ttl is None else wish.ttl, least=0.001)
+        retries = settings.retries if wish.retries is None else whole("retries", wish.retries, most=1000)
+        window = None
+        if wish.id is not None:
+            window = milliseconds(seconds("dedup", settings.dedup if wish.dedup is None else wish.dedup))
+        elif wish.dedup is not None:
+            raise ConfigurationError("dedup needs an id chosen by you: publish(..., id='report-7', dedup=86400)")
+        return Terms(*when(wish.delay, wish.at), milliseconds(ttl), retries, window, bool(wish.replace))
+
+
+def _asks_for_nothing(wish: Outgoing[Any]) -> bool:
+    """Say whether a message goes on the queue's terms: most do, and they are checked already."""
+    at_once = type(wish.delay) is float and not wish.delay and wish.at is None
+    plain = wish.retries is None and wish.ttl is None and wish.id is None and wish.dedup is None
+    return at_once and plain and not wish.replace
+
+
+class Tally:
+    """What a `publish_many` has done so far, and whether it must wait."""
+
+    def __init__(self, max_backlog: int | None) -> None:
+        self._most = None if max_backlog is None else whole("max_backlog", max_backlog, least=1, most=10**9)
+        self.confirmed = 0
+        self._duplicates: list[str] = []
+        self._tombstoned: list[str] = []
+        self._unconfirmed: list[str] = []
+        self._durable: bool | None = None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is a backlog to watch."""
+        return self._most is not None
+
+    def is_full(self, counts: Counts) -> bool:
+        """Say whether so many messages wait that the next call must wait too."""
+        return self._most is not None and counts.pending + counts.ready + counts.retry >= self._most
+
+    def add(self, done: list[Receipt]) -> None:
+        """Note what became of one call's messages."""
+        self._duplicates += [one.id for one in done if one.status == "duplicate"]
+        self._tombstoned += [one.id for one in done if one.status == "tombstoned"]
+        self.confirmed += sum(one.status == "published" for one in done)
+        self._unconfirmed += [one.id for one in done if one.durable is False]
+        if done and done[0].durable is not None:
+            self._durable = not self._unconfirmed
+
+    def result(self) -> BulkResult:
+        """Return the sum."""
+        duplicates, tombstoned = tuple(self._duplicates), tuple(self._tombstoned)
+        return BulkResult(self.confirmed, duplicates, tombstoned, self._durable, tuple(self._unconfirmed))
+
+
+def when(delay: Duration, at: datetime | None) -> tuple[int | None, int]:
+    """Return unix ms, or None, and a delay in ms; raise ConfigurationError when either is not allowed, or both given."""
+    delay_ms = milliseconds(seconds("delay", delay))
+    if at is not None and delay_ms:
+        raise ConfigurationError("give delay or at, not both")
+    return None if at is None else unix_ms(at), delay_ms
+
+
+def unix_ms(at: datetime) -> int:
+    """Return an aware datetime in unix ms; raise ConfigurationError for a naive or far one."""
+    if not isinstance(at, datetime) or at.utcoffset() is None:
+        raise ConfigurationError("at must be an aware datetime, such as datetime.now(UTC) + timedelta(hours=1)")
+    unix = at.timestamp()
+    now = datetime.now(at.tzinfo).timestamp()
+    if unix < 0 or unix - now > LONGEST_SECONDS:
+        raise ConfigurationError(f"at must lie between 1970 and ten years from now, not {at.isoformat()}")
+    return milliseconds(unix)
+
+
+def receipts(orders: list[Order], answer: transitions.PublishAnswer, confirmed: Confirmed = NOT_ASKED) -> list[Receipt]:
+    """Return what became of each order."""
+    due = answer.due_ms / 1000
+    return [Receipt(order.id, answer.refused.get(at, "published"), due, *confirmed) for at, order in enumerate(orders)]

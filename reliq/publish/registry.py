@@ -1,0 +1,37 @@
+"""Names queues in the registry for their producers: once in a while, after a publish, and never in its way."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from reliq import reads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from reliq.call import Command
+    from reliq.keys import Keys
+    from reliq.transport.connection import Connection
+
+#: Between two times that a process names the same queue in the same Redis; a queue is forgotten only after such a time.
+NAMING_SECONDS = 60.0
+
+
+class Registrar:
+    """Says when the queue of `keys` is to be named in the registry."""
+
+    def __init__(self, keys: Keys, connection: Callable[[], Connection]) -> None:
+        self._entry, self._connection = keys.entry, connection
+        self._quiet_until = 0.0
+
+    def due(self) -> Command[None] | None:
+        """Return the command that names the queue, to be made once by whoever asks; None for the next minute."""
+        now = time.monotonic()
+        if now < self._quiet_until:
+            return None
+        named, self._quiet_until = self._connection().named, now + NAMING_SECONDS
+        if named.get(self._entry, 0.0) > now:  # another object of the same queue has named it
+            return None
+        named[self._entry] = self._quiet_until
+        return reads.register([self._entry], int(time.time()))

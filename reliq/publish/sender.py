@@ -1,0 +1,119 @@
+"""Publishes in lanes: a call that gave up keeps its number for when the same messages are published again."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reliq.errors import ConfigurationError, ReliqError
+from reliq.publish.batcher import Batcher
+from reliq.publish.durability import Confirmer
+from reliq.publish.orders import NOT_ASKED, receipts
+from reliq.settings import Durability
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+
+    from reliq.call import T
+    from reliq.client.aio import AsyncClient
+    from reliq.client.client import Client
+    from reliq.client.lanes import Lane, Lanes
+    from reliq.message import Receipt
+    from reliq.publish.orders import Order, Writer
+    from reliq.publish.registry import Registrar
+    from reliq.transitions import Turn
+
+
+class Sender:
+    """Sends orders through either client."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        naming: Registrar,
+        lanes: Lanes,
+        client: Callable[[float], Client],
+        aclient: Callable[[float], AsyncClient],
+        *,
+        try_seconds: float,
+    ) -> None:
+        self._writer, self._naming, self._lanes, self._try_seconds = writer, naming, lanes, try_seconds
+        self._client, self._aclient = client, aclient
+        self._confirmer = Confirmer(writer.keys.name, client, aclient, try_seconds=try_seconds)
+        self._gatherings: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher]
+        self._gatherings = weakref.WeakKeyDictionary()
+
+    def send(self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE) -> list[Receipt]:
+        """Send `orders`; raise PublishFailed, with how many were `confirmed` before, when Redis is away or refuses."""
+        lane, turn = self._turn(orders)
+        call, told = self._writer.call(orders, turn), NOT_ASKED
+        try:
+            if durability.kind == "none":
+                answer = self._client(0.0).run(call, for_seconds=self._try_seconds)
+            else:
+                answer, told = self._confirmer.run(call, orders, durability)
+        except BaseException as error:
+            self._failed(lane, orders, error, confirmed)
+            raise
+        self._lanes.give_back(lane)
+        if naming := self._naming.due():
+            with suppress(ReliqError):
+                self._client(0.0).run(naming)
+        return receipts(orders, answer, told)
+
+    async def asend(
+        self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE
+    ) -> list[Receipt]:
+        """As `send`, in async code; those of many tasks share round trips."""
+        lane, turn = self._turn(orders)
+        call, told = self._writer.call(orders, turn), NOT_ASKED
+        try:
+            if durability.kind == "none":
+                answer = await self._gathering().run(call, sum(len(order.value) for order in orders))
+            else:
+                answer, told = await self._confirmer.arun(call, orders, durability)
+        except BaseException as error:
+            self._failed(lane, orders, error, confirmed)
+            raise
+        self._lanes.give_back(lane)
+        if naming := self._naming.due():
+            with suppress(ReliqError):
+                await self._aclient(0.0).run(naming)
+        return receipts(orders, answer, told)
+
+    def _gathering(self) -> Batcher:
+        """Return what makes the calls of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._gatherings:
+            for closed in [one for one in self._gatherings if one.is_closed()]:  # its last task may hold it for ever
+                del self._gatherings[closed]
+            self._gatherings[loop] = Batcher(lambda: self._aclient(0.0), for_seconds=self._try_seconds)
+        return self._gatherings[loop]
+
+    def _turn(self, orders: list[Order]) -> tuple[Lane, Turn]:
+        return self._lanes.take(self._writer.known_by(orders) if self._lanes.any_parked else ())
+
+    def _failed(self, lane: Lane, orders: list[Order], error: BaseException, confirmed: int) -> None:
+        """Keep the number of a call whose outcome is unknown; raise PublishFailed for what Redis did or did not do."""
+        failure = self._writer.failed(orders, error, confirmed) if isinstance(error, ReliqError) else None
+        if isinstance(error, ConfigurationError) or (failure and failure.outcome == "refused"):
+            self._lanes.give_back(lane)
+        elif not orders[0].terms.replace:  # who replaces wants it published now, whatever was before
+            self._lanes.park(lane, self._writer.known_by(orders))
+        if failure and not isinstance(error, ConfigurationError):
+            raise failure from error
+
+
+def begun(executor: Executor, call: Callable[[], T]) -> Callable[[], T]:
+    """
+    Begin `call` in a thread and return what waits for its answer.
+
+    When the main thread has ended Python starts no more of them; then the call is made when its answer is asked for.
+    """
+    try:
+        return executor.submit(call).result
+    except RuntimeError:
+        return call

@@ -1,0 +1,182 @@
+"""Messages without a decorator: claimed, renewed while the block runs, and settled at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from reliq.errors import RedisUnavailableError, ReliqError
+from reliq.events import notify
+from reliq.foreign import printable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from reliq.client.aio import AsyncClient
+    from reliq.client.client import Client
+    from reliq.events import Observer
+    from reliq.receive.batch import Batch, Received
+
+B = TypeVar("B")
+
+logger = logging.getLogger(__name__)
+
+#: For so long a Redis that is away is tried.
+TRY_SECONDS = 2.0
+#: A wait in Redis may overshoot by so much; the rest of a wait for a due time is slept.
+OVERSHOOT_SECONDS = 0.1
+
+
+@contextmanager
+def receiving(
+    client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore
+) -> Iterator[list[Received[B]]]:
+    """Take messages, renew their leases in a thread of its own while the block runs, and settle them."""
+    _take(client, batch, wait_seconds, places_to_wait)
+    over = threading.Event()
+    renewer = threading.Thread(target=_renew_until, args=(over, client, batch), name="reliq-receive", daemon=True)
+    renewer.start()
+    error: BaseException | None = None
+    try:
+        yield batch.jobs
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        over.set()
+        renewer.join()
+        for call in batch.settle(error):
+            batch.settled(client.run(call, for_seconds=batch.lease_seconds))
+
+
+def _take(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
+    try:
+        _look(client, batch, wait_seconds, places_to_wait)
+        for call in batch.fill(client.run_all(batch.bodies(), for_seconds=TRY_SECONDS)):
+            client.run(call, for_seconds=TRY_SECONDS)
+    except BaseException:
+        if batch.claimed:
+            with suppress(ReliqError):
+                client.run(batch.release())
+        raise
+    _tell(client.observers, batch)
+
+
+def _look(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
+    until = time.monotonic() + wait_seconds
+    while True:
+        next_in = batch.looked(client.run_all(batch.look(), for_seconds=TRY_SECONDS))
+        rest = until - time.monotonic()
+        if batch.claimed or rest <= 0:
+            break
+        if min(rest, next_in) > OVERSHOOT_SECONDS:
+            _wait(client, batch, min(rest, next_in) - OVERSHOOT_SECONDS, places_to_wait)
+        else:
+            time.sleep(min(rest, next_in))
+    batch.over()
+
+
+def _wait(client: Client, batch: Batch[B], seconds: float, places_to_wait: threading.Semaphore) -> None:
+    """Wait in Redis for something to claim; where many do so already, for a place. The next look tells what failed."""
+    until = time.monotonic() + seconds
+    if places_to_wait.acquire(timeout=seconds):
+        try:
+            if (left := until - time.monotonic()) > 0:
+                with suppress(RedisUnavailableError):
+                    client.run(batch.token(left))
+        finally:
+            places_to_wait.release()
+
+
+def _renew_until(over: threading.Event, client: Client, batch: Batch[B]) -> None:
+    while batch.jobs and not over.wait(batch.lease_seconds / 3):
+        with suppress(ReliqError):
+            batch.renewed(client.run(batch.renew()))
+
+
+@asynccontextmanager
+async def areceiving(
+    client: AsyncClient, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore
+) -> AsyncIterator[list[Received[B]]]:
+    """As `receiving`; the renewal is a task, so a block that holds the event loop up for a lease loses it."""
+    # Taking is not cut off: what a cancelled caller has claimed is given back.
+    taking = asyncio.ensure_future(_atake(client, batch, wait_seconds, places_to_wait))
+    try:
+        await asyncio.shield(taking)
+    except asyncio.CancelledError:
+        batch.give_up()
+        with suppress(ReliqError):
+            await taking
+            if batch.claimed:
+                await client.run(batch.release())
+        raise
+    renewer = asyncio.create_task(_arenew(client, batch))
+    error: BaseException | None = None
+    try:
+        yield batch.jobs
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        renewer.cancel()
+        for call in batch.settle(error):
+            batch.settled(await client.run(call, for_seconds=batch.lease_seconds))
+
+
+async def _atake(client: AsyncClient, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore) -> None:
+    try:
+        await _alook(client, batch, wait_seconds, places_to_wait)
+        if batch.given_up:
+            return
+        for call in batch.fill(await client.run_all(batch.bodies(), for_seconds=TRY_SECONDS)):
+            await client.run(call, for_seconds=TRY_SECONDS)
+    except BaseException:
+        if batch.claimed:
+            with suppress(ReliqError):
+                await client.run(batch.release())
+        raise
+    _tell(client.observers, batch)
+
+
+async def _alook(client: AsyncClient, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore) -> None:
+    until = time.monotonic() + wait_seconds
+    while not batch.given_up:
+        next_in = batch.looked(await client.run_all(batch.look(), for_seconds=TRY_SECONDS))
+        rest = until - time.monotonic()
+        if batch.claimed or rest <= 0:
+            break
+        if min(rest, next_in) > OVERSHOOT_SECONDS:
+            await _await(client, batch, min(rest, next_in) - OVERSHOOT_SECONDS, places_to_wait)
+        else:
+            await asyncio.sleep(min(rest, next_in))
+    batch.over()
+
+
+async def _await(client: AsyncClient, batch: Batch[B], seconds: float, places_to_wait: asyncio.Semaphore) -> None:
+    until = time.monotonic() + seconds
+    with suppress(TimeoutError):
+        await asyncio.wait_for(places_to_wait.acquire(), seconds)
+        try:
+            if (left := until - time.monotonic()) > 0:
+                with suppress(RedisUnavailableError):
+                    await client.run(batch.token(left))
+        finally:
+            places_to_wait.release()
+
+
+async def _arenew(client: AsyncClient, batch: Batch[B]) -> None:
+    while batch.jobs:
+        await asyncio.sleep(batch.lease_seconds / 3)
+        with suppress(ReliqError):
+            batch.renewed(await client.run(batch.renew()))
+
+
+def _tell(observers: Sequence[Observer], batch: Batch[B]) -> None:
+    """Tell of what did not decode, as a worker does: whoever receives never sees it."""
+    for one in batch.undecodable:
+        logger.warning("%s: %s does not decode and goes back: %s", one.queue, printable(one.id), one.error)
+    notify(observers, batch.undecodable)

@@ -1,0 +1,1 @@
+"""One look at queues in Redis, a few round trips whatever their number and length."""

@@ -1,0 +1,1 @@
+"""Commands out, replies back: URLs, pools, connections, and one round trip at a time."""

@@ -1,0 +1,253 @@
+"""
+Which Redis, and the wires to it: one `Connection` for each URL or client in a process.
+
+The environment is read here and, for its own variables, by the command; nowhere else.
+"""
+
+import asyncio
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from reliq.errors import ConfigurationError, InsecureWarning
+from reliq.keys import Layout
+from reliq.transport.cluster import AsyncClusterWire, AsyncWire, ClusterWire, Nodes, Wire
+from reliq.transport.pool import Address, RedisClient, Target, address, node_pool, places, pool, sentinels, weakness
+from reliq.transport.url import check_url, masked
+from reliq.transport.wire import AsyncPooledWire, Gate, PooledWire
+
+URL_VARIABLE = "RELIQ_URL"
+#: For so long a publish tries at a Redis that is away.
+PUBLISH_SECONDS = 2.0
+#: How long it waits for one reply: two tries that hang fit in.
+PUBLISH_TIMEOUT_SECONDS = 0.9
+#: A worker waits in Redis for at most a second; the rest is for a slow server.
+WORKER_TIMEOUT_SECONDS = 5.0
+
+
+class OfLoop:
+    """What one event loop has of a connection: its wires by time-out, until the loop ends."""
+
+    def __init__(self, places_to_wait: int) -> None:
+        self.wires: dict[float, AsyncWire] = {}
+        self.places_to_wait = asyncio.Semaphore(places_to_wait)
+        self.end = self._until_the_loop_ends()
+        # An event loop ends its asynchronous generators before it closes: from its first step on it knows this one.
+        with suppress(StopIteration):
+            self.end.__anext__().send(None)
+
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            wires, self.wires = self.wires, {}
+            for one in _pools(wires):
+                await one.disconnect()
+                for sentinel in sentinels(one):
+                    await sentinel.aclose()
+
+
+class Connection:
+    """The wires to one Redis in this process, by time-out: blocking ones and, per event loop, ones for asyncio."""
+
+    def __init__(self, target: Target) -> None:
+        self._url = target if isinstance(target, str) else ""
+        # A client goes when its owner lets it go, and this connection with it.
+        self._client = None if isinstance(target, str) else weakref.ref(target)
+        self._gate = Gate()
+        #: Queue -> until when this process need not name it in the registry, by the monotonic clock.
+        self.named: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._wires: dict[float, Wire] = {}
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, OfLoop] = weakref.WeakKeyDictionary()
+
+    @classmethod
+    def to(cls, target: Target | None) -> "Connection":
+        """
+        Return the connection to a URL or around a client; for each there is one in a process.
+
+        Raises:
+            ConfigurationError: there is neither an argument nor RELIQ_URL, or it is none that reliq can use.
+        """
+        chosen = default_url() if target is None else target
+        return _shared.connection(chosen)
+
+    @property
+    def name(self) -> str:
+        """The URL without its password, or the kind of client."""
+        return masked(self._url) if self._url else type(self._target()).__name__
+
+    @property
+    def address(self) -> Address:
+        """Where it is, as the URL or the client says."""
+        return address(self._target())
+
+    def wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Wire:
+        """Return a wire whose replies are awaited for at most `timeout_seconds`."""
+        if made := self._wires.get(timeout_seconds):
+            return made
+        with self._lock:
+            if timeout_seconds not in self._wires:
+                self._wires[timeout_seconds] = self._wire(timeout_seconds)
+            return self._wires[timeout_seconds]
+
+    def async_wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> AsyncWire:
+        """Return a wire for the running event loop; its connections are closed when the loop ends."""
+        with self._lock:
+            wires = self._of_loop().wires
+            if timeout_seconds not in wires:
+                wires[timeout_seconds] = self._async_wire(timeout_seconds)
+            return wires[timeout_seconds]
+
+    @cached_property
+    def places_to_wait(self) -> threading.BoundedSemaphore:
+        """What a call that blocks in Redis holds meanwhile: half of the connections are for those that do not."""
+        return threading.BoundedSemaphore(self._places_to_wait())
+
+    def async_places_to_wait(self) -> asyncio.Semaphore:
+        """As `places_to_wait`, for the running event loop."""
+        with self._lock:
+            return self._of_loop().places_to_wait
+
+    def close(self) -> None:
+        """Close the blocking connections; they come back when they are used again."""
+        with self._lock:
+            open_pools = _pools(self._wires)
+        for one in open_pools:
+            one.disconnect()
+            for sentinel in sentinels(one):
+                sentinel.close()
+
+    async def aclose(self) -> None:
+        """Close the running event loop's connections."""
+        with self._lock:
+            ours = self._loops.pop(asyncio.get_running_loop(), None)
+        if ours:
+            await ours.end.aclose()
+
+    def _of_loop(self) -> OfLoop:
+        loop = asyncio.get_running_loop()
+        if loop not in self._loops:
+            for closed in [one for one in self._loops if one.is_closed()]:  # not as `asyncio.run` does it
+                del self._loops[closed]
+            self._loops[loop] = OfLoop(self._places_to_wait())
+        return self._loops[loop]
+
+    def _places_to_wait(self) -> int:
+        return max(1, places(self._target()) // 2)
+
+    def _wire(self, timeout_seconds: float) -> Wire:
+        target = self._target()
+        if not isinstance(target, redis.RedisCluster):
+            return PooledWire(self._pool(timeout_seconds, asynchronous=False), self._gate)
+        cluster = weakref.proxy(target)
+        return ClusterWire(
+            Nodes(
+                cluster,
+                lambda host, port: PooledWire(
+                    node_pool(cluster, host, port, timeout_seconds, asynchronous=False), self._gate
+                ),
+            )
+        )
+
+    def _async_wire(self, timeout_seconds: float) -> AsyncWire:
+        target = self._target()
+        if not isinstance(target, redis.RedisCluster):
+            return AsyncPooledWire(self._pool(timeout_seconds, asynchronous=True), self._gate)
+        cluster = weakref.proxy(target)
+        return AsyncClusterWire(
+            Nodes(
+                cluster,
+                lambda host, port: AsyncPooledWire(
+                    node_pool(cluster, host, port, timeout_seconds, asynchronous=True), self._gate
+                ),
+            )
+        )
+
+    def _pool(self, timeout_seconds: float, *, asynchronous: bool) -> Any:
+        return pool(self._target(), timeout_seconds, asynchronous=asynchronous)
+
+    def _target(self) -> Target:
+        client = self._client() if self._client else None
+        if not self._url and client is None:
+            raise ConfigurationError(
+                "the redis-py client that this queue was given is gone; keep it as long as the queue"
+            )
+        return client if client is not None else self._url
+
+
+class _Shared:
+    """The connections of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_url: dict[str, Connection] = {}
+        self._by_client: weakref.WeakKeyDictionary[RedisClient, Connection] = weakref.WeakKeyDictionary()
+
+    def connection(self, target: Target) -> Connection:
+        """Return the connection to `target`, which is checked when it is met for the first time."""
+        if isinstance(target, str) and (met := self._by_url.get(target)):
+            return met
+        check_target(target)
+        with self._lock:
+            known: Any = self._by_url if isinstance(target, str) else self._by_client
+            if target not in known:
+                if why := weakness(target):
+                    warnings.warn(why, InsecureWarning, stacklevel=3)
+                known[target] = Connection(target)
+            found: Connection = known[target]
+            return found
+
+
+_shared = _Shared()
+_of_parents: list[_Shared] = []
+
+
+def _start_over() -> None:
+    """Leave the parent's connections to the parent; were they collected here, that would disturb them there."""
+    global _shared  # noqa: PLW0603  a fork changes the process
+    _of_parents.append(_shared)
+    _shared = _Shared()
+
+
+os.register_at_fork(after_in_child=_start_over)
+
+
+def default_url() -> str:
+    """Return RELIQ_URL; reliq never guesses a server."""
+    url = os.environ.get(URL_VARIABLE)
+    if not url:
+        raise ConfigurationError(
+            f"no Redis given: pass url='redis://HOST:6379/0', or set {URL_VARIABLE} (a command takes --url)"
+        )
+    return url
+
+
+def check_target(target: Target) -> None:
+    """Raise ConfigurationError when `target` is neither a URL nor a client that reliq can use."""
+    if isinstance(target, str):
+        check_url(target)
+    elif not isinstance(target, RedisClient):
+        raise ConfigurationError(f"url must be a Redis URL or a redis-py client, not {type(target).__name__}")
+
+
+def _pools(wires: Mapping[float, Wire | AsyncWire]) -> list[Any]:
+    """Return every pool behind `wires`."""
+    return [one for wire in wires.values() for one in wire.pools()]
+
+
+def check_slots(target: Target | None, layout: Layout) -> None:
+    """Raise ConfigurationError when `target` is a Cluster that would have a queue's keys in several of its slots."""
+    if isinstance(target, redis.RedisCluster) and not layout.is_in_one_slot:
+        raise ConfigurationError(
+            f"in the layout {layout} a queue's keys lie in several slots, so that it cannot be used in a Redis Cluster; "
+            "there take hdt3213:tag, which is Layout.hdt3213(hash_tag=True) and NewQueueOnCluster in Go"
+        )

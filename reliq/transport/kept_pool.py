@@ -1,0 +1,82 @@
+"""A blocking pool that keeps connections at hand, for one thread after another."""
+
+import select
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import redis
+
+
+class KeptPool:
+    """
+    A blocking pool that keeps connections at hand, for one thread after another.
+
+    redis-py's bookkeeping for each use takes as long as sending a command. What is kept counts as in use there, so
+    the pool's limit holds; a thread that waits for the pool gets what is given back.
+    """
+
+    def __init__(self, pool: redis.BlockingConnectionPool) -> None:
+        self.beneath = pool
+        self._pool: Any = pool
+        self._lock = threading.Lock()
+        self._at_hand: list[Any] = []
+        self._waiting = 0
+        #: By connection: its socket, and what tells whether there is something to read from it.
+        self._looks: dict[Any, tuple[Any, Callable[[], Any]]] = {}
+
+    def get_connection(self) -> Any:
+        """Return a connection that is ready to send; raise as redis-py does when there is none."""
+        while kept := self._take():
+            if self._is_ready(kept):
+                return kept
+            kept.disconnect()
+            self._pool.release(kept)
+        try:
+            return self._pool.get_connection()
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    def release(self, connection: Any) -> None:
+        """Take a connection back, with every reply read; one that is disconnected goes to the pool, to be made anew."""
+        with self._lock:
+            if connection._sock and not self._waiting:  # noqa: SLF001  `is_connected` came with redis-py 7
+                self._at_hand.append(connection)
+                return
+        self._pool.release(connection)
+
+    def disconnect(self) -> None:
+        """Close every connection; they come back when they are used again."""
+        with self._lock:
+            at_hand, self._at_hand = self._at_hand, []
+        for kept in at_hand:
+            self._pool.release(kept)
+        self._pool.disconnect()
+
+    def _take(self) -> Any:
+        """Return a connection at hand; None when there is none, then this thread counts as waiting for the pool."""
+        with self._lock:
+            if self._at_hand:
+                return self._at_hand.pop()
+            self._waiting += 1
+            return None
+
+    def _is_ready(self, connection: Any) -> bool:
+        """Say whether a connection is open with nothing to read: the server closes those that are idle for long."""
+        socket = connection._sock  # noqa: SLF001  redis-py's own `can_read` makes and fills a poll object at each call
+        if socket is None:
+            return False
+        look = self._looks.get(connection)
+        if look is None or look[0] is not socket:
+            look = self._looks[connection] = (socket, _snapshots(socket))
+        return not look[1]()
+
+
+def _snapshots(socket: Any) -> Callable[[], Any]:
+    """Return what tells whether there is something to read from a socket."""
+    if not hasattr(select, "poll"):  # eventlet takes it away; Windows has none
+        return lambda: select.select([socket], [], [], 0)[0]
+    poll = select.poll()
+    poll.register(socket, select.POLLIN)
+    return lambda: poll.poll(0)

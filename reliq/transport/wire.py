@@ -1,0 +1,213 @@
+"""
+Wires: commands out, replies back, in one round trip and without a retry.
+
+For a single server, a Unix socket, whatever Sentinel calls the primary, and one node of a Cluster.
+Nothing above a wire knows the difference.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import redis
+import redis.asyncio
+from hiredis import pack_command
+
+from reliq import reads
+from reliq.call import Arg
+from reliq.errors import ConfigurationError
+from reliq.transport.error_replies import Trust, is_elsewhere
+
+OLDEST_SERVER = (6, 2)
+
+Reply = Any
+
+
+#: What ends a connection.
+_BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
+
+
+class NotSentError(redis.ConnectionError):
+    """No connection could be made, so the command cannot have run."""
+
+
+class Gate:
+    """Lets nothing through before the server is known to be new enough; one that hides its version is trusted."""
+
+    question = reads.server_facts("server")
+
+    def __init__(self) -> None:
+        self.is_open = False
+
+    def judge(self, reply: Reply) -> None:
+        """Open, or raise ConfigurationError: the server is too old."""
+        facts = self.question.read(reply) if isinstance(reply, bytes) else {}
+        version = facts.get("redis_version", "")
+        numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+        if numbers and tuple(numbers) < OLDEST_SERVER:
+            raise ConfigurationError(f"Redis must be 6.2 or newer, not {version}")
+        self.is_open = True
+
+
+class PooledWire:
+    """Commands to one server, over connections from a pool."""
+
+    def __init__(self, pool: Any, gate: Gate) -> None:
+        self._pool = pool
+        self._gate = gate
+        self._trust = Trust()
+
+    def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
+        """Send `commands` at once and return the replies; one that Redis refused is an exception in its place."""
+        connection = self._connected()
+        try:
+            if not self._gate.is_open:
+                self._pass_gate(connection)
+            connection.send_packed_command(packed(commands))
+            replies = [_reply(connection) for _ in commands]
+            if is_elsewhere(replies):
+                self._trust.fails(connection)
+                connection.disconnect()
+            else:
+                self._trust.works(connection)
+        except BaseException as error:
+            if isinstance(error, _BROKEN):
+                self._trust.fails(connection)
+            connection.disconnect()  # a reply that was not read must not meet the next command
+            raise
+        finally:
+            self._pool.release(connection)
+        return replies
+
+    def pools(self) -> list[Any]:
+        """Return the pools of its connections."""
+        return [self._pool]
+
+    def _connected(self) -> Any:
+        try:
+            connection = self._pool.get_connection()
+            if self._trust.doubts(connection):
+                self._renew(connection)
+        except (*_BROKEN, redis.ResponseError) as error:
+            raise _not_sent(error, self._pool) from error
+        return connection
+
+    def _renew(self, connection: Any) -> None:
+        try:
+            connection.disconnect()
+            connection.connect()
+        except BaseException:
+            self._pool.release(connection)
+            raise
+
+    def _pass_gate(self, connection: Any) -> None:
+        try:
+            connection.send_packed_command(packed([self._gate.question.command]))
+            self._gate.judge(_reply(connection))
+        except _BROKEN as error:
+            raise _not_sent(error, self._pool) from error
+
+
+class AsyncPooledWire:
+    """The same for asyncio."""
+
+    def __init__(self, pool: Any, gate: Gate) -> None:
+        self._pool = pool
+        self._gate = gate
+        self._trust = Trust()
+
+    async def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
+        """Send `commands` at once and return the replies; one that Redis refused is an exception in its place."""
+        connection = await self._connected()
+        try:
+            if not self._gate.is_open:
+                await self._pass_gate(connection)
+            await connection.send_packed_command(packed(commands))
+            replies = [await _async_reply(connection) for _ in commands]
+            if is_elsewhere(replies):
+                self._trust.fails(connection)
+                await connection.disconnect(nowait=True)
+            else:
+                self._trust.works(connection)
+        except BaseException as error:
+            if isinstance(error, _BROKEN):
+                self._trust.fails(connection)
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await self._pool.release(connection)
+        return replies
+
+    def pools(self) -> list[Any]:
+        """Return the pools of its connections."""
+        return [self._pool]
+
+    async def _connected(self) -> Any:
+        try:
+            connection = await self._pool.get_connection()
+            if self._trust.doubts(connection):
+                await self._renew(connection)
+        except (*_BROKEN, redis.ResponseError) as error:
+            raise _not_sent(error, self._pool) from error
+        return connection
+
+    async def _renew(self, connection: Any) -> None:
+        try:
+            await connection.disconnect(nowait=True)
+            await connection.connect()
+        except BaseException:
+            await self._pool.release(connection)
+            raise
+
+    async def _pass_gate(self, connection: Any) -> None:
+        try:
+            await connection.send_packed_command(packed([self._gate.question.command]))
+            self._gate.judge(await _async_reply(connection))
+        except _BROKEN as error:
+            raise _not_sent(error, self._pool) from error
+
+
+def packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:
+    """Return `commands` as they are sent; ids of foreign publishers may be any bytes (see `call.id_text`)."""
+    pack: Callable[[Any], bytes] = pack_command  # its stub knows tuples of one argument only
+    try:
+        return [b"".join([pack(tuple(command)) for command in commands])]
+    except UnicodeEncodeError:
+        return [b"".join([pack(tuple(map(_raw, command))) for command in commands])]
+
+
+def _raw(arg: Arg) -> Arg:
+    return arg.encode("utf-8", "surrogateescape") if isinstance(arg, str) else arg
+
+
+def _not_sent(error: Exception, pool: Any) -> Exception:
+    """Return what to raise when a connection could not be made; a refused login stays what it is."""
+    if isinstance(error, redis.AuthenticationError):
+        return error
+    if isinstance(error, redis.ResponseError):  # to SELECT or AUTH
+        return redis.AuthenticationError(str(error))
+    kind = getattr(pool, "beneath", pool).connection_class
+    is_secure = issubclass(kind, redis.SSLConnection | redis.asyncio.SSLConnection)
+    text = str(error)
+    if is_secure and ("Timeout connecting" in text or "WRONG_VERSION_NUMBER" in text):
+        return NotSentError(f"{text}; if that port speaks no TLS, the URL begins with redis://")
+    if not is_secure and "connecting to" not in text and "No connection" not in text:  # it was closed at the greeting
+        return NotSentError(f"{text}; if that port speaks TLS, the URL begins with rediss://")
+    return NotSentError(text)
+
+
+def _reply(connection: Any) -> Reply:
+    try:
+        return connection.read_response()
+    except redis.ConnectionError:
+        raise
+    except redis.ResponseError as error:
+        return error
+
+
+async def _async_reply(connection: Any) -> Reply:
+    try:
+        return await connection.read_response()
+    except redis.ConnectionError:
+        raise
+    except redis.ResponseError as error:
+        return error

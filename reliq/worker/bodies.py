@@ -1,0 +1,135 @@
+"""The bodies of what was claimed: which are read next, and what can start when they have come."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from reliq import reads
+from reliq.codec.codec import open_envelope
+from reliq.errors import RedisRefusedError
+from reliq.message import Delivery
+from reliq.settings import BATCH_LIMIT, MIB
+from reliq.worker.outcome import EXPIRED, RELEASED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from reliq.call import Request
+    from reliq.consumer.handler import Handler
+    from reliq.worker.delivery import HeldDelivery
+    from reliq.worker.inflight import Inflight
+    from reliq.worker.loop import QueueBackoff
+    from reliq.worker.outcome import Outcome
+
+#: One round trip brings no more bytes of bodies than about this, so that neither Redis nor this process is held up.
+READ_BYTES = 8 * MIB
+
+Piece = tuple[str, list["HeldDelivery"]]
+
+
+class BodyReader:
+    """
+    Has bodies read, a bounded number of bytes in one round trip, and lets what has its body start.
+
+    How large a queue's bodies are is told by the largest so far, and before one has come by the queue's `max_body`. The
+    first is read alone: a foreign publisher's bodies may be larger.
+    """
+
+    def __init__(
+        self,
+        handlers: Sequence[Handler],
+        inflight: Inflight,
+        troubles: QueueBackoff,
+        submit: Callable[[list[HeldDelivery]], None],
+        settle: Callable[[list[HeldDelivery], Outcome], None],
+    ) -> None:
+        self._inflight, self._troubles = inflight, troubles
+        self._submit, self._settle = submit, settle
+        self._keys = {handler.queue.name: handler.queue.keys for handler in handlers}
+        self._largest: dict[str, int] = {}
+        self._expected: dict[str, int] = {}
+        for handler in handlers:
+            self._expect(handler.queue.name, handler.queue.settings.max_body)
+        self._unread: dict[str, list[HeldDelivery]] = {}
+        self._ready: list[HeldDelivery] = []
+
+    def add(self, deliveries: list[HeldDelivery]) -> None:
+        """Know of claimed `deliveries` of one queue until they can be read."""
+        if deliveries:
+            self._inflight.add(deliveries)
+            self._unread.setdefault(deliveries[0].queue, []).extend(deliveries)
+
+    def pieces(self) -> list[Piece]:
+        """Return what is to be read next: the first of each queue, as many as are expected to fit."""
+        rest, pieces = READ_BYTES, []
+        for name, waiting in list(self._unread.items()):
+            group = self._unread[name] = [held for held in waiting if not held.settling]
+            if not group:
+                del self._unread[name]
+            elif rest > 0 and not self._troubles.waits(name):
+                size = self._expected[name]
+                piece = group[: _fitting(rest, size) if name in self._largest else 1]
+                rest -= size * len(piece)
+                pieces.append((name, piece))
+        return pieces
+
+    def requests(self, pieces: Sequence[Piece]) -> list[Request[list[bytes | None]]]:
+        """Return the calls that read `pieces`."""
+        return [reads.bodies(self._keys[name], [held.delivery.claimed.id for held in piece]) for name, piece in pieces]
+
+    def take(self, pieces: Sequence[Piece], answers: Sequence[Any]) -> list[tuple[str, Exception]]:
+        """
+        Take the bodies of `pieces`, and return the queues that failed.
+
+        What Redis refuses is given back, what fails otherwise is read again.
+        """
+        failures: list[tuple[str, Exception]] = []
+        for (name, piece), answer in zip(pieces, answers, strict=True):
+            if isinstance(answer, RedisRefusedError):
+                self._give_back(piece)
+            if isinstance(answer, Exception):
+                failures.append((name, answer))
+            else:
+                del self._unread[name][: len(piece)]
+                self._ready += self._filled(name, piece, answer)
+        return failures
+
+    def start(self) -> None:
+        """Let what has its body run: what must not wait first."""
+        deliveries, self._ready = self._ready, []
+        if deliveries:
+            self._submit(sorted(deliveries, key=lambda held: not held.must_start))
+
+    def _filled(self, name: str, piece: list[HeldDelivery], values: list[bytes | None]) -> list[HeldDelivery]:
+        """Give deliveries their bodies; return those that have one, end the others."""
+        bare, now = self._keys[name].bare, time.monotonic()
+        filled, gone, largest = [], [], self._largest.setdefault(name, 0)
+        for held, value in zip(piece, values, strict=True):
+            if value is None:
+                gone.append(held)
+                continue
+            header, payload = open_envelope(value, bare=bare)
+            held.delivery = Delivery(held.delivery.claimed, value, header, payload)
+            held.held_since = now
+            largest = max(largest, len(value))
+            filled.append(held)
+        if largest > self._largest[name]:
+            self._largest[name] = largest
+            self._expect(name, largest)
+        if gone:
+            self._settle(self._inflight.withdraw(gone), EXPIRED)
+        return filled
+
+    def _expect(self, name: str, size: int) -> None:
+        """Take the bodies of a queue to be so large, and have no more claimed ahead than is soon read."""
+        self._expected[name] = size
+        self._inflight.limit_reads(name, _fitting(READ_BYTES, size))
+
+    def _give_back(self, deliveries: list[HeldDelivery]) -> None:
+        self._settle(self._inflight.withdraw(deliveries), RELEASED)
+
+
+def _fitting(room: int, size: int) -> int:
+    """Return how many bodies of a `size` are read at once when there is `room` for so many bytes."""
+    return max(1, min(BATCH_LIMIT, room // size))

@@ -1,0 +1,183 @@
+"""What both executors do with one run, before and after the handler itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from reliq.consumer.job import Job
+from reliq.errors import ConfigurationError, UndecodableError
+from reliq.events import Handled, Started, notify, wanting
+from reliq.text import class_name
+from reliq.worker.exceptions import described, placed
+from reliq.worker.failures import Failures, is_failure
+from reliq.worker.outcome import ACKED, OVERRAN, RELEASED, Outcome, answered, raised
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    from reliq.events import Event, Observer
+    from reliq.worker.delivery import HeldDelivery
+    from reliq.worker.failures import ErrorHook
+    from reliq.worker.handler_call import HandlerCall
+
+logger = logging.getLogger(__name__)
+
+#: Until the next delivery after an answer that is not allowed.
+NONSENSE_MS = 1000
+#: The most that is told of how late a handler starts: due times are what publishers write.
+LONGEST_LAG_SECONDS = 7 * 86_400.0
+#: What computes nothing before somebody asks it for the next.
+_LAZY = (Generator, AsyncGenerator, map, filter, zip)
+
+
+class Runner:
+    """
+    What both executors do with one run, before and after the handler itself.
+
+    Nothing that a message, a handler or an observer brings raises here: an executor's thread and slot outlast it.
+    """
+
+    def __init__(
+        self,
+        settle: Callable[[list[HeldDelivery], Outcome | None], None],
+        middleware: Sequence[Callable[[Job[Any]], Any]],
+        observers: Sequence[Observer],
+        stopping: threading.Event,
+        *,
+        on_error: Sequence[ErrorHook] = (),
+        error_text: bool = False,
+    ) -> None:
+        self.middleware = middleware
+        self.state: Any = None
+        self._settle, self._stopping, self._pid = settle, stopping, os.getpid()
+        self._failures = Failures(on_error, error_text=error_text, job_of=self._job)
+        self._told_starts, self._told_ends = wanting(observers, Started), wanting(observers, Handled)
+
+    def begin(self, run: HandlerCall) -> bool:
+        """Say whether the handler may start; what has no lease any more goes back, unspent if nobody has taken it."""
+        over = [held for held in run.deliveries if held.lost or run.started_at >= held.lease_until]
+        if over:
+            self._settle(over, RELEASED)
+            run.began = len(over) < len(run.deliveries)
+        if self._told_starts and run.began:
+            _tell(self._told_starts, _started, [(held,) for held in run.unanswered])
+        return run.began
+
+    def jobs(self, run: HandlerCall) -> list[Job[Any]]:
+        """Return the jobs of `run`; what does not decode is answered for, and left out."""
+        decode, jobs = run.handler.codec.decode, []
+        for held in run.unanswered:
+            try:
+                body = decode(held.delivery.payload)
+            except BaseException as error:
+                why = _undecodable(error)
+                self._answer(run, [held], [_outcome(held, None, why)], why)
+            else:
+                jobs.append(self._job(held, run, body))
+        return jobs
+
+    def end(self, run: HandlerCall, answer: Any, error: BaseException | None) -> None:
+        """Hand over what the handler has answered, or raised, for everything in `run` or for each."""
+        if os.getpid() != self._pid:  # the handler has forked, and this is the copy
+            os._exit(0)
+        deliveries = run.unanswered
+        try:
+            outcomes = self._outcomes(run, deliveries, answer, error)
+        except BaseException as nonsense:
+            outcomes = [_nonsense(held, nonsense) for held in deliveries]
+        self._answer(run, deliveries, outcomes, answer if error is None else error)
+
+    def overran(self, run: HandlerCall, seconds: float) -> None:
+        """Tell that the handler of `run` overran its time in a thread, which nobody can stop."""
+        self._failures.overran(run, OVERRAN, seconds)
+
+    def _job(self, held: HeldDelivery, run: HandlerCall, body: Any) -> Job[Any]:
+        return Job(held, run, body, self.state, self._stopping)
+
+    def _outcomes(
+        self, run: HandlerCall, deliveries: list[HeldDelivery], answer: Any, error: BaseException | None
+    ) -> list[Outcome]:
+        if error is None and answer is None:
+            return [ACKED] * len(deliveries)
+        if isinstance(error, asyncio.CancelledError) and self._stopping.is_set():
+            # Cut off by the stop: no fault of the messages, and they run no more.
+            return [RELEASED] * len(deliveries)
+        if error is None and run.handler.is_batch and isinstance(answer, list | tuple):
+            return _of_each(deliveries, answer)
+        if error is None and run.handler.is_batch and isinstance(answer, _LAZY):
+            raise ConfigurationError(f"a batch's answers must be a list or a tuple, not a {class_name(answer)}")
+        return [_outcome(held, answer, error) for held in deliveries]
+
+    def _answer(self, run: HandlerCall, deliveries: list[HeldDelivery], outcomes: list[Outcome], cause: Any) -> None:
+        """Hand over `outcomes`; `cause` is what the handler answered or raised, None when it returned nothing."""
+        each = (time.monotonic() - run.started_at) / len(run.deliveries)
+        if run.handler.is_async or not run.abandoned:  # else told when it overran
+            pairs = list(zip(deliveries, outcomes, strict=True))
+            if self._told_ends:
+                _tell(self._told_ends, _handled, [(run, held, outcome, each) for held, outcome in pairs])
+            if cause is not None:
+                with suppress(BaseException):  # whatever is told: the answer goes on its way
+                    self._failures.tell(run, pairs, cause, each)
+        took_ms = round(each * 1000)
+        for held, outcome in zip(deliveries, outcomes, strict=True):
+            held.outcome, held.took_ms = outcome, took_ms
+        self._settle(deliveries, None)
+
+
+def _tell(observers: Sequence[Observer], make: Callable[..., Event], facts: Sequence[tuple[Any, ...]]) -> None:
+    """Tell of what happened; the work goes on when that fails."""
+    with suppress(BaseException):
+        notify(observers, [make(*fact) for fact in facts])
+
+
+def _of_each(deliveries: Sequence[HeldDelivery], answers: Sequence[Any]) -> list[Outcome]:
+    """Return the outcomes of a batch whose handler has answered for each message."""
+    if len(answers) == len(deliveries):
+        return [_outcome(held, answer, None) for held, answer in zip(deliveries, answers, strict=True)]
+    raise ConfigurationError(f"a list of answers must be as long as the batch, {len(deliveries)}, not {len(answers)}")
+
+
+def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> Outcome:
+    """Return what is to be done; an answer that makes no sense counts as a failure of the handler."""
+    settings, attempt = held.handler.settings, held.delivery.attempt
+    try:
+        return answered(answer, attempt, settings) if error is None else raised(error, attempt, settings)
+    except BaseException as nonsense:
+        return _nonsense(held, nonsense)
+
+
+def _undecodable(error: BaseException) -> UndecodableError:
+    """Return what is told of a body that does not decode: of foreign code that ran for it no more than the class."""
+    if isinstance(error, UndecodableError):
+        return error
+    return UndecodableError(f"decoding the body raised {class_name(error)}")
+
+
+def _nonsense(held: HeldDelivery, why: BaseException) -> Outcome:
+    """Return the outcome of an answer that is not allowed; only a text of our own is told without being asked for."""
+    text, place = "the handler's answer is not allowed", ""
+    with suppress(BaseException):  # a class of errors may raise when it is asked for its name
+        text, place = described(why), "" if isinstance(why, ConfigurationError) else placed(why)
+        logger.warning("queue %s: handler's answer is not allowed: %s", held.queue, place or text)
+    return Outcome("nack", NONSENSE_MS, error=text, raised=place)
+
+
+def _started(held: HeldDelivery) -> Started:
+    delivery = held.delivery
+    due = delivery.header.due
+    lag = None if due is None else min(max(0.0, time.time() - due / 1000), LONGEST_LAG_SECONDS)
+    return Started(held.queue, delivery.claimed.id, delivery.attempt, lag)
+
+
+def _handled(run: HandlerCall, held: HeldDelivery, outcome: Outcome, seconds: float) -> Handled:
+    kind: Any = "timeout" if run.abandoned else outcome.kind
+    delivery = held.delivery
+    said = (outcome.error, outcome.raised, is_failure(held, outcome))
+    return Handled(held.queue, delivery.claimed.id, delivery.attempt, kind, seconds, *said)

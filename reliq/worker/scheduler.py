@@ -1,0 +1,144 @@
+"""Waits for the next due time in this process, not in Redis, and moves what is due: promote and reclaim."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from reliq import transitions
+from reliq.errors import RedisUnavailableError
+from reliq.settings import BATCH_LIMIT
+from reliq.transitions import NOTHING_DUE
+from reliq.worker.loop import LONGEST_WAIT_SECONDS, QueueBackoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from reliq.call import Call
+    from reliq.client.client import Client
+    from reliq.consumer.handler import Handler
+    from reliq.transitions import ClaimAnswer
+
+#: Between two looks at leases that are over but spared.
+SPARED_SECONDS = 0.25
+#: The most that is moved in one round trip, however many queues share it: Redis works it off before it turns to others.
+MOVE_LIMIT = 2 * BATCH_LIMIT
+#: And the least of one queue, so that it gets on.
+LEAST_MOVED = 20
+
+
+class Plan(NamedTuple):
+    """Which queue's `verb` is next."""
+
+    queue: str
+    verb: str
+
+
+class Scheduler:
+    """
+    Knows the next due time of the queues this process watches (rule: one watcher for each queue).
+
+    After a start or an outage nobody's lease is taken back for a third of it: its worker may be
+    alive and about to renew it.
+    """
+
+    def __init__(self, client: Client, handlers: Sequence[Handler], buried: Callable[[], None]) -> None:
+        self._client, self._buried = client, buried
+        self._handlers = {handler.queue.name: handler for handler in handlers}
+        self._lock = threading.Lock()
+        self._plans: dict[Plan, float] = {}
+        self._troubles = QueueBackoff("scheduler")
+        self._spare_until: dict[str, float] = {}
+        self.spare_all()
+        self.wake: Callable[[], None] = lambda: None
+
+    def spare_all(self) -> None:
+        """Let leases alone for a third of their length."""
+        now = time.monotonic()
+        for name, handler in self._handlers.items():
+            self._spare_until[name] = now + handler.lease_seconds / 3
+
+    def watches(self, queue: str) -> bool:
+        """Say whether this process waits for a due time of `queue`."""
+        with self._lock:
+            return any(plan.queue == queue for plan in self._plans)
+
+    def note(self, queue: str, answer: ClaimAnswer, at: float) -> None:
+        """Take over what a claim at `at` said of the next due times; forget them when another process watches."""
+        sooner = False
+        with self._lock:
+            for verb, wait_ms in (("promote", answer.promote_in_ms), ("reclaim", answer.reclaim_in_ms)):
+                plan = Plan(queue, verb)
+                before = self._plans.pop(plan, None)
+                if wait_ms >= 0:
+                    self._plans[plan] = at + wait_ms / 1000
+                    sooner = sooner or before is None or self._plans[plan] < before
+        if sooner:
+            self.wake()
+
+    def step(self) -> float:
+        """Move what is due; return the wait until the next due time."""
+        now = time.monotonic()
+        with self._lock:
+            due = {plan: at for plan, at in self._plans.items() if at <= now}
+        if due:
+            self._move(due)
+        with self._lock:
+            return max(0.0, min(self._plans.values(), default=now + LONGEST_WAIT_SECONDS) - time.monotonic())
+
+    def _move(self, due: dict[Plan, float]) -> None:
+        limit = max(LEAST_MOVED, min(BATCH_LIMIT, MOVE_LIMIT // len(due)))
+        answers = self._client.run_all([self._call(plan, limit) for plan in due])
+        now = time.monotonic()
+        away: RedisUnavailableError | None = None
+        for plan, answer in zip(due, answers, strict=True):
+            try:
+                wait = self._wait(plan, answer, limit)
+            except RedisUnavailableError as error:
+                away = error
+            else:
+                self._replan(plan, due[plan], None if wait is None else now + wait)
+        if away is not None:
+            raise away
+
+    def _replan(self, plan: Plan, was: float, at: float | None) -> None:
+        """Note the next time, unless a claim has told a newer one meanwhile."""
+        with self._lock:
+            if self._plans.get(plan) != was:
+                return
+            if at is None:
+                del self._plans[plan]
+            else:
+                self._plans[plan] = at
+
+    def _call(self, plan: Plan, limit: int) -> Call[Any]:
+        keys = self._handlers[plan.queue].queue.keys
+        if plan.verb == "promote":
+            return transitions.promote(keys, limit=limit)
+        return transitions.reclaim(keys, limit=limit, spare_leases=self._spares(plan.queue))
+
+    def _wait(self, plan: Plan, answer: Any, limit: int) -> float | None:
+        """Return the seconds until `plan`, which moved `limit` at most, is due again; None when nothing is."""
+        if isinstance(answer, Exception):
+            self._troubles.note(plan.queue, answer)
+            return self._troubles.seconds_of(plan.queue)
+        self._troubles.over(plan.queue)
+        if plan.verb == "reclaim" and answer.buried:
+            self._buried()
+        moved, next_ms = answer if plan.verb == "promote" else (answer.count, answer.next_in_ms)
+        if moved >= limit:
+            return 0.0
+        if next_ms == NOTHING_DUE:
+            return None
+        if next_ms == 0 and plan.verb == "reclaim" and self._spares(plan.queue):
+            return SPARED_SECONDS
+        return _bounded(next_ms)
+
+    def _spares(self, queue: str) -> bool:
+        return time.monotonic() < self._spare_until[queue]
+
+
+def _bounded(wait_ms: int) -> float:
+    """Return a wait in seconds; a score so far ahead that Redis cannot answer it as a number is less than none."""
+    return min(wait_ms / 1000, LONGEST_WAIT_SECONDS) if wait_ms >= 0 else LONGEST_WAIT_SECONDS

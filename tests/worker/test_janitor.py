@@ -1,0 +1,66 @@
+"""The janitor's round: it also sees that Redis still has the data set that it had."""
+
+import pytest
+
+from reliq.events import WentBack
+from reliq.transitions import Turn
+from reliq.worker.janitor import Janitor
+
+
+@pytest.fixture
+def look(caller, queue, monkeypatch):
+    """Make a round of one janitor."""
+    janitor = Janitor(caller, [queue])
+
+    def make():
+        janitor._round_at = 0.0
+        janitor.step()
+
+    return make
+
+
+@pytest.fixture
+def claim(queue):
+    """Publish and claim so many messages."""
+
+    def make(count, turn):
+        queue.publish_many(["x"] * count)
+        queue.moves.claim(Turn("worker", turn), limit=count, lease_ms=60_000)
+
+    return make
+
+
+def test_a_queue_that_was_flushed_is_told(look, claim, client, recorder):
+    claim(5, 1)
+    look()
+    client.flushall()
+    claim(2, 1)
+
+    look()
+
+    assert recorder.of(WentBack) == [WentBack("q", 5, 2)]
+
+
+def test_a_queue_that_goes_forward_or_is_idle_is_not(look, claim, client, recorder):
+    look()
+    for turn in range(1, 4):
+        claim(2, turn)
+        look()
+        look()
+
+    assert recorder.of(WentBack) == []
+
+
+@pytest.mark.parametrize("value", [b"many", None])
+def test_an_account_that_cannot_be_read_disturbs_no_round(look, claim, client, recorder, queue, value):
+    claim(2, 1)
+    look()
+    if value is None:
+        client.delete(queue.keys.totals)
+        client.set(queue.keys.totals, "no hash")
+    else:
+        client.hset(queue.keys.totals, "claimed", value)
+
+    look()
+
+    assert recorder.of(WentBack) == []
