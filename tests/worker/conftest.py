@@ -110,7 +110,7 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def client(url, recorder):
+def caller(url, recorder):
     """A way to make single calls, as the parts of a worker do."""
     return Client(Connection.to(url).wire(WORKER_TIMEOUT_SECONDS), [recorder])
 
