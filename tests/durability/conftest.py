@@ -17,7 +17,7 @@ from reliq.embedded import EmbeddedRedis
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def call(request):
-    """Call a method of a queue in either colour: `call(queue, "publish", …)`."""
+    """Call a method of a queue, blocking or async: `call(queue, "publish", …)`."""
     if request.param == "blocking":
         return lambda queue, name, *args, **options: getattr(queue, name)(*args, **options)
 

@@ -90,8 +90,8 @@ def knows_everybody(port):
     return (seen["num-other-sentinels"], seen["num-slaves"], seen["flags"]) == (2, 1, "master")
 
 
-def test_a_queue_goes_by_sentinel_in_both_colours(sentinels, call):
-    queue = Queue("colours", url=sentinels)
+def test_a_queue_goes_by_sentinel_blocking_and_async(sentinels, call):
+    queue = Queue("q", url=sentinels)
 
     receipt = call(queue, "publish", {"a": 1}, durability=Durability.replicas(1, timeout=20))
 
@@ -110,7 +110,7 @@ def test_a_queue_goes_by_sentinel_in_both_colours(sentinels, call):
     ],
 )
 def test_what_does_not_fit_is_refused_and_no_password_shown(sentinels, call, change, said):
-    queue = Queue("colours", url=sentinels.replace(*change))
+    queue = Queue("q", url=sentinels.replace(*change))
 
     with pytest.raises(PublishFailed, match=said) as caught:
         call(queue, "publish", {})

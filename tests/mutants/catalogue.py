@@ -190,7 +190,7 @@ MUTANTS = (
         "worker/runner.py",
         "if held.lost or run.started_at >= held.lease_until]",
         "if held.lost]",
-        "tests/worker/test_running.py",
+        "tests/worker/test_runner.py",
     ),
     Mutant(
         "a last chance goes with a batch",

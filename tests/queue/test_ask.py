@@ -1,4 +1,4 @@
-"""Cancel, reschedule, counts, pause, dead letters: in both colours."""
+"""Cancel, reschedule, counts, pause, dead letters: blocking and async."""
 
 import getpass
 import json

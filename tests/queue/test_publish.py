@@ -1,4 +1,4 @@
-"""Publishing, in both colours: what a receipt says, what an id is worth, what many cost."""
+"""Publishing, blocking and async: what a receipt says, what an id is worth, what many cost."""
 
 import asyncio
 import threading

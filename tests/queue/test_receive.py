@@ -15,7 +15,7 @@ from reliq.events import Handled
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def receive(request):
-    """Receive in either colour and do `work` with the jobs."""
+    """Receive, blocking or async, and do `work` with the jobs."""
 
     def blocking(queue, work, **options):
         with queue.receive(**options) as jobs:

@@ -16,7 +16,7 @@ DEBIAN = Path("/usr/bin/redis-server")
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def call(request):
-    """Call a method of a queue in either colour: `call(queue, "publish", …)`."""
+    """Call a method of a queue, blocking or async: `call(queue, "publish", …)`."""
     if request.param == "blocking":
         return lambda queue, name, *args, **options: getattr(queue, name)(*args, **options)
 

@@ -426,7 +426,7 @@ def test_a_consumer_needs_handlers_known_queues_and_one_server(url):
 
 
 class EntersBothWays:
-    """A context manager of either colour."""
+    """A context manager, blocking or async."""
 
     def __init__(self, job):
         pass

@@ -21,11 +21,11 @@ class Rounds:
         self.begun = 0
         self.fourth = asyncio.Event()
         self._queue = queue
-        self.gathering = Batcher(self._client, for_seconds=1.0)
+        self.batcher = Batcher(self._client, for_seconds=1.0)
 
     def make(self, count, weight=0):
         echo = (Command(("ECHO", str(n)), int) for n in range(count))
-        return [asyncio.create_task(self.gathering.run(one, weight)) for one in echo]
+        return [asyncio.create_task(self.batcher.run(one, weight)) for one in echo]
 
     def _client(self):
         self.begun += 1
@@ -81,7 +81,7 @@ def test_who_waits_is_answered_though_the_task_that_makes_the_calls_is_cancelled
         await asyncio.sleep(0)  # they have asked; the other task has not begun
         for _ in range(turns):
             await asyncio.sleep(0)
-        rounds.gathering._task.cancel()
+        rounds.batcher._task.cancel()
         async with asyncio.timeout(30):
             answers = await asyncio.gather(*tasks)
             answers += await asyncio.gather(*rounds.make(1))

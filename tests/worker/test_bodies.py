@@ -10,8 +10,8 @@ from reliq.worker.inflight import Inflight
 from reliq.worker.loop import QueueBackoff
 
 
-class Door:
-    """A caller that notes how many commands of which length went in each round trip."""
+class NotingClient:
+    """Notes how many commands of which length went in each round trip."""
 
     def __init__(self, caller):
         self._client = caller
@@ -34,7 +34,7 @@ def parts(caller):
     """A reader with what was claimed of each queue; what it starts is noted as number of round trips, and messages."""
 
     def make(consumer, amount):
-        noted, inflight, groups = Door(caller), Inflight(consumer.handlers, 4), []
+        noted, inflight, groups = NotingClient(caller), Inflight(consumer.handlers, 4), []
         settle = lambda deliveries, outcome: None  # noqa: E731
         troubles = QueueBackoff("fetcher")
         submit = lambda deliveries: groups.append((len(noted.trips), len(deliveries)))  # noqa: E731

@@ -1,4 +1,4 @@
-"""What has two colours has one signature."""
+"""What there is in blocking and in async code has one signature."""
 
 import asyncio
 import contextlib
@@ -76,7 +76,7 @@ def test_the_sender_has_one_signature():
     assert signature(Sender.send) == signature(Sender.asend)
 
 
-def test_receive_is_a_context_manager_in_both_colours():
+def test_receive_is_a_context_manager_in_both_kinds_of_code():
     queue = Queue("q", url="redis://127.0.0.1:1/0")
 
     assert isinstance(queue.receive(), contextlib.AbstractContextManager)
