@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 from hypothesis import HealthCheck, settings
+from order import LONGEST_FIRST
 from ports import free_port
 
 from reliq.embedded import EmbeddedRedis, bundled_server, find_server
@@ -25,6 +26,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=bool(os.environ.get("RELIQ_LONG")),
         help="minutes and hours instead of seconds, where a test can use them (or set RELIQ_LONG)",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first: pytest-xdist hands files out in this order."""
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,20 @@ def environment_for(folder: Path, url: str) -> dict[str, str]:
     return {**os.environ, "RELIQ_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-class Worker:
-    """A `reliq worker` of the consumer at `place`, started in `folder`, and every line it says."""
+#: A dead process is replaced at once, not a second after its start: for tests that wait for many.
+AT_ONCE = "import reliq.process.child as child; child.RESTART_SECONDS = 0.05"
 
-    def __init__(self, place: str, folder: Path, environment: dict[str, str], *options: str) -> None:
-        command = [sys.executable, "-m", "reliq", "worker", place, *options]
+
+class Worker:
+    """
+    A `reliq worker` of the consumer at `place`, started in `folder`, and every line it says.
+
+    `change` is Python that its supervisor runs first.
+    """
+
+    def __init__(self, place: str, folder: Path, environment: dict[str, str], *options: str, change: str = "") -> None:
+        program = ["-c", f"{change}; import reliq.cli.app as app; app.main()"] if change else ["-m", "reliq"]
+        command = [sys.executable, *program, "worker", place, *options]
         self.process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -38,6 +47,11 @@ class Worker:
 
     def said(self, text: str) -> bool:
         return any(text in line for line in self.lines)
+
+    @property
+    def output_ended(self) -> bool:
+        """Whether nothing has its output open any more, of all that it started."""
+        return not self._reader.is_alive()
 
     def wait(self, seconds: float = 120.0) -> int:
         code = self.process.wait(seconds)

@@ -22,8 +22,8 @@ def worker(environment: dict[str, str]) -> Iterator[Callable[..., Worker]]:
     """Start workers that end with the test."""
     started: list[Worker] = []
 
-    def start(*options: str) -> Worker:
-        started.append(Worker("jobs:consumer", HERE, environment, *options))
+    def start(*options: str, change: str = "") -> Worker:
+        started.append(Worker("jobs:consumer", HERE, environment, *options, change=change))
         return started[-1]
 
     yield start

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from waiting import eventually
-from worker_process import Worker
+from worker_process import AT_ONCE, Worker
 
 from reliq.process.folder import PREFIX, Folder
 
@@ -23,8 +23,8 @@ def beginning(environment, client):
     """Start a worker whose consumer begins as it is told; it ends with the test."""
     started = []
 
-    def start(how, *options):
-        started.append(Worker("beginnings:consumer", HERE, {**environment, "HOW": how}, *options))
+    def start(how, *options, change=""):
+        started.append(Worker("beginnings:consumer", HERE, {**environment, "HOW": how}, *options, change=change))
         return started[-1]
 
     yield start
@@ -66,7 +66,7 @@ def test_a_clean_end_runs_what_was_registered_for_it(beginning, client, jobs):
 
 
 def test_a_process_that_is_replaced_lets_its_handlers_finish_while_its_successor_works(beginning, client, jobs):
-    process = beginning("", "--max-jobs", "3", "--grace", "0.1", "--concurrency", "2")
+    process = beginning("", "--max-jobs", "3", "--grace", "0.1", "--concurrency", "2", change=AT_ONCE)
     jobs.SLOW.publish(1.0)
     eventually(lambda: client.scard("note:started") == 1, "a long handler runs")
     (first,) = process.children()
@@ -92,7 +92,7 @@ def test_a_cancelled_coroutine_has_its_seconds_to_clean_up_also_alone_in_its_pro
 
 
 def test_a_worker_none_of_whose_processes_comes_through_its_start_gives_up(beginning, jobs):
-    process = beginning("dies")
+    process = beginning("dies", change=AT_ONCE)
 
     assert process.wait(100) == 1
     assert sum("starting another" in line for line in process.lines) == 4

@@ -5,6 +5,7 @@ import signal
 import psutil
 import pytest
 from waiting import eventually
+from worker_process import AT_ONCE
 
 
 def test_it_prints_what_it_serves_works_and_ends_with_the_queues_empty(worker, jobs):
@@ -82,12 +83,12 @@ def test_children_do_not_outlive_a_killed_supervisor(worker, jobs):
 
 
 def test_a_process_is_replaced_after_so_many_jobs(worker, jobs):
-    jobs.ONCE.publish_many(range(30))
+    jobs.ONCE.publish_many(range(15))
 
-    process = worker("--queue", "once", "--max-jobs", "5", "--concurrency", "1")
+    process = worker("--queue", "once", "--max-jobs", "5", "--concurrency", "1", change=AT_ONCE)
 
     eventually(lambda: jobs.ONCE.counts().alive == 0 and process.said("starting another"), "a process was replaced")
-    assert jobs.ONCE.counts().totals["acked"] == 30
+    assert jobs.ONCE.counts().totals["acked"] == 15
 
 
 def test_a_process_that_grows_too_large_is_replaced(worker, jobs):
@@ -205,7 +206,10 @@ def test_a_child_that_is_asked_to_stop_twice_still_lets_its_handler_finish(worke
 def test_burst_goes_on_when_a_process_is_replaced_after_so_many_jobs(worker, jobs):
     jobs.ONCE.publish_many(range(30))
 
-    assert worker("--queue", "once", "--burst=delayed", "--max-jobs", "10", "--concurrency", "1").wait() == 0
+    assert (
+        worker("--queue", "once", "--burst=delayed", "--max-jobs", "10", "--concurrency", "1", change=AT_ONCE).wait()
+        == 0
+    )
 
     assert jobs.ONCE.counts().alive == 0
 

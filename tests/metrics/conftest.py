@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import Prometheus, end, eventually, get, must_run_in_ci
+from patience import Prometheus, end, eventually, get
 from ports import free_port
+from required import must_run_in_ci
 from worker_process import works
 
 HERE = Path(__file__).parent

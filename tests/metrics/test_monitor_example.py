@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 from panels import ROOT
-from patience import Prometheus, eventually, must_run_in_ci, scrape, value
+from patience import Prometheus, eventually, scrape, value
+from required import must_run_in_ci
 
 
 def test_the_demos_figures_reach_a_prometheus():

@@ -1,0 +1,46 @@
+"""What CI runs is there, and what a bare machine may leave out fails in CI."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from order import LONGEST_FIRST
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = (ROOT / ".ci" / "run").read_text("utf-8")
+#: Tests that CI may leave out too: file -> why.
+MAY_BE_SKIPPED = {
+    "tests/required.py": "it fails in CI first",
+    "tests/admin/test_hostile_queue.py": "a command without --json has none to look at",
+    "tests/faults/test_two_versions.py": "a clone without its history has no version before",
+    "tests/acceptance/test_starts_and_stops.py": "a sandbox may allow no namespace of processes",
+}
+
+
+@pytest.mark.parametrize("words", re.findall(r"\btests/[\w/{},.]+", SCRIPT))
+def test_every_path_that_ci_runs_is_there(words):
+    expanded = subprocess.run(["bash", "-c", f"echo {words}"], capture_output=True, text=True, check=True).stdout
+
+    assert [path for path in expanded.split() if not (ROOT / path).exists()] == []
+
+
+def calls_of(path):
+    """The names that are called in a file, as they are written."""
+    tree = ast.parse(path.read_text("utf-8"))
+    found = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    found += [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and "mark" in ast.unparse(node)]
+    return {ast.unparse(one) for one in found}
+
+
+def test_a_test_that_a_bare_machine_skips_fails_in_ci_unless_it_is_known_why_not():
+    skips = {"pytest.skip", "pytest.mark.skip", "pytest.mark.skipif", "pytest.importorskip", "pytest.mark.xfail"}
+
+    found = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py") if calls_of(path) & skips}
+
+    assert found == MAY_BE_SKIPPED.keys(), "use must_run_in_ci of tests/required.py"
+
+
+def test_the_files_that_begin_first_are_there():
+    assert [name for name in LONGEST_FIRST if not (ROOT / "tests" / name).is_file()] == []
