@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 #: How long the settler may take, after the last handler, to tell Redis.
 SETTLE_SECONDS = 5.0
+#: The shortest wait for a reply: a wait for work in Redis takes a second of it.
+LEAST_REPLY_SECONDS = 2.0
 OLDEST_SERVER = (6, 2)
 
 
@@ -64,7 +66,7 @@ class Engine:
         on_error: Sequence[ErrorHook] = (),
     ) -> None:
         self._handlers, self._settings = handlers, settings
-        self._client = client = Client(connection.wire(WORKER_TIMEOUT_SECONDS), observers)
+        self._client = client = Client(connection.wire(reply_seconds(handlers)), observers)
         self.inflight = Inflight(handlers, settings.concurrency)
         #: What the stop cut off, also when the lifespan raises at its end.
         self.unfinished: list[HeldDelivery] = []
@@ -206,6 +208,16 @@ class Engine:
 
     def _poke(self) -> None:
         self._fetcher.poke()
+
+
+def reply_seconds(handlers: Sequence[Handler]) -> float:
+    """
+    Return how long a reply of Redis is awaited, in seconds, before the connection is given up and the call repeated.
+
+    An answer that comes after the shortest lease is of no use: what it says was claimed is someone else's by then.
+    """
+    shortest = min((handler.lease_seconds for handler in handlers), default=WORKER_TIMEOUT_SECONDS)
+    return min(WORKER_TIMEOUT_SECONDS, max(LEAST_REPLY_SECONDS, shortest))
 
 
 def check_server(client: Client, *, allow_eviction: bool) -> None:

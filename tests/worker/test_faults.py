@@ -12,6 +12,7 @@ from waiting import eventually
 from reliq import Consumer, Queue, WorkerSettings
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.events import Acked, Handled, Lost, Nacked, RedisAway, Snoozed, Started
+from reliq.worker.engine import reply_seconds
 
 SOON = wait_fixed(0.01)
 
@@ -73,6 +74,15 @@ def test_a_drain_without_redis_says_so_and_leaves_no_thread(own_server):
     with pytest.raises(RedisUnavailableError):
         consumer.drain()
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("reliq")]
+
+
+@pytest.mark.parametrize(("leases", "seconds"), [((), 5), ((30, 60), 5), ((60, 3), 3), ((0.5, 30), 2)])
+def test_no_reply_is_awaited_for_longer_than_what_it_says_is_true(consumer, make_queue, leases, seconds):
+    """A connection that had fallen silent kept a process idle for five seconds, whatever the leases."""
+    for lease in leases:
+        consumer.handler(make_queue(f"q{lease}".replace(".", "-")), lease=lease)(lambda body: None)
+
+    assert reply_seconds(consumer.handlers) == seconds
 
 
 def test_a_server_that_may_evict_messages_is_refused_unless_allowed(own_server, recorder):
