@@ -8,12 +8,14 @@ import msgspec
 from reliq.call import Command, id_text
 from reliq.codec.codec import open_envelope
 from reliq.foreign import moment, whole_number
-from reliq.keys import QUEUES_KEY, Keys
+from reliq.keys import QUEUES_KEY, Keys, pattern
 from reliq.message import Confirmed, Letter, Pause
 from reliq.settings import BATCH_LIMIT, Durability, milliseconds
 
 #: So much is read of a reason that something else than reliq wrote.
 FOREIGN_REASON_LIMIT = 200
+#: Keys that Redis looks at in one step of a walk through the key space: some 0.3 ms.
+SCANNED_KEYS = 1000
 
 _pause_decoder = msgspec.json.Decoder(Pause)
 
@@ -71,6 +73,20 @@ def held(keys: Keys) -> Command[list[tuple[bytes, float]]]:
 def words(keys: Keys, ids: Sequence[bytes]) -> Command[list[bytes | None]]:
     """Read what is noted of each lease."""
     return Command(("HMGET", keys.lease, *ids), list)
+
+
+def body_ids(keys: Keys, cursor: int) -> Command[tuple[int, list[str]]]:
+    """Return the next cursor, 0 at the end, and the ids of the bodies in a piece of the key space."""
+    prefix = keys.msg("")
+    return Command(
+        ("SCAN", cursor, "MATCH", pattern(keys.msg("")) + "*", "COUNT", SCANNED_KEYS),
+        lambda reply: (int(reply[0]), [id_text(key).removeprefix(prefix) for key in reply[1]]),
+    )
+
+
+def retries_left(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
+    """Read the retry counts of messages; None of one that has none."""
+    return Command(("HMGET", keys.counts, *ids), list)
 
 
 def pause(keys: Keys, pause: Pause, for_ms: int | None) -> Command[None]:

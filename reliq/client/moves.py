@@ -39,7 +39,6 @@ class Moves:
         self.counts = self._move(transitions.counts)
         self.tidy = self._move(transitions.tidy)
         self.check = self._move(transitions.check)
-        self.find = self._move(transitions.find)
 
     def _move(self, build: Callable[Concatenate[Keys, P], Call[T]]) -> Callable[P, T]:
         def move(*args: P.args, **options: P.kwargs) -> T:

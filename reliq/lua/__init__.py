@@ -7,12 +7,14 @@ from functools import cache
 from importlib.resources import files
 from itertools import chain
 
-from reliq.lua.uses import Use, uses_of
+#: A command and the name of the key it is run on, empty for a command without one.
+Use = tuple[str, str]
 
 _HEADER = re.compile(
     r"-- (?P<name>\w+): (?P<move>[^\n]+)\n--\n"
     r"-- KEYS  (?P<keys>[^\n|]+?)(?: \| (?P<tail_keys>[^\n]+))?\n"
     r"-- ARGV  (?P<args>[^\n|]+?)(?: \| (?P<tail_args>[^\n]+))?\n"
+    r"-- Runs  (?P<runs>[^\n]+(?:\n--       [^\n]+)*)\n"
     r"-- Returns  \S"
 )
 
@@ -37,8 +39,8 @@ _READ = {
     "dead": "XLEN",
 }
 
-#: What a script does as `pcall` may fail; TIME is asked before anything is written.
-_COMMAND = re.compile(r"redis\.call\('((?!TIME)\w+)'")
+#: How a header names the commands that are run on a key.
+_RUNS = re.compile(r"(\w+):([A-Z]+(?:,[A-Z]+)*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,6 @@ class Script:
         tail_keys: names of the KEYS that come once for each message.
         args: names of the leading ARGV.
         tail_args: names of the ARGV that come once for each message.
-        commands: what it calls, and its user must have a right to.
         uses: every command that it may run, each with the name of its key, empty for one without.
         text: what EVAL runs.
         sha: what EVALSHA names.
@@ -64,7 +65,6 @@ class Script:
     tail_keys: tuple[str, ...]
     args: tuple[str, ...]
     tail_args: tuple[str, ...]
-    commands: tuple[str, ...]
     uses: frozenset[Use]
     text: str
     sha: str
@@ -83,16 +83,22 @@ def script(name: str) -> Script:
     keys = tuple(key.rstrip("?") for key in named)
     prelude = _without_comments(files(__name__).joinpath("prelude.lua").read_text("utf-8"))
     work = _with_prelude(prelude, _type_checks(named) + _without_comments(source))
-    commands = tuple(sorted(set(_COMMAND.findall(work))))
     text = _locals(keys, args, tail_args) + work
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    return Script(name, header["move"], keys, tail_keys, args, tail_args, commands, uses_of(work, keys), text, sha)
+    uses = _uses(header["runs"], named) | {("TIME", "")}
+    return Script(name, header["move"], keys, tail_keys, args, tail_args, uses, text, sha)
 
 
 def script_names() -> list[str]:
     """Return the name of every script, sorted."""
     found = (entry.name for entry in files(__name__).iterdir() if entry.name.endswith(".lua"))
     return sorted(name.removesuffix(".lua") for name in found if name != "prelude.lua")
+
+
+def _uses(runs: str, keys: tuple[str, ...]) -> frozenset[Use]:
+    """Return the commands that a header names, each with its key, and those that check the types of the keys."""
+    checks = {(_READ[key], key) for key in keys if key in _READ}
+    return frozenset(checks | {(one, key) for key, some in _RUNS.findall(runs) for one in some.split(",")})
 
 
 def _locals(keys: tuple[str, ...], args: tuple[str, ...], tail_args: tuple[str, ...]) -> str:

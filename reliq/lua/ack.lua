@@ -2,6 +2,8 @@
 --
 -- KEYS  unack counts lease errors totals ends history windows | msg dd
 -- ARGV  clock kind history_max took_ms | id nonce left window
+-- Runs  unack:ZMSCORE,ZREM counts:HDEL,HMGET lease:HDEL,HMGET errors:HDEL,HMGET totals:HINCRBY ends:XADD,XTRIM
+--       history:XADD,XTRIM windows:HDEL,HMGET msg:UNLINK dd:SET
 -- Returns  the indexes of receipts that no longer hold
 -- Nothing to do: a receipt that does not hold changes nothing.
 --

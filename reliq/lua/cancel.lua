@@ -2,6 +2,8 @@
 --
 -- KEYS  pending ready retry unack counts lease errors totals ends windows | msg dd
 -- ARGV  clock bare tombstone_ms | id
+-- Runs  pending:ZREM,ZSCORE ready:LPOS,LREM retry:LPOS,LREM unack:ZREM,ZSCORE counts:HDEL,HEXISTS
+--       lease:HDEL,HGET,HSET errors:HDEL,HMGET totals:HINCRBY ends:XADD,XTRIM windows:HDEL msg:DEL dd:GET,PTTL,SET
 -- Returns  `cancelled`, `running` or `not_found` for each id
 -- Nothing to do: `not_found`, and where a tombstone is asked for one that a publish still on its way will meet.
 --

@@ -2,6 +2,7 @@
 --
 -- KEYS  unack counts lease
 -- ARGV  clock lease_ms | id nonce left
+-- Runs  unack:ZADD,ZMSCORE,ZREM counts:HMGET lease:HMGET
 -- Returns  the indexes of receipts that no longer hold, then those whose message was cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
 

@@ -2,6 +2,8 @@
 --
 -- KEYS  unack garbage counts lease errors totals ends wake watch | msg
 -- ARGV  clock bare | id nonce left delay_ms note value
+-- Runs  unack:ZADD,ZMSCORE,ZRANGE,ZREM garbage:SADD counts:HDEL,HMGET lease:HDEL,HMGET,HSET errors:HDEL,HMGET,HSET
+--       totals:HINCRBY ends:XADD,XTRIM wake:LLEN,LPUSH watch:DEL msg:GETRANGE,PEXPIRE,PTTL,SET,SETRANGE
 -- Returns  the indexes of receipts that no longer hold, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
 --

@@ -2,6 +2,7 @@
 --
 -- KEYS  pending ready totals wake
 -- ARGV  clock limit
+-- Runs  pending:ZRANGE,ZRANGEBYSCORE,ZREM ready:LPUSH totals:HINCRBY wake:LLEN,LPUSH
 -- Returns  how many moved, and the ms until the next is due (-1: none)
 -- Nothing to do: 0 and that wait.
 

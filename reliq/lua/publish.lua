@@ -2,6 +2,9 @@
 --
 -- KEYS  lane? pending? ready? unack? counts lease? garbage? totals ends wake watch? windows | msg dd
 -- ARGV  clock number at delay_ms ttl_ms retries prefix window replace | id value
+-- Runs  lane:GET,PEXPIRE,SET pending:ZADD,ZCARD,ZRANGE ready:LLEN,LPUSH unack:ZCARD,ZSCORE counts:HEXISTS,HSET
+--       lease:HDEL,HGET,HLEN,HSET garbage:SCARD,SISMEMBER totals:HINCRBY ends:XADD,XTRIM wake:LLEN,LPUSH
+--       watch:DEL,STRLEN windows:HSET msg:SET dd:DEL,GET
 -- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for what was not published
 -- Nothing to do: a repeated call number gets its first answer, a lower one `stale`.
 --

@@ -2,6 +2,8 @@
 --
 -- KEYS  unack retry garbage counts lease errors totals ends wake
 -- ARGV  clock limit spare most
+-- Runs  unack:ZADD,ZRANGE,ZRANGEBYSCORE,ZREM retry:LPUSH garbage:SADD counts:HDEL,HMGET,HSET lease:HDEL,HMGET,HSET
+--       errors:HDEL,HMGET,HSET totals:HINCRBY ends:XADD,XTRIM wake:LLEN,LPUSH
 -- Returns  ms until the next deadline (-1: none), the ids whose lease ran out (suspects, if it was one of reliq's),
 --          the ids that have waited and are due again, the ids with no delivery left, the ids that were cancelled,
 --          and those whose count was missing or no number

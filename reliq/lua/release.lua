@@ -2,6 +2,8 @@
 --
 -- KEYS  unack ready counts lease errors totals ends wake
 -- ARGV  clock | id nonce left died
+-- Runs  unack:ZMSCORE,ZREM ready:RPUSH counts:HDEL,HMGET lease:HDEL,HMGET,HSET errors:HDEL,HMGET totals:HINCRBY
+--       ends:XADD,XTRIM wake:LLEN,LPUSH
 -- Returns  the indexes of receipts that no longer hold
 -- Nothing to do: a receipt that does not hold changes nothing.
 --

@@ -2,6 +2,9 @@
 --
 -- KEYS  unack pending counts lease errors totals ends wake watch | msg
 -- ARGV  clock bare | id nonce left delay_ms
+-- Runs  unack:ZADD,ZMSCORE,ZRANGE,ZREM pending:ZADD,ZRANGE,ZREM counts:HDEL,HMGET lease:HDEL,HMGET
+--       errors:HDEL,HMGET totals:HINCRBY ends:XADD,XTRIM wake:LLEN,LPUSH watch:DEL
+--       msg:GETRANGE,PEXPIRE,PTTL,SETRANGE
 -- Returns  the indexes of receipts that no longer hold, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
 

@@ -19,7 +19,7 @@ from reliq.transitions.delivering import (
 from reliq.transitions.protocol import Turn
 from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
 from reliq.transitions.settling import Settled, ack, extend, failure, nack, note, release, snooze
-from reliq.transitions.upkeep import RedriveStatus, check, collect, counts, find, forget, purge, redrive, resume, tidy
+from reliq.transitions.upkeep import RedriveStatus, check, collect, counts, forget, purge, redrive, resume, tidy
 
 __all__ = [
     "LEASE_DEATHS",
@@ -40,7 +40,6 @@ __all__ = [
     "counts",
     "extend",
     "failure",
-    "find",
     "forget",
     "nack",
     "note",

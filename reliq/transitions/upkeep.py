@@ -7,7 +7,7 @@ from reliq import events
 from reliq.call import Arg, Call, id_text
 from reliq.errors import ProtocolError
 from reliq.foreign import printable, whole_number
-from reliq.keys import Keys, pattern
+from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import Counts
 from reliq.transitions.protocol import bare_arg, bounded, clock_arg, texts, words
@@ -148,17 +148,6 @@ def check(
         ),
         args,
         lambda reply: (int(reply[0]), reply[1:]),
-    )
-
-
-def find(keys: Keys, *, cursor: int = 0, clock: int | None = None) -> Call[tuple[int, tuple[str, ...]]]:
-    """Look through a piece of the key space; return the next cursor and the ids of bodies without a retry count."""
-    prefix = keys.msg("")
-    return Call(
-        script("find"),
-        (keys.counts, keys.garbage),
-        (clock_arg(clock), cursor, pattern(prefix) + "*", prefix),
-        lambda reply: (int(reply[0]), texts(reply[1:])),
     )
 
 

@@ -1,4 +1,4 @@
-"""A script that is cut off, after so many writes or for the want of a right; and a queue put back as it was."""
+"""A script that is cut off or listened to; and a queue put back as it was."""
 
 import re
 
@@ -20,6 +20,34 @@ local function cutting(call)
 end
 local cut_call, cut_pcall = cutting(redis.call), cutting(redis.pcall)
 """
+
+
+#: Stands around a script's text, and answers the commands that it ran, each with its key.
+LISTENING = """\
+local ran = {{}}
+local function listening(call)
+  return function(command, ...)
+    ran[#ran + 1] = command .. ' ' .. (select('#', ...) > 0 and select(1, ...) or '')
+    return call(command, ...)
+  end
+end
+local heard_call, heard_pcall = listening(redis.call), listening(redis.pcall)
+local function work()
+{text}end
+pcall(work)
+return ran
+"""
+
+
+def run_by(client, call):
+    """Make a call; return what its script ran: every command, each with the name of its key."""
+    _, text, count, *rest = call.command_in_full
+    text = LISTENING.format(text=re.sub(r"\bredis\.(p?call)\(", r"heard_\1(", text))
+    ran = [one.decode().partition(" ") for one in client.execute_command("EVAL", text, count, *rest)]
+    one = call.script
+    items = (len(call.args) - len(one.args)) // max(1, len(one.tail_args))
+    names = dict(zip(call.keys, (*one.keys, *(name for name in one.tail_keys for _ in range(items))), strict=False))
+    return {(command, names[key] if key else "") for command, _, key in ran}
 
 
 def cut_after(client, call, writes):

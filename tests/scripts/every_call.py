@@ -57,7 +57,6 @@ def stage(run, client, keys):
         "collect": t.collect(keys, ["in-garbage"], letters_max=2, letters_ms=10**12, clock=LATER),
         "counts": t.counts(keys),
         "extend": t.extend(keys, [by_id["extended"], by_id["cancelled-running"]], lease_ms=1000, clock=LATER),
-        "find": t.find(keys),
         "forget": t.forget(keys, letters=True, clock=LATER),
         "nack": t.nack(
             keys,

@@ -21,7 +21,7 @@ STATES, LONG_STATES, STEPS = 6, 150, 40
 #: A claim takes so many in its hand, and puts those back that must wait.
 LIMIT = 4
 #: They only look, or write once; `check` acts on what is unsound, and is made again where it was cut off.
-LOOKS = {"check", "counts", "find", "forget"}
+LOOKS = {"check", "counts", "forget"}
 #: What may stay wrong after a repair: the account cannot be mended, the others pass by themselves.
 ALLOWED = {"account", "no-body", "no-word"}
 
@@ -199,7 +199,7 @@ def without_each_command(client, url):
     limited = Limited(client, url)
 
     def ways(call):
-        for command in call.script.commands:
+        for command in sorted({command for command, key in call.script.uses if key}):
             yield f"{call.script.name} without {command}", partial(limited.make, call, command)
 
     yield ways

@@ -83,6 +83,21 @@ def test_a_header_says_what_returns_and_what_happens_when_there_is_nothing_to_do
 
 
 @every_script
+def test_a_header_names_the_commands_of_the_text(name):
+    run = re.findall(r"(?:redis\.p?call|\bread|\brun)\(([^,)]*)", script(name).text)
+    tables = re.findall(r"= \{ ('[A-Z]+'(?:, '[A-Z]+')*) \}", script(name).text)
+
+    said = {command for part in (*run, *tables) for command in re.findall(r"'([A-Z]+)'", part)}
+
+    assert said == {command for command, _ in script(name).uses}
+
+
+@every_script
+def test_a_header_names_no_key_but_its_own_in_what_it_runs(name):
+    assert {key for _, key in script(name).uses} - {""} <= {*script(name).keys, *script(name).tail_keys}
+
+
+@every_script
 def test_a_call_passes_the_keys_that_the_header_declares(name, run, client, keys):
     call = stage(run, client, keys)[name]
     head = script(name).keys

@@ -10,7 +10,7 @@ from reliq.lua import script, script_names
 
 #: In the words of 6.2, and of 7.0.
 OOM = r"OOM|maxmemory"
-READERS = {"counts", "find"}
+READERS = {"counts"}
 WRITERS = [name for name in script_names() if name not in READERS]
 #: Written late and never in the way.
 LATE = ("totals", "ends", "history", "windows")

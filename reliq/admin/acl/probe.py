@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from reliq.admin.acl.rule import Role
     from reliq.call import Request
     from reliq.keys import Keys
-    from reliq.lua.uses import Use
+    from reliq.lua import Use
 
 #: From 7.0 on, a script may ask what its user may do.
 _TEXT = "return redis.acl_check_cmd(unpack(ARGV))"
@@ -28,7 +28,6 @@ QUESTION = Script(
     tail_keys=(),
     args=(),
     tail_args=(),
-    commands=(),
     uses=frozenset(),
     text=_TEXT,
     sha=hashlib.sha1(_TEXT.encode(), usedforsecurity=False).hexdigest(),

@@ -20,7 +20,7 @@ from reliq.lua import script_names
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reliq.lua.uses import Use
+    from reliq.lua import Use
 
 #: Keys that are there once in a queue, and those that are there for each id, lane or fault.
 FIXED = frozenset(name for name in Keys.__slots__ if not name.startswith("_")) - {"every", "layout", "name"}

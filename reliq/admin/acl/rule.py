@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from reliq.admin.acl.python_rights import FAMILIES, SHARED, module
 from reliq.errors import ConfigurationError
 from reliq.keys import pattern
-from reliq.lua import script
-from reliq.lua.uses import Use
+from reliq.lua import Use, script
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

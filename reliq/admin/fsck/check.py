@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from reliq import transitions
+from reliq import reads, transitions
 from reliq.admin.fsck.repair import wish_of
 from reliq.admin.fsck.report import CheckReport, Tally
 from reliq.admin.fsck.state import TYPES, State, faults_of, read_state
@@ -130,9 +130,10 @@ class Checker:
         cursor = -1
         while cursor:
             self._progress("bodies", len(self._known))
-            cursor, found = self._ask(transitions.find(self._keys, cursor=max(0, cursor)))
-            for ids in _batches(found):
-                self._look(self._unknown(ids))
+            cursor, found = self._ask(reads.body_ids(self._keys, max(0, cursor)))
+            for ids in _batches(self._unknown(found)):
+                lefts = self._ask(reads.retries_left(self._keys, ids))
+                self._look([id for id, left in zip(ids, lefts, strict=True) if left is None])
 
     def _look(self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)) -> None:
         """Look at ids that were read in one place; note what is wrong, or suspected."""
