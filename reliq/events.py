@@ -145,9 +145,16 @@ class Handled(Event, frozen=True, gc=False):
 
 
 class RenewalLate(Event, frozen=True, gc=False):
-    """A renewal came `seconds` later than it should: something held this process up."""
+    """
+    A lease was renewed `seconds` later than planned.
+
+    Attributes:
+        cause: `redis` when most of that time Redis took to answer the renewal before, else `process`: something held
+            this process up.
+    """
 
     seconds: float
+    cause: Literal["process", "redis"] = "process"
 
 
 class WentBack(Event, frozen=True, gc=False):

@@ -74,9 +74,10 @@ class LogObserver:
             case events.WentBack(queue, before, after):
                 text = f"{queue}: Redis was reset or rewound: the queue counted {before} claims and now counts {after}"
                 _warn(text, event="went_back", queue=queue, before=before, after=after)
-            case events.RenewalLate(queue, seconds):
-                text = f"a renewal came {seconds:.1f} s late: something held this process up"
-                _warn(text, event="renewal_late", queue=queue, seconds=round(seconds, 3))
+            case events.RenewalLate(queue, seconds, cause):
+                why = "Redis answered slowly" if cause == "redis" else "something held this process up"
+                text = f"a renewal came {seconds:.1f} s late: {why}"
+                _warn(text, event="renewal_late", queue=queue, seconds=round(seconds, 3), cause=cause)
 
     def _redis_away(self, part: str, error: str) -> None:
         """Say once that Redis is away, of all parts that find it so."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Literal
 
 from reliq import transitions
 from reliq.errors import RedisUnavailableError
@@ -51,7 +51,8 @@ class Renewer:
         self._watchdog = LoopWatchdog(async_executor, inflight, settle)
         self._look_seconds = min([LOOK_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
         self._troubles = QueueBackoff("renewer")
-        self._is_away = False  # Redis did not answer the last renewals: what is late by that, nobody held up
+        self._is_away = False  # Redis did not answer the last renewals
+        self._asked_at = self._answered_at = 0.0  # when the last renewals were sent, and their answer came
         self._held_at = 0.0  # when there was something to look at
         self._idle = False
         self.wake: Callable[[], None] = lambda: None
@@ -87,32 +88,28 @@ class Renewer:
 
     def _extend(self, due: list[HeldDelivery]) -> None:
         """Extend the leases of `due` in one round trip."""
-        by_handler: dict[int, list[HeldDelivery]] = defaultdict(list)
-        for held in due:
-            if not self._troubles.waits(held.queue):
-                by_handler[id(held.handler)].append(held)
-        groups = by_handler.values()
-        pieces = [group[at : at + BATCH_LIMIT] for group in groups for at in range(0, len(group), BATCH_LIMIT)]
-        if not pieces:
+        groups = _groups([held for held in due if not self._troubles.waits(held.queue)])
+        if not groups:
             return
         sent_at = time.monotonic()
         if not self._is_away:
             self._tell_lateness([held for held in due if not self._troubles.has(held.queue)], sent_at)
-        self._is_away = True  # until it has answered
-        answers = self._client.run_all([_extension(piece) for piece in pieces])
+        self._asked_at, self._is_away = sent_at, True  # until it has answered
+        answers = self._client.run_all([_extension(group) for group in groups])
+        self._answered_at = time.monotonic()
         self._is_away = any(isinstance(answer, RedisUnavailableError) for answer in answers)
-        for piece, answer in zip(pieces, answers, strict=True):
-            name = piece[0].queue
+        for group, answer in zip(groups, answers, strict=True):
+            name = group[0].queue
             if isinstance(answer, Exception):
                 self._troubles.note(name, answer)
             else:
                 self._troubles.over(name)
-                self._note(piece, answer, sent_at)
+                self._note(group, answer, sent_at)
 
-    def _note(self, piece: list[HeldDelivery], answer: transitions.Settled, sent_at: float) -> None:
-        """Take over what Redis said of each lease; one being settled lost its receipt to its own settling."""
+    def _note(self, group: list[HeldDelivery], answer: transitions.Settled, sent_at: float) -> None:
+        """Take over the answer about each lease of `group`; one being settled lost its receipt to its own settling."""
         lost = []
-        for held in piece:
+        for held in group:
             if held.delivery.id not in answer.lost:
                 held.leased(sent_at)
                 held.cancelled = held.cancelled or held.delivery.id in answer.cancelled
@@ -120,12 +117,18 @@ class Renewer:
                 held.lost = True
                 lost.append(held.delivery.id)
         if lost:
-            notify(self._client.observers, [Lost(piece[0].queue, tuple(lost), "extend")])
+            notify(self._client.observers, [Lost(group[0].queue, tuple(lost), "extend")])
 
     def _tell_lateness(self, due: list[HeldDelivery], now: float) -> None:
-        late = min(due, key=lambda held: held.renew_at, default=None)
-        if late is not None and now - late.renew_at > LATE_PART * (late.lease_until - late.renew_at):
-            notify(self._client.observers, [RenewalLate(late.queue, now - late.renew_at)])
+        """Tell observers of a renewal that is late, and whether it waited for the answer to the one before."""
+        first = min(due, key=lambda held: held.renew_at, default=None)
+        if first is None:
+            return
+        late = now - first.renew_at
+        if late > LATE_PART * (first.lease_until - first.renew_at):
+            waited = self._answered_at - max(self._asked_at, first.renew_at)
+            cause: Literal["process", "redis"] = "redis" if waited > late / 2 else "process"
+            notify(self._client.observers, [RenewalLate(first.queue, late, cause)])
 
     def _overran(self, run: HandlerCall, now: float) -> None:
         """Cancel a coroutine; a thread cannot be stopped: its lease is left to end and its slot is lost."""
@@ -141,7 +144,23 @@ class Renewer:
             self._tell_overrun(run, each)
 
 
-def _extension(piece: list[HeldDelivery]) -> Call[transitions.Settled]:
-    handler = piece[0].handler
-    receipts = [held.delivery.claimed for held in piece]
+def _groups(deliveries: Sequence[HeldDelivery]) -> list[list[HeldDelivery]]:
+    """
+    Return `deliveries` as the calls that renew them: of one queue, at most BATCH_LIMIT in each.
+
+    An answer names messages by their ids. A process can hold two deliveries of one message, the first with a receipt
+    that no longer holds; they go into different calls.
+    """
+    grouped: dict[tuple[str, int], list[HeldDelivery]] = defaultdict(list)
+    seen: Counter[tuple[str, str]] = Counter()
+    for held in deliveries:
+        message = held.queue, held.delivery.id
+        grouped[held.queue, seen[message]].append(held)
+        seen[message] += 1
+    return [group[at : at + BATCH_LIMIT] for group in grouped.values() for at in range(0, len(group), BATCH_LIMIT)]
+
+
+def _extension(group: list[HeldDelivery]) -> Call[transitions.Settled]:
+    handler = group[0].handler
+    receipts = [held.delivery.claimed for held in group]
     return transitions.extend(handler.queue.keys, receipts, lease_ms=handler.settings.lease_ms)

@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+import redis
 from tenacity import wait_fixed
 from waiting import eventually
 
@@ -98,7 +99,9 @@ def test_a_renewal_that_this_process_makes_late_is_told(queue, consumer, start, 
 
     held.renew_at, held.lease_until = held.renew_at - 45, held.lease_until - 45  # as if stopped for 45 s
 
-    assert recorder.wait_for(RenewalLate)[0].seconds > 20
+    (event,) = recorder.wait_for(RenewalLate)
+    assert event.seconds > 20
+    assert event.cause == "process"
 
 
 def test_a_renewal_is_not_told_as_late_while_redis_is_away(own_server, recorder, gate):
@@ -296,3 +299,42 @@ def test_a_job_knows_its_message(queue, consumer, start, recorder):
     assert abs(enqueued - due) < 60
     assert text == "Job(queue='q', id='x', attempt=1)"
     assert recorder.of(Started)[0].lag >= 0
+
+
+def test_a_message_that_this_process_has_claimed_again_keeps_its_new_lease(
+    queue, consumer, start, gate, client, recorder
+):
+    consumer.handler(queue, lease=60)(lambda body: gate.pass_through())
+    queue.publish("x", id="x")
+    engine = start(concurrency=2)
+    gate.wait_for()
+    client.zadd(queue.keys.unack, {"x": 1})  # its lease is over
+    queue.moves.reclaim()
+    gate.wait_for()
+    first, second = engine.inflight.deliveries()
+    until = second.lease_until
+
+    first.renew_at = second.renew_at = time.monotonic()  # both in one look
+
+    recorder.wait_for(Lost, verb="extend")
+    eventually(lambda: second.lease_until > until, "the second lease is renewed", seconds=20)
+    assert first.lost
+    assert not second.lost
+    assert recorder.ids(Lost) == ["x"]
+
+
+def test_a_renewal_that_waited_for_a_slow_redis_is_not_blamed_on_this_process(own_server, recorder, gate):
+    queue = Queue("q", str, url=own_server.url)
+    consumer = Consumer(observers=[recorder])
+    consumer.handler(queue, lease=0.9)(lambda body: gate.pass_through())
+    queue.publish("x")
+    with redis.Redis.from_url(own_server.url) as admin:
+        admin.set(queue.keys.watch, "another process")  # which takes the lease back, and never comes
+        consumer.start()
+        gate.wait_for()
+
+        admin.client_pause(1500, all=True)  # the renewal after a third of the lease is answered then
+
+    assert recorder.wait_for(RenewalLate)[0].cause == "redis"
+    gate.open()
+    consumer.stop()
