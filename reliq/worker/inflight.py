@@ -112,7 +112,7 @@ class Inflight:
         """Free the slot of `done`, wait for a call of a plain handler and start it; None when it is over."""
         with self._lock:
             if done is not None:
-                self._finish([done])
+                self._finish((done,))
             while not self.closed:
                 if self._plain_calls:
                     run = self._start(self._plain_calls.popleft())
@@ -154,7 +154,7 @@ class Inflight:
     def loop_is_blocked(self) -> list[HeldDelivery]:
         """Know that the event loop does not run: its calls have no slots; return what was held for it, withdrawn."""
         with self._lock:
-            self._table.loop_blocked = True
+            self._table.give_coroutines_slots(on=False)
             waits = [one for one in self._deliveries if one.handler.is_async and not (one.started or one.settling)]
             self._withdraw(waits)
             return waits
@@ -162,7 +162,8 @@ class Inflight:
     def loop_runs(self) -> None:
         """Know that the event loop runs again."""
         with self._lock:
-            self._table.loop_late = self._table.loop_blocked = False
+            self._table.loop_late = False
+            self._table.give_coroutines_slots(on=True)
             self._give_slots()
             self._wake_thread()
             self._tell_fetcher()
@@ -269,10 +270,10 @@ class Inflight:
 
     def _finish(self, runs: Iterable[HandlerCall]) -> None:
         """Free the slots of `runs` and give them on."""
-        idle = False
+        idle, now = False, time.monotonic()
         for run in runs:
             del self._runs[run]
-            took = time.monotonic() - run.started_at if run.began else None
+            took = now - run.started_at if run.began else None
             slots = self._table.end_call(run.deliveries, took, abandoned=run.abandoned)
             idle = idle or not slots.queued  # nothing of the queue takes the slot
         if self.closed or not self._runs:

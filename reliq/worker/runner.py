@@ -118,7 +118,8 @@ class Runner:
     def _answer(self, run: HandlerCall, deliveries: list[HeldDelivery], outcomes: list[Outcome], cause: Any) -> None:
         """Hand over `outcomes`; `cause` is what the handler answered or raised, None when it returned nothing."""
         each = (time.monotonic() - run.started_at) / len(run.deliveries)
-        if run.handler.is_async or not run.abandoned:  # else told when it overran
+        is_told = run.handler.is_async or not run.abandoned  # else that was done when it overran
+        if is_told and (self._told_ends or cause is not None):
             pairs = list(zip(deliveries, outcomes, strict=True))
             if self._told_ends:
                 _tell(self._told_ends, _handled, [(run, held, outcome, each) for held, outcome in pairs])

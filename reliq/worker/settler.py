@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long a step waits for the first outcome; nothing is late for it.
+#: A step waits at most this long for the first outcome.
 WAIT_SECONDS = 0.5
-#: How long it then waits for those that follow, so that quick work is not settled message by message; a message is
-#: worked twice if its worker dies in between, and nothing else is late for it.
+#: While few outcomes come, a step waits this long for more, to settle several in one round trip. A worker that dies
+#: meanwhile has them done twice; nothing else is late.
 GATHER_SECONDS = 0.002
-#: It waits only if so few are there: when many come at once, waiting for the interpreter again costs more than it saves.
-FEW = 20
-#: The most that is settled in one round trip, about: Redis works it off before it turns to other clients.
+#: Outcomes come in numbers, and a step waits for no more, when the last round trip or the queue had this many.
+MANY = 20
+#: One round trip settles about this many at most: Redis serves nobody else meanwhile.
 GATHER_LIMIT = BATCH_LIMIT
 
 
@@ -60,6 +60,7 @@ class Settler:
         self._waiting: queue.SimpleQueue[Sequence[HeldDelivery]] = queue.SimpleQueue()
         self._hurried = threading.Event()
         self._unsettled: dict[HeldDelivery, None] = {}
+        self._latest = 0  # how many outcomes the last round trip had
         self._refused: dict[str, list[HeldDelivery]] = defaultdict(list)
         self._troubles = QueueBackoff("settler")
 
@@ -89,18 +90,19 @@ class Settler:
         return 0.0
 
     def _gather(self) -> None:
-        """Wait for one outcome, unless some wait already, and a moment for others; then take all there are."""
+        """Wait for one outcome, unless some wait already, and a moment for more if few come; then take all."""
         wait = WAIT_SECONDS
         if self._refused:
             wait = min([wait, *(self._troubles.seconds_of(name) for name in self._refused)])
         try:
             if not self._unsettled:
                 self._unsettled |= dict.fromkeys(self._waiting.get(timeout=wait))
-                if self._unsettled and self._waiting.qsize() < FEW:
+                if self._unsettled and max(self._latest, self._waiting.qsize()) < MANY:
                     self._hurried.wait(GATHER_SECONDS)
                 self._hurried.clear()
             while len(self._unsettled) < GATHER_LIMIT:
-                self._unsettled |= dict.fromkeys(self._waiting.get_nowait())
+                for held in self._waiting.get_nowait():
+                    self._unsettled[held] = None
         except queue.Empty:
             return
 
@@ -110,6 +112,7 @@ class Settler:
 
     def _settle_all(self) -> None:
         """Make every call in one round trip; what Redis did not take is made again, which is safe."""
+        self._latest = len(self._unsettled)
         try:
             groups = _grouped(self._unsettled)
             answers = self._client.run_all([call for call, _ in groups])

@@ -68,6 +68,7 @@ class QueueSlots:
         pace: running mean of a call's seconds, None before the first.
         read_limit: how many messages one round trip reads at most.
         rooms: of each suspect that is held or runs, among how many it may run.
+        stalled: its event loop is blocked: its calls get no slots, and those that they have count as free.
     """
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
@@ -80,6 +81,7 @@ class QueueSlots:
         self.pace: float | None = None
         self.read_limit = BATCH_LIMIT
         self.rooms: list[int] = []
+        self.stalled = False
 
     @property
     def calls(self) -> int:
@@ -120,9 +122,15 @@ class QueueSlots:
         else:
             self.waiting.append(held)
 
+    def may_start(self, now: float) -> bool:
+        """Say whether a call may be given a free slot."""
+        if not self.waiting or self.running >= self.limit or self.stalled:
+            return False
+        return self.batch == 1 or self.ripe_at() <= now
+
     def ripe_at(self) -> float:
         """Return when the next call may start: a batch lingers for more, unless it is full."""
-        if self.batch == 1 or self.waiting[0].must_start or len(self.waiting) >= self.batch:
+        if self.waiting[0].must_start or len(self.waiting) >= self.batch:
             return 0.0
         return self.waiting[0].held_since + self._linger
 
@@ -152,16 +160,16 @@ class SlotTable:
         queued: how many messages are claimed and have no slot, of all queues.
         refill_at: at how many of them there is capacity ahead again.
         started_at: when the latest call was given a slot.
-        loop_late, loop_blocked: the event loop does not answer; it has not for so long that it stands still.
+        loop_late: the event loop does not answer.
     """
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
-        self._concurrency = concurrency
+        self._concurrency = self._free = concurrency
         self._queues = {handler.queue.name: QueueSlots(handler, concurrency) for handler in handlers}
         self._batching = [slots for slots in self if slots.batch > 1]
         self.queued = self.refill_at = 0
         self.started_at = 0.0
-        self.loop_late = self.loop_blocked = False
+        self.loop_late = False
 
     def __iter__(self) -> Iterator[QueueSlots]:
         return iter(self._queues.values())
@@ -183,25 +191,25 @@ class SlotTable:
 
     def next_call(self, now: float) -> list[HeldDelivery]:
         """Give a free slot to what was claimed first of all that may start, and return it; nothing when none is free."""
-        busy = 0
+        if self._free <= 0:
+            return []
         first: QueueSlots | None = None
         for slots in self._queues.values():
-            if slots.is_async and self.loop_blocked:
-                continue
-            busy += slots.running
-            waits = slots.waiting and slots.running < slots.limit and slots.ripe_at() <= now
-            if waits and (first is None or slots.waiting[0].fetched_at < first.waiting[0].fetched_at):
+            if slots.may_start(now) and (first is None or slots.waiting[0].fetched_at < first.waiting[0].fetched_at):
                 first = slots
-        if first is None or busy >= self._concurrency:
+        if first is None:
             return []
         deliveries = first.take()
         self.queued -= len(deliveries)
+        self._free -= 1
         self.started_at = now
         return deliveries
 
     def put_back(self, deliveries: Sequence[HeldDelivery]) -> None:
         """Take back the slot of a call that was never made."""
-        self._queues[deliveries[0].queue].put_back(deliveries)
+        slots = self._queues[deliveries[0].queue]
+        slots.put_back(deliveries)
+        self._free += not slots.stalled
         self.queued += len(deliveries)
 
     def end_call(self, deliveries: Sequence[HeldDelivery], took: float | None, *, abandoned: bool) -> QueueSlots:
@@ -209,11 +217,18 @@ class SlotTable:
         slots = self._queues[deliveries[0].queue]
         slots.running -= 1
         slots.ended += len(deliveries)
+        self._free += not slots.stalled
         if took is not None:
             slots.learn(took)
         if slots.rooms and not abandoned:
             slots.part_from_suspects(deliveries)
         return slots
+
+    def give_coroutines_slots(self, *, on: bool) -> None:
+        """Give calls of coroutine handlers slots, or none: those that they have count as free."""
+        for slots in self:
+            slots.stalled = slots.is_async and not on
+        self._free = self._concurrency - sum(slots.running for slots in self if not slots.stalled)
 
     def withdraw(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Let `deliveries`, which are settling, wait no more."""
@@ -232,12 +247,14 @@ class SlotTable:
 
     def linger(self, now: float, *, is_async: bool) -> float | None:
         """Return the seconds until a batch that lingers now may start, None when there is none."""
+        if not self._batching:
+            return None
         ripe = [slots.ripe_at() for slots in self._batching if slots.is_async is is_async and slots.waiting]
         return min((at - now for at in ripe if at > now), default=None)
 
     def capacities(self, claims: Sequence[QueueClaims], now: float) -> list[Capacity]:
         """Return how much of each queue can be claimed, and note when there will be more."""
-        counted = [slots for slots in self if not (slots.is_async and self.loop_blocked)]
+        counted = [slots for slots in self if not slots.stalled]
         free = self._concurrency - sum(min(slots.limit, slots.calls) for slots in counted)
         # When nothing has started for longer than calls usually take, the next will take as long.
         standstill = now - self.started_at if any(slots.running for slots in counted) else 0.0

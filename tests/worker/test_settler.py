@@ -5,6 +5,7 @@ import time
 from contextlib import suppress
 
 import pytest
+from waiting import eventually
 
 from reliq.errors import ReliqError
 from reliq.events import Acked, Lost
@@ -13,7 +14,10 @@ from reliq.transitions import Turn
 from reliq.worker.delivery import deliveries_of
 from reliq.worker.inflight import Inflight
 from reliq.worker.outcome import ACKED, RELEASED, Outcome
-from reliq.worker.settler import Settler
+from reliq.worker.settler import MANY, Settler
+
+#: Longer than any test, and as long as one waits for a thread.
+NEVER_SECONDS, PATIENCE_SECONDS = 3600.0, 30.0
 
 
 @pytest.fixture
@@ -161,3 +165,35 @@ def test_outcomes_that_follow_within_a_moment_go_along_and_a_nudge_ends_the_mome
     step.join(30)
     assert [len(event.ids) for event in recorder.of(Acked)] == [3]
     assert inflight.deliveries() == []
+
+
+def test_a_few_outcomes_wait_for_those_that_follow_and_go_in_one_round_trip(deliveries, settler, recorder, monkeypatch):
+    monkeypatch.setattr("reliq.worker.settler.GATHER_SECONDS", NEVER_SECONDS)
+    held = deliveries(2)
+    one, inflight = settler(held)
+    step = threading.Thread(target=one.step)
+
+    one.settle(held[:1], ACKED)
+    step.start()
+    eventually(lambda: one._unsettled, "the step has taken the first outcome")
+    one.settle(held[1:], ACKED)
+    one.nudge()
+
+    step.join(PATIENCE_SECONDS)
+    assert [event.ids for event in recorder.of(Acked)] == [("0", "1")]
+    assert inflight.deliveries() == []
+
+
+def test_nothing_waits_for_more_outcomes_while_they_come_in_numbers(deliveries, settler, recorder, monkeypatch):
+    monkeypatch.setattr("reliq.worker.settler.GATHER_SECONDS", NEVER_SECONDS)
+    held = deliveries(2 * MANY + 1)
+    one, _ = settler(held)
+    for some in held[:-1], held[-1:]:
+        for single in some:
+            one.settle([single], ACKED)
+        step = threading.Thread(target=one.step, daemon=True)
+        step.start()
+        step.join(PATIENCE_SECONDS)
+        assert not step.is_alive(), "the step waits for more"
+
+    assert [len(event.ids) for event in recorder.of(Acked)] == [2 * MANY, 1]
