@@ -7,26 +7,47 @@ import struct
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reliq.errors import ConfigurationError
 from reliq.events import RedisAway
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from reliq.consumer.consumer import Consumer
     from reliq.events import Event
-    from reliq.worker.engine import Engine
 
-#: A process that completed no claim round for so long hangs.
+#: A process that has completed no claim round for 30 s hangs.
 CLAIM_SECONDS = 30.0
-#: While Redis is away, or a process is still starting, it has longer: a restart would not help.
+#: A process that starts, or finds Redis away, has 5 minutes: a restart would not help it.
 PATIENT_SECONDS = 300.0
+#: The figures of a process are sampled twice a second.
 SAMPLE_SECONDS = 0.5
 
 _FIELDS = struct.Struct("dddd")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """
+    What the engine of a worker process does at one moment.
+
+    Attributes:
+        last_claim_at: when its last claim round was completed, in monotonic seconds.
+        is_broken: one of its parts has ended by itself.
+        running, held: messages that handlers run, and messages that wait for a slot.
+        longest_seconds: for how long the oldest running handler has run, 0.0 when none runs.
+        slots, hung_slots: handlers that may run at once, and how many of them overran their time and cannot be ended.
+    """
+
+    last_claim_at: float
+    is_broken: bool
+    running: int
+    held: int
+    longest_seconds: float
+    slots: int
+    hung_slots: int
 
 
 class Pulse:
@@ -61,15 +82,14 @@ class Pulse:
                 claimed_at, _, ready, broken = self._read()
                 self._write(claimed_at, time.monotonic(), ready=bool(ready), broken=bool(broken))
 
-    def note(self, engine: Engine | None) -> None:
-        """Note what `engine` does; None when it has not started, or stops."""
+    def note(self, stats: EngineStats | None) -> None:
+        """Note what the process does; None when its engine has not started, or has stopped."""
         with self._lock:
             claimed_at, away_at, _, _ = self._read()
-            if engine is None:
+            if stats is None:
                 self._write(claimed_at, away_at)
             else:
-                broken = bool(engine.dead_parts())
-                self._write(max(claimed_at, engine.last_claim_at), away_at, ready=True, broken=broken)
+                self._write(max(claimed_at, stats.last_claim_at), away_at, ready=True, broken=stats.is_broken)
 
     def complaint(self, now: float) -> str:
         """Return why the process should be restarted, empty when it should not."""
@@ -94,10 +114,10 @@ class Pulse:
 
 
 class Sampler:
-    """A thread that tells others, twice a second, what a consumer's engine does."""
+    """A thread that hands what `look` returns to each of `note`, twice a second."""
 
-    def __init__(self, consumer: Consumer, *tell: Callable[[Engine | None], None]) -> None:
-        self._consumer, self._tell = consumer, tell
+    def __init__(self, look: Callable[[], EngineStats | None], *note: Callable[[EngineStats | None], None]) -> None:
+        self._look, self._note = look, note
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reliq-sampler", daemon=True)
 
@@ -110,25 +130,17 @@ class Sampler:
         self._over.set()
         self._thread.join()
 
-    def look(self) -> None:
-        """Tell once."""
-        engine = engine_of(self._consumer)
-        for tell in self._tell:
+    def sample(self) -> None:
+        """Look once."""
+        stats = self._look()
+        for note in self._note:
             with suppress(Exception):  # a figure that cannot be kept must not end the pulse
-                tell(engine)
+                note(stats)
 
     def _run(self) -> None:
         while not self._over.wait(SAMPLE_SECONDS):
-            self.look()
-        self.look()
-
-
-def engine_of(consumer: Consumer) -> Engine | None:
-    """Return what runs, None when nothing does."""
-    try:
-        return consumer.engine()
-    except ConfigurationError:
-        return None
+            self.sample()
+        self.sample()
 
 
 def live(pulses: Iterable[Pulse]) -> str:

@@ -6,12 +6,13 @@ import atexit
 import importlib
 import math
 import os
-import threading
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 from reliq.consumer.handler import check_lifespan
-from reliq.consumer.loader import imported
+from reliq.consumer.loader import found
+from reliq.consumer.main_loop import check_main_thread, work
 from reliq.consumer.registration import Registration
 from reliq.consumer.signals import StoppedEarly, StopSignals
 from reliq.errors import ConfigurationError, RedisUnavailableError
@@ -19,16 +20,16 @@ from reliq.events import RedisAway, RedisBack, WorkerReady, WorkerStopping, noti
 from reliq.message import Answer
 from reliq.retry import RECONNECT, seconds_after
 from reliq.settings import WorkerSettings, seconds
-from reliq.transport.connection import Connection, check_slots
 from reliq.worker.engine import Engine
 from reliq.worker.exceptions import placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
-    from reliq.consumer.handler import Handler
     from reliq.consumer.job import Job
     from reliq.events import Observer
+    from reliq.health import EngineStats
     from reliq.message import Duration
     from reliq.metrics.serving import Registry
     from reliq.transport.pool import Target
@@ -40,10 +41,8 @@ if TYPE_CHECKING:
 EXIT_HUNG, EXIT_REPLACE = 75, 76
 #: The part that misses Redis before there are others.
 STARTING = "start"
-#: Between two looks whether a drain is done.
+#: A drain looks twenty times a second whether it is done.
 DRAIN_SECONDS = 0.05
-#: Between two looks whether a run is over.
-LOOK_SECONDS = 0.2
 
 
 class Consumer(Registration):
@@ -64,14 +63,13 @@ class Consumer(Registration):
         lifespan: Callable[[], Any] | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
-        super().__init__()
+        super().__init__(url)
         check_lifespan(lifespan)
-        self.target = url
         self.lifespan = lifespan
         self.observers: list[Observer] = list(observers)
         self._engine: Engine | None = None
         self._stopped: Engine | None = None
-        self._leaves = self._leaving = False
+        self._wishes_to_leave = False
         #: The most seconds that running handlers have after a stop, whatever the settings say.
         self.longest_grace = math.inf
 
@@ -91,11 +89,7 @@ class Consumer(Registration):
                 )
             if other.target is not None and self.target not in (None, other.target):
                 raise ConfigurationError("the consumer and an included one name different Redis servers; name one")
-            for handler in other.handlers:
-                self._check_is_new(handler)
-            self._handlers.update(other._handlers)  # noqa: SLF001  of our own kind
-            self._middleware += other._middleware  # noqa: SLF001
-            self._on_error += other._on_error  # noqa: SLF001
+            self._register_all_of(other)
             self.observers += [one for one in other.observers if one not in self.observers]
             self.target = self.target if other.target is None else other.target
         return self
@@ -191,31 +185,22 @@ class Consumer(Registration):
             The exit code: 0; EXIT_REPLACE after `max_jobs`; EXIT_HUNG when handlers that overran their time must be
             ended with the process, or a part of it has ended by itself.
         """
-        if metrics_port is not None or metrics_registry is not None:
-            # A layer above, and the client of Prometheus with it, that only who asks for it pays for.
-            serving = importlib.import_module("reliq.metrics.serving")
-            with serving.of_one_process(self, queues, port=metrics_port, host=metrics_host, registry=metrics_registry):
-                return self.run(settings, queues=queues, patient=patient)
-        _check_main_thread()
-        chosen = settings or WorkerSettings()
-        self._leaves = self._leaving = False
-        with StopSignals(patient=patient) as signals:
-            try:
-                self.start(chosen, queues=queues)
-                signals.works()
-            except StoppedEarly:
-                self.stop(0)
-                return 0
-            return self._work(chosen, signals)
+        check_main_thread()
+        with (
+            self._served(queues, metrics_port, metrics_host, metrics_registry),
+            StopSignals(patient=patient) as signals,
+        ):
+            return self._run(settings or WorkerSettings(), queues, signals)
 
     def leave(self) -> None:
         """Let `run` claim no more and return when its handlers have finished: another process is to go on."""
-        self._leaves = True
+        self._wishes_to_leave = True
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it claims no more and only lets its handlers finish."""
-        return self._leaving
+        """Whether it claims no more and only lets its handlers finish, without a stop."""
+        engine = self._engine
+        return engine is not None and engine.inflight.closed and not engine.stopping.is_set()
 
     def deliveries(self) -> list[HeldDelivery]:
         """Return everything held in this process, running or not."""
@@ -237,21 +222,16 @@ class Consumer(Registration):
         engine = self._engine
         return [] if engine is None else engine.inflight.runs()
 
+    def stats(self) -> EngineStats | None:
+        """Return what this process does at this moment; None when nothing runs."""
+        engine = self._engine
+        return None if engine is None else engine.stats()
+
     def engine(self) -> Engine:
         """Return what runs; raise ConfigurationError when nothing does."""
         if self._engine is None:
             raise ConfigurationError("this consumer has not been started")
         return self._engine
-
-    def connection(self, handlers: Sequence[Handler]) -> Connection:
-        """Return the one Redis of the consumer and its queues; raise ConfigurationError when they name two."""
-        named = [self.target, *(handler.queue.target for handler in handlers)]
-        targets = [target for target in named if target is not None]
-        if any(target != targets[0] for target in targets):
-            raise ConfigurationError("the consumer and its queues name different Redis servers; name one")
-        for handler in handlers:
-            check_slots(targets[0] if targets else None, handler.queue.layout)
-        return Connection.to(targets[0] if targets else None)
 
     def _start(self, settings: WorkerSettings | None, queues: Sequence[str], hooks: Sequence[ErrorHook] = ()) -> None:
         if self._engine is not None:
@@ -272,45 +252,40 @@ class Consumer(Registration):
         names = tuple(handler.queue.name for handler in chosen)
         notify(self.observers, [RedisBack("", STARTING), WorkerReady("", names)])
 
-    def _work(self, settings: WorkerSettings, signals: StopSignals) -> int:
-        """Work until a signal, or until it is over; stop, and return the exit code."""
+    def _run(self, settings: WorkerSettings, queues: Sequence[str], signals: StopSignals) -> int:
+        """Start, work and stop; return the exit code."""
+        self._wishes_to_leave = False
+        try:
+            self.start(settings, queues=queues)
+            signals.works()
+        except StoppedEarly:
+            self.stop(0)
+            return 0
         engine = self.engine()
-        while not (signals.numbers or self._is_over(engine, settings)):
-            signals.wait(LOOK_SECONDS)
-        is_replaced = not signals.numbers and not (
-            settings.burst and engine.is_drained(delayed=settings.burst == "delayed")
-        )
-        if is_replaced and not engine.dead_parts():  # no stop: the handlers' timeouts are their limit
-            self._leaving = True
-            engine.stop_claiming()
-            while not (signals.numbers or engine.inflight.wait_until_none_runs(0.0)):
-                signals.wait(LOOK_SECONDS)
+        is_replaced = work(engine, settings, signals, lambda: self._wishes_to_leave)
         broken = engine.hung_slots > 0 or bool(engine.dead_parts())
         if not self.stop(min(seconds("grace", settings.grace), self.longest_grace)) or broken:
             return EXIT_HUNG
         return EXIT_REPLACE if is_replaced else 0
 
+    def _served(
+        self, queues: Sequence[str], port: int | None, host: str | None, registry: Registry | None
+    ) -> AbstractContextManager[Any]:
+        """Return what serves the figures of this process within a `with` block; nothing when nobody asks for them."""
+        if port is None and registry is None:
+            return nullcontext()
+        handlers = self.chosen(queues)
+        # Imported here, for the client of Prometheus comes with it.
+        serving = importlib.import_module("reliq.metrics.serving")
+        keys = [handler.queue.keys for handler in handlers]
+        served: AbstractContextManager[Any] = serving.of_one_process(
+            self.observers, self.stats, self.connection(handlers), keys, port=port, host=host, registry=registry
+        )
+        return served
+
     def _stop_at_exit(self) -> None:
         if self._pid == os.getpid():
             self.stop()
-
-    def _is_over(self, engine: Engine, settings: WorkerSettings) -> bool:
-        if self._leaves or _had_enough(engine, settings) or engine.must_be_replaced():
-            return True
-        return settings.burst and engine.is_drained(delayed=settings.burst == "delayed")
-
-
-def _had_enough(engine: Engine, settings: WorkerSettings) -> bool:
-    return settings.max_jobs is not None and engine.inflight.started >= settings.max_jobs
-
-
-def _check_main_thread() -> None:
-    """Raise ConfigurationError when this thread may not set handlers of signals."""
-    if threading.current_thread() is not threading.main_thread():
-        raise ConfigurationError(
-            "consumer.run() handles signals, which only the main thread may; in another thread use consumer.start() and "
-            "consumer.stop()"
-        )
 
 
 def load_consumer(place: str) -> Consumer:
@@ -320,12 +295,4 @@ def load_consumer(place: str) -> Consumer:
     Raises:
         ConfigurationError: the module cannot be imported or has no such consumer.
     """
-    module_name, _, attribute = place.partition(":")
-    module = imported(module_name, place)
-    found = {name: value for name, value in vars(module).items() if isinstance(value, Consumer)}
-    if attribute:
-        found = {name: value for name, value in found.items() if name == attribute}
-    if len(set(map(id, found.values()))) != 1:
-        wanted = f"a Consumer named {attribute!r}" if attribute else "exactly one Consumer"
-        raise ConfigurationError(f"module {module_name!r} must have {wanted}; write it as module:name")
-    return next(iter(found.values()))
+    return found(place, Consumer)

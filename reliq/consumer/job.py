@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from reliq.errors import Stopped
 from reliq.ids import made_at
@@ -13,11 +13,37 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Mapping
 
-    from reliq.message import Duration
-    from reliq.worker.delivery import HeldDelivery
-    from reliq.worker.handler_call import HandlerCall
+    from reliq.message import Delivery, Duration
 
 B = TypeVar("B")
+
+
+class DeliveryState(Protocol):
+    """
+    What a worker knows of the delivery behind a job.
+
+    Attributes:
+        cancelled: its message was cancelled meanwhile.
+        lost: its receipt no longer holds.
+        lease_until: monotonic seconds until which no other worker can have the message.
+    """
+
+    queue: str
+    delivery: Delivery
+    cancelled: bool
+    lost: bool
+    lease_until: float
+
+
+class Deadline(Protocol):
+    """
+    When the call of a handler must have ended.
+
+    Attributes:
+        timeout_at: monotonic seconds at which the handler has had its time, None for no limit.
+    """
+
+    timeout_at: float | None
 
 
 class Job(Generic[B]):
@@ -31,14 +57,14 @@ class Job(Generic[B]):
         state: what the consumer's `lifespan` yielded, None without one.
     """
 
-    __slots__ = ("_held", "_run", "_stopping", "body", "id", "queue", "state")
+    __slots__ = ("_deadline", "_held", "_stopping", "body", "id", "queue", "state")
 
-    def __init__(self, held: HeldDelivery, run: HandlerCall, body: B, state: Any, stopping: threading.Event) -> None:
+    def __init__(self, held: DeliveryState, deadline: Deadline, body: B, state: Any, stopping: threading.Event) -> None:
         self.id = held.delivery.claimed.id
         self.queue = held.queue
         self.body = body
         self.state = state
-        self._held, self._run = held, run
+        self._held, self._deadline = held, deadline
         self._stopping = stopping
 
     def __repr__(self) -> str:
@@ -96,6 +122,6 @@ class Job(Generic[B]):
                 raise Stopped(f"job {self.id} of queue {self.queue!r}: {name}")
 
     def extend_timeout(self, by: Duration) -> None:
-        """Give the handler so much more time than it would have had; of a batch, for all of it."""
-        if self._run.timeout_at is not None:
-            self._run.timeout_at += seconds("by", by)
+        """Give the handler `by` seconds more than it would have had; a batch has one timeout for all its jobs."""
+        if self._deadline.timeout_at is not None:
+            self._deadline.timeout_at += seconds("by", by)

@@ -8,12 +8,14 @@ import re
 import sys
 from pathlib import Path
 from traceback import StackSummary, TracebackException, extract_tb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from reliq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+T = TypeVar("T")
 
 _OURS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen importlib")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -34,6 +36,24 @@ def imported(name: str, place: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigurationError(f"cannot import {name!r}: {_why(name, error)}") from error
+
+
+def found(place: str, kind: type[T]) -> T:
+    """
+    Return the instance of `kind` at `module:name`, or the only one in `module`.
+
+    Raises:
+        ConfigurationError: the module cannot be imported or has no such instance.
+    """
+    module_name, _, attribute = place.partition(":")
+    module = imported(module_name, place)
+    instances = {name: value for name, value in vars(module).items() if isinstance(value, kind)}
+    if attribute:
+        instances = {name: value for name, value in instances.items() if name == attribute}
+    if len(set(map(id, instances.values()))) != 1:
+        wanted = f"a {kind.__name__} named {attribute!r}" if attribute else f"exactly one {kind.__name__}"
+        raise ConfigurationError(f"module {module_name!r} must have {wanted}; write it as module:name")
+    return next(iter(instances.values()))
 
 
 def traceback_of_module(error: BaseException) -> list[str]:

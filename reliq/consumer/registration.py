@@ -1,4 +1,4 @@
-"""Which function handles the messages of which queue: registered by a decorator, looked up by name."""
+"""Which function handles the messages of which queue, on which Redis: registered by a decorator, looked up by name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from reliq.consumer.handler import Handler, check_around, check_hook, check_middleware, check_queue, inspected
 from reliq.errors import ConfigurationError
 from reliq.settings import HandlerSettings
+from reliq.transport.connection import Connection, check_slots
 
 if TYPE_CHECKING:
     from reliq.consumer.job import Job
     from reliq.consumer.signatures import Options, Register, RegisterBatch
     from reliq.message import Duration
     from reliq.queue import Queue
+    from reliq.transport.pool import Target
 
 B = TypeVar("B")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -23,7 +25,8 @@ E = TypeVar("E", bound="Callable[[Job[Any], BaseException, bool], Any]")
 class Registration:
     """What a consumer knows before it runs: a handler for each queue, and what goes around every call."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target | None = None) -> None:
+        self.target = target
         self._handlers: dict[str, Handler] = {}
         self._middleware: list[Callable[[Job[Any]], Any]] = []
         self._on_error: list[Callable[[Job[Any], BaseException, bool], Any]] = []
@@ -135,6 +138,24 @@ class Registration:
         chosen = [handler for name, handler in self._handlers.items() if not queues or name in queues]
         check_middleware(self._middleware, chosen)
         return chosen
+
+    def connection(self, handlers: Sequence[Handler]) -> Connection:
+        """Return the one Redis of the consumer and its queues; raise ConfigurationError when they name two."""
+        named = [self.target, *(handler.queue.target for handler in handlers)]
+        targets = [target for target in named if target is not None]
+        if any(target != targets[0] for target in targets):
+            raise ConfigurationError("the consumer and its queues name different Redis servers; name one")
+        for handler in handlers:
+            check_slots(targets[0] if targets else None, handler.queue.layout)
+        return Connection.to(targets[0] if targets else None)
+
+    def _register_all_of(self, other: Registration) -> None:
+        """Register what `other` has too; raise ConfigurationError when a queue would have two handlers."""
+        for handler in other._handlers.values():
+            self._check_is_new(handler)
+        self._handlers.update(other._handlers)
+        self._middleware += other._middleware
+        self._on_error += other._on_error
 
     def _check_is_new(self, handler: Handler) -> None:
         name = handler.queue.name

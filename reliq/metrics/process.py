@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from reliq.events import Event
+    from reliq.health import EngineStats
     from reliq.metrics.names import Spec
 
 
@@ -65,18 +66,15 @@ class ProcessMetrics:
             case events.RenewalLate():
                 self._late.inc()
 
-    def sample(self, engine: Any) -> None:
-        """Read off what `engine` does at this moment; None when nothing runs."""
-        now = time.monotonic()
-        runs = [] if engine is None else engine.inflight.runs()
-        deliveries = [] if engine is None else engine.inflight.deliveries()
-        self._inflight.labels("running").set(sum(len(run.deliveries) for run in runs))
-        self._inflight.labels("held").set(sum(not (one.started or one.settling) for one in deliveries))
-        self._longest.set(max((now - run.started_at for run in runs), default=0.0))
-        self._slots.set(0 if engine is None else engine.inflight.concurrency)
-        self._hung.set(0 if engine is None else engine.hung_slots)
-        if engine is not None:
-            self._last_claim.set(time.time() - (now - engine.last_claim_at))
+    def sample(self, stats: EngineStats | None) -> None:
+        """Set the gauges to what the process does at this moment; None when nothing runs."""
+        self._inflight.labels("running").set(stats.running if stats else 0)
+        self._inflight.labels("held").set(stats.held if stats else 0)
+        self._longest.set(stats.longest_seconds if stats else 0.0)
+        self._slots.set(stats.slots if stats else 0)
+        self._hung.set(stats.hung_slots if stats else 0)
+        if stats:
+            self._last_claim.set(time.time() - (time.monotonic() - stats.last_claim_at))
 
     def _gauge(self, spec: Spec, mode: Any) -> Gauge:
         return Gauge(*_of(spec), multiprocess_mode=mode, registry=self.registry)

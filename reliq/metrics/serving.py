@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from reliq import events, health
 from reliq.client.client import Client
-from reliq.health import Pulse, Sampler, engine_of
+from reliq.health import Pulse, Sampler
 from reliq.metrics import names
 from reliq.metrics.endpoint import Endpoint
 from reliq.metrics.files import Files
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from reliq.consumer.consumer import Consumer
-    from reliq.events import Event
+    from reliq.events import Event, Observer
+    from reliq.health import EngineStats
     from reliq.keys import Keys
     from reliq.transport.connection import Connection
 
@@ -103,22 +103,29 @@ def redis_answers(collector: QueueCollector) -> bool:
 
 @contextmanager
 def of_one_process(
-    consumer: Consumer,
-    queues: Sequence[str] = (),
+    observers: list[Observer],
+    look: Callable[[], EngineStats | None],
+    connection: Connection,
+    queues: Sequence[Keys],
     *,
     port: int | None,
     host: str | None = None,
     registry: Registry | None = None,
 ) -> Iterator[Endpoint | None]:
-    """Keep and serve the figures of a consumer that runs in this process; without a port, in `registry` only."""
-    chosen = consumer.chosen(queues)
+    """
+    Keep and serve the figures of a worker that runs in this process; without a port, in `registry` only.
+
+    Args:
+        observers: of the worker; those of the figures are among them as long as it is served.
+        look: returns what the worker does at this moment, None when nothing runs.
+    """
     into = registry if registry is not None else CollectorRegistry()
-    metrics, pulse = ProcessMetrics([one.queue.name for one in chosen]), Pulse()
-    asked = queue_collector(consumer.connection(chosen), [one.queue.keys for one in chosen])
-    sampled = _Sampled(lambda: metrics.sample(engine_of(consumer)))
+    metrics, pulse = ProcessMetrics([keys.name for keys in queues]), Pulse()
+    asked = queue_collector(connection, queues)
+    sampled = _Sampled(lambda: metrics.sample(look()))
     parts: list[Any] = [sampled, metrics.registry, Build(), Processes(lambda: 1), asked]
-    sampler = Sampler(consumer, pulse.note)
-    consumer.observers += [metrics, pulse]
+    sampler = Sampler(look, pulse.note)
+    observers += [metrics, pulse]
     for part in parts:
         into.register(part)
     try:
@@ -133,7 +140,7 @@ def of_one_process(
         sampler.stop()
         for part in parts:
             into.unregister(part)
-        consumer.observers[:] = [one for one in consumer.observers if one not in (metrics, pulse)]
+        observers[:] = [one for one in observers if one not in (metrics, pulse)]
 
 
 def of_children(

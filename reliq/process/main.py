@@ -174,11 +174,11 @@ def _keep_figures(consumer: Consumer, plan: Plan) -> None:
     pulse = Pulse(Path(plan.pulse) if plan.pulse else None)
     consumer.observers.append(pulse)
     if not plan.metrics:
-        Sampler(consumer, pulse.note).start()
+        Sampler(consumer.stats, pulse.note).start()
         return
     metrics = ProcessMetrics([handler.queue.name for handler in consumer.chosen(plan.queues)])
     consumer.observers.append(metrics)
-    Sampler(consumer, pulse.note, metrics.sample).start()
+    Sampler(consumer.stats, pulse.note, metrics.sample).start()
 
 
 def _take_standard_input() -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from reliq import reads
 from reliq.client.client import Client
 from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, ReliqError
+from reliq.health import EngineStats
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS
 from reliq.worker.drained import Drained
 from reliq.worker.executors import AsyncExecutor, ThreadExecutor
@@ -167,6 +168,19 @@ class Engine:
         if self.inflight.closed:  # nothing more is claimed or started: these have ended, or will
             del parts["fetcher"], parts["threads of handlers"]
         return [name for name, part in parts.items() if not part.is_running]
+
+    def stats(self) -> EngineStats:
+        """Return what this process does at this moment, for health and metrics."""
+        now, runs, deliveries = time.monotonic(), self.inflight.runs(), self.inflight.deliveries()
+        return EngineStats(
+            last_claim_at=self.last_claim_at,
+            is_broken=bool(self.dead_parts()),
+            running=sum(len(run.deliveries) for run in runs),
+            held=sum(not (one.started or one.settling) for one in deliveries),
+            longest_seconds=max((now - run.started_at for run in runs), default=0.0),
+            slots=self.inflight.concurrency,
+            hung_slots=self.hung_slots,
+        )
 
     @property
     def hung_slots(self) -> int:

@@ -17,7 +17,7 @@ from reliq import Consumer, Queue, WorkerSettings
 from reliq.embedded import EmbeddedRedis
 from reliq.errors import ConfigurationError
 from reliq.events import RedisAway
-from reliq.health import CLAIM_SECONDS, PATIENT_SECONDS, Pulse
+from reliq.health import CLAIM_SECONDS, PATIENT_SECONDS, EngineStats, Pulse
 from reliq.metrics.endpoint import Endpoint
 from reliq.metrics.serving import of_one_process
 
@@ -147,6 +147,13 @@ def test_the_exporter_tells_of_queues_that_no_worker_serves_and_waits_for_redis(
         eventually(lambda: get(port, "/ready")[0] == 200, "and is ready")
 
 
+def served(consumer, **options):
+    """The figures of a consumer in this process, as `Consumer.run(metrics_port=...)` serves them."""
+    keys = [handler.queue.keys for handler in consumer.handlers]
+    connection = consumer.connection(consumer.handlers)
+    return of_one_process(consumer.observers, consumer.stats, connection, keys, **options)
+
+
 class TestOneProcess:
     """`Consumer.run(metrics_port=...)`."""
 
@@ -165,7 +172,7 @@ class TestOneProcess:
         queue.close()
 
     def test_it_serves_its_own_figures_while_it_runs(self, consumer):
-        with of_one_process(consumer, port=0) as endpoint:
+        with served(consumer, port=0) as endpoint:
             assert get(endpoint.port, "/ready") == (503, "starting: process 0\n")
             consumer.start(WorkerSettings(concurrency=3))
             consumer.queue.publish(1)
@@ -186,7 +193,7 @@ class TestOneProcess:
         registry = CollectorRegistry(auto_describe=True)
         Counter("mine", "of the user", registry=registry).inc()
 
-        with of_one_process(consumer, port=None, registry=registry):
+        with served(consumer, port=None, registry=registry):
             found = figures(generate_latest(registry).decode())
         after = figures(generate_latest(registry).decode())
 
@@ -210,17 +217,14 @@ class TestOneProcess:
 class TestPulse:
     """Alive is who completes claim rounds; who is starting, or without Redis, has longer."""
 
-    class Engine:
-        def __init__(self, last_claim_at):
-            self.last_claim_at = last_claim_at
-
-        def dead_parts(self):
-            return []
+    @staticmethod
+    def stats(last_claim_at):
+        return EngineStats(last_claim_at, is_broken=False, running=0, held=0, longest_seconds=0, slots=1, hung_slots=0)
 
     def test_a_process_that_claims_is_alive_and_one_that_stopped_claiming_is_not(self, tmp_path):
         pulse = Pulse(tmp_path / "pulse")
         start = pulse._read()[0]
-        pulse.note(self.Engine(start + 100))
+        pulse.note(self.stats(start + 100))
 
         assert pulse.complaint(start + 99 + CLAIM_SECONDS) == ""
         assert pulse.complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
@@ -228,7 +232,7 @@ class TestPulse:
 
     def test_one_that_cannot_reach_redis_has_five_minutes(self):
         pulse = Pulse()
-        pulse.note(self.Engine(pulse._read()[0]))
+        pulse.note(self.stats(pulse._read()[0]))
         pulse(RedisAway("", "fetcher", "gone"))
 
         assert pulse.complaint(pulse._read()[0] + PATIENT_SECONDS - 1) == ""

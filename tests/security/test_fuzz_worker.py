@@ -180,8 +180,8 @@ def test_whatever_others_hand_to_a_worker_good_messages_are_acked_once(url, clie
                 vandal.message(chance.choice(queues).keys)
             vandal.surroundings(chance.choice(queues).keys)
             assert worked.wait_for(publish_good(queues, number)) == {}, f"round {number}"
-            metrics.sample(engine)
-            pulse.note(engine)
+            metrics.sample(engine.stats())
+            pulse.note(engine.stats())
             assert (engine.dead_parts(), engine.hung_slots, live([pulse])) == ([], 0, ""), f"round {number}"
             if number % 3 == 2:
                 forget_evil(client, queues)

@@ -40,11 +40,11 @@ def test_a_part_that_ended_is_named_and_the_process_is_not_alive_and_to_be_repla
 ):
     consumer.handler(queue)(lambda body: None)
     engine, pulse = start(), Pulse()
-    pulse.note(engine)
+    pulse.note(engine.stats())
     assert (engine.dead_parts(), engine.must_be_replaced(), live([pulse])) == ([], False, "")
 
     end_by_force(engine, part)
-    pulse.note(engine)
+    pulse.note(engine.stats())
 
     assert engine.dead_parts() == [part]
     assert engine.must_be_replaced()
