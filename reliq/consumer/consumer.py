@@ -213,9 +213,9 @@ class Consumer(Registration):
         return self._engine is None and self._stopped is not None
 
     @property
-    def unfinished(self) -> list[HeldDelivery]:
-        """What the last stop cut off: deliveries whose handlers still ran at the end of the grace."""
-        return [] if self._stopped is None else self._stopped.unfinished
+    def unfinished(self) -> list[HeldDelivery] | None:
+        """What the last stop cut off, or could not give back; None before the end of its grace."""
+        return None if self._stopped is None else self._stopped.unfinished
 
     def running(self) -> list[HandlerCall]:
         """Return the calls of handlers that are under way in this process."""

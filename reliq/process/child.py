@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from reliq.process.gil import Activity, activities, holders
 from reliq.worker.handler_call import CANCEL_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from reliq.consumer.handler import Handler
@@ -34,6 +34,10 @@ HARD_LIMIT_SECONDS = 1.0
 LONGEST_GAP_SECONDS = 1.0
 #: A silence of so many seconds is worth a look at the threads.
 LOOK_CLOSER_SECONDS = 0.75
+#: A process has 0.1 s to stand still: one that waits for a disk may take longer, and a supervisor has more to do.
+STOPPED_SECONDS = 0.1
+#: Signals by which a process ends itself: nobody sends them from outside.
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS)
 
 
 @dataclass(slots=True)
@@ -45,12 +49,13 @@ class Silence:
         seconds: 0.0 while there are signs.
         since: when it began, in monotonic seconds.
         helped_at: at which length of it the supervisor last renewed the leases.
+        beat: the last sign of life.
     """
 
     seconds: float = 0.0
     since: float = 0.0
     helped_at: float = 0.0
-    _beat: float = 0.0
+    beat: float = 0.0
     _heard_at: float = 0.0
     _before: dict[int, Activity] = field(default_factory=dict)
     _looked_at: float = 0.0
@@ -58,8 +63,8 @@ class Silence:
     def hear(self, beat: float, now: float, pid: int) -> float:
         """Take note of the last sign of life; return the seconds since we listened, as far as we were awake."""
         gap, self._heard_at = min(now - self._heard_at, LONGEST_GAP_SECONDS), now
-        if beat != self._beat:
-            self._beat, self.seconds, self.since, self.helped_at = beat, 0.0, beat, 0.0
+        if beat != self.beat:
+            self.beat, self.seconds, self.since, self.helped_at = beat, 0.0, beat, 0.0
             self._before = {}
         else:
             self.seconds += gap
@@ -80,7 +85,8 @@ class Child:
     Attributes:
         handlers: of the queues that it works, in its order.
         has_worked: it has entered its lifespan, so that what it owes is signs of life.
-        failures: how often in turn a process has died here at its start.
+        failures: how many processes in a row have died here at their start.
+        crashes: how many of these nobody has killed.
         complained: for how many seconds, awake, it has not done what it owes.
         done: it need not be started again.
         doomed: why we ended the process, empty when it ended by itself.
@@ -96,6 +102,7 @@ class Child:
     silence: Silence = field(default_factory=Silence)
     started_at: float = -RESTART_SECONDS
     failures: int = 0
+    crashes: int = 0
     complained: float = 0.0
     has_worked: bool = False
     done: bool = False
@@ -137,6 +144,14 @@ class Child:
         """Say whether there was a process that runs no more."""
         return self.process is not None and self.process.poll() is not None
 
+    def note_end(self, returncode: int) -> None:
+        """Count the end of a process at its start; one that has worked begins the count anew."""
+        if self.has_worked:
+            self.failures = self.crashes = 0
+            return
+        self.failures += 1
+        self.crashes += returncode > 0 or -returncode in CRASHES
+
     def may_start(self) -> bool:
         """Say whether it is time to start a process."""
         wait = min(RESTART_SECONDS * float(2 ** max(0, self.failures - 1)), SLOWEST_RESTART_SECONDS)
@@ -166,6 +181,15 @@ class Child:
     def rows(self) -> list[Row]:
         """Return what it runs."""
         return [] if self.board is None else self.board.rows()
+
+    @contextmanager
+    def stopped(self) -> Iterator[bool]:
+        """Let the process not run within a `with` block; yield whether it has stood still since its silence began."""
+        self.signal(signal.SIGSTOP)
+        try:
+            yield self._is_stopped() and self.board is not None and self.board.beat == self.silence.beat
+        finally:
+            self.signal(signal.SIGCONT)
 
     def overran(self, now: float, *, since: float = 0.0) -> list[Row]:
         """Return the rows past the time at which the process itself would have ended them, of those due after `since`."""
@@ -230,6 +254,15 @@ class Child:
             return 0 if self.process is None else int(psutil.Process(self.process.pid).memory_info().rss)
         except psutil.Error:
             return 0
+
+    def _is_stopped(self) -> bool:
+        """Say whether every thread of the process stands still, a moment after SIGSTOP; what is dead does, too."""
+        until = time.monotonic() + STOPPED_SECONDS
+        while self.process is not None and self.process.poll() is None and time.monotonic() < until:
+            if os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+                return True
+            time.sleep(STOPPED_SECONDS / 100)
+        return self.process is None
 
     @property
     def _async(self) -> set[str]:

@@ -217,8 +217,10 @@ def _bound_the_stop(consumer: Consumer, plan: Plan) -> None:
 
 def _report_unfinished(consumer: Consumer, path: Path) -> None:
     """Name the deliveries that the stop cut off: the supervisor gives them back once this process is dead."""
+    if consumer.unfinished is None:
+        return  # no stop has come so far: the board knows more
     rows = [
-        {"queue": held.handler.queue.name, **msgspec.structs.asdict(held.delivery.claimed)}
+        {"queue": held.queue, **msgspec.structs.asdict(held.delivery.claimed)}
         for held in consumer.unfinished
         if not held.abandoned
     ]

@@ -22,6 +22,10 @@ logger = logging.getLogger(__name__)
 
 #: Leases are renewed for a silent process after so much of the shortest, as it would itself, but not all the time.
 RENEW_PART, SHORTEST_RENEWAL_SECONDS = 3, 0.5
+#: A message that was held, but not started, by a process that died goes back unspent twice.
+FREE_RETURNS = 2
+#: The last 10,000 such messages are remembered.
+REMEMBERED_LIMIT = 10_000
 IDS_SHOWN = 5
 
 
@@ -30,6 +34,7 @@ class Recovery:
 
     def __init__(self, consumer: Consumer, concurrency: int) -> None:
         self._leases, self._concurrency = Leases(consumer), concurrency
+        self._returned: dict[tuple[str, str], int] = {}  # (queue, id) -> how often; the latest at last
 
     def help(self, child: Child) -> None:
         """
@@ -43,13 +48,12 @@ class Recovery:
             return
         silence.helped_at = silence.seconds
         late = child.overran(time.monotonic())
-        rows, lease_of = child.rows(), {one.queue.name: one.lease_seconds for one in child.handlers}
+        lease_of = {one.queue.name: one.lease_seconds for one in child.handlers}
 
         def settle(name: str, claimed: list[Claimed]) -> None:
             waiting: list[Claimed] = []
             if self._concurrency == 1 and silence.seconds > lease_of[name] + SHORTEST_RENEWAL_SECONDS:
-                waiting = [one for one in claimed if not child.has_started(rows, name, one.id)]
-            self._leases.release(name, waiting)
+                waiting = self._give_back_waiting(child, name, claimed)
             given_up = [*waiting, *(one for one in claimed if child.has_started(late, name, one.id))]
             self._leases.extend(name, [one for one in claimed if one not in given_up])
 
@@ -61,10 +65,12 @@ class Recovery:
             by_queue = _cut_off(child.report.read_text())
             child.report.unlink()
         except FileNotFoundError:
-            self._of_each(child, lambda name, claimed: self._release(child, name, claimed))
-            return
+            by_queue = None
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            logger.exception("what a process could not finish is unknown; its leases will end")
+            logger.exception("what a process could not finish is unknown; what it had started will end with its lease")
+            by_queue = None
+        if by_queue is None:
+            self._of_each(child, lambda name, claimed: self._release(child, name, claimed))
             return
 
         def release(name: str) -> None:
@@ -75,8 +81,37 @@ class Recovery:
 
         _each(list(by_queue), release)
 
+    def _give_back_waiting(self, child: Child, name: str, claimed: list[Claimed]) -> list[Claimed]:
+        """Release and return what has not started; nothing when the process wakes, for it may start it now."""
+        with child.stopped() as is_silent:
+            rows = child.rows()
+            waiting = [one for one in claimed if is_silent and not child.has_started(rows, name, one.id)]
+            self._leases.release(name, waiting)
+        return waiting
+
     def _release(self, child: Child, name: str, claimed: list[Claimed]) -> None:
-        self._leases.release(name, [one for one in claimed if not child.is_guilty(name, one.id)])
+        """
+        Release what pays nothing for the end of the process.
+
+        A message may kill a process before it starts: its body may be too large to read. Nobody can know it, so
+        what was held by several processes that died of unknown causes keeps its lease, and pays when that ends.
+        """
+        innocent = [one for one in claimed if not child.is_guilty(name, one.id)]
+        suspects = [] if child.doomed else [one for one in innocent if self._returns_of(name, one.id) > FREE_RETURNS]
+        if suspects:
+            logger.warning(
+                "%s: processes died one after another that held these, which had not started; their leases will end: %s",
+                name,
+                _some(suspects),
+            )
+        self._leases.release(name, [one for one in innocent if one not in suspects])
+
+    def _returns_of(self, name: str, id: str) -> int:
+        """Return how often the message was held, not started, by a process that died, this time included."""
+        count = self._returned[name, id] = self._returned.pop((name, id), 0) + 1
+        while len(self._returned) > REMEMBERED_LIMIT:
+            del self._returned[next(iter(self._returned))]
+        return count
 
     def _of_each(self, child: Child, settle: Callable[[str, list[Claimed]], None]) -> None:
         """Call `settle` with what the process holds of each queue."""

@@ -203,7 +203,8 @@ class Supervisor:
         elif not self._stopping:
             reason = child.why(process.returncode)
             logger.warning("process %d ended with %d; starting another", process.pid, process.returncode)
-            self._give_up_if_none_starts(child)
+            child.note_end(process.returncode)
+            self._give_up_if_none_starts()
         if child in self._leaving:
             self._leaving.remove(child)
         notify(self.observers, [ProcessEnded("", process.pid, reason)])
@@ -218,9 +219,8 @@ class Supervisor:
             if ended is not None and ended.si_pid not in [child.pid for child in self._all]:
                 os.waitpid(ended.si_pid, 0)
 
-    def _give_up_if_none_starts(self, child: Child) -> None:
-        child.failures = 0 if child.has_worked else child.failures + 1
-        if all(one.failures >= START_TRIES for one in self.children):
+    def _give_up_if_none_starts(self) -> None:
+        if all(one.crashes >= START_TRIES for one in self.children):
             logger.error("no process has come through its start in %d tries; giving up, see above why", START_TRIES)
             self._exit_code = EXIT_NO_START
 

@@ -69,8 +69,8 @@ class Engine:
         self._handlers, self._settings = handlers, settings
         self._client = client = Client(connection.wire(reply_seconds(handlers)), observers)
         self.inflight = Inflight(handlers, settings.concurrency)
-        #: What the stop cut off, also when the lifespan raises at its end.
-        self.unfinished: list[HeldDelivery] = []
+        #: What the stop cut off, or could not give back; None before the end of its grace.
+        self.unfinished: list[HeldDelivery] | None = None
         self.stopping = threading.Event()
         self._settler = Settler(client, self.inflight, self._collect_soon, self._poke)
         settle = self._settler.settle
@@ -123,14 +123,15 @@ class Engine:
         self.inflight.wait_until_none_runs(max(0.0, until - time.monotonic()))
         with suppress(RuntimeError):  # the event loop has ended
             self._tasks.cancel_all()
-        self.unfinished = [held for run in self.inflight.runs() for held in run.deliveries]
+        self.unfinished = cut_off = [held for run in self.inflight.runs() for held in run.deliveries]
         self.inflight.wait_until_settled(SETTLE_SECONDS)
+        self.unfinished = [*cut_off, *(held for held in self.inflight.deliveries() if not held.started)]
         try:
             self._lifespan.leave()
         finally:
             self._end_loops()
             self._tasks.close()
-        return self.unfinished
+        return cut_off
 
     def stop_claiming(self) -> None:
         """Take no more messages, give back what has not started; may be called again."""

@@ -11,6 +11,8 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
+from reliq.worker.daemon_threads import DaemonThreads
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
@@ -160,6 +162,7 @@ class AsyncExecutor:
     def _serve(self) -> None:
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
+        loop.set_default_executor(DaemonThreads())
         self._started.set_result(loop)
         try:
             if self._run_until_stopped(loop):

@@ -195,6 +195,21 @@ def test_a_second_signal_ends_a_program_at_once_whatever_its_threads_do(environm
         assert program.returncode == 130
 
 
+def test_a_program_ends_with_its_grace_whatever_its_threads_do(environment, jobs, client):
+    jobs.LASTING.publish_many([1.0] * 3)
+    wanted = {**environment, "HOW": "thread"}
+    program = [sys.executable, "-c", RUN.replace("grace=1000", "grace=0.1")]
+    with subprocess.Popen(program, cwd=HERE, env=wanted) as process:
+        eventually(lambda: client.scard("note:started") == 3, "handlers wait for threads of their own")
+
+        process.terminate()
+
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
 STARTED = """
 from beginnings import consumer
 from reliq.events import RedisAway

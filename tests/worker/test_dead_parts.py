@@ -9,6 +9,7 @@ from waiting import eventually
 from worker_process import Worker, environment_for
 
 from reliq.consumer.consumer import EXIT_HUNG
+from reliq.events import Claimed
 from reliq.health import Pulse, live
 from reliq.settings import WorkerSettings
 
@@ -92,3 +93,16 @@ def test_a_supervised_process_with_a_part_that_ended_is_replaced(make_queue, url
         assert worker.wait() == 0
     finally:
         worker.close()
+
+
+def test_what_a_stop_cannot_give_back_is_left_to_the_supervisor(queue, consumer, start, recorder, monkeypatch):
+    monkeypatch.setattr("reliq.worker.engine.SETTLE_SECONDS", 0.1)
+    consumer.handler(queue, batch=2, linger=60)(lambda bodies: None)
+    engine = start()
+    queue.publish("x", id="x")
+    recorder.wait_for(Claimed)
+    end_by_force(engine, "settler")
+
+    assert consumer.stop()
+
+    assert [held.delivery.id for held in consumer.unfinished] == ["x"]

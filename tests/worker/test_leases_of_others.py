@@ -1,14 +1,21 @@
 """What a process holds, as its supervisor finds it in Redis when the process says nothing."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
 from reliq import Consumer, Queue
 from reliq.health import Pulse
-from reliq.process.child import Child
+from reliq.process.board import Board, BoardView
+from reliq.process.child import RESTART_SECONDS, SLOWEST_RESTART_SECONDS, Child, Silence
 from reliq.process.leases import Leases
-from reliq.process.recovery import Recovery
+from reliq.process.main import _report_unfinished
+from reliq.process.recovery import FREE_RETURNS, Recovery
 from reliq.transitions import Turn
 
 LANE = "lane-of-another"
@@ -61,3 +68,101 @@ def test_a_supervisor_does_not_wait_for_a_redis_that_is_away_once_for_each_queue
 
     (told,) = [one.getMessage() for one in caplog.records if "could not be settled" in one.getMessage()]
     assert told.startswith("a, b, c: ")
+
+
+@pytest.fixture
+def held(consumer, queue, tmp_path):
+    """A child of one slot whose process holds one message that has not started, and the process's side of its board."""
+    consumer.handler(queue, lease=1)(lambda body: None)
+    child = Child(0, tmp_path, Pulse(), consumer.handlers)
+    child.board = BoardView(tmp_path / "board", ["q"], 1)
+    board = Board(tmp_path / "board", consumer, consumer.handlers, 1)
+    board._lanes["q"] = LANE
+    board._note_lanes()
+    board.look()
+    queue.publish("x", id="x")
+    claim(queue)
+    return child, board
+
+
+def claim(queue, number=1):
+    (claimed,) = queue.moves.claim(Turn(LANE, number), limit=1, lease_ms=60_000).claimed
+    return claimed
+
+
+def silent(child, seconds):
+    child.silence = Silence(seconds, beat=child.board.beat)
+
+
+def test_what_waits_in_a_silent_process_of_one_slot_goes_back_and_its_process_stands_still_meanwhile(
+    held, consumer, queue
+):
+    child, _ = held
+    silent(child, 10)
+    child.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        Recovery(consumer, concurrency=1).help(child)
+
+        assert queue.counts().ready == 1
+        went_on = os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOHANG)
+        assert went_on.si_status == signal.SIGCONT
+    finally:
+        child.process.communicate(b"\n")
+
+
+def test_what_waits_in_a_process_that_has_just_woken_stays_there(held, consumer, queue):
+    child, board = held
+    silent(child, 10)
+    board.look()
+
+    Recovery(consumer, concurrency=1).help(child)
+
+    assert queue.counts().unack == 1
+
+
+def test_a_message_that_nobody_has_started_pays_for_its_process_in_the_end(held, consumer, queue, caplog):
+    child, _ = held
+    recovery = Recovery(consumer, concurrency=1)
+    for number in range(FREE_RETURNS):
+        recovery.give_back(child, 1)
+        assert queue.counts().ready == 1
+        claim(queue, number + 2)
+
+    recovery.give_back(child, 1)
+
+    assert (queue.counts().ready, queue.counts().unack) == (0, 1)
+    assert "q: processes died one after another that held these" in caplog.text
+
+
+def test_it_does_not_pay_for_a_process_that_was_ended_for_another_message(held, consumer, queue):
+    child, _ = held
+    child.doom(signal.SIGKILL, "hung", guilty=[])
+    recovery = Recovery(consumer, concurrency=1)
+    for number in range(FREE_RETURNS + 1):
+        recovery.give_back(child, 1)
+        assert queue.counts().ready == 1
+        claim(queue, number + 2)
+
+
+def test_a_process_that_has_not_stopped_reports_nothing_and_its_board_counts(held, consumer, start, queue, tmp_path):
+    child, _ = held
+    start()
+    _report_unfinished(consumer, child.report)
+
+    Recovery(consumer, concurrency=1).give_back(child, 1)
+
+    assert not child.report.exists()
+    assert queue.counts().ready == 1
+
+
+@pytest.mark.parametrize(("returncode", "crashes"), [(1, 4), (-signal.SIGSEGV, 4), (-signal.SIGKILL, 0), (0, 0)])
+def test_a_process_that_is_killed_at_its_start_comes_back_ever_later_and_is_no_crash(tmp_path, returncode, crashes):
+    child = Child(0, tmp_path, Pulse(), [])
+    for _ in range(4):
+        child.note_end(returncode)
+
+    assert (child.failures, child.crashes) == (4, crashes)
+    child.started_at = time.monotonic() - RESTART_SECONDS
+    assert not child.may_start()
+    child.started_at = time.monotonic() - SLOWEST_RESTART_SECONDS
+    assert child.may_start()
