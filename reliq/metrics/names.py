@@ -95,7 +95,7 @@ LONGEST = Spec("reliq_longest_running_seconds", "gauge", "For how long the oldes
 SLOTS = Spec("reliq_slots", "gauge", "Handlers that may run at once.")
 SLOTS_HUNG = Spec("reliq_slots_hung", "gauge", "Slots lost to handlers that overran their time and cannot be ended.")
 LOST = Spec("reliq_lost_total", "counter", "Answers that came too late: the lease was over.", ("queue",))
-LATE = Spec("reliq_heartbeat_late_total", "counter", "Renewals of leases that came late: a process was held up.")
+LATE = Spec("reliq_renewals_late_total", "counter", "Renewals of leases that came late: a process was held up.")
 LAST_CLAIM = Spec(
     "reliq_last_claim_timestamp_seconds", "gauge", "When the process that is behind most completed a claim round."
 )

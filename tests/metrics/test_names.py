@@ -69,12 +69,6 @@ def test_the_table_of_totals_has_every_kind_that_a_script_counts():
     assert counted - {f"retried_{cause}" for cause in names.CAUSES} <= set(names.TOTALS)
 
 
-def test_the_readme_names_every_metric():
-    readme = (GRAFANA.parent / "README.md").read_text("utf-8")
-
-    assert {name for name in ALL if f"`{name}" not in readme} == set()
-
-
 def test_figures_can_be_registered_beside_those_of_others_without_asking_redis():
     registry = CollectorRegistry(auto_describe=True)
 

@@ -1,38 +1,23 @@
 """What a page of docs/ shows is run here as it stands: its programs are written down, its commands made in their order."""
 
 import re
-import shlex
-import subprocess
-import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from go_original import GoProgram
+from pages import BLOCK, DOCS, README, ROOT, commands, printed, programs
+from typer.main import get_command
 
-from reliq import Layout
-from reliq.cli.app import app, main
+from reliq import Layout, Outgoing, Queue
+from reliq.cli.app import app
 from reliq.keys import Keys
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"# (shop/\w+\.py)\n")
-_LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+each_page = pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+each_text = pytest.mark.parametrize("page", [README, *DOCS], ids=lambda page: page.name)
+_LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)")
 
 
-def blocks(page, language):
-    """The blocks of a page in a language."""
-    return [text for name, text in _BLOCK.findall(page.read_text("utf-8")) if name == language]
-
-
-def commands(page):
-    """Every line of a page that a person types."""
-    return [line.partition("  #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
-
-
-def of_go(client):
+def for_go(client, _url):
     """A Go program has published, one message is due."""
     go = GoProgram(client, Keys("order:timeout", Layout.hdt3213()))
     go.publish(b"41", due=client.time()[0] - 60)
@@ -40,92 +25,123 @@ def of_go(client):
     return lambda said: "order 41 is closed" in said and "order:timeout" in said and "NOT" not in said
 
 
+def for_handlers(_client, url):
+    """Three messages wait, one of which the batch's handler does not take."""
+    queue = Queue("orders", dict[str, int], url=url)
+    queue.publish_many(Outgoing(body={"number": number}, retries=0) for number in (1, 2, 666))
+
+    def holds(said):
+        totals = queue.counts().totals
+        return "orders in one go" in said and (totals["acked"], totals["nacked"]) == (3, 1)
+
+    return holds
+
+
+def for_dead_letters(_client, url):
+    """Two messages died, each for a reason of its own."""
+    queue = Queue("orders", dict[str, int], url=url)
+    for number, reason in ((13, "no such order"), (14, "no route")):
+        queue.publish({"number": number}, id=f"order-{number}")
+        with queue.receive() as [job]:
+            job.reject(reason=reason)
+    assert queue.moves.collect(["order-13", "order-14"], letters_max=10, letters_ms=10**9)
+    return lambda said: said.count("no such order") == 2 and "order-14 rejected no route 1" in said
+
+
+def for_operations(client, url):
+    """One message is ready, and an old queue has nothing in it."""
+    queue = Queue("orders", dict[str, int], url=url)
+    queue.publish({"number": 42}, id="order-42")
+    client.hset("reliq:queues", "orders-old", "1")
+    return lambda said: "order-42" in said and (queue.counts().ready, queue.counts().pending) == (1, 0)
+
+
+def for_security(_client, _url):
+    return lambda said: "ACL SETUSER" in said and "evalsha" in said
+
+
 #: What is in Redis before a page is read, and what its commands must have said.
-BEFORE = {"go.md": of_go}
-
-
-@pytest.fixture
-def shop(tmp_path, url, monkeypatch, capsys):
-    """Write down the programs of a page; return what makes a command there."""
-    monkeypatch.setenv("RELIQ_URL", url)
-    monkeypatch.chdir(tmp_path)
-
-    def written(page):
-        for text in blocks(page, "python"):
-            name = _FILE.match(text)
-            assert name, f"{page.name}: a program says its file in its first line, such as # shop/jobs.py"
-            Path(name[1]).parent.mkdir(exist_ok=True)
-            Path(name[1]).write_text(text)
-        return run
-
-    def run(line):
-        words = shlex.split(line)
-        code, out, error = start(*words) if words[0] == "python" or "worker" in words else typed(*words)
-        assert code == 0, (line, out, error)
-        return out
-
-    def start(*words):
-        words = ("python", "-m", *words) if words[0] == "reliq" else words
-        done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False, timeout=120)
-        return done.returncode, done.stdout, done.stderr
-
-    def typed(*words):
-        """Make the command in this process: starting another takes much longer."""
-        assert words[0] == "reliq", words
-        monkeypatch.setattr(sys, "argv", [*words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (ended.value.code or 0, *capsys.readouterr())
-
-    return written
+BEFORE = {
+    "go.md": for_go,
+    "handlers.md": for_handlers,
+    "dead-letters.md": for_dead_letters,
+    "operations.md": for_operations,
+    "security.md": for_security,
+}
 
 
 @each_page
-def test_the_commands_of_a_page_run_as_they_are_written(page, shop, client):
-    holds = BEFORE.get(page.name, lambda _client: bool)(client)
+def test_the_commands_of_a_page_run_as_they_are_written(page, shop, client, url):
+    holds = BEFORE.get(page.name, lambda *_: lambda _said: True)(client, url)
     run = shop(page)
 
     said = "".join(map(run, commands(page)))
 
-    assert holds(said)
+    assert holds(said), said
+    lines = said.splitlines()
+    told = [line for program in programs(page).values() for line in printed(program) if " " not in line or "(" in line]
+    assert [line for line in told if line in lines] == told
+
+
+@each_page
+def test_every_program_of_a_page_is_run_by_its_commands(page):
+    typed = "\n".join(commands(page))
+
+    for name in programs(page):
+        stem = name.removeprefix("shop/").removesuffix(".py")
+        assert re.search(rf"shop[./]{stem}\b", typed) or f"shop.{stem} import" in "".join(programs(page).values())
 
 
 @each_page
 def test_the_blocks_of_a_page_are_in_languages_that_are_known(page):
     text = page.read_text("utf-8")
 
-    assert {name for name, _ in _BLOCK.findall(text)} <= {"sh", "python", "go"}
-    assert text.count("```") == 2 * len(_BLOCK.findall(text))
+    assert {name for name, _ in BLOCK.findall(text)} <= {"sh", "python", "go"}
+    assert text.count("```") == 2 * len(BLOCK.findall(text))
 
 
 @each_page
+def test_a_page_begins_with_what_its_reader_can_do_after_it(page):
+    title, _, first = page.read_text("utf-8").split("\n", 3)[:3]
+
+    assert title.startswith("# ")
+    assert first.startswith("After this page you ")
+
+
+@each_text
 def test_the_commands_and_layouts_that_a_page_names_are_there(page):
     text = page.read_text("utf-8")
-    known = {command.callback.__name__ for command in app.registered_commands} | {"dead", "list", "scripts", "forget"}
 
-    assert set(re.findall(r"`reliq (\w+)", text)) - known == set()
+    assert set(re.findall(r"`reliq (\w+)", text)) - set(get_command(app).commands) == set()
     for layout in re.findall(r"--layout ([\w:=,.-]+)", text):
         assert str(Layout.parse(layout)) == layout
 
 
-@each_page
+def anchors(page):
+    """What a link may name behind the # of a page."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@each_text
 def test_the_links_of_a_page_lead_somewhere(page):
-    assert [link for link in _LINK.findall(page.read_text("utf-8")) if not (page.parent / link).exists()] == []
+    for link, anchor in _LINK.findall(page.read_text("utf-8")):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), (link, anchor)
 
 
-def test_what_the_readme_links_to_is_there_and_in_the_source_distribution():
-    links = set(_LINK.findall((ROOT / "README.md").read_text("utf-8")))
+def test_what_the_readme_links_to_is_in_the_source_distribution():
+    links = {link for link, _ in _LINK.findall(README.read_text("utf-8")) if link}
     packed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["sdist"]
 
-    assert [link for link in links if not (ROOT / link).exists()] == []
-    assert {Path(link).parts[0] for link in links} - set(packed["include"]) == set()
+    assert {link.split("/")[0] for link in links} - set(packed["include"]) == set()
 
 
 def test_the_readme_links_to_every_page():
-    readme = (ROOT / "README.md").read_text("utf-8")
+    readme = README.read_text("utf-8")
 
-    assert [page.name for page in PAGES if f"](docs/{page.name})" not in readme] == []
+    assert [page.name for page in DOCS if f"](docs/{page.name})" not in readme] == []
 
 
 def test_a_layout_is_the_same_in_go_on_the_command_line_and_in_python():

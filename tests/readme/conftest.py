@@ -1,0 +1,66 @@
+"""A folder with the programs of a page, and what makes its commands there."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import README, commands, programs
+from typer.main import get_command
+
+from reliq.cli.app import app, main
+
+#: They go on until they are stopped, or take a port of the machine, and have tests of their own.
+ONLY_PARSED = {"watch", "exporter", "health", "bench"}
+#: A server with a known hole is found to be bad, and that is exit 1.
+EXITS = {"doctor": (0, 1)}
+
+
+def parse(words):
+    """Read a command's line as the shell's user would have it read, and do nothing."""
+    command = get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context(command.name, words)
+
+
+@pytest.fixture
+def shop(tmp_path, url, monkeypatch, capsys):
+    """Write down the programs of the README and of a page; return what makes a command there."""
+    monkeypatch.setenv("RELIQ_URL", url)
+    monkeypatch.chdir(tmp_path)
+
+    def written(page):
+        Path("shop").mkdir()
+        for name, text in (programs(README) | programs(page)).items():
+            Path(name).write_text(text)
+        return lambda line: run(line, known=() if page == README else commands(README))
+
+    def run(line, known):
+        words = shlex.split(line)
+        if line in known or words[1] in ONLY_PARSED or "--metrics-port" in words:
+            parse(words[1:])
+            return ""
+        code, out, error = start(*words) if words[0] == "python" or "worker" in words else typed(*words)
+        assert code in EXITS.get(words[1], (0,)), (line, out, error)
+        return out
+
+    def start(*words):
+        words = ("python", "-m", *words) if words[0] == "reliq" else words
+        burst = ["--burst=delayed"] if "worker" in words and "--burst" not in words else []
+        done = subprocess.run(
+            [sys.executable, *words[1:], *burst], capture_output=True, text=True, check=False, timeout=120
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def typed(*words):
+        """Make the command in this process: starting another takes much longer."""
+        assert words[0] == "reliq", words
+        monkeypatch.setattr(sys, "argv", [*words])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code or 0, *capsys.readouterr())
+
+    return written

@@ -1,0 +1,37 @@
+"""The README and the pages of docs/: their programs, their commands, their tables."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# (shop/\w+\.py)\n")
+_PRINTED = re.compile(r"print\(.*\)  # (.+)$", re.MULTILINE)
+
+
+def blocks(page, language):
+    """The blocks of a page in a language."""
+    return [text for name, text in BLOCK.findall(page.read_text("utf-8")) if name == language]
+
+
+def commands(page):
+    """Every line of a page that a person types."""
+    return [line.partition("  #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
+
+
+def programs(page):
+    """Every program of a page by its file, which its first line names."""
+    found = {}
+    for text in blocks(page, "python"):
+        name = _FILE.match(text)
+        assert name, f"{page.name}: a program says its file in its first line, such as # shop/jobs.py"
+        found[name[1]] = text
+    return found
+
+
+def printed(program):
+    """What the comments behind a program's prints say."""
+    return _PRINTED.findall(program)

@@ -1,0 +1,89 @@
+"""The tables of the manual have every option, default, key and metric of the code, and no other."""
+
+import re
+
+import pytest
+from pages import ROOT
+from typer.main import get_command
+
+from reliq import Layout, Outgoing, Queue
+from reliq.cli.app import app
+from reliq.metrics.names import ALL
+from reliq.settings import HandlerSettings, QueueSettings
+
+WORKER = {
+    option: one.default for one in get_command(app).commands["worker"].params if not one.hidden for option in one.opts
+}
+
+
+def page(name):
+    return (ROOT / "docs" / name).read_text("utf-8")
+
+
+def options(name, heading="option"):
+    """The default of each option, as the table of a page has it."""
+    column, found = 0, {}
+    for line in page(name).splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith(f"| {heading}"):
+            column = cells.index("default")
+        elif column and line.startswith("| `") and len(cells) > column:
+            found |= dict.fromkeys(re.findall(r"`([\w-]+)`", cells[0]), cells[column])
+        elif not line.startswith("|"):
+            column = 0
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        (
+            "publishing.md",
+            {*QueueSettings.__dataclass_fields__, *Outgoing.__annotations__, "layout", "validate"} - {"body"},
+        ),
+        ("handlers.md", set(HandlerSettings.__dataclass_fields__)),
+        ("workers.md", {option for option in WORKER if option.startswith("--")} - {"--help"}),
+    ],
+)
+def test_every_option_is_in_the_table_of_its_page(name, known):
+    assert set(options(name)) == known
+
+
+def test_the_defaults_of_the_tables_are_those_of_the_code():
+    queue, handler, published, handled = (
+        QueueSettings(),
+        HandlerSettings(),
+        *map(options, ("publishing.md", "handlers.md")),
+    )
+    days = f"{queue.letters_ttl / 86_400:g} days"
+
+    assert [published[name] for name in ("retries", "ttl", "dedup", "history", "max_body", "letters_max")] == [
+        f"{queue.retries}",
+        f"{queue.ttl / 86_400:g} days",
+        f"{queue.dedup:g} s",
+        f"{queue.history}",
+        f"{queue.max_body >> 20} MiB",
+        f"{queue.letters_max:,}, {days}",
+    ]
+    assert [handled[name] for name in ("lease", "timeout", "weight", "undecodable")] == [
+        f"{handler.lease:g} s",
+        f"{handler.timeout:g} s",
+        f"{handler.weight}",
+        f'`"{handler.undecodable}"`',
+    ]
+    for option in ("--processes", "--concurrency", "--grace", "--stall", "--log-level", "--log-format"):
+        assert options("workers.md")[option] == f"{WORKER[option]}".removesuffix(".0")
+
+
+def test_the_structures_of_the_table_are_those_of_the_code():
+    keys, text = Queue("NAME", url="redis://127.0.0.1:1/0").keys, page("redis.md")
+
+    for key in (keys.msg("ID"), keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts):
+        assert f"`{key}`" in text
+    assert Layout.RELIQ.hash_tag
+
+
+def test_every_metric_is_in_the_table_and_no_other():
+    named = set(re.findall(r"`(reliq_[a-z_]+)[`{]", page("monitoring.md")))
+
+    assert named == set(ALL)
