@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 from reliq.call import Command, id_text
-from reliq.codec.codec import open_envelope
-from reliq.foreign import moment, whole_number
+from reliq.foreign import moment
 from reliq.keys import QUEUES_KEY, Keys, pattern
 from reliq.message import Confirmed, Letter, Pause
 from reliq.settings import BATCH_LIMIT, Durability, milliseconds
+from reliq.wireformat import FailureNote, open_envelope
 
 #: So much is read of a reason that something else than reliq wrote.
 FOREIGN_REASON_LIMIT = 200
@@ -152,9 +152,9 @@ def _letter(row: Any, bare: bool) -> Letter:
     name, pairs = row[0].decode(), row[1]
     fields = dict(zip(pairs[::2], pairs[1::2], strict=True))  # something else may have written others than ours
     header, payload = open_envelope(fields.get(b"value", b""), bare=bare)
-    reason, attempt, error = [*fields.get(b"note", b"").decode("utf-8", "replace").split(" ", 2), "", ""][:3]
-    attempts = whole_number(attempt)
+    note = FailureNote.parse(fields.get(b"note"))
+    attempts = note.attempt
     if attempts is None and header.retries is not None:
         attempts = header.retries + 1  # only a message with no retry left ends by its lease
     id, died = id_text(fields.get(b"id", b"")), moment(int(name.split("-")[0]) / 1000)
-    return Letter(name, id, reason, error, attempts, died, header, payload)
+    return Letter(name, id, note.reason, note.error, attempts, died, header, payload)

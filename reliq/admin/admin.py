@@ -27,6 +27,7 @@ from reliq.keys import Keys, is_name
 from reliq.settings import seconds, whole
 from reliq.snapshot.snapshot import Chosen, registered
 from reliq.transport.cluster import ClusterWire
+from reliq.wireformat import ServerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,14 +104,14 @@ class Admin(Acting):
             without_eval: whether it may run no scripts but those that `load_scripts` has loaded.
         """
         try:
-            version = self._ask(reads.server_facts("server")).get("redis_version", "")
+            facts = self._ask(reads.server_facts("server"))
         except RedisRefusedError:
-            version = ""  # one that hides its version is taken to be new
+            facts = {}  # one that hides its version is taken to be new
         return acl_rule(
             roles,
             [self.keys(queue) for queue in queues],
             user=user,
-            selectors=not version.startswith("6."),
+            selectors=not ServerVersion.read(facts).is_before((7, 0)),
             select=self._connection.address.database != 0,
             without_eval=without_eval,
         )

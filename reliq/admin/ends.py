@@ -10,6 +10,7 @@ from reliq import reads
 from reliq.call import Command, id_text
 from reliq.errors import ConfigurationError
 from reliq.foreign import moment, whole_number
+from reliq.wireformat import FailureNote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -137,11 +138,10 @@ def _pages(client: Client, stream: str, for_seconds: float) -> Iterator[list[End
 def _end(name: bytes, fields: list[bytes]) -> End:
     told = dict(zip(fields[::2], fields[1::2], strict=False))
     kind: Any = told.get(b"kind", b"").decode("utf-8", "replace")
-    note = told.get(b"note", b"").decode("utf-8", "replace")
     id, at = id_text(told.get(b"id", b"")), moment(int(name.split(b"-")[0]) / 1000)
     if kind == "acked":
-        took = whole_number(note)
+        took = whole_number(told.get(b"note", b""))
         return End(id, kind, at, took=None if took is None else took / 1000)
-    reason, attempt, error = [*note.split(" ", 2), "", ""][:3]
+    note = FailureNote.parse(told.get(b"note"))
     letter = told.get(b"letter", b"").decode("utf-8", "replace")
-    return End(id, kind, at, reason, whole_number(attempt), error, letter=letter)
+    return End(id, kind, at, note.reason, note.attempt, note.error, letter=letter)

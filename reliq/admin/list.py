@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
-from reliq import stateword
 from reliq.admin import pieces
 from reliq.admin.dead import walk_letters
 from reliq.admin.pieces import MOVING_MS, Hash, State, read_each, run_all
 from reliq.admin.walk import Found, Walk
 from reliq.foreign import moment, whole_number
+from reliq.wireformat import Delayed, FailureNote, Nacked, StateWord, Suspect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from reliq.message import Letter
 
 Mark = Literal["", "held", "nacked", "suspect", "cancelled", "delayed", "moving"]
-
-
-_DELAYED = re.compile(r"@([0-9]{1,18})\??")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +91,23 @@ def entries(client: Client, keys: Keys, state: State, found: list[Found]) -> lis
 
 def of_letter(letter: Letter) -> Entry:
     """Return a dead letter as an entry of the state `dead`."""
-    error = f"{letter.reason}: {letter.error}" if letter.error else letter.reason
+    error = FailureNote(letter.reason, letter.attempts, letter.error).summary
     headers, size = letter.header.headers, len(letter.payload)
     return Entry(
         letter.id, "dead", "", letter.died, letter.attempts, 0, error, headers, size, letter.payload, letter.letter
     )
 
 
-def held_until(word: str, score: float | None) -> int | None:
+def held_until(word: StateWord, score: float | None) -> int | None:
     """Return until when a message that is being moved is put off, in unix ms; None for one that is not."""
-    delayed = _DELAYED.fullmatch(word)
-    at = int(delayed[1]) if delayed else round((score or 0) * 1000)
+    at = word.due_ms if isinstance(word, Delayed) else round((score or 0) * 1000)
     return at if MOVING_MS <= at < 2 * MOVING_MS else None
 
 
-def _entry(state: State, one: Found, word: str, left: str, note: str, score: float | None, size: int) -> Entry:
-    delayed = _DELAYED.fullmatch(word)
+def _entry(state: State, one: Found, text: str, left: str, note: str, score: float | None, size: int) -> Entry:
+    word = StateWord.parse(text)
     due = None if one.header.due is None else moment(one.header.due / 1000)
-    when = score if score is not None else moment(int(delayed[1]) / 1000) if delayed else due
+    when = score if score is not None else moment(word.due_ms / 1000) if isinstance(word, Delayed) else due
     moving = held_until(word, score)
     if moving is not None:
         when = (moving - MOVING_MS) / 1000
@@ -120,7 +115,6 @@ def _entry(state: State, one: Found, word: str, left: str, note: str, score: flo
     attempt = None
     if one.header.retries is not None and retries_left is not None:
         attempt = max(0, one.header.retries - retries_left) + (state == "unack")
-    reason, _, error = [*note.split(" ", 2), "", ""][:3]
     return Entry(
         id=one.id,
         state=state,
@@ -128,22 +122,23 @@ def _entry(state: State, one: Found, word: str, left: str, note: str, score: flo
         when=when,
         attempt=attempt,
         retries_left=retries_left,
-        error=f"{reason}: {error}" if error else reason,
+        error=FailureNote.parse(note).summary,
         headers=one.header.headers,
         size=None if one.is_gone else size - one.overhead,
         body=one.body,
     )
 
 
-def _mark(state: State, word: str, moving: int | None) -> Mark:
-    if word.endswith("!"):
+def _mark(state: State, word: StateWord, moving: int | None) -> Mark:
+    if word.cancelled:
         return "cancelled"
     if moving is not None:
         return "moving"
-    if word == "nacked":
-        return "nacked"
-    if stateword.is_suspect(word):
-        return "suspect"
-    if word.startswith("@"):
-        return "delayed"
+    match word:
+        case Nacked():
+            return "nacked"
+        case Suspect():
+            return "suspect"
+        case Delayed():
+            return "delayed"
     return "held" if state == "unack" else ""

@@ -16,7 +16,6 @@ noted. Until then they are in nobody's way and in no danger: pending, and marked
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -30,12 +29,12 @@ from reliq.admin.publish import LARGEST_BODY, taker
 from reliq.admin.remove import remove
 from reliq.admin.walk import Walk
 from reliq.call import Command, id_text
-from reliq.codec.codec import open_envelope
 from reliq.errors import ConfigurationError
 from reliq.foreign import moment, whole_number
 from reliq.keys import is_name
 from reliq.message import RETRIES_LIMIT, Outgoing
 from reliq.settings import LONGEST_SECONDS, MIB
+from reliq.wireformat import Delayed, StateWord, open_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,8 +51,6 @@ if TYPE_CHECKING:
 MOVABLE: tuple[State, ...] = ("pending", "ready", "retry", "unack")
 #: No step reads more bytes of bodies, unless one body alone has more.
 STEP_BYTES = 8 * MIB
-
-_MOVING_WORD = re.compile(rb"@([0-9]{1,18})\??")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,5 +272,6 @@ def _scored(reply: list[bytes]) -> list[tuple[str, int]]:
 
 def _words(reply: list[bytes]) -> list[tuple[str, int]]:
     """Return the ids whose state word puts them off for a move."""
-    found = ((id_text(reply[at]), _MOVING_WORD.fullmatch(reply[at + 1])) for at in range(0, len(reply), 2))
-    return [(id, int(word[1])) for id, word in found if word and MOVING_MS <= int(word[1]) < 2 * MOVING_MS]
+    found = ((id_text(reply[at]), StateWord.parse(reply[at + 1])) for at in range(0, len(reply), 2))
+    put_off = ((id, word.due_ms) for id, word in found if isinstance(word, Delayed) and not word.cancelled)
+    return [(id, due_ms) for id, due_ms in put_off if MOVING_MS <= due_ms < 2 * MOVING_MS]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from reliq import stateword
 from reliq.admin.ends import End, ends_of_one, letter_searched, letters_of_one
 from reliq.admin.workers import running_in, workers_alive
 from reliq.call import Command
-from reliq.codec.codec import open_envelope
 from reliq.errors import ConfigurationError
 from reliq.foreign import moment, whole_number
 from reliq.message import BARE, Header
+from reliq.wireformat import Delayed, FailureNote, StateWord, open_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,9 +81,9 @@ class _Traces:
 
     pending: float | None
     unack: float | None
-    word: str
+    word: StateWord
     left: str | None
-    note: str
+    note: FailureNote
     in_garbage: bool
     value: bytes | None
     ttl_ms: int
@@ -131,9 +129,9 @@ def _traces(client: Client, keys: Keys, id: str, for_seconds: float) -> _Traces:
         [
             Command(("ZSCORE", keys.pending, id), _number),
             Command(("ZSCORE", keys.unack, id), _number),
-            Command(("HGET", keys.lease, id), _text),
+            Command(("HGET", keys.lease, id), StateWord.parse),
             Command(("HGET", keys.counts, id), lambda reply: None if reply is None else _text(reply)),
-            Command(("HGET", keys.errors, id), _text),
+            Command(("HGET", keys.errors, id), FailureNote.parse),
             Command(("SISMEMBER", keys.garbage, id), bool),
             Command(("GET", keys.msg(id)), lambda reply: reply),
             Command(("PTTL", keys.msg(id)), int),
@@ -150,11 +148,10 @@ def _traces(client: Client, keys: Keys, id: str, for_seconds: float) -> _Traces:
 
 def _of_living(client: Client, keys: Keys, id: str, traces: _Traces, for_seconds: float) -> dict[str, Any]:
     header, body = (BARE, None) if traces.value is None else open_envelope(traces.value, bare=keys.bare)
-    reason, attempt, error = [*traces.note.split(" ", 2), "", ""][:3]
     left = whole_number(traces.left or "")
     never_failed = left is not None and left == header.retries
     state = _state(client, keys, id, traces, for_seconds, never_failed=never_failed)
-    deliveries = whole_number(attempt)
+    deliveries = traces.note.attempt
     if left is not None and header.retries is not None:
         deliveries = max(0, header.retries - left + (state in ("leased", "backoff")))
     running = running_in(workers_alive(client, for_seconds), keys.name) if state == "leased" else []
@@ -165,10 +162,10 @@ def _of_living(client: Client, keys: Keys, id: str, traces: _Traces, for_seconds
         "deliveries": deliveries,
         "retries_left": left,
         "ttl_left": traces.ttl_ms / 1000 if traces.ttl_ms >= 0 else None,
-        "cancelled": traces.word.endswith("!"),
-        "suspect": stateword.deaths(traces.word) > 0,
-        "reason": reason,
-        "error": error,
+        "cancelled": traces.word.cancelled,
+        "suspect": traces.word.deaths > 0,
+        "reason": traces.note.reason,
+        "error": traces.note.error,
         "headers": header.headers,
         "body": body,
         "holder": next((row for row in running if row.id == id), None),
@@ -179,7 +176,7 @@ def _state(client: Client, keys: Keys, id: str, traces: _Traces, for_seconds: fl
     if traces.pending is not None:
         return "pending"
     if traces.unack is not None:
-        return "backoff" if stateword.waits(traces.word) else "leased"
+        return "backoff" if traces.word.waits else "leased"
     if traces.in_garbage:
         return "garbage"
     if never_failed:
@@ -199,8 +196,7 @@ def _due(state: State, traces: _Traces, header: Header) -> float | None:
         return traces.pending
     if state == "backoff":
         return traces.unack
-    moved = re.fullmatch(r"@([0-9]{1,18})\??", traces.word)  # rescheduled where it stood in a list
-    ms = int(moved[1]) if moved else header.due
+    ms = traces.word.due_ms if isinstance(traces.word, Delayed) else header.due
     return None if ms is None else moment(ms / 1000)
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from reliq.admin import pieces
 from reliq.admin.pieces import PIECE, TRY_SECONDS, State, read_each, run_all
-from reliq.codec.codec import HEADER_LIMIT, open_envelope
 from reliq.message import BARE
+from reliq.wireformat import HEADER_LIMIT, open_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,6 +10,7 @@ from reliq.admin.ends import last_ends
 from reliq.admin.queues import overview
 from reliq.call import Command
 from reliq.snapshot.waits import Waits
+from reliq.wireformat import FailureNote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -123,5 +124,4 @@ class Watcher:
 
 def _notes(reply: Any) -> list[tuple[str, str]]:
     """Return reason and error of each note."""
-    parts = [one.decode("utf-8", "replace").split(" ", 2) for one in reply[1::2]]
-    return [(reason, error) for reason, _attempt, error in (part for part in parts if len(part) == 3)]  # noqa: PLR2004
+    return [(note.reason, note.error) for note in map(FailureNote.parse, reply[1::2])]

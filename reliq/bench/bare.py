@@ -9,13 +9,13 @@ from typing import Any
 
 from reliq import reads
 from reliq.bench.stage import ANSWER_SECONDS, BODY, PART_SECONDS, Stage
-from reliq.codec.codec import envelope_rest
 from reliq.errors import ReliqError
 from reliq.ids import new_id, token
 from reliq.queue import Queue
 from reliq.settings import QueueSettings, milliseconds
 from reliq.transitions import Turn
 from reliq.transport.pool import plain_client
+from reliq.wireformat import envelope_rest
 
 BATCH = 100
 LEASE_MS = 30_000

@@ -15,6 +15,7 @@ from reliq.ids import new_id
 from reliq.reads import server_facts
 from reliq.transport.connection import Connection, default_url
 from reliq.transport.url import check_url, masked
+from reliq.wireformat import ServerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +79,7 @@ class Bench:
             ReliqError: a part did not end, or Redis is away.
         """
         name = f"bench-{new_id()}"
-        report = Report(redis=self._facts("server").get("redis_version", ""), place=masked(self.url))
+        report = Report(redis=ServerVersion.read(self._facts("server")).text, place=masked(self.url))
         with Cleaner(self.url, name) as cleaner:
             stage = Stage(self.url, name, self._scale, cleaner.lifeline)
             steps = self._steps(stage)

@@ -1,96 +1,18 @@
-"""Bodies to bytes and back, and the envelope around them. Never pickle: a message is data, not code."""
+"""Bodies to bytes and back. Never pickle: a message is data, not code."""
 
-import re
-from collections.abc import Callable, Mapping
+from __future__ import annotations
+
 from types import UnionType
-from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, is_typeddict
-
-import msgspec
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args, get_origin, is_typeddict
 
 from reliq.codec.differences import difference
 from reliq.codec.formats import UNTYPED, bodies_of, type_name, unencodable
 from reliq.errors import BodyError, ConfigurationError, UndecodableError
-from reliq.message import BARE, RETRIES_LIMIT, Header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 B = TypeVar("B")
-
-MAGIC = b"RELIQ/1 "
-#: What stands before the due time; publish writes the due time itself, by Redis' clock.
-ENVELOPE_START = 'RELIQ/1 {"d":'
-#: No header line of ours is longer; a longer first line is a bare body.
-HEADER_LIMIT = 16_384
-#: The users' own part of it.
-HEADERS_LIMIT = 8192
-#: Times and windows are below this many ms: exact in Redis' scripts, and so far ahead that no sum of them overflows.
-NUMBER_LIMIT = 2**53
-
-_HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-
-_header_decoder = msgspec.json.Decoder(Header)
-
-
-def envelope_rest(
-    retries: int, enqueued: int | None = None, window_ms: int | None = None, headers: Mapping[str, str] | None = None
-) -> bytes:
-    """Return what follows the due time in an envelope, up to the body (times in ms)."""
-    if not headers and window_ms is None:
-        return b',"r":%d}\n' % retries
-    rest = f',"r":{retries}'
-    if window_ms is not None:
-        rest += f',"e":{enqueued},"w":{window_ms}'
-    if headers:
-        return rest.encode() + b',"h":' + encoded_headers(headers) + b"}\n"
-    return rest.encode() + b"}\n"
-
-
-def encoded_headers(headers: Mapping[str, str]) -> bytes:
-    """
-    Return `headers` as JSON.
-
-    Raises:
-        ConfigurationError: they are not names of 1 to 64 of A-Z a-z 0-9 _ . - with texts, 8 KiB of JSON in all.
-    """
-    if not isinstance(headers, Mapping):
-        raise ConfigurationError(f"headers must be a mapping of names to texts, not {type(headers).__name__}")
-    for name, value in headers.items():
-        if not isinstance(name, str) or _HEADER_NAME.fullmatch(name) is None:
-            raise ConfigurationError(f"a header's name must be 1 to 64 of A-Z a-z 0-9 _ . - , not {str(name)[:64]!r}")
-        if not isinstance(value, str):
-            raise ConfigurationError(f"header {name!r} must be a str, not {type(value).__name__}")
-    try:
-        text = msgspec.json.encode(dict(headers))
-    except UnicodeEncodeError:
-        raise ConfigurationError("headers must be text that UTF-8 can hold, without lone surrogates") from None
-    if len(text) > HEADERS_LIMIT:
-        raise ConfigurationError(f"headers must be at most {HEADERS_LIMIT} bytes of JSON in all, not {len(text)}")
-    return text
-
-
-def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
-    """
-    Return header and body of a stored value; one whose first line is no envelope is a bare body.
-
-    An envelope with a number that none of ours can have is none: whoever wrote it, nothing is computed with it.
-    """
-    if bare or not value.startswith(MAGIC):
-        return BARE, value
-    end = value.find(b"\n", 0, HEADER_LIMIT)
-    if end < 0:
-        return BARE, value
-    try:
-        header = _header_decoder.decode(value[len(MAGIC) : end])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return BARE, value
-    # Every envelope of ours has a due time and retries.
-    if not (_is_number(header.due) and _is_number(header.retries, RETRIES_LIMIT + 1)):
-        return BARE, value
-    if not all(number is None or _is_number(number) for number in (header.enqueued, header.window_ms)):
-        return BARE, value
-    return header, value[end + 1 :]
-
-
-def _is_number(number: int | None, limit: int = NUMBER_LIMIT) -> bool:
-    return number is not None and 0 <= number < limit
 
 
 class Codec(Generic[B]):

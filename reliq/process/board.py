@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from reliq.events import Started
-from reliq.stateword import lane
+from reliq.wireformat import lane_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -180,7 +180,7 @@ class Board:
         deliveries = self._consumer.deliveries()
         with self._lock:
             for held in deliveries:
-                self._lanes.setdefault(held.queue, lane(held.delivery.claimed.nonce))
+                self._lanes.setdefault(held.queue, lane_of(held.delivery.claimed.nonce))
             text = json.dumps(self._lanes).encode()
             if len(text) <= _LANES_BYTES:
                 self._memory[_LANES_AT : _LANES_AT + len(text)] = text

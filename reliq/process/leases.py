@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reliq import stateword, transitions
+from reliq import transitions
 from reliq.call import Command, id_text
 from reliq.client.client import Client
 from reliq.foreign import whole_number
 from reliq.message import Claimed
 from reliq.settings import BATCH_LIMIT
 from reliq.transport.connection import PUBLISH_TIMEOUT_SECONDS
+from reliq.wireformat import Held, StateWord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,11 +54,10 @@ class Leases:
             Command(("ZRANGE", keys.unack, at, at + BATCH_LIMIT - 1), _texts), for_seconds=TRY_SECONDS
         ):
             words, lefts = (client.run(Command(("HMGET", key, *ids), list[Any])) for key in (keys.lease, keys.counts))
-            for id, word, left in zip(ids, words, lefts, strict=True):
-                held = id_text(word or b"")
-                number = whole_number(left or b"")
-                if stateword.lane(held) == lane and number is not None:
-                    yield Claimed(id, held.removesuffix("!"), number, stateword.deaths(held))
+            for id, text, left in zip(ids, words, lefts, strict=True):
+                word, number = StateWord.parse(text), whole_number(left or b"")
+                if isinstance(word, Held) and word.lane == lane and number is not None:
+                    yield Claimed(id, word.nonce, number, word.deaths)
             at += BATCH_LIMIT
 
     def _keys(self, name: str) -> Keys:

@@ -10,6 +10,7 @@ from reliq.errors import ConfigurationError
 from reliq.events import Unconfirmed, notify
 from reliq.message import Confirmed
 from reliq.settings import seconds
+from reliq.wireformat import ServerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,11 +71,10 @@ class Confirmer:
     def _judge(self, answers: Sequence[dict[str, str] | Exception], durability: Durability) -> None:
         """Note that the server has WAITAOF, or raise ConfigurationError; one that hides its version is trusted."""
         server, persistence = ({} if isinstance(one, Exception) else one for one in answers)
-        version = server.get("redis_version", "")
-        numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-        if numbers and numbers < OLDEST_WITH_WAITAOF:
+        version = ServerVersion.read(server)
+        if version.is_before(OLDEST_WITH_WAITAOF):
             raise ConfigurationError(
-                f"durability by aof needs Redis 7.2 or newer (WAITAOF), not {version}; "
+                f"durability by aof needs Redis 7.2 or newer (WAITAOF), not {version.text}; "
                 f"Durability.replicas(1) works with every version"
             )
         if durability.local and persistence.get("aof_enabled") == "0":

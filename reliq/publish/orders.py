@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from reliq import transitions
 from reliq.client.lanes import Message
-from reliq.codec.codec import ENVELOPE_START, MAGIC, envelope_rest, open_envelope
 from reliq.errors import BodyError, ConfigurationError, LoginError, PublishFailed, ReliqError
 from reliq.ids import check_id, made_at, new_id
 from reliq.message import BulkResult, Confirmed, Counts, Duration, Outgoing, Receipt
 from reliq.settings import BATCH_LIMIT, LONGEST_SECONDS, MIB, milliseconds, seconds, whole
+from reliq.wireformat import ENVELOPE_START, MAGIC, envelope_rest, open_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

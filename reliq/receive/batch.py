@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reliq import reads, transitions
-from reliq.codec.codec import open_envelope
 from reliq.errors import UndecodableError
 from reliq.events import Handled
 from reliq.ids import chosen_window_ms
 from reliq.message import Ack, Claimed, Delivery, Duration, Nack, Reject, Snooze
 from reliq.retry import DEFAULT_BACKOFF, seconds_after
 from reliq.settings import MIB, lease_seconds, milliseconds, seconds, whole
+from reliq.wireformat import open_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

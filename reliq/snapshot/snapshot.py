@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from reliq import reads, stateword, transitions
+from reliq import reads, transitions
 from reliq.call import Command, id_text
 from reliq.errors import ProtocolError, RedisRefusedError
 from reliq.foreign import moment
 from reliq.ids import made_at
 from reliq.keys import QUEUES_KEY, Keys
 from reliq.snapshot.waits import Waits
+from reliq.wireformat import DUE_BYTES, StateWord, envelope_due
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +25,9 @@ if TYPE_CHECKING:
 SAMPLE = 200
 #: So many are asked of every queue.
 QUESTIONS = 6
-#: What of a value is read: the due time is at its start.
-HEAD_BYTES = 40
 SECTIONS = ("memory", "persistence", "stats", "clients")
 #: So many queues of the registry are looked at: anybody who may publish may write names there.
 QUEUES_LIMIT = 2000
-
-_DUE = re.compile(rb'RELIQ/1 \{"d":(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +175,7 @@ class SnapshotReader:
         heads = {draft.keys.msg(id): id for draft in drafts for id in draft.heads.values()}
         words = {draft.keys.lease: draft.sample for draft in drafts if draft.sample}
         bare = [draft for draft in drafts if draft.last]
-        asked: list[Any] = [Command(("GETRANGE", key, 0, HEAD_BYTES), bytes) for key in heads]
+        asked: list[Any] = [Command(("GETRANGE", key, 0, DUE_BYTES - 1), bytes) for key in heads]
         asked += [Command(("HMGET", key, *ids), list) for key, ids in words.items()]
         asked += [Command(("HMGET", draft.keys.counts, *draft.last.values()), list) for draft in bare]
         answers = iter(self._client.run_all(asked) if asked else ())
@@ -239,14 +235,14 @@ def _sight(draft: _Draft, now_ms: float, heads: Mapping[str, bytes], words: Mapp
     sizes = {state: getattr(draft.counts, state) for state in ("pending", "ready", "unack", "retry")}
     oldest |= {state: 0.0 for state, size in sizes.items() if not size and state not in oldest}
     drawn = words.get(draft.keys.lease, [])
-    waiting = sum(stateword.waits(word.decode("utf-8", "replace")) for word in drawn if word)
+    waiting = sum(StateWord.parse(word).waits for word in drawn)
     return QueueSnapshot(draft.keys, draft.counts, oldest, round(draft.counts.unack * waiting / max(1, len(drawn))))
 
 
 def _due_of(head: bytes, id: str) -> float | None:
     """Return a message's due time in ms; of a bare body, when its id was made."""
-    match = _DUE.match(head)
-    return float(match[1]) if match else made_at(id)
+    due = envelope_due(head)
+    return made_at(id) if due is None else due
 
 
 def _known(answer: Any) -> Any:

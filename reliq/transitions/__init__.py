@@ -18,7 +18,7 @@ from reliq.transitions.delivering import (
 )
 from reliq.transitions.protocol import Turn
 from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
-from reliq.transitions.settling import Settled, ack, extend, failure, nack, note, release, snooze
+from reliq.transitions.settling import Settled, ack, extend, failure, nack, release, snooze
 from reliq.transitions.upkeep import RedriveStatus, check, collect, counts, forget, purge, redrive, resume, tidy
 
 __all__ = [
@@ -42,7 +42,6 @@ __all__ = [
     "failure",
     "forget",
     "nack",
-    "note",
     "promote",
     "publish",
     "purge",

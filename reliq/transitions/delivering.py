@@ -12,6 +12,7 @@ from reliq.lua import script
 from reliq.message import Claimed
 from reliq.settings import BATCH_LIMIT, whole
 from reliq.transitions.protocol import Turn, clock_arg, span, texts
+from reliq.wireformat import claim_nonce, receipt_nonce
 
 #: A message that has not survived this many deliveries in a row is a dead letter: one beside others, one in half of a
 #: process's slots, one in a quarter, two with no other suspect beside it.
@@ -107,7 +108,7 @@ def claim(
     whole("limit", limit, most=BATCH_LIMIT)
     span("lease_ms", lease_ms)
     suspects = suspects or Suspects(limit, 0, limit)
-    nonce = f"{turn.lane}.{turn.number}:{lease_ms}"
+    nonce = claim_nonce(turn.lane, turn.number, lease_ms)
     lead = (keys.lane(turn.lane), keys.ready, keys.retry, keys.unack, keys.pending, keys.counts, keys.lease)
     return Call(
         script("claim"),
@@ -163,5 +164,5 @@ def _claim_answer(reply: list[Any], nonce: str) -> ClaimAnswer:
 
 
 def _claimed(id: str, nonce: str, left: int, deaths: int) -> Claimed:
-    """Return a message as it was claimed: that of a suspect keeps its deaths before the nonce."""
-    return Claimed(id, f"{deaths}~{nonce}" if deaths else nonce, left, deaths)
+    """Return a message as it was claimed."""
+    return Claimed(id, receipt_nonce(nonce, deaths), left, deaths)

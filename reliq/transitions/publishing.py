@@ -6,11 +6,11 @@ from typing import cast, get_args
 
 from reliq import events
 from reliq.call import Arg, Call
-from reliq.codec.codec import ENVELOPE_START
 from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import CancelStatus, PublishStatus, RescheduleStatus
 from reliq.transitions.protocol import Turn, bare_arg, bounded, clock_arg, span, words
+from reliq.wireformat import ENVELOPE_START
 
 #: September 2001: a due time has 13 digits, so that another can be written over it. What is due earlier is due now too.
 EARLIEST_MS = 10**12

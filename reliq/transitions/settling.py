@@ -12,6 +12,7 @@ from reliq.lua import script
 from reliq.message import Claimed, Delivery
 from reliq.text import clean_text
 from reliq.transitions.protocol import bare_arg, bounded, clock_arg, span
+from reliq.wireformat import FailureNote
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def ack(
 
 def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clock: int | None = None) -> Call[Settled]:
     """
-    Answer that messages failed: receipt, ms until the redelivery, note (see `note`), and value.
+    Answer that messages failed: receipt, ms until the redelivery, text of its `FailureNote`, and value.
 
     A value sends the message to its end; it must be given when no retry is left, and else be empty. Where it is an
     empty body, a wait below 0 says so.
@@ -85,18 +86,14 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
     )
 
 
-def note(reason: str, attempt: int | None, error: object) -> str:
-    """Return how the last error of a message is kept: reason, attempt or `-`, clean text of a bounded length."""
-    return f"{reason} {'-' if attempt is None else attempt} {clean_text(error)}"
-
-
 def failure(
     delivery: Delivery, reason: str, error: object, delay_ms: int, *, final: bool = False
 ) -> tuple[Claimed, int, str, bytes]:
     """Return what `nack` takes: with the value when the message must not run again, by its retries or as `final`."""
     last = final or delivery.claimed.left <= 0
     delay_ms = -1 if last and not delivery.value else delay_ms
-    return delivery.claimed, delay_ms, note(reason, delivery.attempt, error), delivery.value if last else b""
+    note = FailureNote(reason, delivery.attempt, clean_text(error))
+    return delivery.claimed, delay_ms, str(note), delivery.value if last else b""
 
 
 def extend(keys: Keys, receipts: Sequence[Claimed], *, lease_ms: int, clock: int | None = None) -> Call[Settled]:

@@ -14,10 +14,8 @@ from hiredis import pack_command
 
 from reliq import reads
 from reliq.call import Arg
-from reliq.errors import ConfigurationError
 from reliq.transport.error_replies import Trust, is_elsewhere
-
-OLDEST_SERVER = (6, 2)
+from reliq.wireformat import ServerVersion
 
 Reply = Any
 
@@ -40,11 +38,7 @@ class Gate:
 
     def judge(self, reply: Reply) -> None:
         """Open, or raise ConfigurationError: the server is too old."""
-        facts = self.question.read(reply) if isinstance(reply, bytes) else {}
-        version = facts.get("redis_version", "")
-        numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
-        if numbers and tuple(numbers) < OLDEST_SERVER:
-            raise ConfigurationError(f"Redis must be 6.2 or newer, not {version}")
+        ServerVersion.read(self.question.read(reply) if isinstance(reply, bytes) else {}).check()
         self.is_open = True
 
 

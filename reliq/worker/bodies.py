@@ -6,10 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from reliq import reads
-from reliq.codec.codec import open_envelope
 from reliq.errors import RedisRefusedError
 from reliq.message import Delivery
 from reliq.settings import BATCH_LIMIT, MIB
+from reliq.wireformat import open_envelope
 from reliq.worker.outcome import EXPIRED, RELEASED
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from reliq.client.client import Client
 from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, ReliqError
 from reliq.health import EngineStats
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS
+from reliq.wireformat import ServerVersion
 from reliq.worker.drained import Drained
 from reliq.worker.executors import AsyncExecutor, ThreadExecutor
 from reliq.worker.fetcher import Fetcher
@@ -44,7 +45,6 @@ logger = logging.getLogger(__name__)
 SETTLE_SECONDS = 5.0
 #: The shortest wait for a reply: a wait for work in Redis takes a second of it.
 LEAST_REPLY_SECONDS = 2.0
-OLDEST_SERVER = (6, 2)
 
 
 class Engine:
@@ -244,9 +244,7 @@ def check_server(client: Client, *, allow_eviction: bool) -> None:
     except RedisRefusedError as error:
         logger.warning("cannot check the server: %s", error)
         return
-    version = server.get("redis_version", "")
-    if version and tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
-        raise ConfigurationError(f"Redis must be 6.2 or newer, not {version}")
+    ServerVersion.read(server).check()
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and not allow_eviction:
         raise ConfigurationError(

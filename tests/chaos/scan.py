@@ -1,6 +1,5 @@
 """What must hold in Redis at every moment, looked at from outside: one MULTI, then pure functions."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,11 +8,10 @@ from typing import Any
 import redis
 
 from reliq.keys import Keys
-from reliq.stateword import waits
+from reliq.wireformat import Held, StateWord
 from tests.chaos.vandal import FOREIGN, MARK
 
 ENDS = ("acked", "dead", "expired", "cancelled", "purged")
-_NONCE = re.compile(r".+:\d+!?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +52,16 @@ def broken(look: Snapshot) -> list[str]:
     """Return what does not hold, in words with an example."""
     twice = [id for id, times in Counter(look.alive).items() if times > 1]
     countable = {*look.pending, *look.ready, *look.unack, *look.retry}
-    waits_or_held = [id for id in look.unack if not waits(look.words.get(id, ""))]
+    words = {id: StateWord.parse(text) for id, text in look.words.items()}
+    held = {id for id, word in words.items() if isinstance(word, Held)}
     checks = {
         "in two places": twice,
         "without a retry count": countable - look.counts.keys(),
         "with a retry count but in no place": look.counts.keys() - countable,
-        "in unack, held by nobody": [id for id in waits_or_held if not _NONCE.fullmatch(look.words.get(id, ""))],
-        "held, but not in unack": [
-            id for id, word in look.words.items() if _NONCE.fullmatch(word) and id not in {*look.unack}
+        "in unack, held by nobody": [
+            id for id in look.unack if id not in held and not (id in words and words[id].waits)
         ],
+        "held, but not in unack": held - {*look.unack},
         "with a state word but not alive": look.words.keys() - {*look.alive},
         "with a retry count that is none": [id for id, left in look.counts.items() if not left.isdigit()],
     }

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[2] / "reliq"
 
 #: From the bottom up. A line holds modules that may import each other.
 LAYERS = (
-    ("errors", "extras", "keys", "message", "text", "foreign", "stateword"),
+    ("errors", "extras", "keys", "message", "text", "foreign", "wireformat"),
     ("events", "lua", "retry"),
     ("call", "codec", "settings"),
     ("transitions", "reads", "roster"),

@@ -7,8 +7,8 @@ from held_clock import HOUR_MS, NOON
 from redis.exceptions import NoScriptError
 
 from reliq import transitions as t
-from reliq.codec.codec import envelope_rest
 from reliq.keys import Keys
+from reliq.wireformat import envelope_rest
 
 
 def pytest_configure(config):

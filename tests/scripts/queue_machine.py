@@ -10,8 +10,8 @@ from queue_model import Model
 from redis.exceptions import NoScriptError
 
 from reliq import transitions as t
-from reliq.codec.codec import ENVELOPE_START, envelope_rest
 from reliq.keys import Keys
+from reliq.wireformat import ENVELOPE_START, envelope_rest
 
 #: Few, so that an id is used again and again.
 IDS = [f"m{number}" for number in range(6)]

@@ -16,8 +16,8 @@ from queue_machine import IDS, LEASE_MS, delays, limits, some_ids
 from required import fail_in_ci
 
 from reliq import transitions as t
-from reliq.codec.codec import open_envelope
 from reliq.embedded import EmbeddedRedis
+from reliq.wireformat import open_envelope
 
 #: Examples, and steps in each.
 QUICK, LONG = (250, 50), (4000, 50)

@@ -4,7 +4,7 @@ import pytest
 from held_clock import HOUR_MS, NOON, micros, millis
 
 from reliq import transitions as t
-from reliq.codec.codec import open_envelope
+from reliq.wireformat import open_envelope
 
 
 @pytest.mark.parametrize(("us", "due_ms"), [(0, 100), (1, 101), (999, 101), (1000, 101)])

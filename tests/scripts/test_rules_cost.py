@@ -4,7 +4,7 @@ import pytest
 from held_clock import HOUR_MS, NOON, micros, millis
 
 from reliq import transitions as t
-from reliq.codec.codec import open_envelope
+from reliq.wireformat import open_envelope
 
 MIB = 1 << 20
 FOR_EVER_MS = 10**12

@@ -4,8 +4,8 @@ import pytest
 from held_clock import HOUR_MS
 
 from reliq import transitions as t
-from reliq.codec.codec import envelope_rest
 from reliq.keys import Keys, Layout
+from reliq.wireformat import envelope_rest
 
 WINDOW_MS = 600_000
 

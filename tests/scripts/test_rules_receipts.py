@@ -5,6 +5,7 @@ from held_clock import NOON, micros
 from msgspec.structs import replace
 
 from reliq import transitions as t
+from reliq.wireformat import FailureNote
 
 SETTLE = {
     "ack": lambda keys, one: t.ack(keys, [(one, 1000)], clock=NOON),
@@ -259,7 +260,7 @@ def test_a_count_greater_than_redis_can_count_loses_no_message(publish, claim, r
 def test_the_text_of_the_last_failure_stays_when_a_lease_runs_out_in_the_end(publish, claim, run, keys, client):
     publish("m", retries=1)
     (held,) = claim()
-    run(t.nack(keys, [(held, 0, t.note("failed", 1, "ValueError: no"), b"")], clock=NOON))
+    run(t.nack(keys, [(held, 0, str(FailureNote("failed", 1, "ValueError: no")), b"")], clock=NOON))
     run(t.reclaim(keys, clock=NOON))
     claim(lease_ms=1)
     run(t.reclaim(keys, clock=micros(1)))

@@ -9,8 +9,9 @@ from tenacity import wait_none
 from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
-from reliq.codec.codec import MAGIC, Codec
+from reliq.codec.codec import Codec
 from reliq.errors import UndecodableError
+from reliq.wireformat import MAGIC
 
 SEED = 20_240_817
 MESSAGES = 200

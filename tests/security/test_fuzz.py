@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from reliq import reads, roster
 from reliq import transitions as moves
 from reliq.call import Call
-from reliq.codec.codec import MAGIC, open_envelope
 from reliq.errors import ConfigurationError, ProtocolError
 from reliq.keys import Keys, Layout
 from reliq.lua import script_names
@@ -16,6 +15,7 @@ from reliq.message import Claimed, Pause
 from reliq.settings import Durability
 from reliq.transitions import Turn
 from reliq.transport.url import check_url, masked
+from reliq.wireformat import MAGIC, open_envelope
 
 SEEDED = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tenacity import wait_exponential, wait_exponential_jitter
 
-from reliq.codec.codec import ENVELOPE_START, HEADERS_LIMIT, MAGIC, encoded_headers, envelope_rest, open_envelope
 from reliq.errors import ConfigurationError
 from reliq.message import BARE, Claimed, Delivery
 from reliq.retry import DEFAULT_BACKOFF, LONGEST_WAIT_SECONDS, seconds_after
+from reliq.wireformat import ENVELOPE_START, HEADERS_LIMIT, MAGIC, encoded_headers, envelope_rest, open_envelope
 
 DUE = 1_800_000_000_123
 NAMES = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)

@@ -6,12 +6,13 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from reliq.wireformat import OLDEST_SERVER, ServerVersion
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Verdict = Literal["ok", "warning", "bad", "unknown"]
 
-OLDEST = (6, 2)
 #: The first release of each line in which the known holes of the Lua engine are closed: CVE-2024-46981 and
 #: CVE-2025-49844, 46817, 46818, 46819. Lines that are not here, and are not newer, never got it.
 PATCHED = {
@@ -82,24 +83,26 @@ def _unknown(name: str, what: str) -> Finding:
     return Finding(name, "unknown", f"this user may not read {what}", mend=f"run it as one who may, or look at {what}")
 
 
-def _line(facts: Facts) -> tuple[str, str, tuple[int, ...]]:
-    """Return the kind of server, its version as text and as numbers; Valkey says Redis' and its own."""
+def _line(facts: Facts) -> tuple[str, ServerVersion]:
+    """Return the kind of server, and its own version."""
     kind = "valkey" if "valkey_version" in facts.info else "redis"
-    text = facts.info.get(f"{kind}_version", "")
-    return kind, text, tuple(int(part) for part in text.split(".") if part.isdigit())
+    return kind, ServerVersion.read(facts.info, kind)
 
 
 def _version(facts: Facts) -> Finding:
-    kind, text, numbers = _line(facts)
-    if not numbers:
+    kind, version = _line(facts)
+    if not version.numbers:
         return _unknown("version", "INFO server")
-    if kind == "redis" and numbers[:2] < OLDEST:
-        return Finding("version", "bad", f"Redis {text}", "its scripts cannot run there", "upgrade to 6.2 or newer")
-    return Finding("version", "ok", f"{kind} {text}")
+    if kind == "redis" and version.is_before(OLDEST_SERVER):
+        return Finding(
+            "version", "bad", f"Redis {version.text}", "its scripts cannot run there", "upgrade to 6.2 or newer"
+        )
+    return Finding("version", "ok", f"{kind} {version.text}")
 
 
 def _lua(facts: Facts) -> Finding:
-    kind, text, numbers = _line(facts)
+    kind, version = _line(facts)
+    text, numbers = version.text, version.numbers
     if not numbers:
         return _unknown("lua", "INFO server")
     fixed = PATCHED[kind]

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from reliq import stateword
 from reliq.admin.fsck.state import CLOCK_SLACK_MS, fits, is_count, is_time, place_of
+from reliq.wireformat import FailureNote
 
 if TYPE_CHECKING:
     from reliq.admin.fsck.state import State
@@ -61,7 +61,7 @@ def wish_of(state: State, now_ms: int, *, bare: bool) -> Wish | None:
         return _of_a_stray(state, now_ms, bare=bare)
     place = _place_kept(state) if places > 1 else place_of(state)
     if place == "garbage":
-        right = places == 1 and state.left is None and not state.word
+        right = places == 1 and state.left is None and not state.has_word
         return None if right else Wish(place="garbage", left="", word="")
     return _of_a_living(state, place, now_ms, moves=places > 1)
 
@@ -83,7 +83,7 @@ def _of_a_stray(state: State, now_ms: int, *, bare: bool) -> Wish | None:
         return _gone("expired")
     due = state.due_ms
     if bare or state.left is None or due is None or not is_time(due, now_ms):
-        return _gone("dead", "lost - it was in no place of its queue, and nothing says where it belongs")
+        return _gone("dead", "it was in no place of its queue, and nothing says where it belongs")
     left, word = _left(state), "=" if fits(state.word, "pending") else ""
     if due > now_ms:
         return Wish("pending", due, left, word)
@@ -93,7 +93,7 @@ def _of_a_stray(state: State, now_ms: int, *, bare: bool) -> Wish | None:
 def _of_a_living(state: State, place: str, now_ms: int, *, moves: bool) -> Wish | None:
     """Return what an id wants that goes on living in `place`, or ends for the want of a body or a due time."""
     kind_of_place = "list" if place in ("ready", "retry", "list") else place
-    waits = place == "pending" or (place == "unack" and stateword.waits(state.word))
+    waits = place == "pending" or (place == "unack" and state.word.waits)
     if waits and state.body != "string":
         return _gone("expired")
     left = _left(state)
@@ -104,7 +104,7 @@ def _of_a_living(state: State, place: str, now_ms: int, *, moves: bool) -> Wish 
     score_ms = ((state.pending if place == "pending" else state.unack) or 0.0) * 1000
     due = _due(state, place, score_ms, now_ms)
     if due is None:
-        return _gone("dead", "lost - its due time was no time, and nothing says when it is due")
+        return _gone("dead", "its due time was no time, and nothing says when it is due")
     if moves or not math.isfinite(score_ms) or due != round(score_ms):
         return Wish(place, due, left, word)
     wish = Wish(left=left, word=word)
@@ -128,5 +128,6 @@ def _left(state: State) -> str:
     return "=" if is_count(state.left) else "0"
 
 
-def _gone(kind: Kind, note: str = "") -> Wish:
+def _gone(kind: Kind, why: str = "") -> Wish:
+    note = str(FailureNote("lost", None, why)) if why else ""
     return Wish(place="", left="", word="", kind=kind, note=note)

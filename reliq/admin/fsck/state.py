@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from reliq import stateword
 from reliq.admin.pieces import MOVING_MS
+from reliq.wireformat import Delayed, Held, StateWord, Suspect, Unset, envelope_due
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,8 +59,6 @@ LONGEST_MS = 3660 * 86_400_000
 CLOCK_SLACK_MS = 1000
 
 _COUNT = re.compile(r"\d{1,6}")
-_DUE = re.compile(rb'RELIQ/1 \{"d":(\d{1,16})[,}]')
-_LATER = re.compile(r"@\d+\??")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ class State:
         garbage: whether it waits to be collected.
         ready, retry: how often it is in a list, None where nobody looked.
         left: its retry count as it stands, None without one.
-        word: its state word, empty without one.
+        word: its state word.
         error: whether a last error is kept.
         body: the type of its body's key, `none` without one.
         due_ms: as the envelope of its body says, None without one.
@@ -87,7 +85,7 @@ class State:
     ready: int | None
     retry: int | None
     left: str | None
-    word: str
+    word: StateWord
     error: bool
     body: str
     due_ms: int | None
@@ -112,12 +110,17 @@ class State:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing of it anywhere but, perhaps, in a list."""
-        return not self.scored and self.left is None and not self.word and not self.error and self.body == "none"
+        return not self.scored and self.left is None and not self.has_word and not self.error and self.body == "none"
 
     @property
     def is_cancelled(self) -> bool:
         """Whether it ends where it is met."""
-        return self.word.endswith("!")
+        return self.word.cancelled
+
+    @property
+    def has_word(self) -> bool:
+        """Whether it has a state word."""
+        return self.word != Unset()
 
     def is_as(self, other: State) -> bool:
         """Say whether nothing has changed since `other` was seen, but for what is known of the lists."""
@@ -126,23 +129,22 @@ class State:
     @property
     def lease_ms(self) -> int | None:
         """How long the claim that holds it said, None when none does."""
-        return stateword.lease_ms(self.word)
+        return self.word.lease_ms if isinstance(self.word, Held) else None
 
 
 def read_state(id: str, row: Sequence[Any]) -> State:
     """Return what a row of the script `check` says of `id`."""
     texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in row]
-    due = _DUE.match(row[7])
     return State(
         id=id,
         pending=_score(texts[0]),
         unack=_score(texts[1]),
         garbage=bool(texts[2]),
         left=texts[3] or None,
-        word=texts[4],
+        word=StateWord.parse(texts[4]),
         error=bool(texts[5]),
         body=texts[6],
-        due_ms=int(due[1]) if due else None,
+        due_ms=envelope_due(row[7]),
         ready=None if texts[8] == "" else int(texts[8]),
         retry=None if texts[9] == "" else int(texts[9]),
         digest=texts[10],
@@ -170,15 +172,17 @@ def is_time(ms: float, now_ms: int, *, ahead_ms: int = LONGEST_MS) -> bool:
     return math.isfinite(ms) and FIRST_MS <= ms <= now_ms + ahead_ms
 
 
-def fits(word: str, place: str) -> bool:
+def fits(word: StateWord, place: str) -> bool:
     """Say whether a state word may stand beside an id in `place`."""
-    if word == "" or (place in ("unack", "list") and word.endswith("!")):
+    if word == Unset():
         return True
+    if word.cancelled:
+        return place in ("unack", "list")
     if place == "unack":
-        return stateword.waits(word) or stateword.lease_ms(word) is not None
-    return place != "garbage" and (
-        stateword.is_suspect(word) or (place == "list" and _LATER.fullmatch(word) is not None)
-    )
+        return word.waits or isinstance(word, Held)
+    if place == "list":
+        return isinstance(word, Suspect | Delayed)
+    return place == "pending" and isinstance(word, Suspect)
 
 
 def is_count(left: str | None) -> bool:
@@ -197,14 +201,14 @@ def _stray(state: State) -> list[FaultName]:
         return ["stray-count" if state.body == "none" else "lost"]
     if state.body != "none":
         return ["stray-body"]
-    return ["stray-word"] if state.word else ["stray-error"] if state.error else []
+    return ["stray-word"] if state.has_word else ["stray-error"] if state.error else []
 
 
 def _of_an_ended(state: State) -> list[FaultName]:
     found: list[FaultName] = []
     if state.left is not None:
         found.append("ended-count")
-    if state.word:
+    if state.has_word:
         found.append("wrong-word")
     if state.body not in ("string", "none"):
         found.append("strange-body")
@@ -223,7 +227,7 @@ def _of_a_living(state: State, now_ms: int, *, bare: bool) -> list[FaultName]:
         found.append("strange-body")
     if state.body == "none" and not state.is_cancelled and state.lease_ms is None:
         found.append("no-body")
-    if state.unack is not None and not state.word and not bare:
+    if state.unack is not None and not state.has_word and not bare:
         found.append("no-word")
     return found
 

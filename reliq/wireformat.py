@@ -1,0 +1,284 @@
+"""
+The formats that scripts, clients and other versions of reliq share; no other module spells or reads one.
+
+The value of a message is an envelope before its body, `RELIQ/1 {"d":1800000000000,"r":3}` and a line feed:
+
+    d   the due time, unix ms: publish, nack, snooze and reschedule write it in place, so it has 13 digits
+    r   retries, as published
+    e   unix ms of the publish, with a chosen id
+    w   ms for which a chosen id stays taken after its end
+    h   the users' headers
+
+The state word of a message is its field in the hash `lease`:
+
+    none            it waits for its first delivery, or for one after a nack whose time has come
+    NONCE           held: LANE.NUMBER:LEASE_MS of the claim that took it
+    2~NONCE         held; its last two deliveries ended by their lease
+    nacked          it waits in unack until it is delivered again
+    suspect         the same, or in a list; its last delivery ended by its lease
+    suspect3        ... its last three did
+    @DUE_MS         in a list; whoever claims it moves it to pending, for it was given another due time there
+    @DUE_MS?        the same of a suspect
+    ...!            any of them, or none: it was cancelled, and ends where it is met next
+
+The failure note of a message (hash `errors`, field `note` of dead letters and ends) is `REASON ATTEMPT ERROR`, with
+`-` for an attempt that nobody knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from reliq.errors import ConfigurationError
+from reliq.foreign import whole_number
+from reliq.message import BARE, RETRIES_LIMIT, Header
+
+MAGIC = b"RELIQ/1 "
+#: The envelope up to the due time; publish writes the due time itself, by Redis' clock.
+ENVELOPE_START = 'RELIQ/1 {"d":'
+#: Bytes of the longest envelope; a longer first line is part of a bare body.
+HEADER_LIMIT = 16_384
+#: Bytes of the users' headers as JSON.
+HEADERS_LIMIT = 8192
+#: Bytes of a value that hold its due time.
+DUE_BYTES = 32
+#: Times and windows are below this many ms: exact in Redis' scripts, and no sum of them overflows.
+NUMBER_LIMIT = 2**53
+#: The oldest server whose commands the scripts can do with.
+OLDEST_SERVER = (6, 2)
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_DUE = re.compile(rb'RELIQ/1 \{"d":([0-9]{1,16})[,}]')
+_HELD = re.compile(r"(?:(?P<deaths>[0-9]{1,2})~)?(?P<lane>[^.~]+)\.[0-9]+:(?P<lease>[0-9]{1,16})")
+_SUSPECT = re.compile(r"suspect(?P<deaths>[0-9]{0,2})")
+_DELAYED = re.compile(r"@(?P<due>[0-9]{1,18})(?P<doubt>\?)?")
+
+_header_decoder = msgspec.json.Decoder(Header)
+
+
+def envelope_rest(
+    retries: int, enqueued: int | None = None, window_ms: int | None = None, headers: Mapping[str, str] | None = None
+) -> bytes:
+    """Return what follows the due time in an envelope, up to the body (times in ms)."""
+    if not headers and window_ms is None:
+        return b',"r":%d}\n' % retries
+    rest = f',"r":{retries}'
+    if window_ms is not None:
+        rest += f',"e":{enqueued},"w":{window_ms}'
+    if headers:
+        return rest.encode() + b',"h":' + encoded_headers(headers) + b"}\n"
+    return rest.encode() + b"}\n"
+
+
+def encoded_headers(headers: Mapping[str, str]) -> bytes:
+    """
+    Return `headers` as JSON.
+
+    Raises:
+        ConfigurationError: they are not names of 1 to 64 of A-Z a-z 0-9 _ . - with texts, 8 KiB of JSON in all.
+    """
+    if not isinstance(headers, Mapping):
+        raise ConfigurationError(f"headers must be a mapping of names to texts, not {type(headers).__name__}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or _HEADER_NAME.fullmatch(name) is None:
+            raise ConfigurationError(f"a header's name must be 1 to 64 of A-Z a-z 0-9 _ . - , not {str(name)[:64]!r}")
+        if not isinstance(value, str):
+            raise ConfigurationError(f"header {name!r} must be a str, not {type(value).__name__}")
+    try:
+        text = msgspec.json.encode(dict(headers))
+    except UnicodeEncodeError:
+        raise ConfigurationError("headers must be text that UTF-8 can hold, without lone surrogates") from None
+    if len(text) > HEADERS_LIMIT:
+        raise ConfigurationError(f"headers must be at most {HEADERS_LIMIT} bytes of JSON in all, not {len(text)}")
+    return text
+
+
+def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
+    """
+    Return header and body of a stored value; one whose first line is no envelope is a bare body.
+
+    An envelope with a number that none of ours can have is none: whoever wrote it, nothing is computed with it.
+    """
+    if bare or not value.startswith(MAGIC):
+        return BARE, value
+    end = value.find(b"\n", 0, HEADER_LIMIT)
+    if end < 0:
+        return BARE, value
+    try:
+        header = _header_decoder.decode(value[len(MAGIC) : end])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return BARE, value
+    # Every envelope of ours has a due time and retries.
+    if not (_is_number(header.due) and _is_number(header.retries, RETRIES_LIMIT + 1)):
+        return BARE, value
+    if not all(number is None or _is_number(number) for number in (header.enqueued, header.window_ms)):
+        return BARE, value
+    return header, value[end + 1 :]
+
+
+def envelope_due(start: bytes) -> int | None:
+    """Return the due time, in unix ms, of a value that begins with the DUE_BYTES of `start`; None of a bare body."""
+    found = _DUE.match(start)
+    return int(found[1]) if found else None
+
+
+def _is_number(number: int | None, limit: int = NUMBER_LIMIT) -> bool:
+    return number is not None and 0 <= number < limit
+
+
+@dataclass(frozen=True, slots=True)
+class StateWord:
+    """
+    What a field of `lease` says of its message; itself, rather than a subclass, for a word that nobody writes.
+
+    Attributes:
+        cancelled: the message ends where it is met next.
+        deaths: how many deliveries in a row ended by their lease; with one it is a suspect.
+    """
+
+    cancelled: bool = False
+    deaths: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether a message in unack is held by nobody: it waits there until it is delivered again."""
+        return isinstance(self, Nacked | Suspect)
+
+    @staticmethod
+    def parse(text: str | bytes | None) -> StateWord:
+        """Return what `text` says."""
+        word = text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else text or ""
+        cancelled = word.endswith("!")
+        word = word.removesuffix("!")
+        if not word:
+            return Unset(cancelled)
+        if word == "nacked":
+            return Nacked(cancelled)
+        if held := _HELD.fullmatch(word):
+            return Held(cancelled, int(held["deaths"] or 0), word, held["lane"], int(held["lease"]))
+        if suspect := _SUSPECT.fullmatch(word):
+            return Suspect(cancelled, int(suspect["deaths"] or 1))
+        if delayed := _DELAYED.fullmatch(word):
+            return Delayed(cancelled, 1 if delayed["doubt"] else 0, int(delayed["due"]))
+        return StateWord(cancelled)
+
+
+@dataclass(frozen=True, slots=True)
+class Unset(StateWord):
+    """No word: the message waits to be delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held(StateWord):
+    """
+    A claim holds the message.
+
+    Attributes:
+        nonce: of its receipt.
+        lane: by which it was claimed.
+        lease_ms: for how long the claim said.
+    """
+
+    nonce: str = ""
+    lane: str = ""
+    lease_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Nacked(StateWord):
+    """The message waits for its redelivery after a nack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect(StateWord):
+    """The message's last delivery ended by its lease: it may be what killed its worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed(StateWord):
+    """
+    The message stands in a list and was given another due time.
+
+    Attributes:
+        due_ms: that time, in unix ms.
+    """
+
+    due_ms: int = 0
+
+
+def claim_nonce(lane: str, number: int, lease_ms: int) -> str:
+    """Return the nonce of one claim: the call `number` of `lane`, for a lease of so many ms."""
+    return f"{lane}.{number}:{lease_ms}"
+
+
+def receipt_nonce(nonce: str, deaths: int) -> str:
+    """Return the nonce of one message's receipt; that of a suspect says how often it died."""
+    return f"{deaths}~{nonce}" if deaths else nonce
+
+
+def lane_of(nonce: str) -> str:
+    """Return by which lane the message of a receipt was claimed; empty when `nonce` is none."""
+    word = StateWord.parse(nonce)
+    return word.lane if isinstance(word, Held) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureNote:
+    """
+    Why a message failed last.
+
+    Attributes:
+        reason: one of `DEATH_REASONS`; empty when nothing is known.
+        attempt: the delivery that failed, 1 for the first; None when nobody knows.
+        error: its text.
+    """
+
+    reason: str = ""
+    attempt: int | None = None
+    error: str = ""
+
+    @classmethod
+    def parse(cls, text: str | bytes | None) -> FailureNote:
+        """Return what `text` says; of a text that something else wrote, as far as it has the parts."""
+        note = text.decode("utf-8", "replace") if isinstance(text, bytes) else text or ""
+        reason, attempt, error = [*note.split(" ", 2), "", ""][:3]
+        return cls(reason, whole_number(attempt), error)
+
+    def __str__(self) -> str:
+        return f"{self.reason} {'-' if self.attempt is None else self.attempt} {self.error}"
+
+    @property
+    def summary(self) -> str:
+        """Reason and error for a person."""
+        return f"{self.reason}: {self.error}" if self.error else self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class ServerVersion:
+    """
+    Which release a server says it is, in its INFO; the numbers are empty when it hides that.
+
+    Valkey says two: the release of Redis whose commands it has, and its own.
+    """
+
+    text: str
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def read(cls, facts: Mapping[str, str], product: str = "redis") -> ServerVersion:
+        """Return what the section `server` of INFO says of `product`, `redis` or `valkey`."""
+        text = facts.get(f"{product}_version", "")
+        return cls(text, tuple(int(part) for part in text.split(".") if part.isdigit()))
+
+    def is_before(self, release: tuple[int, ...]) -> bool:
+        """Say whether the server is older than `release`; one that hides its version is not."""
+        return bool(self.numbers) and self.numbers < release
+
+    def check(self) -> None:
+        """Raise ConfigurationError when the server is too old for reliq."""
+        if self.is_before(OLDEST_SERVER):
+            raise ConfigurationError(f"Redis must be 6.2 or newer, not {self.text}")

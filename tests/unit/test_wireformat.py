@@ -1,0 +1,104 @@
+"""What a state word, a failure note and a server's version say."""
+
+import pytest
+
+from reliq.errors import ConfigurationError
+from reliq.wireformat import (
+    Delayed,
+    FailureNote,
+    Held,
+    Nacked,
+    ServerVersion,
+    StateWord,
+    Suspect,
+    Unset,
+    claim_nonce,
+    envelope_due,
+    lane_of,
+    receipt_nonce,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (None, Unset()),
+        ("", Unset()),
+        ("!", Unset(cancelled=True)),
+        ("nacked", Nacked()),
+        ("suspect", Suspect(deaths=1)),
+        ("suspect12", Suspect(deaths=12)),
+        ("w7.15:30000", Held(False, 0, "w7.15:30000", "w7", 30000)),
+        (b"w7.15:30000!", Held(True, 0, "w7.15:30000", "w7", 30000)),
+        ("3~w7.15:30000", Held(False, 3, "3~w7.15:30000", "w7", 30000)),
+        ("@1800000000000", Delayed(due_ms=1_800_000_000_000)),
+        ("@1800000000000?", Delayed(deaths=1, due_ms=1_800_000_000_000)),
+        ("suspectx", StateWord()),
+        ("\udcff~.:", StateWord()),
+        (b"\xff~.:!", StateWord(cancelled=True)),
+        ("w7.15:" + "9" * 5000, StateWord()),
+        ("@" + "9" * 5000, StateWord()),
+    ],
+)
+def test_a_state_word_is_read_as_it_was_written(text, word):
+    assert StateWord.parse(text) == word
+    assert word.waits == isinstance(word, Nacked | Suspect)
+
+
+@pytest.mark.parametrize("deaths", [0, 1, 99])
+def test_the_nonce_of_a_receipt_says_its_lane_and_its_deaths(deaths):
+    nonce = receipt_nonce(claim_nonce("w7", 15, 30_000), deaths)
+
+    assert StateWord.parse(nonce) == Held(False, deaths, nonce, "w7", 30_000)
+    assert (lane_of(nonce), lane_of("nacked"), lane_of("")) == ("w7", "", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "note", "summary"),
+    [
+        ("failed 2 ValueError: no", FailureNote("failed", 2, "ValueError: no"), "failed: ValueError: no"),
+        ("lease - ", FailureNote("lease", None, ""), "lease"),
+        ("foreign", FailureNote("foreign"), "foreign"),
+        (b"\xff x y", FailureNote("�", None, "y"), "�: y"),
+        (None, FailureNote(), ""),
+    ],
+)
+def test_a_failure_note_is_read_as_far_as_it_has_the_parts(text, note, summary):
+    assert FailureNote.parse(text) == note
+    assert note.summary == summary
+
+
+@pytest.mark.parametrize("note", [FailureNote("failed", 1, "a b"), FailureNote("lease", None, "")])
+def test_a_failure_note_comes_back_as_it_was_written(note):
+    assert FailureNote.parse(str(note)) == note
+
+
+@pytest.mark.parametrize(
+    ("start", "due"),
+    [
+        (b'RELIQ/1 {"d":1800000000000,"r":3}', 1_800_000_000_000),
+        (b'RELIQ/1 {"d":5}', 5),
+        (b'RELIQ/1 {"d":' + b"9" * 19, None),
+        (b"body", None),
+        (b"", None),
+    ],
+)
+def test_the_start_of_a_value_says_when_it_is_due(start, due):
+    assert envelope_due(start) == due
+
+
+def test_a_server_older_than_six_two_is_refused_and_one_that_hides_its_version_is_not():
+    for text in ("6.2", "6.2.14", "7.0.15", "8.0.0-rc1", "", "unknown"):
+        ServerVersion.read({"redis_version": text}).check()
+
+    with pytest.raises(ConfigurationError, match=r"^Redis must be 6.2 or newer, not 6.0.20$"):
+        ServerVersion.read({"redis_version": "6.0.20"}).check()
+
+
+def test_valkey_says_its_own_version_and_that_of_the_commands_it_has():
+    facts = {"redis_version": "7.2.4", "valkey_version": "9.0.1"}
+
+    assert ServerVersion.read(facts).numbers == (7, 2, 4)
+    assert ServerVersion.read(facts, "valkey").numbers == (9, 0, 1)
+    assert not ServerVersion.read(facts).is_before((7, 2))
+    assert ServerVersion.read(facts).is_before((8, 0))
