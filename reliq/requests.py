@@ -8,7 +8,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Literal
 
-from reliq import reads, transitions
+from reliq import commands, transitions
 from reliq.errors import ConfigurationError
 from reliq.ids import check_id
 from reliq.message import Letter, Pause
@@ -55,14 +55,14 @@ def pausing(keys: Keys, reason: str, for_: Duration | None) -> Command[None]:
     for_seconds = None if for_ is None else seconds("for_", for_, least=0.001)
     now = round(time.time(), 3)
     pause = Pause(_who(), now, reason, None if for_seconds is None else now + for_seconds)
-    return reads.pause(keys, pause, None if for_seconds is None else milliseconds(for_seconds))
+    return commands.pause(keys, pause, None if for_seconds is None else milliseconds(for_seconds))
 
 
 def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:
     """Return the command that reads dead letters; raise ConfigurationError for a limit or place not allowed."""
     if not isinstance(after, str) or (after and _LETTER_NAME.fullmatch(after) is None):
         raise ConfigurationError("after must be the `letter` of a dead letter, such as '1700000000000-0', or empty")
-    return reads.letters(keys, count=whole("limit", limit, least=1, most=BATCH_LIMIT), after=after)
+    return commands.letters(keys, count=whole("limit", limit, least=1, most=BATCH_LIMIT), after=after)
 
 
 def redriving(

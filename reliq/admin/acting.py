@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from reliq import reads, transitions
+from reliq import commands, transitions
 from reliq import requests as asking
 from reliq.admin import dead as letters
 from reliq.admin import pieces
@@ -228,7 +228,7 @@ class Acting(Ground):
 
     def paused(self, queue: str) -> Pause | None:
         """Return who paused a queue, when and why; None when it is not paused."""
-        pause: Pause | None = self._ask(reads.paused(self.keys(queue)))
+        pause: Pause | None = self._ask(commands.paused(self.keys(queue)))
         return pause
 
     def _other(self, queue: str, to: str) -> Queue[bytes]:

@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from reliq import reads, transitions
+from reliq import commands, transitions
 from reliq.admin.account import Account, account_of
 from reliq.admin.acl.rule import acl_roles, acl_rule
 from reliq.admin.acting import Acting
@@ -104,7 +104,7 @@ class Admin(Acting):
             without_eval: whether it may run no scripts but those that `load_scripts` has loaded.
         """
         try:
-            facts = self._ask(reads.server_facts("server"))
+            facts = self._ask(commands.server_facts("server"))
         except RedisRefusedError:
             facts = {}  # one that hides its version is taken to be new
         return acl_rule(

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reliq import reads, transitions
+from reliq import commands, transitions
 from reliq.admin import pieces
 from reliq.admin.filters import LetterFilter
 from reliq.admin.publish import taker
@@ -99,12 +99,12 @@ def walk_letters(client: Client, keys: Keys, where: Filter) -> Iterator[tuple[in
     asked = where if isinstance(where, LetterFilter) else LetterFilter(headers=where.headers, match=where.match)
     test = asked.letter_tester()
     start, last = asked.span(client.run(pieces.server_ms(), for_seconds=pieces.TRY_SECONDS))
-    newest = reads.letters_between(keys, start, last, count=1, newest_first=True)
+    newest = commands.letters_between(keys, start, last, count=1, newest_first=True)
     for letter in client.run(newest, for_seconds=pieces.TRY_SECONDS):
         last = letter.letter
     count = FIRST_STEP
     while True:
-        request = reads.letters_between(keys, start, last, count=count)
+        request = commands.letters_between(keys, start, last, count=count)
         letters = client.run(request, for_seconds=pieces.TRY_SECONDS)
         if not letters:
             return

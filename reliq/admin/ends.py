@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from reliq import reads
+from reliq import commands
 from reliq.call import Command, id_text
 from reliq.errors import ConfigurationError
 from reliq.foreign import moment, whole_number
@@ -81,10 +81,10 @@ def check_kind(kind: str | None) -> None:
 
 def last_ends(client: Client, queues: Sequence[Keys], limit: int) -> list[tuple[Keys, End]]:
     """Return the last abnormal ends of several queues in one round trip, newest first; none of one that refuses."""
-    commands: list[Command[list[Any]]] = [
+    asked: list[Command[list[Any]]] = [
         Command(("XREVRANGE", keys.ends, "+", "-", "COUNT", limit), list) for keys in queues
     ]
-    answers = zip(queues, client.run_all(commands), strict=True)
+    answers = zip(queues, client.run_all(asked), strict=True)
     found = [(keys, _end(*row)) for keys, answer in answers if not isinstance(answer, Exception) for row in answer]
     return sorted(found, key=lambda pair: -pair[1].at)
 
@@ -98,8 +98,8 @@ def ends_of_one(client: Client, keys: Keys, id: str, for_seconds: float) -> list
 
 def letters_of_one(client: Client, keys: Keys, ends: Sequence[End], for_seconds: float) -> list[Letter]:
     """Return the dead letters that remembered ends of one id left, newest first, as far as they are still there."""
-    commands = [reads.letters_between(keys, end.letter, end.letter, count=1) for end in ends if end.letter]
-    answers = client.run_all(commands, for_seconds=for_seconds)
+    asked = [commands.letters_between(keys, end.letter, end.letter, count=1) for end in ends if end.letter]
+    answers = client.run_all(asked, for_seconds=for_seconds)
     return [letter for answer in answers if not isinstance(answer, Exception) for letter in answer]
 
 
@@ -114,7 +114,7 @@ def letter_searched(client: Client, keys: Keys, id: str, for_seconds: float) -> 
         for name, fields in rows:
             if wanted in fields[:2]:
                 place = name.decode()
-                return client.run(reads.letters_between(keys, place, place, count=1), for_seconds=for_seconds), True
+                return client.run(commands.letters_between(keys, place, place, count=1), for_seconds=for_seconds), True
         if len(rows) < count:
             return [], True
         last = f"({rows[-1][0].decode()}"

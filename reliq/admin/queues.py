@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from reliq import reads, transitions
+from reliq import commands, transitions
 from reliq.admin.workers import running_in, workers_alive
 from reliq.call import Command
 from reliq.message import Pause
@@ -138,7 +138,7 @@ def with_rates(client: Client, chosen: Chosen, for_seconds: float, interval: flo
 
 def _pauses(client: Client, paused: Sequence[Keys]) -> dict[Keys, Pause]:
     """Return who paused each of `paused` and why; until when, as Redis itself will end it."""
-    told = client.run_all([reads.paused(keys) for keys in paused])
+    told = client.run_all([commands.paused(keys) for keys in paused])
     lasting = client.run_all([Command(("PTTL", keys.paused), int) for keys in paused])
     pauses = {}
     for keys, pause, ttl_ms in zip(paused, told, lasting, strict=True):

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reliq import roster
+from reliq import commands
 from reliq.errors import RedisUnavailableError
 from reliq.roster import Worker
 
@@ -40,8 +40,8 @@ class Running:
 
 def workers_alive(client: Client, for_seconds: float) -> list[Worker]:
     """Return what every worker process that is alive says of itself, by host and pid."""
-    ids = client.run(roster.index(), for_seconds=for_seconds)
-    answers = client.run_all(roster.records(ids), for_seconds=for_seconds)
+    ids = client.run(commands.worker_ids(), for_seconds=for_seconds)
+    answers = client.run_all(commands.worker_records(ids), for_seconds=for_seconds)
     found: list[Worker] = []
     for answer in answers:
         if isinstance(answer, RedisUnavailableError):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-from reliq import reads
+from reliq import commands
 from reliq.bench.stage import ANSWER_SECONDS, BODY, PART_SECONDS, Stage
 from reliq.errors import ReliqError
 from reliq.ids import new_id, token
@@ -61,7 +61,7 @@ def drains(stage: Stage) -> float:
     began = time.perf_counter()
     for number in range(1, calls + 1):
         taken = stage.queue.moves.claim(Turn(lane, number), limit=BATCH, lease_ms=LEASE_MS).claimed
-        stage.ask(reads.bodies(stage.queue.keys, [one.id for one in taken]))
+        stage.ask(commands.bodies(stage.queue.keys, [one.id for one in taken]))
         stage.queue.moves.ack([(one, None) for one in taken])
     return calls * BATCH / (time.perf_counter() - began)
 
@@ -84,7 +84,7 @@ def begin_when_due(stage: Stage, dues: Sequence[float], note: Callable[[float], 
         number += 1
         taken = stage.queue.moves.claim(Turn(lane, number), limit=BATCH, lease_ms=LEASE_MS).claimed
         if taken:
-            stage.ask(reads.bodies(stage.queue.keys, [one.id for one in taken]))
+            stage.ask(commands.bodies(stage.queue.keys, [one.id for one in taken]))
         for due in dues[done : done + len(taken)]:
             note(due)
         stage.queue.moves.ack([(one, None) for one in taken])

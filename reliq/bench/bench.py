@@ -10,9 +10,9 @@ from reliq.bench.cleaner import Cleaner
 from reliq.bench.report import Figure, Report
 from reliq.bench.stage import FULL, TRY_SECONDS, Scale, Stage
 from reliq.client.client import Client
+from reliq.commands import server_facts
 from reliq.errors import ConfigurationError
 from reliq.ids import new_id
-from reliq.reads import server_facts
 from reliq.transport.connection import Connection, default_url
 from reliq.transport.url import check_url, masked
 from reliq.wireformat import ServerVersion

@@ -8,11 +8,12 @@ import json
 import signal
 import sys
 
-from reliq import roster
+from reliq import commands
 from reliq.call import Command, id_text
 from reliq.client.client import Client
 from reliq.errors import ReliqError
 from reliq.keys import QUEUES_KEY, Keys
+from reliq.roster import Worker
 from reliq.transport.connection import Connection
 
 SCAN_COUNT = 1000
@@ -36,10 +37,10 @@ def remove(client: Client, keys: Keys) -> None:
 
 def _dismiss(client: Client, keys: Keys) -> None:
     """Remove the records of workers of this queue that were killed before they could."""
-    ids = client.run(roster.index(), for_seconds=TRY_SECONDS)
-    records = client.run_all(roster.records(ids), for_seconds=TRY_SECONDS)
-    ours = [one.id for one in records if isinstance(one, roster.Worker) and keys.name in one.queues]
-    client.run_all([command for id in ours for command in roster.leave(id)], for_seconds=TRY_SECONDS)
+    ids = client.run(commands.worker_ids(), for_seconds=TRY_SECONDS)
+    records = client.run_all(commands.worker_records(ids), for_seconds=TRY_SECONDS)
+    ours = [one.id for one in records if isinstance(one, Worker) and keys.name in one.queues]
+    client.run_all([command for id in ours for command in commands.remove_worker(id)], for_seconds=TRY_SECONDS)
 
 
 def main() -> int:

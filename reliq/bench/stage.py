@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from reliq import reads, transitions
+from reliq import commands, transitions
 from reliq.bench.workers import Workers
 from reliq.call import Command, Request, T, id_text
 from reliq.client.client import Client
@@ -97,14 +97,14 @@ class Stage:
 
     def facts(self, section: str) -> dict[str, str]:
         """Return a section of the server's INFO."""
-        return self.ask(reads.server_facts(section))
+        return self.ask(commands.server_facts(section))
 
     def clock_offset(self) -> float:
         """Return by how many seconds Redis' clock is ahead of ours, from the quickest of some answers."""
         best = (float("inf"), 0.0)
         for _ in range(10):
             before = time.time()
-            at_server = self.ask(Command(("TIME",), lambda reply: int(reply[0]) + int(reply[1]) / 1e6))
+            at_server = self.ask(commands.server_seconds())
             after = time.time()
             best = min(best, (after - before, at_server - (before + after) / 2))
         return best[1]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from reliq import transitions
-from reliq.call import Command, id_text
+from reliq import commands, transitions
 from reliq.client.client import Client
 from reliq.foreign import whole_number
 from reliq.message import Claimed
 from reliq.settings import BATCH_LIMIT
 from reliq.transport.connection import PUBLISH_TIMEOUT_SECONDS
-from reliq.wireformat import Held, StateWord
+from reliq.wireformat import Held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,12 +49,10 @@ class Leases:
     def _held(self, keys: Keys, lane: str) -> Iterator[Claimed]:
         """Yield what unack holds with receipts of `lane`, a bounded part of it at a time."""
         at, client = 0, self._client()
-        while ids := client.run(
-            Command(("ZRANGE", keys.unack, at, at + BATCH_LIMIT - 1), _texts), for_seconds=TRY_SECONDS
-        ):
-            words, lefts = (client.run(Command(("HMGET", key, *ids), list[Any])) for key in (keys.lease, keys.counts))
-            for id, text, left in zip(ids, words, lefts, strict=True):
-                word, number = StateWord.parse(text), whole_number(left or b"")
+        while ids := client.run(commands.held_from(keys, at), for_seconds=TRY_SECONDS):
+            words, lefts = client.run(commands.state_words(keys, ids)), client.run(commands.retries_left(keys, ids))
+            for id, word, left in zip(ids, words, lefts, strict=True):
+                number = whole_number(left or b"")
                 if isinstance(word, Held) and word.lane == lane and number is not None:
                     yield Claimed(id, word.nonce, number, word.deaths)
             at += BATCH_LIMIT
@@ -70,7 +67,3 @@ class Leases:
 
 def _pieces(claimed: Sequence[Claimed]) -> list[Sequence[Claimed]]:
     return [claimed[at : at + BATCH_LIMIT] for at in range(0, len(claimed), BATCH_LIMIT)]
-
-
-def _texts(reply: list[bytes]) -> list[str]:
-    return [id_text(one) for one in reply]

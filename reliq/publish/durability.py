@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from reliq import reads
+from reliq import commands
 from reliq.errors import ConfigurationError
 from reliq.events import Unconfirmed, notify
 from reliq.message import Confirmed
@@ -52,7 +52,7 @@ class Confirmer:
         client = self._client(patience_seconds(durability))
         if self._must_ask(durability):
             self._judge(client.run_all(_questions(), for_seconds=self._try_seconds), durability)
-        answer, found = client.run_confirmed(call, reads.confirmation(durability), for_seconds=self._try_seconds)
+        answer, found = client.run_confirmed(call, commands.confirmation(durability), for_seconds=self._try_seconds)
         return answer, self._told(client, orders, durability, found)
 
     async def arun(
@@ -62,7 +62,9 @@ class Confirmer:
         client = self._aclient(patience_seconds(durability))
         if self._must_ask(durability):
             self._judge(await client.run_all(_questions(), for_seconds=self._try_seconds), durability)
-        answer, found = await client.run_confirmed(call, reads.confirmation(durability), for_seconds=self._try_seconds)
+        answer, found = await client.run_confirmed(
+            call, commands.confirmation(durability), for_seconds=self._try_seconds
+        )
         return answer, self._told(client, orders, durability, found)
 
     def _must_ask(self, durability: Durability) -> bool:
@@ -108,7 +110,7 @@ def patience_seconds(durability: Durability) -> float:
 
 
 def _questions() -> list[Command[Any]]:
-    return [reads.server_facts("server"), reads.server_facts("persistence")]
+    return [commands.server_facts("server"), commands.server_facts("persistence")]
 
 
 def _shortfall(found: Confirmed, durability: Durability) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from reliq import reads
+from reliq import commands
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,4 +34,4 @@ class Registrar:
         if named.get(self._entry, 0.0) > now:  # another object of the same queue has named it
             return None
         named[self._entry] = self._quiet_until
-        return reads.register([self._entry], int(time.time()))
+        return commands.register([self._entry], int(time.time()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from reliq import reads, transitions
+from reliq import commands, transitions
 from reliq.errors import UndecodableError
 from reliq.events import Handled
 from reliq.ids import chosen_window_ms
@@ -125,13 +125,13 @@ class Batch(Generic[B]):
 
     def token(self, for_seconds: float) -> Command[bool]:
         """Return the wait for something to claim."""
-        return reads.wake_token(self._keys, for_seconds)
+        return commands.wake_token(self._keys, for_seconds)
 
     def bodies(self) -> list[Command[list[bytes | None]]]:
         """Return the calls for the values of what was claimed, each of a bounded size."""
         size = max(1, READ_BYTES // self._settings.max_body)
         ids = [one.id for one in self.claimed]
-        return [reads.bodies(self._keys, ids[at : at + size]) for at in range(0, len(ids), size)]
+        return [commands.bodies(self._keys, ids[at : at + size]) for at in range(0, len(ids), size)]
 
     def fill(self, answers: Sequence[Any]) -> list[Call[Settled]]:
         """Turn what was claimed into jobs; return the calls that settle what has no body or does not decode."""

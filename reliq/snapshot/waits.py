@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from reliq.call import Command, id_text
+from reliq import commands
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from reliq.call import Command
     from reliq.keys import Keys
 
 #: So many messages of a queue are remembered; of more, every second one is forgotten.
@@ -47,15 +48,15 @@ class Waits:
         """Return what is to be asked before a look: what stands last, and where those are that were remembered."""
         if not keys.bare:
             return []
-        last = [Command(("LINDEX", keys.ready, 0), _text), Command(("LINDEX", keys.retry, 0), _text)]
+        last = [commands.newest_in(keys, "ready"), commands.newest_in(keys, "retry")]
         ids = [mark.id for mark in self.marks.get(keys.entry, ())]
         if not ids:
             return last
         return [
             *last,
-            Command(("ZMSCORE", keys.pending, *ids), list),
-            Command(("ZMSCORE", keys.unack, *ids), list),
-            Command(("HMGET", keys.counts, *ids), list),
+            commands.scores(keys, "pending", ids),
+            commands.scores(keys, "unack", ids),
+            commands.retries_left(keys, ids),
         ]
 
     def since(self, keys: Keys, answers: Sequence[Any], now_ms: float) -> dict[str, float]:
@@ -82,7 +83,3 @@ class Waits:
                 marks.append(Mark(state, id, left, now_ms))
         if len(marks) > MARKS_LIMIT:
             del marks[1::2]
-
-
-def _text(reply: Any) -> str:
-    return id_text(reply) if reply else ""

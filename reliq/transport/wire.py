@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 from hiredis import pack_command
 
-from reliq import reads
+from reliq import commands
 from reliq.call import Arg
 from reliq.transport.error_replies import Trust, is_elsewhere
 from reliq.wireformat import ServerVersion
@@ -31,7 +31,7 @@ class NotSentError(redis.ConnectionError):
 class Gate:
     """Lets nothing through before the server is known to be new enough; one that hides its version is trusted."""
 
-    question = reads.server_facts("server")
+    question = commands.server_facts("server")
 
     def __init__(self) -> None:
         self.is_open = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from reliq import reads
+from reliq import commands
 from reliq.errors import RedisRefusedError
 from reliq.message import Delivery
 from reliq.settings import BATCH_LIMIT, MIB
@@ -76,7 +76,9 @@ class BodyReader:
 
     def requests(self, pieces: Sequence[Piece]) -> list[Request[list[bytes | None]]]:
         """Return the calls that read `pieces`."""
-        return [reads.bodies(self._keys[name], [held.delivery.claimed.id for held in piece]) for name, piece in pieces]
+        return [
+            commands.bodies(self._keys[name], [held.delivery.claimed.id for held in piece]) for name, piece in pieces
+        ]
 
     def take(self, pieces: Sequence[Piece], answers: Sequence[Any]) -> list[tuple[str, Exception]]:
         """

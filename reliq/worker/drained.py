@@ -6,8 +6,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from reliq import reads, transitions
+from reliq import commands, transitions
 from reliq.errors import ReliqError
+from reliq.wireformat import Nacked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,11 +61,11 @@ class Drained:
         if counts.ready or counts.retry or counts.garbage:
             return True
         soon = time.time() + SOON_SECONDS
-        (pending, unack) = self._asked([reads.first_due(keys), reads.held(keys)])
+        (pending, unack) = self._asked([commands.first_score(keys, "pending"), commands.first_held(keys)])
         if pending is not None and pending <= soon:
             return True
-        words = self._asked([reads.words(keys, [id for id, _ in unack])])[0] if unack else []
-        return any(word != b"nacked" or due <= soon for word, (_, due) in zip(words, unack, strict=True))
+        words = self._asked([commands.state_words(keys, [id for id, _ in unack])])[0] if unack else []
+        return any(not isinstance(word, Nacked) or due <= soon for word, (_, due) in zip(words, unack, strict=True))
 
     def _asked(self, requests: Sequence[Any]) -> list[Any]:
         """Return the answers to `requests`; raise the first error among them."""

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reliq import reads
+from reliq import commands
 from reliq.client.client import Client
 from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, ReliqError
 from reliq.health import EngineStats
@@ -238,7 +238,7 @@ def reply_seconds(handlers: Sequence[Handler]) -> float:
 def check_server(client: Client, *, allow_eviction: bool) -> None:
     """Raise ConfigurationError when the server is older than 6.2 or may evict messages; what it hides is passed."""
     try:
-        server, memory = (client.run(reads.server_facts(section)) for section in ("server", "memory"))
+        server, memory = (client.run(commands.server_facts(section)) for section in ("server", "memory"))
     except LoginError:
         raise
     except RedisRefusedError as error:

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reliq.call import Command
+from reliq import commands
 from reliq.errors import RedisRefusedError, ReliqError
 from reliq.ids import token
 from reliq.worker.bodies import BodyReader
@@ -19,6 +19,7 @@ from reliq.worker.loop import QueueBackoff
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from reliq.call import Command
     from reliq.client.client import Client
     from reliq.consumer.handler import Handler
     from reliq.worker.bodies import Piece
@@ -114,8 +115,7 @@ class Fetcher:
     def poke(self) -> None:
         """Have a wait in Redis end when there is more to claim than when it began; called by other threads."""
         if self._inflight.wait_is_over():
-            push = Command(("RPUSH", self._poke_key, "1"), int)
-            self._client.run_all([push, Command(("PEXPIRE", self._poke_key, POKE_MS), int)])
+            self._client.run_all(commands.poke(self._poke_key, POKE_MS))
 
     def hand_on(self) -> None:
         """Let other processes have the tokens and the watches of this one, which ends."""
@@ -123,10 +123,9 @@ class Fetcher:
         for one in self._queues:
             watches = self._scheduler.watches(one.name)
             if watches:
-                requests.append(Command(("DEL", one.keys.watch), int))
+                requests.append(commands.drop_watch(one.keys))
             if watches or one.hot:
-                requests.append(Command(("RPUSH", one.keys.wake, "1"), int))
-                requests.append(Command(("LTRIM", one.keys.wake, 0, 0), bool))
+                requests += commands.push_wake_token(one.keys)
         if requests:
             with suppress(ReliqError):
                 self._client.run_all(requests)
@@ -152,7 +151,7 @@ class Fetcher:
     def _take_tokens(self, queues: list[QueueClaims]) -> None:
         """See, without waiting, whether a token has come for some of `queues`."""
         self._glanced_at = time.monotonic()
-        tokens = self._client.run_all([Command(("LPOP", one.keys.wake), bool) for one in queues])
+        tokens = self._client.run_all([commands.wake_token_at_once(one.keys) for one in queues])
         for one, token_there in zip(queues, tokens, strict=True):
             one.hot = token_there is True
 
@@ -163,8 +162,7 @@ class Fetcher:
             self._take_tokens(opened)
             return
         rest = max(SHORTEST_WAIT_SECONDS, POLL_SECONDS - (time.monotonic() - self._polled_at))
-        keys = [self._poke_key, *(one.keys.wake for one in opened)]
-        request = Command(("BLPOP", *keys, f"{rest:.3f}"), _popped_from)
+        request = commands.first_wake_token(self._poke_key, [one.keys for one in opened], rest)
         # In an idle second the look at every queue, and what else is due, go along with the wait: one round trip for all.
         looks = [one.look(self._name) for one in opened] if self._idle else []
         along = self._along() if self._idle else []
@@ -247,8 +245,3 @@ class Fetcher:
             self._order.took(one.name, len(answer.claimed) / one.handler.batch, one.handler.settings.weight)
             self._reader.add(deliveries_of(answer.claimed, one.handler, sent_at))
         return failures
-
-
-def _popped_from(reply: list[bytes] | None) -> str | None:
-    """Return the key that a token came from."""
-    return None if reply is None else reply[0].decode()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from reliq import roster
+from reliq import commands
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.ids import token
 from reliq.roster import BEAT_SECONDS, SLOTS_LIMIT, Slot, Worker
@@ -51,7 +51,7 @@ class Heartbeat:
         if rest > 0:
             return rest
         began = time.monotonic()
-        for answer in self._client.run_all([*roster.beat(self._record())]):
+        for answer in self._client.run_all([*commands.write_worker(self._record())]):
             if isinstance(answer, RedisUnavailableError):
                 raise answer
         self._beat_at = began  # what failed is written again as soon as Redis is back
@@ -62,12 +62,12 @@ class Heartbeat:
         if self._beat_at + BEAT_SECONDS - EARLY_SECONDS > time.monotonic():
             return []
         self._beat_at = time.monotonic()
-        return roster.beat(self._record())
+        return commands.write_worker(self._record())
 
     def leave(self) -> None:
         """Take the record away."""
         with suppress(ReliqError):
-            self._client.run_all([*roster.leave(self._id)])
+            self._client.run_all([*commands.remove_worker(self._id)])
 
     def _record(self) -> Worker:
         running = sorted(self._inflight.runs(), key=lambda run: run.started_at)

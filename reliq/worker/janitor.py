@@ -6,7 +6,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
-from reliq import reads, transitions
+from reliq import commands, transitions
 from reliq.events import WentBack, notify
 from reliq.settings import milliseconds
 from reliq.worker.loop import QueueBackoff
@@ -49,8 +49,8 @@ class Janitor:
             transitions.tidy(queue.keys, cursor=self._cursors[name][0], lease_cursor=self._cursors[name][1])
             for name, queue in self._queues.items()
         ]
-        calls += [reads.claims(queue.keys) for queue in self._queues.values()]
-        naming = reads.register([queue.keys.entry for queue in self._queues.values()], int(time.time()))
+        calls += [commands.claims(queue.keys) for queue in self._queues.values()]
+        naming = commands.register([queue.keys.entry for queue in self._queues.values()], int(time.time()))
         answers = self._client.run_all([*calls, naming])
         if isinstance(registered := answers.pop(), Exception):
             self._troubles.note("", registered)
@@ -74,7 +74,7 @@ class Janitor:
         names = [name for name in self._queues if not self._troubles.waits(name)]
         if not names:
             return False
-        found = self._client.run_all([reads.garbage(self._queues[name].keys, COLLECT_LIMIT) for name in names])
+        found = self._client.run_all([commands.garbage(self._queues[name].keys, COLLECT_LIMIT) for name in names])
         for name, ids in zip(names, found, strict=True):
             if isinstance(ids, Exception):
                 self._troubles.note(name, ids)

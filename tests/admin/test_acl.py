@@ -21,8 +21,7 @@ from reliq.transport.connection import Connection
 PACKAGE = Path(acl.__file__).parents[2]
 #: Modules that make scripts or commands and play no role, with the reason.
 NO_ROLE = {
-    "reads.py",  # what the others make
-    "roster.py",
+    "commands.py",  # what the others make
     "client/moves.py",  # single moves, for tools and tests
     "transport/wire.py",  # asks for the version, and trusts a server that does not tell
     "bench/bench.py",

@@ -12,7 +12,7 @@ import pytest
 import redis
 from typed import reliq
 
-from reliq import Queue, roster
+from reliq import Queue, commands
 from reliq import transitions as t
 from reliq.roster import Slot, Worker
 
@@ -62,7 +62,7 @@ def scene(url, client):
         queue.publish({"at": at}, id=f"later{at}", delay=600)
     slot = Slot("q", "held", 1, time.time())
     record = Worker("w", "host", 1, "1", ("q",), 4, 1, time.time(), time.time(), time.time(), (slot,))
-    for command in roster.beat(record):
+    for command in commands.write_worker(record):
         client.execute_command(*command.command)
     client.persist("reliq:worker:w")
     return queue

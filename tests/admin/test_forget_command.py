@@ -5,7 +5,7 @@ import time
 import pytest
 from waiting import eventually
 
-from reliq import Admin, Consumer, WorkerSettings, roster
+from reliq import Admin, Consumer, WorkerSettings, commands
 from reliq.errors import ConfigurationError
 from reliq.keys import QUEUES_KEY
 from reliq.publish import registry as naming
@@ -84,7 +84,7 @@ def test_dead_letters_go_only_when_that_is_said(command, queue, client, die, old
 
 def test_a_queue_that_a_worker_serves_stays(empty, command, client):
     now = time.time()
-    for one in roster.beat(Worker("w", "db1", 7, "1", ("q",), 1, 0, now, now, now)):
+    for one in commands.write_worker(Worker("w", "db1", 7, "1", ("q",), 1, 0, now, now, now)):
         client.execute_command(*one.command)
 
     done = command("forget", "q", "--yes")

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from reliq import Admin, roster
+from reliq import Admin, commands
 from reliq.client.client import Client
 from reliq.keys import QUEUES_KEY
 from reliq.roster import Worker
@@ -23,7 +23,7 @@ def calls(client, command):
 
 def serve(client, *queues):
     now = time.time()
-    for command in roster.beat(Worker("w", "h", 1, "1", queues, 1, 0, now, now, now)):
+    for command in commands.write_worker(Worker("w", "h", 1, "1", queues, 1, 0, now, now, now)):
         client.execute_command(*command.command)
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from reliq import Consumer, Queue, WorkerSettings, roster
+from reliq import Consumer, Queue, WorkerSettings, commands
 from reliq.admin import Admin
 from reliq.errors import ConfigurationError
 from reliq.keys import QUEUES_KEY, Keys, Layout
@@ -36,7 +36,7 @@ def alive(client):
             "seen": now,
         }
         worker = Worker(id=id, queues=queues, busy=len(running), running=running, **(told | fields))
-        for command in roster.beat(worker):
+        for command in commands.write_worker(worker):
             client.execute_command(*command.command)
         return worker
 

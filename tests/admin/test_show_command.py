@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from reliq import Queue, roster
+from reliq import Queue, commands
 from reliq.admin import Admin
 from reliq.keys import Layout
 from reliq.roster import Slot, Worker
@@ -60,7 +60,7 @@ def test_a_message_that_runs_says_who_has_it_since_when(command, show, queue, cl
     worker = Worker("w1", "db1", 7, "1", ("q",), 4, 1, now, now, now, (slot,))
     with queue.receive():
         assert (show("m")["state"], show("m")["holder"]) == ("leased", None)
-        for beat in roster.beat(worker):
+        for beat in commands.write_worker(worker):
             client.execute_command(*beat.command)
 
         told = show("m")

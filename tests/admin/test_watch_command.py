@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from terminal import PATIENCE_SECONDS, Terminal
 
-from reliq import Pause, Queue, roster
+from reliq import Pause, Queue, commands
 from reliq.admin import Failure, Moment, Overview, QueueView
 from reliq.admin.ends import End
 from reliq.cli.screen import Screen
@@ -52,7 +52,7 @@ def scene(queue, client, die):
     now = time.time()
     slot = Slot("q", "order-7", 1, now - 90)
     worker = Worker("w1", "db1", 4711, "1", ("q",), 8, 1, now - 3600, now, now, (slot,))
-    for command in roster.beat(worker):
+    for command in commands.write_worker(worker):
         client.execute_command(*command.command)
     client.persist("reliq:worker:w1")
 

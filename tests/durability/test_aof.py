@@ -6,16 +6,16 @@ import signal
 import pytest
 import redis
 
-from reliq import ConfigurationError, Durability, PublishFailed, Queue, reads
+from reliq import ConfigurationError, Durability, PublishFailed, Queue, commands
 from reliq.embedded import bundled_server
 
 ALWAYS = {"appendonly": "yes", "appendfsync": "always"}
 
 
 def test_what_is_asked_of_redis():
-    assert reads.confirmation(Durability.replicas(2, timeout=0.5)).command == ("WAIT", 2, 500)
-    assert reads.confirmation(Durability.aof()).command == ("WAITAOF", 1, 0, 2000)
-    assert reads.confirmation(Durability.aof(local=False, replicas=2, timeout=1)).command == ("WAITAOF", 0, 2, 1000)
+    assert commands.confirmation(Durability.replicas(2, timeout=0.5)).command == ("WAIT", 2, 500)
+    assert commands.confirmation(Durability.aof()).command == ("WAITAOF", 1, 0, 2000)
+    assert commands.confirmation(Durability.aof(local=False, replicas=2, timeout=1)).command == ("WAITAOF", 0, 2, 1000)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_what_is_asked_of_redis():
     ids=str,
 )
 def test_what_its_answer_says(durability, reply, confirmed):
-    assert reads.confirmation(durability).read(reply) == confirmed
+    assert commands.confirmation(durability).read(reply) == confirmed
 
 
 def test_a_server_that_is_too_old_is_told_with_both_versions_and_nothing_is_published(start, call):

@@ -12,7 +12,7 @@ LAYERS = (
     ("errors", "extras", "keys", "message", "text", "foreign", "wireformat"),
     ("events", "lua", "retry"),
     ("call", "codec", "settings"),
-    ("transitions", "reads", "roster"),
+    ("transitions", "commands", "replies", "roster"),
     # ---- I/O from here on
     ("transport", "embedded", "ids"),
     ("client",),

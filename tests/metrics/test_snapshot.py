@@ -11,7 +11,8 @@ from reliq.client.client import Client
 from reliq.keys import QUEUES_KEY
 from reliq.metrics.queues import QueueCollector
 from reliq.metrics.serving import queue_collector
-from reliq.snapshot.snapshot import SAMPLE, SnapshotReader
+from reliq.snapshot.queue_look import SAMPLE
+from reliq.snapshot.snapshot import SnapshotReader
 from reliq.transport.connection import Connection
 
 

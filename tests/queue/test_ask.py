@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from reliq import Pause, reads
+from reliq import Pause, commands
 
 
 def read_pause(queue):
-    return queue._client().run(reads.paused(queue.keys))
+    return queue._client().run(commands.paused(queue.keys))
 
 
 @pytest.fixture

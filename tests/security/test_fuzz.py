@@ -5,7 +5,7 @@ import redis
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reliq import reads, roster
+from reliq import commands
 from reliq import transitions as moves
 from reliq.call import Call
 from reliq.errors import ConfigurationError, ProtocolError
@@ -44,21 +44,21 @@ REQUESTS = [
     moves.tidy(KEYS),
     moves.check(KEYS, ["a"]),
     moves.find(KEYS),
-    reads.bodies(KEYS, ["a"]),
-    reads.wake_token(KEYS, 1),
-    reads.garbage(KEYS, 1),
-    reads.letters(KEYS, count=1),
-    reads.letters(BARE, count=1),
-    reads.letters_between(KEYS, "-", "+", count=1),
-    reads.claims(KEYS),
-    reads.pause(KEYS, Pause("me@here", 1.0, "why"), None),
-    reads.paused(KEYS),
-    reads.register(["q"], 1),
-    roster.index(),
-    *roster.records(["a"]),
-    reads.server_facts("server"),
-    reads.confirmation(Durability.replicas(1)),
-    reads.confirmation(Durability.aof()),
+    commands.bodies(KEYS, ["a"]),
+    commands.wake_token(KEYS, 1),
+    commands.garbage(KEYS, 1),
+    commands.letters(KEYS, count=1),
+    commands.letters(BARE, count=1),
+    commands.letters_between(KEYS, "-", "+", count=1),
+    commands.claims(KEYS),
+    commands.pause(KEYS, Pause("me@here", 1.0, "why"), None),
+    commands.paused(KEYS),
+    commands.register(["q"], 1),
+    commands.worker_ids(),
+    *commands.worker_records(["a"]),
+    commands.server_facts("server"),
+    commands.confirmation(Durability.replicas(1)),
+    commands.confirmation(Durability.aof()),
 ]
 
 atoms = st.none() | st.integers() | st.binary(max_size=40) | st.booleans()
@@ -80,8 +80,8 @@ replies = atoms | st.lists(atoms, max_size=12) | st.lists(atoms | st.lists(atoms
         (moves.cancel(KEYS, ["a"]), [b"redriven"]),
         (moves.publish(KEYS, [("a", b"x")], TURN, ttl_ms=1000, retries=1), b"1 1:gone"),
         (moves.publish(KEYS, [("a", b"x")], TURN, ttl_ms=1000, retries=1), b"stale"),
-        (reads.confirmation(Durability.replicas(1)), b""),
-        (reads.confirmation(Durability.aof()), [1]),
+        (commands.confirmation(Durability.replicas(1)), b""),
+        (commands.confirmation(Durability.aof()), [1]),
     ],
     ids=range(10),
 )

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from reliq import Queue, roster
+from reliq import Queue, commands
 from reliq.errors import RedisUnavailableError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Layout
 from reliq.roster import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT
@@ -40,8 +40,8 @@ def workers(caller):
     """The records of those who are alive."""
 
     def look():
-        ids = caller.run(roster.index())
-        return [one for one in caller.run_all(roster.records(ids)) if one is not None]
+        ids = caller.run(commands.worker_ids())
+        return [one for one in caller.run_all(commands.worker_records(ids)) if one is not None]
 
     return look
 

@@ -13,6 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from reliq import commands
 from reliq import keys as keys_module
 from reliq.keys import Keys
 from reliq.lua import script_names
@@ -28,9 +29,6 @@ FAMILIES = frozenset(name.removeprefix("_") for name in Keys.__slots__ if name.s
 #: Keys that belong to no queue, by the name that `reliq.keys` gives them.
 SHARED = {name: value for name, value in vars(keys_module).items() if name.endswith("_KEY")}
 SHARED |= {name: make("*") for name, make in vars(keys_module).items() if name.endswith("_key")}
-
-#: Modules whose functions only make commands; who calls one plays the role that has its rights.
-MAKERS = ("reads", "roster")
 
 _COMMAND = re.compile(r"[A-Z]{2,}")
 
@@ -61,10 +59,9 @@ class Module:
         return self._spoken_of("transitions") & set(script_names())
 
     def helped(self) -> set[Use]:
-        """Return the plain commands of the functions that it calls in modules which only make commands."""
-        return {
-            use for name in MAKERS for function in self._spoken_of(name) for use in module(f"{name}.py").uses(function)
-        }
+        """Return the plain commands that it makes by their names."""
+        named = {name: getattr(commands, name) for name in self._spoken_of("commands")}
+        return {use for function in named.values() for use in commands.USES.get(function, ())}
 
     def uses(self, function: str | None = None) -> set[Use]:
         """Return the plain commands that it, or one of its functions, makes, each with the name of its key."""

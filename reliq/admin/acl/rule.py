@@ -62,10 +62,11 @@ PARTS: dict[Role, tuple[str, ...]] = {
         "publish/registry.py",
         "publish/orders.py",
         "publish/sender.py",
+        "snapshot/queue_look.py",
         "snapshot/snapshot.py",
         "snapshot/waits.py",
     ),
-    "exporter": ("snapshot/snapshot.py", "snapshot/waits.py"),
+    "exporter": ("snapshot/queue_look.py", "snapshot/snapshot.py", "snapshot/waits.py"),
 }
 #: Spoken of by modules above, and no right of a role: they would show the whole server, not a queue.
 NEVER = frozenset({"ACL", "CONFIG", "SLOWLOG"})

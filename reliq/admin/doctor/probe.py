@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from reliq import reads
+from reliq import commands
 from reliq.admin.acl.probe import denied_commands
 from reliq.admin.doctor.findings import Facts, Finding, findings
 from reliq.call import Command
@@ -44,7 +44,7 @@ def examine(client: Client, address: Address, roles: Sequence[Role], keys: Keys,
         offset = _clock_offset(run_all)
     except ConfigurationError as error:  # the connection lets nothing through to a server that is too old
         return [Finding("version", "bad", str(error), "nothing of reliq runs there", "upgrade to 6.2 or newer")]
-    info = run_all([reads.server_facts(section) for section in SECTIONS])
+    info = run_all([commands.server_facts(section) for section in SECTIONS])
     config = run_all([Command(("CONFIG", "GET", name), _pairs) for name in PARAMETERS])
     [slow] = run_all([Command(("SLOWLOG", "GET", SLOWLOG_ENTRIES), _scripts)])
     [evaluated] = run_all([Command(("EVAL", "return 1", 0), bool)])

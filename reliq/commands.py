@@ -1,0 +1,323 @@
+"""
+Every plain Redis command that is made for a queue, named; each is safe to repeat.
+
+`@runs` says what a function's commands are run on, as the headers of the scripts do: the key, as `Keys` or
+`reliq.keys` names it, and the commands; a command without a key stands alone. ACL rules are made of that.
+What operators need besides is in `reliq.admin.queries`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from reliq.call import Command, id_text
+from reliq.foreign import moment
+from reliq.keys import QUEUES_KEY, WORKERS_KEY, worker_key
+from reliq.message import Confirmed
+from reliq.replies import (
+    read_facts,
+    read_id,
+    read_ids,
+    read_letter,
+    read_nothing,
+    read_pause,
+    read_scores,
+    read_value,
+    read_worker,
+)
+from reliq.roster import FORGET_SECONDS, RECORD_MS, WORKERS_LIMIT
+from reliq.settings import BATCH_LIMIT, milliseconds
+from reliq.wireformat import StateWord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from reliq.keys import Keys
+    from reliq.lua.uses import Use
+    from reliq.message import Letter, Pause
+    from reliq.roster import Worker
+    from reliq.settings import Durability
+
+F = TypeVar("F", bound="Callable[..., Any]")
+List = Literal["ready", "retry"]
+SortedSet = Literal["pending", "unack"]
+
+#: What each function of this module, and of others with such functions, may run.
+USES: dict[Callable[..., Any], frozenset[Use]] = {}
+
+
+def runs(text: str) -> Callable[[F], F]:
+    """Note of a function that its commands are those of `text`, such as `unack:ZSCORE,ZRANGE msg:GET INFO`."""
+    parts = [part.rpartition(":") for part in text.split()]
+    uses = frozenset((command, key) for key, _, commands in parts for command in commands.split(","))
+
+    def note(function: F) -> F:
+        USES[function] = uses
+        return function
+
+    return note
+
+
+# ---- messages
+
+
+@runs("msg:MGET")
+def bodies(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
+    """Read the values of messages; None where there is none."""
+    return Command(("MGET", *map(keys.msg, ids)), lambda reply: [read_value(one) for one in reply])
+
+
+@runs("msg:GETRANGE")
+def body_start(keys: Keys, id: str, length: int) -> Command[bytes]:
+    """Read the first bytes of a value; empty when it is gone."""
+    return Command(("GETRANGE", keys.msg(id), 0, length - 1), bytes)
+
+
+@runs("lease:HMGET")
+def state_words(keys: Keys, ids: Sequence[str]) -> Command[list[StateWord]]:
+    """Read the state words of messages."""
+    return Command(("HMGET", keys.lease, *ids), lambda reply: [StateWord.parse(one) for one in reply])
+
+
+@runs("counts:HMGET")
+def retries_left(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
+    """Read the retries left of messages, as Redis has them; None where there is none."""
+    return Command(("HMGET", keys.counts, *ids), list)
+
+
+@runs("pending:ZMSCORE unack:ZMSCORE")
+def scores(keys: Keys, place: SortedSet, ids: Sequence[str]) -> Command[list[float | None]]:
+    """Read the unix seconds at which messages are due, or their leases end; None for one that is not there."""
+    return Command(
+        ("ZMSCORE", _sorted_set(keys, place), *ids),
+        lambda reply: [None if one is None else moment(float(one)) for one in reply],
+    )
+
+
+@runs("pending:ZRANGE unack:ZRANGE")
+def first_score(keys: Keys, place: SortedSet) -> Command[float | None]:
+    """Read the unix seconds at which the first message is due, or the first lease ends; None when there is none."""
+    return Command(
+        ("ZRANGE", _sorted_set(keys, place), 0, 0, "WITHSCORES"),
+        lambda reply: next((score for _, score in read_scores(reply)), None),
+    )
+
+
+@runs("unack:ZRANGE")
+def first_held(keys: Keys) -> Command[list[tuple[str, float]]]:
+    """Read the ids in unack that end first, at most BATCH_LIMIT, with when their lease or their backoff is over."""
+    return Command(("ZRANGE", keys.unack, 0, BATCH_LIMIT - 1, "WITHSCORES"), read_scores)
+
+
+@runs("unack:ZRANGE")
+def held_from(keys: Keys, at: int) -> Command[list[str]]:
+    """Read BATCH_LIMIT ids in unack from the place `at`, those that end first first."""
+    return Command(("ZRANGE", keys.unack, at, at + BATCH_LIMIT - 1), read_ids)
+
+
+@runs("unack:ZRANDMEMBER")
+def held_sample(keys: Keys, count: int) -> Command[list[str]]:
+    """Draw up to `count` ids in unack."""
+    return Command(("ZRANDMEMBER", keys.unack, count), read_ids)
+
+
+@runs("ready:LINDEX retry:LINDEX")
+def oldest_in(keys: Keys, place: List) -> Command[str]:
+    """Read the id of a list that is claimed next; empty when there is none."""
+    return Command(("LINDEX", keys.ready if place == "ready" else keys.retry, -1), read_id)
+
+
+@runs("ready:LINDEX retry:LINDEX")
+def newest_in(keys: Keys, place: List) -> Command[str]:
+    """Read the id of a list that is claimed last; empty when there is none."""
+    return Command(("LINDEX", keys.ready if place == "ready" else keys.retry, 0), read_id)
+
+
+@runs("garbage:SRANDMEMBER")
+def garbage(keys: Keys, count: int) -> Command[list[str]]:
+    """Return up to `count` ids that wait to be collected."""
+    return Command(("SRANDMEMBER", keys.garbage, count), read_ids)
+
+
+@runs("totals:HGET")
+def claims(keys: Keys) -> Command[int]:
+    """Return how many deliveries the queue has counted: a number that only grows."""
+    return Command(("HGET", keys.totals, "claimed"), lambda reply: int(reply or 0))
+
+
+# ---- dead letters
+
+
+@runs("dead:XRANGE")
+def letters(keys: Keys, *, count: int, after: str = "") -> Command[list[Letter]]:
+    """Return up to `count` dead letters, oldest first, those after the letter `after`."""
+    return letters_between(keys, f"({after}" if after else "-", "+", count=count)
+
+
+@runs("dead:XRANGE,XREVRANGE")
+def letters_between(
+    keys: Keys, first: str, last: str, *, count: int, newest_first: bool = False
+) -> Command[list[Letter]]:
+    """Return up to `count` dead letters from the place `first` to `last` of their stream, both included."""
+    command, places = ("XREVRANGE", (last, first)) if newest_first else ("XRANGE", (first, last))
+    return Command(
+        (command, keys.dead, *places, "COUNT", count), lambda reply: [read_letter(row, keys.bare) for row in reply]
+    )
+
+
+# ---- waiting for work, and waking who waits
+
+
+@runs("wake:BLPOP")
+def wake_token(keys: Keys, for_seconds: float) -> Command[bool]:
+    """Take the token that says there is something to claim, waiting for it; say whether it came."""
+    return Command(("BLPOP", keys.wake, f"{for_seconds:.3f}"), lambda reply: reply is not None)
+
+
+@runs("lane:BLPOP wake:BLPOP")
+def first_wake_token(poke: str, queues: Sequence[Keys], for_seconds: float) -> Command[str | None]:
+    """Wait for a token of one of several queues, or for a `poke`; return the key it came by, None when none came."""
+    tokens = (keys.wake for keys in queues)
+    return Command(
+        ("BLPOP", poke, *tokens, f"{for_seconds:.3f}"), lambda reply: None if reply is None else id_text(reply[0])
+    )
+
+
+@runs("wake:LPOP")
+def wake_token_at_once(keys: Keys) -> Command[bool]:
+    """Take the token that says there is something to claim, without waiting; say whether there was one."""
+    return Command(("LPOP", keys.wake), bool)
+
+
+@runs("wake:RPUSH,LTRIM")
+def push_wake_token(keys: Keys) -> list[Command[Any]]:
+    """Leave the queue one token."""
+    return [Command(("RPUSH", keys.wake, "1"), int), Command(("LTRIM", keys.wake, 0, 0), bool)]
+
+
+@runs("lane:RPUSH,PEXPIRE")
+def poke(key: str, lasts_ms: int) -> list[Command[int]]:
+    """End the wait for `first_wake_token` by its `poke`; when nobody waits, it is forgotten after so many ms."""
+    return [Command(("RPUSH", key, "1"), int), Command(("PEXPIRE", key, lasts_ms), int)]
+
+
+@runs("watch:DEL")
+def drop_watch(keys: Keys) -> Command[int]:
+    """Let another process watch for the next due time."""
+    return Command(("DEL", keys.watch), int)
+
+
+# ---- the pause
+
+
+@runs("paused:SET")
+def pause(keys: Keys, pause: Pause, for_ms: int | None) -> Command[None]:
+    """Have the queue not claimed: for so many ms, or until it is resumed."""
+    limit = () if for_ms is None else ("PX", for_ms)
+    return Command(("SET", keys.paused, msgspec.json.encode(pause), *limit), read_nothing)
+
+
+@runs("paused:GET")
+def paused(keys: Keys) -> Command[Pause | None]:
+    """Read who paused the queue, when and why; None when it is not paused."""
+    return Command(("GET", keys.paused), lambda reply: None if reply is None else read_pause(reply))
+
+
+# ---- the registry of queues
+
+
+@runs("QUEUES_KEY:HSET")
+def register(entries: Sequence[str], now_seconds: int) -> Command[None]:
+    """Note in the registry that these queues are in use, each by its `Keys.entry`."""
+    pairs = [part for entry in entries for part in (entry, str(now_seconds))]
+    return Command(("HSET", QUEUES_KEY, *pairs), read_nothing)
+
+
+@runs("QUEUES_KEY:HLEN")
+def registry_size() -> Command[int]:
+    """Count the queues of the registry."""
+    return Command(("HLEN", QUEUES_KEY), int)
+
+
+@runs("QUEUES_KEY:HSCAN")
+def registry_page(cursor: int, count: int) -> Command[tuple[int, list[str]]]:
+    """Read about `count` entries of the registry; return where the next are (0: these were the last), and them."""
+    return Command(
+        ("HSCAN", QUEUES_KEY, cursor, "COUNT", count), lambda reply: (int(reply[0]), read_ids(reply[1][::2]))
+    )
+
+
+# ---- the records of workers
+
+
+@runs("worker_key:SET WORKERS_KEY:ZADD,ZREMRANGEBYSCORE")
+def write_worker(worker: Worker) -> list[Command[None]]:
+    """Write a worker's record and its place in the index; drop from the index who was silent for an hour."""
+    return [
+        Command(("SET", worker_key(worker.id), msgspec.json.encode(worker), "PX", RECORD_MS), read_nothing),
+        Command(("ZADD", WORKERS_KEY, round(worker.seen), worker.id), read_nothing),
+        Command(("ZREMRANGEBYSCORE", WORKERS_KEY, "-inf", round(worker.seen) - FORGET_SECONDS), read_nothing),
+    ]
+
+
+@runs("worker_key:DEL WORKERS_KEY:ZREM")
+def remove_worker(id: str) -> list[Command[None]]:
+    """Remove a worker's record and its place in the index."""
+    return [Command(("DEL", worker_key(id)), read_nothing), Command(("ZREM", WORKERS_KEY, id), read_nothing)]
+
+
+@runs("WORKERS_KEY:ZREVRANGE")
+def worker_ids() -> Command[list[str]]:
+    """Return the workers that wrote a record in the last hour, the latest first; not all of them are alive."""
+    return Command(
+        ("ZREVRANGE", WORKERS_KEY, 0, WORKERS_LIMIT - 1),
+        lambda reply: [one.decode("utf-8", "replace") for one in reply],
+    )
+
+
+@runs("worker_key:GET")
+def worker_records(ids: Sequence[str]) -> list[Command[Worker | None]]:
+    """Read each worker's record; None for one that is not alive, or whose record is none of ours."""
+    return [Command(("GET", worker_key(id)), read_worker) for id in ids]
+
+
+# ---- the server
+
+
+@runs("INFO")
+def server_facts(section: str) -> Command[dict[str, str]]:
+    """Return a section of INFO."""
+    return Command(("INFO", section), read_facts)
+
+
+@runs("TIME")
+def server_seconds() -> Command[float]:
+    """Return Redis' clock in unix seconds."""
+    return Command(("TIME",), lambda reply: int(reply[0]) + int(reply[1]) / 1e6)
+
+
+@runs("TIME")
+def server_ms() -> Command[int]:
+    """Return Redis' clock in unix ms."""
+    return Command(("TIME",), lambda reply: int(reply[0]) * 1000 + int(reply[1]) // 1000)
+
+
+@runs("WAIT WAITAOF")
+def confirmation(durability: Durability) -> Command[Confirmed]:
+    """Wait until what came before on the same connection is confirmed; say what was."""
+    count, timeout_ms = durability.count, milliseconds(durability.timeout)
+    if durability.kind == "replicas":
+        return Command(("WAIT", count, timeout_ms), lambda reply: Confirmed(int(reply) >= count, int(reply)))
+
+    def on_disk(reply: Any) -> Confirmed:
+        local, replicas = int(reply[0]) > 0, int(reply[1])
+        done = replicas >= count and (local or not durability.local)
+        return Confirmed(done, replicas, local if durability.local else None)
+
+    return Command(("WAITAOF", int(durability.local), count, timeout_ms), on_disk)
+
+
+def _sorted_set(keys: Keys, place: SortedSet) -> str:
+    return keys.pending if place == "pending" else keys.unack

@@ -1,0 +1,89 @@
+"""Readers of the replies of plain commands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from reliq.call import id_text
+from reliq.foreign import moment
+from reliq.message import Letter, Pause
+from reliq.roster import Worker
+from reliq.wireformat import FailureNote, open_envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Characters that are read of a pause's reason which something else than reliq wrote.
+FOREIGN_REASON_LIMIT = 200
+
+_pause_decoder = msgspec.json.Decoder(Pause)
+_worker_decoder = msgspec.json.Decoder(Worker)
+
+
+def read_nothing(_reply: object) -> None:
+    """Read nothing from the reply."""
+
+
+def read_value(reply: Any) -> bytes | None:
+    """Return a message's value; None for whatever is none."""
+    return reply if isinstance(reply, bytes) else None
+
+
+def read_text(reply: bytes | None) -> str:
+    """Return a text; empty for nothing."""
+    return "" if reply is None else reply.decode("utf-8", "replace")
+
+
+def read_id(reply: bytes | None) -> str:
+    """Return an id; empty for nothing."""
+    return id_text(reply) if reply else ""
+
+
+def read_ids(reply: Sequence[bytes]) -> list[str]:
+    """Return ids."""
+    return [id_text(one) for one in reply]
+
+
+def read_scores(reply: Any) -> list[tuple[str, float]]:
+    """Return ids with their scores, as RESP 2 and RESP 3 tell them."""
+    pairs = reply if reply and isinstance(reply[0], list | tuple) else zip(reply[::2], reply[1::2], strict=True)
+    return [(id_text(member), moment(float(score))) for member, score in pairs]
+
+
+def read_facts(reply: bytes) -> dict[str, str]:
+    """Return the fields of INFO."""
+    rows = (line.partition(":") for line in reply.decode("utf-8", "replace").splitlines())
+    return {name: told for name, colon, told in rows if colon}
+
+
+def read_pause(reply: bytes) -> Pause:
+    """Return a pause; of a value that something else wrote the start of its text is the reason."""
+    try:
+        return _pause_decoder.decode(reply)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Pause("", None, reply.decode("utf-8", "replace")[:FOREIGN_REASON_LIMIT])
+
+
+def read_worker(reply: bytes | None) -> Worker | None:
+    """Return a worker's record; None for one that is gone or that something else wrote."""
+    if reply is None:
+        return None
+    try:
+        return _worker_decoder.decode(reply)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def read_letter(row: Any, bare: bool) -> Letter:
+    """Return the dead letter in an entry of the stream `dead`, whose values are `bare` bodies or have envelopes."""
+    name, pairs = row[0].decode(), row[1]
+    fields = dict(zip(pairs[::2], pairs[1::2], strict=True))  # something else may have written others than ours
+    header, payload = open_envelope(fields.get(b"value", b""), bare=bare)
+    note = FailureNote.parse(fields.get(b"note"))
+    attempts = note.attempt
+    if attempts is None and header.retries is not None:
+        attempts = header.retries + 1  # only a message with no retry left ends by its lease
+    id, died = id_text(fields.get(b"id", b"")), moment(int(name.split("-")[0]) / 1000)
+    return Letter(name, id, note.reason, note.error, attempts, died, header, payload)

@@ -1,0 +1,135 @@
+"""What is seen of one queue: asked in two round trips, which it shares with other queues."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from reliq import commands, transitions
+from reliq.errors import ProtocolError, RedisRefusedError
+from reliq.ids import made_at
+from reliq.wireformat import DUE_BYTES, envelope_due
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from reliq.call import Request
+    from reliq.commands import List
+    from reliq.keys import Keys
+    from reliq.message import Counts
+    from reliq.snapshot.waits import Waits
+
+#: Ids of unack whose state words tell how many of all are leased and how many wait.
+SAMPLE = 200
+LISTS: tuple[List, ...] = ("ready", "retry")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSnapshot:
+    """
+    What was seen of one queue.
+
+    Attributes:
+        oldest: state -> seconds since its first message was due; a state whose first message tells no time is left out.
+        backoff: how many of unack wait after a nack.
+    """
+
+    keys: Keys
+    counts: Counts
+    oldest: Mapping[str, float]
+    backoff: int
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self.keys.name
+
+
+class QueueLook:
+    """
+    One look at one queue: `first_requests`, `take_first`, `second_requests`, `take_second`, then `snapshot`.
+
+    Args:
+        waits: what earlier looks saw waiting; a bare body does not say since when it does.
+
+    Attributes:
+        refusal: why nothing can be read of the queue; empty when there is no reason.
+    """
+
+    def __init__(self, keys: Keys, waits: Waits) -> None:
+        self.keys, self._waits = keys, waits
+        self.refusal = ""
+        self._told: dict[str, Any] = {}
+        self._due_ms: dict[str, float] = {}
+        self._newest: dict[str, str] = {}
+        self._waiting = 0.0
+
+    def first_requests(self) -> list[Request[Any]]:
+        """Return what can be asked at once."""
+        return [*self._questions().values(), *self._waits.questions(self.keys)]
+
+    def take_first(self, answers: Sequence[Any], now_ms: float) -> None:
+        """Take the answers to `first_requests`; a queue with a spoilt key says why, and hides no other."""
+        self._told = dict(zip(self._questions(), answers, strict=False))
+        for answer in self._told.values():
+            if isinstance(answer, RedisRefusedError | ProtocolError):
+                self.refusal = str(answer)
+                return
+            if isinstance(answer, Exception):
+                raise answer
+        scores = {place: self._told[place] for place in ("pending", "unack")}
+        self._due_ms = {place: 1000 * score for place, score in scores.items() if score is not None}
+        if self.keys.bare:
+            waits = answers[len(self._told) :]
+            newest = zip(LISTS, waits, strict=False)
+            self._newest = {place: id for place, id in newest if isinstance(id, str) and id}
+            self._due_ms |= self._waits.since(self.keys, waits, now_ms)
+
+    def second_requests(self) -> list[Request[Any]]:
+        """Return what the first answers lead to: due times of first messages, state words, retries left."""
+        if self.refusal:
+            return []
+        asked: list[Request[Any]] = [commands.body_start(self.keys, id, DUE_BYTES) for id in self._heads().values()]
+        if self._told["sample"]:
+            asked.append(commands.state_words(self.keys, self._told["sample"]))
+        if self._newest:
+            asked.append(commands.retries_left(self.keys, [*self._newest.values()]))
+        return asked
+
+    def take_second(self, answers: Sequence[Any], now_ms: float) -> None:
+        """Take the answers to `second_requests`; one that was refused is passed over."""
+        rest = iter(answers)
+        for place, id in self._heads().items():
+            start = next(rest)
+            due = envelope_due(start) if isinstance(start, bytes) else None
+            due = made_at(id) if due is None else due
+            if due is not None:
+                self._due_ms[place] = due
+        if self._told["sample"] and isinstance(words := next(rest), list):
+            self._waiting = sum(word.waits for word in words) / len(words)
+        if self._newest:
+            lefts = next(rest)
+            self._waits.remember(self.keys, self._newest, lefts if isinstance(lefts, list) else [], now_ms)
+
+    def snapshot(self, now_ms: float) -> QueueSnapshot:
+        """Return what was seen; an empty state has nothing late."""
+        counts: Counts = self._told["counts"]
+        oldest = {place: max(0.0, (now_ms - due) / 1000) for place, due in self._due_ms.items()}
+        for place in ("pending", "unack", *LISTS):
+            if not getattr(counts, place):
+                oldest.setdefault(place, 0.0)
+        return QueueSnapshot(self.keys, counts, oldest, round(counts.unack * self._waiting))
+
+    def _questions(self) -> dict[str, Request[Any]]:
+        return {
+            "counts": transitions.counts(self.keys),
+            "pending": commands.first_score(self.keys, "pending"),
+            "unack": commands.first_score(self.keys, "unack"),
+            "ready": commands.oldest_in(self.keys, "ready"),
+            "retry": commands.oldest_in(self.keys, "retry"),
+            "sample": commands.held_sample(self.keys, SAMPLE),
+        }
+
+    def _heads(self) -> dict[str, str]:
+        """Return the first message of each list whose bodies tell when they are due."""
+        return {} if self.keys.bare else {place: self._told[place] for place in LISTS if self._told[place]}

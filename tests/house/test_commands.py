@@ -1,0 +1,102 @@
+"""Every plain Redis command has a name, in one of few modules, and says which keys it is run on."""
+
+import ast
+import inspect
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from reliq import commands
+from reliq import keys as key_names
+from reliq.keys import Keys, worker_key
+from reliq.message import Pause
+from reliq.roster import Worker
+from reliq.settings import Durability
+
+PACKAGE = Path(commands.__file__).parent
+MODULES = (commands,)
+FUNCTIONS = [
+    function
+    for module in MODULES
+    for name, function in inspect.getmembers(module, inspect.isfunction)
+    if function.__module__ == module.__name__ and not name.startswith("_") and name != "runs"
+]
+
+KEYS = Keys("q")
+#: What each parameter may be given: a value for each way that a function may go.
+GIVEN = {
+    "after": ("", "1-0"),
+    "at": (0,),
+    "count": (2,),
+    "cursor": (0,),
+    "durability": (Durability.replicas(1), Durability.aof()),
+    "entries": (["q"],),
+    "first": ("-",),
+    "for_ms": (None, 5),
+    "for_seconds": (1.0,),
+    "id": ("a",),
+    "ids": (["a"],),
+    "key": (KEYS.lane("w.poke"),),
+    "keys": (KEYS,),
+    "last": ("+",),
+    "lasts_ms": (5,),
+    "length": (5,),
+    "newest_first": (False, True),
+    "now_seconds": (1,),
+    "pause": (Pause("me", 1.0, "why"),),
+    "poke": (KEYS.lane("w.poke"),),
+    "queues": ([KEYS],),
+    "section": ("server",),
+    "worker": (Worker("a", "h", 1, "1", ("q",), 1, 0, 1.0, 1.0, 1.0),),
+}
+#: What a parameter may be given that means something else in other functions.
+PLACES = {
+    "scores": ("pending", "unack"),
+    "first_score": ("pending", "unack"),
+    "oldest_in": ("ready", "retry"),
+    "newest_in": ("ready", "retry"),
+}
+
+
+def spelled():
+    """Every key that a command may name, as Redis knows it, by the name that `@runs` calls it."""
+    fixed = {name: getattr(KEYS, name) for name in Keys.__slots__ if not name.startswith("_")}
+    keys = {
+        spelled: name for name, spelled in fixed.items() if isinstance(spelled, str) and name not in {"name", "every"}
+    }
+    keys |= {KEYS.msg("a"): "msg", KEYS.dd("a"): "dd", KEYS.lane("w.poke"): "lane", worker_key("a"): "worker_key"}
+    return keys | {value: name for name, value in vars(key_names).items() if name.endswith("_KEY")}
+
+
+def made_by(function):
+    """Return the command and key names of all that a function makes, for every way that it may go."""
+    found = set()
+    names = inspect.signature(function).parameters
+    for given in product(*(PLACES[function.__name__] if name == "place" else GIVEN[name] for name in names)):
+        made = function(**dict(zip(names, given, strict=True)))
+        for one in made if isinstance(made, list) else [made]:
+            command, *rest = one.command
+            keys = {spelled()[part] for part in rest if part in spelled()}
+            found |= {(command, key) for key in keys or {""}}
+    return found
+
+
+def test_no_other_module_spells_a_command():
+    homes = {Path(module.__file__) for module in MODULES} | {PACKAGE / "call.py"}
+    others = [path for path in sorted(PACKAGE.rglob("*.py")) if path not in homes]
+    others = [path for path in others if path.relative_to(PACKAGE).parts[0] not in {"admin", "bench"}]
+
+    found = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in others
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Command"
+    ]
+
+    assert found == []
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_a_function_runs_what_it_says_on_the_keys_it_says(function):
+    assert made_by(function) == commands.USES[function]
