@@ -112,10 +112,11 @@ def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
         header = _header_decoder.decode(value[len(MAGIC) : end])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return BARE, value
+    due, retries, enqueued, window_ms = header.due, header.retries, header.enqueued, header.window_ms
     # Every envelope of ours has a due time and retries.
-    if not (_is_number(header.due) and _is_number(header.retries, RETRIES_LIMIT + 1)):
+    if due is None or retries is None or not (0 <= due < NUMBER_LIMIT and 0 <= retries <= RETRIES_LIMIT):
         return BARE, value
-    if not all(number is None or _is_number(number) for number in (header.enqueued, header.window_ms)):
+    if not (0 <= (enqueued or 0) < NUMBER_LIMIT and 0 <= (window_ms or 0) < NUMBER_LIMIT):
         return BARE, value
     return header, value[end + 1 :]
 
@@ -124,10 +125,6 @@ def envelope_due(start: bytes) -> int | None:
     """Return the due time, in unix ms, of a value that begins with the DUE_BYTES of `start`; None of a bare body."""
     found = _DUE.match(start)
     return int(found[1]) if found else None
-
-
-def _is_number(number: int | None, limit: int = NUMBER_LIMIT) -> bool:
-    return number is not None and 0 <= number < limit
 
 
 @dataclass(frozen=True, slots=True)
