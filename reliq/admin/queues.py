@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.message import Counts
     from reliq.roster import Worker
-    from reliq.snapshot.snapshot import Chosen, QueueSnapshot
+    from reliq.snapshot.queue_look import QueueSnapshot
+    from reliq.snapshot.snapshot import Chosen
     from reliq.snapshot.waits import Waits
 
 

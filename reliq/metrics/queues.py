@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from reliq.metrics.names import Spec
-    from reliq.snapshot.snapshot import QueueSnapshot, Snapshot
+    from reliq.snapshot.queue_look import QueueSnapshot
+    from reliq.snapshot.snapshot import Snapshot
 
 #: A scrape answers within 2 s, with Redis or without.
 PATIENCE_SECONDS = 1.5
