@@ -60,8 +60,8 @@ class Module:
 
     def helped(self) -> set[Use]:
         """Return the plain commands that it makes by their names."""
-        named = {name: getattr(commands, name) for name in self._spoken_of("commands")}
-        return {use for function in named.values() for use in commands.USES.get(function, ())}
+        uses = {function.__name__: uses for function, uses in commands.USES.items()}
+        return {use for name in self._spoken_of("commands") for use in uses.get(name, ())}
 
     def uses(self, function: str | None = None) -> set[Use]:
         """Return the plain commands that it, or one of its functions, makes, each with the name of its key."""
