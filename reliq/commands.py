@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.keys import Keys
-    from reliq.lua.uses import Use
+    from reliq.lua import Use
     from reliq.message import Letter, Pause
     from reliq.roster import Worker
     from reliq.settings import Durability
@@ -223,6 +223,12 @@ def pause(keys: Keys, pause: Pause, for_ms: int | None) -> Command[None]:
 def paused(keys: Keys) -> Command[Pause | None]:
     """Read who paused the queue, when and why; None when it is not paused."""
     return Command(("GET", keys.paused), lambda reply: None if reply is None else read_pause(reply))
+
+
+@runs("paused:DEL")
+def unpause(keys: Keys) -> Command[bool]:
+    """Have the queue claimed again; say whether it was paused. `push_wake_token` wakes who waits."""
+    return Command(("DEL", keys.paused), bool)
 
 
 # ---- the registry of queues

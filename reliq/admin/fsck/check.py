@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from reliq import reads, transitions
+from reliq import commands, transitions
+from reliq.admin import queries
 from reliq.admin.fsck.repair import wish_of
 from reliq.admin.fsck.report import CheckReport, Tally
 from reliq.admin.fsck.state import TYPES, State, faults_of, read_state
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Ids that are read in one piece and looked at in one call: some 2 ms.
 BATCH = 250
+#: Keys that Redis looks at in one step of a walk through the key space: some 0.3 ms.
+SCANNED_KEYS = 1000
 #: A list is looked through so far around the place where ids were read: so many may have come meanwhile.
 MARGIN = 500
 #: Entries of lists that one call compares: some 10 ms.
@@ -130,9 +133,9 @@ class Checker:
         cursor = -1
         while cursor:
             self._progress("bodies", len(self._known))
-            cursor, found = self._ask(reads.body_ids(self._keys, max(0, cursor)))
+            cursor, found = self._ask(queries.ids_of_bodies(self._keys, max(0, cursor), SCANNED_KEYS))
             for ids in _batches(self._unknown(found)):
-                lefts = self._ask(reads.retries_left(self._keys, ids))
+                lefts = self._ask(commands.retries_left(self._keys, ids))
                 self._look([id for id, left in zip(ids, lefts, strict=True) if left is None])
 
     def _look(self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)) -> None:

@@ -1,0 +1,300 @@
+"""The plain commands by which operators look at one queue, and mend it; see `reliq.commands` for those of everyone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from reliq.call import Command, id_text
+from reliq.commands import runs
+from reliq.errors import ConfigurationError
+from reliq.keys import QUEUES_KEY, pattern
+from reliq.replies import read_ids, read_scores, read_text
+from reliq.wireformat import FailureNote, StateWord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from reliq.commands import List, SortedSet
+    from reliq.keys import Keys
+
+Place = Literal["pending", "ready", "unack", "retry", "garbage", "dead"]
+PLACES: tuple[Place, ...] = get_args(Place)
+LISTS = ("ready", "retry")
+#: Keys of a queue that hold ids.
+Index = Literal["pending", "unack", "garbage", "counts", "lease", "errors"]
+Stream = Literal["ends", "history", "dead"]
+#: The keys of a queue that are there once, with their types.
+TYPES = {
+    "pending": "zset",
+    "ready": "list",
+    "unack": "zset",
+    "retry": "list",
+    "garbage": "set",
+    "counts": "hash",
+    "lease": "hash",
+    "errors": "hash",
+    "windows": "hash",
+    "dead": "stream",
+    "totals": "hash",
+    "wake": "list",
+    "watch": "string",
+    "paused": "string",
+}
+_SCANS = {"pending": "ZSCAN", "unack": "ZSCAN", "garbage": "SSCAN", "counts": "HSCAN", "lease": "HSCAN"}
+
+
+def check_place(place: str, allowed: Sequence[Place] = PLACES) -> Place:
+    """Return the name of a state; raise ConfigurationError for another."""
+    for one in allowed:
+        if one == place:
+            return one
+    raise ConfigurationError(f"state must be one of {', '.join(allowed)}, not {str(place)[:40]!r}")
+
+
+# ---- one message
+
+
+@runs("msg:GET")
+def value(keys: Keys, id: str) -> Command[bytes | None]:
+    """Read the value of a message; None when it is gone."""
+    return Command(("GET", keys.msg(id)), _as_it_is)
+
+
+@runs("msg:STRLEN")
+def length(keys: Keys, id: str) -> Command[int]:
+    """Count the bytes of a message's value."""
+    return Command(("STRLEN", keys.msg(id)), int)
+
+
+@runs("msg:EXISTS")
+def has_value(keys: Keys, id: str) -> Command[bool]:
+    """Say whether a message has a value."""
+    return Command(("EXISTS", keys.msg(id)), bool)
+
+
+@runs("msg:PTTL")
+def ttl_ms(keys: Keys, id: str) -> Command[int]:
+    """Return in how many ms a message's value expires; below 0 when it does not, or is gone."""
+    return Command(("PTTL", keys.msg(id)), int)
+
+
+@runs("errors:HMGET")
+def failure_notes(keys: Keys, ids: Sequence[str]) -> Command[list[FailureNote]]:
+    """Read why messages failed last."""
+    return Command(("HMGET", keys.errors, *ids), lambda reply: [FailureNote.parse(one) for one in reply])
+
+
+@runs("counts:HEXISTS")
+def is_alive(keys: Keys, id: str) -> Command[bool]:
+    """Say whether a message has a retry count: it is pending, in a list or in unack."""
+    return Command(("HEXISTS", keys.counts, id), bool)
+
+
+@runs("garbage:SISMEMBER")
+def is_in_garbage(keys: Keys, id: str) -> Command[bool]:
+    """Say whether a message waits to be collected."""
+    return Command(("SISMEMBER", keys.garbage, id), bool)
+
+
+@runs("ready:LPOS retry:LPOS")
+def is_in_list(keys: Keys, place: List, id: str, *, newest_first: bool, most: int) -> Command[bool]:
+    """Say whether an id is among the first, or the newest, `most` of a list."""
+    rank = "1" if newest_first else "-1"
+    return Command(("LPOS", _list(keys, place), id, "RANK", rank, "MAXLEN", most), lambda reply: reply is not None)
+
+
+@runs("dd:GET")
+def marker(keys: Keys, id: str) -> Command[bytes | None]:
+    """Read why a chosen id is taken after its end; None when it is not."""
+    return Command(("GET", keys.dd(id)), _as_it_is)
+
+
+@runs("dd:PTTL")
+def marker_ms(keys: Keys, id: str) -> Command[int]:
+    """Return for how many ms more a chosen id is taken; below 0 when it is not."""
+    return Command(("PTTL", keys.dd(id)), int)
+
+
+@runs("dd:EXISTS")
+def is_taken(keys: Keys, id: str) -> Command[bool]:
+    """Say whether a chosen id is taken after its end."""
+    return Command(("EXISTS", keys.dd(id)), bool)
+
+
+# ---- the messages of one place
+
+
+@runs("pending:ZCARD ready:LLEN unack:ZCARD retry:LLEN garbage:SCARD dead:XLEN")
+def size(keys: Keys, place: Place) -> Command[int]:
+    """Count what is in a place."""
+    command = {"ready": "LLEN", "retry": "LLEN", "garbage": "SCARD", "dead": "XLEN"}.get(place, "ZCARD")
+    return Command((command, getattr(keys, place)), int)
+
+
+@runs("pending:ZRANGE ready:LRANGE unack:ZRANGE retry:LRANGE")
+def ids_at(keys: Keys, place: List | SortedSet, at: int, count: int) -> Command[list[str]]:
+    """Read ids of a list or sorted set from the place `at`, those first that come first."""
+    if place in LISTS:
+        return Command(("LRANGE", getattr(keys, place), -at - count, -at - 1), lambda reply: read_ids(reply[::-1]))
+    return Command(("ZRANGE", getattr(keys, place), at, at + count - 1), read_ids)
+
+
+@runs("ready:LRANGE retry:LRANGE")
+def newest_ids(keys: Keys, place: List, at: int, count: int) -> Command[list[str]]:
+    """Read ids of a list from the place `at`, those first that come last."""
+    return Command(("LRANGE", _list(keys, place), at, at + count - 1), read_ids)
+
+
+@runs("pending:ZSCAN unack:ZSCAN garbage:SSCAN counts:HSCAN lease:HSCAN errors:HSCAN")
+def ids_scanned(keys: Keys, index: Index, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
+    """Read about `count` ids of a key; return where the next are (0: these were the last), and them."""
+    command, step = _SCANS.get(index, "HSCAN"), 1 if index == "garbage" else 2
+    return Command(
+        (command, getattr(keys, index), cursor, "COUNT", count),
+        lambda reply: (int(reply[0]), read_ids(reply[1][::step])),
+    )
+
+
+@runs("SCAN")
+def ids_of_bodies(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
+    """Look at about `count` keys of the whole key space; return where the next are, and the ids whose bodies they are."""
+    prefix = keys.msg("")
+    return Command(
+        ("SCAN", cursor, "MATCH", pattern(prefix) + "*", "COUNT", count),
+        lambda reply: (int(reply[0]), [id_text(key).removeprefix(prefix) for key in reply[1]]),
+    )
+
+
+@runs("lease:HSCAN")
+def words_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[tuple[str, StateWord]]]]:
+    """Read about `count` ids with their state words; return where the next are (0: these were the last), and them."""
+
+    def read(reply: Any) -> tuple[int, list[tuple[str, StateWord]]]:
+        pairs = zip(reply[1][::2], reply[1][1::2], strict=True)
+        return int(reply[0]), [(id_text(id), StateWord.parse(word)) for id, word in pairs]
+
+    return Command(("HSCAN", keys.lease, cursor, "COUNT", count), read)
+
+
+@runs("pending:ZRANGE unack:ZRANGE")
+def due_between(keys: Keys, place: SortedSet, first: int, last: int, count: int) -> Command[list[tuple[str, float]]]:
+    """Read up to `count` ids that are due from `first` to `last`, in unix seconds, each with when."""
+    rest = ("BYSCORE", "LIMIT", 0, count, "WITHSCORES")
+    return Command(("ZRANGE", getattr(keys, place), first, last, *rest), read_scores)
+
+
+@runs("errors:HRANDFIELD")
+def failure_sample(keys: Keys, count: int) -> Command[list[FailureNote]]:
+    """Draw up to `count` of the messages that failed, and read why."""
+    return Command(
+        ("HRANDFIELD", keys.errors, count, "WITHVALUES"), lambda reply: [FailureNote.parse(one) for one in reply[1::2]]
+    )
+
+
+@runs("counts:HRANDFIELD")
+def any_id(keys: Keys) -> Command[list[str]]:
+    """Draw the id of a message that is alive; none when there is none."""
+    return Command(("HRANDFIELD", keys.counts, 1), read_ids)
+
+
+@runs("ends:XREVRANGE history:XREVRANGE dead:XREVRANGE")
+def newest_entries(keys: Keys, stream: Stream, before: str, count: int) -> Command[list[Any]]:
+    """Read up to `count` entries of a stream from the place `before` (`+`: its end) back, the newest first."""
+    return Command(("XREVRANGE", getattr(keys, stream), before, "-", "COUNT", count), list)
+
+
+@runs("dead:XDEL")
+def delete_letters(keys: Keys, letters: Iterable[str]) -> Command[int]:
+    """Delete dead letters; return how many there were."""
+    return Command(("XDEL", keys.dead, *letters), int)
+
+
+# ---- the queue
+
+
+@runs(
+    " ".join(f"{name}:EXISTS" for name in ("pending", "ready", "unack", "retry", "garbage", "counts", "dead"))
+    + " totals:EXISTS ends:EXISTS paused:EXISTS"
+)
+def key_count(keys: Keys) -> Command[int]:
+    """Count the keys of a queue that only a queue has which was used."""
+    places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts)
+    return Command(("EXISTS", *places, keys.dead, keys.totals, keys.ends, keys.paused), int)
+
+
+@runs("counts:EXISTS totals:EXISTS")
+def is_used(keys: Keys) -> Command[bool]:
+    """Say whether a queue has messages, or a total."""
+    return Command(("EXISTS", keys.counts, keys.totals), bool)
+
+
+@runs("totals:HGETALL")
+def raw_totals(keys: Keys) -> Command[list[bytes]]:
+    """Read the account of a queue, names and numbers by turns, as Redis has them."""
+    return Command(("HGETALL", keys.totals), list)
+
+
+@runs("paused:PTTL")
+def pause_ms(keys: Keys) -> Command[int]:
+    """Return for how many ms more a queue is paused; below 0 when it waits for its resume, or is not paused."""
+    return Command(("PTTL", keys.paused), int)
+
+
+@runs(" ".join(f"{name}:TYPE" for name in TYPES))
+def type_of(keys: Keys, name: str) -> Command[str]:
+    """Return the type of the key `name` of a queue, one of `TYPES`."""
+    return Command(("TYPE", getattr(keys, name)), bytes.decode)
+
+
+@runs(" ".join(f"{name}:RENAMENX" for name in (*TYPES, "aside")))
+def put_aside(keys: Keys, name: str, stamp: int) -> Command[bool]:
+    """Give the key `name` of a queue another name, of which `stamp` is a part; say whether that name was free."""
+    return Command(("RENAMENX", getattr(keys, name), keys.aside(name, stamp)), bool)
+
+
+@runs("QUEUES_KEY:HEXISTS")
+def is_registered(keys: Keys) -> Command[bool]:
+    """Say whether the registry names a queue."""
+    return Command(("HEXISTS", QUEUES_KEY, keys.entry), bool)
+
+
+@runs("QUEUES_KEY:HGET")
+def registered_at(keys: Keys) -> Command[bytes]:
+    """Read the unix seconds at which a process last named a queue in the registry; empty when none did."""
+    return Command(("HGET", QUEUES_KEY, keys.entry), lambda reply: reply or b"")
+
+
+@runs("QUEUES_KEY:HDEL")
+def unregister(keys: Keys) -> Command[int]:
+    """Take a queue out of the registry."""
+    return Command(("HDEL", QUEUES_KEY, keys.entry), int)
+
+
+# ---- a move to another queue
+
+
+@runs("moving:SET")
+def note_move(keys: Keys, to: str, *, only_first: bool) -> Command[bool]:
+    """Note to which queue messages are being moved; say whether it was noted: `only_first` keeps an earlier note."""
+    condition = ("NX",) if only_first else ()
+    return Command(("SET", keys.moving, to, *condition), lambda reply: reply is not None)
+
+
+@runs("moving:GET")
+def noted_move(keys: Keys) -> Command[str]:
+    """Read to which queue messages are being moved; empty when none are."""
+    return Command(("GET", keys.moving), read_text)
+
+
+@runs("moving:DEL")
+def drop_move(keys: Keys) -> Command[int]:
+    """Note that no messages are being moved."""
+    return Command(("DEL", keys.moving), int)
+
+
+def _list(keys: Keys, place: List) -> str:
+    return keys.ready if place == "ready" else keys.retry
+
+
+def _as_it_is(reply: bytes | None) -> bytes | None:
+    return reply
