@@ -22,6 +22,8 @@ PACKAGE = Path(acl.__file__).parents[2]
 #: Modules that make scripts or commands and play no role, with the reason.
 NO_ROLE = {
     "commands.py",  # what the others make
+    "admin/queries.py",
+    "admin/server.py",
     "client/moves.py",  # single moves, for tools and tests
     "transport/wire.py",  # asks for the version, and trusts a server that does not tell
     "bench/bench.py",
