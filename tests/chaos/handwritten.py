@@ -42,9 +42,9 @@ class History:
             self.write(t + took, who, "answered" if facts else answer, call=self.calls, **facts)
         return self
 
-    def cancelled(self, t, answer="cancelled"):
+    def cancelled(self, t, answer="cancelled", took=0.01):
         self.write(t, "p", "cancel", call=2, queue="frail", id="m")
-        return self.write(t + 0.01, "p", "cancel_answered", call=2, id="m", answer=answer) if answer else self
+        return self.write(t + took, "p", "cancel_answered", call=2, id="m", answer=answer) if answer else self
 
     def done_by(self, who, nonce, t):
         return self.claimed(t, who, nonce).started(t + 0.1, who, nonce).ended(t + 0.2, who, nonce)

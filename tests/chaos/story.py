@@ -96,6 +96,16 @@ class Message:
         """
         return [one for one in self.deliveries if one.started is not None]
 
+    def was_met_without_a_body(self, since: float, until: float) -> bool:
+        """
+        Whether its holder found that meanwhile.
+
+        A cancel whose reply is lost is made again: by the second call a message that was held when the first one took
+        its body may have ended, and the answer is `not_found`.
+        """
+        settlings = [settling for one in self.deliveries for settling in one.settlings]
+        return any(one.verb == "expired" and since <= one.asked <= until for one in settlings)
+
     @property
     def started(self) -> float:
         """When the first handler began, infinity when none did."""

@@ -21,7 +21,7 @@ class Teller:
         self._extends: dict[tuple[str, str], list[Delivery]] = {}
         self._names: dict[str, str] = {}  # id -> name
         self._places: dict[str, list[str]] = {}  # which processes were in which place, one after the other
-        self._cancels: dict[tuple[str, int], tuple[str, str, float]] = {}  # id, answer, when that came
+        self._cancels: dict[tuple[str, int], tuple[str, str, float, float]] = {}  # id, answer, when asked, when told
 
     def tell(self, events: Iterable[Event]) -> Story:
         """Return the story of `events`."""
@@ -52,10 +52,11 @@ class Teller:
             self._names[id] = message.name
 
     def _cancel(self, event: Event) -> None:
-        self._cancels[event.who, event.facts["call"]] = event.facts["id"], "unknown", event.t
+        self._cancels[event.who, event.facts["call"]] = event.facts["id"], "unknown", event.t, inf
 
     def _cancel_answered(self, event: Event) -> None:
-        self._cancels[event.who, event.facts["call"]] = event.facts["id"], event.facts["answer"], event.t
+        id, _, asked, _ = self._cancels[event.who, event.facts["call"]]
+        self._cancels[event.who, event.facts["call"]] = id, event.facts["answer"], asked, event.t
 
     # ---- consumers ----------------------------------------------------------
 
@@ -176,9 +177,9 @@ class Teller:
         for delivery in sorted(self._deliveries.values(), key=lambda one: one.claimed):
             if message := by_id.get(delivery.id):
                 message.deliveries.append(delivery)
-        for id, answer, at in self._cancels.values():
+        for id, answer, asked, at in self._cancels.values():
             if message := by_id.get(id):
-                message.called_off |= answer != "not_found"
+                message.called_off |= answer != "not_found" or message.was_met_without_a_body(asked, at)
                 if answer == "cancelled" and message.cancelled is None:
                     message.cancelled = at
 

@@ -195,6 +195,20 @@ def test_a_cancel_without_an_answer_may_have_ended_the_message(history):
     assert history.published().cancelled(1.5, answer=None).found() == set()
 
 
+def test_a_cancel_that_was_made_again_may_find_nothing_of_what_it_took_from_its_holder(history):
+    history.totals = {"published": 1, "expired": 1}
+    history.published().claimed(2.0).used(2.15, "expired", took=0.001).cancelled(2.1, "not_found", took=0.1)
+
+    assert history.found() == set()
+
+
+def test_a_message_that_lost_its_body_without_a_cancel_is_lost(history):
+    history.totals = {"published": 1, "expired": 1}
+    history.published().claimed(2.0).used(2.15, "expired", took=0.001).cancelled(3.0, "not_found")
+
+    assert history.found() == {"lost"}
+
+
 def test_early(history):
     history.published(delay=3.0).done_by(A, "n1", 3.5).used(3.8)
 
