@@ -7,9 +7,9 @@ What is made for every message that is worked is a `msgspec.Struct`, the rest a 
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003  msgspec reads the annotations
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 import msgspec
 
@@ -30,18 +30,25 @@ CancelStatus = Literal["cancelled", "running", "not_found"]
 RescheduleStatus = Literal["rescheduled", "running", "not_found"]
 
 
+class PublishOptions(TypedDict, total=False):
+    """The options of one message, for type checkers: `Queue.publish` tells what each means."""
+
+    delay: Duration
+    at: datetime | None
+    id: str | UUID | None
+    retries: int | None
+    ttl: Duration | None
+    headers: Mapping[str, str] | None
+    dedup: Duration | None
+    replace: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing(Generic[B]):
     """
-    One message for `publish_many`, with options of its own. None means the queue's setting.
+    One message for `publish_many`, with options of its own, as those of `Queue.publish`.
 
-    Attributes:
-        delay: seconds until it is due.
-        at: when it is due, as an aware datetime, instead of `delay`.
-        id: chosen by the caller; not published again while it lives and for `dedup` after its end.
-        ttl: seconds after the due time in which a delivery may start.
-        dedup: seconds for which a chosen id stays taken after its end.
-        replace: publish although the id ended a short while ago or has a tombstone.
+    Example: `queue.publish_many([Outgoing(body=order, id=f"order-{order.id}", delay=60) for order in orders])`
     """
 
     body: B
@@ -50,7 +57,7 @@ class Outgoing(Generic[B]):
     id: str | UUID | None = None
     retries: int | None = None
     ttl: Duration | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] | None = None
     dedup: Duration | None = None
     replace: bool = False
 

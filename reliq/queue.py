@@ -7,30 +7,27 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from reliq.client.lanes import Lanes
 from reliq.client.moves import Moves
 from reliq.codec.codec import Codec
 from reliq.control import Control
 from reliq.keys import Keys, Layout
-from reliq.message import Outgoing
 from reliq.publish.orders import Tally, Writer
 from reliq.publish.registry import Registrar
 from reliq.publish.sender import Sender, begun
 from reliq.receive.batch import Batch
 from reliq.receive.receive import areceiving, receiving
-from reliq.settings import DAY_SECONDS, MIB, Durability, QueueSettings, seconds
+from reliq.settings import Durability, QueueSettings, SettingsOptions, seconds
 from reliq.transport.connection import PUBLISH_SECONDS, check_slots, check_target
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
     from types import UnionType
-    from uuid import UUID
 
     from reliq.events import Observer
-    from reliq.message import BulkResult, Duration, Receipt
+    from reliq.message import BulkResult, Duration, Outgoing, PublishOptions, Receipt
     from reliq.receive.batch import Received
     from reliq.transport.pool import Target
 
@@ -40,17 +37,9 @@ B = TypeVar("B")
 BACKLOG_SECONDS = 0.1
 
 
-class QueueOptions(TypedDict, total=False):
+class QueueOptions(SettingsOptions, total=False):
     """The keyword arguments of `Queue`, for type checkers."""
 
-    retries: int
-    ttl: Duration
-    max_body: int
-    dedup: Duration
-    letters_max: int
-    letters_ttl: Duration
-    history: int
-    durability: Durability
     validate: bool
     url: Target | None
     layout: Layout
@@ -96,60 +85,30 @@ class Queue(Control, Generic[B]):
         name: str,
         body: Any = dict,
         *,
-        retries: int = 12,
-        ttl: Duration = 7 * DAY_SECONDS,
-        max_body: int = MIB,
-        dedup: Duration = 600.0,
-        letters_max: int = 100_000,
-        letters_ttl: Duration = 7 * DAY_SECONDS,
-        history: int = 0,
-        durability: Durability = Durability.NONE,
         validate: bool = True,
         url: Target | None = None,
         layout: Layout = Layout.RELIQ,
         observers: Sequence[Observer] = (),
+        **settings: Unpack[SettingsOptions],
     ) -> None:
         keys = Keys(name, layout)
         if url is not None:
             check_target(url)
             check_slots(url, layout)
-        settings = QueueSettings(
-            retries=retries,
-            ttl=ttl,
-            max_body=max_body,
-            dedup=dedup,
-            letters_max=letters_max,
-            letters_ttl=letters_ttl,
-            history=history,
-            durability=durability,
-        )
-        super().__init__(keys, settings, url, observers)
+        super().__init__(keys, QueueSettings(**settings), url, observers)
         self.codec: Codec[B] = Codec(body, validate=validate)
         self.moves = Moves(self.keys, self._client)
         self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)
         self._claims = Lanes()
-        naming = Registrar(self.keys, self.connection)
+        registrar = Registrar(self.keys, self.connection)
         self._sender = Sender(
-            self._writer, naming, self._lanes, self._client, self._aclient, try_seconds=PUBLISH_SECONDS
+            self._writer, registrar, self._lanes, self._client, self._aclient, try_seconds=PUBLISH_SECONDS
         )
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"
 
-    def publish(
-        self,
-        body: B,
-        *,
-        delay: Duration = 0.0,
-        at: datetime | None = None,
-        id: str | UUID | None = None,
-        retries: int | None = None,
-        ttl: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        dedup: Duration | None = None,
-        replace: bool = False,
-        durability: Durability | None = None,
-    ) -> Receipt:
+    def publish(self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]) -> Receipt:
         """
         Publish one message and return what became of it.
 
@@ -159,9 +118,9 @@ class Queue(Control, Generic[B]):
             at: when it is due, as an aware datetime, instead of `delay`.
             id: chosen by you: not published again while it lives and for `dedup` after its end.
             retries: deliveries after the first, None for the queue's.
-            ttl: time after the due time in which a delivery may start, None for the queue's.
+            ttl: seconds or timedelta after the due time in which a delivery may start, None for the queue's.
             headers: short texts that travel beside the body.
-            dedup: for how long the chosen id stays taken after its end.
+            dedup: seconds or timedelta for which the chosen id stays taken after its end, None for the queue's.
             replace: publish although the id ended a short while ago or has a tombstone.
             durability: who must have it before the publish returns, None for the queue's.
 
@@ -170,47 +129,18 @@ class Queue(Control, Generic[B]):
             BodyError: the body cannot be encoded or is too large.
             PublishFailed: Redis is away (for 2 s, and what `durability` waits) or refused; say the same again with its
                 `id` to be sure.
+
+        Example: `queue.publish({"order": 42}, id="order-42", delay=60, headers={"tenant": "a"})`
         """
-        wish = Outgoing(
-            body=body,
-            delay=delay,
-            at=at,
-            id=id,
-            retries=retries,
-            ttl=ttl,
-            headers=headers or {},
-            dedup=dedup,
-            replace=replace,
-        )
-        return self._sender.send([self._writer.order(wish)], durability=self._durability(durability))[0]
+        order = self._writer.order(body, options)
+        return self._sender.send([order], durability=self._durability(durability))[0]
 
     async def apublish(
-        self,
-        body: B,
-        *,
-        delay: Duration = 0.0,
-        at: datetime | None = None,
-        id: str | UUID | None = None,
-        retries: int | None = None,
-        ttl: Duration | None = None,
-        headers: Mapping[str, str] | None = None,
-        dedup: Duration | None = None,
-        replace: bool = False,
-        durability: Durability | None = None,
+        self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]
     ) -> Receipt:
         """As `publish`, in async code."""
-        wish = Outgoing(
-            body=body,
-            delay=delay,
-            at=at,
-            id=id,
-            retries=retries,
-            ttl=ttl,
-            headers=headers or {},
-            dedup=dedup,
-            replace=replace,
-        )
-        return (await self._sender.asend([self._writer.order(wish)], durability=self._durability(durability)))[0]
+        order = self._writer.order(body, options)
+        return (await self._sender.asend([order], durability=self._durability(durability)))[0]
 
     def publish_many(
         self,

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypedDict
 
 from tenacity.wait import wait_base
 
@@ -150,6 +150,19 @@ class QueueSettings:
         whole("history", self.history, most=100_000)
         _normalise(self, ttl=0.001, dedup=0.0, letters_ttl=1.0)
         Durability.checked(self.durability)
+
+
+class SettingsOptions(TypedDict, total=False):
+    """The fields of `QueueSettings` as keyword arguments, for type checkers."""
+
+    retries: int
+    ttl: Duration
+    max_body: int
+    dedup: Duration
+    letters_max: int
+    letters_ttl: Duration
+    history: int
+    durability: Durability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

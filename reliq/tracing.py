@@ -163,5 +163,5 @@ def _apublish_many(tracer: Tracer, original: Callable[..., Any]) -> Callable[...
 def _carrying(queue: Queue[Any], items: Iterable[Any]) -> Iterator[Outgoing[Any]]:
     """Yield `items`, read as they are sent, with the current context."""
     for item in items:
-        wish = item if isinstance(item, Outgoing) else Outgoing(body=item)
-        yield replace(wish, headers=_headers(queue, wish.headers))
+        outgoing = item if isinstance(item, Outgoing) else Outgoing(body=item)
+        yield replace(outgoing, headers=_headers(queue, outgoing.headers))

@@ -7,7 +7,6 @@ from reliq.admin.ends import End
 from reliq.admin.filters import Filter, LetterFilter
 from reliq.admin.list import Entry
 from reliq.admin.move import Moved
-from reliq.admin.publish import Wish
 from reliq.admin.publish_file import FilePublished
 from reliq.admin.queues import Overview, QueueView, Rates
 from reliq.admin.remove import Removed
@@ -38,6 +37,5 @@ __all__ = [
     "Terms",
     "Trend",
     "Watcher",
-    "Wish",
     "Worker",
 ]

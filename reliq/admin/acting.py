@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from reliq import commands, transitions
 from reliq import requests as asking
@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 
     from reliq.admin.dead import Redriven, Terms
     from reliq.admin.list import Entry
-    from reliq.admin.publish import Wish
     from reliq.admin.publish_file import FilePublished, OnError
     from reliq.admin.remove import Removed
-    from reliq.message import CancelStatus, Duration, Letter, Pause, Receipt
+    from reliq.message import CancelStatus, Duration, Letter, Pause, PublishOptions, Receipt
 
 #: Most messages of one list.
 LIST_LIMIT = 10_000
@@ -75,44 +74,37 @@ class Acting(Ground):
         client, keys = self._known(queue)
         return client.run(pieces.size(keys, place), for_seconds=pieces.TRY_SECONDS)
 
-    def publish(self, queue: str, body: bytes, wish: Wish, *, id: str | None = None, raw: bool = False) -> Receipt:
+    def publish(self, queue: str, body: bytes, *, raw: bool = False, **options: Unpack[PublishOptions]) -> Receipt:
         """
         Publish a body as it is; without `raw` it must be JSON. Return what became of it.
+
+        The options are those of `Queue.publish`; None means what a queue has by default.
 
         Raises:
             ConfigurationError, BodyError, PublishFailed: as `Queue.publish`.
         """
         if not raw:
             publishing.check_json(body)
-        order = wish.order(body, id)
-        return self._queue(queue).publish(
-            body,
-            id=id,
-            delay=order.delay,
-            at=order.at,
-            retries=order.retries,
-            ttl=order.ttl,
-            headers=order.headers,
-            dedup=order.dedup,
-        )
+        return self._queue(queue).publish(body, **options)
 
     def publish_lines(
         self,
         queue: str,
         path: Path,
-        wish: Wish,
         *,
         raw: bool = False,
         on_error: OnError = "stop",
         on_step: Callable[[int], None] = _ignore,
+        **options: Unpack[PublishOptions],
     ) -> FilePublished:
         """
         Publish each line of a file, so that doing it again adds nothing twice; see `LinesPublisher.publish`.
 
+        The options are those of `Queue.publish`, but `id`: the ids are made from the file and the line's number.
         With `stop` nothing is published when a line is malformed, with `skip` the others are.
         """
         target = self._queue(queue)
-        publisher = LinesPublisher(target, Progress(path, f"{target.keys.pending} at {self.place}"), wish, raw=raw)
+        publisher = LinesPublisher(target, Progress(path, f"{target.keys.pending} at {self.place}"), options, raw=raw)
         return publisher.publish(on_error, on_step)
 
     def cancel(self, queue: str, ids: Sequence[str], *, tombstone: Duration | None = None) -> dict[str, CancelStatus]:

@@ -2,60 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from reliq.codec.codec import Codec
 from reliq.errors import BodyError, ConfigurationError
-from reliq.message import Outgoing
 from reliq.publish.orders import Writer
 from reliq.settings import MIB, QueueSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from datetime import datetime
+    from collections.abc import Callable
 
+    from reliq.message import Outgoing
     from reliq.queue import Queue
 
 #: No body is larger.
 LARGEST_BODY = 16 * MIB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """
-    How bodies are published; None means what a queue has by default.
-
-    Attributes:
-        delay: seconds until they are due.
-        at: when they are due, as an aware datetime, instead of `delay`.
-        retries: deliveries after the first.
-        ttl: seconds after the due time in which a delivery may start.
-        headers: short texts that travel beside each body.
-        dedup: seconds for which a chosen id, or a line of a file, stays known after its end.
-    """
-
-    delay: float = 0.0
-    at: datetime | None = None
-    retries: int | None = None
-    ttl: float | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    dedup: float | None = None
-
-    def order(self, body: bytes, id: str | None, dedup: float | None = None) -> Outgoing[bytes]:
-        """Return `body` as what `Queue.publish_many` takes."""
-        return Outgoing(
-            body=body,
-            id=id,
-            delay=self.delay,
-            at=self.at,
-            retries=self.retries,
-            ttl=self.ttl,
-            headers=self.headers,
-            dedup=dedup if self.dedup is None else self.dedup,
-        )
 
 
 def taker(queue: Queue[bytes]) -> Callable[[Outgoing[bytes]], bool]:
@@ -64,7 +27,7 @@ def taker(queue: Queue[bytes]) -> Callable[[Outgoing[bytes]], bool]:
 
     def takes(order: Outgoing[bytes]) -> bool:
         try:
-            writer.order(order)
+            writer.special(order)
         except (ConfigurationError, BodyError):
             return False
         return True

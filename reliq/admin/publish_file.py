@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from reliq.admin.publish import LARGEST_BODY, is_json
 from reliq.errors import BodyError, ConfigurationError
+from reliq.message import Outgoing
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, MIB
 
 if TYPE_CHECKING:
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from reliq.admin.file_progress import Progress
-    from reliq.admin.publish import Wish
-    from reliq.message import Outgoing
+    from reliq.message import PublishOptions
     from reliq.queue import Queue
 
 OnError = Literal["stop", "skip"]
@@ -75,8 +75,11 @@ class LinesPublisher:
     Ids are made from the file's digest and the line's number, so a line that was published is known again.
     """
 
-    def __init__(self, queue: Queue[bytes], progress: Progress, wish: Wish, *, raw: bool) -> None:
-        self._queue, self._progress, self._wish, self._raw = queue, progress, wish, raw
+    def __init__(self, queue: Queue[bytes], progress: Progress, options: PublishOptions, *, raw: bool) -> None:
+        self._queue, self._progress, self._raw = queue, progress, raw
+        self._options = options
+        if options.get("dedup") is None:
+            self._options = {**options, "dedup": WINDOW_SECONDS}
 
     def publish(self, on_error: OnError, on_step: Callable[[int], None]) -> FilePublished:
         """
@@ -133,7 +136,8 @@ class LinesPublisher:
     def _orders(self, lines: list[Line], sha256: str) -> Iterator[Outgoing[bytes]]:
         for line in lines:
             if line.body is not None:
-                yield self._wish.order(line.body, f"{sha256[:20]}-{line.number}", WINDOW_SECONDS)
+                options: PublishOptions = {**self._options, "id": f"{sha256[:20]}-{line.number}"}
+                yield Outgoing(body=line.body, **options)
 
     def _lines(self, file: BinaryIO, on_data: Callable[[bytes], None]) -> Iterator[Line]:
         """Yield the lines that are not blank; of one that is too large only the start is held."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from reliq.admin import Admin, FilePublished, Wish
+from reliq.admin import Admin, FilePublished
 from reliq.admin.publish import LARGEST_BODY
 from reliq.admin.publish_file import OnError
 from reliq.cli.common import (
@@ -25,6 +25,7 @@ from reliq.cli.common import (
 from reliq.cli.filters import headers_of
 from reliq.cli.progress import running
 from reliq.errors import ConfigurationError
+from reliq.message import PublishOptions
 
 EXIT_NOT_PUBLISHED = 3
 EXAMPLE = "2026-11-21T03:00+01:00"
@@ -59,23 +60,24 @@ def publish(
     if dedup is not None and id is None and jsonl is None:
         raise ConfigurationError(f"--dedup needs an id of yours: --id report-7 --dedup {dedup}")
     desk = admin(url, layout)
-    wish = Wish(
-        delay=duration(delay),
-        at=None if at is None else _moment(at),
-        retries=retries,
-        ttl=None if ttl is None else duration(ttl),
-        headers=headers_of(header),
-        dedup=None if dedup is None else duration(dedup),
-    )
+    options: PublishOptions = {
+        "delay": duration(delay),
+        "at": None if at is None else _moment(at),
+        "retries": retries,
+        "ttl": None if ttl is None else duration(ttl),
+        "headers": headers_of(header),
+        "dedup": None if dedup is None else duration(dedup),
+        "id": id,
+    }
     if jsonl is None:
-        receipt = desk.publish(queue, _body(body), wish, id=id, raw=raw)
+        receipt = desk.publish(queue, _body(body), raw=raw, **options)
         print_json(receipt) if json else say(f"{receipt.status} {receipt.id}")
         if not receipt:
             raise typer.Exit(EXIT_NOT_PUBLISHED)
         return
     if body is not None or id is not None:
         raise ConfigurationError("--jsonl takes bodies and ids from the file: leave out BODY and --id")
-    done = _publish_lines(desk, queue, jsonl, wish, raw=raw, on_error=_on_error(on_error))
+    done = _publish_lines(desk, queue, jsonl, options, raw=raw, on_error=_on_error(on_error))
     print_json(done) if json else say(_said(done))
     if done.skipped:
         numbers = ", ".join(map(str, done.malformed)) + (", …" if done.skipped > len(done.malformed) else "")
@@ -84,11 +86,13 @@ def publish(
         raise typer.Exit(EXIT_NOT_PUBLISHED)
 
 
-def _publish_lines(desk: Admin, queue: str, path: Path, wish: Wish, *, raw: bool, on_error: OnError) -> FilePublished:
+def _publish_lines(
+    desk: Admin, queue: str, path: Path, options: PublishOptions, *, raw: bool, on_error: OnError
+) -> FilePublished:
     total = path.stat().st_size if path.is_file() else None
     with running("bytes", total, 0, lambda _at: "what is confirmed is in the progress file") as run:
         return desk.publish_lines(
-            queue, path, wish, raw=raw, on_error=on_error, on_step=lambda at: run.step(at - run.sum, at)
+            queue, path, raw=raw, on_error=on_error, on_step=lambda at: run.step(at - run.sum, at), **options
         )
 
 

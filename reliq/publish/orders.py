@@ -10,7 +10,7 @@ from reliq import transitions
 from reliq.client.lanes import Message
 from reliq.errors import BodyError, ConfigurationError, LoginError, PublishFailed, ReliqError
 from reliq.ids import check_id, made_at, new_id
-from reliq.message import BulkResult, Confirmed, Counts, Duration, Outgoing, Receipt
+from reliq.message import BulkResult, Confirmed, Counts, Duration, Outgoing, PublishOptions, Receipt
 from reliq.settings import BATCH_LIMIT, LONGEST_SECONDS, MIB, milliseconds, seconds, whole
 from reliq.wireformat import ENVELOPE_START, MAGIC, envelope_rest, open_envelope
 
@@ -29,7 +29,7 @@ CHUNK_BYTES = 8 * MIB
 NOT_ASKED = Confirmed()
 
 
-class Terms(NamedTuple):
+class CallTerms(NamedTuple):
     """What the messages of one call have in common (times in ms)."""
 
     at_ms: int | None
@@ -45,7 +45,7 @@ class Order(NamedTuple):
 
     id: str
     value: bytes
-    terms: Terms
+    terms: CallTerms
 
 
 class Writer:
@@ -53,30 +53,32 @@ class Writer:
 
     def __init__(self, keys: Keys, codec: Codec[Any], settings: QueueSettings, *, bare: bool) -> None:
         self.keys, self._codec, self._settings, self.bare = keys, codec, settings, bare
-        self._usual = Terms(None, 0, milliseconds(settings.ttl), settings.retries, None, False)
+        self._usual = CallTerms(None, 0, milliseconds(settings.ttl), settings.retries, None, False)
         self._usual_start = b"" if bare else envelope_rest(settings.retries)
 
-    def order(self, wish: Outgoing[Any]) -> Order:
+    def order(self, body: Any, options: PublishOptions) -> Order:
         """
-        Return `wish` checked and encoded.
+        Return `body` checked and encoded; without options it goes on the queue's terms, due now.
 
         Raises:
             ConfigurationError: an option is not allowed.
             BodyError: the body cannot be encoded or is too large.
         """
-        terms = self._terms(wish)
-        id = new_id() if wish.id is None else check_id(wish.id)
-        payload = self._payload(wish.body)
+        if options:
+            return self.special(Outgoing(body=body, **options))
+        return Order(new_id(), self._usual_start + self._payload(body), self._usual)
+
+    def special(self, outgoing: Outgoing[Any]) -> Order:
+        """Return a message with options of its own checked and encoded; raise as `order` does."""
+        terms = self._terms(outgoing)
+        id = new_id() if outgoing.id is None else check_id(outgoing.id)
+        payload = self._payload(outgoing.body)
         if self.bare:
-            if wish.headers:
+            if outgoing.headers:
                 raise ConfigurationError("headers cannot be sent on a queue in the hdt3213 layout: its bodies are bare")
             return Order(id, payload, terms)
-        enqueued = None if wish.id is None else made_at(new_id())
-        return Order(id, envelope_rest(terms.retries, enqueued, terms.window_ms, wish.headers) + payload, terms)
-
-    def usual(self, body: Any) -> Order:
-        """Return a body on the queue's terms, due now; raise BodyError when it cannot be encoded or is too large."""
-        return Order(new_id(), self._usual_start + self._payload(body), self._usual)
+        enqueued = None if outgoing.id is None else made_at(new_id())
+        return Order(id, envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers) + payload, terms)
 
     def known_by(self, orders: list[Order]) -> Messages:
         """Return by what `orders` are known when they are published again: ids, and a hash of all the rest."""
@@ -105,15 +107,15 @@ class Writer:
             bare=self.bare,
         )
 
-    def chunks(self, wishes: Iterable[Any], size: int) -> Iterator[list[Order]]:
+    def chunks(self, items: Iterable[Any], size: int) -> Iterator[list[Order]]:
         """Yield orders in calls of at most `size`; bodies that are no `Outgoing` go on the queue's terms."""
         whole("chunk", size, least=1, most=BATCH_LIMIT)
-        if isinstance(wishes, str | bytes | Mapping | Outgoing) or not isinstance(wishes, Iterable):
-            raise ConfigurationError(f"items must be an iterable of bodies or Outgoing, not {type(wishes).__name__}")
+        if isinstance(items, str | bytes | Mapping | Outgoing) or not isinstance(items, Iterable):
+            raise ConfigurationError(f"items must be an iterable of bodies or Outgoing, not {type(items).__name__}")
         held: list[Order] = []
         held_bytes = 0
-        for wish in wishes:
-            order = self.order(wish) if isinstance(wish, Outgoing) else self.usual(wish)
+        for item in items:
+            order = self.special(item) if isinstance(item, Outgoing) else self.order(item, {})
             too_large = held_bytes + len(order.value) > CHUNK_BYTES
             if held and (too_large or order.terms != held[0].terms):
                 yield held
@@ -141,25 +143,25 @@ class Writer:
             raise BodyError("body must not begin with 'RELIQ/1 ' on a queue in the hdt3213 layout")
         return payload
 
-    def _terms(self, wish: Outgoing[Any]) -> Terms:
-        if _asks_for_nothing(wish):
+    def _terms(self, outgoing: Outgoing[Any]) -> CallTerms:
+        if _is_usual(outgoing):
             return self._usual
         settings = self._settings
-        ttl = seconds("ttl", settings.ttl if wish.ttl is None else wish.ttl, least=0.001)
-        retries = settings.retries if wish.retries is None else whole("retries", wish.retries, most=1000)
+        ttl = seconds("ttl", settings.ttl if outgoing.ttl is None else outgoing.ttl, least=0.001)
+        retries = settings.retries if outgoing.retries is None else whole("retries", outgoing.retries, most=1000)
         window = None
-        if wish.id is not None:
-            window = milliseconds(seconds("dedup", settings.dedup if wish.dedup is None else wish.dedup))
-        elif wish.dedup is not None:
+        if outgoing.id is not None:
+            window = milliseconds(seconds("dedup", settings.dedup if outgoing.dedup is None else outgoing.dedup))
+        elif outgoing.dedup is not None:
             raise ConfigurationError("dedup needs an id chosen by you: publish(..., id='report-7', dedup=86400)")
-        return Terms(*when(wish.delay, wish.at), milliseconds(ttl), retries, window, bool(wish.replace))
+        return CallTerms(*when(outgoing.delay, outgoing.at), milliseconds(ttl), retries, window, bool(outgoing.replace))
 
 
-def _asks_for_nothing(wish: Outgoing[Any]) -> bool:
-    """Say whether a message goes on the queue's terms: most do, and they are checked already."""
-    at_once = type(wish.delay) is float and not wish.delay and wish.at is None
-    plain = wish.retries is None and wish.ttl is None and wish.id is None and wish.dedup is None
-    return at_once and plain and not wish.replace
+def _is_usual(outgoing: Outgoing[Any]) -> bool:
+    """Say whether a message goes on the queue's terms, which are checked already."""
+    at_once = type(outgoing.delay) is float and not outgoing.delay and outgoing.at is None
+    plain = outgoing.retries is None and outgoing.ttl is None and outgoing.id is None and outgoing.dedup is None
+    return at_once and plain and not outgoing.replace
 
 
 class Tally:

@@ -33,18 +33,18 @@ class Sender:
     def __init__(
         self,
         writer: Writer,
-        naming: Registrar,
+        registrar: Registrar,
         lanes: Lanes,
         client: Callable[[float], Client],
         aclient: Callable[[float], AsyncClient],
         *,
         try_seconds: float,
     ) -> None:
-        self._writer, self._naming, self._lanes, self._try_seconds = writer, naming, lanes, try_seconds
+        self._writer, self._registrar, self._lanes, self._try_seconds = writer, registrar, lanes, try_seconds
         self._client, self._aclient = client, aclient
         self._confirmer = Confirmer(writer.keys.name, client, aclient, try_seconds=try_seconds)
-        self._gatherings: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher]
-        self._gatherings = weakref.WeakKeyDictionary()
+        self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher]
+        self._batchers = weakref.WeakKeyDictionary()
 
     def send(self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE) -> list[Receipt]:
         """Send `orders`; raise PublishFailed, with how many were `confirmed` before, when Redis is away or refuses."""
@@ -59,9 +59,9 @@ class Sender:
             self._failed(lane, orders, error, confirmed)
             raise
         self._lanes.give_back(lane)
-        if naming := self._naming.due():
+        if entry := self._registrar.due():
             with suppress(ReliqError):
-                self._client(0.0).run(naming)
+                self._client(0.0).run(entry)
         return receipts(orders, answer, told)
 
     async def asend(
@@ -72,26 +72,26 @@ class Sender:
         call, told = self._writer.call(orders, turn), NOT_ASKED
         try:
             if durability.kind == "none":
-                answer = await self._gathering().run(call, sum(len(order.value) for order in orders))
+                answer = await self._batcher().run(call, sum(len(order.value) for order in orders))
             else:
                 answer, told = await self._confirmer.arun(call, orders, durability)
         except BaseException as error:
             self._failed(lane, orders, error, confirmed)
             raise
         self._lanes.give_back(lane)
-        if naming := self._naming.due():
+        if entry := self._registrar.due():
             with suppress(ReliqError):
-                await self._aclient(0.0).run(naming)
+                await self._aclient(0.0).run(entry)
         return receipts(orders, answer, told)
 
-    def _gathering(self) -> Batcher:
+    def _batcher(self) -> Batcher:
         """Return what makes the calls of the running event loop."""
         loop = asyncio.get_running_loop()
-        if loop not in self._gatherings:
-            for closed in [one for one in self._gatherings if one.is_closed()]:  # its last task may hold it for ever
-                del self._gatherings[closed]
-            self._gatherings[loop] = Batcher(lambda: self._aclient(0.0), for_seconds=self._try_seconds)
-        return self._gatherings[loop]
+        if loop not in self._batchers:
+            for closed in [one for one in self._batchers if one.is_closed()]:  # its last task may hold it for ever
+                del self._batchers[closed]
+            self._batchers[loop] = Batcher(lambda: self._aclient(0.0), for_seconds=self._try_seconds)
+        return self._batchers[loop]
 
     def _turn(self, orders: list[Order]) -> tuple[Lane, Turn]:
         return self._lanes.take(self._writer.known_by(orders) if self._lanes.any_parked else ())

@@ -8,7 +8,7 @@ from collections import Counter
 from forked import CONTEXT
 
 from reliq import Admin, Queue
-from reliq.admin import LetterFilter, Terms, Wish
+from reliq.admin import LetterFilter, Terms
 
 
 def move(admin, state):
@@ -20,7 +20,7 @@ def redrive(admin, to):
 
 
 def publish_lines(admin, path):
-    admin.publish_lines("to", path, Wish(), raw=True)
+    admin.publish_lines("to", path, raw=True)
 
 
 class Guillotine:

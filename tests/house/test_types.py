@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypedDict, assert_type
 
-from reliq import BulkResult, Consumer, Job, Nack, Outgoing, Queue, Receipt, Reject, Snooze
+from reliq import BulkResult, Consumer, Durability, Job, Nack, Outgoing, Queue, Receipt, Reject, Snooze
 
 
 @dataclass
@@ -87,7 +87,7 @@ async def untyped(body: dict[str, Any], job: Job[dict[str, Any]]) -> None: ...
 
 
 def anywhere() -> None:
-    receipt = ORDERS.publish(Order(42), delay=1800, id="order-42")
+    receipt = ORDERS.publish(Order(42), delay=1800, id="order-42", headers={"tenant": "a"}, durability=Durability.NONE)
     assert_type(receipt, Receipt)
     assert_type(ORDERS.publish_many([Order(1), Outgoing(body=Order(2), delay=5)]), BulkResult)
     EVENTS.publish({"anything": [1, None]})
@@ -150,6 +150,9 @@ WRONG = {
     "a publish on an untyped queue of no dict": "EVENTS.publish(42)",
     "an option that is none": "Queue('orders', Order, retry=3)",
     "a delay that is no time": "ORDERS.publish(Order(1), delay='soon')",
+    "an option of a publish that is none": "ORDERS.publish(Order(1), delya=3)",
+    "an option of an async publish that is none": "async def f() -> None:\n    await ORDERS.apublish(Order(1), delya=3)",
+    "a ttl of a queue that is no time": "Queue('orders', Order, ttl='7d')",
     "a received body taken for another": "with ORDERS.receive() as jobs:\n    number: str = jobs[0].body",
 }
 
