@@ -23,6 +23,10 @@ def no_events(_result: Any, /) -> Iterable[Event]:
     return ()
 
 
+#: What the reader of a reply raises for one that it does not know.
+_UNREADABLE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+
+
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
     """
@@ -51,7 +55,10 @@ class Call(Generic[T]):
 
     def read(self, reply: Any) -> T:
         """Return what `reply` says; raise ProtocolError when it is none of this script's."""
-        return _read(self.script.name, self.parse, reply)
+        try:
+            return self.parse(reply)
+        except _UNREADABLE as error:
+            raise _unreadable(self.script.name, error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +76,14 @@ class Command(Generic[T]):
 
     def read(self, reply: Any) -> T:
         """Return what `reply` says; raise ProtocolError when it is none of this command's."""
-        return _read(str(self.command[0]), self.parse, reply)
+        try:
+            return self.parse(reply)
+        except _UNREADABLE as error:
+            raise _unreadable(str(self.command[0]), error) from error
 
 
 Request = Call[T] | Command[T]
 
 
-def _read(name: str, parse: Callable[[Any], T], reply: Any) -> T:
-    try:
-        return parse(reply)
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
-        raise ProtocolError(f"{name} answered something that is not its reply ({type(error).__name__})") from error
+def _unreadable(name: str, error: Exception) -> ProtocolError:
+    return ProtocolError(f"{name} answered something that is not its reply ({type(error).__name__})")

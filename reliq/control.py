@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from reliq import requests as asking
 from reliq import transitions
-from reliq.client.aio import AsyncClient
-from reliq.client.client import Client
+from reliq.client.client import Clients
 from reliq.client.lanes import Lanes
-from reliq.transport.connection import PUBLISH_SECONDS, PUBLISH_TIMEOUT_SECONDS, Connection
+from reliq.transport.connection import PUBLISH_SECONDS, Connection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +35,7 @@ class Control:
         self.target = target
         self.observers = observers
         self._lanes = Lanes()
+        self._clients = Clients(self.connection, observers)
 
     @property
     def name(self) -> str:
@@ -135,13 +135,7 @@ class Control:
         return Connection.to(self.target)
 
     def _ask(self, request: Request[T]) -> T:
-        return self._client().run(request, for_seconds=PUBLISH_SECONDS)
+        return self._clients.blocking().run(request, for_seconds=PUBLISH_SECONDS)
 
     async def _aask(self, request: Request[T]) -> T:
-        return await self._aclient().run(request, for_seconds=PUBLISH_SECONDS)
-
-    def _client(self, patience_seconds: float = 0.0) -> Client:
-        return Client(self.connection().wire(PUBLISH_TIMEOUT_SECONDS + patience_seconds), self.observers)
-
-    def _aclient(self, patience_seconds: float = 0.0) -> AsyncClient:
-        return AsyncClient(self.connection().async_wire(PUBLISH_TIMEOUT_SECONDS + patience_seconds), self.observers)
+        return await self._clients.asynchronous().run(request, for_seconds=PUBLISH_SECONDS)

@@ -1,6 +1,7 @@
 """The Redis keys of one queue. No other module spells a key."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -230,6 +231,11 @@ class Keys:
     def msg(self, id: str) -> str:
         """Return the key of the body of message `id`."""
         return self._msg + id
+
+    def msgs(self, ids: Iterable[str]) -> list[str]:
+        """Return the keys of the bodies of messages."""
+        prefix = self._msg
+        return [prefix + id for id in ids]
 
     def dd(self, id: str) -> str:
         """Return the key that marks the chosen id `id` as taken after its end."""

@@ -20,7 +20,7 @@ from reliq.publish.sender import Sender, begun
 from reliq.receive.batch import Batch
 from reliq.receive.receive import areceiving, receiving
 from reliq.settings import Durability, QueueSettings, SettingsOptions, seconds
-from reliq.transport.connection import PUBLISH_SECONDS, check_slots, check_target
+from reliq.transport.connection import check_slots, check_target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -97,13 +97,10 @@ class Queue(Control, Generic[B]):
             check_slots(url, layout)
         super().__init__(keys, QueueSettings(**settings), url, observers)
         self.codec: Codec[B] = Codec(body, validate=validate)
-        self.moves = Moves(self.keys, self._client)
+        self.moves = Moves(self.keys, self._clients.blocking)
         self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)
         self._claims = Lanes()
-        registrar = Registrar(self.keys, self.connection)
-        self._sender = Sender(
-            self._writer, registrar, self._lanes, self._client, self._aclient, try_seconds=PUBLISH_SECONDS
-        )
+        self._sender = Sender(self._writer, Registrar(self.keys, self.connection), self._lanes, self._clients)
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"
@@ -201,7 +198,9 @@ class Queue(Control, Generic[B]):
         end, or nacked with the default backoff when the block raises.
         """
         batch = Batch(self.keys, self.codec, self.settings, self._claims, limit=limit, lease=lease)
-        with receiving(self._client(), batch, seconds("wait", wait), self.connection().places_to_wait) as jobs:
+        with receiving(
+            self._clients.blocking(), batch, seconds("wait", wait), self.connection().places_to_wait
+        ) as jobs:
             yield jobs
 
     @asynccontextmanager
@@ -211,7 +210,7 @@ class Queue(Control, Generic[B]):
         """As `receive`, in async code."""
         batch = Batch(self.keys, self.codec, self.settings, self._claims, limit=limit, lease=lease)
         places_to_wait = self.connection().async_places_to_wait()
-        async with areceiving(self._aclient(), batch, seconds("wait", wait), places_to_wait) as jobs:
+        async with areceiving(self._clients.asynchronous(), batch, seconds("wait", wait), places_to_wait) as jobs:
             yield jobs
 
     def _durability(self, given: Durability | None) -> Durability:

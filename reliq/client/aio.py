@@ -3,18 +3,20 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from tenacity import AsyncRetrying
 
 from reliq.call import Call, Command, Request, T
-from reliq.client.errors import result, translated, unknown_script
+from reliq.client.errors import translated, unknown_script
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.retry import Tries
 from reliq.transport.cluster import AsyncWire
+
+S = TypeVar("S")
 
 
 class AsyncClient:
@@ -34,11 +36,7 @@ class AsyncClient:
             RedisUnavailableError: Redis cannot be reached or cannot answer now.
             RedisRefusedError: Redis refused, for good.
         """
-
-        async def once() -> T:
-            return await self._read(request, (await self._exchange([request]))[0])
-
-        return await asyncio.shield(asyncio.ensure_future(self._try(once, for_seconds)))
+        return await asyncio.shield(asyncio.ensure_future(self._try(self._one, request, for_seconds)))
 
     async def run_all(self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0) -> list[Any]:
         """Make `requests` in one round trip; what Redis refused is an exception in its place."""
@@ -57,13 +55,13 @@ class AsyncClient:
             RedisUnavailableError: Redis cannot be reached or cannot answer now.
             RedisRefusedError: Redis refused the request, for good.
         """
+        return await asyncio.shield(asyncio.ensure_future(self._try(self._both, (request, wait), for_seconds)))
 
-        async def once() -> tuple[T, Confirmed | Exception]:
-            return await self._both(request, wait)
+    async def _one(self, request: Request[T]) -> T:
+        return await self._read(request, (await self._exchange([request]))[0])
 
-        return await asyncio.shield(asyncio.ensure_future(self._try(once, for_seconds)))
-
-    async def _both(self, request: Request[T], wait: Command[Confirmed]) -> tuple[T, Confirmed | Exception]:
+    async def _both(self, pair: tuple[Request[T], Command[Confirmed]]) -> tuple[T, Confirmed | Exception]:
+        request, wait = pair
         replies = await self._exchange([request, wait])
         if unknown_script(replies[0]):
             replies = await self._exchange([request, wait], in_full=True)
@@ -74,10 +72,7 @@ class AsyncClient:
             return answer, error
 
     async def _run_all(self, requests: Sequence[Request[Any]], for_seconds: float) -> list[Any]:
-        async def once() -> list[Any]:
-            return await self._exchange(requests)
-
-        replies = await self._try(once, for_seconds)
+        replies = await self._try(self._exchange, requests, for_seconds)
         answers: list[Any] = []
         for request, reply in zip(requests, replies, strict=True):
             try:
@@ -86,16 +81,17 @@ class AsyncClient:
                 answers.append(error)
         return answers
 
-    async def _try(self, once: Callable[[], Awaitable[T]], for_seconds: float) -> T:
+    async def _try(self, make: Callable[[S], Awaitable[T]], asked: S, for_seconds: float) -> T:
+        """Return what `make(asked)` does, tried again until `for_seconds` are over while Redis is away."""
         began = time.monotonic()
         try:
-            return await once()
+            return await make(asked)
         except RedisUnavailableError as error:
             if not for_seconds:
                 raise
             tries = Tries(for_seconds, error, time.monotonic() - began)
         try:
-            return await tries.of(AsyncRetrying)(once)
+            return await tries.of(AsyncRetrying)(make, asked)
         except ReliqError as error:
             tries.mark(error)
             raise
@@ -107,9 +103,18 @@ class AsyncClient:
             raise translated(requests[0], error) from None
 
     async def _read(self, request: Request[T], reply: Any) -> T:
-        if unknown_script(reply) and isinstance(request, Call):
-            reply = (await self._exchange([request], in_full=True))[0]
-        answer = result(request, reply)
+        if isinstance(reply, Exception):
+            reply = await self._refused(request, reply)
+        answer = request.read(reply)
         if self.observers:
             notify(self.observers, request.events(answer))
         return answer
+
+    async def _refused(self, request: Request[Any], refusal: Exception) -> Any:
+        """Return the reply to a script sent in full, which Redis did not know by its digest; raise any other refusal."""
+        if isinstance(request, Call) and unknown_script(refusal):
+            [reply] = await self._exchange([request], in_full=True)
+            if not isinstance(reply, Exception):
+                return reply
+            refusal = reply
+        raise translated(request, refusal) from None

@@ -1,19 +1,24 @@
-"""The client of blocking code: the only place that makes a `Call` there."""
+"""The client of blocking code, which makes each `Call` there, and the clients that a queue keeps."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from tenacity import Retrying
 
 from reliq.call import Call, Command, Request, T
-from reliq.client.errors import result, translated, unknown_script
+from reliq.client.aio import AsyncClient
+from reliq.client.errors import translated, unknown_script
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.retry import Tries
 from reliq.transport.cluster import Wire
+from reliq.transport.connection import PUBLISH_TIMEOUT_SECONDS, Connection
+
+S = TypeVar("S")
 
 
 class Client:
@@ -31,13 +36,13 @@ class Client:
             RedisUnavailableError: Redis cannot be reached or cannot answer now.
             RedisRefusedError: Redis refused, for good.
         """
-        return self._try(lambda: self._read(request, self._exchange([request])[0]), for_seconds)
+        return self._try(self._one, request, for_seconds)
 
     def run_all(self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0) -> list[Any]:
         """Make `requests` in one round trip; what Redis refused is an exception in its place."""
         if not requests:
             return []
-        replies = self._try(lambda: self._exchange(requests), for_seconds)
+        replies = self._try(self._exchange, requests, for_seconds)
         answers: list[Any] = []
         for request, reply in zip(requests, replies, strict=True):
             try:
@@ -59,9 +64,13 @@ class Client:
             RedisUnavailableError: Redis cannot be reached or cannot answer now.
             RedisRefusedError: Redis refused the request, for good.
         """
-        return self._try(lambda: self._both(request, wait), for_seconds)
+        return self._try(self._both, (request, wait), for_seconds)
 
-    def _both(self, request: Request[T], wait: Command[Confirmed]) -> tuple[T, Confirmed | Exception]:
+    def _one(self, request: Request[T]) -> T:
+        return self._read(request, self._exchange([request])[0])
+
+    def _both(self, pair: tuple[Request[T], Command[Confirmed]]) -> tuple[T, Confirmed | Exception]:
+        request, wait = pair
         replies = self._exchange([request, wait])
         if unknown_script(replies[0]):
             replies = self._exchange([request, wait], in_full=True)
@@ -71,16 +80,17 @@ class Client:
         except ReliqError as error:
             return answer, error
 
-    def _try(self, once: Callable[[], T], for_seconds: float) -> T:
+    def _try(self, make: Callable[[S], T], asked: S, for_seconds: float) -> T:
+        """Return `make(asked)`, tried again until `for_seconds` are over while Redis is away."""
         began = time.monotonic()
         try:
-            return once()
+            return make(asked)
         except RedisUnavailableError as error:
             if not for_seconds:
                 raise
             tries = Tries(for_seconds, error, time.monotonic() - began)
         try:
-            return tries.of(Retrying)(once)
+            return tries.of(Retrying)(make, asked)
         except ReliqError as error:
             tries.mark(error)
             raise
@@ -93,9 +103,46 @@ class Client:
             raise translated(requests[0], error) from None
 
     def _read(self, request: Request[T], reply: Any) -> T:
-        if unknown_script(reply) and isinstance(request, Call):
-            reply = self._exchange([request], in_full=True)[0]
-        answer = result(request, reply)
+        if isinstance(reply, Exception):
+            reply = self._refused(request, reply)
+        answer = request.read(reply)
         if self.observers:
             notify(self.observers, request.events(answer))
         return answer
+
+    def _refused(self, request: Request[Any], refusal: Exception) -> Any:
+        """Return the reply to a script sent in full, which Redis did not know by its digest; raise any other refusal."""
+        if isinstance(request, Call) and unknown_script(refusal):
+            [reply] = self._exchange([request], in_full=True)
+            if not isinstance(reply, Exception):
+                return reply
+            refusal = reply
+        raise translated(request, refusal) from None
+
+
+class Clients:
+    """
+    The clients of one queue: blocking ones, made once and anew in a forked process, and one for each call in async code.
+
+    A queue that names no Redis takes RELIQ_URL when a client is needed for the first time.
+    """
+
+    def __init__(self, connection: Callable[[], Connection], observers: Sequence[Observer]) -> None:
+        self._connection, self._observers = connection, observers
+        self._pid = os.getpid()
+        self._blocking: dict[float, Client] = {}
+
+    def blocking(self, longer_seconds: float = 0.0) -> Client:
+        """Return the client that awaits a reply for a publish's time-out and `longer_seconds`."""
+        if self._pid != os.getpid():
+            self._pid, self._blocking = os.getpid(), {}
+        if known := self._blocking.get(longer_seconds):
+            return known
+        wire = self._connection().wire(PUBLISH_TIMEOUT_SECONDS + longer_seconds)
+        made = self._blocking[longer_seconds] = Client(wire, self._observers)
+        return made
+
+    def asynchronous(self, longer_seconds: float = 0.0) -> AsyncClient:
+        """As `blocking`, for the running event loop."""
+        wire = self._connection().async_wire(PUBLISH_TIMEOUT_SECONDS + longer_seconds)
+        return AsyncClient(wire, self._observers)

@@ -4,7 +4,7 @@ from typing import Any
 
 import redis
 
-from reliq.call import Call, Command, Request, T
+from reliq.call import Call, Command, Request
 from reliq.errors import LoginError, RedisRefusedError, RedisUnavailableError, ReliqError, WrongKeyTypeError
 from reliq.transport import error_replies as replies
 from reliq.transport.wire import NotSentError
@@ -17,13 +17,6 @@ def unknown_script(reply: Any) -> bool:
     return isinstance(reply, redis.ResponseError) and (
         isinstance(reply, redis.exceptions.NoScriptError) or str(reply).startswith("NOSCRIPT")
     )
-
-
-def result(request: Request[T], reply: Any) -> T:
-    """Return what `reply` says, or raise it as an error of ours."""
-    if isinstance(reply, Exception):
-        raise translated(request, reply) from None
-    return request.read(reply)
 
 
 def translated(request: Request[Any], error: Exception) -> ReliqError:

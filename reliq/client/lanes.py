@@ -42,7 +42,7 @@ class Lane:
     def next(self) -> Turn:
         """Return the turn of a new call."""
         self.number += 1
-        return self.same()
+        return Turn(self.name, self.number)
 
     def same(self) -> Turn:
         """Return the turn of the last call, to make it again."""
@@ -50,15 +50,15 @@ class Lane:
 
 
 class Lanes:
-    """The lanes of one client in this process; a fork starts with none."""
+    """
+    The lanes of one client in this process; a fork starts with none.
+
+    Attributes:
+        parked: the calls whose outcome is unknown; while there is none, nobody need say what is published.
+    """
 
     def __init__(self) -> None:
         self._start_over()
-
-    @property
-    def any_parked(self) -> bool:
-        """Whether there is a call whose outcome is unknown; else nobody need say what is published."""
-        return bool(self._parked)
 
     def take(self, messages: Messages = ()) -> tuple[Lane, Turn]:
         """
@@ -69,12 +69,13 @@ class Lanes:
         if self._pid != os.getpid():
             self._start_over()
         with self._lock:
-            if messages in self._parked:
-                lane, since = self._parked[messages]
+            if messages in self.parked:
+                lane, since = self.parked[messages]
                 self._forget(messages)
                 if time.monotonic() - since < PARKED_SECONDS:
                     return lane, lane.same()
-            self._end(message.id for message in messages)
+            if messages:
+                self._end(message.id for message in messages)
             lane = self._free.pop() if self._free else self._new()
             return lane, lane.next()
 
@@ -87,25 +88,25 @@ class Lanes:
         """Note that the call's outcome is unknown: its number is kept for when `messages` are published again."""
         with self._lock:
             self._end(message.id for message in messages)
-            self._parked[messages] = lane, time.monotonic()
+            self.parked[messages] = lane, time.monotonic()
             self._by_id.update((message.id, messages) for message in messages)
-            if len(self._parked) > PARKED_LIMIT:
-                self._forget(next(iter(self._parked)))
+            if len(self.parked) > PARKED_LIMIT:
+                self._forget(next(iter(self.parked)))
 
     def end(self, id: str) -> None:
         """Note that a publish of `id` from now on is a new one: the message was cancelled."""
-        if self._parked:
+        if self.parked:
             with self._lock:
                 self._end([id])
 
     def _end(self, ids: Iterable[str]) -> None:
-        if self._parked:
+        if self.parked:
             for id in ids:
                 if messages := self._by_id.get(id):
                     self._forget(messages)
 
     def _forget(self, messages: Messages) -> None:
-        del self._parked[messages]
+        del self.parked[messages]
         for message in messages:
             self._by_id.pop(message.id, None)
 
@@ -119,5 +120,5 @@ class Lanes:
         self._client = token()
         self._made = 0
         self._free: list[Lane] = []
-        self._parked: OrderedDict[Messages, tuple[Lane, float]] = OrderedDict()
+        self.parked: OrderedDict[Messages, tuple[Lane, float]] = OrderedDict()
         self._by_id: dict[str, Messages] = {}

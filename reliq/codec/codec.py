@@ -6,7 +6,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args, get_origin, is_typeddict
 
 from reliq.codec.differences import difference
-from reliq.codec.formats import UNTYPED, bodies_of, type_name, unencodable
+from reliq.codec.formats import UNTYPED, bodies_of, refuse_infinite, type_name, unencodable
 from reliq.errors import BodyError, ConfigurationError, UndecodableError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Codec(Generic[B]):
         self._encode: Callable[[Any], bytes]
         self._decode: Callable[[bytes], Any]
         self._complaint: Callable[[Exception], str] = _plain_complaint
+        self._as_plain: Callable[[Any], Any] | None = None
         if kind is bytes:
             self._encode = self._decode = bytes
         elif kind is str:
@@ -45,6 +46,7 @@ class Codec(Generic[B]):
         else:
             bodies = bodies_of(self.kind)
             self._encode, self._decode, self._complaint = bodies.encode, bodies.decode, bodies.complaint
+            self._as_plain = bodies.plain
 
     def encode(self, body: B) -> bytes:
         """Return `body` as bytes; raise BodyError when it is not of the queue's type or cannot be encoded."""
@@ -52,6 +54,8 @@ class Codec(Generic[B]):
             raise BodyError(f"body must be {type_name(self.kind)}, not {type(body).__name__}")
         try:
             payload = self._encode(body)
+            if self._as_plain and b"null" in payload:
+                refuse_infinite(self._as_plain(body))
         except Exception as error:  # a body's own code runs here, and may raise anything
             raise BodyError(
                 f"body of type {type(body).__name__} cannot be encoded: {_why(body, error)}; "

@@ -31,15 +31,12 @@ class JsonBodies:
     """
 
     def __init__(self, kind: Any) -> None:
-        self._decoder = _decoder(kind)
-        self.decode = self._decoder.decode
+        self.encode = msgspec.json.Encoder(enc_hook=_from_pydantic).encode
+        self.decode = _decoder(kind).decode
 
-    def encode(self, body: Any) -> bytes:
-        """Return `body` as JSON."""
-        text = msgspec.json.encode(body, enc_hook=_from_pydantic)
-        if b"null" in text:
-            _refuse_infinite(msgspec.to_builtins(body, enc_hook=_from_pydantic))
-        return text
+    def plain(self, body: Any) -> Any:
+        """Return `body` as dicts, lists and scalars."""
+        return msgspec.to_builtins(body, enc_hook=_from_pydantic)
 
     def complaint(self, error: Exception) -> str:
         """Say what is wrong with a body that was read, and where, without the value itself."""
@@ -59,9 +56,11 @@ class ModelBodies:
     def encode(self, body: Any) -> bytes:
         """Return `body` as JSON."""
         text: bytes = body.model_dump_json(by_alias=True, round_trip=True, warnings=False).encode()
-        if b"null" in text:
-            _refuse_infinite(body.model_dump(warnings=False))
         return text
+
+    def plain(self, body: Any) -> Any:
+        """Return `body` as dicts, lists and scalars."""
+        return body.model_dump(warnings=False)
 
     def complaint(self, error: Exception) -> str:
         """Say what is wrong with a body that was read, and where, without the value itself."""
@@ -94,10 +93,11 @@ class PydanticBodies(ModelBodies):
 
     def encode(self, body: Any) -> bytes:
         """Return `body` as JSON."""
-        text = self._adapter.dump_json(body, by_alias=True, round_trip=True, warnings=False)
-        if b"null" in text:
-            _refuse_infinite(self._adapter.dump_python(body, warnings=False))
-        return text
+        return self._adapter.dump_json(body, by_alias=True, round_trip=True, warnings=False)
+
+    def plain(self, body: Any) -> Any:
+        """Return `body` as dicts, lists and scalars."""
+        return self._adapter.dump_python(body, warnings=False)
 
 
 def bodies_of(kind: Any) -> JsonBodies | ModelBodies:
@@ -178,7 +178,7 @@ def _from_pydantic(value: Any) -> Any:
     return value.model_dump(mode="json", by_alias=True, round_trip=True)
 
 
-def _refuse_infinite(body: Any) -> None:
+def refuse_infinite(body: Any) -> None:
     """Raise BodyError when a float in `body` is not finite: JSON would make it null without a word."""
     heap = [body]
     while heap:

@@ -10,14 +10,15 @@ from reliq.errors import ConfigurationError
 from reliq.events import Unconfirmed, notify
 from reliq.message import Confirmed
 from reliq.settings import seconds
+from reliq.transport.connection import PUBLISH_SECONDS
 from reliq.wireformat import ServerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from reliq.call import Call, Command
     from reliq.client.aio import AsyncClient
-    from reliq.client.client import Client
+    from reliq.client.client import Client, Clients
     from reliq.publish.orders import Order
     from reliq.settings import Durability
     from reliq.transitions import PublishAnswer
@@ -28,15 +29,8 @@ OLDEST_WITH_WAITAOF = (7, 2)
 class Confirmer:
     """Makes publishes and waits for their confirmation, through clients that await a reply for so many seconds more."""
 
-    def __init__(
-        self,
-        queue: str,
-        client: Callable[[float], Client],
-        aclient: Callable[[float], AsyncClient],
-        *,
-        try_seconds: float,
-    ) -> None:
-        self._queue, self._client, self._aclient, self._try_seconds = queue, client, aclient, try_seconds
+    def __init__(self, queue: str, clients: Clients) -> None:
+        self._queue, self._clients = queue, clients
         self._has_waitaof = False
 
     def run(
@@ -49,22 +43,20 @@ class Confirmer:
             ConfigurationError: the server cannot confirm in this way; nothing was published.
             RedisUnavailableError, RedisRefusedError: the call failed.
         """
-        client = self._client(patience_seconds(durability))
+        client = self._clients.blocking(longer_seconds(durability))
         if self._must_ask(durability):
-            self._judge(client.run_all(_questions(), for_seconds=self._try_seconds), durability)
-        answer, found = client.run_confirmed(call, commands.confirmation(durability), for_seconds=self._try_seconds)
+            self._judge(client.run_all(_questions(), for_seconds=PUBLISH_SECONDS), durability)
+        answer, found = client.run_confirmed(call, commands.confirmation(durability), for_seconds=PUBLISH_SECONDS)
         return answer, self._told(client, orders, durability, found)
 
     async def arun(
         self, call: Call[PublishAnswer], orders: Sequence[Order], durability: Durability
     ) -> tuple[PublishAnswer, Confirmed]:
         """As `run`, in async code."""
-        client = self._aclient(patience_seconds(durability))
+        client = self._clients.asynchronous(longer_seconds(durability))
         if self._must_ask(durability):
-            self._judge(await client.run_all(_questions(), for_seconds=self._try_seconds), durability)
-        answer, found = await client.run_confirmed(
-            call, commands.confirmation(durability), for_seconds=self._try_seconds
-        )
+            self._judge(await client.run_all(_questions(), for_seconds=PUBLISH_SECONDS), durability)
+        answer, found = await client.run_confirmed(call, commands.confirmation(durability), for_seconds=PUBLISH_SECONDS)
         return answer, self._told(client, orders, durability, found)
 
     def _must_ask(self, durability: Durability) -> bool:
@@ -100,7 +92,7 @@ class Confirmer:
         return confirmed
 
 
-def patience_seconds(durability: Durability) -> float:
+def longer_seconds(durability: Durability) -> float:
     """
     Return for how much longer than else a reply is awaited.
 

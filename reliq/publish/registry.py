@@ -19,19 +19,24 @@ NAMING_SECONDS = 60.0
 
 
 class Registrar:
-    """Says when the queue of `keys` is to be named in the registry."""
+    """
+    Says when the queue of `keys` is to be named in the registry.
+
+    Attributes:
+        quiet_until: nothing is due before, by the monotonic clock.
+    """
 
     def __init__(self, keys: Keys, connection: Callable[[], Connection]) -> None:
         self._entry, self._connection = keys.entry, connection
-        self._quiet_until = 0.0
+        self.quiet_until = 0.0
 
     def due(self) -> Command[None] | None:
         """Return the command that names the queue, to be made once by whoever asks; None for the next minute."""
         now = time.monotonic()
-        if now < self._quiet_until:
+        if now < self.quiet_until:
             return None
-        named, self._quiet_until = self._connection().named, now + NAMING_SECONDS
+        named, self.quiet_until = self._connection().named, now + NAMING_SECONDS
         if named.get(self._entry, 0.0) > now:  # another object of the same queue has named it
             return None
-        named[self._entry] = self._quiet_until
+        named[self._entry] = self.quiet_until
         return commands.register([self._entry], int(time.time()))

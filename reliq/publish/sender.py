@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -12,19 +13,18 @@ from reliq.publish.batcher import Batcher
 from reliq.publish.durability import Confirmer
 from reliq.publish.orders import NOT_ASKED, receipts
 from reliq.settings import Durability
+from reliq.transport.connection import PUBLISH_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
     from reliq.call import T
-    from reliq.client.aio import AsyncClient
-    from reliq.client.client import Client
+    from reliq.client.client import Clients
     from reliq.client.lanes import Lane, Lanes
     from reliq.message import Receipt
     from reliq.publish.orders import Order, Writer
     from reliq.publish.registry import Registrar
-    from reliq.transitions import Turn
 
 
 class Sender:
@@ -35,40 +35,36 @@ class Sender:
         writer: Writer,
         registrar: Registrar,
         lanes: Lanes,
-        client: Callable[[float], Client],
-        aclient: Callable[[float], AsyncClient],
-        *,
-        try_seconds: float,
+        clients: Clients,
     ) -> None:
-        self._writer, self._registrar, self._lanes, self._try_seconds = writer, registrar, lanes, try_seconds
-        self._client, self._aclient = client, aclient
-        self._confirmer = Confirmer(writer.keys.name, client, aclient, try_seconds=try_seconds)
+        self._writer, self._registrar, self._lanes, self._clients = writer, registrar, lanes, clients
+        self._confirmer = Confirmer(writer.keys.name, clients)
         self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher]
         self._batchers = weakref.WeakKeyDictionary()
 
     def send(self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE) -> list[Receipt]:
         """Send `orders`; raise PublishFailed, with how many were `confirmed` before, when Redis is away or refuses."""
-        lane, turn = self._turn(orders)
+        lane, turn = self._lanes.take(self._writer.known_by(orders) if self._lanes.parked else ())
         call, told = self._writer.call(orders, turn), NOT_ASKED
         try:
             if durability.kind == "none":
-                answer = self._client(0.0).run(call, for_seconds=self._try_seconds)
+                answer = self._clients.blocking().run(call, for_seconds=PUBLISH_SECONDS)
             else:
                 answer, told = self._confirmer.run(call, orders, durability)
         except BaseException as error:
             self._failed(lane, orders, error, confirmed)
             raise
         self._lanes.give_back(lane)
-        if entry := self._registrar.due():
+        if time.monotonic() >= self._registrar.quiet_until and (entry := self._registrar.due()):
             with suppress(ReliqError):
-                self._client(0.0).run(entry)
+                self._clients.blocking().run(entry)
         return receipts(orders, answer, told)
 
     async def asend(
         self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE
     ) -> list[Receipt]:
         """As `send`, in async code; those of many tasks share round trips."""
-        lane, turn = self._turn(orders)
+        lane, turn = self._lanes.take(self._writer.known_by(orders) if self._lanes.parked else ())
         call, told = self._writer.call(orders, turn), NOT_ASKED
         try:
             if durability.kind == "none":
@@ -79,9 +75,9 @@ class Sender:
             self._failed(lane, orders, error, confirmed)
             raise
         self._lanes.give_back(lane)
-        if entry := self._registrar.due():
+        if time.monotonic() >= self._registrar.quiet_until and (entry := self._registrar.due()):
             with suppress(ReliqError):
-                await self._aclient(0.0).run(entry)
+                await self._clients.asynchronous().run(entry)
         return receipts(orders, answer, told)
 
     def _batcher(self) -> Batcher:
@@ -90,11 +86,8 @@ class Sender:
         if loop not in self._batchers:
             for closed in [one for one in self._batchers if one.is_closed()]:  # its last task may hold it for ever
                 del self._batchers[closed]
-            self._batchers[loop] = Batcher(lambda: self._aclient(0.0), for_seconds=self._try_seconds)
+            self._batchers[loop] = Batcher(self._clients.asynchronous, for_seconds=PUBLISH_SECONDS)
         return self._batchers[loop]
-
-    def _turn(self, orders: list[Order]) -> tuple[Lane, Turn]:
-        return self._lanes.take(self._writer.known_by(orders) if self._lanes.any_parked else ())
 
     def _failed(self, lane: Lane, orders: list[Order], error: BaseException, confirmed: int) -> None:
         """Keep the number of a call whose outcome is unknown; raise PublishFailed for what Redis did or did not do."""

@@ -9,6 +9,7 @@ from reliq.call import Arg, Call
 from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import CancelStatus, PublishStatus, RescheduleStatus
+from reliq.settings import BATCH_LIMIT
 from reliq.transitions.protocol import Turn, bare_arg, bounded, clock_arg, span, words
 from reliq.wireformat import ENVELOPE_START
 
@@ -44,12 +45,14 @@ def publish(
     `items` are ids and values: what follows the due time in the envelope, or a bare body. `window_ms` says that
     the ids were chosen by the caller and for how long each stays taken after its end.
     """
-    ids = [id for id, _ in bounded("items", items)]
-    tail_keys = [keys.msg(id) for id in ids]
+    if len(items) > BATCH_LIMIT:
+        bounded("items", items)
+    ids = [id for id, _ in items]
+    tail_keys = keys.msgs(ids)
     if window_ms is not None:
         tail_keys += [keys.dd(id) for id in ids]
     at: Arg = "" if at_ms is None else max(at_ms, EARLIEST_MS)
-    args: list[Arg] = [clock_arg(clock), turn.number, at, delay_ms, ttl_ms, retries]
+    args: list[Arg] = ["" if clock is None else clock, turn.number, at, delay_ms, ttl_ms, retries]
     args += ["" if bare else ENVELOPE_START, "" if window_ms is None else window_ms, "1" if replace else ""]
     for item in items:
         args += item

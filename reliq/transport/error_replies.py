@@ -36,30 +36,3 @@ def code(error: Exception) -> str:
 def is_elsewhere(replies: Iterable[Any]) -> bool:
     """Say whether one of `replies` sends us to another server."""
     return any(isinstance(reply, redis.ResponseError) and code(reply) in ELSEWHERE for reply in replies)
-
-
-class Trust:
-    """
-    Which kept connections of a pool may be used as they are.
-
-    A balancer or a firewall drops what was idle without a word, and a failover leaves every connection at the old
-    server. When one of them fails, the others that have not been used since are suspect: a new one is made instead.
-    """
-
-    def __init__(self) -> None:
-        self._failures = 0
-        #: By connection: how many failures there had been when it last worked.
-        self._worked: dict[Any, int] = {}
-
-    def works(self, connection: Any) -> None:
-        """Note that a connection has just worked."""
-        self._worked[connection] = self._failures
-
-    def fails(self, connection: Any) -> None:
-        """Note that a connection has failed."""
-        self._failures += 1
-        self._worked.pop(connection, None)
-
-    def doubts(self, connection: Any) -> bool:
-        """Say whether a connection that the pool handed out has been idle since before the last failure."""
-        return self._worked.get(connection, self._failures) < self._failures

@@ -3,6 +3,7 @@
 import select
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import redis
@@ -22,12 +23,17 @@ class KeptPool:
         self._lock = threading.Lock()
         self._at_hand: list[Any] = []
         self._waiting = 0
-        #: By connection: its socket, and what tells whether there is something to read from it.
-        self._looks: dict[Any, tuple[Any, Callable[[], Any]]] = {}
+        #: Connection -> its socket, and the function that says whether there is something to read from it.
+        self._polls: dict[Any, tuple[Any, Callable[[], Any]]] = {}
 
     def get_connection(self) -> Any:
         """Return a connection that is ready to send; raise as redis-py does when there is none."""
-        while kept := self._take():
+        while True:
+            with self._lock:
+                if not self._at_hand:
+                    self._waiting += 1
+                    break
+                kept = self._at_hand.pop()
             if self._is_ready(kept):
                 return kept
             kept.disconnect()
@@ -54,29 +60,22 @@ class KeptPool:
             self._pool.release(kept)
         self._pool.disconnect()
 
-    def _take(self) -> Any:
-        """Return a connection at hand; None when there is none, then this thread counts as waiting for the pool."""
-        with self._lock:
-            if self._at_hand:
-                return self._at_hand.pop()
-            self._waiting += 1
-            return None
-
     def _is_ready(self, connection: Any) -> bool:
         """Say whether a connection is open with nothing to read: the server closes those that are idle for long."""
         socket = connection._sock  # noqa: SLF001  redis-py's own `can_read` makes and fills a poll object at each call
         if socket is None:
             return False
-        look = self._looks.get(connection)
-        if look is None or look[0] is not socket:
-            look = self._looks[connection] = (socket, _snapshots(socket))
-        return not look[1]()
+        known, poll = self._polls.get(connection, (None, None))
+        if poll is None or known is not socket:
+            poll = _poll_of(socket)
+            self._polls[connection] = socket, poll
+        return not poll()
 
 
-def _snapshots(socket: Any) -> Callable[[], Any]:
-    """Return what tells whether there is something to read from a socket."""
+def _poll_of(socket: Any) -> Callable[[], Any]:
+    """Return a function whose answer is true when there is something to read from `socket`; it does not wait."""
     if not hasattr(select, "poll"):  # eventlet takes it away; Windows has none
         return lambda: select.select([socket], [], [], 0)[0]
     poll = select.poll()
     poll.register(socket, select.POLLIN)
-    return lambda: poll.poll(0)
+    return partial(poll.poll, 0)

@@ -14,7 +14,7 @@ from hiredis import pack_command
 
 from reliq import commands
 from reliq.call import Arg
-from reliq.transport.error_replies import Trust, is_elsewhere
+from reliq.transport.error_replies import is_elsewhere
 from reliq.wireformat import ServerVersion
 
 Reply = Any
@@ -42,6 +42,33 @@ class Gate:
         self.is_open = True
 
 
+class Trust:
+    """
+    Which kept connections of a pool may be used as they are.
+
+    A balancer or a firewall drops what was idle without a word, and a failover leaves every connection at the old
+    server. When one of them fails, the others that have not been used since are suspect: a new one is made instead.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+        #: By connection: how many failures there had been when it last worked.
+        self._worked: dict[Any, int] = {}
+
+    def works(self, connection: Any) -> None:
+        """Note that a connection has just worked."""
+        self._worked[connection] = self._failures
+
+    def fails(self, connection: Any) -> None:
+        """Note that a connection has failed."""
+        self._failures += 1
+        self._worked.pop(connection, None)
+
+    def doubts(self, connection: Any) -> bool:
+        """Say whether a connection that the pool handed out has been idle since before the last failure."""
+        return self._worked.get(connection, self._failures) < self._failures
+
+
 class PooledWire:
     """Commands to one server, over connections from a pool."""
 
@@ -57,8 +84,8 @@ class PooledWire:
             if not self._gate.is_open:
                 self._pass_gate(connection)
             connection.send_packed_command(packed(commands))
-            replies = [_reply(connection) for _ in commands]
-            if is_elsewhere(replies):
+            replies, is_refused = _replies(connection, len(commands))
+            if is_refused and is_elsewhere(replies):
                 self._trust.fails(connection)
                 connection.disconnect()
             else:
@@ -96,7 +123,7 @@ class PooledWire:
     def _pass_gate(self, connection: Any) -> None:
         try:
             connection.send_packed_command(packed([self._gate.question.command]))
-            self._gate.judge(_reply(connection))
+            self._gate.judge(_replies(connection, 1)[0][0])
         except _BROKEN as error:
             raise _not_sent(error, self._pool) from error
 
@@ -116,8 +143,8 @@ class AsyncPooledWire:
             if not self._gate.is_open:
                 await self._pass_gate(connection)
             await connection.send_packed_command(packed(commands))
-            replies = [await _async_reply(connection) for _ in commands]
-            if is_elsewhere(replies):
+            replies, is_refused = await _async_replies(connection, len(commands))
+            if is_refused and is_elsewhere(replies):
                 self._trust.fails(connection)
                 await connection.disconnect(nowait=True)
             else:
@@ -155,7 +182,7 @@ class AsyncPooledWire:
     async def _pass_gate(self, connection: Any) -> None:
         try:
             await connection.send_packed_command(packed([self._gate.question.command]))
-            self._gate.judge(await _async_reply(connection))
+            self._gate.judge((await _async_replies(connection, 1))[0][0])
         except _BROKEN as error:
             raise _not_sent(error, self._pool) from error
 
@@ -164,7 +191,7 @@ def packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:
     """Return `commands` as they are sent; ids of foreign publishers may be any bytes (see `call.id_text`)."""
     pack: Callable[[Any], bytes] = pack_command  # its stub knows tuples of one argument only
     try:
-        return [b"".join([pack(tuple(command)) for command in commands])]
+        return [b"".join(map(pack, map(tuple, commands)))]
     except UnicodeEncodeError:
         return [b"".join([pack(tuple(map(_raw, command))) for command in commands])]
 
@@ -189,19 +216,31 @@ def _not_sent(error: Exception, pool: Any) -> Exception:
     return NotSentError(text)
 
 
-def _reply(connection: Any) -> Reply:
-    try:
-        return connection.read_response()
-    except redis.ConnectionError:
-        raise
-    except redis.ResponseError as error:
-        return error
+def _replies(connection: Any, count: int) -> tuple[list[Reply], bool]:
+    """Read `count` replies; return them, each refusal as an exception in its place, and whether there is one."""
+    replies: list[Reply] = []
+    is_refused = False
+    for _ in range(count):
+        try:
+            replies.append(connection.read_response())
+        except redis.ConnectionError:
+            raise
+        except redis.ResponseError as error:
+            replies.append(error)
+            is_refused = True
+    return replies, is_refused
 
 
-async def _async_reply(connection: Any) -> Reply:
-    try:
-        return await connection.read_response()
-    except redis.ConnectionError:
-        raise
-    except redis.ResponseError as error:
-        return error
+async def _async_replies(connection: Any, count: int) -> tuple[list[Reply], bool]:
+    """As `_replies`, in async code."""
+    replies: list[Reply] = []
+    is_refused = False
+    for _ in range(count):
+        try:
+            replies.append(await connection.read_response())
+        except redis.ConnectionError:
+            raise
+        except redis.ResponseError as error:
+            replies.append(error)
+            is_refused = True
+    return replies, is_refused

@@ -12,7 +12,7 @@ from reliq import Pause, commands
 
 
 def read_pause(queue):
-    return queue._client().run(commands.paused(queue.keys))
+    return queue._clients.blocking().run(commands.paused(queue.keys))
 
 
 @pytest.fixture

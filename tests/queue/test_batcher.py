@@ -31,7 +31,7 @@ class Rounds:
         self.begun += 1
         if self.begun == 4:
             self.fourth.set()
-        return self._queue._aclient(PATIENCE_SECONDS)
+        return self._queue._clients.asynchronous(PATIENCE_SECONDS)
 
 
 def test_a_round_trip_carries_no_more_bytes_than_a_call(queue):

@@ -217,10 +217,10 @@ def test_tls_works_with_a_clients_settings(tls, call):
     theirs.close()
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(tls, call):
+def test_a_certificate_that_nobody_vouches_for_is_refused(tls, call, monkeypatch):
     port, _ = tls
     queue = Queue("q", url=f"rediss://127.0.0.1:{port}/0")
-    queue._sender._try_seconds = 0.1
+    monkeypatch.setattr("reliq.publish.sender.PUBLISH_SECONDS", 0.1)
 
     with pytest.raises(Exception, match="certificate verify failed") as caught:
         call(queue, "publish", {})
