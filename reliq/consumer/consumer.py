@@ -15,13 +15,13 @@ from reliq.consumer.loader import found
 from reliq.consumer.main_loop import check_main_thread, work
 from reliq.consumer.registration import Registration
 from reliq.consumer.signals import StoppedEarly, StopSignals
+from reliq.error_text import placed
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.events import RedisAway, RedisBack, WorkerReady, WorkerStopping, notify
 from reliq.message import Answer
 from reliq.retry import RECONNECT, seconds_after
 from reliq.settings import WorkerSettings, seconds
 from reliq.worker.engine import Engine
-from reliq.worker.exceptions import placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -9,18 +9,18 @@ from reliq import commands
 from reliq.errors import RedisRefusedError
 from reliq.message import Delivery
 from reliq.settings import BATCH_LIMIT, MIB
+from reliq.settlement import EXPIRED, RELEASED
 from reliq.wireformat import open_envelope
-from reliq.worker.outcome import EXPIRED, RELEASED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.call import Request
     from reliq.consumer.handler import Handler
+    from reliq.settlement import Outcome
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.inflight import Inflight
     from reliq.worker.loop import QueueBackoff
-    from reliq.worker.outcome import Outcome
 
 #: One round trip brings no more bytes of bodies than about this, so that neither Redis nor this process is held up.
 READ_BYTES = 8 * MIB

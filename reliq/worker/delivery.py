@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from reliq.message import BARE, Delivery
-from reliq.worker.outcome import RELEASED
+from reliq.settlement import RELEASED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.consumer.handler import Handler
     from reliq.message import Claimed
-    from reliq.worker.outcome import Outcome
+    from reliq.settlement import Outcome
 
 
 class HeldDelivery(msgspec.Struct, eq=False, gc=False):

@@ -12,6 +12,7 @@ from reliq import commands
 from reliq.client.client import Client
 from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, ReliqError
 from reliq.health import EngineStats
+from reliq.settlement import RELEASED
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS
 from reliq.wireformat import ServerVersion
 from reliq.worker.drained import Drained
@@ -22,7 +23,6 @@ from reliq.worker.inflight import Inflight
 from reliq.worker.janitor import Janitor
 from reliq.worker.lifespan import Lifespan
 from reliq.worker.loop import Loop
-from reliq.worker.outcome import RELEASED
 from reliq.worker.renewer import Renewer
 from reliq.worker.runner import Runner
 from reliq.worker.scheduler import Scheduler

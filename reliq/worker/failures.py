@@ -9,18 +9,19 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from reliq.error_text import placed, traceback_of
 from reliq.errors import UndecodableError
 from reliq.foreign import printable
 from reliq.message import Nack
-from reliq.worker.exceptions import placed, traceback_of
+from reliq.settlement import is_final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.consumer.job import Job
+    from reliq.settlement import Outcome
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.handler_call import HandlerCall
-    from reliq.worker.outcome import Outcome
 
     ErrorHook = Callable[[Job[Any], BaseException, bool], Any]
 
@@ -30,14 +31,9 @@ logger = logging.getLogger("reliq")
 KINDS_LIMIT = 1000
 
 
-def is_final(held: HeldDelivery, outcome: Outcome) -> bool:
-    """Say whether the message becomes a dead letter."""
-    return outcome.kind == "reject" or (outcome.kind == "nack" and held.delivery.claimed.left <= 0)
-
-
 def is_failure(held: HeldDelivery, outcome: Outcome) -> bool:
     """Say whether `outcome` is no answer of the handler's choice, or a `Nack` after which no retry is left."""
-    return outcome.failed or (outcome.kind == "nack" and is_final(held, outcome))
+    return outcome.failed or (outcome.kind == "nack" and is_final(held.delivery.claimed, outcome))
 
 
 class Failures:
@@ -69,7 +65,7 @@ class Failures:
             with suppress(BaseException):  # of an exception whose own code raises nothing can be told
                 self._log(run, held, outcome, error, seconds)
             for hook in self._hooks:
-                self._call(hook, run, held, error, is_final=is_final(held, outcome))
+                self._call(hook, run, held, error, is_final=is_final(held.delivery.claimed, outcome))
 
     def overran(self, run: HandlerCall, outcome: Outcome, seconds: float) -> None:
         """Tell of a handler whose thread overran its time, and where it stands; a thread of its own calls the hooks."""
@@ -91,7 +87,7 @@ class Failures:
         self, run: HandlerCall, held: HeldDelivery, outcome: Outcome, error: BaseException, seconds: float
     ) -> None:
         """Write a line: at ERROR, with the exception, when a message died; with its traceback when it is a new one."""
-        final, kind = is_final(held, outcome), "timeout" if run.abandoned else outcome.kind
+        final, kind = is_final(held.delivery.claimed, outcome), "timeout" if run.abandoned else outcome.kind
         level = logging.ERROR if final else logging.INFO
         if not logger.isEnabledFor(level):
             return

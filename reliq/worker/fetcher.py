@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from reliq.call import Command
     from reliq.client.client import Client
     from reliq.consumer.handler import Handler
+    from reliq.settlement import Outcome
     from reliq.worker.bodies import Piece
     from reliq.worker.capacity import Capacity
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.inflight import Inflight
-    from reliq.worker.outcome import Outcome
     from reliq.worker.scheduler import Scheduler
 
     #: A queue, and how much of it can be claimed.

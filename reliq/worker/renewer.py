@@ -10,8 +10,8 @@ from reliq import transitions
 from reliq.errors import RedisUnavailableError
 from reliq.events import Handled, Lost, RenewalLate, notify
 from reliq.settings import BATCH_LIMIT
+from reliq.settlement import RELEASED
 from reliq.worker.loop import QueueBackoff
-from reliq.worker.outcome import RELEASED
 from reliq.worker.slots import HOLD_SECONDS
 from reliq.worker.watchdog import LoopWatchdog
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from reliq.call import Call
     from reliq.client.client import Client
     from reliq.consumer.handler import Handler
+    from reliq.settlement import Outcome
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.executors import AsyncExecutor
     from reliq.worker.handler_call import HandlerCall
     from reliq.worker.inflight import Inflight
-    from reliq.worker.outcome import Outcome
 
 #: The longest wait between two looks while anything is held.
 LOOK_SECONDS = 0.05

@@ -11,12 +11,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reliq.consumer.job import Job
-from reliq.errors import ConfigurationError, UndecodableError
+from reliq.error_text import described, placed
+from reliq.errors import ConfigurationError
 from reliq.events import Handled, Started, notify, wanting
+from reliq.settlement import ACKED, OVERRAN, RELEASED, Outcome, answered, raised, undecodable
 from reliq.text import class_name
-from reliq.worker.exceptions import described, placed
 from reliq.worker.failures import Failures, is_failure
-from reliq.worker.outcome import ACKED, OVERRAN, RELEASED, Outcome, answered, raised
 
 if TYPE_CHECKING:
     import threading
@@ -77,7 +77,7 @@ class Runner:
             try:
                 body = decode(held.delivery.payload)
             except BaseException as error:
-                why = _undecodable(error)
+                why = undecodable(error)
                 self._answer(run, [held], [_outcome(held, None, why)], why)
             else:
                 jobs.append(self._job(held, run, body))
@@ -152,13 +152,6 @@ def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> Ou
         return answered(answer, attempt, settings) if error is None else raised(error, attempt, settings)
     except BaseException as nonsense:
         return _nonsense(held, nonsense)
-
-
-def _undecodable(error: BaseException) -> UndecodableError:
-    """Return what is told of a body that does not decode: of foreign code that ran for it no more than the class."""
-    if isinstance(error, UndecodableError):
-        return error
-    return UndecodableError(f"decoding the body raised {class_name(error)}")
 
 
 def _nonsense(held: HeldDelivery, why: BaseException) -> Outcome:

@@ -10,26 +10,23 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from reliq import transitions
+from reliq import settlement
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Lost
-from reliq.ids import chosen_window_ms
 from reliq.settings import BATCH_LIMIT
+from reliq.settlement import ACKED, UNTELLABLE, is_final
 from reliq.transport.wire import packed
 from reliq.worker.loop import QueueBackoff
-from reliq.worker.outcome import ACKED, UNTELLABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from reliq.call import Call
     from reliq.client.client import Client
-    from reliq.message import Claimed, Delivery
-    from reliq.queue import Queue
+    from reliq.settlement import Outcome
     from reliq.transitions import Settled
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.inflight import Inflight
-    from reliq.worker.outcome import Kind, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +135,7 @@ class Settler:
         else:
             self._inflight.settled(group)
             self._troubles.over(group[0].queue)
-            if group[0].outcome is not ACKED and any(map(_is_final, group)):
+            if group[0].outcome is not ACKED and any(is_final(held.delivery.claimed, held.outcome) for held in group):
                 self._buried()
         for held in group:
             self._unsettled.pop(held, None)
@@ -184,55 +181,20 @@ def _why_untellable(held: HeldDelivery) -> str:
 
 
 def _grouped(deliveries: Iterable[HeldDelivery]) -> list[tuple[Call[Settled], list[HeldDelivery]]]:
-    """Return the calls for `deliveries`, each with its own, at most BATCH_LIMIT messages in one."""
-    grouped: dict[tuple[str, Kind, bool], list[HeldDelivery]] = defaultdict(list)
+    """Return the calls for `deliveries`, each with its own; those whose receipt may be used up tell of no loss."""
+    by_queue: dict[tuple[str, bool], list[HeldDelivery]] = defaultdict(list)
     for held in deliveries:
-        verb: Kind = "ack" if held.outcome is ACKED else held.outcome.verb
-        grouped[held.queue, verb, held.lost or held.tried].append(held)
-    calls = []
-    for (_, verb, is_known_lost), group in grouped.items():
-        pieces = [group[at : at + BATCH_LIMIT] for at in range(0, len(group), BATCH_LIMIT)]
-        if verb == "release":
-            pieces.reverse()  # each goes before what is in ready: the first at last
-        for piece in pieces:
-            call = _call(piece[0].handler.queue, verb, piece)
-            calls.append((_silent(call) if is_known_lost else call, piece))
-    return calls
+        by_queue[held.queue, held.lost or held.tried].append(held)
+    found = []
+    for (_, is_quiet), group in by_queue.items():
+        queue = group[0].handler.queue
+        found += [
+            (_silent(call) if is_quiet else call, piece)
+            for call, piece in settlement.calls(queue.keys, queue.settings, group)
+        ]
+    return found
 
 
 def _silent(call: Call[Settled]) -> Call[Settled]:
     """Return `call` without news of loss: it is known, or may be our own first try's doing."""
     return replace(call, events=lambda answer: [e for e in call.events(answer) if not isinstance(e, Lost)])
-
-
-def _call(queue: Queue[Any], verb: Kind, group: list[HeldDelivery]) -> Call[Settled]:
-    keys = queue.keys
-    if verb in ("ack", "expired"):
-        return _ending(queue, verb, group)
-    if verb == "snooze":
-        return transitions.snooze(keys, [(held.delivery.claimed, held.outcome.delay_ms) for held in group])
-    if verb == "release":
-        return transitions.release(keys, [held.delivery.claimed for held in group])
-    return transitions.nack(keys, [_failure(held.delivery, held.outcome) for held in group])
-
-
-def _ending(queue: Queue[Any], verb: Kind, group: list[HeldDelivery]) -> Call[Settled]:
-    history = queue.settings.history
-    took_ms = [held.took_ms for held in group] if history else ()
-    if verb == "ack":
-        rows = [(held.delivery.claimed, held.delivery.header.window_ms) for held in group]
-        return transitions.ack(queue.keys, rows, kind="acked", history=history, took_ms=took_ms)
-    # Of a message that expired the header is gone with the body.
-    claimed = [held.delivery.claimed for held in group]
-    windows = [(one, chosen_window_ms(one.id, queue.settings.dedup)) for one in claimed]
-    return transitions.ack(queue.keys, windows, kind="expired", history=history, took_ms=took_ms)
-
-
-def _failure(delivery: Delivery, outcome: Outcome) -> tuple[Claimed, int, str, bytes]:
-    final = outcome.kind == "reject"
-    return transitions.failure(delivery, outcome.reason, outcome.kept, outcome.delay_ms, final=final)
-
-
-def _is_final(held: HeldDelivery) -> bool:
-    outcome = held.outcome
-    return outcome.kind == "reject" or (outcome.kind == "nack" and held.delivery.claimed.left <= 0)

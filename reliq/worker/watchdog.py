@@ -9,15 +9,15 @@ import traceback
 from typing import TYPE_CHECKING
 
 from reliq.foreign import printable
-from reliq.worker.outcome import RELEASED
+from reliq.settlement import RELEASED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from reliq.settlement import Outcome
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.executors import AsyncExecutor
     from reliq.worker.inflight import Inflight
-    from reliq.worker.outcome import Outcome
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import time
 import pytest
 from waiting import eventually
 
+from reliq.settlement import RELEASED
 from reliq.transitions import Turn
 from reliq.worker.delivery import deliveries_of
 from reliq.worker.handler_call import HandlerCall
-from reliq.worker.outcome import RELEASED
 from reliq.worker.runner import Runner
 
 #: More than a lease.

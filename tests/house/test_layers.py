@@ -9,13 +9,13 @@ PACKAGE = Path(__file__).parents[2] / "reliq"
 
 #: From the bottom up. A line holds modules that may import each other.
 LAYERS = (
-    ("errors", "extras", "keys", "message", "text", "foreign", "wireformat"),
+    ("errors", "extras", "keys", "message", "text", "foreign", "wireformat", "error_text"),
     ("events", "lua", "retry"),
     ("call", "codec", "settings"),
     ("transitions", "commands", "replies", "roster"),
     # ---- I/O from here on
     ("transport", "embedded", "ids"),
-    ("client",),
+    ("client", "settlement"),
     ("publish", "receive", "requests"),
     ("control",),
     ("queue",),

@@ -8,10 +8,10 @@ import pytest
 from waiting import eventually
 
 from reliq import events
+from reliq.error_text import placed
 from reliq.logs.limiter import SAME_LINES, SAME_SECONDS, Limiter
 from reliq.logs.observer import LogObserver
 from reliq.logs.setup import JsonFormatter, TextFormatter
-from reliq.worker.exceptions import placed
 
 SECRET = "the body's secret"
 

@@ -8,8 +8,8 @@ import pytest
 from tenacity import wait_fixed
 
 from reliq import Answer, ConfigurationError, Consumer, Nack, Reject, Snooze, UndecodableError
+from reliq.error_text import placed, traceback_of
 from reliq.events import Acked, Collected, Handled
-from reliq.worker.exceptions import placed, traceback_of
 
 SECRET = "card 4242"
 SOON = wait_fixed(0.01)

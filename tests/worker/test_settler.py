@@ -10,10 +10,10 @@ from waiting import eventually
 from reliq.errors import ReliqError
 from reliq.events import Acked, Lost
 from reliq.message import BARE, Claimed, Delivery
+from reliq.settlement import ACKED, RELEASED, Outcome
 from reliq.transitions import Turn
 from reliq.worker.delivery import deliveries_of
 from reliq.worker.inflight import Inflight
-from reliq.worker.outcome import ACKED, RELEASED, Outcome
 from reliq.worker.settler import MANY, Settler
 
 #: Longer than any test, and as long as one waits for a thread.

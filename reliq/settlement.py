@@ -1,0 +1,203 @@
+"""How a delivery ends: the outcome of an answer or an exception, and the calls that tell it to Redis."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+
+from reliq import transitions
+from reliq.error_text import described, placed
+from reliq.errors import ConfigurationError, Stopped, UndecodableError
+from reliq.ids import chosen_window_ms
+from reliq.message import Ack, Nack, Reject, Snooze
+from reliq.retry import seconds_after
+from reliq.settings import BATCH_LIMIT, milliseconds, seconds
+from reliq.text import class_name, clean_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from reliq.call import Call
+    from reliq.keys import Keys
+    from reliq.message import Claimed, Delivery
+    from reliq.settings import HandlerSettings, QueueSettings
+    from reliq.transitions import Settled
+
+OutcomeKind = Literal["ack", "nack", "reject", "snooze", "release", "expired"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """
+    An answer for Redis.
+
+    Attributes:
+        kind: how the delivery ends; a `nack` with no retry left and a `reject` end the message.
+        delay_ms: until the next delivery.
+        reason: `failed`, `rejected` or `undecodable`.
+        error: text that is kept for the operator; of a body that does not decode it holds no part.
+        raised: class and place of what the handler raised, which may be told to anybody; empty when it raised nothing.
+        failed: it is no answer of the handler's choice.
+    """
+
+    kind: OutcomeKind
+    delay_ms: int = 0
+    reason: str = "failed"
+    error: str = ""
+    raised: str = ""
+    failed: bool = False
+
+    @property
+    def kept(self) -> str:
+        """The text that Redis keeps: why, and the places of an exception and its causes."""
+        places = self.raised.partition(" ")[2]
+        return f"{self.error} ({places})" if places else self.error
+
+
+class Ended(Protocol):
+    """A delivery whose outcome is known."""
+
+    @property
+    def delivery(self) -> Delivery:
+        """The delivery; of one that is `expired` only `claimed` is known."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ends."""
+
+    @property
+    def took_ms(self) -> int | None:
+        """How long its handler ran, None when nobody knows."""
+
+
+class Ending(NamedTuple):
+    """A delivery and its outcome, for a holder that notes no more of it."""
+
+    delivery: Delivery
+    outcome: Outcome
+    took_ms: int | None = None
+
+
+E = TypeVar("E", bound=Ended)
+
+ACKED = Outcome("ack")
+RELEASED = Outcome("release")
+EXPIRED = Outcome("expired")
+#: A handler overran its time in a thread, which nobody can end: its lease is left to end.
+OVERRAN = Outcome("nack", error="TimeoutError", raised="TimeoutError", failed=True)
+#: The message's own answer cannot be put into a call to Redis.
+UNTELLABLE = Outcome("reject", error="its answer could not be told to Redis")
+
+
+def answered(answer: Any, attempt: int | None, settings: HandlerSettings) -> Outcome:
+    """
+    Return the outcome of a handler that returned `answer`.
+
+    Raises:
+        ConfigurationError: it is none, though it is meant as one.
+    """
+    if isinstance(answer, Nack | Reject | Snooze):
+        return raised(answer, attempt, settings)
+    if isinstance(answer, type) and issubclass(answer, Nack | Reject | Snooze):
+        raise ConfigurationError(f"an answer must be made, such as {answer.__name__}(...), not the class itself")
+    return ACKED
+
+
+def raised(error: BaseException, attempt: int | None, settings: HandlerSettings) -> Outcome:
+    """Return the outcome of a handler that raised `error`, with the backoff of its settings."""
+    match error:
+        case Ack():
+            return ACKED
+        case Nack(delay=delay, reason=reason):
+            delay_ms = _backoff_ms(attempt, settings) if delay is None else _delay_ms(delay)
+            return Outcome("nack", delay_ms, "failed", *_said(reason))
+        case Snooze(delay=delay):
+            return Outcome("snooze", _delay_ms(delay))
+        case Reject(reason=reason):
+            return Outcome("reject", 0, "rejected", *_said(reason))
+        case Stopped():
+            return RELEASED
+        case UndecodableError() if settings.undecodable == "reject":
+            return Outcome("reject", reason="undecodable", error=str(error), failed=True)
+        case UndecodableError():
+            return Outcome("nack", _backoff_ms(attempt, settings), "undecodable", str(error), failed=True)
+    text, place = described(error), placed(error)
+    retry = isinstance(error, settings.retry_on) or not isinstance(error, Exception)
+    if isinstance(error, settings.reject_on) or not retry:
+        return Outcome("reject", reason="rejected", error=text, raised=place, failed=True)
+    return Outcome("nack", _backoff_ms(attempt, settings), error=text, raised=place, failed=True)
+
+
+def undecodable(error: BaseException) -> UndecodableError:
+    """Return what is told of a body that does not decode: of foreign code that ran for it no more than the class."""
+    if isinstance(error, UndecodableError):
+        return error
+    return UndecodableError(f"decoding the body raised {class_name(error)}")
+
+
+def is_final(claimed: Claimed, outcome: Outcome) -> bool:
+    """Say whether the message becomes a dead letter."""
+    return outcome.kind == "reject" or (outcome.kind == "nack" and claimed.left <= 0)
+
+
+def calls(keys: Keys, settings: QueueSettings, some: Iterable[E]) -> list[tuple[Call[Settled], list[E]]]:
+    """
+    Return the calls that tell Redis how `some` deliveries of a queue end, each with its own deliveries.
+
+    There is one call for each kind of outcome, and more where that are more than `BATCH_LIMIT` messages.
+    """
+    by_kind: dict[OutcomeKind, list[E]] = defaultdict(list)
+    for one in some:
+        outcome = one.outcome
+        by_kind["ack" if outcome is ACKED else "nack" if outcome.kind == "reject" else outcome.kind].append(one)
+    found = []
+    for kind, group in by_kind.items():
+        pieces = [group[at : at + BATCH_LIMIT] for at in range(0, len(group), BATCH_LIMIT)]
+        if kind == "release":
+            pieces.reverse()  # each goes before what is in ready: the first at last
+        found += [(_call(keys, settings, kind, piece), piece) for piece in pieces]
+    return found
+
+
+def _call(keys: Keys, settings: QueueSettings, kind: OutcomeKind, some: Sequence[Ended]) -> Call[Settled]:
+    if kind in ("ack", "expired"):
+        return _ending(keys, settings, kind, some)
+    if kind == "snooze":
+        return transitions.snooze(keys, [(one.delivery.claimed, one.outcome.delay_ms) for one in some])
+    if kind == "release":
+        return transitions.release(keys, [one.delivery.claimed for one in some])
+    return transitions.nack(keys, [_failure(one.delivery, one.outcome) for one in some])
+
+
+def _ending(keys: Keys, settings: QueueSettings, kind: OutcomeKind, some: Sequence[Ended]) -> Call[Settled]:
+    history = settings.history
+    took_ms = [one.took_ms for one in some if one.took_ms is not None] if history else []
+    took_ms = took_ms if len(took_ms) == len(some) else []
+    if kind == "ack":
+        rows = [(one.delivery.claimed, one.delivery.header.window_ms) for one in some]
+        return transitions.ack(keys, rows, kind="acked", history=history, took_ms=took_ms)
+    # The header of an expired message is gone with its body: only the shape of its id says whether it was chosen.
+    claimed = [one.delivery.claimed for one in some]
+    windows = [(one, chosen_window_ms(one.id, settings.dedup)) for one in claimed]
+    return transitions.ack(keys, windows, kind="expired", history=history, took_ms=took_ms)
+
+
+def _failure(delivery: Delivery, outcome: Outcome) -> tuple[Claimed, int, str, bytes]:
+    final = outcome.kind == "reject"
+    return transitions.failure(delivery, outcome.reason, outcome.kept, outcome.delay_ms, final=final)
+
+
+def _said(reason: object) -> tuple[str, str]:
+    """Return the text of an answer's reason and, when that is an exception whose text may not be told, its place."""
+    if isinstance(reason, BaseException):
+        return described(reason), placed(reason)
+    return ("" if reason is None else clean_text(reason)), ""
+
+
+def _backoff_ms(attempt: int | None, settings: HandlerSettings) -> int:
+    return milliseconds(seconds_after(settings.backoff, attempt or 1))
+
+
+def _delay_ms(delay: Any) -> int:
+    return milliseconds(seconds("delay", delay))
