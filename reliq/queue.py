@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
-from reliq.client.lanes import Lanes
 from reliq.client.moves import Moves
 from reliq.codec.codec import Codec
 from reliq.control import Control
@@ -17,7 +16,7 @@ from reliq.keys import Keys, Layout
 from reliq.publish.orders import Tally, Writer
 from reliq.publish.registry import Registrar
 from reliq.publish.sender import Sender, begun
-from reliq.receive.batch import Batch
+from reliq.receive.batch import Receiver
 from reliq.receive.receive import areceiving, receiving
 from reliq.settings import Durability, QueueSettings, SettingsOptions, seconds
 from reliq.transport.connection import check_slots, check_target
@@ -99,7 +98,7 @@ class Queue(Control, Generic[B]):
         self.codec: Codec[B] = Codec(body, validate=validate)
         self.moves = Moves(self.keys, self._clients.blocking)
         self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)
-        self._claims = Lanes()
+        self._receiver = Receiver(self.keys, self.codec, self.settings)
         self._sender = Sender(self._writer, Registrar(self.keys, self.connection), self._lanes, self._clients)
 
     def __repr__(self) -> str:
@@ -197,7 +196,7 @@ class Queue(Control, Generic[B]):
         Leases are renewed while the block runs. A message that was not answered (`job.nack()`, …) is acked at the
         end, or nacked with the default backoff when the block raises.
         """
-        batch = Batch(self.keys, self.codec, self.settings, self._claims, limit=limit, lease=lease)
+        batch = self._receiver.batch(limit=limit, lease=lease)
         with receiving(
             self._clients.blocking(), batch, seconds("wait", wait), self.connection().places_to_wait
         ) as jobs:
@@ -208,7 +207,7 @@ class Queue(Control, Generic[B]):
         self, *, limit: int = 1, wait: Duration = 0.0, lease: Duration = 30.0
     ) -> AsyncIterator[list[Received[B]]]:
         """As `receive`, in async code."""
-        batch = Batch(self.keys, self.codec, self.settings, self._claims, limit=limit, lease=lease)
+        batch = self._receiver.batch(limit=limit, lease=lease)
         places_to_wait = self.connection().async_places_to_wait()
         async with areceiving(self._clients.asynchronous(), batch, seconds("wait", wait), places_to_wait) as jobs:
             yield jobs

@@ -40,6 +40,8 @@ class AsyncClient:
 
     async def run_all(self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0) -> list[Any]:
         """Make `requests` in one round trip; what Redis refused is an exception in its place."""
+        if not requests:
+            return []
         return await asyncio.shield(asyncio.ensure_future(self._run_all(requests, for_seconds)))
 
     async def run_confirmed(

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from reliq import commands, transitions
-from reliq.errors import UndecodableError
+from reliq import commands, settlement, transitions
+from reliq.client.lanes import Lanes
+from reliq.errors import RedisUnavailableError
 from reliq.events import Handled
-from reliq.ids import chosen_window_ms
-from reliq.message import Ack, Claimed, Delivery, Duration, Nack, Reject, Snooze
-from reliq.retry import DEFAULT_BACKOFF, seconds_after
-from reliq.settings import MIB, lease_seconds, milliseconds, seconds, whole
+from reliq.message import BARE, Ack, Delivery, Nack, Reject, Snooze
+from reliq.settings import BATCH_LIMIT, MIB, HandlerSettings, seconds, whole
+from reliq.settlement import EXPIRED, RELEASED, Ending
 from reliq.wireformat import open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from reliq.call import Call, Command
-    from reliq.client.lanes import Lanes
     from reliq.codec.codec import Codec
     from reliq.keys import Keys
+    from reliq.message import Claimed, Duration
     from reliq.settings import QueueSettings
     from reliq.transitions import ClaimAnswer, Settled
 
 B = TypeVar("B")
 
-#: How long one look may block in Redis; shorter than a publisher's time-out for a reply.
+#: The longest wait in Redis between two looks, in seconds: shorter than the time-out for a reply.
 LOOK_SECONDS = 0.6
-#: One reply carries no more bytes of bodies than this.
+#: The most bytes of bodies in one reply.
 READ_BYTES = 8 * MIB
 
 
@@ -42,7 +43,7 @@ class Received(Generic[B]):
         due: unix seconds, or None for a bare body.
         lost: whether its lease ran out, so that another may have it.
         cancelled: whether it was cancelled meanwhile.
-        answer: what it was answered, None: nothing yet.
+        answer: the answer that the end of the block gives to Redis, None for the block's own.
     """
 
     id: str
@@ -72,27 +73,45 @@ class Received(Generic[B]):
         self.answer = Snooze(delay=seconds("delay", delay), reason=reason)
 
 
+class Receiver(Generic[B]):
+    """What the receives of one queue in this process share: the lanes of their claims, and when they spare leases."""
+
+    def __init__(self, keys: Keys, codec: Codec[B], settings: QueueSettings) -> None:
+        self.keys, self.codec, self.settings = keys, codec, settings
+        self.lanes = Lanes()
+        self._spare_until = 0.0
+
+    def batch(self, *, limit: int, lease: Duration) -> Batch[B]:
+        """Return what one `receive` is to hold; raise ConfigurationError for a limit or lease that is not allowed."""
+        return Batch(self, whole("limit", limit, least=1, most=BATCH_LIMIT), HandlerSettings(lease=lease))
+
+    def spare_leases(self, lease_seconds: float) -> None:
+        """Note that Redis was away: for a third of a lease its holders may be about to renew what is over."""
+        self._spare_until = time.monotonic() + lease_seconds / 3
+
+    @property
+    def spares_leases(self) -> bool:
+        """Whether a lease that is over is left alone for the moment."""
+        return time.monotonic() < self._spare_until
+
+
 class Batch(Generic[B]):
     """
     What one `receive` holds.
 
     Attributes:
+        lease_seconds: how long a lease lasts that is not renewed.
         claimed: what the claim took.
         undecodable: what of it was nacked because its body does not decode.
         jobs: what of it can be worked.
         given_up: whether nobody wants it any more.
-
-    Raises:
-        ConfigurationError: the limit or the lease is not allowed.
     """
 
-    def __init__(
-        self, keys: Keys, codec: Codec[B], settings: QueueSettings, lanes: Lanes, *, limit: int, lease: Duration
-    ) -> None:
-        self._keys, self._codec, self._settings = keys, codec, settings
-        self._limit = whole("limit", limit, least=1, most=500)
-        self.lease_seconds = lease_seconds(lease)
-        self._lanes, self._lane = lanes, lanes.take()[0]
+    def __init__(self, receiver: Receiver[B], limit: int, handling: HandlerSettings) -> None:
+        self._receiver, self._limit, self._handling = receiver, limit, handling
+        self._keys, self._settings = receiver.keys, receiver.settings
+        self.lease_seconds = handling.lease_ms / 1000
+        self._lane, self._turn = receiver.lanes.take()
         self.claimed: list[Claimed] = []
         self.undecodable: list[Handled] = []
         self.jobs: list[Received[B]] = []
@@ -104,30 +123,40 @@ class Batch(Generic[B]):
         self.given_up = True
 
     def look(self) -> list[Call[Any]]:
-        """Return the calls of one look: what is due or overdue comes first."""
-        lease_ms = milliseconds(self.lease_seconds)
-        claim = transitions.claim(self._keys, self._lane.next(), limit=self._limit, lease_ms=lease_ms)
-        return [transitions.promote(self._keys), transitions.reclaim(self._keys), claim]
+        """Return the calls of one look, or of the last one when it has no answer yet: what is due comes first."""
+        keys, lease_ms = self._keys, self._handling.lease_ms
+        return [
+            transitions.promote(keys),
+            transitions.reclaim(keys, spare_leases=self._receiver.spares_leases),
+            transitions.claim(keys, self._turn, limit=self._limit, lease_ms=lease_ms),
+        ]
+
+    def away(self) -> None:
+        """Note that Redis did not answer a look."""
+        self._receiver.spare_leases(self.lease_seconds)
 
     def looked(self, answers: Sequence[Any]) -> float:
         """Keep what was claimed; return the seconds in which nothing else will come due. Raise what was refused."""
         claim: ClaimAnswer | Exception = answers[2]
         self.claimed = [] if isinstance(claim, Exception) else claim.claimed
         for answer in answers:
+            if isinstance(answer, RedisUnavailableError):
+                self.away()
             if isinstance(answer, Exception):
                 raise answer
+        self._turn = self._lane.next()
         waits: list[float] = [due / 1000 for due in (answers[0][1], answers[1].next_in_ms) if due > 0]
         return min([LOOK_SECONDS, *waits])
 
     def over(self) -> None:
         """Note that the last look has its answer: its lane is free."""
-        self._lanes.give_back(self._lane)
+        self._receiver.lanes.give_back(self._lane)
 
     def token(self, for_seconds: float) -> Command[bool]:
         """Return the wait for something to claim."""
         return commands.wake_token(self._keys, for_seconds)
 
-    def bodies(self) -> list[Command[list[bytes | None]]]:
+    def reads(self) -> list[Command[list[bytes | None]]]:
         """Return the calls for the values of what was claimed, each of a bounded size."""
         size = max(1, READ_BYTES // self._settings.max_body)
         ids = [one.id for one in self.claimed]
@@ -140,65 +169,43 @@ class Batch(Generic[B]):
             if isinstance(answer, Exception):
                 raise answer
             values += answer
-        missing: list[tuple[Claimed, int | None]] = []
-        undecodable: list[tuple[Claimed, int, str, bytes]] = []
+        endings: list[Ending] = []
         for one, value in zip(self.claimed, values, strict=True):
             if value is None:
-                missing.append((one, chosen_window_ms(one.id, self._settings.dedup)))
+                endings.append(Ending(Delivery(one, b"", BARE, b""), EXPIRED))
                 continue
             delivery = Delivery(one, value, *open_envelope(value, bare=self._keys.bare))
             try:
-                self._add(delivery, self._codec.decode(delivery.payload))
+                self._add(delivery, self._receiver.codec.decode(delivery.payload))
             except Exception as error:
-                known = isinstance(error, UndecodableError)
-                why = str(error) if known else f"decoding the body raised {type(error).__name__}"
-                undecodable.append(transitions.failure(delivery, "undecodable", why, backoff_ms(delivery)))
-                self.undecodable.append(
-                    Handled(self._keys.name, one.id, delivery.attempt, "nack", 0.0, error=why, failed=True)
-                )
-        calls: list[Call[Settled]] = []
-        calls += [transitions.ack(self._keys, missing, kind="expired")] if missing else []
-        calls += [transitions.nack(self._keys, undecodable)] if undecodable else []
-        return calls
+                endings.append(self._undecodable(delivery, error))
+        return self._calls(endings)
 
-    def release(self) -> Call[Settled]:
-        """Return the call that gives everything back unspent."""
-        return transitions.release(self._keys, self.claimed)
+    def release(self) -> list[Call[Settled]]:
+        """Return the calls that give everything back unspent."""
+        return self._calls([Ending(Delivery(one, b"", BARE, b""), RELEASED) for one in self.claimed])
 
     def renew(self) -> Call[Settled]:
         """Return the call that extends every lease that still holds."""
         held = [one.claimed for job, one in zip(self.jobs, self._deliveries, strict=True) if not job.lost]
-        return transitions.extend(self._keys, held, lease_ms=milliseconds(self.lease_seconds))
+        return transitions.extend(self._keys, held, lease_ms=self._handling.lease_ms)
 
-    def renewed(self, answer: Settled) -> None:
-        """Tell the jobs what the renewal showed."""
+    def told(self, answer: Settled) -> None:
+        """Tell the jobs what a renewal or their settling showed."""
         for job in self.jobs:
             job.lost = job.lost or job.id in answer.lost
             job.cancelled = job.cancelled or job.id in answer.cancelled
 
-    settled = renewed
-
     def settle(self, error: BaseException | None) -> list[Call[Settled]]:
         """Return the calls that settle everything: unanswered jobs are acked, after an error nacked."""
         unanswered = Ack() if error is None else Nack(reason=type(error).__name__)
-        acks: list[tuple[Claimed, int | None]] = []
-        nacks: list[tuple[Claimed, int, str, bytes]] = []
-        snoozes: list[tuple[Claimed, int]] = []
-        for job, delivery in zip(self.jobs, self._deliveries, strict=True):
-            match job.answer or unanswered:
-                case Snooze(delay=delay):
-                    snoozes.append((delivery.claimed, milliseconds(delay)))
-                case Nack(delay=delay, reason=reason):
-                    wait_ms = backoff_ms(delivery) if delay is None else milliseconds(delay)
-                    nacks.append(transitions.failure(delivery, "failed", reason, wait_ms))
-                case Reject(reason=reason):
-                    nacks.append(transitions.failure(delivery, "rejected", reason, 0, final=True))
-                case _:
-                    acks.append((delivery.claimed, delivery.header.window_ms))
-        calls: list[Call[Settled]] = [transitions.ack(self._keys, acks, history=self._settings.history)] if acks else []
-        calls += [transitions.nack(self._keys, nacks)] if nacks else []
-        calls += [transitions.snooze(self._keys, snoozes)] if snoozes else []
-        return calls
+        return self._calls(
+            Ending(delivery, settlement.answered(job.answer or unanswered, delivery.attempt, self._handling))
+            for job, delivery in zip(self.jobs, self._deliveries, strict=True)
+        )
+
+    def _calls(self, endings: Iterable[Ending]) -> list[Call[Settled]]:
+        return [call for call, _ in settlement.calls(self._keys, self._settings, endings)]
 
     def _add(self, delivery: Delivery, body: B) -> None:
         one, header = delivery.claimed, delivery.header
@@ -206,7 +213,10 @@ class Batch(Generic[B]):
         self._deliveries.append(delivery)
         self.jobs.append(Received(one.id, body, delivery.attempt, one.left, due, header.headers))
 
-
-def backoff_ms(delivery: Delivery) -> int:
-    """Return the default wait after a failed delivery, in ms."""
-    return milliseconds(seconds_after(DEFAULT_BACKOFF, delivery.attempt or 1))
+    def _undecodable(self, delivery: Delivery, error: Exception) -> Ending:
+        """Return the end of a delivery whose body does not decode, and note what is told of it."""
+        outcome = settlement.raised(settlement.undecodable(error), delivery.attempt, self._handling)
+        self.undecodable.append(
+            Handled(self._keys.name, delivery.id, delivery.attempt, "nack", 0.0, error=outcome.error, failed=True)
+        )
+        return Ending(delivery, outcome)

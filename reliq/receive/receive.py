@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import notify
@@ -16,19 +16,26 @@ from reliq.foreign import printable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
+    from reliq.call import Call
     from reliq.client.aio import AsyncClient
     from reliq.client.client import Client
     from reliq.events import Observer
     from reliq.receive.batch import Batch, Received
+    from reliq.transitions import Settled
 
 B = TypeVar("B")
 
 logger = logging.getLogger(__name__)
 
-#: For so long a Redis that is away is tried.
-TRY_SECONDS = 2.0
-#: A wait in Redis may overshoot by so much; the rest of a wait for a due time is slept.
+#: Taking messages tries at a Redis that is away for this long, in seconds, before it raises.
+TAKE_SECONDS = 2.0
+#: A cancelled `areceive` waits at most this many seconds for what it settles; then that goes on by itself.
+CANCELLED_SECONDS = 2.0
+#: A wait in Redis may overshoot by this many seconds; the rest of a wait for a due time is slept.
 OVERSHOOT_SECONDS = 0.1
+
+#: Settlings of cancelled blocks; an event loop itself keeps no hold of its tasks.
+_settlings: set[asyncio.Task[None]] = set()
 
 
 @contextmanager
@@ -49,19 +56,28 @@ def receiving(
     finally:
         over.set()
         renewer.join()
-        for call in batch.settle(error):
-            batch.settled(client.run(call, for_seconds=batch.lease_seconds))
+        _settle(client, batch, batch.settle(error))
+
+
+def _settle(client: Client, batch: Batch[B], calls: list[Call[Settled]]) -> None:
+    """Settle in one round trip; a call that Redis cannot answer now is made again alone."""
+    answers = client.run_all(calls, for_seconds=batch.lease_seconds)
+    for call, answer in zip(calls, answers, strict=True):
+        if isinstance(answer, RedisUnavailableError):
+            batch.told(client.run(call, for_seconds=batch.lease_seconds))
+        elif not isinstance(answer, Exception):
+            batch.told(answer)
+    _raise_first(answers)
 
 
 def _take(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
     try:
         _look(client, batch, wait_seconds, places_to_wait)
-        for call in batch.fill(client.run_all(batch.bodies(), for_seconds=TRY_SECONDS)):
-            client.run(call, for_seconds=TRY_SECONDS)
+        for call in batch.fill(client.run_all(batch.reads(), for_seconds=TAKE_SECONDS)):
+            client.run(call, for_seconds=TAKE_SECONDS)
     except BaseException:
-        if batch.claimed:
-            with suppress(ReliqError):
-                client.run(batch.release())
+        with suppress(ReliqError):
+            client.run_all(batch.release())
         raise
     _tell(client.observers, batch)
 
@@ -69,7 +85,7 @@ def _take(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: 
 def _look(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
     until = time.monotonic() + wait_seconds
     while True:
-        next_in = batch.looked(client.run_all(batch.look(), for_seconds=TRY_SECONDS))
+        next_in = batch.looked(_ask(client, batch))
         rest = until - time.monotonic()
         if batch.claimed or rest <= 0:
             break
@@ -78,6 +94,18 @@ def _look(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: 
         else:
             time.sleep(min(rest, next_in))
     batch.over()
+
+
+def _ask(client: Client, batch: Batch[B]) -> list[Any]:
+    """Return the answers to a look; after one that Redis did not answer, the same look spares leases."""
+    try:
+        return client.run_all(batch.look())
+    except RedisUnavailableError:
+        batch.away()
+    try:
+        return client.run_all(batch.look(), for_seconds=TAKE_SECONDS)
+    finally:
+        batch.away()
 
 
 def _wait(client: Client, batch: Batch[B], seconds: float, places_to_wait: threading.Semaphore) -> None:
@@ -95,7 +123,7 @@ def _wait(client: Client, batch: Batch[B], seconds: float, places_to_wait: threa
 def _renew_until(over: threading.Event, client: Client, batch: Batch[B]) -> None:
     while batch.jobs and not over.wait(batch.lease_seconds / 3):
         with suppress(ReliqError):
-            batch.renewed(client.run(batch.renew()))
+            batch.told(client.run(batch.renew()))
 
 
 @asynccontextmanager
@@ -111,8 +139,7 @@ async def areceiving(
         batch.give_up()
         with suppress(ReliqError):
             await taking
-            if batch.claimed:
-                await client.run(batch.release())
+            await client.run_all(batch.release())
         raise
     renewer = asyncio.create_task(_arenew(client, batch))
     error: BaseException | None = None
@@ -123,8 +150,26 @@ async def areceiving(
         raise
     finally:
         renewer.cancel()
-        for call in batch.settle(error):
-            batch.settled(await client.run(call, for_seconds=batch.lease_seconds))
+        # Settling is not cut off either: what is dropped here would be delivered again, at the end of its lease.
+        settling = asyncio.create_task(_asettle(client, batch, batch.settle(error)))
+        _settlings.add(settling)
+        settling.add_done_callback(_settlings.discard)
+        try:
+            await asyncio.shield(settling)
+        except asyncio.CancelledError:
+            await asyncio.wait([settling], timeout=CANCELLED_SECONDS)
+            raise
+
+
+async def _asettle(client: AsyncClient, batch: Batch[B], calls: list[Call[Settled]]) -> None:
+    """As `_settle`, in async code."""
+    answers = await client.run_all(calls, for_seconds=batch.lease_seconds)
+    for call, answer in zip(calls, answers, strict=True):
+        if isinstance(answer, RedisUnavailableError):
+            batch.told(await client.run(call, for_seconds=batch.lease_seconds))
+        elif not isinstance(answer, Exception):
+            batch.told(answer)
+    _raise_first(answers)
 
 
 async def _atake(client: AsyncClient, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore) -> None:
@@ -132,12 +177,11 @@ async def _atake(client: AsyncClient, batch: Batch[B], wait_seconds: float, plac
         await _alook(client, batch, wait_seconds, places_to_wait)
         if batch.given_up:
             return
-        for call in batch.fill(await client.run_all(batch.bodies(), for_seconds=TRY_SECONDS)):
-            await client.run(call, for_seconds=TRY_SECONDS)
+        for call in batch.fill(await client.run_all(batch.reads(), for_seconds=TAKE_SECONDS)):
+            await client.run(call, for_seconds=TAKE_SECONDS)
     except BaseException:
-        if batch.claimed:
-            with suppress(ReliqError):
-                await client.run(batch.release())
+        with suppress(ReliqError):
+            await client.run_all(batch.release())
         raise
     _tell(client.observers, batch)
 
@@ -145,7 +189,7 @@ async def _atake(client: AsyncClient, batch: Batch[B], wait_seconds: float, plac
 async def _alook(client: AsyncClient, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore) -> None:
     until = time.monotonic() + wait_seconds
     while not batch.given_up:
-        next_in = batch.looked(await client.run_all(batch.look(), for_seconds=TRY_SECONDS))
+        next_in = batch.looked(await _aask(client, batch))
         rest = until - time.monotonic()
         if batch.claimed or rest <= 0:
             break
@@ -154,6 +198,18 @@ async def _alook(client: AsyncClient, batch: Batch[B], wait_seconds: float, plac
         else:
             await asyncio.sleep(min(rest, next_in))
     batch.over()
+
+
+async def _aask(client: AsyncClient, batch: Batch[B]) -> list[Any]:
+    """As `_ask`, in async code."""
+    try:
+        return await client.run_all(batch.look())
+    except RedisUnavailableError:
+        batch.away()
+    try:
+        return await client.run_all(batch.look(), for_seconds=TAKE_SECONDS)
+    finally:
+        batch.away()
 
 
 async def _await(client: AsyncClient, batch: Batch[B], seconds: float, places_to_wait: asyncio.Semaphore) -> None:
@@ -172,7 +228,14 @@ async def _arenew(client: AsyncClient, batch: Batch[B]) -> None:
     while batch.jobs:
         await asyncio.sleep(batch.lease_seconds / 3)
         with suppress(ReliqError):
-            batch.renewed(await client.run(batch.renew()))
+            batch.told(await client.run(batch.renew()))
+
+
+def _raise_first(answers: Sequence[Any]) -> None:
+    """Raise the first of `answers` that is a refusal for good."""
+    for answer in answers:
+        if isinstance(answer, Exception) and not isinstance(answer, RedisUnavailableError):
+            raise answer
 
 
 def _tell(observers: Sequence[Observer], batch: Batch[B]) -> None:

@@ -7,10 +7,12 @@ import threading
 
 import pydantic
 import pytest
+import redis
 from waiting import eventually
 
-from reliq import Queue, WrongKeyTypeError
-from reliq.events import Handled
+from reliq import Queue, RedisUnavailableError, WrongKeyTypeError
+from reliq.events import Acked, Handled
+from reliq.transitions import Turn
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
@@ -258,6 +260,100 @@ def test_a_job_whose_lease_was_taken_is_lost_and_its_answer_changes_nothing(queu
     assert job.lost
     counts = queue.counts()
     assert (counts.alive, counts.totals["acked"], counts.missing) == (0, 1, 0)
+
+
+def test_a_cancelled_block_still_tells_redis_every_answer(url):
+    """The cancel comes when the first of the answers has been told."""
+    settled, tasks = Queue("q", url=url), []
+    settled.publish_many([{"n": n} for n in range(3)])
+
+    def cancel(event):
+        if isinstance(event, Acked):
+            tasks[0].cancel()
+
+    async def work(queue):
+        async with queue.areceive(limit=3) as jobs:
+            jobs[1].nack(delay=60)
+            jobs[2].snooze(delay=60)
+
+    async def main():
+        queue = Queue("q", url=url, observers=[cancel])
+        tasks.append(asyncio.create_task(work(queue)))
+        with contextlib.suppress(asyncio.CancelledError):
+            await tasks[0]
+        await queue.aclose()
+
+    asyncio.run(main())
+
+    totals = settled.counts().totals
+    assert {kind: totals.get(kind, 0) for kind in ("acked", "nacked", "snoozed")} == dict.fromkeys(
+        ("acked", "nacked", "snoozed"), 1
+    )
+
+
+def test_a_settling_that_redis_cannot_take_now_is_made_again(own_server, receive):
+    """The server has too few replicas, until it has refused something for that."""
+    server = own_server()
+    with redis.Redis.from_url(server.url) as admin:
+        queue = Queue("q", url=server.url)
+        queue.publish_many([{"n": 1}, {"n": 2}], chunk=2)
+
+        def mend():
+            wanted = {"errorstat_NOREPLICAS", "errorstat_ERR"}  # of a command, of one in a script of Redis 6.2
+            eventually(lambda: wanted & set(admin.info("errorstats")), "Redis refuses")
+            admin.config_set("min-replicas-to-write", 0)
+
+        mending = threading.Thread(target=mend)
+
+        def answer(jobs):
+            jobs[1].nack(delay=60)
+            admin.config_resetstat()
+            admin.config_set("min-replicas-to-write", 1)
+            mending.start()
+
+        receive(queue, answer, limit=2)
+        mending.join()
+
+        counts = queue.counts()
+        assert (counts.totals["acked"], counts.totals["nacked"]) == (1, 1)
+
+
+@pytest.fixture
+def held(queue, client):
+    """A message whose lease is over, held by somebody who was cut off from Redis and is about to renew it."""
+    queue.publish({}, id="m")
+    [held] = queue.moves.claim(Turn("holder", 1), limit=1, lease_ms=30_000).claimed
+    client.zadd(queue.keys.unack, {"m": 1})
+    return held
+
+
+@pytest.fixture
+def cut_off(away, monkeypatch):
+    """Return a queue on a Redis that was away when a receive with `lease` asked it for messages, and is back."""
+
+    def make(lease):
+        url, come_back = away
+        queue = Queue("q", url=url)
+        with monkeypatch.context() as patch:
+            patch.setattr("reliq.receive.receive.TAKE_SECONDS", 0.01)
+            with pytest.raises(RedisUnavailableError), queue.receive(lease=lease):
+                pass
+        come_back()
+        return queue
+
+    return make
+
+
+def test_after_an_outage_leases_are_spared_that_their_holders_may_renew(queue, held, cut_off, receive):
+    assert receive(cut_off(lease=300), bodies) == []
+
+    assert queue.moves.extend([held], lease_ms=30_000).lost == ()
+    assert queue.counts().unack == 1
+
+
+@pytest.mark.usefixtures("held")
+def test_a_lease_that_nobody_renews_after_an_outage_is_taken_back(cut_off, receive):
+    assert receive(cut_off(lease=0.05), bodies, wait=60) == [{}]
 
 
 def test_threads_that_wait_starve_no_publish(url):
