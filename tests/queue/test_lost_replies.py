@@ -156,7 +156,7 @@ def test_a_cancel_ends_the_publish_whose_outcome_is_unknown(unknown, through, ca
 
     call(through, "cancel", "a")
 
-    assert not through._lanes.any_parked
+    assert not through._lanes.parked
 
 
 def test_a_publish_that_replaces_is_not_taken_for_the_one_before(unknown, through, call, queue):

@@ -218,7 +218,7 @@ def test_another_publish_of_one_of_its_ids_ends_a_publish_that_gave_up(other):
     lanes.park(lane, A + B)
 
     assert lanes.take(other)[1].lane != turn.lane
-    assert not lanes.any_parked
+    assert not lanes.parked
     assert lanes.take(A + B)[1] != turn
 
 
@@ -237,7 +237,7 @@ def test_no_more_than_a_bounded_number_of_them_is_kept():
         lane, _ = lanes.take((Message(f"{n}", 1),))
         lanes.park(lane, (Message(f"{n}", 1),))
 
-    assert len(lanes._parked) == len(lanes._by_id) == PARKED_LIMIT
+    assert len(lanes.parked) == len(lanes._by_id) == PARKED_LIMIT
 
 
 @pytest.mark.parametrize(
