@@ -1,11 +1,13 @@
 """The pages that lead a newcomer are short, and every file and name that they give is there."""
 
 import ast
+import itertools
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
+from test_layers import LEVEL
 
 ROOT = Path(__file__).parents[2]
 #: The most words of a page that is read in one sitting.
@@ -69,3 +71,11 @@ def test_every_chore_of_the_guide_is_one_word_of_the_script():
     assert re.findall(r"^\| `\.ci/do (\w+)` \|", GUIDE.read_text("utf-8"), re.MULTILINE) == re.findall(
         r"^  (\w+)\) ", script, re.MULTILINE
     )
+
+
+def test_the_layers_of_the_map_are_in_the_order_of_the_code():
+    rows = re.findall(r"^\| (`.+`) \|", MAP.read_text("utf-8"), re.MULTILINE)
+    levels = [[LEVEL[name] for name in re.findall(r"`(\w+)", row)] for row in rows]
+
+    assert len(rows) > 6
+    assert all(max(below) < min(above) for below, above in itertools.pairwise(levels))
