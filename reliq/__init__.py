@@ -11,7 +11,6 @@ if sys.platform == "win32":
 
 from reliq.admin import Admin
 from reliq.consumer.consumer import Consumer
-from reliq.consumer.job import Job
 from reliq.errors import (
     BodyError,
     ConfigurationError,
@@ -26,6 +25,7 @@ from reliq.errors import (
     UndecodableError,
     WrongKeyTypeError,
 )
+from reliq.handlers.job import Job
 from reliq.keys import Layout
 from reliq.message import Ack, Answer, BulkResult, Counts, Letter, Nack, Outgoing, Pause, Receipt, Reject, Snooze
 from reliq.queue import Queue

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
     from reliq.consumer.consumer import Consumer
-    from reliq.consumer.job import Job
+    from reliq.handlers.job import Job
 
 _SYSTEM = {"messaging.system": "reliq"}
 _publishers: dict[str, Callable[..., Any]] = {}

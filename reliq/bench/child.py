@@ -15,7 +15,7 @@ from typing import Any
 from reliq.bench import bare
 from reliq.bench.jobs import Diary, register
 from reliq.consumer.consumer import Consumer
-from reliq.consumer.handler import Handler
+from reliq.handlers.handler import Handler
 from reliq.queue import Queue
 from reliq.settings import WorkerSettings
 from reliq.transport.connection import Connection

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from reliq.consumer.consumer import Consumer
-from reliq.consumer.job import Job
+from reliq.handlers.job import Job
 from reliq.queue import Queue
 from reliq.settings import HandlerSettings
 

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from reliq.cli.common import EXIT_USAGE, complain, console, say
 from reliq.consumer.consumer import Consumer, load_consumer
-from reliq.consumer.handler import Handler
 from reliq.consumer.loader import traceback_of_module
 from reliq.consumer.signals import STOPS, end_at_once, take
 from reliq.errors import ConfigurationError, ReliqError
+from reliq.handlers.handler import Handler
 from reliq.logs.setup import FORMATS, LEVELS, configure_logging
 from reliq.metrics import serving
 from reliq.metrics.endpoint import DEFAULT_HOST, Endpoint

@@ -10,14 +10,14 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
-from reliq.consumer.handler import check_lifespan
 from reliq.consumer.loader import found
 from reliq.consumer.main_loop import check_main_thread, work
-from reliq.consumer.registration import Registration
 from reliq.consumer.signals import StoppedEarly, StopSignals
 from reliq.error_text import placed
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.events import RedisAway, RedisBack, WorkerReady, WorkerStopping, notify
+from reliq.handlers.handler import check_lifespan
+from reliq.handlers.registration import Registration
 from reliq.message import Answer
 from reliq.retry import RECONNECT, seconds_after
 from reliq.settings import WorkerSettings, seconds
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
-    from reliq.consumer.job import Job
     from reliq.events import Observer
+    from reliq.handlers.job import Job
     from reliq.health import EngineStats
     from reliq.message import Duration
     from reliq.metrics.serving import Registry

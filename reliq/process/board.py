@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from reliq.consumer.consumer import Consumer
-    from reliq.consumer.handler import Handler
     from reliq.events import Event
+    from reliq.handlers.handler import Handler
 
 #: Between two signs of life, and two looks at what has ended.
 BEAT_SECONDS = 0.25

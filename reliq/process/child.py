@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from reliq.consumer.handler import Handler
+    from reliq.handlers.handler import Handler
     from reliq.health import Pulse
     from reliq.process.main import Plan
 

@@ -12,8 +12,8 @@ import redis
 import redis.asyncio
 from hiredis import pack_command
 
-from reliq import commands
 from reliq.call import Arg
+from reliq.replies import read_facts
 from reliq.transport.error_replies import is_elsewhere
 from reliq.wireformat import ServerVersion
 
@@ -31,14 +31,15 @@ class NotSentError(redis.ConnectionError):
 class Gate:
     """Lets nothing through before the server is known to be new enough; one that hides its version is trusted."""
 
-    question = commands.server_facts("server")
+    #: Asked on a new connection; it is part of the connection's beginning, as redis-py's own HELLO is.
+    question = ("INFO", "server")
 
     def __init__(self) -> None:
         self.is_open = False
 
     def judge(self, reply: Reply) -> None:
         """Open, or raise ConfigurationError: the server is too old."""
-        ServerVersion.read(self.question.read(reply) if isinstance(reply, bytes) else {}).check()
+        ServerVersion.read(read_facts(reply) if isinstance(reply, bytes) else {}).check()
         self.is_open = True
 
 
@@ -122,7 +123,7 @@ class PooledWire:
 
     def _pass_gate(self, connection: Any) -> None:
         try:
-            connection.send_packed_command(packed([self._gate.question.command]))
+            connection.send_packed_command(packed([self._gate.question]))
             self._gate.judge(_replies(connection, 1)[0][0])
         except _BROKEN as error:
             raise _not_sent(error, self._pool) from error
@@ -181,7 +182,7 @@ class AsyncPooledWire:
 
     async def _pass_gate(self, connection: Any) -> None:
         try:
-            await connection.send_packed_command(packed([self._gate.question.command]))
+            await connection.send_packed_command(packed([self._gate.question]))
             self._gate.judge((await _async_replies(connection, 1))[0][0])
         except _BROKEN as error:
             raise _not_sent(error, self._pool) from error

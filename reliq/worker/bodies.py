@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.call import Request
-    from reliq.consumer.handler import Handler
+    from reliq.handlers.handler import Handler
     from reliq.settlement import Outcome
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.inflight import Inflight

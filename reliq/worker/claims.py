@@ -12,7 +12,7 @@ from reliq.settings import BATCH_LIMIT
 
 if TYPE_CHECKING:
     from reliq.call import Call
-    from reliq.consumer.handler import Handler
+    from reliq.handlers.handler import Handler
     from reliq.transitions import ClaimAnswer
     from reliq.worker.capacity import Capacity
 

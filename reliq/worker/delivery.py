@@ -13,7 +13,7 @@ from reliq.settlement import RELEASED
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reliq.consumer.handler import Handler
+    from reliq.handlers.handler import Handler
     from reliq.message import Claimed
     from reliq.settlement import Outcome
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.client.client import Client
-    from reliq.consumer.handler import Handler
+    from reliq.handlers.handler import Handler
     from reliq.keys import Keys
     from reliq.message import Counts
     from reliq.worker.inflight import Inflight

@@ -31,9 +31,9 @@ from reliq.worker.settler import Settler
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reliq.consumer.handler import Handler
-    from reliq.consumer.job import Job
     from reliq.events import Observer
+    from reliq.handlers.handler import Handler
+    from reliq.handlers.job import Job
     from reliq.settings import WorkerSettings
     from reliq.transport.connection import Connection
     from reliq.worker.delivery import HeldDelivery

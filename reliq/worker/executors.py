@@ -16,8 +16,8 @@ from reliq.worker.daemon_threads import DaemonThreads
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from reliq.consumer.handler import Handler
-    from reliq.consumer.job import Job
+    from reliq.handlers.handler import Handler
+    from reliq.handlers.job import Job
     from reliq.worker.handler_call import HandlerCall
     from reliq.worker.inflight import Inflight
     from reliq.worker.runner import Runner

@@ -18,7 +18,7 @@ from reliq.settlement import is_final
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reliq.consumer.job import Job
+    from reliq.handlers.job import Job
     from reliq.settlement import Outcome
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.handler_call import HandlerCall

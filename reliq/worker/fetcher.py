@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from reliq.call import Command
     from reliq.client.client import Client
-    from reliq.consumer.handler import Handler
+    from reliq.handlers.handler import Handler
     from reliq.settlement import Outcome
     from reliq.worker.bodies import Piece
     from reliq.worker.capacity import Capacity

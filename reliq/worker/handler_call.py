@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from reliq.consumer.handler import Handler
+    from reliq.handlers.handler import Handler
     from reliq.worker.delivery import HeldDelivery
 
 #: A coroutine that was cancelled has so long to end before its slot counts as hung.

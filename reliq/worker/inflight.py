@@ -14,7 +14,7 @@ from reliq.worker.slots import SlotTable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from reliq.consumer.handler import Handler
+    from reliq.handlers.handler import Handler
     from reliq.worker.capacity import Capacity
     from reliq.worker.delivery import HeldDelivery
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from reliq.call import Call
     from reliq.client.client import Client
-    from reliq.consumer.handler import Handler
+    from reliq.handlers.handler import Handler
     from reliq.settlement import Outcome
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.executors import AsyncExecutor

@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reliq.consumer.job import Job
 from reliq.error_text import described, placed
 from reliq.errors import ConfigurationError
 from reliq.events import Handled, Started, notify, wanting
+from reliq.handlers.job import Job
 from reliq.settlement import ACKED, OVERRAN, RELEASED, Outcome, answered, raised, undecodable
 from reliq.text import class_name
 from reliq.worker.failures import Failures, is_failure

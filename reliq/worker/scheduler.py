@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from reliq.call import Call
     from reliq.client.client import Client
-    from reliq.consumer.handler import Handler
+    from reliq.handlers.handler import Handler
     from reliq.transitions import ClaimAnswer
 
 #: Between two looks at leases that are over but spared.

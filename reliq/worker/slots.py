@@ -39,7 +39,7 @@ from reliq.worker.claims import QueueClaims
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from reliq.consumer.handler import Handler
+    from reliq.handlers.handler import Handler
     from reliq.message import Claimed
     from reliq.worker.delivery import HeldDelivery
 

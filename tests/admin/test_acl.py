@@ -25,7 +25,6 @@ NO_ROLE = {
     "admin/queries.py",
     "admin/server.py",
     "client/moves.py",  # single moves, for tools and tests
-    "transport/wire.py",  # asks for the version, and trusts a server that does not tell
     "bench/bench.py",
     "publish/durability.py",  # for who publishes with durability: +wait or +waitaof, which not every server knows
     "bench/bare.py",  # tries what a server can do, as whoever may do all

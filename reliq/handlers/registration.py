@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from reliq.consumer.handler import Handler, check_around, check_hook, check_middleware, check_queue, inspected
 from reliq.errors import ConfigurationError
+from reliq.handlers.handler import Handler, check_around, check_hook, check_middleware, check_queue, inspected
 from reliq.settings import HandlerSettings
 from reliq.transport.connection import Connection, check_slots
 
 if TYPE_CHECKING:
-    from reliq.consumer.job import Job
-    from reliq.consumer.signatures import Options, Register, RegisterBatch
+    from reliq.handlers.job import Job
+    from reliq.handlers.signatures import Options, Register, RegisterBatch
     from reliq.message import Duration
     from reliq.queue import Queue
     from reliq.transport.pool import Target

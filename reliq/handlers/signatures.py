@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from tenacity.wait import wait_base
 
-    from reliq.consumer.job import Job
+    from reliq.handlers.job import Job
     from reliq.message import Duration
 
 B = TypeVar("B")

@@ -9,8 +9,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from reliq.codec.codec import Codec
 from reliq.codec.formats import type_name
-from reliq.consumer.job import Job
 from reliq.errors import ConfigurationError
+from reliq.handlers.job import Job
 from reliq.queue import Queue
 from reliq.settings import LINGER_SECONDS, HandlerSettings, seconds
 
