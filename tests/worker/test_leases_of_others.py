@@ -152,7 +152,7 @@ def test_a_process_that_has_not_stopped_reports_nothing_and_its_board_counts(hel
     Recovery(consumer, concurrency=1).give_back(child, 1)
 
     assert not child.report.exists()
-    assert queue.counts().ready == 1
+    assert queue.counts().totals["released"] == 1
 
 
 @pytest.mark.parametrize(("returncode", "crashes"), [(1, 4), (-signal.SIGSEGV, 4), (-signal.SIGKILL, 0), (0, 0)])
