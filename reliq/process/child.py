@@ -202,6 +202,11 @@ class Child:
             > row.timeout_at + HARD_LIMIT_SECONDS + (CANCEL_SECONDS if row.queue in self._async and not silent else 0)
         ]
 
+    def half_lease_over(self, overran: Sequence[Row], now: float) -> bool:
+        """Say whether half of a lease has passed since the timeout of one of these rows."""
+        lease_of = {one.queue.name: one.lease_seconds for one in self.handlers}
+        return any(row.queue in lease_of and now > row.timeout_at + lease_of[row.queue] / 2 for row in overran)
+
     def holders(self, now: float) -> list[Row]:
         """Return the rows whose handler may hold the interpreter, or has had its time."""
         rows, late = self.rows(), self.overran(now)

@@ -158,17 +158,38 @@ class Supervisor:
         """End a process whose handler overran its timeout or lets nothing else run; help one that is silent."""
         now = time.monotonic()
         child.hear(now)
-        silent, alone = child.silence.seconds, self._plan.concurrency == 1
-        if alone and (overran := child.overran(now)):
+        overran, silent = child.overran(now), child.silence.seconds
+        if self._plan.concurrency == 1 and overran:
             self._end(child, "overran", "its handler overran its timeout", overran)
-        elif not alone and silent > HARD_LIMIT_SECONDS and child.overran(now, since=child.silence.since):
-            self._end(child, "overran", "a handler that holds the interpreter overran its timeout", child.holders(now))
-        elif not alone and silent > self._stall:
-            self._end(child, "hung", f"a handler has held the interpreter for {silent:.0f} s", child.holders(now))
+        elif self._plan.concurrency > 1 and self._ends_for_its_neighbours(child, overran, now):
+            return
         elif child.complained > COMPLAINT_SECONDS:
             self._end(child, "hung", child.pulse.complaint(now))
         elif silent:
             self._returns.help(child)
+
+    def _ends_for_its_neighbours(self, child: Child, overran: list[Row], now: float) -> bool:
+        """
+        End a process of several handlers, one of which harms the others, and say whether it was.
+
+        A thread that overran its timeout can be ended with its process alone. That claims no more, and its successor
+        works already, while the neighbours have half of the lease to finish: with the other half to spare the message
+        goes to another process only when it runs no more in this one.
+        """
+        silent = child.silence.seconds
+        if silent > HARD_LIMIT_SECONDS and child.overran(now, since=child.silence.since):
+            self._end(child, "overran", "a handler that holds the interpreter overran its timeout", child.holders(now))
+        elif silent > self._stall:
+            self._end(child, "hung", f"a handler has held the interpreter for {silent:.0f} s", child.holders(now))
+        elif child.half_lease_over(overran, now) and not self._stopping:
+            self._end(child, "overran", "a handler overran its timeout", overran)
+        else:
+            if overran and not (child.doomed or self._stopping):
+                ran = ", ".join(map(str, overran))
+                logger.warning("process %d: a handler overran its timeout: %s; replacing the process", child.pid, ran)
+                child.wish_to_leave("overran")
+            return False
+        return True
 
     def _end(self, child: Child, reason: str, why: str, guilty: list[Row] | None = None) -> None:
         running = child.rows() if guilty is None else guilty

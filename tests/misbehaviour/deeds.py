@@ -17,13 +17,14 @@ from reliq.transport.connection import default_url
 
 HELD = Queue("held", str, retries=0)
 LIMITED = Queue("limited", str, retries=0)
+HANGING = Queue("hanging", str, retries=0)
 WAITING = Queue("waiting", str, retries=3)
 GOOD = Queue("good", int, retries=5)
 AGOOD = Queue("agood", int, retries=5)
 PLAIN = Queue("plain", str, retries=0)
 ASYNC = Queue("async", str, retries=0)
 DEADLY = Queue("deadly", str, retries=0)
-QUEUES = (HELD, LIMITED, WAITING, GOOD, AGOOD, PLAIN, ASYNC, DEADLY)
+QUEUES = (HELD, LIMITED, HANGING, WAITING, GOOD, AGOOD, PLAIN, ASYNC, DEADLY)
 
 consumer = Consumer()
 _local = threading.local()
@@ -32,7 +33,7 @@ _local = threading.local()
 def notes() -> redis.Redis:
     """Where handlers write down what they did, for the test to read."""
     if not hasattr(_local, "client"):
-        _local.client = redis.Redis.from_url(default_url())
+        _local.client = redis.Redis.from_url(default_url(), socket_timeout=None)
     return _local.client
 
 
@@ -57,6 +58,13 @@ def held(how: str, job: Job[str]) -> None:
 def limited(how: str, job: Job[str]) -> None:
     notes().hincrby("started", job.id)
     hold_the_interpreter(how)
+
+
+@consumer.handler(HANGING, lease=3, timeout=1)
+def hanging(_: str, job: Job[str]) -> None:
+    """Never end, and let others run."""
+    notes().hincrby("started", job.id)
+    threading.Event().wait()
 
 
 @consumer.handler(WAITING, lease=1, timeout=600)
