@@ -12,13 +12,13 @@ The value of a message is an envelope before its body, `RELIQ/1 {"d":18000000000
 The state word of a message is its field in the hash `lease`:
 
     none            it waits for its first delivery, or for one after a nack whose time has come
-    NONCE           held: LANE.NUMBER:LEASE_MS of the claim that took it
+    NONCE           held: LANE.NUMBER:LEASE_MS of the claim that took it, or a longer lease that it was given since
     2~NONCE         held; its last two deliveries ended by their lease
     nacked          it waits in unack until it is delivered again
     suspect         the same, or in a list; its last delivery ended by its lease
     suspect3        ... its last three did
     @DUE_MS         in a list; whoever claims it moves it to pending, for it was given another due time there
-    @DUE_MS?        the same of a suspect
+    @DUE_MS?        the same of a suspect, as earlier versions wrote it
     ...!            any of them, or none: it was cancelled, and ends where it is met next
 
 The failure note of a message (hash `errors`, field `note` of dead letters and ends) is `REASON ATTEMPT ERROR`, with
@@ -177,7 +177,7 @@ class Held(StateWord):
     Attributes:
         nonce: of its receipt.
         lane: by which it was claimed.
-        lease_ms: for how long the claim said.
+        lease_ms: the longest lease it was given.
     """
 
     nonce: str = ""

@@ -23,10 +23,9 @@ _NAME = re.compile(r"'[^'\n]*'|\b[A-Za-z_]\w*\b")
 
 # What reads a key of each type without changing it: before anything is written, unless the header marks the key with
 # `?`; then the script reads it itself, before it writes, when it needs it. `totals`, `ends` and `history` are left
-# out on purpose: what cannot be counted or noted must not stop a transition.
+# out on purpose: what cannot be counted or noted must not stop a transition; `watch` too, which is written anew.
 _READ = {
     "lane": "STRLEN",
-    "watch": "STRLEN",
     "pending": "ZCARD",
     "unack": "ZCARD",
     "ready": "LLEN",

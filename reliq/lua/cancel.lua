@@ -3,7 +3,7 @@
 -- KEYS  pending ready retry unack counts lease errors totals ends windows | msg dd
 -- ARGV  clock bare tombstone_ms | id
 -- Runs  pending:ZREM,ZSCORE ready:LPOS,LREM retry:LPOS,LREM unack:ZREM,ZSCORE counts:HDEL,HEXISTS
---       lease:HDEL,HGET,HSET errors:HDEL,HMGET totals:HINCRBY ends:XADD,XTRIM windows:HDEL msg:DEL dd:GET,PTTL,SET
+--       lease:HDEL,HGET,HSET errors:HDEL,HMGET totals:HINCRBY ends:XADD windows:HDEL msg:DEL dd:GET,PTTL,SET
 -- Returns  `cancelled`, `running` or `not_found` for each id
 -- Nothing to do: `not_found`, and where a tombstone is asked for one that a publish still on its way will meet.
 --
@@ -24,44 +24,38 @@ end
 
 for i = 1, ITEMS do
   local id, dd = arg(i, ID), mark(i)
-  local word, held = redis.call('HGET', lease, id), redis.call('ZSCORE', unack, id)
-  local before = redis.pcall('GET', dd)
-  answers[i] = seen[id] or 'cancelled'
-  bodies[#bodies + 1] = body(i)
-  if seen[id] then
-    bodies[#bodies] = nil
-  elseif redis.call('ZSCORE', pending, id) or (held and waits(word)) then
-    gone[#gone + 1] = id
-  elseif held then
-    answers[i] = 'running'
-    if not cancelled(word) then words[#words + 1], words[#words + 2] = id, (word or '') .. '!' end
-  elseif redis.call('HEXISTS', counts, id) == 1 and (is_in(ready, id) or is_in(retry, id)) then
-    gone[#gone + 1] = id
-  elseif redis.call('HEXISTS', counts, id) == 1 then
-    words[#words + 1], words[#words + 2] = id, '!'
-  else
-    local was_cancelled = before == 'cancelled' or before == 'freed'
-    bodies[#bodies], answers[i] = nil, was_cancelled and 'cancelled' or 'not_found'
+  local word, held, before = redis.call('HGET', lease, id), redis.call('ZSCORE', unack, id), redis.pcall('GET', dd)
+  local planned, counted = redis.call('ZSCORE', pending, id), redis.call('HEXISTS', counts, id) == 1
+  local found, runs = planned or held or counted, held and not planned and not waits(word)
+  local is_ended = found or before == 'cancelled' or before == 'freed'
+  answers[i] = seen[id] or runs and 'running' or is_ended and 'cancelled' or 'not_found'
+  if found and not seen[id] then
+    bodies[#bodies + 1] = body(i)
+    if planned or (held and not runs) or (not held and (is_in(ready, id) or is_in(retry, id))) then
+      gone[#gone + 1] = id
+    elseif not cancelled(word) then
+      pair(words, id, runs and (word or '') .. '!' or '!')
+    end
   end
   seen[id] = answers[i]
   local mark_of = answers[i] == 'not_found' and 'unknown' or 'cancelled'
   -- A marker that lasts longer stays: the id is taken until then.
   if tombstone_ms ~= '' then
     local is_longer = redis.call('PTTL', dd) < tonumber(tombstone_ms)
-    if is_longer or (mark_of == 'cancelled' and before ~= mark_of) then marks[#marks + 1] = { dd, mark_of } end
-  elseif bodies[#bodies] == body(i) and answers[i] == 'cancelled' and before ~= 'cancelled' and before ~= 'unknown' then
-    marks[#marks + 1] = { dd, 'freed' }
+    if is_longer or (mark_of == 'cancelled' and before ~= mark_of) then pair(marks, dd, mark_of) end
+  elseif found and answers[i] == 'cancelled' and before ~= 'cancelled' and before ~= 'unknown' then
+    pair(marks, dd, 'freed')
   end
 end
 
 begin(pending)
-for _, one in ipairs(marks) do redis.call('SET', one[1], one[2], 'PX', tombstone_ms ~= '' and tombstone_ms or 60000) end
-if #words > 0 then redis.call('HSET', lease, unpack(words)) end
-if #gone > 0 then
-  redis.call('ZREM', pending, unpack(gone))
-  redis.call('ZREM', unack, unpack(gone))
-  for _, one in ipairs(listed) do redis.call('LREM', one[1], one[2], one[3]) end
+for j = 1, #marks, 2 do
+  redis.call('SET', marks[j], marks[j + 1], 'PX', tombstone_ms ~= '' and tombstone_ms or 60000)
 end
+run('HSET', lease, words)
+run('ZREM', pending, gone)
+run('ZREM', unack, gone)
+for _, one in ipairs(listed) do redis.call('LREM', unpack(one)) end
 finish('cancelled', gone)
 if #gone > 0 then redis.pcall('HDEL', windows, unpack(gone)) end
 if #bodies > 0 then redis.call('DEL', unpack(bodies)) end

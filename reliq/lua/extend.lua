@@ -1,21 +1,25 @@
 -- extend: unack -> unack with a new deadline
 --
--- KEYS  unack counts lease
--- ARGV  clock lease_ms | id nonce left
--- Runs  unack:ZADD,ZMSCORE,ZREM counts:HMGET lease:HMGET
+-- KEYS  unack lease
+-- ARGV  clock lease_ms | id nonce
+-- Runs  unack:ZADD,ZMSCORE,ZREM lease:HMGET,HSET
 -- Returns  the indexes of receipts that no longer hold, then those whose message was cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
+--
+-- A lease that is longer than any before is noted in the state word: `tidy` pulls back what lies behind it.
 
-local ids, held, lost = receipts()
-local stopped, deadlines = {}, {}
-for i, id in ipairs(ids) do
-  if held[i] then
-    deadlines[#deadlines + 1], deadlines[#deadlines + 2] = score(now_up + lease_ms), id
-    if cancelled(held[i]) then stopped[#stopped + 1] = i end
+local ids, held, _, lost, words = receipts(true)
+local stopped, deadlines, longer = {}, {}, {}
+for _, i in ipairs(held) do
+  local id, word = ids[i], words[i]
+  pair(deadlines, score(now_up + lease_ms), id)
+  if cancelled(word) then stopped[#stopped + 1] = i end
+  if tonumber(lease_ms) > (tonumber(word:match(':(%d+)')) or 0) then
+    pair(longer, id, (word:gsub(':%d+', ':' .. lease_ms)))
   end
 end
-if #deadlines > 0 then
-  begin(unack)
-  redis.call('ZADD', unack, unpack(deadlines))
-end
+
+begin(unack)
+run('HSET', lease, longer)
+run('ZADD', unack, deadlines)
 return { lost, stopped }

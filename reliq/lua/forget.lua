@@ -2,9 +2,9 @@
 --
 -- KEYS  pending ready unack retry garbage counts dead lease errors totals ends history wake watch paused windows
 -- ARGV  clock letters
--- Runs  pending:ZCARD ready:LLEN unack:ZCARD retry:LLEN garbage:SCARD counts:HLEN dead:UNLINK,XLEN
---       lease:HLEN,UNLINK errors:HLEN,UNLINK totals:UNLINK ends:UNLINK history:UNLINK wake:LLEN,UNLINK
---       watch:UNLINK paused:UNLINK windows:UNLINK
+-- Runs  pending:ZCARD ready:LLEN unack:ZCARD retry:LLEN garbage:SCARD counts:HLEN dead:UNLINK,XLEN lease:HLEN,UNLINK
+--       errors:HLEN,UNLINK totals:UNLINK ends:UNLINK history:UNLINK wake:LLEN,UNLINK watch:UNLINK paused:UNLINK
+--       windows:UNLINK
 -- Returns  how many messages and how many dead letters there are: it goes without messages, and either without
 --   letters or when `letters` is 1
 -- Nothing to do: 0 and 0.

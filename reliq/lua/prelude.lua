@@ -2,14 +2,24 @@
 -- uses of this text, then a read of every key's type, then the script itself, which reads first, then adds, then
 -- removes: a script that is cut off half-way delivers something twice, and loses nothing.
 -- A message's place in the tails: `arg(i, NAME)` and `body(i)`; `mark(j)` is the j-th dedup key.
+--
+-- The state word of a message is its field in `lease`. Without one the message waits, or was leased by a foreign
+-- consumer. D is a number of 1 to 99, times are in ms.
+--
+--   word             where the id is   meaning
+--   LANE.NUMBER:MS   unack             held since that call of that lane; MS is the longest lease it was given
+--   D~LANE.NUMBER:MS unack             the same, after D deliveries in a row that ended by their lease
+--   HELD!            unack             held, by either word, and cancelled: ends with the delivery
+--   !                ready, retry      cancelled: the claim that meets it drops it; in unack of what no word held
+--   nacked           unack             waits for its redelivery
+--   suspect          unack, a list     waits after a delivery that ended by its lease
+--   suspectD         unack, a list     the same, after D deliveries in a row
+--   @MS              ready, retry      the claim that meets it moves it to pending, due at MS; once also `@MS?`
 
 -- Now, in ms. Rounded up where it makes a due time or a deadline, down where it decides
 -- whether one has passed: nothing is ever early.
-local us = tonumber(clock)
-if not us then
-  local time = redis.call('TIME')
-  us = time[1] * 1000000 + time[2]
-end
+local time = clock == '' and redis.call('TIME') or { 0, clock }
+local us = time[1] * 1000000 + time[2]
 local now_up, now_down = math.ceil(us / 1000), math.floor(us / 1000)
 
 local function arg(i, field) return ARGV[HEAD_ARGS + (i - 1) * TAIL_ARGS + field] end
@@ -20,11 +30,22 @@ local function mark(j) return KEYS[HEAD_KEYS + ITEMS + j] end
 local function read(command, key, ...)
   local answer = redis.pcall(command, key, ...)
   local why = type(answer) == 'table' and answer.err
-  if why then
-    local is_type = why:find('WRONGTYPE', 1, true)
-    error(why .. (is_type and ' RELIQ_KEY ' .. key .. ' ' or ' (' .. command .. ' ' .. key .. ')'), 0)
-  end
-  return answer
+  if not why then return answer end
+  local is_type = why:find('WRONGTYPE', 1, true)
+  error(why .. (is_type and ' RELIQ_KEY ' .. key .. ' ' or ' (' .. command .. ' ' .. key .. ')'), 0)
+end
+
+-- Run a command on a key and a list of arguments; none runs nothing and is false.
+local function run(command, key, list) return #list > 0 and redis.call(command, key, unpack(list)) end
+local function pair(list, one, other)
+  local n = #list
+  list[n + 1], list[n + 2] = one, other
+end
+
+local function pick(list, indexes)
+  local picked = {}
+  for j, i in ipairs(indexes) do picked[j] = list[i] end
+  return picked
 end
 
 local function score(ms) return string.format('%.3f', ms / 1000) end
@@ -34,12 +55,10 @@ local function ms_of(text) return math.floor(text * 1000 + 0.5) end
 local function count(text) return text and text:match('^%d+$') and math.min(tonumber(text), 1000000) or 0 end
 local function cancelled(word) return word and word:sub(-1) == '!' end
 
--- How many deliveries in a row a message has not survived: of a suspect that waits `suspect` (one), `suspect2` and
--- so on; of one that is held `2~NONCE`.
+-- How many deliveries in a row a message has not survived, by its state word.
 local function deaths(word)
   local waiting = word:match('^suspect(%d*)$')
-  if waiting == '' then return 1 end
-  return math.min(tonumber(waiting or word:match('^(%d+)~') or 0), 99)
+  return waiting == '' and 1 or math.min(tonumber(waiting or word:match('^(%d+)~') or 0), 99)
 end
 local function suspect(died) return 'suspect' .. (died > 1 and string.format('%.0f', died) or '') end
 
@@ -47,9 +66,7 @@ local function suspect(died) return 'suspect' .. (died > 1 and string.format('%.
 local function waits(word) return word == 'nacked' or (word or ''):find('^suspect') end
 
 -- Totals come last and never fail: an account off by one beats a message lost.
-local function add(kind, n)
-  if n > 0 then redis.pcall('HINCRBY', totals, kind, n) end
-end
+local function add(kind, n) return n > 0 and redis.pcall('HINCRBY', totals, kind, n) end
 
 local function push_token()
   if redis.call('LLEN', wake) == 0 then redis.call('LPUSH', wake, '1') end
@@ -73,53 +90,46 @@ local function begin(zset) redis.call('ZREM', zset, 'no message is called so') e
 -- Put ids into a sorted set, all at one time or each at its own; when that makes its head sooner, whoever watches
 -- knows too late a time: the next claim watches instead.
 local function put(zset, dues, ids)
-  if #ids == 0 then return end
-  local first, soonest, pairs_of = head(zset), nil, {}
-  for i, id in ipairs(ids) do
-    local due = type(dues) == 'table' and dues[i] or dues
-    pairs_of[2 * i - 1], pairs_of[2 * i] = score(due), id
-    soonest = math.min(soonest or due, due)
-  end
-  redis.call('ZADD', zset, unpack(pairs_of))
-  if not first or soonest < first then
+  local first, rows = #ids > 0 and head(zset), {}
+  for i, id in ipairs(ids) do pair(rows, score(type(dues) == 'table' and dues[i] or dues), id) end
+  if run('ZADD', zset, rows) and head(zset) < (first or math.huge) then
     redis.call('DEL', watch)
     push_token()
   end
 end
 
 local function forget(ids)
-  if #ids == 0 then return end
-  redis.call('HDEL', counts, unpack(ids))
-  redis.call('HDEL', lease, unpack(ids))
-  redis.call('HDEL', errors, unpack(ids))
+  for _, key in ipairs({ counts, lease, errors }) do run('HDEL', key, ids) end
 end
 
 -- How messages ended, the last `most` of them. As totals: late, and never in the way.
 local function note_ends(stream, most, kind, ids, notes, letters)
   for i = math.max(1, #ids - most + 1), #ids do
-    local letter = letters and letters[i] or ''
-    redis.pcall('XADD', stream, '*', 'id', ids[i], 'kind', kind, 'note', notes[i] or '', 'letter', letter)
+    local note, letter = notes[i] or '', letters[i] or ''
+    redis.pcall('XADD', stream, 'MAXLEN', most, '*', 'id', ids[i], 'kind', kind, 'note', note, 'letter', letter)
   end
-  if #ids > 0 then redis.pcall('XTRIM', stream, 'MAXLEN', most) end
 end
 
 -- End messages in any way but by an ack; what last went wrong with them is kept with their end.
 local function finish(kind, ids)
-  if #ids == 0 then return end
-  local notes = redis.call('HMGET', errors, unpack(ids))
+  local notes = run('HMGET', errors, ids)
   forget(ids)
   add(kind, #ids)
-  note_ends(ends, 1000, kind, ids, notes)
+  note_ends(ends, 1000, kind, ids, notes, {})
 end
 
--- Chosen ids that end, the `at[j]`-th messages of the tail: each stays taken for as long as its publish said, or else
--- for `spans[j]`. That it cannot be noted stops nothing.
+-- For how long each chosen id stays taken after its end: as its publish said, or else as `spans` says.
+local function known_spans(ids, spans)
+  local known = #ids > 0 and redis.pcall('HMGET', windows, unpack(ids)) or {}
+  for j in ipairs(ids) do spans[j] = tonumber(known[j] or spans[j] or 0) or 0 end
+  return spans
+end
+
+-- Chosen ids that end, the `at[j]`-th messages of the tail, stay taken. That it cannot be noted stops nothing.
 local function take(ids, at, spans)
   if #ids == 0 or #KEYS <= HEAD_KEYS + ITEMS then return end
-  local known = redis.pcall('HMGET', windows, unpack(ids))
-  for j in ipairs(ids) do
-    local i, ms = at[j], tonumber(known[j] or spans[j] or 0) or 0
-    if ms > 0 then redis.pcall('SET', mark(i), 'ended', 'PX', string.format('%.0f', math.min(ms, 1e15))) end
+  for j, ms in ipairs(known_spans(ids, spans)) do
+    if ms > 0 then redis.pcall('SET', mark(at[j]), 'ended', 'PX', string.format('%.0f', math.min(ms, 1e15))) end
   end
   redis.pcall('HDEL', windows, unpack(ids))
 end
@@ -143,28 +153,25 @@ local function recall()
   if not last or tonumber(last) < tonumber(number) then return nil, kept end
   return last == number and answer or 'stale', kept
 end
+local function remember(answer, ttl_ms) redis.call('SET', lane, number .. ' ' .. answer, 'PX', ttl_ms) end
 
-local function remember(answer, ttl_ms)
-  redis.call('SET', lane, number .. ' ' .. answer, 'PX', ttl_ms)
+-- The ids of the tail; the indexes of receipts that hold, of those whose message was cancelled (unless they count as
+-- any other), of those that no longer hold; and the state words. A receipt is LANE.NUMBER, and a place in unack.
+local function receipts(with_cancelled)
+  local ids, held, stopped, lost, seen = {}, {}, {}, {}, {}
+  for i = 1, ITEMS do ids[i] = arg(i, ID) end
+  local words, places = run('HMGET', lease, ids), run('ZMSCORE', unack, ids)
+  for i, id in ipairs(ids) do
+    local nonce, word = arg(i, NONCE), places[i] and not seen[id] and words[i]
+    local holds = word and (word == nonce or word:match('^[^:!]*') == nonce:match('^[^:]*'))
+    local indexes = not holds and lost or cancelled(word) and not with_cancelled and stopped or held
+    indexes[#indexes + 1], seen[id] = i, seen[id] or holds
+  end
+  return ids, held, stopped, lost, words
 end
 
--- Which receipts in the tail still hold (index -> state word), and the indexes that do not.
--- A receipt is the nonce in `lease`, a place in unack and the retries left as claimed.
-local function receipts()
-  local ids, held, lost, seen = {}, {}, {}, {}
-  if ITEMS == 0 then return ids, held, lost end
-  for i = 1, ITEMS do ids[i] = arg(i, ID) end
-  local words, lefts = redis.call('HMGET', lease, unpack(ids)), redis.call('HMGET', counts, unpack(ids))
-  local places = redis.call('ZMSCORE', unack, unpack(ids))
-  for i, id in ipairs(ids) do
-    local nonce, word = arg(i, NONCE), words[i]
-    local same = word == nonce or word == nonce .. '!'
-    local unspent = not lefts[i] or count(lefts[i]) == tonumber(arg(i, LEFT))
-    if same and unspent and places[i] and not seen[id] then
-      held[i], seen[id] = word, true
-    else
-      lost[#lost + 1] = i
-    end
-  end
-  return ids, held, lost
+-- End what was cancelled while it was held.
+local function stop(ids)
+  run('ZREM', unack, ids)
+  finish('cancelled', ids)
 end

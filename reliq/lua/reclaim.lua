@@ -3,7 +3,7 @@
 -- KEYS  unack retry garbage counts lease errors totals ends wake
 -- ARGV  clock limit spare most
 -- Runs  unack:ZADD,ZRANGE,ZRANGEBYSCORE,ZREM retry:LPUSH garbage:SADD counts:HDEL,HMGET,HSET lease:HDEL,HMGET,HSET
---       errors:HDEL,HMGET,HSET totals:HINCRBY ends:XADD,XTRIM wake:LLEN,LPUSH
+--       errors:HDEL,HMGET,HSET totals:HINCRBY ends:XADD wake:LLEN,LPUSH
 -- Returns  ms until the next deadline (-1: none), the ids whose lease ran out (suspects, if it was one of reliq's),
 --          the ids that have waited and are due again, the ids with no delivery left, the ids that were cancelled,
 --          and those whose count was missing or no number
@@ -13,67 +13,58 @@
 -- at once; after the next ones it waits in unack, longer each time; the death number `most` in a row buries it. One
 -- without a state word was leased by a consumer that writes none: it goes on at once, and is no suspect.
 --
--- With `spare` set none of reliq's leases ends that is over: it may be about to be renewed. At most nine times `limit`
--- of such leases are passed over to find what is behind them.
+-- With `spare` set none of reliq's leases ends that is over: it may be about to be renewed. What is behind such leases
+-- is found among the first ten times `limit` ids.
 
-local ids, at = {}, 0
-repeat
-  local part = redis.call('ZRANGEBYSCORE', unack, '-inf', score(now_down), 'LIMIT', at, limit)
-  local words = spare ~= '' and #part > 0 and redis.call('HMGET', lease, unpack(part))
-  for i, id in ipairs(part) do
-    if not words or not words[i] or waits(words[i]) or cancelled(words[i]) then ids[#ids + 1] = id end
+local reach = spare == '' and limit or 10 * limit
+local part = redis.call('ZRANGEBYSCORE', unack, '-inf', score(now_down), 'LIMIT', 0, reach)
+local all_words, ids, words = run('HMGET', lease, part), {}, {}
+for i, id in ipairs(part) do
+  local word = all_words[i]
+  if #ids < tonumber(limit) and (spare == '' or not word or waits(word) or cancelled(word)) then
+    ids[#ids + 1], words[#words + 1] = id, word
   end
-  at = at + limit
-until #ids > 0 or #part == 0 or at >= 10 * limit
-local overdue, again, buried, gone, odd = {}, {}, {}, {}, {}
-local back, spent, words_of, known, notes_of, waiting, nacked = {}, {}, {}, {}, {}, {}, 0
-if #ids > 0 then
-  local words, lefts = redis.call('HMGET', lease, unpack(ids)), redis.call('HMGET', counts, unpack(ids))
-  local notes = redis.call('HMGET', errors, unpack(ids))
-  for i, id in ipairs(ids) do
-    local word, left, waited = words[i], count(lefts[i]), waits(words[i])
-    local died = word and deaths(word) + (waited and 0 or 1) or 0
-    if not (lefts[i] and lefts[i]:match('^-?%d+$')) then odd[#odd + 1] = id end
-    if cancelled(word) then
-      gone[#gone + 1] = id
-    elseif left <= 0 or died >= tonumber(most) then
-      local text = (notes[i] or ''):match('^%S+ %S+ (.*)$') or ''
-      if word ~= 'nacked' then notes_of[#notes_of + 1], notes_of[#notes_of + 2] = id, 'lease - ' .. text end
-      buried[#buried + 1], known[#known + 1] = id, id
-    elseif died > 1 and not waited then
-      overdue[#overdue + 1] = id
-      waiting[#waiting + 1], waiting[#waiting + 2] = score(now_up + 1000 * 2 ^ (died - 1)), id
-      words_of[#words_of + 1], words_of[#words_of + 2] = id, suspect(died)
+end
+
+local overdue, again, buried, gone, odd, nacked = {}, {}, {}, {}, {}, 0
+local back, spent, calm, suspects, waiting, notes = {}, {}, {}, {}, {}, {}
+local lefts, known = run('HMGET', counts, ids), run('HMGET', errors, ids)
+for i, id in ipairs(ids) do
+  local word, left, waited = words[i], count(lefts[i]), waits(words[i])
+  local died = word and deaths(word) + (waited and 0 or 1) or 0
+  if not (lefts[i] or ''):find('^-?%d+$') then odd[#odd + 1] = id end
+  if cancelled(word) then
+    gone[#gone + 1] = id
+  elseif left == 0 or died >= tonumber(most) then
+    buried[#buried + 1], calm[#calm + 1] = id, id
+    local text = (known[i] or ''):match('^%S+ %S+ (.*)$') or ''
+    if word ~= 'nacked' then pair(notes, id, 'lease - ' .. text) end
+  else
+    local where = waited and again or overdue
+    where[#where + 1] = id
+    if died > 0 then pair(suspects, id, suspect(died)) else calm[#calm + 1] = id end
+    if died > 1 and not waited then
+      pair(waiting, score(now_up + 1000 * 2 ^ (died - 1)), id)
     else
-      local where = waited and again or overdue
-      where[#where + 1], back[#back + 1] = id, id
-      spent[#spent + 1], spent[#spent + 2] = id, left - 1
-      if word == 'nacked' then nacked = nacked + 1 end
-      if died > 0 then
-        words_of[#words_of + 1], words_of[#words_of + 2] = id, suspect(died)
-      else
-        known[#known + 1] = id
-      end
+      back[#back + 1] = id
+      pair(spent, id, left - 1)
+      nacked = nacked + (word == 'nacked' and 1 or 0)
     end
   end
-
-  begin(unack)
-  if #back > 0 then
-    redis.call('LPUSH', retry, unpack(back))
-    redis.call('HSET', counts, unpack(spent))
-    push_token()
-  end
-  if #words_of > 0 then redis.call('HSET', lease, unpack(words_of)) end
-  if #notes_of > 0 then redis.call('HSET', errors, unpack(notes_of)) end
-  if #buried > 0 then redis.call('SADD', garbage, unpack(buried)) end
-  if #waiting > 0 then redis.call('ZADD', unack, unpack(waiting)) end
-  for _, part in ipairs({ back, buried, gone }) do
-    if #part > 0 then redis.call('ZREM', unack, unpack(part)) end
-  end
-  if #buried > 0 then redis.call('HDEL', counts, unpack(buried)) end
-  if #known > 0 then redis.call('HDEL', lease, unpack(known)) end
-  finish('cancelled', gone)
-  add('retried_lease', #overdue)
-  add('retried_nack', nacked)
 end
+
+begin(unack)
+if run('LPUSH', retry, back) then push_token() end
+run('HSET', counts, spent)
+run('HSET', lease, suspects)
+run('HSET', errors, notes)
+run('SADD', garbage, buried)
+run('ZADD', unack, waiting)
+run('ZREM', unack, back)
+run('ZREM', unack, buried)
+run('HDEL', counts, buried)
+run('HDEL', lease, calm)
+stop(gone)
+add('retried_lease', #overdue)
+add('retried_nack', nacked)
 return { wait_for(unack), overdue, again, buried, gone, odd }

@@ -41,24 +41,16 @@ def ack(
     # Of a bare body, or of one that is gone, nothing says here whether its id was chosen: Redis knows.
     if keys.bare or kind == "expired" or any(window for _, window in receipts):
         tail_keys += [keys.dd(claimed.id) for claimed, _ in receipts]
-    args: list[Arg] = [clock_arg(clock), kind, history or "", ",".join(map(str, took_ms))]
-    for claimed, window in receipts:
-        args += (claimed.id, claimed.nonce, claimed.left, window or "")
+    args: list[Arg] = [clock_arg(clock), kind, history]
+    times: Sequence[Arg] = took_ms or [""] * len(receipts)
+    for (claimed, window), took in zip(receipts, times, strict=True):
+        args += (claimed.id, claimed.nonce, window or "", took)
     happened = events.Acked if kind == "acked" else events.Expired
     ids = [claimed.id for claimed, _ in receipts]
+    lead = (keys.unack, keys.counts, keys.lease, keys.errors, keys.totals)
     return Call(
         script("ack"),
-        (
-            keys.unack,
-            keys.counts,
-            keys.lease,
-            keys.errors,
-            keys.totals,
-            keys.ends,
-            keys.history,
-            keys.windows,
-            *tail_keys,
-        ),
+        (*lead, keys.ends, keys.history, keys.windows, *tail_keys),
         args,
         lambda reply: Settled(_at(ids, reply)),
         lambda answer: _settled(keys, ids, answer, "ack", happened),
@@ -75,7 +67,7 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
     ids = [failure[0].id for failure in bounded("failures", failures)]
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
     for claimed, delay_ms, why, value in failures:
-        args += (claimed.id, claimed.nonce, claimed.left, delay_ms, why, value)
+        args += (claimed.id, claimed.nonce, delay_ms, why, value)
     lead = (keys.unack, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends)
     return Call(
         script("nack"),
@@ -101,11 +93,11 @@ def extend(keys: Keys, receipts: Sequence[Claimed], *, lease_ms: int, clock: int
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
     return Call(
         script("extend"),
-        (keys.unack, keys.counts, keys.lease),
+        (keys.unack, keys.lease),
         (
             clock_arg(clock),
             span("lease_ms", lease_ms),
-            *(part for one in receipts for part in (one.id, one.nonce, one.left)),
+            *(part for one in receipts for part in (one.id, one.nonce)),
         ),
         lambda reply: Settled(_at(ids, reply[0]), _at(ids, reply[1])),
     )
@@ -116,7 +108,7 @@ def release(keys: Keys, receipts: Sequence[Claimed], *, clock: int | None = None
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
     args: list[Arg] = [clock_arg(clock)]
     for one in receipts:
-        args += (one.id, one.nonce, one.left, one.deaths)
+        args += (one.id, one.nonce)
     return Call(
         script("release"),
         (keys.unack, keys.ready, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),
@@ -131,7 +123,7 @@ def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | 
     ids = [claimed.id for claimed, _ in bounded("receipts", receipts)]
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
     for claimed, delay_ms in receipts:
-        args += (claimed.id, claimed.nonce, claimed.left, delay_ms)
+        args += (claimed.id, claimed.nonce, delay_ms)
     lead = (keys.unack, keys.pending, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends)
     return Call(
         script("snooze"),

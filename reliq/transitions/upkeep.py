@@ -49,7 +49,7 @@ def redrive(
     lead = (keys.dead, keys.pending, keys.ready, keys.counts, keys.garbage, keys.lease, keys.totals)
     return Call(
         script("redrive"),
-        (*lead, keys.wake, keys.watch, *(keys.msg(id) for _, id, _ in letters)),
+        (*lead, keys.wake, keys.watch, keys.windows, *(keys.msg(id) for _, id, _ in letters)),
         (clock_arg(clock), bare_arg(keys), delay_ms, ttl_ms, *(part for letter in letters for part in letter)),
         lambda reply: cast("list[RedriveStatus]", words(reply, letters, get_args(RedriveStatus))),
         lambda answer: [

@@ -23,7 +23,7 @@ def _pester(tap, chance: random.Random) -> None:
         time.sleep(PAUSE_SECONDS)
         old = list(tap.spent)
         queue = chance.choice(list(QUEUES))
-        receipts = [claimed for name, claimed in old if name == queue and claimed.left > 0]
+        receipts = [claimed for name, claimed in old if name == queue]
         verb = chance.choice(["ack", "nack", "extend", "release"])
         if receipts:
             try:

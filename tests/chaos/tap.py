@@ -79,7 +79,7 @@ class Tap:
         if one.name in LETTING_GO and not self._late:
             for index, row in enumerate(one.rows, 1):
                 if index not in lost:
-                    self.spent.append((one.queue, Claimed(row["id"], row["nonce"], int(row["left"]))))
+                    self.spent.append((one.queue, Claimed(row["id"], row["nonce"], 1)))
 
 
 class Spied:

@@ -37,15 +37,23 @@ class Mutant:
 
 #: Whatever is in unack counts as held, by whomever.
 _ANY_RECEIPT = """
-for i, id in ipairs(ids) do
-  if not held[i] and redis.call('ZSCORE', unack, id) then held[i] = 'anybody' end
+for _, i in ipairs(lost) do
+  if redis.call('ZSCORE', unack, ids[i]) then
+    held[#held + 1] = i
+    WORDS
+  end
 end
 """
-_RECEIPTS = "local ids, held, lost = receipts()\n"
+_RECEIPTS = {
+    "ack": "local ids, held, stopped, lost = receipts(kind == 'acked')\n",
+    "extend": "local ids, held, _, lost, words = receipts(true)\n",
+}
 
 
 def _without_receipt(verb: str, examples: int) -> Mutant:
-    return Mutant(f"{verb} without receipt", f"lua/{verb}.lua", _RECEIPTS, _RECEIPTS + _ANY_RECEIPT, MODEL, examples)
+    receipts = _RECEIPTS.get(verb, "local ids, held, stopped, lost = receipts()\n")
+    anybody = _ANY_RECEIPT.replace("WORDS", "words[i] = words[i] or 'anybody'" if verb == "extend" else "")
+    return Mutant(f"{verb} without receipt", f"lua/{verb}.lua", receipts, receipts + anybody, MODEL, examples)
 
 
 MUTANTS = (
@@ -61,7 +69,7 @@ MUTANTS = (
     _without_receipt("extend", 200),
     _without_receipt("release", 200),
     _without_receipt("snooze", 200),
-    Mutant("claim leaves an id behind", "lua/claim.lua", "0, -size[list] - 1)", "0, -size[list])", examples=50),
+    Mutant("claim leaves an id behind", "lua/claim.lua", "0, -one.size - 1)", "0, -one.size)", examples=50),
     Mutant(
         "no heartbeat",
         "worker/renewer.py",
@@ -77,20 +85,24 @@ MUTANTS = (
         examples=100,
     ),
     Mutant(
-        "cancel skips ready", "lua/cancel.lua", "    words[#words + 1], words[#words + 2] = id, '!'\n", "", examples=100
+        "cancel skips ready",
+        "lua/cancel.lua",
+        "id, runs and (word or '') .. '!' or '!')",
+        "id, runs and (word or '') .. '!' or nil)",
+        examples=100,
     ),
     Mutant(
         "release spends a retry",
         "lua/release.lua",
-        "    freed[#freed + 1] = id\n",
-        "    freed[#freed + 1] = id\n    redis.call('HINCRBY', counts, id, -1)\n",
+        "  freed[#freed + 1] = id\n",
+        "  freed[#freed + 1] = id\n  redis.call('HINCRBY', counts, id, -1)\n",
         examples=100,
     ),
     Mutant(
         "reclaim drops the third id of a batch",
         "lua/reclaim.lua",
-        "redis.call('LPUSH', retry, unpack(back))",
-        "redis.call('LPUSH', retry, unpack(back, 1, 2))",
+        "run('LPUSH', retry, back)",
+        "#back > 0 and redis.call('LPUSH', retry, unpack(back, 1, 2))",
         examples=200,
     ),
     Mutant(
@@ -147,13 +159,13 @@ MUTANTS = (
     Mutant(
         "a cancelled message that fails is delivered again",
         "lua/nack.lua",
-        "  if cancelled(held[i]) then\n",
-        "  if held[i] == 'cancelled' then\n",
+        "= receipts()\n",
+        "= receipts(true)\n",
     ),
     Mutant(
         "a stale receipt matches a message that was redriven",
         "lua/redrive.lua",
-        "  redis.call('HDEL', lease, unpack(ids))\n",
+        "run('HDEL', lease, ids)\n",
         "",
     ),
     Mutant("what comes due wakes nobody", "lua/promote.lua", "  push_token()\n", "", examples=200),
@@ -174,8 +186,8 @@ MUTANTS = (
     Mutant(
         "released to the far end of the list",
         "lua/release.lua",
-        "redis.call('RPUSH', ready, unpack(freed))",
-        "redis.call('LPUSH', ready, unpack(freed))",
+        "run('RPUSH', ready, freed)",
+        "run('LPUSH', ready, freed)",
         examples=100,
     ),
     Mutant(

@@ -9,7 +9,8 @@ from hypothesis import Phase
 
 from reliq.embedded import EmbeddedRedis, find_server
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / "scripts"), str(TESTS)]
 
 
 def main(examples: str) -> None:

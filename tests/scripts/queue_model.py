@@ -12,6 +12,11 @@ from reliq.message import Claimed
 from reliq.transitions import LEASE_DEATHS
 
 
+def call_of(word):
+    """By which call of which lane a message is held: what a receipt and a state word share."""
+    return re.match("[^:!]*", word)[0]
+
+
 class Model(ExpiringKeys, Account):
     """A queue's places, state words and account."""
 
@@ -105,6 +110,7 @@ class Model(ExpiringKeys, Account):
         until = self.key_time + delay_ms + ttl_ms
         self.bodies[id], self.counts[id] = Body(body, self.due_in(delay_ms), until), retries
         self.totals["redriven"] += 1
+        self.windows.add(id)  # its letter says how long it stays taken
         self.enter(id, delay_ms)
         return "redriven"
 
@@ -137,8 +143,7 @@ class Model(ExpiringKeys, Account):
                     self.end(id, "cancelled")
                 elif word.startswith("@"):
                     self.words.pop(id)
-                    self.words |= {id: "suspect"} if word.endswith("?") else {}
-                    moved[id] = int(word.strip("@?"))
+                    moved[id] = int(word.strip("@"))
                 elif (died and held + 1 > min(among, narrowest)) or ((died or not left) and not direct):
                     back.append(id)
                 else:
@@ -169,8 +174,8 @@ class Model(ExpiringKeys, Account):
         """The receipts that hold, and the ids of the others."""
         good, lost = [], []
         for one in receipts:
-            here = one.id in self.unack and self.words.get(one.id) in (one.nonce, one.nonce + "!")
-            holds = here and self.counts[one.id] == one.left and one.id not in [other.id for other in good]
+            same = call_of(self.words.get(one.id, "")) == call_of(one.nonce)
+            holds = one.id in self.unack and same and one.id not in [other.id for other in good]
             good.append(one) if holds else lost.append(one.id)
         return good, tuple(lost)
 
@@ -188,6 +193,9 @@ class Model(ExpiringKeys, Account):
         good, lost = self.held(receipts)
         for one in good:
             self.unack[one.id] = self.up + lease_ms
+            call, word = call_of(one.nonce), self.words[one.id]
+            longest = max(lease_ms, int(word.removeprefix(f"{call}:").rstrip("!")))
+            self.words[one.id] = f"{call}:{longest}{'!' * word.endswith('!')}"
         return lost, tuple(one.id for one in good if self.cancelled(one.id))
 
     def let_go(self, receipts, then, order=1, put=None):
@@ -247,14 +255,13 @@ class Model(ExpiringKeys, Account):
 
     def reclaim(self, limit, spare):
         leases = dict(self.unack)
-        over = self.over(self.unack, 10 * limit)
+        over = self.over(self.unack, 10 * limit if spare else limit)
         spared = [id for id in over if spare and id in self.words and not self.waits(id) and not self.cancelled(id)]
-        pieces = [over[at : at + limit] for at in range(0, len(over), limit)]
-        piece = next((one for one in pieces if set(one) - set(spared)), [])
+        taken = [id for id in over if id not in spared][:limit]
         for id in over:
             word, waited = self.words.get(id), self.waits(id)
             died = self.died(id) + (not waited) if word else 0
-            if id in spared or id not in piece:
+            if id not in taken:
                 self.unack[id] = leases[id]
             elif self.cancelled(id):
                 self.end(id, "cancelled")
@@ -303,8 +310,8 @@ class Model(ExpiringKeys, Account):
         elif id in self.unack:
             return "running"
         elif id in self.counts and not self.cancelled(id):
-            before = int(word.strip("@?")) if word.startswith("@") else self.down
-            self.words[id] = f"@{due}" + ("?" if self.died(id) or word.endswith("?") else "")
+            before = int(word.strip("@")) if word.startswith("@") else self.down
+            self.words[id] = f"@{due}"
         else:
             return "not_found"
         self.postpone(id, due - before, due)

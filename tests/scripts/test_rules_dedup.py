@@ -72,6 +72,20 @@ def test_a_chosen_id_stays_taken_from_every_end(how, send, end, client, keys):
 
 
 @pytest.mark.parametrize("how", ENDS)
+def test_a_redriven_message_keeps_its_window_for_its_second_end(how, send, end, run, client, keys):
+    send()
+    end("dead")
+    [(letter, _)] = client.xrange(keys.dead)
+    assert run(t.redrive(keys, [(letter.decode(), "m", 0)], ttl_ms=HOUR_MS)) == ["redriven"]
+    client.delete(keys.dd("m"))  # of its first end
+
+    end(how)
+
+    assert send() == "duplicate"
+    assert WINDOW_MS - 30_000 < client.pttl(keys.dd("m")) <= WINDOW_MS
+
+
+@pytest.mark.parametrize("how", ENDS)
 def test_without_a_window_an_id_is_free_at_its_end(how, send, end, client, keys):
     assert send(window_ms=0) is None
     if how != "acked":

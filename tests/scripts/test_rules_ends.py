@@ -258,6 +258,24 @@ def test_tidy_pulls_back_the_lease_of_a_cancelled_message_too(publish, claim, ru
     assert due(keys.unack, "m") == millis(1000)
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_tidy_leaves_a_lease_that_was_extended_for_longer_than_claimed(is_cancelled, publish, claim, run, keys, due):
+    publish("m")
+    (held,) = claim(lease_ms=1000)
+    if is_cancelled:
+        run(t.cancel(keys, ["m"]))
+    run(t.extend(keys, [held], lease_ms=HOUR_MS, clock=NOON))
+    run(t.extend(keys, [held], lease_ms=2000, clock=NOON))
+    assert run(t.extend(keys, [held], lease_ms=HOUR_MS, clock=NOON)).lost == ()
+
+    assert run(t.tidy(keys, clock=NOON)) == (0, 0, 0, 0)
+
+    assert due(keys.unack, "m") == millis(HOUR_MS)
+    assert run(t.tidy(keys, clock=micros(-HOUR_MS)))[2] == 1
+    assert due(keys.unack, "m") == millis(0)
+    assert run(t.ack(keys, [(held, None)], clock=NOON)).lost == ()
+
+
 @pytest.mark.foreign_hands
 def test_tidy_leaves_redelivery_times_and_foreign_leases_where_they_are(publish, claim, run, client, keys, dump):
     publish("m")

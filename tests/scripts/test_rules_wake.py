@@ -236,6 +236,18 @@ def test_a_watch_that_would_last_longer_than_two_seconds_is_taken_over(lasts_ms,
     assert 0 < client.pttl(keys.watch) <= 2000
 
 
+@pytest.mark.foreign_hands
+def test_a_watch_of_another_type_is_written_anew(ask, publish, client, keys):
+    client.sadd(keys.watch, "x")
+
+    publish("m", delay_ms=1)
+    assert client.exists(keys.watch) == 0
+    client.sadd(keys.watch, "x")
+
+    assert ask("me") != REFUSED
+    assert client.get(keys.watch) == b"me"
+
+
 def test_another_watches_once_the_watch_is_over(ask, client, keys):
     ask("me")
     client.delete(keys.watch)

@@ -43,7 +43,6 @@ REQUESTS = [
     moves.counts(KEYS),
     moves.tidy(KEYS),
     moves.check(KEYS, ["a"]),
-    moves.find(KEYS),
     commands.bodies(KEYS, ["a"]),
     commands.wake_token(KEYS, 1),
     commands.garbage(KEYS, 1),
