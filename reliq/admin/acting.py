@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
 
-from reliq import commands, transitions
-from reliq import requests as asking
+from reliq import commands, control, transitions
 from reliq.admin import dead as letters
 from reliq.admin import pieces
 from reliq.admin import publish as publishing
@@ -114,7 +113,7 @@ class Acting(Ground):
         The id of a `cancelled` one is free at once, but with `tombstone`: for so long a publish of it is refused. That of
         a `running` one stays taken until its end, and for its `dedup` then.
         """
-        for_ms = asking.tombstone_ms(tombstone)
+        for_ms = control.tombstone_ms(tombstone)
         checked = [check_id(id) for id in dict.fromkeys(ids)]
         client, keys = self._known(queue)
         parts = [checked[at : at + BATCH_LIMIT] for at in range(0, len(checked), BATCH_LIMIT)]
@@ -141,7 +140,7 @@ class Acting(Ground):
         """Cancel the messages of a state that are meant; `on_step` is told how many were looked at, and the sum."""
         place = pieces.check_state(state, bulk.CANCELLABLE)
         client, keys = self._known(queue)
-        return bulk.cancel(client, keys, place, where, on_step, tombstone_ms=asking.tombstone_ms(tombstone))
+        return bulk.cancel(client, keys, place, where, on_step, tombstone_ms=control.tombstone_ms(tombstone))
 
     def purge(
         self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: Callable[[int, Removed], None] = _ignore
@@ -209,7 +208,7 @@ class Acting(Ground):
 
     def pause(self, queue: str, *, reason: str = "", for_: Duration | None = None) -> None:
         """Have consumers stop claiming within a second, for a while or until `resume`; running handlers finish."""
-        request = asking.pausing(self.keys(queue), reason, for_)
+        request = control.pausing(self.keys(queue), reason, for_)
         self._known(queue)
         self._ask(request)
 

@@ -13,10 +13,10 @@ from reliq.admin import pieces
 from reliq.admin.filters import LetterFilter
 from reliq.admin.publish import taker
 from reliq.call import Command
+from reliq.control import by_bytes
 from reliq.errors import ConfigurationError
 from reliq.ids import check_id
 from reliq.message import Outgoing
-from reliq.requests import by_bytes
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, MIB, QueueSettings, milliseconds, seconds, whole
 
 if TYPE_CHECKING:

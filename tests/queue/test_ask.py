@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from reliq import Pause, commands
+from reliq import Pause, Queue, commands
 
 
 def read_pause(queue):
@@ -170,3 +170,22 @@ def test_a_dead_letter_whose_id_is_alive_stays(queue, call, dead_letter):
 
     assert call(queue, "redrive", [letter]) == 0
     assert [one.letter for one in queue.letters()] == [letter.letter]
+
+
+@pytest.mark.parametrize(("limit", "calls"), [(10_000, 1), (2_500, 2), (1_000, 4), (1, 4)])
+def test_a_redrive_is_split_by_the_bytes_of_its_bodies(queue, commands, call, monkeypatch, limit, calls):
+    """Four bodies of a thousand bytes each: a call carries as many as fit, and one alone that never would."""
+    monkeypatch.setattr("reliq.control.LETTER_BYTES", limit)
+    text = Queue("q", str, url=queue.target)
+    ids = [text.publish("x" * 1000, retries=0).id for _ in range(4)]
+    with text.receive(limit=4) as jobs:
+        for job in jobs:
+            job.reject()
+    queue.moves.collect(ids, letters_max=10, letters_ms=10**9)
+    before = commands().get("evalsha", 0)
+
+    assert call(queue, "redrive", queue.letters()) == 4
+
+    assert commands()["evalsha"] - before == calls
+    with text.receive(limit=4) as jobs:
+        assert [job.id for job in jobs] == ids  # in their order
