@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from reliq.admin.acl.rule import ROLES, AclRule, acl_rule
+from reliq.admin.acl.roles import ROLES
+from reliq.admin.acl.rule import AclRule, acl_rule
 from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, print_json, say
 from reliq.keys import Keys, Layout
 

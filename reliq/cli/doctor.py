@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from reliq.admin.acl.rule import ROLES
+from reliq.admin.acl.roles import ROLES
 from reliq.admin.doctor.findings import Finding
 from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, print_json, say
 

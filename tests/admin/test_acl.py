@@ -1,39 +1,46 @@
 """`Admin.acl`: users with exactly the printed rule do all of their role, and are refused the rest."""
 
+import ast
 import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 import redis
 from typed import reliq
 
-from reliq import Admin, ConfigurationError, Layout, PublishFailed, Queue, RedisRefusedError
+from reliq import Admin, ConfigurationError, Layout, PublishFailed, Queue, RedisRefusedError, commands
 from reliq import transitions as t
-from reliq.admin.acl import rule as acl
-from reliq.admin.acl.python_rights import module
+from reliq.admin import queries, server
+from reliq.admin.acl import roles
 from reliq.client.client import Client
+from reliq.lua import script_names
 from reliq.snapshot.snapshot import SnapshotReader
 from reliq.transport.connection import Connection
 
-PACKAGE = Path(acl.__file__).parents[2]
+PACKAGE = Path(commands.__file__).parent
+#: The modules and folders that play a role.
+PLAYERS = {
+    "producer": ("publish",),
+    "consumer": ("worker", "receive", "process", "settlement.py"),
+    "operator": ("admin", "control.py", "publish", "snapshot"),
+    "exporter": ("snapshot", "metrics"),
+}
 #: Modules that make scripts or commands and play no role, with the reason.
 NO_ROLE = {
-    "commands.py",  # what the others make
-    "admin/queries.py",
-    "admin/server.py",
+    "admin/acl/roles.py",  # the table itself
+    "admin/acl/probe.py",  # what it may not read is unknown
+    "admin/doctor/probe.py",
+    "admin/scripts.py",  # who makes the users may load the scripts
     "client/moves.py",  # single moves, for tools and tests
-    "bench/bench.py",
     "publish/durability.py",  # for who publishes with durability: +wait or +waitaof, which not every server knows
     "bench/bare.py",  # tries what a server can do, as whoever may do all
+    "bench/bench.py",
     "bench/removal.py",
     "bench/stage.py",
-    "admin/doctor/probe.py",  # what it may not read is unknown
-    "admin/acl/probe.py",
-    "admin/scripts.py",  # who makes the users may load the scripts
-    "admin/admin.py",  # the same question as the wires'
 }
 
 
@@ -87,7 +94,7 @@ EVERYBODYS_LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("role", acl.ROLES)
+@pytest.mark.parametrize("role", roles.ROLES)
 @pytest.mark.parametrize("command", EVERYBODYS_LIMITS, ids=lambda command: command[0])
 def test_no_role_goes_beyond_its_queues(role, command, login):
     assert refuses(login(role, "q"), *command)
@@ -308,16 +315,47 @@ def test_an_exporter_is_refused_bodies_letters_and_every_change(login, url):
 # ---- the derivation, and the command ----------------------------------------
 
 
+@cache
+def made_by(path):
+    """The scripts and commands that a module makes by their names, such as `transitions.ack` and `commands.bodies`."""
+    homes = {"transitions": set(script_names())}
+    homes |= {home.__name__.rpartition(".")[2]: set(vars(home)) for home in (commands, queries, server)}
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found.add((node.value.id, node.attr))
+        elif isinstance(node, ast.ImportFrom):
+            found |= {((node.module or "").rpartition(".")[2], alias.name) for alias in node.names}
+    made = {(home, name) for home, name in found if name in homes.get(home, ())}
+    known = {(made.__module__.rpartition(".")[2], made.__name__) for made in commands.USES}
+    return {(home, name) for home, name in made if home == "transitions" or (home, name) in known}
+
+
+def paths_of(role):
+    for player in PLAYERS[role]:
+        root = PACKAGE / player
+        yield from (
+            path
+            for path in ([root] if root.suffix else root.rglob("*.py"))
+            if str(path.relative_to(PACKAGE)) not in NO_ROLE
+        )
+
+
+@pytest.mark.parametrize("role", roles.ROLES)
+def test_a_role_has_what_its_modules_make_and_nothing_else(role):
+    made = {one for path in paths_of(role) for one in made_by(path)}
+
+    named = {("transitions", name) for name in roles.SCRIPTS[role]}
+    named |= {(one.__module__.rpartition(".")[2], one.__name__) for one in roles.COMMANDS[role]}
+    assert named == made
+
+
 def test_every_module_that_asks_redis_plays_a_role():
-    asking = set()
-    for path in PACKAGE.rglob("*.py"):
-        one = module(str(path.relative_to(PACKAGE)))
-        if one.scripts() or one.helped() or one.uses():
-            asking.add(str(path.relative_to(PACKAGE)))
+    asking = {path for path in PACKAGE.rglob("*.py") if made_by(path)}
 
-    playing = {path for paths in acl.PARTS.values() for path in paths}
+    playing = {path for role in roles.ROLES for path in paths_of(role)}
 
-    assert asking - NO_ROLE <= playing
+    assert {str(path.relative_to(PACKAGE)) for path in asking - playing} <= NO_ROLE
 
 
 def test_the_command_prints_what_acl_setuser_takes(url, client, knows_selectors):

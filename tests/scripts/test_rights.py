@@ -10,8 +10,9 @@ from every_call import LATER, stage
 from held_clock import HOUR_MS
 
 from reliq import transitions as t
-from reliq.admin.acl.python_rights import module
-from reliq.admin.acl.rule import PARTS, ROLES, acl_rule, uses_of
+from reliq.admin.acl.roles import COMMANDS, ROLES, SCRIPTS, uses_of
+from reliq.admin.acl.rule import acl_rule
+from reliq.commands import USES
 from reliq.lua import script, script_names
 
 #: What a connection says of itself, and what the test asks.
@@ -114,11 +115,10 @@ def test_a_script_runs_what_its_header_says_and_nothing_else(name, calls, client
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_may_run_every_script_that_it_makes_and_nothing_that_it_does_not_run(role, calls, play, ran):
-    scripts, uses = uses_of(role)
     ran()
 
-    refused = play(role, [call for name in sorted(scripts) for call in calls[name]])
+    refused = play(role, [call for name in SCRIPTS[role] for call in calls[name]])
 
-    alone = {use for path in PARTS[role] for use in module(path).uses() | module(path).helped()}
+    alone = {use for made in COMMANDS[role] for use in USES[made]}
     assert refused == set()
-    assert {command for command, _ in uses} - {command for command, _ in alone} <= ran()
+    assert {command for command, _ in uses_of(role)} - {command for command, _ in alone} <= ran()

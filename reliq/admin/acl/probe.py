@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from reliq.admin.acl.python_rights import FAMILIES, SHARED
-from reliq.admin.acl.rule import SCRIPT_COMMANDS, uses_of
-from reliq.call import Call, Command
+from reliq.admin import server
+from reliq.admin.acl.roles import uses_of
+from reliq.admin.acl.rule import FAMILIES, SCRIPT_COMMANDS, SHARED
+from reliq.call import Call
 from reliq.errors import RedisRefusedError
 from reliq.lua import Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from reliq.admin.acl.rule import Role
+    from reliq.admin.acl.roles import Role
     from reliq.call import Request
     from reliq.keys import Keys
     from reliq.lua import Use
@@ -40,7 +41,7 @@ def denied_commands(run_all: Callable[[Sequence[Request[Any]]], list[Any]], role
 
     A user needs EVALSHA; one who may not EVAL besides can work while the scripts are loaded, and is told so by EVAL.
     """
-    uses = sorted({*uses_of(role)[1], ("EVALSHA", "")})
+    uses = sorted({*uses_of(role), ("EVALSHA", "")})
     answers = run_all([_question(use, keys) for use in uses])
     if all(isinstance(answer, bool) for answer in answers):
         return sorted({command for (command, _), allowed in zip(uses, answers, strict=True) if not allowed})
@@ -68,14 +69,14 @@ def _spelled(keys: Keys, name: str) -> str:
     return str(getattr(keys, name)("x") if name in FAMILIES else getattr(keys, name))
 
 
-def _by_the_rule(run_all: Callable[[Sequence[Command[Any]]], list[Any]], uses: Sequence[Use]) -> list[str] | None:
+def _by_the_rule(run_all: Callable[[Sequence[Request[Any]]], list[Any]], uses: Sequence[Use]) -> list[str] | None:
     """Read the user's own rule, on a server before 7.0; None when that is not allowed."""
-    [name] = run_all([Command(("ACL", "WHOAMI"), bytes.decode)])
-    [rule] = [name] if isinstance(name, Exception) else run_all([Command(("ACL", "GETUSER", name), _rule)])
+    [name] = run_all([server.user_name()])
+    [rule] = [name] if isinstance(name, Exception) else run_all([server.user_rule(name)])
     if isinstance(rule, Exception):
         return None
     groups = sorted({word[2:] for word in rule.split() if word[1:2] == "@" and word[2:] != "all"})
-    members = run_all([Command(("ACL", "CAT", group), _names) for group in groups]) if groups else []
+    members = run_all([server.commands_in(group) for group in groups]) if groups else []
     if any(isinstance(one, Exception) for one in members):
         return None
     return sorted(_denied({command for command, _ in uses}, rule, dict(zip(groups, members, strict=True))))
@@ -88,12 +89,3 @@ def _denied(wanted: set[str], rule: str, groups: Mapping[str, set[str]]) -> set[
         meant = wanted if word[1:] == "@all" else groups.get(word[2:], set()) if word[1] == "@" else {word[1:].upper()}
         denied = denied - meant if word[0] == "+" else denied | (meant & wanted)
     return denied
-
-
-def _names(reply: Sequence[bytes]) -> set[str]:
-    return {one.decode().upper() for one in reply}
-
-
-def _rule(reply: Sequence[Any]) -> str:
-    pairs = dict(zip(reply[::2], reply[1::2], strict=True))
-    return str(pairs[b"commands"].decode())

@@ -1,5 +1,5 @@
 """
-The least Redis ACL rule for a role, derived from the scripts and commands of the modules that play it.
+The least Redis ACL rule for a role, made of the scripts and commands that it needs (`roles`).
 
 From Redis 7.0 on, selectors bind each command to the keys it is run on: a producer may SET a body and GET a marker,
 and still GET no body. Redis 6.2 knows no selectors; there a user may run each of its commands on each of its keys.
@@ -10,65 +10,23 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
-from reliq.admin.acl.python_rights import FAMILIES, SHARED, module
+from reliq.admin.acl.roles import ROLES, SCRIPTS, uses_of
 from reliq.errors import ConfigurationError
-from reliq.keys import pattern
+from reliq.keys import QUEUES_KEY, WORKERS_KEY, pattern, worker_key
 from reliq.lua import Use, script
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from reliq.admin.acl.roles import Role
     from reliq.keys import Keys
 
-Role = Literal["producer", "consumer", "operator", "exporter"]
-ROLES: tuple[Role, ...] = get_args(Role)
-
-#: The modules that play a role.
-PARTS: dict[Role, tuple[str, ...]] = {
-    "producer": ("publish/orders.py", "publish/sender.py", "publish/registry.py"),
-    "consumer": (
-        "worker/drained.py",
-        "worker/engine.py",
-        "worker/fetcher.py",
-        "worker/heartbeat.py",
-        "worker/bodies.py",
-        "worker/renewer.py",
-        "settlement.py",
-        "worker/claims.py",
-        "worker/janitor.py",
-        "worker/scheduler.py",
-        "process/leases.py",
-        "receive/batch.py",
-    ),
-    "operator": (
-        "admin/acting.py",
-        "admin/workers.py",
-        "admin/remove.py",
-        "admin/fsck/check.py",
-        "admin/ends.py",
-        "admin/existing.py",
-        "admin/forget.py",
-        "admin/show.py",
-        "admin/dead.py",
-        "admin/move.py",
-        "admin/queues.py",
-        "admin/pieces.py",
-        "admin/discover.py",
-        "admin/watch.py",
-        "control.py",
-        "publish/registry.py",
-        "publish/orders.py",
-        "publish/sender.py",
-        "snapshot/queue_look.py",
-        "snapshot/snapshot.py",
-        "snapshot/waits.py",
-    ),
-    "exporter": ("snapshot/queue_look.py", "snapshot/snapshot.py", "snapshot/waits.py"),
-}
-#: Spoken of by modules above, and no right of a role: they would show the whole server, not a queue.
-NEVER = frozenset({"ACL", "CONFIG", "SLOWLOG"})
+#: Keys of a queue that there is one of for each message, call or fault.
+FAMILIES = frozenset({"msg", "dd", "lane", "aside"})
+#: Keys that belong to no queue, by the name that `reliq.keys` gives them; as patterns.
+SHARED = {"QUEUES_KEY": QUEUES_KEY, "WORKERS_KEY": WORKERS_KEY, "worker_key": worker_key("*")}
 #: From 7.0 on, rights on keys are by what a command does with them; what is in neither may do both.
 ONLY_READ = frozenset(
     {
@@ -155,15 +113,6 @@ class AclRule:
         return f"ACL SETUSER {self.user} {' '.join(self.rules)}"
 
 
-def uses_of(role: Role) -> tuple[set[str], set[Use]]:
-    """Return the scripts that a role makes, and every command that it runs, in them or alone, with its key."""
-    modules = [module(path) for path in PARTS[role]]
-    scripts = {name for one in modules for name in one.scripts()}
-    uses = {use for one in modules for use in one.uses() | one.helped()}
-    uses |= {use for name in scripts for use in script(name).uses}
-    return scripts, {use for use in uses if use[0] not in NEVER}
-
-
 def acl_roles(roles: Sequence[str]) -> list[Role]:
     """Return the roles named; raise ConfigurationError when one is none of `ROLES`."""
     if unknown := sorted(set(roles) - set(ROLES)):
@@ -197,10 +146,8 @@ def acl_rule(
         raise ConfigurationError(f"an ACL rule needs at least one role of {', '.join(ROLES)}")
     if not queues:
         raise ConfigurationError("an ACL rule needs at least one queue: name it with --queue")
-    scripts, uses = set[str](), set[Use]()
-    for role in known:
-        more_scripts, more_uses = uses_of(role)
-        scripts, uses = scripts | more_scripts, uses | more_uses
+    scripts = {name for role in known for name in SCRIPTS[role]}
+    uses = {use for role in known for use in uses_of(role)}
     alone = {command for command, key in uses if not key} | ({"SELECT"} if select else set())
     declared = {key for name in scripts for key in (*script(name).keys, *script(name).tail_keys)}
     runs_scripts = ("EVALSHA",) if without_eval else SCRIPT_COMMANDS

@@ -14,7 +14,7 @@ from reliq.errors import ConfigurationError, RedisUnavailableError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reliq.admin.acl.rule import Role
+    from reliq.admin.acl.roles import Role
     from reliq.call import Request
     from reliq.client.client import Client
     from reliq.keys import Keys

@@ -1,0 +1,59 @@
+"""What each role does: the scripts that it runs, and the plain commands that it makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from reliq import commands
+from reliq.admin import queries, server
+from reliq.commands import USES
+from reliq.lua import script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from reliq.lua import Use
+
+Role = Literal["producer", "consumer", "operator", "exporter"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+SCRIPTS: dict[Role, tuple[str, ...]] = {
+    "producer": ("publish",),
+    "consumer": (
+        *("ack", "claim", "collect", "counts", "extend", "nack"),
+        *("promote", "reclaim", "release", "snooze", "tidy"),
+    ),
+    "operator": ("cancel", "check", "counts", "forget", "publish", "purge", "redrive", "reschedule", "resume"),
+    "exporter": ("counts",),
+}
+
+_TO_PUBLISH = (commands.register,)
+_TO_LOOK = (
+    *(commands.body_start, commands.state_words, commands.retries_left, commands.scores, commands.first_score),
+    *(commands.held_sample, commands.oldest_in, commands.newest_in),
+    *(commands.registry_size, commands.registry_page, commands.server_facts, commands.server_ms),
+)
+COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
+    "producer": _TO_PUBLISH,
+    "consumer": (
+        *(commands.bodies, commands.state_words, commands.retries_left, commands.first_score, commands.first_held),
+        *(commands.held_from, commands.garbage, commands.claims),
+        *(commands.wake_token, commands.wake_token_at_once, commands.first_wake_token, commands.push_wake_token),
+        *(commands.poke, commands.drop_watch),
+        *(commands.register, commands.write_worker, commands.remove_worker, commands.server_facts),
+    ),
+    "operator": (
+        *(*_TO_PUBLISH, *_TO_LOOK),
+        *(commands.letters, commands.letters_between, commands.pause, commands.paused),
+        *(commands.worker_ids, commands.worker_records),
+        *(made for made in USES if made.__module__ == queries.__name__),
+        *(server.keys_scanned, server.type_of_key),
+    ),
+    "exporter": _TO_LOOK,
+}
+
+
+def uses_of(role: Role) -> set[Use]:
+    """Return every command that a role runs, in scripts or alone, with the name of its key."""
+    alone = {use for made in COMMANDS[role] for use in USES[made]}
+    return alone | {use for name in SCRIPTS[role] for use in script(name).uses}
