@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from reliq.message import Duration
     from reliq.metrics.serving import Registry
     from reliq.transport.pool import Target
-    from reliq.worker.delivery import HeldDelivery
+    from reliq.worker.delivery import HandlerCall, HeldDelivery
     from reliq.worker.failures import ErrorHook
-    from reliq.worker.handler_call import HandlerCall
 
 #: Exit codes of a worker process.
 EXIT_HUNG, EXIT_REPLACE = 75, 76

@@ -38,20 +38,24 @@ class Handler:
     takes_job: bool
     is_async: bool
     codec: Codec[Any] = field(repr=False)
+    queue_name: str = field(init=False, repr=False)
     is_batch: bool = field(init=False, repr=False)
     batch: int = field(init=False, repr=False)
     linger_seconds: float = field(init=False, repr=False)
     lease_seconds: float = field(init=False, repr=False)
+    lease_ms: int = field(init=False, repr=False)
     timeout_seconds: float | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         settings = self.settings
         linger = LINGER_SECONDS if settings.linger is None else settings.linger
         derived = {
+            "queue_name": self.queue.name,
             "is_batch": settings.batch is not None,
             "batch": settings.batch or 1,
             "linger_seconds": 0.0 if settings.batch is None else seconds("linger", linger),
             "lease_seconds": seconds("lease", settings.lease),
+            "lease_ms": settings.lease_ms,
             "timeout_seconds": None if settings.timeout is None else seconds("timeout", settings.timeout),
         }
         for name, value in derived.items():
@@ -61,14 +65,6 @@ class Handler:
     def name(self) -> str:
         """The function's place, for a table or a log."""
         return f"{self.function.__module__}.{_name(self.function)}"
-
-    def arguments(self, jobs: list[Job[Any]]) -> tuple[Any, ...]:
-        """Return what the function is called with."""
-        if self.is_batch:
-            bodies = [job.body for job in jobs]
-            return (bodies, jobs) if self.takes_job else (bodies,)
-        (job,) = jobs
-        return (job.body, job) if self.takes_job else (job.body,)
 
 
 def inspected(queue: Queue[Any] | str, function: Function, settings: HandlerSettings) -> Handler:

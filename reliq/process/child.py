@@ -16,7 +16,7 @@ import psutil
 from reliq.consumer.consumer import EXIT_HUNG, EXIT_REPLACE
 from reliq.process.board import BoardView, Row
 from reliq.process.gil import Activity, activities, holders
-from reliq.worker.handler_call import CANCEL_SECONDS
+from reliq.worker.delivery import CANCEL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

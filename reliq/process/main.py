@@ -37,7 +37,7 @@ from reliq.settings import WorkerSettings
 if TYPE_CHECKING:
     from types import FrameType
 
-    from reliq.worker.handler_call import HandlerCall
+    from reliq.worker.delivery import HandlerCall
 
 logger = logging.getLogger("reliq.child")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands
@@ -40,11 +41,11 @@ class BodyReader:
         self,
         handlers: Sequence[Handler],
         inflight: Inflight,
-        troubles: QueueBackoff,
+        backoff: QueueBackoff,
         submit: Callable[[list[HeldDelivery]], None],
         settle: Callable[[list[HeldDelivery], Outcome], None],
     ) -> None:
-        self._inflight, self._troubles = inflight, troubles
+        self._inflight, self._backoff = inflight, backoff
         self._submit, self._settle = submit, settle
         self._keys = {handler.queue.name: handler.queue.keys for handler in handlers}
         self._largest: dict[str, int] = {}
@@ -67,7 +68,7 @@ class BodyReader:
             group = self._unread[name] = [held for held in waiting if not held.settling]
             if not group:
                 del self._unread[name]
-            elif rest > 0 and not self._troubles.waits(name):
+            elif rest > 0 and not (self._backoff.until and self._backoff.waits(name)):
                 size = self._expected[name]
                 piece = group[: _fitting(rest, size) if name in self._largest else 1]
                 rest -= size * len(piece)
@@ -101,7 +102,7 @@ class BodyReader:
         """Let what has its body run: what must not wait first."""
         deliveries, self._ready = self._ready, []
         if deliveries:
-            self._submit(sorted(deliveries, key=lambda held: not held.must_start))
+            self._submit(sorted(deliveries, key=attrgetter("must_start"), reverse=True))
 
     def _filled(self, name: str, piece: list[HeldDelivery], values: list[bytes | None]) -> list[HeldDelivery]:
         """Give deliveries their bodies; return those that have one, end the others."""

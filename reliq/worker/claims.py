@@ -1,25 +1,97 @@
-"""The claims of one queue: when one is worth its round trip, and what its answer says of the next."""
+"""How many messages each queue may claim, in which order, and when a claim is worth its round trip."""
 
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from reliq import transitions
-from reliq.client.lanes import Lane
 from reliq.ids import token
 from reliq.settings import BATCH_LIMIT
+from reliq.transitions import Suspects, Turn
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from reliq.call import Call
     from reliq.handlers.handler import Handler
     from reliq.transitions import ClaimAnswer
-    from reliq.worker.capacity import Capacity
 
 #: Every so many claims of a queue begin with its retries, so that neither list starves the other.
 RETRY_FIRST = 4
 #: The most suspects that are passed over at once to find out whether others are behind them.
 PASS_OVER_LIMIT = 5000
+
+
+_NONE = Suspects(1, 0, 1)
+
+
+class Capacity(NamedTuple):
+    """
+    How many more messages of a queue can be claimed.
+
+    Attributes:
+        slots: free slots that its calls may have.
+        ahead: how many messages may be queued besides, for slots that come free soon.
+        crowded: it has no free slot although it keeps to its own limit: others have them all.
+        batch: how many messages one slot takes.
+        rest: how many more the batch takes that is being gathered.
+        suspects: what there is of its suspects already.
+    """
+
+    slots: int
+    ahead: int
+    crowded: bool = False
+    batch: int = 1
+    rest: int = 0
+    suspects: Suspects = _NONE
+
+    @property
+    def direct(self) -> int:
+        """How many messages can start at once."""
+        return self.slots * self.batch + self.rest
+
+
+class FairOrder:
+    """Each queue's place in the round: the further along, the later its turn; a weight of two goes half as far."""
+
+    def __init__(self) -> None:
+        self._place: dict[str, float] = {}
+        self._in_the_round: set[str] = set()
+
+    def order(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the places of queues that have work; one that had none for a while gets no credit for it."""
+        going_on = [self._place[name] for name in names if name in self._in_the_round]
+        start = min(going_on) if going_on else max(self._place.values(), default=0.0)
+        for name in names:
+            if name not in self._in_the_round:
+                self._place[name] = max(self._place.get(name, 0.0), start)
+        self._in_the_round = set(names)
+        return {name: self._place[name] for name in names}
+
+    def took(self, name: str, slots: float, weight: int) -> None:
+        """Note that a queue took so much."""
+        self._place[name] += slots / weight
+
+
+def fair_shares(capacities: Sequence[Capacity], weights: Sequence[int], places: Sequence[float]) -> list[Capacity]:
+    """Return how much of its capacity each queue may use, so that together they take no more slots than are free."""
+    if len(capacities) == 1:
+        return list(capacities)
+    given = [0] * len(capacities)
+    places = list(places)
+    for _ in range(max((one.slots for one in capacities), default=0)):
+        wanting = [at for at, one in enumerate(capacities) if given[at] < one.slots]
+        if not wanting:
+            break
+        turn = min(wanting, key=places.__getitem__)
+        given[turn] += 1
+        places[turn] += 1 / weights[turn]
+    total = sum(weights)
+    return [
+        one._replace(slots=slots, ahead=max(min(one.ahead, 1), one.ahead * weight // total))
+        for one, slots, weight in zip(capacities, given, weights, strict=True)
+    ]
 
 
 class QueueClaims:
@@ -41,8 +113,7 @@ class QueueClaims:
         self.waits_for_suspect = False
         self.asked = 0
         self._suspects_held = 0  # when the last claim was made
-        self._lane = Lane(token())
-        self._turn = self._lane.next()
+        self._turn = Turn(token(), 1)
         self._claims = count(1)
         self._passed_over = 0  # suspects that were sent to the far end of their list, since something was taken
         self._careful = False  # there may be messages that must not wait in a buffer
@@ -54,7 +125,8 @@ class QueueClaims:
 
     def has_room(self, capacity: Capacity) -> bool:
         """Say whether a message that comes can be claimed."""
-        return self.limit(capacity) > 0
+        ahead = 0 if self._careful else capacity.ahead
+        return self.asked > 0 or capacity.slots > 0 or capacity.rest > 0 or ahead > 0
 
     def can_claim(self, capacity: Capacity) -> bool:
         """Say whether a claim can bring anything: there is room, also for a suspect if only such ones wait."""
@@ -70,7 +142,7 @@ class QueueClaims:
 
     def starves(self, capacity: Capacity) -> bool:
         """Say whether messages wait that cannot be held ahead, while others have every slot."""
-        return self.hot and not self.unsure and capacity.crowded and not self.has_room(capacity)
+        return capacity.crowded and self.hot and not self.unsure and not self.has_room(capacity)
 
     def claim(self, capacity: Capacity, watcher: str) -> Call[ClaimAnswer]:
         """Return the claim to be made now; one that has no answer yet is made again."""
@@ -79,7 +151,7 @@ class QueueClaims:
             self.keys,
             self._turn,
             limit=self.asked,
-            lease_ms=self.handler.settings.lease_ms,
+            lease_ms=self.handler.lease_ms,
             first="retry" if next(self._claims) % RETRY_FIRST == 0 else "ready",
             direct=capacity.slots,
             suspects=capacity.suspects,
@@ -88,8 +160,7 @@ class QueueClaims:
 
     def look(self, watcher: str) -> Call[ClaimAnswer]:
         """Return a claim that takes nothing, and needs no number: it says what is there, and who watches."""
-        lease_ms = self.handler.settings.lease_ms
-        return transitions.claim(self.keys, self._turn, limit=0, lease_ms=lease_ms, watcher=watcher)
+        return transitions.claim(self.keys, self._turn, limit=0, lease_ms=self.handler.lease_ms, watcher=watcher)
 
     def looked(self, answer: ClaimAnswer) -> None:
         """Take over what a look has found."""
@@ -102,9 +173,9 @@ class QueueClaims:
             self.looked(answer)
             return
         self.unsure = False
-        self._turn = self._lane.next()
+        self._turn = Turn(self._turn.lane, self._turn.number + 1)
         passed_over = answer.behind > 0 and len(claimed) < limit
-        self._careful = passed_over or any(one.suspect or one.left <= 0 for one in claimed)
+        self._careful = passed_over or any(one.deaths > 0 or one.left <= 0 for one in claimed)
         # Nothing taken though something is there: the queue is paused, or what is there are suspects.
         self.waits_for_suspect = not claimed and answer.behind > 0 and self._suspects_held > 0
         self._passed_over = self._passed_over + limit if self.waits_for_suspect else 0

@@ -1,9 +1,9 @@
-"""One delivery in this process, from its claim until Redis has its outcome."""
+"""What this process holds: a delivery, from its claim until Redis has its outcome, and the call of a handler with some."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,8 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.handlers.handler import Handler
+    from reliq.handlers.job import Job
     from reliq.message import Claimed
     from reliq.settlement import Outcome
+
+#: A coroutine that was cancelled has so long to end before its slot counts as hung.
+CANCEL_SECONDS = 5.0
 
 
 class HeldDelivery(msgspec.Struct, eq=False, gc=False):
@@ -65,19 +69,67 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
 
 
 def deliveries_of(claimed: Sequence[Claimed], handler: Handler, leased_at: float) -> list[HeldDelivery]:
-    """Return a held for each of `claimed`, whose claim was sent at `leased_at`."""
-    now, lease, name = time.monotonic(), handler.lease_seconds, handler.queue.name
+    """Return a delivery for each of `claimed`, whose claim was sent at `leased_at`."""
+    now, lease, queue = time.monotonic(), handler.lease_seconds, handler.queue_name
     until, renew_at = leased_at + lease, leased_at + lease / 3
     return [
         HeldDelivery(
             Delivery(one, b"", BARE, b""),
             handler,
-            name,
+            queue,
             now,
             now + lease,
             until,
             renew_at,
-            one.suspect or one.left <= 0,
+            one.deaths > 0 or one.left <= 0,
         )
         for one in claimed
     ]
+
+
+class HandlerCall(msgspec.Struct, eq=False):
+    """
+    One call of a handler.
+
+    Attributes:
+        deliveries: one, or what a batch handler takes at once.
+        started_at: by the monotonic clock.
+        timeout_at: when the handler has had its time, None for no limit.
+        began: the handler was called.
+        abandoned: it overran its time.
+        thread, task: the thread it runs in; its asyncio task, if it is a coroutine.
+    """
+
+    deliveries: list[HeldDelivery]
+    handler: Handler
+    started_at: float
+    timeout_at: float | None
+    began: bool = True
+    abandoned: bool = False
+    thread: int = 0
+    task: Any = None
+
+    def arguments(self, jobs: list[Job[Any]]) -> tuple[Any, ...]:
+        """Return what the handler is called with for `jobs`."""
+        handler = self.handler
+        if handler.is_batch:
+            bodies = [job.body for job in jobs]
+            return (bodies, jobs) if handler.takes_job else (bodies,)
+        (job,) = jobs
+        return (job.body, job) if handler.takes_job else (job.body,)
+
+    @property
+    def unanswered(self) -> list[HeldDelivery]:
+        """The deliveries whose outcome is not on its way."""
+        for held in self.deliveries:
+            if held.settling:
+                return [held for held in self.deliveries if not held.settling]
+        return self.deliveries
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it overran its time and only the end of the process ends it."""
+        if not self.handler.is_async:
+            return self.abandoned
+        now = time.monotonic()
+        return self.abandoned and now > (self.timeout_at or now) + CANCEL_SECONDS

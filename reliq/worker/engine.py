@@ -81,14 +81,14 @@ class Engine:
         self._lifespan = Lifespan(lifespan, self._tasks)
         self._scheduler = Scheduler(client, handlers, self._collect_soon)
         self._heartbeat = heartbeat = Heartbeat(client, handlers, self.inflight, lambda: self.last_claim_at)
-        self._fetcher = Fetcher(client, handlers, self.inflight, self._scheduler, self._submit, settle, heartbeat.soon)
+        self._fetcher = Fetcher(
+            client, handlers, self.inflight, self._scheduler, self._threads.submit, settle, heartbeat.soon
+        )
         self._renewer = Renewer(client, handlers, self.inflight, self._tasks, settle, self._running.overran)
         self._drained = Drained(client, handlers, self.inflight)
         self._janitor = Janitor(client, [handler.queue for handler in handlers])
         self._loops = self._make_loops(observers)
         self._scheduler.wake = self._loops["scheduler"].wake
-        self._renewer.wake = self._loops["renewer"].wake
-        self.inflight.busy = self._renewer.busy
         self.inflight.nudge = self._settler.nudge
         self.inflight.call_loop = self._tasks.more
 
@@ -203,11 +203,6 @@ class Engine:
             "fetcher": self._fetcher.step,
         }
         return {name: Loop(name, step, observers, self._scheduler.spare_all) for name, step in steps.items()}
-
-    def _submit(self, deliveries: list[HeldDelivery]) -> None:
-        """Let deliveries start as slots come free."""
-        self._threads.grow(self.inflight.hold(deliveries))
-        time.sleep(0)  # lets a handler's thread have the interpreter now, not when this one waits for Redis
 
     def _end_loops(self) -> None:
         others = [loop for name, loop in self._loops.items() if name != "fetcher"]

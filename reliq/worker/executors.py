@@ -7,6 +7,7 @@ import contextvars
 import inspect
 import logging
 import threading
+import time
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,8 @@ from reliq.worker.daemon_threads import DaemonThreads
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from reliq.handlers.handler import Handler
     from reliq.handlers.job import Job
-    from reliq.worker.handler_call import HandlerCall
+    from reliq.worker.delivery import HandlerCall, HeldDelivery
     from reliq.worker.inflight import Inflight
     from reliq.worker.runner import Runner
 
@@ -33,13 +33,15 @@ class ThreadExecutor:
         self._running, self._inflight, self._slots = running, inflight, slots
         self._threads: list[threading.Thread] = []
 
-    def grow(self, wanted: int) -> None:
-        """Have as many threads as there are deliveries for them, and slots."""
+    def submit(self, deliveries: list[HeldDelivery]) -> None:
+        """Let `deliveries` start as slots come free, plain ones on as many threads as there are calls and slots."""
+        wanted = self._inflight.hold(deliveries)
         while len(self._threads) < min(wanted, self._slots):
             name = f"reliq-handler-{len(self._threads) + 1}"
             thread = threading.Thread(target=self._work, name=name, daemon=True)
             thread.start()  # one that cannot start is not counted, and tried again
             self._threads.append(thread)
+        time.sleep(0)  # a thread of a handler has the interpreter now, not when the caller waits for Redis
 
     @property
     def is_running(self) -> bool:
@@ -64,19 +66,20 @@ class ThreadExecutor:
         error: BaseException | None = None
         try:
             if jobs := self._running.jobs(run):
-                answer = contextvars.copy_context().run(self._call, run.handler, jobs)
+                answer = contextvars.copy_context().run(self._call, run, jobs)
         except BaseException as raised_error:  # SystemExit too: a handler must not end the thread
             error = raised_error
         self._running.end(run, answer, error)
 
-    def _call(self, handler: Handler, jobs: list[Job[Any]]) -> Any:
+    def _call(self, run: HandlerCall, jobs: list[Job[Any]]) -> Any:
+        function = run.handler.function
         if not self._running.middleware:
-            return _answer(handler.function(*handler.arguments(jobs)))
+            return _answer(function(*run.arguments(jobs)))
         with ExitStack() as stack:
             for around in self._running.middleware:
                 for job in jobs:
                     stack.enter_context(around(job))
-            return _answer(handler.function(*handler.arguments(jobs)))
+            return _answer(function(*run.arguments(jobs)))
         return None  # a middleware has dealt with the error
 
 
@@ -229,7 +232,7 @@ class AsyncExecutor:
         error: BaseException | None = None
         try:
             if jobs := self._running.jobs(run):
-                answer = await self._call(run.handler, jobs)
+                answer = await self._call(run, jobs)
         except asyncio.CancelledError as cancelled:
             error = TimeoutError("the handler overran its timeout") if run.abandoned else cancelled
         except BaseException as raised_error:  # SystemExit too: a handler must not end the loop
@@ -250,9 +253,10 @@ class AsyncExecutor:
         if run.unanswered:  # not seen to before
             self._end(run, None, asyncio.CancelledError())
 
-    async def _call(self, handler: Handler, jobs: list[Job[Any]]) -> Any:
+    async def _call(self, run: HandlerCall, jobs: list[Job[Any]]) -> Any:
+        function = run.handler.function
         if not self._running.middleware:
-            return await handler.function(*handler.arguments(jobs))
+            return await function(*run.arguments(jobs))
         async with AsyncExitStack() as stack:
             for around in self._running.middleware:
                 for job in jobs:
@@ -261,5 +265,5 @@ class AsyncExecutor:
                         await stack.enter_async_context(manager)
                     else:
                         stack.enter_context(manager)
-            return await handler.function(*handler.arguments(jobs))
+            return await function(*run.arguments(jobs))
         return None  # a middleware has dealt with the error

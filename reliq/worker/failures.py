@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from reliq.handlers.job import Job
     from reliq.settlement import Outcome
-    from reliq.worker.delivery import HeldDelivery
-    from reliq.worker.handler_call import HandlerCall
+    from reliq.worker.delivery import HandlerCall, HeldDelivery
 
     ErrorHook = Callable[[Job[Any], BaseException, bool], Any]
 

@@ -11,8 +11,7 @@ from reliq import commands
 from reliq.errors import RedisRefusedError, ReliqError
 from reliq.ids import token
 from reliq.worker.bodies import BodyReader
-from reliq.worker.capacity import FairOrder, fair_shares
-from reliq.worker.claims import QueueClaims
+from reliq.worker.claims import FairOrder, QueueClaims, fair_shares
 from reliq.worker.delivery import deliveries_of
 from reliq.worker.loop import QueueBackoff
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
     from reliq.settlement import Outcome
     from reliq.worker.bodies import Piece
-    from reliq.worker.capacity import Capacity
+    from reliq.worker.claims import Capacity
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.inflight import Inflight
     from reliq.worker.scheduler import Scheduler
@@ -70,8 +69,8 @@ class Fetcher:
         self._queues = [QueueClaims(handler) for handler in handlers]
         self._name = token()
         self._poke_key = self._queues[0].keys.lane(f"{self._name}.poke")
-        self._order, self._troubles = FairOrder(), QueueBackoff("fetcher")
-        self._reader = BodyReader(handlers, inflight, self._troubles, submit, settle)
+        self._order, self._backoff = FairOrder(), QueueBackoff("fetcher")
+        self._reader = BodyReader(handlers, inflight, self._backoff, submit, settle)
         self._polled_at = self._glanced_at = time.monotonic()
         self._idle = False  # whether the last wait ended without a token
         self._apart = False  # whether the queues lie in several slots of a Cluster
@@ -79,12 +78,13 @@ class Fetcher:
 
     def step(self) -> float:
         """Make one round; return 0: the waiting is done in Redis, or for a slot."""
-        queues = [one for one in self._queues if not self._troubles.waits(one.name)]
+        waits = self._backoff.waits
+        queues = [one for one in self._queues if not waits(one.name)] if self._backoff.until else self._queues
         hot, pieces = self._hot_with_room(queues), self._reader.pieces()
         if hot or pieces:
             self._claim(hot, pieces)
         elif not queues:
-            return self._troubles.seconds()
+            return self._backoff.seconds()
         else:
             self._look_around(queues)
         self.last_claim_at = time.monotonic()
@@ -188,7 +188,7 @@ class Fetcher:
         at = time.monotonic()
         for one, answer in zip(queues, answers, strict=False):
             if not isinstance(answer, Exception):
-                self._troubles.over(one.name)
+                self._backoff.over(one.name)
                 self._scheduler.note(one.name, answer, at)
                 one.looked(answer)
         if answers and all_seen and not any(isinstance(answer, Exception) for answer in answers):
@@ -221,7 +221,7 @@ class Fetcher:
         failures += self._reader.take(pieces, answers[: len(pieces)])
         self._reader.start()
         for name, failure in failures:
-            self._troubles.note(name, failure)
+            self._backoff.note(name, failure)
 
     def _offered(self, hot: list[Offer]) -> list[Offer]:
         """Divide the free slots by the weights of the queues; a claim that has no answer yet is made again."""
@@ -239,7 +239,8 @@ class Fetcher:
             if isinstance(answer, Exception):
                 failures.append((one.name, answer))
                 continue
-            self._troubles.over(one.name)
+            if self._backoff.until:
+                self._backoff.over(one.name)
             self._scheduler.note(one.name, answer, at)
             one.answered(answer)
             self._order.took(one.name, len(answer.claimed) / one.handler.batch, one.handler.settings.weight)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from reliq.call import Command
     from reliq.client.client import Client
     from reliq.handlers.handler import Handler
-    from reliq.worker.handler_call import HandlerCall
+    from reliq.worker.delivery import HandlerCall
     from reliq.worker.inflight import Inflight
 
 

@@ -8,14 +8,14 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from reliq.worker.claims import QueueClaims
-from reliq.worker.handler_call import HandlerCall
+from reliq.worker.delivery import HandlerCall
 from reliq.worker.slots import SlotTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from reliq.handlers.handler import Handler
-    from reliq.worker.capacity import Capacity
+    from reliq.worker.claims import Capacity
     from reliq.worker.delivery import HeldDelivery
 
 
@@ -29,19 +29,20 @@ class Inflight:
 
     Attributes:
         started, closed: how many messages were given to handlers, and whether nothing more starts.
-        call_loop, busy, nudge: called when a coroutine may start, there is something to renew, a wait may be over.
+        call_loop, nudge: called when a coroutine may start, and when a wait may be over.
     """
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
         self.concurrency = concurrency
         self.started = 0
         self.call_loop: Callable[[], None] = lambda: None
-        self.busy = self.nudge = self.call_loop
+        self.nudge = self.call_loop
         self.closed = False
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # a plain handler may start
         self._roomier = threading.Condition(self._lock)  # more can be claimed
         self._fewer = threading.Condition(self._lock)  # something ended
+        self._some = threading.Condition(self._lock)  # something is held
         self._table = SlotTable(handlers, concurrency)
         self._deliveries: dict[HeldDelivery, None] = {}  # in the order of their claims
         self._plain_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no thread yet
@@ -55,27 +56,31 @@ class Inflight:
     def add(self, deliveries: Sequence[HeldDelivery]) -> None:
         """Know of claimed `deliveries` of one queue."""
         with self._lock:
-            first = not self._deliveries
+            if not self._deliveries:
+                self._some.notify_all()
             self._deliveries.update(dict.fromkeys(deliveries))
             self._table.add(deliveries)
-        if first:
-            self.busy()
+
+    def wait_for_deliveries(self, timeout_seconds: float) -> None:
+        """Wait until something is held, or nothing more will be."""
+        with self._lock:
+            self._some.wait_for(lambda: self._deliveries or self.closed, timeout_seconds)
 
     def limit_reads(self, queue: str, messages: int) -> None:
         """Know that one round trip reads no more than so many messages of `queue`: its bodies are large."""
         with self._lock:
-            self._table[queue].read_limit = messages
+            self._table.queues[queue].read_limit = messages
 
     def wait_for_capacity(self, claims: Sequence[QueueClaims], timeout_seconds: float) -> list[Capacity]:
         """Return the capacity for each of `claims`, waiting a little until one has room."""
         found: list[Capacity] = []
 
         def any_room() -> bool:
+            self._fetcher_waits = True  # unless there is room
             found[:] = self._table.capacities(claims, time.monotonic())
             return self.closed or any(map(QueueClaims.has_room, claims, found))
 
         with self._lock:
-            self._fetcher_waits = True
             self._roomier.wait_for(any_room, timeout_seconds)
             self._fetcher_waits = False
             return found
@@ -103,7 +108,7 @@ class Inflight:
         with self._lock:
             for held in deliveries:
                 if not held.settling:
-                    self._table[held.queue].put(held)
+                    self._table.queues[held.queue].put(held)
             self._give_slots()
             self._wake_thread()
             return min(self.concurrency, self._table.plain_calls)
@@ -119,13 +124,7 @@ class Inflight:
                     run.thread = threading.get_ident()
                     self._wake_thread()
                     return run
-                self._resting += 1
-                try:
-                    self._work.wait(self._table.linger(time.monotonic(), is_async=False))
-                finally:  # a time limit of a handler's own may raise here, too late for its handler
-                    self._resting -= 1
-                    self._waking = False
-                self._give_slots()  # to a batch that has lingered
+                self._rest()
             return None
 
     def next_async(self, done: Sequence[HandlerCall]) -> tuple[list[HandlerCall], float | None]:
@@ -174,10 +173,10 @@ class Inflight:
             for held in deliveries:
                 if held in self._deliveries:
                     del self._deliveries[held]
-                    self._table[held.queue].ended -= 1
+                    self._table.queues[held.queue].ended -= 1
             self._fewer.notify_all()
             if self._fetcher_waits:
-                self._roomier.notify()
+                self._tell_fetcher()
 
     def abandon(self, run: HandlerCall) -> None:
         """Expect nothing more of a handler that overran its time."""
@@ -196,6 +195,7 @@ class Inflight:
             self.closed = True
             self._take_back()
             self._work.notify_all()
+            self._some.notify_all()
             self._tell_fetcher()
 
     def wait_until_none_runs(self, timeout_seconds: float) -> bool:
@@ -221,7 +221,7 @@ class Inflight:
     @property
     def loop_is_used(self) -> bool:
         """Whether calls of coroutine handlers have slots, or wait for some."""
-        return any(slots.is_async and slots.calls for slots in self._table)
+        return any(slots.is_async and slots.calls for slots in self._table.queues.values())
 
     @property
     def hung(self) -> int:
@@ -242,6 +242,18 @@ class Inflight:
         if loop_wanted and not self._loop_called:
             self._loop_called = True
             self.call_loop()
+
+    def _rest(self) -> None:
+        """Wait for a call, or for a batch that lingers, and give it a slot."""
+        linger = self._table.linger(time.monotonic(), is_async=False)
+        self._resting += 1
+        try:
+            self._work.wait(linger)
+        finally:  # a time limit of a handler's own may raise here, too late for its handler
+            self._resting -= 1
+            self._waking = False
+        if linger is not None:
+            self._give_slots()
 
     def _wake_thread(self) -> None:
         """Wake a thread for the next call, or for a batch that lingers, unless one is on its way: it wakes the next."""
@@ -276,7 +288,7 @@ class Inflight:
             took = now - run.started_at if run.began else None
             slots = self._table.end_call(run.deliveries, took, abandoned=run.abandoned)
             idle = idle or not slots.queued  # nothing of the queue takes the slot
-        if self.closed or not self._runs:
+        if self.closed:
             self._fewer.notify_all()
         self._give_slots()
         if idle or self._table.queued <= self._table.refill_at:
@@ -295,6 +307,7 @@ class Inflight:
     def _tell_fetcher(self) -> None:
         """Let the fetcher look again, wherever it waits: there may be more to claim."""
         if self._fetcher_waits:
+            self._fetcher_waits = False  # once; it notes when it waits again
             self._roomier.notify()
         elif self._watched is not None:
             self.nudge()

@@ -31,7 +31,7 @@ class Janitor:
         self._client, self._queues = client, {queue.name: queue for queue in queues}
         self._cursors = {queue.name: (0, 0) for queue in queues}
         self._claims: dict[str, int] = {}
-        self._troubles = QueueBackoff("janitor")
+        self._backoff = QueueBackoff("janitor")
         self._round_at = 0.0
 
     def step(self) -> float:
@@ -53,11 +53,11 @@ class Janitor:
         naming = commands.register([queue.keys.entry for queue in self._queues.values()], int(time.time()))
         answers = self._client.run_all([*calls, naming])
         if isinstance(registered := answers.pop(), Exception):
-            self._troubles.note("", registered)
+            self._backoff.note("", registered)
         tidied, claims = answers[: len(self._queues)], answers[len(self._queues) :]
         for name, answer, count in zip(self._queues, tidied, claims, strict=True):
             if isinstance(answer, Exception):
-                self._troubles.note(name, answer)
+                self._backoff.note(name, answer)
             else:
                 self._cursors[name] = answer[:2]
             if not isinstance(count, Exception):
@@ -71,22 +71,22 @@ class Janitor:
 
     def _collect(self) -> bool:
         """Turn a piece of each queue's garbage into dead letters; return whether there may be more."""
-        names = [name for name in self._queues if not self._troubles.waits(name)]
+        names = [name for name in self._queues if not self._backoff.waits(name)]
         if not names:
             return False
         found = self._client.run_all([commands.garbage(self._queues[name].keys, COLLECT_LIMIT) for name in names])
         for name, ids in zip(names, found, strict=True):
             if isinstance(ids, Exception):
-                self._troubles.note(name, ids)
+                self._backoff.note(name, ids)
         full = {name: ids for name, ids in zip(names, found, strict=True) if ids and not isinstance(ids, Exception)}
         if not full:
             return False
         collected = self._client.run_all([self._collecting(self._queues[name], ids) for name, ids in full.items()])
         for name, answer in zip(full, collected, strict=True):
             if isinstance(answer, Exception):
-                self._troubles.note(name, answer)
+                self._backoff.note(name, answer)
             else:
-                self._troubles.over(name)
+                self._backoff.over(name)
         return not all(isinstance(answer, Exception) for answer in collected)
 
     def _collecting(self, queue: Queue[Any], ids: list[str]) -> Request[Any]:

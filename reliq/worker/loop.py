@@ -34,6 +34,8 @@ class Loop:
         self._name, self._step, self._observers, self._away = name, step, observers, away
         self._stopped = threading.Event()
         self._woken = threading.Event()
+        #: Lets the next step begin now, unless Redis is away.
+        self.wake = self._woken.set
         self._failures = 0
         self._is_away = False
         self._thread = threading.Thread(target=self._run, name=f"reliq-{name}", daemon=True)
@@ -41,10 +43,6 @@ class Loop:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
-
-    def wake(self) -> None:
-        """Let the next step begin now, unless Redis is away."""
-        self._woken.set()
 
     def stop(self) -> None:
         """Let the step that runs be the last; return at once."""
@@ -67,7 +65,8 @@ class Loop:
             try:
                 wait_seconds = self._step()
                 self._failures = 0
-                self._note_return()
+                if self._is_away:
+                    self._note_return()
                 if wait_seconds > 0:
                     self._woken.wait(min(wait_seconds, LONGEST_WAIT_SECONDS))
                 self._woken.clear()
@@ -78,9 +77,8 @@ class Loop:
                 self._stopped.wait(seconds_after(RECONNECT, self._failures))
 
     def _note_return(self) -> None:
-        if self._is_away:
-            self._is_away = False
-            notify(self._observers, [RedisBack("", self._name)])
+        self._is_away = False
+        notify(self._observers, [RedisBack("", self._name)])
 
     def _tell(self, error: BaseException) -> None:
         if isinstance(error, RedisUnavailableError):
@@ -92,19 +90,24 @@ class Loop:
 
 
 class QueueBackoff:
-    """The queues that Redis refuses to one part, each with a backoff of its own: none holds up the others."""
+    """
+    The queues that Redis refuses to one part, each with a backoff of its own: none holds up the others.
+
+    Attributes:
+        until: when each of them may be tried again; empty while all is well.
+    """
 
     def __init__(self, part: str) -> None:
         self._part = part
         self._failures: dict[str, int] = {}
-        self._until: dict[str, float] = {}
+        self.until: dict[str, float] = {}
 
     def note(self, queue: str, error: Exception) -> None:
         """Let `queue` alone for a while; raise when it is not the queue but Redis that cannot answer."""
         if isinstance(error, RedisUnavailableError):
             raise error
         failures = self._failures[queue] = self._failures.get(queue, 0) + 1
-        self._until[queue] = time.monotonic() + seconds_after(RECONNECT, failures)
+        self.until[queue] = time.monotonic() + seconds_after(RECONNECT, failures)
         if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
             logger.error("queue %s: the %s failed for the %d. time: %s", queue, self._part, failures, error)
 
@@ -112,7 +115,7 @@ class QueueBackoff:
         """Note that all is well with `queue`."""
         if self._failures:
             self._failures.pop(queue, None)
-            self._until.pop(queue, None)
+            self.until.pop(queue, None)
 
     def has(self, queue: str) -> bool:
         """Say whether the last try of `queue` failed."""
@@ -120,12 +123,12 @@ class QueueBackoff:
 
     def waits(self, queue: str) -> bool:
         """Say whether `queue` is to be let alone for now."""
-        return bool(self._until) and self._until.get(queue, 0.0) > time.monotonic()
+        return self.until.get(queue, 0.0) > time.monotonic()
 
     def seconds_of(self, queue: str) -> float:
         """Return how long `queue` is to be let alone."""
-        return max(0.0, self._until.get(queue, 0.0) - time.monotonic())
+        return max(0.0, self.until.get(queue, 0.0) - time.monotonic())
 
     def seconds(self) -> float:
         """Return how long until the first of them may be tried again, 0 when there is none."""
-        return max(0.0, min(self._until.values(), default=0.0) - time.monotonic())
+        return max(0.0, min(self.until.values(), default=0.0) - time.monotonic())

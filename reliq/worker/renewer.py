@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from reliq.client.client import Client
     from reliq.handlers.handler import Handler
     from reliq.settlement import Outcome
-    from reliq.worker.delivery import HeldDelivery
+    from reliq.worker.delivery import HandlerCall, HeldDelivery
     from reliq.worker.executors import AsyncExecutor
-    from reliq.worker.handler_call import HandlerCall
     from reliq.worker.inflight import Inflight
 
 #: The longest wait between two looks while anything is held.
@@ -50,26 +49,20 @@ class Renewer:
         self._tell_overrun = overran
         self._watchdog = LoopWatchdog(async_executor, inflight, settle)
         self._look_seconds = min([LOOK_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
-        self._troubles = QueueBackoff("renewer")
+        self._backoff = QueueBackoff("renewer")
         self._is_away = False  # Redis did not answer the last renewals
         self._asked_at = self._answered_at = 0.0  # when the last renewals were sent, and their answer came
         self._held_at = 0.0  # when there was something to look at
-        self._idle = False
-        self.wake: Callable[[], None] = lambda: None
-
-    def busy(self) -> None:
-        """Look often again; called by other threads when there is something to look at."""
-        if self._idle:
-            self._idle = False
-            self.wake()
 
     def step(self) -> float:
         """Look once; return how long nothing can need it."""
         now = time.monotonic()
-        self._idle = now - self._held_at > IDLE_SECONDS  # before the look, so that what comes after it wakes us
         deliveries = self._inflight.deliveries()
         if not deliveries:
-            return IDLE_SECONDS if self._idle else self._look_seconds
+            if now - self._held_at <= IDLE_SECONDS or self._inflight.closed:
+                return self._look_seconds
+            self._inflight.wait_for_deliveries(IDLE_SECONDS)
+            return 0.0
         self._held_at = now
         for run in self._inflight.runs():
             self._async_executor.see_to(run)
@@ -88,12 +81,12 @@ class Renewer:
 
     def _extend(self, due: list[HeldDelivery]) -> None:
         """Extend the leases of `due` in one round trip."""
-        groups = _groups([held for held in due if not self._troubles.waits(held.queue)])
+        groups = _groups([held for held in due if not self._backoff.waits(held.queue)])
         if not groups:
             return
         sent_at = time.monotonic()
         if not self._is_away:
-            self._tell_lateness([held for held in due if not self._troubles.has(held.queue)], sent_at)
+            self._tell_lateness([held for held in due if not self._backoff.has(held.queue)], sent_at)
         self._asked_at, self._is_away = sent_at, True  # until it has answered
         answers = self._client.run_all([_extension(group) for group in groups])
         self._answered_at = time.monotonic()
@@ -101,9 +94,9 @@ class Renewer:
         for group, answer in zip(groups, answers, strict=True):
             name = group[0].queue
             if isinstance(answer, Exception):
-                self._troubles.note(name, answer)
+                self._backoff.note(name, answer)
             else:
-                self._troubles.over(name)
+                self._backoff.over(name)
                 self._note(group, answer, sent_at)
 
     def _note(self, group: list[HeldDelivery], answer: transitions.Settled, sent_at: float) -> None:
@@ -163,4 +156,4 @@ def _groups(deliveries: Sequence[HeldDelivery]) -> list[list[HeldDelivery]]:
 def _extension(group: list[HeldDelivery]) -> Call[transitions.Settled]:
     handler = group[0].handler
     receipts = [held.delivery.claimed for held in group]
-    return transitions.extend(handler.queue.keys, receipts, lease_ms=handler.settings.lease_ms)
+    return transitions.extend(handler.queue.keys, receipts, lease_ms=handler.lease_ms)

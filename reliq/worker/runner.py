@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.events import Event, Observer
-    from reliq.worker.delivery import HeldDelivery
+    from reliq.worker.delivery import HandlerCall, HeldDelivery
     from reliq.worker.failures import ErrorHook
-    from reliq.worker.handler_call import HandlerCall
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class Runner:
                 why = undecodable(error)
                 self._answer(run, [held], [_outcome(held, None, why)], why)
             else:
-                jobs.append(self._job(held, run, body))
+                jobs.append(Job(held, run, body, self.state, self._stopping))
         return jobs
 
     def end(self, run: HandlerCall, answer: Any, error: BaseException | None) -> None:

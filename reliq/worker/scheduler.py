@@ -48,7 +48,7 @@ class Scheduler:
         self._handlers = {handler.queue.name: handler for handler in handlers}
         self._lock = threading.Lock()
         self._plans: dict[Plan, float] = {}
-        self._troubles = QueueBackoff("scheduler")
+        self._backoff = QueueBackoff("scheduler")
         self._spare_until: dict[str, float] = {}
         self.spare_all()
         self.wake: Callable[[], None] = lambda: None
@@ -121,9 +121,9 @@ class Scheduler:
     def _wait(self, plan: Plan, answer: Any, limit: int) -> float | None:
         """Return the seconds until `plan`, which moved `limit` at most, is due again; None when nothing is."""
         if isinstance(answer, Exception):
-            self._troubles.note(plan.queue, answer)
-            return self._troubles.seconds_of(plan.queue)
-        self._troubles.over(plan.queue)
+            self._backoff.note(plan.queue, answer)
+            return self._backoff.seconds_of(plan.queue)
+        self._backoff.over(plan.queue)
         if plan.verb == "reclaim" and answer.buried:
             self._buried()
         moved, next_ms = answer if plan.verb == "promote" else (answer.count, answer.next_in_ms)

@@ -59,7 +59,7 @@ class Settler:
         self._unsettled: dict[HeldDelivery, None] = {}
         self._latest = 0  # how many outcomes the last round trip had
         self._refused: dict[str, list[HeldDelivery]] = defaultdict(list)
-        self._troubles = QueueBackoff("settler")
+        self._backoff = QueueBackoff("settler")
 
     def settle(self, deliveries: Sequence[HeldDelivery], outcome: Outcome | None = None) -> None:
         """Take over the outcome of `deliveries`: one for all, or the one each has."""
@@ -78,7 +78,8 @@ class Settler:
     def step(self) -> float:
         """Settle what is there, waiting a little for the first; return 0."""
         self._gather()
-        self._take_up_refused()
+        if self._refused:
+            self._take_up_refused()
         try:
             if self._unsettled:
                 self._settle_all()
@@ -90,7 +91,7 @@ class Settler:
         """Wait for one outcome, unless some wait already, and a moment for more if few come; then take all."""
         wait = WAIT_SECONDS
         if self._refused:
-            wait = min([wait, *(self._troubles.seconds_of(name) for name in self._refused)])
+            wait = min([wait, *(self._backoff.seconds_of(name) for name in self._refused)])
         try:
             if not self._unsettled:
                 self._unsettled |= dict.fromkeys(self._waiting.get(timeout=wait))
@@ -104,7 +105,7 @@ class Settler:
             return
 
     def _take_up_refused(self) -> None:
-        for name in [name for name in self._refused if not self._troubles.waits(name)]:
+        for name in [name for name in self._refused if not self._backoff.waits(name)]:
             self._unsettled |= dict.fromkeys(self._refused.pop(name))
 
     def _settle_all(self) -> None:
@@ -134,7 +135,8 @@ class Settler:
             self._put_off(group, answer)
         else:
             self._inflight.settled(group)
-            self._troubles.over(group[0].queue)
+            if self._backoff.until:
+                self._backoff.over(group[0].queue)
             if group[0].outcome is not ACKED and any(is_final(held.delivery.claimed, held.outcome) for held in group):
                 self._buried()
         for held in group:
@@ -159,7 +161,7 @@ class Settler:
     def _put_off(self, deliveries: list[HeldDelivery], error: Exception) -> None:
         """Try again later what Redis refuses, until its lease is over and the message is delivered again."""
         name = deliveries[0].queue
-        self._troubles.note(name, error)
+        self._backoff.note(name, error)
         now = time.monotonic()
         self._inflight.settled([held for held in deliveries if held.lease_until < now])
         self._refused[name] += [held for held in deliveries if held.lease_until >= now]

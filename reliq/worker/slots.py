@@ -33,14 +33,12 @@ from typing import TYPE_CHECKING
 
 from reliq.settings import BATCH_LIMIT
 from reliq.transitions import Suspects
-from reliq.worker.capacity import Capacity
-from reliq.worker.claims import QueueClaims
+from reliq.worker.claims import Capacity, QueueClaims
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from reliq.handlers.handler import Handler
-    from reliq.message import Claimed
     from reliq.worker.delivery import HeldDelivery
 
 #: What is held ahead must start within this, or goes back.
@@ -95,12 +93,15 @@ class QueueSlots:
 
     def meet_suspects(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Count the suspects among what was claimed."""
-        self.rooms += [Suspects.room(one, self.limit) for one in _suspects(deliveries)]
+        for held in deliveries:
+            if held.delivery.claimed.deaths:
+                self.rooms.append(Suspects.room(held.delivery.claimed, self.limit))
 
     def part_from_suspects(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Give room to others: the suspects among these have ended, gone back, or overrun their time."""
-        for one in _suspects(deliveries):
-            self.rooms.remove(Suspects.room(one, self.limit))
+        for held in deliveries:
+            if held.delivery.claimed.deaths:
+                self.rooms.remove(Suspects.room(held.delivery.claimed, self.limit))
 
     def learn(self, took: float) -> None:
         """Take one more duration into the mean."""
@@ -157,6 +158,7 @@ class SlotTable:
     The slots of a process, and the queues that share them; whoever uses it holds a lock.
 
     Attributes:
+        queues: the slots of each queue, by its name.
         queued: how many messages are claimed and have no slot, of all queues.
         refill_at: at how many of them there is capacity ahead again.
         started_at: when the latest call was given a slot.
@@ -165,26 +167,24 @@ class SlotTable:
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
         self._concurrency = self._free = concurrency
-        self._queues = {handler.queue.name: QueueSlots(handler, concurrency) for handler in handlers}
-        self._batching = [slots for slots in self if slots.batch > 1]
+        self.queues = {handler.queue.name: QueueSlots(handler, concurrency) for handler in handlers}
+        self._batching = [slots for slots in self.queues.values() if slots.batch > 1]
         self.queued = self.refill_at = 0
         self.started_at = 0.0
         self.loop_late = False
 
-    def __iter__(self) -> Iterator[QueueSlots]:
-        return iter(self._queues.values())
-
-    def __getitem__(self, queue: str) -> QueueSlots:
-        return self._queues[queue]
-
     @property
     def plain_calls(self) -> int:
         """How many calls of plain handlers may run at once with what is held."""
-        return sum(min(slots.limit, slots.calls) for slots in self if not slots.is_async)
+        calls = 0
+        for slots in self.queues.values():
+            if not slots.is_async:
+                calls += min(slots.limit, slots.calls)
+        return calls
 
     def add(self, deliveries: Sequence[HeldDelivery]) -> None:
         """Count what was claimed of one queue."""
-        slots = self._queues[deliveries[0].queue]
+        slots = self.queues[deliveries[0].queue]
         slots.queued += len(deliveries)
         slots.meet_suspects(deliveries)
         self.queued += len(deliveries)
@@ -194,7 +194,7 @@ class SlotTable:
         if self._free <= 0:
             return []
         first: QueueSlots | None = None
-        for slots in self._queues.values():
+        for slots in self.queues.values():
             if slots.may_start(now) and (first is None or slots.waiting[0].fetched_at < first.waiting[0].fetched_at):
                 first = slots
         if first is None:
@@ -207,14 +207,14 @@ class SlotTable:
 
     def put_back(self, deliveries: Sequence[HeldDelivery]) -> None:
         """Take back the slot of a call that was never made."""
-        slots = self._queues[deliveries[0].queue]
+        slots = self.queues[deliveries[0].queue]
         slots.put_back(deliveries)
         self._free += not slots.stalled
         self.queued += len(deliveries)
 
     def end_call(self, deliveries: Sequence[HeldDelivery], took: float | None, *, abandoned: bool) -> QueueSlots:
         """Free the slot of a call that has ended; `took` is None when its handler was not called."""
-        slots = self._queues[deliveries[0].queue]
+        slots = self.queues[deliveries[0].queue]
         slots.running -= 1
         slots.ended += len(deliveries)
         self._free += not slots.stalled
@@ -226,24 +226,24 @@ class SlotTable:
 
     def give_coroutines_slots(self, *, on: bool) -> None:
         """Give calls of coroutine handlers slots, or none: those that they have count as free."""
-        for slots in self:
+        for slots in self.queues.values():
             slots.stalled = slots.is_async and not on
-        self._free = self._concurrency - sum(slots.running for slots in self if not slots.stalled)
+        self._free = self._concurrency - sum(slots.running for slots in self.queues.values() if not slots.stalled)
 
     def withdraw(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Let `deliveries`, which are settling, wait no more."""
         for held in deliveries:
-            slots = self._queues[held.queue]
+            slots = self.queues[held.queue]
             slots.queued -= 1
             slots.ended += 1
             self.queued -= 1
             slots.part_from_suspects([held])
-        for slots in self:
+        for slots in self.queues.values():
             slots.waiting = deque(held for held in slots.waiting if not held.settling)
 
     def abandon(self, deliveries: Sequence[HeldDelivery]) -> None:
         """Let suspects that overran their time keep no other from its turn."""
-        self._queues[deliveries[0].queue].part_from_suspects(deliveries)
+        self.queues[deliveries[0].queue].part_from_suspects(deliveries)
 
     def linger(self, now: float, *, is_async: bool) -> float | None:
         """Return the seconds until a batch that lingers now may start, None when there is none."""
@@ -254,31 +254,30 @@ class SlotTable:
 
     def capacities(self, claims: Sequence[QueueClaims], now: float) -> list[Capacity]:
         """Return how much of each queue can be claimed, and note when there will be more."""
-        counted = [slots for slots in self if not slots.stalled]
-        free = self._concurrency - sum(min(slots.limit, slots.calls) for slots in counted)
+        free, runs = self._concurrency, False
+        for slots in self.queues.values():
+            if not slots.stalled:
+                free -= min(slots.limit, slots.calls)
+                runs = runs or slots.running > 0
         # When nothing has started for longer than calls usually take, the next will take as long.
-        standstill = now - self.started_at if any(slots.running for slots in counted) else 0.0
+        standstill = now - self.started_at if runs else 0.0
         self.refill_at = 0
-        found = [self._capacity(one.name, free, standstill) for one in claims]
+        found = [self._capacity(self.queues[one.name], free, standstill) for one in claims]
         if any(map(QueueClaims.starves, claims, found)):
             self.refill_at = 0
             return [one._replace(ahead=0) for one in found]
         return found
 
-    def _capacity(self, queue: str, free: int, standstill: float) -> Capacity:
-        slots = self._queues[queue]
+    def _capacity(self, slots: QueueSlots, free: int, standstill: float) -> Capacity:
         if slots.ended >= UNSETTLED_LIMIT or (slots.is_async and self.loop_late):
             return Capacity(0, 0)
         most = slots.hold_limit(standstill)
         refill_at = max(most - most // 2, most - BATCH_LIMIT)
         self.refill_at = max(self.refill_at, refill_at)
         ahead = most - self.queued if self.queued <= refill_at else 0
-        own = max(0, slots.limit - slots.calls)
+        calls = slots.calls
+        own = max(0, slots.limit - calls)
         direct = max(0, min(free, own))
-        gathers = free >= 0 and slots.calls <= slots.limit
+        gathers = free >= 0 and calls <= slots.limit
         rest = -slots.queued % slots.batch if gathers else 0
         return Capacity(direct, ahead, not direct and own > 0, slots.batch, rest, slots.suspects)
-
-
-def _suspects(deliveries: Iterable[HeldDelivery]) -> list[Claimed]:
-    return [held.delivery.claimed for held in deliveries if held.delivery.claimed.deaths]

@@ -8,8 +8,7 @@ from waiting import eventually
 
 from reliq.settlement import RELEASED
 from reliq.transitions import Turn
-from reliq.worker.delivery import deliveries_of
-from reliq.worker.handler_call import HandlerCall
+from reliq.worker.delivery import HandlerCall, deliveries_of
 from reliq.worker.runner import Runner
 
 #: More than a lease.

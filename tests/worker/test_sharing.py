@@ -10,7 +10,7 @@ import pytest
 from reliq import Consumer, Outgoing, WorkerSettings
 from reliq.events import Acked, Released, Started
 from reliq.transitions import Turn
-from reliq.worker.capacity import Capacity, FairOrder, fair_shares
+from reliq.worker.claims import Capacity, FairOrder, fair_shares
 from reliq.worker.slots import HOLD_SECONDS
 
 #: Too slow for anything to be held ahead of a free slot.
