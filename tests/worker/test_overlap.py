@@ -39,7 +39,7 @@ def wait_until(is_so):
 
 def be_quick(inflight, queue):
     """Have the handler be one that is known to end at once."""
-    inflight._table[queue.name].learn(1e-6)
+    inflight._table.queues[queue.name].learn(1e-6)
 
 
 def knows_the_size(fetcher, queue):

@@ -5,8 +5,8 @@ from walk import walking
 
 from reliq import Consumer
 
-#: The threads that a message passes; the others go on by their own clocks.
-ON_THE_WAY = ("reliq-fetcher", "reliq-handler-1", "reliq-settler")
+#: The threads that a message passes, and the last call of each for it; the other threads go by their own clocks.
+LAST = {"reliq-fetcher": "ThreadExecutor.submit", "reliq-handler-1": None, "reliq-settler": "Inflight.settled"}
 
 
 def test_a_message_passes_few_calls_in_few_files_from_its_wake_up_to_its_ack(queue, url):
@@ -33,12 +33,12 @@ def test_a_message_passes_few_calls_in_few_files_from_its_wake_up_to_its_ack(que
 
 
 def _way(calls):
-    """The calls of the threads on the way; what the fetcher does after it has handed the message over is its next round."""
-    way, handed_over = [], False
+    """The calls of each thread on the way up to its last for the message; what follows belongs to its next round."""
+    way, at_the_end = [], set()
     for call in calls:
         thread, _, name = call
-        if thread not in ON_THE_WAY or (thread == "reliq-fetcher" and handed_over):
-            continue
-        way.append(call)
-        handed_over = handed_over or name.endswith("ThreadExecutor.submit")
+        if thread in LAST and thread not in at_the_end:
+            way.append(call)
+            if name == LAST[thread]:
+                at_the_end.add(thread)
     return way
