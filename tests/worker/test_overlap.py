@@ -47,15 +47,15 @@ def knows_the_size(fetcher, queue):
     fetcher._reader._largest[queue.name] = 1
 
 
-def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(make_queue, consumer, client):
+def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(make_queue, consumer, caller):
     queue = make_queue(max_body=1000)
     queue.publish_many(["x"] * 1600)
     consumer.handler(queue)(lambda body: None)
     inflight, notes = Inflight(consumer.handlers, 16), []
     be_quick(inflight, queue)
-    scheduler = Scheduler(client, consumer.handlers, lambda: None)
+    scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     submit = lambda deliveries: notes.append(len(deliveries))  # noqa: E731
-    noting = NotingDoor(client, notes)
+    noting = NotingDoor(caller, notes)
     fetcher = Fetcher(noting, consumer.handlers, inflight, scheduler, submit, lambda deliveries, outcome: None, list)
 
     knows_the_size(fetcher, queue)
@@ -71,7 +71,7 @@ def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(make_queu
     ]
 
 
-def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_beside_it(make_queue, consumer, client):
+def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_beside_it(make_queue, consumer, caller):
     queue = make_queue(max_body=1000)
     queue.publish_many(["x"] * 600)
     consumer.handler(queue)(lambda body: None)
@@ -82,10 +82,10 @@ def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_be
         observers = ()
 
         def run_all(self, requests):
-            answers = client.run_all(requests)
+            answers = caller.run_all(requests)
             return [answers[0], RedisUnavailableError("BUSY")] if len(answers) > 1 else answers
 
-    scheduler = Scheduler(client, consumer.handlers, lambda: None)
+    scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     fetcher = Fetcher(
         BusyDoor(), consumer.handlers, inflight, scheduler, started.extend, lambda deliveries, outcome: None, list
     )
@@ -98,16 +98,16 @@ def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_be
     assert len(started) == 500
 
 
-def test_no_more_is_claimed_ahead_than_is_soon_read(make_queue, consumer, client, monkeypatch):
+def test_no_more_is_claimed_ahead_than_is_soon_read(make_queue, consumer, caller, monkeypatch):
     monkeypatch.setattr("reliq.worker.bodies.READ_BYTES", 10_000)
     queue = make_queue(max_body=1000)
     queue.publish_many(["x" * 900] * 600)
     consumer.handler(queue)(lambda body: None)
     inflight = Inflight(consumer.handlers, 4)
     be_quick(inflight, queue)
-    scheduler = Scheduler(client, consumer.handlers, lambda: None)
+    scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     fetcher = Fetcher(
-        client, consumer.handlers, inflight, scheduler, lambda deliveries: None, lambda deliveries, outcome: None, list
+        caller, consumer.handlers, inflight, scheduler, lambda deliveries: None, lambda deliveries, outcome: None, list
     )
 
     for _ in range(3):
@@ -163,13 +163,13 @@ def test_no_more_is_claimed_while_redis_has_yet_to_be_told_of_what_ended(held, c
     assert claims.can_claim(inflight.wait_for_capacity([claims], 0)[0])
 
 
-def test_queues_take_turns_though_bodies_are_read_between_their_claims(make_queue, consumer, client):
+def test_queues_take_turns_though_bodies_are_read_between_their_claims(make_queue, consumer, caller):
     queues = [make_queue("a"), make_queue("b")]
     for queue in queues:
         queue.publish_many(["x"] * 4)
         consumer.handler(queue)(lambda body: None)
     inflight, order = Inflight(consumer.handlers, 1), []
-    scheduler = Scheduler(client, consumer.handlers, lambda: None)
+    scheduler = Scheduler(caller, consumer.handlers, lambda: None)
 
     def work(deliveries):
         inflight.hold(deliveries)
@@ -180,7 +180,7 @@ def test_queues_take_turns_though_bodies_are_read_between_their_claims(make_queu
             inflight._finish([run])
         inflight.settled(run.deliveries)
 
-    fetcher = Fetcher(client, consumer.handlers, inflight, scheduler, work, lambda deliveries, outcome: None, list)
+    fetcher = Fetcher(caller, consumer.handlers, inflight, scheduler, work, lambda deliveries, outcome: None, list)
     while len(order) < 8:
         fetcher.step()
 

@@ -11,6 +11,7 @@ from reliq import Nack, Reject
 from reliq.events import Acked, Handled, Nacked
 from reliq.logs.observer import LogObserver
 from reliq.message import Claimed
+from reliq.settlement import RELEASED
 from reliq.worker.delivery import HandlerCall, deliveries_of
 from reliq.worker.runner import Runner
 
