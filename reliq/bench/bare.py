@@ -13,7 +13,7 @@ from reliq.errors import ReliqError
 from reliq.ids import new_id, token
 from reliq.queue import Queue
 from reliq.settings import QueueSettings, milliseconds
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 from reliq.transport.pool import plain_client
 from reliq.wireformat import envelope_rest
 
@@ -60,7 +60,7 @@ def drains(stage: Stage) -> float:
     lane, calls = token(), stage.scale.many // BATCH
     began = time.perf_counter()
     for number in range(1, calls + 1):
-        taken = stage.queue.moves.claim(Turn(lane, number), limit=BATCH, lease_ms=LEASE_MS).claimed
+        taken = stage.queue.moves.claim(CallNumber(lane, number), limit=BATCH, lease_ms=LEASE_MS).claimed
         stage.ask(commands.bodies(stage.queue.keys, [one.id for one in taken]))
         stage.queue.moves.ack([(one, None) for one in taken])
     return calls * BATCH / (time.perf_counter() - began)
@@ -82,7 +82,7 @@ def begin_when_due(stage: Stage, dues: Sequence[float], note: Callable[[float], 
         time.sleep(max(LEAST_SLEEP_SECONDS, dues[done] - time.time()))
         stage.queue.moves.promote(limit=BATCH)
         number += 1
-        taken = stage.queue.moves.claim(Turn(lane, number), limit=BATCH, lease_ms=LEASE_MS).claimed
+        taken = stage.queue.moves.claim(CallNumber(lane, number), limit=BATCH, lease_ms=LEASE_MS).claimed
         if taken:
             stage.ask(commands.bodies(stage.queue.keys, [one.id for one in taken]))
         for due in dues[done : done + len(taken)]:
@@ -120,5 +120,7 @@ def _fill(stage: Stage) -> float:
     batches = [[(new_id(), value) for _ in range(BATCH)] for _ in range(calls)]
     began = time.perf_counter()
     for number, batch in enumerate(batches, 1):
-        stage.queue.moves.publish(batch, Turn(lane, number), ttl_ms=milliseconds(terms.ttl), retries=terms.retries)
+        stage.queue.moves.publish(
+            batch, CallNumber(lane, number), ttl_ms=milliseconds(terms.ttl), retries=terms.retries
+        )
     return calls * BATCH / (time.perf_counter() - began)

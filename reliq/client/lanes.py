@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from reliq.ids import token
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 
 #: Calls with an unknown outcome whose lanes are kept, so that publishing again with the same ids is safe.
 PARKED_LIMIT = 1000
@@ -39,14 +39,14 @@ class Lane:
     name: str
     number: int = 0
 
-    def next(self) -> Turn:
-        """Return the turn of a new call."""
+    def next(self) -> CallNumber:
+        """Return the number of a new call."""
         self.number += 1
-        return Turn(self.name, self.number)
+        return CallNumber(self.name, self.number)
 
-    def same(self) -> Turn:
-        """Return the turn of the last call, to make it again."""
-        return Turn(self.name, self.number)
+    def same(self) -> CallNumber:
+        """Return the number of the last call, to make it again."""
+        return CallNumber(self.name, self.number)
 
 
 class Lanes:
@@ -60,9 +60,9 @@ class Lanes:
     def __init__(self) -> None:
         self._start_over()
 
-    def take(self, messages: Messages = ()) -> tuple[Lane, Turn]:
+    def take(self, messages: Messages = ()) -> tuple[Lane, CallNumber]:
         """
-        Return a lane and the turn for publishing `messages`: the old one if that call's outcome is unknown.
+        Return a lane and the call number for publishing `messages`: the old one if that call's outcome is unknown.
 
         Any other call with one of their ids ends the old one: what is published from now on is something else.
         """

@@ -91,13 +91,13 @@ class Writer:
             known.append(Message(order.id, hash((body, terms, frozenset(header.headers.items())))))
         return tuple(known)
 
-    def call(self, orders: list[Order], turn: transitions.Turn) -> Call[transitions.PublishAnswer]:
+    def call(self, orders: list[Order], call_number: transitions.CallNumber) -> Call[transitions.PublishAnswer]:
         """Return the call that sends `orders`, all on the same terms."""
         terms = orders[0].terms
         return transitions.publish(
             self.keys,
             [(order.id, order.value) for order in orders],
-            turn,
+            call_number,
             at_ms=terms.at_ms,
             delay_ms=terms.delay_ms,
             ttl_ms=terms.ttl_ms,

@@ -44,8 +44,8 @@ class Sender:
 
     def send(self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE) -> list[Receipt]:
         """Send `orders`; raise PublishFailed, with how many were `confirmed` before, when Redis is away or refuses."""
-        lane, turn = self._lanes.take(self._writer.known_by(orders) if self._lanes.parked else ())
-        call, told = self._writer.call(orders, turn), NOT_ASKED
+        lane, call_number = self._lanes.take(self._writer.known_by(orders) if self._lanes.parked else ())
+        call, told = self._writer.call(orders, call_number), NOT_ASKED
         try:
             if durability.kind == "none":
                 answer = self._clients.blocking().run(call, for_seconds=PUBLISH_SECONDS)
@@ -64,8 +64,8 @@ class Sender:
         self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE
     ) -> list[Receipt]:
         """As `send`, in async code; those of many tasks share round trips."""
-        lane, turn = self._lanes.take(self._writer.known_by(orders) if self._lanes.parked else ())
-        call, told = self._writer.call(orders, turn), NOT_ASKED
+        lane, call_number = self._lanes.take(self._writer.known_by(orders) if self._lanes.parked else ())
+        call, told = self._writer.call(orders, call_number), NOT_ASKED
         try:
             if durability.kind == "none":
                 answer = await self._batcher().run(call, sum(len(order.value) for order in orders))

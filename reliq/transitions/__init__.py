@@ -16,7 +16,7 @@ from reliq.transitions.delivering import (
     promote,
     reclaim,
 )
-from reliq.transitions.protocol import Turn
+from reliq.transitions.protocol import CallNumber
 from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
 from reliq.transitions.settling import Settled, ack, extend, failure, nack, release, snooze
 from reliq.transitions.upkeep import RedriveStatus, check, collect, counts, forget, purge, redrive, resume, tidy
@@ -25,13 +25,13 @@ __all__ = [
     "LEASE_DEATHS",
     "NOTHING_DUE",
     "NOT_WATCHING",
+    "CallNumber",
     "ClaimAnswer",
     "PublishAnswer",
     "ReclaimAnswer",
     "RedriveStatus",
     "Settled",
     "Suspects",
-    "Turn",
     "ack",
     "cancel",
     "check",

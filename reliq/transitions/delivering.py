@@ -11,7 +11,7 @@ from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import Claimed
 from reliq.settings import BATCH_LIMIT, whole
-from reliq.transitions.protocol import Turn, clock_arg, span, texts
+from reliq.transitions.protocol import CallNumber, clock_arg, span, texts
 from reliq.wireformat import claim_nonce, receipt_nonce
 
 #: A message that has not survived this many deliveries in a row is a dead letter: one beside others, one in half of a
@@ -89,7 +89,7 @@ def promote(keys: Keys, *, limit: int = 500, clock: int | None = None) -> Call[t
 
 def claim(
     keys: Keys,
-    turn: Turn,
+    call_number: CallNumber,
     *,
     limit: int,
     lease_ms: int,
@@ -108,14 +108,14 @@ def claim(
     whole("limit", limit, most=BATCH_LIMIT)
     span("lease_ms", lease_ms)
     suspects = suspects or Suspects(limit, 0, limit)
-    nonce = claim_nonce(turn.lane, turn.number, lease_ms)
-    lead = (keys.lane(turn.lane), keys.ready, keys.retry, keys.unack, keys.pending, keys.counts, keys.lease)
+    nonce = claim_nonce(call_number.lane, call_number.number, lease_ms)
+    lead = (keys.lane(call_number.lane), keys.ready, keys.retry, keys.unack, keys.pending, keys.counts, keys.lease)
     return Call(
         script("claim"),
         (*lead, keys.errors, keys.totals, keys.ends, keys.wake, keys.watch, keys.paused),
         (
             clock_arg(clock),
-            turn.number,
+            call_number.number,
             nonce,
             lease_ms,
             limit,

@@ -15,7 +15,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class CallNumber:
     """One numbered call in a lane: repeated, it gets its first answer."""
 
     lane: str

@@ -10,7 +10,7 @@ from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import CancelStatus, PublishStatus, RescheduleStatus
 from reliq.settings import BATCH_LIMIT
-from reliq.transitions.protocol import Turn, bare_arg, bounded, clock_arg, span, words
+from reliq.transitions.protocol import CallNumber, bare_arg, bounded, clock_arg, span, words
 from reliq.wireformat import ENVELOPE_START
 
 #: September 2001: a due time has 13 digits, so that another can be written over it. What is due earlier is due now too.
@@ -28,7 +28,7 @@ class PublishAnswer:
 def publish(
     keys: Keys,
     items: Sequence[tuple[str, bytes]],
-    turn: Turn,
+    call_number: CallNumber,
     *,
     ttl_ms: int,
     retries: int,
@@ -52,11 +52,11 @@ def publish(
     if window_ms is not None:
         tail_keys += [keys.dd(id) for id in ids]
     at: Arg = "" if at_ms is None else max(at_ms, EARLIEST_MS)
-    args: list[Arg] = ["" if clock is None else clock, turn.number, at, delay_ms, ttl_ms, retries]
+    args: list[Arg] = ["" if clock is None else clock, call_number.number, at, delay_ms, ttl_ms, retries]
     args += ["" if bare else ENVELOPE_START, "" if window_ms is None else window_ms, "1" if replace else ""]
     for item in items:
         args += item
-    lead = (keys.lane(turn.lane), keys.pending, keys.ready, keys.unack, keys.counts, keys.lease, keys.garbage)
+    lead = (keys.lane(call_number.lane), keys.pending, keys.ready, keys.unack, keys.counts, keys.lease, keys.garbage)
     rest = (keys.totals, keys.ends, keys.wake, keys.watch, keys.windows)
     happened: Callable[[PublishAnswer], Iterable[events.Event]] = lambda answer: [  # noqa: E731
         events.Published(keys.name, tuple(id for i, id in enumerate(ids) if i not in answer.refused))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from reliq import transitions
 from reliq.ids import token
 from reliq.settings import BATCH_LIMIT
-from reliq.transitions import Suspects, Turn
+from reliq.transitions import CallNumber, Suspects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +113,7 @@ class QueueClaims:
         self.waits_for_suspect = False
         self.asked = 0
         self._suspects_held = 0  # when the last claim was made
-        self._turn = Turn(token(), 1)
+        self._turn = CallNumber(token(), 1)
         self._claims = count(1)
         self._passed_over = 0  # suspects that were sent to the far end of their list, since something was taken
         self._careful = False  # there may be messages that must not wait in a buffer
@@ -173,7 +173,7 @@ class QueueClaims:
             self.looked(answer)
             return
         self.unsure = False
-        self._turn = Turn(self._turn.lane, self._turn.number + 1)
+        self._turn = CallNumber(self._turn.lane, self._turn.number + 1)
         passed_over = answer.behind > 0 and len(claimed) < limit
         self._careful = passed_over or any(one.deaths > 0 or one.left <= 0 for one in claimed)
         # Nothing taken though something is there: the queue is paused, or what is there are suspects.

@@ -16,7 +16,7 @@ from waiting import eventually
 from reliq.process.board import BoardView
 from reliq.process.main import Plan
 from reliq.process.supervisor import Supervisor
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_report_that_cannot_be_read_is_told_and_the_child_is_replaced_all_the_
 
 
 def all_claimed(queue, lane):
-    turns = (Turn(lane, number) for number in range(1, 17))
+    turns = (CallNumber(lane, number) for number in range(1, 17))
     return [one for turn in turns for one in queue.moves.claim(turn, limit=500, lease_ms=600_000).claimed]
 
 

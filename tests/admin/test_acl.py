@@ -125,7 +125,7 @@ def test_a_producer_is_refused_what_is_not_its_business(login, url, knows_select
     assert refuses(as_producer, "LRANGE", queue.keys.ready, 0, -1)
     assert refuses(as_producer, "ZREM", queue.keys.pending, "x")
     for move in (
-        lambda: own.moves.claim(t.Turn("w", 1), limit=1, lease_ms=1000),
+        lambda: own.moves.claim(t.CallNumber("w", 1), limit=1, lease_ms=1000),
         lambda: own.cancel(id),
         own.letters,
         lambda: Queue("other", bytes, url=as_producer).publish(b"body", id="m"),
@@ -211,7 +211,7 @@ def test_a_consumer_is_refused_another_queue_and_what_is_done_to_queues(login, u
     queue, other = Queue("q", bytes, url=as_consumer), Queue("other", bytes, url=as_consumer)
 
     with pytest.raises(RedisRefusedError, match="permission|NOPERM|can't|may not"):
-        other.moves.claim(t.Turn("w", 1), limit=1, lease_ms=1000)
+        other.moves.claim(t.CallNumber("w", 1), limit=1, lease_ms=1000)
     assert refuses(as_consumer, "RENAME", queue.keys.ready, queue.keys.retry)
     if knows_selectors:
         assert refuses(as_consumer, "HGETALL", "reliq:queues")
@@ -224,7 +224,7 @@ def test_an_operator_does_all_that_there_is_to_do(login, refused, layout, url, c
     theirs.publish(b"body", id="waits", delay=60)
     theirs.publish(b"body", id="goes")
     theirs.publish(b"body", id="dies", retries=0)
-    for claimed in theirs.moves.claim(t.Turn("w", 1), limit=9, lease_ms=9000).claimed:
+    for claimed in theirs.moves.claim(t.CallNumber("w", 1), limit=9, lease_ms=9000).claimed:
         if claimed.id == "dies":
             theirs.moves.nack([(claimed, 0, "rejected 1 x", b"body")])
     theirs.moves.collect(["dies"], letters_max=9, letters_ms=10**12)
@@ -272,14 +272,14 @@ def test_an_operator_is_refused_another_queue_and_what_a_worker_does(login, url,
     if not knows_selectors:  # what it publishes and purges with is all that a claim takes
         return
     with pytest.raises(RedisRefusedError, match="permission|NOPERM|can't|may not"):
-        Queue("q", bytes, url=as_operator).moves.claim(t.Turn("w", 1), limit=1, lease_ms=1000)
+        Queue("q", bytes, url=as_operator).moves.claim(t.CallNumber("w", 1), limit=1, lease_ms=1000)
 
 
 def test_an_exporter_sees_every_figure(login, refused, url, client, layout):
     queue = Queue("q", bytes, url=url, layout=layout)
     queue.publish_many([b"body"] * 3)
     queue.publish(b"late", delay=60)
-    queue.moves.claim(t.Turn("w", 1), limit=1, lease_ms=60_000)
+    queue.moves.claim(t.CallNumber("w", 1), limit=1, lease_ms=60_000)
     client.hset("reliq:queues", queue.keys.entry, 1)
     caller = Client(Connection.to(login("exporter", "q", layout=layout)).wire())
 

@@ -48,7 +48,7 @@ def scene(url, client):
     other.publish({}, delay=600)
     for id in ("d1", "d2", "d3", "d4", "failing", "redelivered", "lost", "held"):
         queue.publish({"id": id}, id=id, retries=0 if id.startswith("d") else 3)
-    claimed = queue.moves.claim(t.Turn("w", 1), limit=9, lease_ms=600_000).claimed
+    claimed = queue.moves.claim(t.CallNumber("w", 1), limit=9, lease_ms=600_000).claimed
     by_id = {one.id: one for one in claimed}
     dead = [(by_id[id], 0, "rejected 1 no such card", b'{"id":"%s"}' % id.encode()) for id in ("d1", "d2", "d3", "d4")]
     queue.moves.nack(dead)

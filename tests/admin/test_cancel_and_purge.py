@@ -3,7 +3,7 @@
 import pytest
 
 from reliq import Admin, Queue
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 
 STATES = ("pending", "ready", "retry", "unack", "garbage")
 
@@ -25,7 +25,7 @@ def fill(queue):
             queue.publish({"n": at}, id=id, delay=delay, headers={"tenant": "acme" if at % 2 == 0 else "bits"})
         if state in ("pending", "ready"):
             return ids
-        claimed = queue.moves.claim(Turn("w", 1), limit=number, lease_ms=60_000).claimed
+        claimed = queue.moves.claim(CallNumber("w", 1), limit=number, lease_ms=60_000).claimed
         if state == "unack":
             queue.moves.nack([(one, 60_000, "failed 1 x", b"") for one in claimed])
         elif state == "retry":
@@ -71,7 +71,7 @@ def work(queue):
 
 def test_ids_are_cancelled_and_an_unknown_one_is_said(command, queue):
     queue.publish({"n": 1}, id="runs")
-    queue.moves.claim(Turn("w", 1), limit=1, lease_ms=60_000)
+    queue.moves.claim(CallNumber("w", 1), limit=1, lease_ms=60_000)
     queue.publish({"n": 2}, id="waits")
     queue.publish({"n": 3}, id="stays")
 

@@ -25,7 +25,7 @@ def queue(url, layout):
     for at, place in enumerate(("over", "dead", "retried", "held", "nacked")):
         queue.publish(b"body", id=place, retries=0 if place in ("over", "dead") else 3)
         lease_ms = 1 if place == "retried" else HOUR * 1000
-        [one] = queue.moves.claim(t.Turn(f"lane-{place}", 1), limit=1, lease_ms=lease_ms).claimed
+        [one] = queue.moves.claim(t.CallNumber(f"lane-{place}", 1), limit=1, lease_ms=lease_ms).claimed
         if place in ("over", "dead"):
             queue.moves.nack([(one, 0, "rejected 1 x", b"body")])
         if place == "dead":

@@ -6,7 +6,7 @@ from go_original import GoProgram
 from reliq import Admin, Layout, Queue
 from reliq.admin.fsck.check import Checker
 from reliq.keys import Keys
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 
 LAYOUTS = (Layout.hdt3213(), Layout.hdt3213(hash_tag=True))
 
@@ -137,7 +137,7 @@ def test_what_moved_on_meanwhile_is_left_alone_though_it_is_wrong_in_another_way
 def test_what_a_consumer_in_go_leaves_of_reliqs_own_is_told_and_is_not_wrong(go, now, check, client, url):
     queue = Queue("orders", bytes, url=url, layout=go.keys.layout)
     queue.publish(b"body", id="m")
-    [one] = queue.moves.claim(Turn("w", 1), limit=1, lease_ms=60_000).claimed
+    [one] = queue.moves.claim(CallNumber("w", 1), limit=1, lease_ms=60_000).claimed
     queue.moves.nack([(one, 0, "failed 1 x", b"")])
     client.zadd(go.keys.unack, {"m": now})
     go.ack("m")

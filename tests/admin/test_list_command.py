@@ -7,7 +7,7 @@ import pytest
 from reliq import Admin, Queue
 from reliq.admin.filters import Filter
 from reliq.keys import Layout
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 
 
 def ids(ran):
@@ -16,7 +16,7 @@ def ids(ran):
 
 
 def turns(count):
-    return (Turn("a", number + 1) for number in range(count))
+    return (CallNumber("a", number + 1) for number in range(count))
 
 
 def test_each_message_tells_its_state(command, queue, client):

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from reliq import Consumer, Queue
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_pending_ones_keep_their_due_time_and_time_to_live(command, queue, other
 def test_what_waits_after_a_failure_moves_and_what_runs_stays(command, queue, other, client):
     queue.publish({"n": 1}, id="waits")
     queue.publish({"n": 2}, id="runs")
-    waits, _runs = queue.moves.claim(Turn("w", 1), limit=2, lease_ms=60_000).claimed
+    waits, _runs = queue.moves.claim(CallNumber("w", 1), limit=2, lease_ms=60_000).claimed
     queue.moves.nack([(waits, 600_000, "failed 1 x", b"")])
     again = client.zscore(queue.keys.unack, "waits")
 

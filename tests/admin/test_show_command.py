@@ -10,7 +10,7 @@ from reliq import Queue, commands
 from reliq.admin import Admin
 from reliq.keys import Layout
 from reliq.roster import Slot, Worker
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 
 #: In microseconds: when every lease and every wait of these tests is over.
 LATER = int(time.time() * 1e6) + 3_600_000_000
@@ -94,7 +94,7 @@ def test_a_message_to_be_delivered_again_is_in_retry(show, queue):
 
 def test_a_suspect_and_a_cancelled_one_say_so(command, show, queue):
     queue.publish({}, id="m", retries=3)
-    queue.moves.claim(Turn("w", 1), limit=1, lease_ms=1)
+    queue.moves.claim(CallNumber("w", 1), limit=1, lease_ms=1)
     queue.moves.reclaim(clock=LATER)
     assert show("m")["suspect"] is True
 
@@ -329,7 +329,7 @@ def test_ends_asked_for_wrongly_is_one_line_and_exit_2(command, queue, words):
 
 def test_one_that_waits_after_its_second_death_is_in_backoff_and_a_suspect(show, queue, client):
     queue.publish({"x": 1}, id="twice")
-    queue.moves.claim(Turn("w", 1), limit=1, lease_ms=1000)
+    queue.moves.claim(CallNumber("w", 1), limit=1, lease_ms=1000)
     client.hset(queue.keys.lease, "twice", "suspect2")
 
     assert (show("twice")["state"], show("twice")["suspect"]) == ("backoff", True)

@@ -6,7 +6,7 @@ import pytest
 from shifted import Clock, library
 from waiting import eventually
 
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 
 HOUR = 3600
 
@@ -73,7 +73,7 @@ def test_a_clock_set_back_keeps_nobody_from_work(worker, faulty, admin, clock):
 def test_a_dead_workers_lease_does_not_last_longer_because_the_clock_was_set_back(faulty, admin, clock):
     queue = faulty.COUNTED
     id = queue.publish(1).id
-    queue.moves.claim(Turn("dead", 1), limit=1, lease_ms=300)
+    queue.moves.claim(CallNumber("dead", 1), limit=1, lease_ms=300)
 
     clock.set(-HOUR)
     assert not queue.moves.reclaim().overdue

@@ -7,7 +7,7 @@ import pytest
 from waiting import eventually
 
 from reliq.settlement import RELEASED
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 from reliq.worker.delivery import HandlerCall, deliveries_of
 from reliq.worker.runner import Runner
 
@@ -37,7 +37,7 @@ def test_what_was_held_starts_only_while_its_lease_lasts(faulty, over):
     [handler] = faulty.consumer.chosen(["steady"])
     faulty.STEADY.publish(1)
     sent_at = time.monotonic() - (handler.lease_seconds if over else 0.0)
-    [claimed] = faulty.STEADY.moves.claim(Turn("paused", 1), limit=1, lease_ms=60_000).claimed
+    [claimed] = faulty.STEADY.moves.claim(CallNumber("paused", 1), limit=1, lease_ms=60_000).claimed
     deliveries, settled = deliveries_of([claimed], handler, sent_at), []
     run = HandlerCall(deliveries, handler, time.monotonic(), None)
     running = Runner(lambda deliveries, outcome: settled.append((deliveries, outcome)), (), (), threading.Event())

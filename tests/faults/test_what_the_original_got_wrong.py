@@ -9,7 +9,7 @@ import redis
 from tenacity import wait_fixed
 
 from reliq import Consumer, Outgoing, Queue, WorkerSettings
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 
 SOON = wait_fixed(0.05)
 #: The original was held up by a million; in CI a part shows that the work of a call is bounded.
@@ -91,7 +91,7 @@ def test_no_lease_ends_early(queue, client):
     """The original's leases were up to a second short."""
     queue.publish("x")
     seconds, micros = client.time()
-    queue.moves.claim(Turn("w", 1), limit=1, lease_ms=300)
+    queue.moves.claim(CallNumber("w", 1), limit=1, lease_ms=300)
 
     while not queue.moves.reclaim().overdue:
         pass
@@ -158,7 +158,7 @@ def test_expired_messages_use_up_no_slot(queue, consumer, client):
 def test_a_late_nack_brings_nothing_back(queue, client):
     """In Lua a member that is not there is false, not nil: the original's nack put a finished id into unack again."""
     queue.publish("x")
-    [claimed] = queue.moves.claim(Turn("w", 1), limit=1, lease_ms=60_000).claimed
+    [claimed] = queue.moves.claim(CallNumber("w", 1), limit=1, lease_ms=60_000).claimed
     queue.moves.ack([(claimed, None)])
 
     answer = queue.moves.nack([(claimed, 0, "failed 1 late", b"")])

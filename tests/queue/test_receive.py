@@ -12,7 +12,7 @@ from waiting import eventually
 
 from reliq import Queue, RedisUnavailableError, WrongKeyTypeError
 from reliq.events import Acked, Handled
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
@@ -322,7 +322,7 @@ def test_a_settling_that_redis_cannot_take_now_is_made_again(own_server, receive
 def held(queue, client):
     """A message whose lease is over, held by somebody who was cut off from Redis and is about to renew it."""
     queue.publish({}, id="m")
-    [held] = queue.moves.claim(Turn("holder", 1), limit=1, lease_ms=30_000).claimed
+    [held] = queue.moves.claim(CallNumber("holder", 1), limit=1, lease_ms=30_000).claimed
     client.zadd(queue.keys.unack, {"m": 1})
     return held
 

@@ -46,7 +46,7 @@ def publish(run, keys):
     def make(*ids, retries=3, ttl_ms=HOUR_MS, window_ms=None, clock=NOON, **options):
         rest = envelope_rest(retries, clock // 1000, window_ms)
         items = [(id, rest + id.encode()) for id in ids]
-        turn = t.Turn("publisher", next(numbers))
+        turn = t.CallNumber("publisher", next(numbers))
         return run(
             t.publish(keys, items, turn, ttl_ms=ttl_ms, retries=retries, window_ms=window_ms, clock=clock, **options)
         )
@@ -57,7 +57,7 @@ def publish(run, keys):
 @pytest.fixture
 def claim_turn():
     numbers = count(1)
-    return lambda: t.Turn("worker", next(numbers))
+    return lambda: t.CallNumber("worker", next(numbers))
 
 
 @pytest.fixture

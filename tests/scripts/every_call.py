@@ -14,7 +14,7 @@ def stage(run, client, keys):
 
     def publish(*ids, retries=3, delay_ms=0):
         items = [(id, b',"r":%d,"e":1,"w":%d}\nbody' % (retries, WINDOW_MS)) for id in ids]
-        turn = t.Turn("p", next(publisher))
+        turn = t.CallNumber("p", next(publisher))
         return t.publish(
             keys, items, turn, ttl_ms=3_600_000, retries=retries, delay_ms=delay_ms, window_ms=WINDOW_MS, clock=NOON
         )
@@ -24,7 +24,7 @@ def stage(run, client, keys):
         return claim_only(len(ids), lease_ms=lease_ms)
 
     def claim_only(limit, lease_ms=3_600_000):
-        turn = t.Turn("w", next(worker))
+        turn = t.CallNumber("w", next(worker))
         claimed = run(t.claim(keys, turn, limit=limit, lease_ms=lease_ms, clock=NOON)).claimed
         assert len(claimed) == limit
         return claimed
@@ -53,7 +53,9 @@ def stage(run, client, keys):
         "ack": t.ack(keys, [(by_id["acked"], WINDOW_MS)], history=5, took_ms=[7], clock=LATER),
         "cancel": t.cancel(keys, ["cancelled", "waiting", "ready", "extended", "unknown"], clock=LATER),
         "check": t.check(keys, ["no-count"], part="both", wishes=wish, clock=LATER),
-        "claim": t.claim(keys, t.Turn("w", 99), limit=10, lease_ms=1000, first="retry", watcher="me", clock=LATER),
+        "claim": t.claim(
+            keys, t.CallNumber("w", 99), limit=10, lease_ms=1000, first="retry", watcher="me", clock=LATER
+        ),
         "collect": t.collect(keys, ["in-garbage"], letters_max=2, letters_ms=10**12, clock=LATER),
         "counts": t.counts(keys),
         "extend": t.extend(keys, [by_id["extended"], by_id["cancelled-running"]], lease_ms=1000, clock=LATER),
@@ -71,7 +73,7 @@ def stage(run, client, keys):
         "publish": t.publish(
             keys,
             [("new", b"body"), ("due", b"body"), ("never-seen", b"body")],
-            t.Turn("p", 99),
+            t.CallNumber("p", 99),
             ttl_ms=1000,
             retries=1,
             delay_ms=1,

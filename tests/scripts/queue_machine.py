@@ -79,7 +79,7 @@ class Moves(RuleBasedStateMachine):
 
     def turn(self, lane, back=0):
         self.numbers[lane] += not back
-        return t.Turn(lane, self.numbers[lane] - back)
+        return t.CallNumber(lane, self.numbers[lane] - back)
 
     def chosen(self, picked):
         """Receipts ever given, the latest most often; none when there was none."""

@@ -105,7 +105,7 @@ def _calls(one, chance):
     receipts = one.chosen(range(8))
     failures = [(held, 5, "failed 1 x", b"" if held.left and chance.random() < 0.6 else b"last") for held in receipts]
     letters = [(name.decode(), letter[b"id"].decode(), 3) for name, letter in one.client.xrange(keys.dead)]
-    turn = lambda lane: t.Turn(lane, one.numbers[lane] + 1)  # noqa: E731
+    turn = lambda lane: t.CallNumber(lane, one.numbers[lane] + 1)  # noqa: E731
     options = {"left": 2, "replace": chance.random() < 0.5}
     yield t.ack(keys, [(held, 45_000) for held in receipts], clock=clock)
     yield t.nack(keys, failures, clock=clock)
@@ -164,7 +164,7 @@ def _delivered(client, keys, run):
         far += HOUR_MS * 1000
         run(t.promote(keys, clock=far))
         run(t.reclaim(keys, clock=far))
-        turn = t.Turn("last", number)
+        turn = t.CallNumber("last", number)
         met |= {
             one.id
             for one in run(t.claim(keys, turn, limit=500, lease_ms=1000, clock=far)).claimed

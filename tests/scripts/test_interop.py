@@ -62,7 +62,7 @@ def drain(run, client):
         clock = second * 1_000_000
         run(t.promote(keys, clock=clock))
         run(t.reclaim(keys, clock=clock))
-        claimed = run(t.claim(keys, t.Turn("w", number), limit=9, lease_ms=1000, clock=clock)).claimed
+        claimed = run(t.claim(keys, t.CallNumber("w", number), limit=9, lease_ms=1000, clock=clock)).claimed
         bodies = client.mget([keys.msg(one.id) for one in claimed]) if claimed else []
         assert run(t.ack(keys, [(one, None) for one in claimed], clock=clock)).lost == ()
         return {body.decode(): one.left for body, one in zip(bodies, claimed, strict=True)}
@@ -119,7 +119,7 @@ def test_messages_of_the_original_keep_the_order_of_its_lists(restore, run):
     now = restore("nacked_waiting_retry")
     recorded = RECORDED["nacked_waiting_retry"]["keys"][keys.retry]["value"]
 
-    claimed = run(t.claim(keys, t.Turn("w", 1), limit=9, lease_ms=1, clock=now * 1_000_000)).claimed
+    claimed = run(t.claim(keys, t.CallNumber("w", 1), limit=9, lease_ms=1, clock=now * 1_000_000)).claimed
 
     assert [one.id for one in claimed] == recorded[::-1]
 
@@ -133,7 +133,7 @@ def test_a_message_of_the_original_can_be_cancelled_nacked_and_rescheduled(resto
     assert run(t.cancel(keys, [by_body[b"now-1"]], clock=now)) == ["cancelled"]
     assert run(t.reschedule(keys, [by_body[b"later-0"]], delay_ms=0, clock=now)) == ["rescheduled"]
     run(t.promote(keys, clock=now))
-    claimed = run(t.claim(keys, t.Turn("w", 1), limit=9, lease_ms=1, clock=now)).claimed
+    claimed = run(t.claim(keys, t.CallNumber("w", 1), limit=9, lease_ms=1, clock=now)).claimed
     assert {one.id for one in claimed} == {by_body[b"now-0"], by_body[b"later-0"]}
     assert run(t.nack(keys, [(one, 0, "failed - x", b"") for one in claimed], clock=now)).lost == ()
     assert set(run(t.reclaim(keys, clock=now)).again) == {one.id for one in claimed}
@@ -147,7 +147,9 @@ def test_what_the_original_leased_or_nacked_is_no_suspect_and_nobody_renews_it(n
     clock = (restore(name) + DAY) * 1_000_000
 
     taken = run(t.reclaim(keys, spare_leases=spare_leases, clock=clock)).overdue
-    claimed = run(t.claim(keys, t.Turn("w", 1), limit=9, lease_ms=1, suspects=t.Suspects(9, 9, 9), clock=clock)).claimed
+    claimed = run(
+        t.claim(keys, t.CallNumber("w", 1), limit=9, lease_ms=1, suspects=t.Suspects(9, 9, 9), clock=clock)
+    ).claimed
 
     assert [(one.id, one.suspect) for one in claimed] == [(id, False) for id in taken]
     assert len(taken) == 2
@@ -181,14 +183,14 @@ def test_a_cancel_looks_through_a_bounded_piece_of_a_long_list(run, client):
     assert set(run(t.cancel(keys, some))) == {"cancelled"}
 
     assert client.llen(keys.ready) == 1000
-    assert run(t.claim(keys, t.Turn("w", 1), limit=500, lease_ms=1)).behind == 500
+    assert run(t.claim(keys, t.CallNumber("w", 1), limit=500, lease_ms=1)).behind == 500
 
 
 @pytest.mark.foreign_hands
 def test_an_empty_body_that_is_rejected_becomes_a_dead_letter(restore, run, client):
     keys = Keys("orders", TAGGED)
     clock = restore("nacked_waiting_retry") * 1_000_000
-    (one,) = run(t.claim(keys, t.Turn("w", 1), limit=1, lease_ms=1, clock=clock)).claimed
+    (one,) = run(t.claim(keys, t.CallNumber("w", 1), limit=1, lease_ms=1, clock=clock)).claimed
     client.set(keys.msg(one.id), "")
     failure = t.failure(Delivery(one, b"", BARE, b""), "rejected", "no", 0, final=True)
 
@@ -210,7 +212,7 @@ def published(request, run, client):
     options = {"ttl_ms": HOUR_MS, "bare": True, "clock": clock}
     for number, body in enumerate(bodies, 1):
         delay = {"delay_ms": HOUR_MS, "retries": 5} if body.startswith("later") else {"delay_ms": 1, "retries": 3}
-        run(t.publish(keys, [(f"id-{body}", body.encode())], t.Turn("p", number), **delay, **options))
+        run(t.publish(keys, [(f"id-{body}", body.encode())], t.CallNumber("p", number), **delay, **options))
     return case, keys
 
 
@@ -247,7 +249,7 @@ def test_reliq_leaves_counts_and_due_times_in_the_unit_of_the_original(published
 def test_a_message_without_delay_is_in_the_ready_list_of_the_original(run, client):
     keys = Keys("orders", TAGGED)
 
-    run(t.publish(keys, [("m", b"x")], t.Turn("p", 1), ttl_ms=HOUR_MS, retries=3, bare=True, clock=NOON))
+    run(t.publish(keys, [("m", b"x")], t.CallNumber("p", 1), ttl_ms=HOUR_MS, retries=3, bare=True, clock=NOON))
 
     assert client.lrange("{dp:orders}:ready", 0, -1) == [b"m"]
     assert client.get("{dp:orders}:msg:m") == b"x"
@@ -256,7 +258,7 @@ def test_a_message_without_delay_is_in_the_ready_list_of_the_original(run, clien
 def test_what_the_original_does_to_take_a_message_finds_what_reliq_published(run, client):
     keys = Keys("orders", TAGGED)
     options = {"ttl_ms": HOUR_MS, "retries": 3, "bare": True, "clock": NOON}
-    run(t.publish(keys, [("m", b"x")], t.Turn("p", 1), delay_ms=500, **options))
+    run(t.publish(keys, [("m", b"x")], t.CallNumber("p", 1), delay_ms=500, **options))
 
     due = client.zrangebyscore("{dp:orders}:pending", 0, NOON // 1_000_000 + 1)
     client.zremrangebyscore("{dp:orders}:pending", 0, NOON // 1_000_000 + 1)

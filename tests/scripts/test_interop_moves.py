@@ -39,7 +39,7 @@ def claim(run, keys):
         clock = second * 1_000_000
         run(t.promote(keys, clock=clock))
         run(t.reclaim(keys, clock=clock))
-        turn = t.Turn("w", next(numbers))
+        turn = t.CallNumber("w", next(numbers))
         return run(t.claim(keys, turn, limit=9, lease_ms=lease_ms, direct=9, clock=clock)).claimed
 
     return make
@@ -51,7 +51,7 @@ def publish(run, keys):
 
     def make(id, **options):
         given = {"ttl_ms": 3_600_000, "retries": 3, "bare": True, "clock": NOON} | options
-        run(t.publish(keys, [(id, b"body")], t.Turn("p", next(numbers)), **given))
+        run(t.publish(keys, [(id, b"body")], t.CallNumber("p", next(numbers)), **given))
         return id
 
     return make
@@ -208,7 +208,9 @@ def test_what_go_leased_or_nacked_is_no_suspect(go, run, keys):
     clock = (SECOND + 6) * 1_000_000
 
     run(t.reclaim(keys, clock=clock))
-    claimed = run(t.claim(keys, t.Turn("w", 1), limit=9, lease_ms=1000, suspects=0, direct=9, clock=clock)).claimed
+    claimed = run(
+        t.claim(keys, t.CallNumber("w", 1), limit=9, lease_ms=1000, suspects=0, direct=9, clock=clock)
+    ).claimed
 
     assert {one.id for one in claimed} == {leased, nacked}
 

@@ -46,7 +46,7 @@ def calls(run, client, keys):
     cancel = t.cancel(keys, ["of-go"], tombstone_ms=5)
     calls["cancel"].append(replace(cancel, args=(cancel.args[0], "1", *cancel.args[2:])))  # of a bare body
     calls["publish"] += [*calls["publish"], *_publishes(client, keys)]  # the first is repeated
-    calls["claim"].append(t.claim(keys, t.Turn("w", 99), limit=10, lease_ms=1000, watcher="me", clock=LATER))
+    calls["claim"].append(t.claim(keys, t.CallNumber("w", 99), limit=10, lease_ms=1000, watcher="me", clock=LATER))
     calls["collect"].append(t.collect(keys, ["gone"], letters_max=2, letters_ms=1, clock=FAR))
     calls["purge"] += [
         t.purge(keys, [id], state=state) for id, state in (("no", "pending"), ("no", "ready"), ("in-retry", "retry"))
@@ -65,7 +65,7 @@ def _publishes(client, keys):
     client.hset(keys.lease, "again", "!")
     kinds = [("now", {}), ("sooner", {"delay_ms": 1}), ("again", {"delay_ms": 1, "window_ms": 9})]
     return [
-        t.publish(keys, [(id, b',"r":3}\nbody')], t.Turn("p", 100 + at), ttl_ms=HOUR_MS, retries=3, **options)
+        t.publish(keys, [(id, b',"r":3}\nbody')], t.CallNumber("p", 100 + at), ttl_ms=HOUR_MS, retries=3, **options)
         for at, (id, options) in enumerate(kinds)
     ]
 

@@ -151,9 +151,9 @@ HELD = [Claimed(id, "w.1:5", 1) for id in TOO_MANY]
 @pytest.mark.parametrize(
     "build",
     [
-        lambda keys: t.publish(keys, [(id, b"x") for id in TOO_MANY], t.Turn("p", 1), ttl_ms=1, retries=1),
+        lambda keys: t.publish(keys, [(id, b"x") for id in TOO_MANY], t.CallNumber("p", 1), ttl_ms=1, retries=1),
         lambda keys: t.promote(keys, limit=501),
-        lambda keys: t.claim(keys, t.Turn("w", 1), limit=501, lease_ms=1),
+        lambda keys: t.claim(keys, t.CallNumber("w", 1), limit=501, lease_ms=1),
         lambda keys: t.reclaim(keys, limit=501),
         lambda keys: t.ack(keys, [(one, None) for one in HELD]),
         lambda keys: t.nack(keys, [(one, 0, "failed 1 x", b"") for one in HELD]),
@@ -177,7 +177,7 @@ def test_a_call_takes_five_hundred_and_no_more(build, keys):
 @pytest.mark.parametrize(
     ("name", "build"),
     [
-        ("lease_ms", lambda keys, ms: t.claim(keys, t.Turn("w", 1), limit=1, lease_ms=ms)),
+        ("lease_ms", lambda keys, ms: t.claim(keys, t.CallNumber("w", 1), limit=1, lease_ms=ms)),
         ("lease_ms", lambda keys, ms: t.extend(keys, HELD[:1], lease_ms=ms)),
         ("tombstone_ms", lambda keys, ms: t.cancel(keys, ["m"], tombstone_ms=ms)),
     ],

@@ -128,7 +128,7 @@ def test_without_a_given_clock_a_script_asks_redis(run, keys, client, due):
     seconds, us = client.time()
     before = seconds * 1_000_000 + us
 
-    run(t.publish(keys, [("m", b"x")], t.Turn("p", 1), ttl_ms=1000, retries=1, delay_ms=50))
+    run(t.publish(keys, [("m", b"x")], t.CallNumber("p", 1), ttl_ms=1000, retries=1, delay_ms=50))
 
     seconds, us = client.time()
     assert before <= due(keys.pending, "m") * 1000 - 50_000 <= seconds * 1_000_000 + us + 1000
@@ -178,7 +178,7 @@ def test_a_redriven_message_gets_a_ttl_and_a_header_of_its_own(die, run, client,
 
 
 def test_a_bare_body_is_never_written_into(run, claim, client, keys):
-    run(t.publish(keys, [("m", b"bare")], t.Turn("p", 1), ttl_ms=HOUR_MS, retries=3, bare=True, clock=NOON))
+    run(t.publish(keys, [("m", b"bare")], t.CallNumber("p", 1), ttl_ms=HOUR_MS, retries=3, bare=True, clock=NOON))
     (held,) = claim()
 
     run(t.snooze(keys, [(held, HOUR_MS)], clock=NOON))

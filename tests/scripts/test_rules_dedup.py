@@ -22,7 +22,7 @@ def send(run, keys):
 
     def make(window_ms=WINDOW_MS, **options):
         value = b"x" if keys.bare else envelope_rest(0, 1, window_ms) + b"x"
-        turn = t.Turn("p", next(numbers))
+        turn = t.CallNumber("p", next(numbers))
         call = t.publish(
             keys, [("m", value)], turn, ttl_ms=HOUR_MS, retries=0, window_ms=window_ms, bare=keys.bare, **options
         )
@@ -106,7 +106,7 @@ def test_a_cancelled_id_is_free_and_nothing_is_left_of_its_window(delay_ms, send
 
 
 def test_an_id_that_nobody_chose_has_no_window(run, client, keys):
-    call = t.publish(keys, [("m", b"x")], t.Turn("p", 1), ttl_ms=HOUR_MS, retries=0, bare=keys.bare)
+    call = t.publish(keys, [("m", b"x")], t.CallNumber("p", 1), ttl_ms=HOUR_MS, retries=0, bare=keys.bare)
     run(call)
 
     assert client.exists(keys.windows) == 0

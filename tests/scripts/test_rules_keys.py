@@ -56,7 +56,7 @@ def test_a_user_who_may_touch_only_the_declared_keys_can_run_a_script(name, call
 def test_a_key_of_the_wrong_type_is_named_and_nothing_is_changed(name, key, calls, reply, client, keys, dump):
     call = calls[name]
     if (name, key) == ("publish", "ready"):  # the staged one is due later
-        call = t.publish(keys, [("new", b"body")], t.Turn("p", 99), ttl_ms=1000, retries=1, clock=LATER)
+        call = t.publish(keys, [("new", b"body")], t.CallNumber("p", 99), ttl_ms=1000, retries=1, clock=LATER)
     broken = call.keys[script(name).keys.index(key)]
     client.delete(broken)
     if key == "lane":
@@ -162,7 +162,7 @@ def test_at_maxmemory_everything_that_drains_goes_on(name, full, calls, expected
 def test_at_maxmemory_a_claim_that_finds_nothing_is_not_refused(limit, watcher, full, run, keys):
     full()
 
-    answer = run(t.claim(keys, t.Turn("w", 1), limit=limit, lease_ms=1000, watcher=watcher, clock=LATER))
+    answer = run(t.claim(keys, t.CallNumber("w", 1), limit=limit, lease_ms=1000, watcher=watcher, clock=LATER))
 
     assert answer.claimed == []
 

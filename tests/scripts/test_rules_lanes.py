@@ -15,7 +15,7 @@ def lane(keys):
     """A publish of two messages by a number of the lane `p`."""
 
     def make(number, items=ITEMS, **options):
-        return t.publish(keys, items, t.Turn("p", number), ttl_ms=HOUR_MS, retries=3, clock=NOON, **options)
+        return t.publish(keys, items, t.CallNumber("p", number), ttl_ms=HOUR_MS, retries=3, clock=NOON, **options)
 
     return make
 
@@ -25,7 +25,7 @@ def worker(keys):
     """A claim by a number of the lane `w`."""
 
     def make(number, clock=NOON, limit=9, **options):
-        return t.claim(keys, t.Turn("w", number), limit=limit, lease_ms=LEASE_MS, clock=clock, **options)
+        return t.claim(keys, t.CallNumber("w", number), limit=limit, lease_ms=LEASE_MS, clock=clock, **options)
 
     return make
 
@@ -73,7 +73,7 @@ def test_numbers_are_compared_as_numbers(lane, run, where):
 
 def test_lanes_do_not_know_each_other(lane, run, keys, where):
     run(lane(7))
-    run(t.publish(keys, [("c", b"x")], t.Turn("other", 7), ttl_ms=HOUR_MS, retries=3))
+    run(t.publish(keys, [("c", b"x")], t.CallNumber("other", 7), ttl_ms=HOUR_MS, retries=3))
 
     assert where() == {"ready": ["a", "b", "c"]}
 

@@ -5,7 +5,7 @@ import redis
 from every_call import stage
 
 from reliq.lua import script, script_names
-from reliq.transitions import Turn, publish
+from reliq.transitions import CallNumber, publish
 
 #: `counts` writes nothing that could be left half done.
 WRITERS = [name for name in script_names() if name != "counts"]
@@ -33,7 +33,9 @@ def as_user(url, client):
 
 @pytest.mark.parametrize("command", ["GET", "SISMEMBER", "HEXISTS", "HLEN", "LLEN"])
 def test_a_read_that_is_refused_is_named_and_nothing_is_changed(command, keys, as_user, dump):
-    chosen = publish(keys, [("mine", b"body")], Turn("lane", 1), ttl_ms=1000, retries=3, window_ms=1000, bare=True)
+    chosen = publish(
+        keys, [("mine", b"body")], CallNumber("lane", 1), ttl_ms=1000, retries=3, window_ms=1000, bare=True
+    )
     before = dump()
 
     with pytest.raises(redis.exceptions.ResponseError, match=command):

@@ -305,7 +305,7 @@ def test_however_killers_and_innocents_meet_no_innocent_is_buried(seed, publish,
         process = chance.choice(fleet)
         at_ms += 500
         process.claims += 1
-        turn = t.Turn(process.name, process.claims)
+        turn = t.CallNumber(process.name, process.claims)
         free = chance.randint(1, max(1, process.slots - len(process.held)))
         options = {"lease_ms": 1000, "direct": free, "suspects": process.suspects(), "clock": micros(at_ms)}
         process.held += run(t.claim(keys, turn, limit=free, **options)).claimed

@@ -13,14 +13,14 @@ from reliq.keys import Keys, Layout
 from reliq.lua import script_names
 from reliq.message import Claimed, Pause
 from reliq.settings import Durability
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 from reliq.transport.url import check_url, masked
 from reliq.wireformat import MAGIC, open_envelope
 
 SEEDED = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 
 KEYS, BARE = Keys("q"), Keys("q", Layout.hdt3213())
-ONE, TURN = Claimed("a", "lane.1:30000", 3), Turn("lane", 1)
+ONE, TURN = Claimed("a", "lane.1:30000", 3), CallNumber("lane", 1)
 
 #: One request of every kind that there is, by what reads its reply.
 REQUESTS = [

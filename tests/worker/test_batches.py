@@ -11,7 +11,7 @@ from tenacity import wait_none
 
 from reliq import ConfigurationError, Consumer, Job, Nack, Outgoing, Reject, Snooze
 from reliq.events import Acked, Claimed, Handled, Lost, Nacked, Released, Snoozed, Started
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 
 LONG = 60.0
 #: A lease, or a time for a handler, that a machine with ten times its work does not make too short.
@@ -195,7 +195,7 @@ def test_a_suspect_comes_alone(queue, consumer, start, recorder, client):
     batches = []
     consumer.handler(queue, batch=10, linger=0.1)(batches.append)
     queue.publish("suspect", id="suspect")
-    queue.moves.claim(Turn("dead", 1), limit=1, lease_ms=1)
+    queue.moves.claim(CallNumber("dead", 1), limit=1, lease_ms=1)
     while not queue.counts().retry:
         queue.moves.reclaim()
     queue.publish_many(["safe"] * 5)

@@ -3,7 +3,7 @@
 import pytest
 
 from reliq.settings import MIB
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 from reliq.worker.bodies import BodyReader
 from reliq.worker.delivery import deliveries_of
 from reliq.worker.inflight import Inflight
@@ -40,7 +40,7 @@ def parts(caller):
         submit = lambda deliveries: groups.append((len(noted.trips), len(deliveries)))  # noqa: E731
         reader = BodyReader(consumer.handlers, inflight, troubles, submit, settle)
         for handler in consumer.handlers:
-            claimed = handler.queue.moves.claim(Turn("me", 1), limit=amount, lease_ms=30_000).claimed
+            claimed = handler.queue.moves.claim(CallNumber("me", 1), limit=amount, lease_ms=30_000).claimed
             reader.add(deliveries_of(claimed, handler, 0.0))
         return reader, noted, groups, troubles
 

@@ -3,7 +3,7 @@
 import pytest
 
 from reliq.events import WentBack
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 from reliq.worker.janitor import Janitor
 
 
@@ -25,7 +25,7 @@ def claim(queue):
 
     def make(count, turn):
         queue.publish_many(["x"] * count)
-        queue.moves.claim(Turn("worker", turn), limit=count, lease_ms=60_000)
+        queue.moves.claim(CallNumber("worker", turn), limit=count, lease_ms=60_000)
 
     return make
 

@@ -16,7 +16,7 @@ from reliq.process.child import RESTART_SECONDS, SLOWEST_RESTART_SECONDS, Child,
 from reliq.process.leases import Leases
 from reliq.process.main import _report_unfinished
 from reliq.process.recovery import FREE_RETURNS, Recovery
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 
 LANE = "lane-of-another"
 
@@ -30,12 +30,12 @@ def leases(consumer, queue):
 @pytest.mark.parametrize("count", ["5000000", "9" * 5000])
 def test_a_count_that_is_beyond_all_measure_stops_nothing(leases, queue, client, count):
     queue.publish_many(["x"] * 3)
-    odd, *others = queue.moves.claim(Turn(LANE, 1), limit=3, lease_ms=60_000).claimed
+    odd, *others = queue.moves.claim(CallNumber(LANE, 1), limit=3, lease_ms=60_000).claimed
     client.hset(queue.keys.counts, odd.id, count)
 
     leases.release("q", leases.held("q", LANE))
 
-    again = queue.moves.claim(Turn("another", 1), limit=3, lease_ms=60_000).claimed
+    again = queue.moves.claim(CallNumber("another", 1), limit=3, lease_ms=60_000).claimed
     assert {one.id for one in others} <= {one.id for one in again}
 
 
@@ -44,7 +44,7 @@ def test_nothing_that_goes_wrong_there_ends_a_supervisor_and_other_queues_are_se
     for one in (Queue("bad", str, url=url), queue):
         consumer.handler(one)(lambda body: None)
     queue.publish("x", id="x")
-    (held,) = queue.moves.claim(Turn(LANE, 1), limit=1, lease_ms=60_000).claimed
+    (held,) = queue.moves.claim(CallNumber(LANE, 1), limit=1, lease_ms=60_000).claimed
     child = Child(0, tmp_path, Pulse(), consumer.handlers)
     rows = [{"queue": "bad", "id": "x", "nonce": None, "left": 1}]
     rows += [{"queue": "good", "id": held.id, "nonce": held.nonce, "left": held.left}]
@@ -86,7 +86,7 @@ def held(consumer, queue, tmp_path):
 
 
 def claim(queue, number=1):
-    (claimed,) = queue.moves.claim(Turn(LANE, number), limit=1, lease_ms=60_000).claimed
+    (claimed,) = queue.moves.claim(CallNumber(LANE, number), limit=1, lease_ms=60_000).claimed
     return claimed
 
 

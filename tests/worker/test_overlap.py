@@ -7,7 +7,7 @@ import pytest
 from reliq.errors import RedisUnavailableError
 from reliq.events import Acked
 from reliq.message import Claimed
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 from reliq.worker.claims import QueueClaims
 from reliq.worker.delivery import deliveries_of
 from reliq.worker.fetcher import Fetcher
@@ -122,7 +122,7 @@ def held(queue, consumer):
     queue.publish_many(["x"] * 5)
     consumer.handler(queue)(lambda body: None)
     inflight = Inflight(consumer.handlers, 16)
-    claimed = queue.moves.claim(Turn("me", 1), limit=5, lease_ms=60_000).claimed
+    claimed = queue.moves.claim(CallNumber("me", 1), limit=5, lease_ms=60_000).claimed
     deliveries = deliveries_of(claimed, consumer.handlers[0], time.monotonic())
     inflight.add(deliveries)
     be_quick(inflight, queue)

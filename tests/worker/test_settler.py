@@ -11,7 +11,7 @@ from reliq.errors import ReliqError
 from reliq.events import Acked, Lost
 from reliq.message import BARE, Claimed, Delivery
 from reliq.settlement import ACKED, RELEASED, Outcome
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 from reliq.worker.delivery import deliveries_of
 from reliq.worker.inflight import Inflight
 from reliq.worker.settler import MANY, Settler
@@ -29,7 +29,8 @@ def deliveries(queue, consumer):
         for number in range(amount):
             queue.publish("x", id=str(number))
         answers = [
-            queue.moves.claim(Turn("me", turn), limit=500, lease_ms=60_000) for turn in range(1, amount // 500 + 2)
+            queue.moves.claim(CallNumber("me", turn), limit=500, lease_ms=60_000)
+            for turn in range(1, amount // 500 + 2)
         ]
         return [
             one for answer in answers for one in deliveries_of(answer.claimed, consumer.handlers[0], time.monotonic())

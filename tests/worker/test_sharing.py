@@ -9,7 +9,7 @@ import pytest
 
 from reliq import Consumer, Outgoing, WorkerSettings
 from reliq.events import Acked, Released, Started
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 from reliq.worker.claims import Capacity, FairOrder, fair_shares
 from reliq.worker.slots import HOLD_SECONDS
 
@@ -235,7 +235,7 @@ def test_neither_new_messages_nor_retries_starve_the_others(queue, consumer, sta
     for sort in ("new", "again"):
         for number in range(20):
             queue.publish(sort, id=f"{sort}{number}")
-    claimed = queue.moves.claim(Turn("other", 1), limit=40, lease_ms=30_000).claimed
+    claimed = queue.moves.claim(CallNumber("other", 1), limit=40, lease_ms=30_000).claimed
     queue.moves.release([one for one in claimed if one.id.startswith("new")])
     queue.moves.nack([(one, 0, "failed 1 x", b"") for one in claimed if one.id.startswith("again")])
     while queue.counts().retry < 20:  # due now, rounded up to the next millisecond

@@ -9,7 +9,7 @@ from waiting import eventually
 from reliq import Consumer, Nack, Queue, Stopped, WorkerSettings
 from reliq.errors import ConfigurationError
 from reliq.events import Acked, Claimed, Collected, Handled, Released, Started, WorkerReady, WorkerStopping
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 
 
 def test_a_stop_lets_running_handlers_finish(queue, consumer, gate, recorder):
@@ -210,7 +210,7 @@ def test_a_drain_does_not_wait_for_a_paused_queue(make_queue, consumer):
 def test_a_drain_takes_what_a_dead_worker_held(queue, consumer, recorder):
     queue.publish("x", id="x")
     queue.publish("y", id="y", retries=0)
-    queue.moves.claim(Turn("dead", 1), limit=2, lease_ms=50)
+    queue.moves.claim(CallNumber("dead", 1), limit=2, lease_ms=50)
     consumer.handler(queue, lease=0.3)(lambda body: None)
 
     consumer.drain()
@@ -224,7 +224,7 @@ def test_what_a_lease_has_ended_is_collected_soon(queue, consumer, start, record
     """Without word of the burial it would wait for the next look at everything, half a minute later."""
     monkeypatch.setattr("reliq.worker.janitor.ROUND_SECONDS", 3600)
     queue.publish("y", id="y", retries=0)
-    queue.moves.claim(turn=Turn("dead", 1), limit=1, lease_ms=500)
+    queue.moves.claim(CallNumber("dead", 1), limit=1, lease_ms=500)
     consumer.handler(queue, lease=0.3)(lambda body: None)
 
     start()

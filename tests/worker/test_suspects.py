@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from reliq.events import Acked, Handled, Started
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def suspects(make_queue):
         for name in names:
             queue = make_queue(name)
             queue.publish_many(["x"] * amount)
-            turn = Turn(f"dead{next(turns)}", 1)
+            turn = CallNumber(f"dead{next(turns)}", 1)
             assert len(queue.moves.claim(turn, limit=amount, lease_ms=1).claimed) == amount
             while queue.counts().retry < amount:
                 queue.moves.reclaim()
@@ -106,7 +106,7 @@ def test_the_innocent_are_found_behind_many_suspects(no_looks, queue, consumer, 
 
     suspects("q", amount=100)
     queue.publish_many(["innocent"] * 20)
-    claimed = queue.moves.claim(Turn("other", 1), limit=20, lease_ms=30_000).claimed
+    claimed = queue.moves.claim(CallNumber("other", 1), limit=20, lease_ms=30_000).claimed
     queue.moves.nack([(one, 0, "failed 1 x", b"") for one in claimed])
     while queue.counts().retry < 120:
         queue.moves.reclaim()

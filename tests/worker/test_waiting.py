@@ -14,7 +14,7 @@ from reliq.client.client import Client
 from reliq.embedded import EmbeddedRedis
 from reliq.events import Acked, Claimed, Handled, Promoted, Reclaimed, Started
 from reliq.ids import token
-from reliq.transitions import Turn
+from reliq.transitions import CallNumber
 from reliq.transport.connection import Connection
 from reliq.worker.fetcher import POLL_SECONDS, Fetcher
 from reliq.worker.inflight import Inflight
@@ -223,7 +223,7 @@ def test_a_redelivery_is_on_time(no_looks, queue, consumer, start, recorder):
 
 def test_what_a_dead_worker_held_comes_back_when_its_lease_is_over(no_looks, queue, consumer, start, recorder):
     queue.publish("x", id="x")
-    queue.moves.claim(Turn("dead", 1), limit=1, lease_ms=200)
+    queue.moves.claim(CallNumber("dead", 1), limit=1, lease_ms=200)
     consumer.handler(queue, lease=0.3)(lambda body: None)
 
     start()
@@ -236,9 +236,9 @@ def test_after_a_start_leases_are_spared_for_a_third(queue, consumer, caller):
     """Their workers may be alive, and about to renew them, when Redis comes back to all at once."""
     consumer.handler(queue, lease=60)(lambda body: None)
     queue.publish("x")
-    queue.moves.claim(Turn("slow", 1), limit=1, lease_ms=1)
+    queue.moves.claim(CallNumber("slow", 1), limit=1, lease_ms=1)
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
-    answer = queue.moves.claim(Turn("me", 1), limit=1, lease_ms=60_000, watcher="me")
+    answer = queue.moves.claim(CallNumber("me", 1), limit=1, lease_ms=60_000, watcher="me")
 
     scheduler.note("q", answer, time.monotonic() - 1)
     wait = scheduler.step()
@@ -249,7 +249,7 @@ def test_after_a_start_leases_are_spared_for_a_third(queue, consumer, caller):
 
 def test_a_claim_that_tells_a_sooner_time_is_not_overruled_by_an_older_answer(queue, consumer, url):
     """The promote's answer says: in a day. Before it is taken over, a claim says: in an hour."""
-    turns = (Turn("me", number) for number in count(1))
+    turns = (CallNumber("me", number) for number in count(1))
 
     def claim():
         scheduler.note("q", queue.moves.claim(next(turns), limit=1, lease_ms=60_000, watcher="me"), time.monotonic())
@@ -346,7 +346,7 @@ def test_queues_that_are_due_at_once_share_what_one_round_trip_moves(make_queue,
         consumer.handler(queue)(lambda body: None)
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     for queue in queues:
-        looked = queue.moves.claim(Turn("me", 1), limit=0, lease_ms=60_000, watcher="me")
+        looked = queue.moves.claim(CallNumber("me", 1), limit=0, lease_ms=60_000, watcher="me")
         scheduler.note(queue.name, looked, time.monotonic())
 
     moved = []
