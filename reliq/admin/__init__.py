@@ -2,14 +2,14 @@
 
 from reliq.admin.account import Account
 from reliq.admin.admin import Admin
-from reliq.admin.dead import Redriven, Terms
+from reliq.admin.dead import RedriveOptions, RedriveResult
 from reliq.admin.ends import End
 from reliq.admin.filters import Filter, LetterFilter
 from reliq.admin.list import Entry
-from reliq.admin.move import Moved
+from reliq.admin.move import MoveResult
 from reliq.admin.publish_file import FilePublished
 from reliq.admin.queues import Overview, QueueView, Rates
-from reliq.admin.remove import Removed
+from reliq.admin.remove import RemoveResult
 from reliq.admin.show import MessageView
 from reliq.admin.watch import Failure, Moment, Trend, Watcher
 from reliq.admin.workers import Running
@@ -26,15 +26,15 @@ __all__ = [
     "LetterFilter",
     "MessageView",
     "Moment",
-    "Moved",
+    "MoveResult",
     "Overview",
     "QueueView",
     "Rates",
-    "Redriven",
-    "Removed",
+    "RedriveOptions",
+    "RedriveResult",
+    "RemoveResult",
     "Running",
     "Slot",
-    "Terms",
     "Trend",
     "Watcher",
     "Worker",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from reliq import transitions
+
 if TYPE_CHECKING:
-    from reliq.keys import Keys
-    from reliq.message import Counts
+    from reliq.admin.session import QueueSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,11 @@ class Account:
     balanced: bool | None
 
 
-def account_of(keys: Keys, counts: Counts) -> Account:
-    """Return the account that `counts` give."""
+def account_of(queue: QueueSession) -> Account:
+    """Return the account of a queue at one moment."""
+    counts = queue.run(transitions.counts(queue.keys))
     kinds = ("published", "redriven", "acked", "dead", "expired", "cancelled", "purged")
     numbers = {kind: counts.totals.get(kind, 0) for kind in kinds}
-    missing = None if keys.bare else counts.missing
+    missing = None if queue.keys.bare else counts.missing
     balanced = None if missing is None else missing == 0
-    return Account(keys.name, **numbers, alive=counts.alive, missing=missing, balanced=balanced)
+    return Account(queue.name, **numbers, alive=counts.alive, missing=missing, balanced=balanced)

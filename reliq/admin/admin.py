@@ -2,226 +2,299 @@
 
 from __future__ import annotations
 
-import time
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from reliq import commands, transitions
+from reliq.admin import dead, remove
 from reliq.admin.account import Account, account_of
 from reliq.admin.acl.rule import acl_roles, acl_rule
-from reliq.admin.acting import Acting
-from reliq.admin.discover import scanned
+from reliq.admin.discover import chosen
 from reliq.admin.doctor.probe import examine
-from reliq.admin.ends import End, check_kind, ends_of
-from reliq.admin.existing import check_known
+from reliq.admin.ends import End, ends_of
+from reliq.admin.filters import EVERY_LETTER, EVERYTHING, Filter, LetterFilter, ignore
 from reliq.admin.forget import forget
-from reliq.admin.fsck.check import Checker
+from reliq.admin.fsck.check import OnProgress, check
+from reliq.admin.list import Entry, OnLook, messages_of, size_of
+from reliq.admin.move import Mover, MoveResult, OnMoved
+from reliq.admin.publish import publish
+from reliq.admin.publish_file import FilePublished, OnBytes, OnError, publish_file
 from reliq.admin.queues import Overview, overview, with_rates
 from reliq.admin.scripts import load_scripts
-from reliq.admin.session import ANSWER_SECONDS, TRY_SECONDS
-from reliq.admin.show import MessageView, inspected
+from reliq.admin.session import Sessions
+from reliq.admin.show import MessageReader, MessageView
 from reliq.admin.watch import Watcher
 from reliq.admin.workers import Running, running_in, workers_alive
-from reliq.errors import ConfigurationError, RedisRefusedError
-from reliq.keys import Keys, is_name
-from reliq.settings import seconds, whole
-from reliq.snapshot.snapshot import Chosen, registered
-from reliq.transport.cluster import ClusterWire
-from reliq.wireformat import ServerVersion
+from reliq.control import pausing
+from reliq.keys import Keys, Layout
+from reliq.settings import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from reliq.admin.acl.rule import AclRule
-    from reliq.admin.doctor.findings import Finding
+    from reliq.admin.dead import RedriveOptions, RedriveResult
+    from reliq.admin.doctor.facts import Finding
     from reliq.admin.fsck.report import CheckReport
-    from reliq.message import Duration
+    from reliq.admin.remove import RemoveResult
+    from reliq.message import CancelStatus, Duration, Letter, Pause, PublishOptions, Receipt
     from reliq.roster import Worker
+    from reliq.transport.pool import Target
 
 
-class Admin(Acting):
+class Admin:
     """
     The operator's view of one Redis.
+
+    A method that takes a queue raises ConfigurationError when there is no such queue, and for an argument that is not
+    allowed. Any method raises RedisUnavailableError or RedisRefusedError. A bulk method works in bounded steps beside
+    those who use the queue, and calls `on_step` after each: with how many ids the step looked at, and the sum so far.
+    Cut off at any point nothing is lost; called again it goes on with the rest.
 
     Args:
         url: a Redis URL or a redis-py client; None for RELIQ_URL.
         layout: how the keys of its queues are spelled.
 
     Raises:
-        ConfigurationError: there is no Redis to look at, or it is none that reliq can use.
+        ConfigurationError: no Redis is named, or reliq cannot use it.
     """
 
-    # ---- whether all is well --------------------------------------------------
+    def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ) -> None:
+        self._redis = Sessions(url, layout)
+
+    @property
+    def place(self) -> str:
+        """The URL without its password, or the kind of client."""
+        return self._redis.connection.name
+
+    def keys(self, queue: str) -> Keys:
+        """Return the keys of a queue; raise ConfigurationError for a name that is not allowed."""
+        return self._redis.keys(queue)
+
+    def close(self) -> None:
+        """Close the connections; the next call opens them again."""
+        self._redis.connection.close()
 
     def check(
-        self,
-        queue: str,
-        *,
-        repair: bool = False,
-        patience: Duration = 5.0,
-        progress: Callable[[str, int], None] | None = None,
+        self, queue: str, *, repair: bool = False, patience: Duration = 5.0, progress: OnProgress = ignore
     ) -> CheckReport:
         """
-        Look at every id of a queue for what contradicts the model, in bounded steps beside those who use it.
+        Look at every id of a queue for what contradicts the model.
 
         Args:
             repair: set right what can be without guessing; move the rest to the dead letters with a reason.
-            patience: in a layout of the Go original, which makes a move in several commands: seconds for which a thing
-                must stay wrong to be told and set right.
-            progress: is told what is being read, and how many ids were looked at so far.
-
-        Raises:
-            ConfigurationError: there is no such queue.
+            patience: seconds for which a fault must last to be told, in a layout of the Go original: a program in Go
+                moves a message by several commands.
+            progress: is called with the name of what is read, and how many ids were looked at so far.
         """
-        _, keys = self._known(queue)
-        wait = partial(time.sleep, seconds("patience", patience, most=3600))
-        return Checker(self._ask, keys, repair=repair, progress=progress or _silent, wait=wait).run()
+        return check(self._redis.queue(queue), repair=repair, patience=patience, progress=progress)
 
     def forget(self, queue: str, *, letters: bool = False) -> int:
         """
-        Remove a queue in which nothing is alive, its name from the registry too; return how many letters went with it.
-
-        One that is published to, or served, after that is there again.
-
-        Args:
-            letters: remove its dead letters too.
+        Remove a queue and its name in the registry; return how many dead letters went with it.
 
         Raises:
-            ConfigurationError: there is no such queue, or it has messages, dead letters or a worker, or was in use
-                less than a minute ago.
+            ConfigurationError: it has messages, dead letters (without `letters`) or a worker, or was in use less than a
+                minute ago.
         """
-        return forget(self._client(), self.keys(queue), self.workers(), letters=letters, for_seconds=TRY_SECONDS)
+        return forget(self._redis.queue(queue), self.workers(), letters=letters)
 
     def acl(
         self, roles: Sequence[str], queues: Sequence[str], *, user: str = "", without_eval: bool = False
     ) -> AclRule:
         """
-        Return the least ACL rule, as this server knows them, for a user who plays `roles` on `queues`.
+        Return the least ACL rule, in the form this server knows, for a user who plays `roles` on `queues`.
 
         Args:
             roles: of `producer`, `consumer`, `operator`, `exporter`.
             user: its name, by default reliq-ROLE.
             without_eval: whether it may run no scripts but those that `load_scripts` has loaded.
         """
-        try:
-            facts = self._ask(commands.server_facts("server"))
-        except RedisRefusedError:
-            facts = {}  # one that hides its version is taken to be new
-        return acl_rule(
-            roles,
-            [self.keys(queue) for queue in queues],
-            user=user,
-            selectors=not ServerVersion.read(facts).is_before((7, 0)),
-            select=self._connection.address.database != 0,
-            without_eval=without_eval,
+        keys = [self.keys(queue) for queue in queues]
+        selectors, select = (
+            not self._redis.session().version().is_before((7, 0)),
+            self._redis.connection.address.database != 0,
         )
+        return acl_rule(roles, keys, user=user, selectors=selectors, select=select, without_eval=without_eval)
 
     def load_scripts(self) -> list[str]:
         """
         Load the scripts of this version, for users who may not EVAL; return their names.
 
-        Redis forgets them when it restarts, and a replica that is promoted may not have them.
-
-        Raises:
-            ConfigurationError: it is a Cluster, where each node needs them: give one node's URL after another.
-            RedisRefusedError: this user may not SCRIPT LOAD.
+        Redis forgets them when it restarts, a promoted replica may not have them, and each node of a Cluster needs them.
         """
-        if isinstance(self._connection.wire(ANSWER_SECONDS), ClusterWire):
-            raise ConfigurationError("each node of a Cluster needs the scripts; give one node's URL after another")
-        return load_scripts(self._ask)
+        return load_scripts(self._redis.session())
 
     def doctor(self, *, roles: Sequence[str] = (), queue: str = "reliq-doctor") -> list[Finding]:
         """
         Say whether this Redis is fit for queues: a finding for each thing that was looked at.
 
         Args:
-            roles: whether this user has the rights of each, on the keys of `queue`, which need not exist.
+            roles: check that this user has the rights of each role on the keys of `queue`, which need not exist.
         """
         known = acl_roles(roles)
-        return examine(self._client(), self._connection.address, known, self.keys(queue), TRY_SECONDS)
-
-    # ---- what a person sees -------------------------------------------------
+        return examine(self._redis.session(), self._redis.connection.address, known, self.keys(queue))
 
     def queues(self, names: Sequence[str] = (), *, scan: bool = False, interval: Duration = 0.5) -> Overview:
         """
-        Return the queues named, or all that the registry has: what is where, how late, how fast, who works.
+        Return the queues named, or all of the registry: what is where, how late, how fast, who works.
 
         Args:
             names: in this admin's layout.
             scan: also find queues that no registry names, in any layout, by a walk over all keys in short steps.
-            interval: seconds over which the rates are counted; 0 tells none, and waits for nothing.
-
-        Raises:
-            ConfigurationError: there is no such queue, the interval is not allowed, or a Cluster is to be scanned.
+            interval: seconds over which the rates are counted; 0 for no rates and no wait.
         """
-        over = seconds("interval", interval, most=60)
-        queues = self._chosen(names, scan=scan)
-        if over:
-            return with_rates(self._client(), queues, TRY_SECONDS, over)
-        return overview(self._client(), queues, TRY_SECONDS)
+        over, session = seconds("interval", interval, most=60), self._redis.session()
+        queues = chosen(session, [self._redis.queue(name).keys for name in names], scan=scan)
+        return with_rates(session, queues, over) if over else overview(session, queues)
 
     def watch(self, names: Sequence[str] = ()) -> Watcher:
-        """Return what looks at the queues named, or at all of the registry, again and again; raise for an unknown one."""
-        chosen = self._chosen(names) if names else None
-        return Watcher(self._client(), lambda: chosen or self._chosen(), TRY_SECONDS)
+        """Return a watcher of the queues named, or of all in the registry."""
+        named, session = [self._redis.queue(name).keys for name in names], self._redis.session()
+        return Watcher(session, lambda: chosen(session, named))
 
     def workers(self) -> list[Worker]:
-        """Return what every worker process that is alive says of itself, at most 5 s ago."""
-        return workers_alive(self._client(), TRY_SECONDS)
+        """Return the record of every worker process that is alive, at most 5 s old."""
+        return workers_alive(self._redis.session())
 
     def running(self, queue: str, *, longer_than: Duration = 0.0) -> list[Running]:
-        """Return the handlers that run for `longer_than`, the longest running first; raise for an unknown queue."""
-        at_least = seconds("longer_than", longer_than)
-        check_known(self._client(), self.keys(queue), TRY_SECONDS)
-        return running_in(self.workers(), queue, at_least)
+        """Return the handlers that have run for `longer_than` seconds, the longest running first."""
+        return running_in(workers_alive(self._redis.queue(queue)), queue, seconds("longer_than", longer_than))
 
     def account(self, queue: str) -> Account:
-        """Return what came in, how it ended and what is alive, at one moment; raise for an unknown queue."""
-        _, keys = self._known(queue)
-        return account_of(keys, self._ask(transitions.counts(keys)))
+        """Return what came in, how it ended and what is alive, at one moment."""
+        return account_of(self._redis.queue(queue))
 
     def show(self, queue: str, id: str) -> MessageView:
-        """
-        Return where a message is, what it holds and who has it, or what became of it.
-
-        Raises:
-            ConfigurationError: there is no such queue, or nothing is known of such a message.
-        """
-        keys = self.keys(queue)
-        check_known(self._client(), keys, TRY_SECONDS)
-        return inspected(self._client(), keys, id, TRY_SECONDS)
+        """Return where a message is, what it holds and who has it, or how it ended; raise when nothing is known of it."""
+        return MessageReader(self._redis.queue(queue), id).view()
 
     def ends(self, queue: str, *, kind: str | None = None, limit: int = 100) -> list[End]:
+        """Return how the last messages ended, newest first: all that were not acked, or those of one kind."""
+        return ends_of(self._redis.queue(queue), kind=kind, limit=limit)
+
+    def messages(
+        self,
+        queue: str,
+        state: str,
+        *,
+        limit: int = 20,
+        offset: int = 0,
+        where: Filter = EVERYTHING,
+        on_look: OnLook = ignore,
+    ) -> list[Entry]:
+        """Return messages of a state, what comes first first; call `on_look` with how many ids each step looked at."""
+        return messages_of(self._redis.queue(queue), state, where, limit=limit, offset=offset, on_look=on_look)
+
+    def size(self, queue: str, state: str) -> int:
+        """Return how many messages a state has."""
+        return size_of(self._redis.queue(queue), state)
+
+    def publish(self, queue: str, body: bytes, *, raw: bool = False, **options: Unpack[PublishOptions]) -> Receipt:
+        """Publish a body as it is, as `Queue.publish` does; without `raw` it must be JSON, or BodyError is raised."""
+        return publish(self._redis.publisher(queue), body, raw=raw, options=options)
+
+    def publish_lines(
+        self,
+        queue: str,
+        path: Path,
+        *,
+        raw: bool = False,
+        on_error: OnError = "stop",
+        on_step: OnBytes = ignore,
+        **options: Unpack[PublishOptions],
+    ) -> FilePublished:
         """
-        Return how the last messages ended, newest first: all that were not acked, or those of one kind.
+        Publish each line of a file; called again it publishes no line twice. `on_step` is told the bytes that are done.
 
-        Raises:
-            ConfigurationError: there is no such queue or kind, or the limit is not 1 to 100,000.
+        With `stop` a malformed line raises BodyError and nothing is published; with `skip` the other lines are. Options
+        are those of `Queue.publish` but `id`, which is made from the file and the line's number.
         """
-        most = whole("limit", limit, least=1, most=100_000)
-        check_kind(kind)
-        check_known(self._client(), self.keys(queue), TRY_SECONDS)
-        return ends_of(self._client(), self.keys(queue), kind=kind, limit=most, for_seconds=TRY_SECONDS)
+        target = self._redis.publisher(queue)
+        goal = f"{target.keys.pending} at {self.place}"
+        return publish_file(target, path, goal, options, raw=raw, on_error=on_error, on_step=on_step)
 
-    def _chosen(self, names: Sequence[str] = (), *, scan: bool = False) -> Chosen:
-        """Return the queues named, or those of the registry, the ones with workers first, and of a scan."""
-        if names:
-            chosen = [self.keys(name) for name in names]
-            for keys in chosen:
-                check_known(self._client(), keys, TRY_SECONDS)
-            return Chosen(chosen)
-        known = registered(self._client(), self._served)
-        found = {keys.totals: keys for keys in known.queues}
-        if scan:
-            if isinstance(self._connection.wire(ANSWER_SECONDS), ClusterWire):
-                raise ConfigurationError("a Cluster cannot be scanned as one; give the URL of one node after another")
-            found |= {keys.totals: keys for keys in scanned(self._client(), TRY_SECONDS)}
-        return Chosen(sorted(found.values(), key=lambda keys: keys.name), known.left_out)
+    def cancel(self, queue: str, ids: Sequence[str], *, tombstone: Duration | None = None) -> dict[str, CancelStatus]:
+        """
+        Cancel messages; return for each `cancelled`, `running` (its handler is told) or `not_found`.
 
-    def _served(self) -> list[Keys]:
-        """Return the queues that workers serve."""
-        return [Keys(name) for name in {name for one in self.workers() for name in one.queues} if is_name(name)]
+        The id of a `cancelled` message is free at once; with `tombstone` a publish of it is refused for that many
+        seconds. The id of a `running` one stays taken until its end, and for its `dedup` then.
+        """
+        return remove.cancel_each(self._redis.queue(queue), ids, tombstone)
 
+    def count_messages(
+        self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: remove.OnStep = ignore
+    ) -> int:
+        """Count the messages of a state, except dead, that `where` means."""
+        return remove.count(self._redis.queue(queue), state, where, on_step)
 
-def _silent(_what: str, _looked_at: int) -> None:
-    """Show nothing."""
+    def cancel_where(
+        self,
+        queue: str,
+        state: str,
+        where: Filter = EVERYTHING,
+        *,
+        tombstone: Duration | None = None,
+        on_step: remove.OnStep = ignore,
+    ) -> RemoveResult:
+        """Cancel the messages of a state that `where` means."""
+        return remove.cancel(self._redis.queue(queue), state, where, on_step, tombstone=tombstone)
+
+    def purge(
+        self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: remove.OnStep = ignore
+    ) -> RemoveResult:
+        """Delete the messages of a state, except dead, that `where` means."""
+        return remove.purge(self._redis.queue(queue), state, where, on_step)
+
+    def move(
+        self,
+        queue: str,
+        to: str,
+        state: str,
+        where: Filter = EVERYTHING,
+        *,
+        limit: int | None = None,
+        on_step: OnMoved = ignore,
+    ) -> MoveResult:
+        """Move messages of a state to another queue; raise for a move to a third queue that was cut off before."""
+        return Mover(self._redis.queue(queue), self._redis.other(queue, to)).move(state, where, limit, on_step)
+
+    def letters(self, queue: str, where: LetterFilter = EVERY_LETTER) -> Iterator[Letter]:
+        """Yield the dead letters that `where` means, oldest first, read as they are asked for."""
+        return dead.letters_of(self._redis.queue(queue), where)
+
+    def count_letters(self, queue: str, where: LetterFilter = EVERY_LETTER, *, on_step: dead.OnLetters = ignore) -> int:
+        """Count the dead letters that `where` means."""
+        return dead.count(self._redis.queue(queue), where, on_step)
+
+    def redrive(
+        self,
+        queue: str,
+        where: LetterFilter,
+        options: RedriveOptions,
+        *,
+        to: str | None = None,
+        on_step: dead.OnRedriven = ignore,
+    ) -> RedriveResult:
+        """Publish dead letters again, oldest first, in their queue or in the queue `to`."""
+        other = None if to is None else self._redis.other(queue, to)
+        return dead.redrive(self._redis.queue(queue), where, options, other, on_step)
+
+    def delete_letters(self, queue: str, where: LetterFilter, *, on_step: dead.OnLetters = ignore) -> int:
+        """Delete dead letters; return how many."""
+        return dead.delete(self._redis.queue(queue), where, on_step)
+
+    def pause(self, queue: str, *, reason: str = "", for_: Duration | None = None) -> None:
+        """Have consumers stop claiming within a second, for `for_` seconds or until `resume`; running handlers finish."""
+        request = pausing(self.keys(queue), reason, for_)
+        self._redis.queue(queue).run(request)
+
+    def resume(self, queue: str) -> bool:
+        """Have consumers claim again; return whether the queue was paused."""
+        known = self._redis.queue(queue)
+        return known.run(transitions.resume(known.keys))
+
+    def paused(self, queue: str) -> Pause | None:
+        """Return who paused a queue, when and why; None when it is not paused."""
+        return self._redis.session().run(commands.paused(self.keys(queue)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,10 @@ from reliq.message import Outgoing
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, MIB, QueueSettings, milliseconds, seconds, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from reliq.admin.filters import Filter
-    from reliq.client.client import Client
+    from reliq.admin.session import QueueSession
     from reliq.keys import Keys
     from reliq.message import Letter
     from reliq.queue import Queue
@@ -43,7 +44,7 @@ _ID_LIMIT = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Redriven:
+class RedriveResult:
     """
     What became of dead letters that were to be published again.
 
@@ -61,9 +62,20 @@ class Redriven:
     gone: int = 0
     kept: int = 0
 
+    def __str__(self) -> str:
+        """Return in one line what became of them."""
+        parts = [f"{self.redriven} redriven"]
+        if self.alive:
+            parts.append(f"{self.alive} left: a message of their id is alive")
+        if self.gone:
+            parts.append(f"{self.gone} were gone meanwhile")
+        if self.kept:
+            parts.append(f"{self.kept} kept: the other queue cannot have such headers or bodies")
+        return ", ".join(parts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class RedriveOptions:
     """
     How letters are published again.
 
@@ -94,18 +106,28 @@ class Terms:
         seconds("delay", self.delay)
 
 
-def walk_letters(client: Client, keys: Keys, where: Filter) -> Iterator[tuple[int, list[Letter]]]:
+#: Are called after each step, with how many letters it looked at and the sum.
+OnRedriven = Callable[[int, RedriveResult], None]
+OnLetters = Callable[[int, int], None]
+
+
+def letters_of(queue: QueueSession, where: LetterFilter) -> Iterator[Letter]:
+    """Yield the dead letters that are meant, oldest first, read as they are asked for."""
+    return (letter for _, some in walk_letters(queue, where) for letter in some)
+
+
+def walk_letters(queue: QueueSession, where: Filter) -> Iterator[tuple[int, list[Letter]]]:
     """Yield how many letters were looked at in each step, oldest first, and those meant; not those who die meanwhile."""
     asked = where if isinstance(where, LetterFilter) else LetterFilter(headers=where.headers, match=where.match)
     test = asked.letter_tester()
-    start, last = asked.span(client.run(pieces.server_ms(), for_seconds=pieces.TRY_SECONDS))
-    newest = commands.letters_between(keys, start, last, count=1, newest_first=True)
-    for letter in client.run(newest, for_seconds=pieces.TRY_SECONDS):
+    start, last = asked.span(queue.run(pieces.server_ms()))
+    newest = commands.letters_between(queue.keys, start, last, count=1, newest_first=True)
+    for letter in queue.run(newest):
         last = letter.letter
     count = FIRST_STEP
     while True:
-        request = commands.letters_between(keys, start, last, count=count)
-        letters = client.run(request, for_seconds=pieces.TRY_SECONDS)
+        request = commands.letters_between(queue.keys, start, last, count=count)
+        letters = queue.run(request)
         if not letters:
             return
         yield len(letters), [letter for letter in letters if test(letter)]
@@ -115,19 +137,18 @@ def walk_letters(client: Client, keys: Keys, where: Filter) -> Iterator[tuple[in
 
 
 def redrive(
-    client: Client,
-    keys: Keys,
+    queue: QueueSession,
     where: LetterFilter,
-    terms: Terms,
+    options: RedriveOptions,
     to: Queue[bytes] | None,
-    on_step: Callable[[int, Redriven], None],
-) -> Redriven:
+    on_step: OnRedriven,
+) -> RedriveResult:
     """Publish letters again, oldest first, in their queue or in `to`; each step is whole, so it may be cut off."""
-    sum_of = Redriven()
-    pace = Pace(terms.rate)
-    for letters in _steps(client, keys, where, terms):
-        words = _copy(client, keys, letters, terms, to) if to else _again(client, keys, letters, terms)
-        sum_of = Redriven(
+    sum_of = RedriveResult()
+    pace = Pace(options.rate)
+    for letters in _steps(queue, where, options):
+        words = _copy(queue, letters, options, to) if to else _again(queue, letters, options)
+        sum_of = RedriveResult(
             sum_of.found + len(letters),
             sum_of.redriven + words.count("redriven"),
             sum_of.alive + words.count("alive"),
@@ -139,21 +160,21 @@ def redrive(
     return sum_of
 
 
-def count(client: Client, keys: Keys, where: LetterFilter, on_step: Callable[[int, int], None]) -> int:
+def count(queue: QueueSession, where: LetterFilter, on_step: OnLetters) -> int:
     """Count the letters that are meant; tell `on_step` how many each step looked at, and the sum."""
     found = 0
-    for looked, letters in walk_letters(client, keys, where):
+    for looked, letters in walk_letters(queue, where):
         found += len(letters)
         on_step(looked, found)
     return found
 
 
-def delete(client: Client, keys: Keys, where: LetterFilter, on_step: Callable[[int, int], None]) -> int:
+def delete(queue: QueueSession, where: LetterFilter, on_step: OnLetters) -> int:
     """Delete letters; return how many. Their messages have ended already, so the account stays as it is."""
     deleted = 0
-    for looked, letters in walk_letters(client, keys, where):
+    for looked, letters in walk_letters(queue, where):
         if letters:
-            deleted += client.run(_drop(keys, [one.letter for one in letters]), for_seconds=pieces.TRY_SECONDS)
+            deleted += queue.run(_drop(queue.keys, [one.letter for one in letters]))
         on_step(looked, deleted)
     return deleted
 
@@ -181,11 +202,11 @@ class Pace:
             time.sleep(max(0.0, self._free_at - time.monotonic()))
 
 
-def _steps(client: Client, keys: Keys, where: LetterFilter, terms: Terms) -> Iterator[list[Letter]]:
+def _steps(queue: QueueSession, where: LetterFilter, options: RedriveOptions) -> Iterator[list[Letter]]:
     """Yield the letters that are meant, as many at a time as limit and rate allow."""
-    size = BATCH_LIMIT if terms.rate is None else max(1, min(BATCH_LIMIT, round(terms.rate * STEP_SECONDS)))
-    left = terms.limit
-    for _, letters in walk_letters(client, keys, where):
+    size = BATCH_LIMIT if options.rate is None else max(1, min(BATCH_LIMIT, round(options.rate * STEP_SECONDS)))
+    left = options.limit
+    for _, letters in walk_letters(queue, where):
         for at in range(0, len(letters), size):
             step = letters[at : at + size] if left is None else letters[at : min(at + size, at + left)]
             if not step:
@@ -194,17 +215,17 @@ def _steps(client: Client, keys: Keys, where: LetterFilter, terms: Terms) -> Ite
             left = None if left is None else left - len(step)
 
 
-def _again(client: Client, keys: Keys, letters: list[Letter], terms: Terms) -> list[Any]:
+def _again(queue: QueueSession, letters: list[Letter], options: RedriveOptions) -> list[Any]:
     ttl_ms, answers = milliseconds(QueueSettings().ttl), list[Any]()
     for some in by_bytes(letters):
-        rows = [(one.letter, one.id, _retries(one, terms)) for one in some]
-        call = transitions.redrive(keys, rows, ttl_ms=ttl_ms, delay_ms=milliseconds(terms.delay))
-        words = client.run(call, for_seconds=pieces.TRY_SECONDS)
+        rows = [(one.letter, one.id, _retries(one, options)) for one in some]
+        call = transitions.redrive(queue.keys, rows, ttl_ms=ttl_ms, delay_ms=milliseconds(options.delay))
+        words = queue.run(call)
         answers += words
     return answers
 
 
-def _copy(client: Client, keys: Keys, letters: list[Letter], terms: Terms, to: Queue[bytes]) -> list[Any]:
+def _copy(queue: QueueSession, letters: list[Letter], options: RedriveOptions, to: Queue[bytes]) -> list[Any]:
     """
     Publish letters in another queue and delete them here.
 
@@ -212,19 +233,19 @@ def _copy(client: Client, keys: Keys, letters: list[Letter], terms: Terms, to: Q
     and its message there; made again, the publish answers `duplicate`, for the id is of this death alone.
     """
     takes = taker(to)
-    orders = {one.letter: order for one in letters if takes(order := _order(one, terms))}
+    orders = {one.letter: order for one in letters if takes(order := _order(one, options))}
     if orders:
         to.publish_many(orders.values())
-        client.run(_drop(keys, orders), for_seconds=pieces.TRY_SECONDS)
+        queue.run(_drop(queue.keys, orders))
     return ["redriven" if one.letter in orders else "kept" for one in letters]
 
 
-def _order(letter: Letter, terms: Terms) -> Outgoing[bytes]:
+def _order(letter: Letter, options: RedriveOptions) -> Outgoing[bytes]:
     return Outgoing(
         body=letter.payload,
         id=copy_id(letter),
-        delay=terms.delay,
-        retries=_retries(letter, terms),
+        delay=options.delay,
+        retries=_retries(letter, options),
         headers=letter.header.headers,
         dedup=COPY_WINDOW_SECONDS,
     )
@@ -234,7 +255,7 @@ def _drop(keys: Keys, letters: Iterable[str]) -> Command[int]:
     return Command(("XDEL", keys.dead, *letters), int)
 
 
-def _retries(letter: Letter, terms: Terms) -> int:
-    if terms.retries is not None:
-        return terms.retries
+def _retries(letter: Letter, options: RedriveOptions) -> int:
+    if options.retries is not None:
+        return options.retries
     return QueueSettings().retries if letter.header.retries is None else letter.header.retries

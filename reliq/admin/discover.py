@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from reliq.admin.workers import workers_alive
 from reliq.call import Command, id_text
 from reliq.errors import ConfigurationError
 from reliq.keys import Keys, Layout, is_name
+from reliq.snapshot.snapshot import Chosen, registered
 
 if TYPE_CHECKING:
-    from reliq.client.client import Client
+    from collections.abc import Sequence
+
+    from reliq.admin.session import Session
 
 #: Keys in one step; it keeps Redis busy for less than a millisecond.
 STEP_KEYS = 1000
@@ -20,7 +24,30 @@ ENDS = {":retry:cnt": "hash", ":dead": "stream"}
 _PATTERN = "*:[dr]e[at][dr]*"
 
 
-def scanned(client: Client, for_seconds: float) -> list[Keys]:
+def chosen(session: Session, named: Sequence[Keys], *, scan: bool = False) -> Chosen:
+    """
+    Return the queues named; without names those of the registry, and with `scan` those of a scan, by name.
+
+    Raises:
+        ConfigurationError: a Cluster is to be scanned.
+    """
+    if named:
+        return Chosen(named)
+    known = registered(session.client, lambda: _served(session))
+    found = {keys.totals: keys for keys in known.queues}
+    if scan:
+        if session.is_cluster:
+            raise ConfigurationError("a Cluster cannot be scanned as one; give the URL of one node after another")
+        found |= {keys.totals: keys for keys in scanned(session)}
+    return Chosen(sorted(found.values(), key=lambda keys: keys.name), known.left_out)
+
+
+def _served(session: Session) -> list[Keys]:
+    """Return the queues that workers serve."""
+    return [Keys(name) for name in {name for one in workers_alive(session) for name in one.queues} if is_name(name)]
+
+
+def scanned(session: Session) -> list[Keys]:
     """
     Return every queue that holds a message or a dead letter, in whatever layout, by name.
 
@@ -30,9 +57,9 @@ def scanned(client: Client, for_seconds: float) -> list[Keys]:
     cursor = "0"
     while True:
         step: Command[tuple[str, list[str]]] = Command(("SCAN", cursor, "MATCH", _PATTERN, "COUNT", STEP_KEYS), _scan)
-        cursor, keys = client.run(step, for_seconds=for_seconds)
-        for base in _bases(client, keys, for_seconds) - found.keys():
-            if (queue := _queue(client, base, for_seconds)) is not None:
+        cursor, keys = session.run(step)
+        for base in _bases(session, keys) - found.keys():
+            if (queue := _queue(session, base)) is not None:
                 found[base] = queue
         if cursor == "0":
             break
@@ -44,14 +71,14 @@ def _scan(reply: Any) -> tuple[str, list[str]]:
     return cursor.decode(), [id_text(key) for key in keys]
 
 
-def _bases(client: Client, keys: list[str], for_seconds: float) -> set[str]:
+def _bases(session: Session, keys: list[str]) -> set[str]:
     """Return what stands before the end of each of `keys` by which a queue is known."""
     ending = [(key, end) for key in keys for end in ENDS if key.endswith(end)]
-    types = client.run_all([Command(("TYPE", key), bytes.decode) for key, _ in ending], for_seconds=for_seconds)
+    types = session.try_all([Command(("TYPE", key), bytes.decode) for key, _ in ending])
     return {key.removesuffix(end) for (key, end), kind in zip(ending, types, strict=True) if kind == ENDS[end]}
 
 
-def _queue(client: Client, base: str, for_seconds: float) -> Keys | None:
+def _queue(session: Session, base: str) -> Keys | None:
     """Return the queue whose keys begin with `base`; None when no queue can be called so."""
     tagged = base.startswith("{") and base.endswith("}")
     parts = (base[1:-1] if tagged else base).split(":")
@@ -62,7 +89,7 @@ def _queue(client: Client, base: str, for_seconds: float) -> Keys | None:
     candidates = [
         keys for at in splits if (keys := _keys(":".join(parts[at:]), ":".join(parts[:at]), tagged=tagged)) is not None
     ]
-    return _with_bodies(client, candidates, for_seconds) if len(candidates) > 1 else next(iter(candidates), None)
+    return _with_bodies(session, candidates) if len(candidates) > 1 else next(iter(candidates), None)
 
 
 def _keys(name: str, prefix: str, *, tagged: bool) -> Keys | None:
@@ -72,12 +99,10 @@ def _keys(name: str, prefix: str, *, tagged: bool) -> Keys | None:
         return None
 
 
-def _with_bodies(client: Client, candidates: list[Keys], for_seconds: float) -> Keys:
+def _with_bodies(session: Session, candidates: list[Keys]) -> Keys:
     """Return the one whose message has a body, else the first: prefix and name may both have colons."""
     keys = candidates[0]
-    ids = client.run(
-        Command(("HRANDFIELD", keys.counts, 1), lambda reply: list(map(id_text, reply))), for_seconds=for_seconds
-    )
+    ids = session.run(Command(("HRANDFIELD", keys.counts, 1), lambda reply: list(map(id_text, reply))))
     asked = [Command(("EXISTS", keys.msg(id)), bool) for keys in candidates for id in ids]
-    bodies = client.run_all(asked, for_seconds=for_seconds) if asked else []
+    bodies = session.try_all(asked)
     return next((keys for keys, has in zip(candidates, bodies, strict=False) if has is True), keys)

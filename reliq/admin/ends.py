@@ -10,18 +10,21 @@ from reliq import commands
 from reliq.call import Command, id_text
 from reliq.errors import ConfigurationError
 from reliq.foreign import moment, whole_number
+from reliq.settings import whole
 from reliq.wireformat import FailureNote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from reliq.client.client import Client
+    from reliq.admin.session import QueueSession, Session
     from reliq.keys import Keys
     from reliq.message import Letter
 
-Kind = Literal["dead", "expired", "cancelled", "purged", "acked"]
-KINDS: tuple[Kind, ...] = ("dead", "expired", "cancelled", "purged", "acked")
+EndKind = Literal["dead", "expired", "cancelled", "purged", "acked"]
+END_KINDS: tuple[EndKind, ...] = ("dead", "expired", "cancelled", "purged", "acked")
 
+#: Most ends of one list.
+LIST_LIMIT = 100_000
 #: Entries in one read of a stream.
 PAGE = 1000
 #: The first read of a search is one letter, for it has a body of any size; at most twice as many follow, and about as
@@ -48,7 +51,7 @@ class End:
     """
 
     id: str
-    kind: Kind
+    kind: EndKind
     at: float
     reason: str = ""
     attempt: int | None = None
@@ -57,64 +60,60 @@ class End:
     letter: str = ""
 
 
-def ends_of(client: Client, keys: Keys, *, kind: str | None, limit: int, for_seconds: float) -> list[End]:
+def ends_of(queue: QueueSession, *, kind: str | None, limit: int) -> list[End]:
     """
     Return the last abnormal ends, or the last ends of one kind, newest first.
 
     Raises:
-        ConfigurationError: there is no such kind.
+        ConfigurationError: there is no such kind, or the limit is not 1 to 100,000.
     """
-    check_kind(kind)
+    whole("limit", limit, least=1, most=LIST_LIMIT)
+    if kind is not None and kind not in END_KINDS:
+        raise ConfigurationError(f"kind must be one of {', '.join(END_KINDS)}, not {str(kind)[:40]!r}")
     found: list[End] = []
-    for page in _pages(client, keys.history if kind == "acked" else keys.ends, for_seconds):
+    for page in _pages(queue, queue.keys.history if kind == "acked" else queue.keys.ends):
         found += [end for end in page if kind in (None, end.kind)]
         if len(found) >= limit:
             break
     return found[:limit]
 
 
-def check_kind(kind: str | None) -> None:
-    """Raise ConfigurationError when there is no such kind of end; None stands for all that are abnormal."""
-    if kind is not None and kind not in KINDS:
-        raise ConfigurationError(f"kind must be one of {', '.join(KINDS)}, not {str(kind)[:40]!r}")
-
-
-def last_ends(client: Client, queues: Sequence[Keys], limit: int) -> list[tuple[Keys, End]]:
+def last_ends(session: Session, queues: Sequence[Keys], limit: int) -> list[tuple[Keys, End]]:
     """Return the last abnormal ends of several queues in one round trip, newest first; none of one that refuses."""
     asked: list[Command[list[Any]]] = [
         Command(("XREVRANGE", keys.ends, "+", "-", "COUNT", limit), list) for keys in queues
     ]
-    answers = zip(queues, client.run_all(asked), strict=True)
+    answers = zip(queues, session.try_all(asked), strict=True)
     found = [(keys, _end(*row)) for keys, answer in answers if not isinstance(answer, Exception) for row in answer]
     return sorted(found, key=lambda pair: -pair[1].at)
 
 
-def ends_of_one(client: Client, keys: Keys, id: str, for_seconds: float) -> list[End]:
+def ends_of_one(queue: QueueSession, id: str) -> list[End]:
     """Return every end of one id that is remembered, newest first: an id can be published again after its end."""
-    streams = (keys.ends, keys.history)
-    found = [end for stream in streams for page in _pages(client, stream, for_seconds) for end in page if end.id == id]
+    streams = (queue.keys.ends, queue.keys.history)
+    found = [end for stream in streams for page in _pages(queue, stream) for end in page if end.id == id]
     return sorted(found, key=lambda end: -end.at)
 
 
-def letters_of_one(client: Client, keys: Keys, ends: Sequence[End], for_seconds: float) -> list[Letter]:
+def letters_of_one(queue: QueueSession, ends: Sequence[End]) -> list[Letter]:
     """Return the dead letters that remembered ends of one id left, newest first, as far as they are still there."""
-    asked = [commands.letters_between(keys, end.letter, end.letter, count=1) for end in ends if end.letter]
-    answers = client.run_all(asked, for_seconds=for_seconds)
+    asked = [commands.letters_between(queue.keys, end.letter, end.letter, count=1) for end in ends if end.letter]
+    answers = queue.try_all(asked)
     return [letter for answer in answers if not isinstance(answer, Exception) for letter in answer]
 
 
-def letter_searched(client: Client, keys: Keys, id: str, for_seconds: float) -> tuple[list[Letter], bool]:
+def letter_searched(queue: QueueSession, id: str) -> tuple[list[Letter], bool]:
     """Look through the letters for one of `id`, newest first, for a moment; say also whether that was all of them."""
     until = time.monotonic() + SEARCH_SECONDS
     last, count = "+", 1
     wanted = id.encode("utf-8", "surrogateescape")
     while time.monotonic() < until:
-        command = Command(("XREVRANGE", keys.dead, last, "-", "COUNT", count), list[Any])
-        rows = client.run(command, for_seconds=for_seconds)
+        command = Command(("XREVRANGE", queue.keys.dead, last, "-", "COUNT", count), list[Any])
+        rows = queue.run(command)
         for name, fields in rows:
             if wanted in fields[:2]:
                 place = name.decode()
-                return client.run(commands.letters_between(keys, place, place, count=1), for_seconds=for_seconds), True
+                return queue.run(commands.letters_between(queue.keys, place, place, count=1)), True
         if len(rows) < count:
             return [], True
         last = f"({rows[-1][0].decode()}"
@@ -123,12 +122,12 @@ def letter_searched(client: Client, keys: Keys, id: str, for_seconds: float) -> 
     return [], False
 
 
-def _pages(client: Client, stream: str, for_seconds: float) -> Iterator[list[End]]:
+def _pages(queue: QueueSession, stream: str) -> Iterator[list[End]]:
     """Read a stream from its newest entry on."""
     last = "+"
     while True:
         command = ("XREVRANGE", stream, last, "-", "COUNT", PAGE)
-        rows: list[Any] = client.run(Command(command, list), for_seconds=for_seconds)
+        rows: list[Any] = queue.run(Command(command, list))
         yield [_end(name, fields) for name, fields in rows]
         if len(rows) < PAGE:
             return

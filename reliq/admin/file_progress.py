@@ -14,7 +14,7 @@ from reliq.errors import ConfigurationError
 SUFFIX = ".reliq-progress"
 
 
-class Mark(msgspec.Struct, frozen=True):
+class FileMark(msgspec.Struct, frozen=True):
     """How far a file went into one queue: its digest then, and the last line of which Redis said what became of it."""
 
     sha256: str
@@ -22,7 +22,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class FileProgress:
     """
     The progress file of `path`. It remembers every queue, by its name and Redis, that the file went into.
 
@@ -52,7 +52,7 @@ class Progress:
 
     def save(self, sha256: str, line: int) -> None:
         """Note that all lines up to `line` are done."""
-        marks = {**self._marks(), self.goal: Mark(sha256, line)}
+        marks = {**self._marks(), self.goal: FileMark(sha256, line)}
         temporary = ""
         try:
             with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=self.file.name, delete=False) as new:
@@ -69,9 +69,9 @@ class Progress:
                 f"copy the file to a folder that can be written"
             ) from None
 
-    def _marks(self) -> dict[str, Mark]:
+    def _marks(self) -> dict[str, FileMark]:
         try:
-            return msgspec.json.decode(self.file.read_bytes(), type=dict[str, Mark])
+            return msgspec.json.decode(self.file.read_bytes(), type=dict[str, FileMark])
         except FileNotFoundError:
             return {}
         except OSError as error:

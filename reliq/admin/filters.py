@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reliq.errors import ConfigurationError
 from reliq.message import DEATH_REASONS
@@ -97,6 +97,13 @@ class LetterFilter(Filter):
         first = "-" if self.newer_than is None else f"{max(0, now_ms - round(self.newer_than * 1000))}"
         last = "+" if self.older_than is None else f"{max(0, now_ms - round(self.older_than * 1000))}"
         return first, last
+
+
+EVERYTHING, EVERY_LETTER = Filter(), LetterFilter()
+
+
+def ignore(*_seen: Any) -> None:
+    """Do nothing with a step: its caller does not ask how far it is."""
 
 
 def _spellings(text: str) -> tuple[bytes, ...]:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from reliq.admin import pieces
 from reliq.admin.dead import walk_letters
-from reliq.admin.pieces import MOVING_MS, Hash, State, read_each, run_all
+from reliq.admin.pieces import MOVING_MS, Hash, State, check_state
 from reliq.admin.walk import Found, Walk
 from reliq.foreign import moment, whole_number
+from reliq.settings import whole
 from reliq.wireformat import Delayed, FailureNote, Nacked, StateWord, Suspect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from reliq.admin.filters import Filter
     from reliq.admin.pieces import SortedSet
-    from reliq.client.client import Client
-    from reliq.keys import Keys
+    from reliq.admin.session import QueueSession
     from reliq.message import Letter
 
-Mark = Literal["", "held", "nacked", "suspect", "cancelled", "delayed", "moving"]
+#: Is called after each step, with how many ids it looked at.
+OnLook = Callable[[int], None]
+EntryMark = Literal["", "held", "nacked", "suspect", "cancelled", "delayed", "moving"]
+
+#: Most messages of one list.
+LIST_LIMIT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class Entry:
 
     id: str
     state: State
-    mark: Mark
+    mark: EntryMark
     when: float | None
     attempt: int | None
     retries_left: int | None
@@ -55,36 +61,53 @@ class Entry:
     letter: str = ""
 
 
-def browse(
-    client: Client, keys: Keys, state: State, where: Filter, *, offset: int, on_look: Callable[[int], None]
-) -> Iterator[Entry]:
+def messages_of(
+    queue: QueueSession, state: str, where: Filter, *, limit: int, offset: int, on_look: OnLook
+) -> list[Entry]:
+    """
+    Return up to `limit` messages of a state that are meant, after the first `offset` of them.
+
+    Raises:
+        ConfigurationError: a state that is none, or a number that is not allowed.
+    """
+    place, at = check_state(state), whole("offset", offset, most=10**9)
+    most = whole("limit", limit, least=1, most=LIST_LIMIT)
+    return list(islice(_browse(queue, place, where, at, on_look), most))
+
+
+def size_of(queue: QueueSession, state: str) -> int:
+    """Return how many messages a state has."""
+    return queue.run(pieces.size(queue.keys, check_state(state)))
+
+
+def _browse(queue: QueueSession, state: State, where: Filter, offset: int, on_look: OnLook) -> Iterator[Entry]:
     """Yield the messages of a state that are meant; tell `on_look` how many were looked at in each step."""
     if state == "dead":
-        for looked, letters in walk_letters(client, keys, where):
+        for looked, letters in walk_letters(queue, where):
             on_look(looked)
             skipped, offset = offset, max(0, offset - len(letters))
             yield from map(of_letter, letters[skipped:])
         return
     # Without a filter the place is the offset; with one, matches are counted.
-    walk = Walk(client, keys, state, where, offset=0 if where.is_set else offset)
+    walk = Walk(queue, state, where, offset=0 if where.is_set else offset)
     skip = offset if where.is_set else 0
     for looked, found in walk.pieces():
         on_look(looked)
         meant = list(islice(found, skip, None))
         skip = max(0, skip - len(found))
-        yield from entries(client, keys, state, meant)
+        yield from entries(queue, state, meant)
 
 
-def entries(client: Client, keys: Keys, state: State, found: list[Found]) -> list[Entry]:
+def entries(queue: QueueSession, state: State, found: list[Found]) -> list[Entry]:
     """Return all that is known of messages that were met; what has left a sorted set meanwhile is left out."""
     if not found:
         return []
-    ids = [one.id for one in found]
+    ids, keys = [one.id for one in found], queue.keys
     asked = [pieces.fields(keys, name, ids) for name in get_args(Hash)]
     sorted_set = state in ("pending", "unack")
     places = [pieces.scores(keys, cast("SortedSet", state), ids)] if sorted_set else []
-    words, lefts, notes, *times = run_all(client, [*asked, *places])
-    sizes = read_each(client, [pieces.length(keys, id) for id in ids], 0)
+    words, lefts, notes, *times = queue.run_all([*asked, *places])
+    sizes = queue.read_each([pieces.length(keys, id) for id in ids], 0)
     rows = zip(found, words, lefts, notes, times[0] if sorted_set else [None] * len(ids), sizes, strict=True)
     return [_entry(state, *row) for row in rows if row[4] is not None or not sorted_set]
 
@@ -129,7 +152,7 @@ def _entry(state: State, one: Found, text: str, left: str, note: str, score: flo
     )
 
 
-def _mark(state: State, word: StateWord, moving: int | None) -> Mark:
+def _mark(state: State, word: StateWord, moving: int | None) -> EntryMark:
     if word.cancelled:
         return "cancelled"
     if moving is not None:

@@ -16,6 +16,7 @@ noted. Until then they are in nobody's way and in no danger: pending, and marked
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -24,26 +25,25 @@ from reliq import transitions
 from reliq.admin import pieces
 from reliq.admin.dead import COPY_WINDOW_SECONDS
 from reliq.admin.list import entries
-from reliq.admin.pieces import LISTS, MOVING_MS, PIECE, TRY_SECONDS, State, run_all
-from reliq.admin.publish import LARGEST_BODY, taker
+from reliq.admin.pieces import LISTS, MOVING_MS, PIECE, State, check_state
+from reliq.admin.publish import taker
 from reliq.admin.remove import remove
+from reliq.admin.session import LARGEST_BODY
 from reliq.admin.walk import Walk
 from reliq.call import Command, id_text
 from reliq.errors import ConfigurationError
 from reliq.foreign import moment, whole_number
 from reliq.keys import is_name
 from reliq.message import RETRIES_LIMIT, Outgoing
-from reliq.settings import LONGEST_SECONDS, MIB
+from reliq.settings import LONGEST_SECONDS, MIB, whole
 from reliq.wireformat import Delayed, StateWord, open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from reliq.admin.filters import Filter
     from reliq.admin.list import Entry
-    from reliq.call import T
-    from reliq.client.client import Client
-    from reliq.keys import Keys
+    from reliq.admin.session import QueueSession
     from reliq.message import BulkResult
     from reliq.queue import Queue
 
@@ -54,7 +54,7 @@ STEP_BYTES = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MoveResult:
     """
     What became of messages that were to go to another queue.
 
@@ -73,8 +73,19 @@ class Moved:
     running: int = 0
     gone: int = 0
 
-    def __add__(self, other: Moved) -> Moved:
-        return Moved(
+    def __str__(self) -> str:
+        """Return in one line what became of them."""
+        parts = [f"{self.moved} moved"]
+        if self.kept:
+            parts.append(f"{self.kept} kept: their ids are in use there, or it cannot have them")
+        if self.running:
+            parts.append(f"{self.running} kept: a worker has them")
+        if self.gone:
+            parts.append(f"{self.gone} had ended meanwhile")
+        return ", ".join(parts)
+
+    def __add__(self, other: MoveResult) -> MoveResult:
+        return MoveResult(
             self.found + other.found,
             self.moved + other.moved,
             self.kept + other.kept,
@@ -83,48 +94,56 @@ class Moved:
         )
 
 
-class Mover:
-    """Moves messages of the queue `keys` to the queue `to`."""
+#: Is called after each step, with how many ids it looked at and the sum.
+OnMoved = Callable[[int, MoveResult], None]
 
-    def __init__(self, client: Client, keys: Keys, to: Queue[bytes]) -> None:
-        self._client, self._keys, self._to = client, keys, to
+
+class Mover:
+    """Moves messages of a queue to the queue `to`."""
+
+    def __init__(self, queue: QueueSession, to: Queue[bytes]) -> None:
+        self._queue, self._keys, self._to = queue, queue.keys, to
         self._takes = taker(to)
         self._told: set[str] = set()  # ids that stay after all, and are counted as such
 
-    def move(self, state: State, where: Filter, limit: int | None, on_step: Callable[[int, Moved], None]) -> Moved:
+    def move(self, state: str, where: Filter, limit: int | None, on_step: OnMoved) -> MoveResult:
         """
         Move the messages of a state that are there now, at most `limit`, after those of a move that was cut off.
 
         Raises:
-            ConfigurationError: a move to another queue was cut off and must be finished first.
+            ConfigurationError: a state or limit that is not allowed, or a move to another queue was cut off and must
+                be finished first.
         """
-        sum_of = Moved()
+        place, sum_of = check_state(state, MOVABLE), MoveResult()
+        left = None if limit is None else whole("limit", limit, least=1, most=10**9)
         if self._note_destination():
             for held in self._left_behind():
-                sum_of += Moved(len(held)) + self._finish("unack", held)[0]
+                sum_of += MoveResult(len(held)) + self._finish("unack", held)[0]
                 on_step(0, sum_of)
-        left = self._run(pieces.size(self._keys, state)) if limit is None else limit
-        walk = Walk(self._client, self._keys, state, where)
+        left = self._queue.run(pieces.size(self._keys, place)) if left is None else left
+        walk = Walk(self._queue, place, where)
         for looked, found in walk.pieces():
-            met = entries(self._client, self._keys, state, found[:left])
-            done, taken = self._piece(state, met)
+            met = entries(self._queue, place, found[:left])
+            done, taken = self._piece(place, met)
             walk.removed(taken)
             left -= len(met)
             sum_of += done
             on_step(looked, sum_of)
             if left <= 0:
                 break
-        self._run(Command(("DEL", self._keys.moving), int))
+        self._queue.run(Command(("DEL", self._keys.moving), int))
         return sum_of
 
     def _note_destination(self) -> bool:
         """Note where messages go; return whether that was noted already, by a move that was cut off."""
         to = self._to.name
-        if self._run(Command(("SET", self._keys.moving, to, "NX"), lambda reply: reply is not None)):
+        if self._queue.run(Command(("SET", self._keys.moving, to, "NX"), lambda reply: reply is not None)):
             return False
-        noted = self._run(Command(("GET", self._keys.moving), lambda reply: (reply or b"").decode("utf-8", "replace")))
+        noted = self._queue.run(
+            Command(("GET", self._keys.moving), lambda reply: (reply or b"").decode("utf-8", "replace"))
+        )
         if not is_name(noted, self._keys.layout):  # no move wrote that
-            self._run(Command(("SET", self._keys.moving, to), bool))
+            self._queue.run(Command(("SET", self._keys.moving, to), bool))
             return False
         if noted != to:
             raise ConfigurationError(
@@ -147,16 +166,16 @@ class Mover:
                 PIECE,
                 "WITHSCORES",
             )
-            while held := self._run(Command(first, _scored)):
+            while held := self._queue.run(Command(first, _scored)):
                 yield held
         cursor = -1
         while cursor:
             scan = ("HSCAN", self._keys.lease, max(0, cursor), "COUNT", PIECE)
-            cursor, held = self._run(Command(scan, lambda reply: (int(reply[0]), _words(reply[1]))))
+            cursor, held = self._queue.run(Command(scan, lambda reply: (int(reply[0]), _words(reply[1]))))
             if held:
                 yield held
 
-    def _piece(self, state: State, met: list[Entry]) -> tuple[Moved, int]:
+    def _piece(self, state: State, met: list[Entry]) -> tuple[MoveResult, int]:
         """Put messages off, publish them in the other queue, delete them here; return how many left their place."""
         met = [one for one in met if one.id not in self._told]
         held = [one for one in met if one.mark == "held"]
@@ -166,12 +185,12 @@ class Mover:
         free = self._free(meant)
         rows = [(one.id, round((one.when or 0) * 1000) + MOVING_MS) for one in free]
         calls = [transitions.reschedule(self._keys, [id], at_ms=until) for id, until in rows]
-        answers = [answer[0] for answer in run_all(self._client, calls)]
+        answers = [answer[0] for answer in self._queue.run_all(calls)]
         ready = [row for row, answer in zip(rows, answers, strict=True) if answer == "rescheduled"]
         running = answers.count("running") + len(held)
         lost = answers.count("not_found") + len(gone)
         done, taken = self._finish(state, ready)
-        return Moved(len(met), 0, len(meant) - len(free), running, lost) + done, taken
+        return MoveResult(len(met), 0, len(meant) - len(free), running, lost) + done, taken
 
     def _free(self, meant: list[Entry]) -> list[Entry]:
         """Return the messages that the other queue can have and does not know."""
@@ -182,7 +201,7 @@ class Mover:
             asked.append(Command(("EXISTS", keys.dd(one.id)), bool))
             asked.append(Command(("HEXISTS", keys.counts, one.id), bool))
             asked.append(Command(("SISMEMBER", keys.garbage, one.id), bool))
-        known = run_all(self._client, asked)
+        known = self._queue.run_all(asked)
         return [one for at, one in enumerate(fit) if not any(known[3 * at : 3 * at + 3])]
 
     @staticmethod
@@ -191,9 +210,9 @@ class Mover:
         at = datetime.fromtimestamp(one.when or 0, UTC)
         return Outgoing(body=one.body, id=one.id, at=at, headers=one.headers)
 
-    def _finish(self, state: State, held: list[tuple[str, int]]) -> tuple[Moved, int]:
+    def _finish(self, state: State, held: list[tuple[str, int]]) -> tuple[MoveResult, int]:
         """Publish messages that are put off in the other queue, and delete them here."""
-        done, taken = Moved(), 0
+        done, taken = MoveResult(), 0
         for part in self._parts(held):
             orders = self._orders(part)
             told = self._to.publish_many(orders)
@@ -202,17 +221,17 @@ class Mover:
             back = [
                 transitions.reschedule(self._keys, [id], at_ms=until - MOVING_MS) for id, until in part if id in kept
             ]
-            run_all(self._client, back)
+            self._queue.run_all(back)
             ids = [id for id, _ in part if id not in kept]
-            removed = remove(self._client, self._keys, state, ids, free_ids=True)  # so that they can come back
-            done += Moved(0, len(orders) - len(kept), len(kept), gone=len(part) - len(orders))
+            removed = remove(self._queue, state, ids, free_ids=True)  # so that they can come back
+            done += MoveResult(0, len(orders) - len(kept), len(kept), gone=len(part) - len(orders))
             taken += removed.purged if state in LISTS else len(ids)
         return done, taken
 
     def _taken_by_others(self, orders: list[Outgoing[bytes]], told: BulkResult) -> set[str]:
         """Return the ids that somebody else has published there, or cancelled: a duplicate is else our own copy."""
         met = [one for one in orders if one.id in told.duplicates]
-        values = run_all(self._client, [pieces.value(self._to.keys, str(one.id)) for one in met])
+        values = self._queue.run_all([pieces.value(self._to.keys, str(one.id)) for one in met])
         others = set(told.tombstoned)
         for one, value in zip(met, values, strict=True):
             if value is not None:  # else it has ended there
@@ -225,8 +244,8 @@ class Mover:
         """Return what to publish; a message whose body is gone has ended."""
         ids = [id for id, _ in held]
         asked = [pieces.value(self._keys, id) for id in ids] + [pieces.left_ms(self._keys, id) for id in ids]
-        lefts, now_ms, *rest = run_all(
-            self._client, [pieces.fields(self._keys, "counts", ids), pieces.server_ms(), *asked]
+        lefts, now_ms, *rest = self._queue.run_all(
+            [pieces.fields(self._keys, "counts", ids), pieces.server_ms(), *asked]
         )
         rows = zip(held, rest[: len(ids)], rest[len(ids) :], lefts, strict=True)
         return [
@@ -250,7 +269,7 @@ class Mover:
 
     def _parts(self, held: list[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
         """Cut a step where its bodies would be too many bytes."""
-        sizes = run_all(self._client, [pieces.length(self._keys, id) for id, _ in held])
+        sizes = self._queue.run_all([pieces.length(self._keys, id) for id, _ in held])
         part: list[tuple[str, int]] = []
         weight = 0
         for row, size in zip(held, sizes, strict=True):
@@ -261,9 +280,6 @@ class Mover:
             weight += size
         if part:
             yield part
-
-    def _run(self, request: Command[T]) -> T:
-        return self._client.run(request, for_seconds=TRY_SECONDS)
 
 
 def _scored(reply: list[bytes]) -> list[tuple[str, int]]:

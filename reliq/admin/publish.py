@@ -6,19 +6,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from reliq.admin.session import LARGEST_BODY
 from reliq.codec.codec import Codec
 from reliq.errors import BodyError, ConfigurationError
 from reliq.publish.orders import Writer
-from reliq.settings import MIB, QueueSettings
+from reliq.settings import QueueSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from reliq.message import Outgoing
+    from reliq.message import Outgoing, PublishOptions, Receipt
     from reliq.queue import Queue
 
-#: No body is larger.
-LARGEST_BODY = 16 * MIB
+
+def publish(queue: Queue[bytes], body: bytes, *, raw: bool, options: PublishOptions) -> Receipt:
+    """Publish a body as it is; without `raw` it must be JSON, or BodyError is raised."""
+    if not raw and not is_json(body):
+        raise BodyError("the body is not JSON; quote it for the shell, or send bytes as they are with --raw")
+    return queue.publish(body, **options)
 
 
 def taker(queue: Queue[bytes]) -> Callable[[Outgoing[bytes]], bool]:
@@ -42,9 +47,3 @@ def is_json(body: bytes) -> bool:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
-
-
-def check_json(body: bytes) -> None:
-    """Raise BodyError when `body` is not JSON; the message does not show it."""
-    if not is_json(body):
-        raise BodyError("the body is not JSON; quote it for the shell, or send bytes as they are with --raw")

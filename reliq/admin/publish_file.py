@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from reliq.admin.publish import LARGEST_BODY, is_json
+from reliq.admin.file_progress import FileProgress
+from reliq.admin.publish import is_json
+from reliq.admin.session import LARGEST_BODY
 from reliq.errors import BodyError, ConfigurationError
 from reliq.message import Outgoing
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
     from typing import BinaryIO
 
-    from reliq.admin.file_progress import Progress
     from reliq.message import PublishOptions
     from reliq.queue import Queue
 
 OnError = Literal["stop", "skip"]
+#: Is called with how many bytes of the file are done.
+OnBytes = Callable[[int], None]
 
 #: For so long after its end a line is known, beside what the progress file says: it covers the lines of the one call
 #: that was under way when a run was cut off.
@@ -52,8 +57,29 @@ class FilePublished:
     malformed: tuple[int, ...] = ()
     skipped: int = 0
 
+    def __str__(self) -> str:
+        """Return in one line what became of the good lines."""
+        parts = [f"{self.published} published", f"{self.before} were before"]
+        if self.cancelled:
+            parts.append(f"{self.cancelled} were cancelled a short while ago")
+        return ", ".join(parts)
 
-class Line(NamedTuple):
+
+def publish_file(
+    queue: Queue[bytes],
+    path: Path,
+    goal: str,
+    options: PublishOptions,
+    *,
+    raw: bool,
+    on_error: OnError,
+    on_step: OnBytes,
+) -> FilePublished:
+    """Publish each line of a file; `goal` names the queue in the file's progress. See `LinesPublisher.publish`."""
+    return LinesPublisher(queue, FileProgress(path, goal), options, raw=raw).publish(on_error, on_step)
+
+
+class FileLine(NamedTuple):
     """
     One line with something in it.
 
@@ -75,13 +101,13 @@ class LinesPublisher:
     Ids are made from the file's digest and the line's number, so a line that was published is known again.
     """
 
-    def __init__(self, queue: Queue[bytes], progress: Progress, options: PublishOptions, *, raw: bool) -> None:
+    def __init__(self, queue: Queue[bytes], progress: FileProgress, options: PublishOptions, *, raw: bool) -> None:
         self._queue, self._progress, self._raw = queue, progress, raw
         self._options = options
         if options.get("dedup") is None:
             self._options = {**options, "dedup": WINDOW_SECONDS}
 
-    def publish(self, on_error: OnError, on_step: Callable[[int], None]) -> FilePublished:
+    def publish(self, on_error: OnError, on_step: OnBytes) -> FilePublished:
         """
         Publish what earlier runs did not; tell `on_step` how many bytes of the file are done.
 
@@ -117,9 +143,9 @@ class LinesPublisher:
             malformed = [line.number for line in self._lines(file, digest.update) if line.body is None]
         return digest.hexdigest(), malformed
 
-    def _chunks(self) -> Iterator[list[Line]]:
+    def _chunks(self) -> Iterator[list[FileLine]]:
         """Yield the good lines, as many at a time as one call carries."""
-        chunk: list[Line] = []
+        chunk: list[FileLine] = []
         weight = 0
         with self._opened() as file:
             for line in self._lines(file, lambda _data: None):
@@ -133,13 +159,13 @@ class LinesPublisher:
         if chunk:
             yield chunk
 
-    def _orders(self, lines: list[Line], sha256: str) -> Iterator[Outgoing[bytes]]:
+    def _orders(self, lines: list[FileLine], sha256: str) -> Iterator[Outgoing[bytes]]:
         for line in lines:
             if line.body is not None:
                 options: PublishOptions = {**self._options, "id": f"{sha256[:20]}-{line.number}"}
                 yield Outgoing(body=line.body, **options)
 
-    def _lines(self, file: BinaryIO, on_data: Callable[[bytes], None]) -> Iterator[Line]:
+    def _lines(self, file: BinaryIO, on_data: Callable[[bytes], None]) -> Iterator[FileLine]:
         """Yield the lines that are not blank; of one that is too large only the start is held."""
         number = at = 0
         while data := file.readline(LARGEST_BODY + 2):
@@ -153,7 +179,7 @@ class LinesPublisher:
                 body = None
             if body is None or body.strip():
                 is_good = body is not None and len(body) <= LARGEST_BODY and (self._raw or is_json(body))
-                yield Line(number, body if is_good else None, at)
+                yield FileLine(number, body if is_good else None, at)
 
     @contextmanager
     def _opened(self) -> Iterator[BinaryIO]:

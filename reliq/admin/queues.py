@@ -15,7 +15,7 @@ from reliq.snapshot.snapshot import SnapshotReader
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reliq.client.client import Client
+    from reliq.admin.session import Session
     from reliq.keys import Keys
     from reliq.message import Counts
     from reliq.roster import Worker
@@ -101,18 +101,12 @@ class Overview:
     left_out: int = 0
 
 
-def overview(
-    client: Client,
-    chosen: Chosen,
-    for_seconds: float,
-    before: Overview | None = None,
-    waits: Waits | None = None,
-) -> Overview:
+def overview(session: Session, chosen: Chosen, before: Overview | None = None, waits: Waits | None = None) -> Overview:
     """Look at queues; with `before` each says how fast it has moved since, with `waits` for how long Go's have waited."""
-    look = SnapshotReader(client, lambda: chosen.queues, waits).look()
+    look = SnapshotReader(session.client, lambda: chosen.queues, waits).look()
     at = time.monotonic()
-    workers = workers_alive(client, for_seconds)
-    pauses = _pauses(client, [sight.keys for sight in look.queues if sight.counts.paused])
+    workers = workers_alive(session)
+    pauses = _pauses(session, [sight.keys for sight in look.queues if sight.counts.paused])
     views = [_view(sight, workers, pauses.get(sight.keys), _rates(sight, at, before)) for sight in look.queues]
     return Overview(
         views,
@@ -125,22 +119,22 @@ def overview(
     )
 
 
-def with_rates(client: Client, chosen: Chosen, for_seconds: float, interval: float) -> Overview:
+def with_rates(session: Session, chosen: Chosen, interval: float) -> Overview:
     """Snapshot, count again after `interval` seconds, and tell how fast the queues have moved in between."""
     before: dict[str, Mapping[str, int]] = {}
-    answers = client.run_all([transitions.counts(keys) for keys in chosen.queues], for_seconds=for_seconds)
+    answers = session.try_all([transitions.counts(keys) for keys in chosen.queues])
     at = time.monotonic()
     for keys, answer in zip(chosen.queues, answers, strict=True):
         if not isinstance(answer, Exception):
             before[keys.totals] = answer.totals
     time.sleep(interval)
-    return overview(client, chosen, for_seconds, Overview((), (), {}, {}, before, at))
+    return overview(session, chosen, Overview((), (), {}, {}, before, at))
 
 
-def _pauses(client: Client, paused: Sequence[Keys]) -> dict[Keys, Pause]:
+def _pauses(session: Session, paused: Sequence[Keys]) -> dict[Keys, Pause]:
     """Return who paused each of `paused` and why; until when, as Redis itself will end it."""
-    told = client.run_all([commands.paused(keys) for keys in paused])
-    lasting = client.run_all([Command(("PTTL", keys.paused), int) for keys in paused])
+    told = session.try_all([commands.paused(keys) for keys in paused])
+    lasting = session.try_all([Command(("PTTL", keys.paused), int) for keys in paused])
     pauses = {}
     for keys, pause, ttl_ms in zip(paused, told, lasting, strict=True):
         if isinstance(pause, Pause) and isinstance(ttl_ms, int):

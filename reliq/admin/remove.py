@@ -9,29 +9,34 @@ when it is dropped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from reliq import transitions
-from reliq.admin.pieces import LISTS, TRY_SECONDS, State, size
+from reliq.admin.pieces import LISTS, State, check_state, size
 from reliq.admin.walk import Walk
+from reliq.control import tombstone_ms
+from reliq.ids import check_id
+from reliq.settings import BATCH_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from reliq.admin.filters import Filter
-    from reliq.client.client import Client
-    from reliq.keys import Keys
-    from reliq.message import CancelStatus
+    from reliq.admin.session import QueueSession
+    from reliq.message import CancelStatus, Duration
 
 Taken = Literal["pending", "ready", "retry", "garbage"]
 
 #: States that hold messages which may be cancelled.
 CANCELLABLE: tuple[State, ...] = ("pending", "ready", "retry", "unack")
+#: States that hold messages: dead letters are deleted by `admin.dead`.
+PURGEABLE: tuple[State, ...] = ("pending", "ready", "unack", "retry", "garbage")
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class RemoveResult:
     """
     What became of messages that were to be deleted or cancelled.
 
@@ -49,8 +54,21 @@ class Removed:
     running: int = 0
     gone: int = 0
 
-    def __add__(self, other: Removed) -> Removed:
-        return Removed(
+    def __str__(self) -> str:
+        """Return in one line what became of messages that were to be deleted."""
+        return self.summary("deleted")
+
+    def summary(self, verb: str) -> str:
+        """Return in one line how many were deleted or cancelled, as `verb` says, and what became of the others."""
+        parts = [f"{self.purged + self.cancelled} {verb}"]
+        if self.running:
+            parts.append(f"{self.running} are running: they are not retried")
+        if self.gone:
+            parts.append(f"{self.gone} had ended meanwhile")
+        return ", ".join(parts)
+
+    def __add__(self, other: RemoveResult) -> RemoveResult:
+        return RemoveResult(
             self.found + other.found,
             self.purged + other.purged,
             self.cancelled + other.cancelled,
@@ -59,13 +77,17 @@ class Removed:
         )
 
 
-def purge(client: Client, keys: Keys, state: State, where: Filter, on_step: Callable[[int, Removed], None]) -> Removed:
+#: Is called after each step, with how many ids it looked at and the sum.
+OnStep = Callable[[int, RemoveResult], None]
+
+
+def purge(queue: QueueSession, state: str, where: Filter, on_step: OnStep) -> RemoveResult:
     """Delete the messages of a state that are there now; tell `on_step` how many each step looked at, and the sum."""
-    sum_of = Removed()
-    most = client.run(size(keys, state), for_seconds=TRY_SECONDS)
-    walk = Walk(client, keys, state, where, ids_only=not where.is_set)
+    place, sum_of = check_state(state, PURGEABLE), RemoveResult()
+    most = queue.run(size(queue.keys, place))
+    walk = Walk(queue, place, where, ids_only=not where.is_set)
     for looked, found in walk.pieces():
-        done = remove(client, keys, state, [one.id for one in found])
+        done = remove(queue, place, [one.id for one in found])
         walk.removed(done.purged)
         sum_of += done
         on_step(looked, sum_of)
@@ -75,23 +97,23 @@ def purge(client: Client, keys: Keys, state: State, where: Filter, on_step: Call
 
 
 def cancel(
-    client: Client,
-    keys: Keys,
-    state: State,
+    queue: QueueSession,
+    state: str,
     where: Filter,
-    on_step: Callable[[int, Removed], None],
+    on_step: OnStep,
     *,
-    tombstone_ms: int | None = None,
-) -> Removed:
+    tombstone: Duration | None = None,
+) -> RemoveResult:
     """Cancel the messages of a state that are there now; as `purge`."""
-    sum_of = Removed()
-    most = client.run(size(keys, state), for_seconds=TRY_SECONDS)
-    walk = Walk(client, keys, state, where)
+    place, sum_of = check_state(state, CANCELLABLE), RemoveResult()
+    for_ms = tombstone_ms(tombstone)
+    most = queue.run(size(queue.keys, place))
+    walk = Walk(queue, place, where)
     for looked, found in walk.pieces():
         ids = [one.id for one in found if not one.is_gone]
-        answers = cancel_ids(client, keys, ids, tombstone_ms=tombstone_ms)
+        answers = cancel_ids(queue, ids, for_ms)
         # What is cancelled in pending, or waits in unack, is out of there.
-        walk.removed(answers.count("cancelled") if state in ("pending", "unack") else 0)
+        walk.removed(answers.count("cancelled") if place in ("pending", "unack") else 0)
         sum_of += _counted(ids, answers)
         on_step(looked, sum_of)
         if sum_of.found >= most:
@@ -99,40 +121,48 @@ def cancel(
     return sum_of
 
 
-def count(client: Client, keys: Keys, state: State, where: Filter, on_step: Callable[[int, Removed], None]) -> int:
+def count(queue: QueueSession, state: str, where: Filter, on_step: OnStep) -> int:
     """Count the messages of a state that are meant."""
+    place = check_state(state, PURGEABLE)
     if not where.is_set:
-        return client.run(size(keys, state), for_seconds=TRY_SECONDS)
+        return queue.run(size(queue.keys, place))
     found = 0
-    for looked, some in Walk(client, keys, state, where).pieces():
+    for looked, some in Walk(queue, place, where).pieces():
         found += len(some)
-        on_step(looked, Removed(found))
+        on_step(looked, RemoveResult(found))
     return found
 
 
-def cancel_ids(
-    client: Client, keys: Keys, ids: Sequence[str], *, tombstone_ms: int | None = None
-) -> list[CancelStatus]:
+def cancel_each(queue: QueueSession, ids: Sequence[str], tombstone: Duration | None) -> dict[str, CancelStatus]:
+    """Cancel messages; return what became of each."""
+    for_ms = tombstone_ms(tombstone)
+    checked = [check_id(id) for id in dict.fromkeys(ids)]
+    parts = [checked[at : at + BATCH_LIMIT] for at in range(0, len(checked), BATCH_LIMIT)]
+    answers = [word for part in parts for word in cancel_ids(queue, part, for_ms)]
+    return dict(zip(checked, answers, strict=True))
+
+
+def cancel_ids(queue: QueueSession, ids: Sequence[str], for_ms: int | None = None) -> list[CancelStatus]:
     """Cancel up to 500 messages; return what became of each."""
     if not ids:
         return []
-    return client.run(transitions.cancel(keys, ids, tombstone_ms=tombstone_ms), for_seconds=TRY_SECONDS)
+    return queue.run(transitions.cancel(queue.keys, ids, tombstone_ms=for_ms))
 
 
-def remove(client: Client, keys: Keys, state: State, ids: list[str], *, free_ids: bool = False) -> Removed:
+def remove(queue: QueueSession, state: State, ids: list[str], *, free_ids: bool = False) -> RemoveResult:
     """Delete up to 500 messages of a state, given in their order, wherever they have gone meanwhile; as `purge`."""
     purged = 0
     if ids and state != "unack":
-        call = transitions.purge(keys, ids, state=cast("Taken", state), free_ids=free_ids)
-        purged = client.run(call, for_seconds=TRY_SECONDS)
+        call = transitions.purge(queue.keys, ids, state=cast("Taken", state), free_ids=free_ids)
+        purged = queue.run(call)
     # A list gave its first ones; of pending nobody says which have moved on, and those purged are not found again.
     rest = ids[purged:] if state in LISTS else ids if purged < len(ids) else []
-    after = _counted(rest, cancel_ids(client, keys, rest))
-    return Removed(
+    after = _counted(rest, cancel_ids(queue, rest))
+    return RemoveResult(
         len(ids), purged, after.cancelled, after.running, len(ids) - purged - after.cancelled - after.running
     )
 
 
-def _counted(ids: Sequence[str], answers: list[CancelStatus]) -> Removed:
+def _counted(ids: Sequence[str], answers: list[CancelStatus]) -> RemoveResult:
     cancelled, running = answers.count("cancelled"), answers.count("running")
-    return Removed(len(ids), 0, cancelled, running, len(ids) - cancelled - running)
+    return RemoveResult(len(ids), 0, cancelled, running, len(ids) - cancelled - running)

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reliq.admin.acl.probe import QUESTION
 from reliq.call import Command
+from reliq.errors import ConfigurationError
 from reliq.lua import script, script_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from reliq.admin.session import Session
     from reliq.lua import Script
 
 
-def load_scripts(ask: Callable[[Command[Any]], Any]) -> list[str]:
-    """Load every script of this version; return their names. A server forgets them when it ends."""
+def load_scripts(session: Session) -> list[str]:
+    """
+    Load every script of this version; return their names. A server forgets them when it ends.
+
+    Raises:
+        ConfigurationError: it is a Cluster, where each node needs them.
+    """
+    if session.is_cluster:
+        raise ConfigurationError("each node of a Cluster needs the scripts; give one node's URL after another")
     scripts = [*map(script, script_names()), QUESTION]
     for one in scripts:
-        ask(_load(one))
+        session.run(_load(one))
     return [one.name for one in scripts]
 
 

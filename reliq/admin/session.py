@@ -1,63 +1,166 @@
-"""What an operator stands on: one Redis, the way to its queues, and what is asked of it."""
+"""How an operator asks one Redis, and one queue there: every request has the same patience."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reliq.admin.existing import check_known
+from reliq import commands
+from reliq.call import Command
 from reliq.client.client import Client
-from reliq.keys import Keys, Layout, check_layout
+from reliq.errors import ConfigurationError, RedisRefusedError, WrongKeyTypeError
+from reliq.keys import QUEUES_KEY, Keys, Layout, check_layout, is_name
+from reliq.queue import Queue
+from reliq.settings import MIB
+from reliq.transport.cluster import ClusterWire
 from reliq.transport.connection import Connection, check_slots
+from reliq.wireformat import ServerVersion
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reliq.call import Request, T
+    from reliq.transport.cluster import Wire
     from reliq.transport.pool import Target
 
-#: How long a look or a step may take in all before Redis counts as away.
-TRY_SECONDS = 2.0
-#: How long one reply is awaited: some looks read much.
-ANSWER_SECONDS = 5.0
+#: A request of an operator is tried again for this many seconds before Redis counts as away.
+PATIENCE_SECONDS = 2.0
+#: One reply is awaited for this many seconds: some replies are large.
+REPLY_SECONDS = 5.0
+#: An operator publishes no larger body, in bytes.
+LARGEST_BODY = 16 * MIB
+#: The layouts in which a queue is looked for that is unknown in its own.
+LAYOUTS = (Layout.RELIQ, Layout.hdt3213(), Layout.hdt3213(hash_tag=True))
 
 
-class Ground:
+class Session:
     """
-    One Redis, as an operator sees it.
+    One Redis, as an operator asks it.
 
-    Args:
-        url: a Redis URL or a redis-py client; None for RELIQ_URL.
-        layout: how the keys of its queues are spelled.
-
-    Raises:
-        ConfigurationError: there is no Redis to look at, or it is none that reliq can use.
+    Attributes:
+        client: makes the requests.
+        is_cluster: whether it is a Cluster, of which no node can speak for all.
     """
 
-    def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ) -> None:
-        self._target = url
-        self._connection = Connection.to(url)
-        check_layout(layout)
-        check_slots(url, layout)
-        self._layout = layout
+    def __init__(self, wire: Wire) -> None:
+        self.client, self.is_cluster = Client(wire), isinstance(wire, ClusterWire)
+
+    def run(self, request: Request[T]) -> T:
+        """Make a request; raise what Redis refused, or that it is away."""
+        return self.client.run(request, for_seconds=PATIENCE_SECONDS)
+
+    def run_all(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        """Make requests in one round trip; raise the first refusal."""
+        answers = self.try_all(requests)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def try_all(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        """Make requests in one round trip; a refused one has its exception as answer."""
+        return self.client.run_all(requests, for_seconds=PATIENCE_SECONDS)
+
+    def read_each(self, requests: Sequence[Request[T]], instead: T) -> list[T]:
+        """Make requests in one round trip; a key of another type, which a foreign program wrote, gives `instead`."""
+        answers = self.try_all(requests)
+        for at, answer in enumerate(answers):
+            if isinstance(answer, WrongKeyTypeError):
+                answers[at] = instead
+            elif isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def version(self) -> ServerVersion:
+        """Return the version of the server; one that hides it counts as new."""
+        try:
+            facts = self.run(commands.server_facts("server"))
+        except RedisRefusedError:
+            facts = {}
+        return ServerVersion.read(facts)
+
+
+class QueueSession(Session):
+    """One queue, as an operator asks it."""
+
+    def __init__(self, wire: Wire, keys: Keys) -> None:
+        super().__init__(wire)
+        self.keys = keys
 
     @property
-    def place(self) -> str:
-        """The URL without its password, or the kind of client."""
-        return self._connection.name
+    def name(self) -> str:
+        """The queue's name."""
+        return self.keys.name
+
+    def check_known(self) -> None:
+        """
+        Raise ConfigurationError when nothing in Redis says that the queue exists: a name mistyped is no empty queue.
+
+        The registry says so, or a structure, a total, a dead letter or an end. The error names the layout that has it.
+        """
+        keys = self.keys
+        places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts)
+        rest = (keys.dead, keys.totals, keys.ends, keys.paused)
+        if self.run(Command(("EXISTS", *places, *rest), int)):
+            return
+        if self.run(Command(("HEXISTS", QUEUES_KEY, keys.entry), int)):
+            return
+        elsewhere = " and ".join(f"--layout {layout}" for layout in self._other_layouts())
+        raise ConfigurationError(
+            f"there is no queue {keys.name!r} here{f' in the layout {keys.layout}' if keys.bare else ''}; "
+            + (f"there is one with {elsewhere}" if elsewhere else "`reliq queues --scan` lists what there is")
+        )
+
+    def _other_layouts(self) -> list[Layout]:
+        """Return the other layouts in which a queue of this name has messages or totals; a refusal counts as none."""
+        others = [layout for layout in LAYOUTS if layout != self.keys.layout and is_name(self.name, layout)]
+        asked = [Keys(self.name, layout) for layout in others]
+        answers = self.try_all([Command(("EXISTS", key), int) for keys in asked for key in (keys.counts, keys.totals)])
+        return [layout for at, layout in enumerate(others) if 1 in answers[2 * at : 2 * at + 2]]
+
+
+class Sessions:
+    """
+    The way to one Redis and to its queues.
+
+    Attributes:
+        connection: to that Redis.
+
+    Raises:
+        ConfigurationError: no Redis is named, or reliq cannot use it.
+    """
+
+    def __init__(self, url: Target | None, layout: Layout) -> None:
+        self._target, self._layout = url, layout
+        self.connection = Connection.to(url)
+        check_layout(layout)
+        check_slots(url, layout)
 
     def keys(self, queue: str) -> Keys:
-        """Return the keys of a queue; raise ConfigurationError for what is no name."""
+        """Return the keys of a queue; raise ConfigurationError for a name that is not allowed."""
         return Keys(queue, self._layout)
 
-    def close(self) -> None:
-        """Close the connections; they come back when they are used again."""
-        self._connection.close()
+    def session(self) -> Session:
+        """Return the session of the whole Redis."""
+        return Session(self.connection.wire(REPLY_SECONDS))
 
-    def _client(self) -> Client:
-        return Client(self._connection.wire(ANSWER_SECONDS))
+    def queue(self, name: str) -> QueueSession:
+        """Return the session of a queue; raise ConfigurationError for an unknown one."""
+        session = QueueSession(self.connection.wire(REPLY_SECONDS), self.keys(name))
+        session.check_known()
+        return session
 
-    def _ask(self, request: Any) -> Any:
-        return self._client().run(request, for_seconds=TRY_SECONDS)
+    def publisher(self, name: str) -> Queue[bytes]:
+        """Return a queue whose bodies are bytes."""
+        return Queue(name, bytes, url=self._target, layout=self._layout, max_body=LARGEST_BODY)
 
-    def _known(self, queue: str) -> tuple[Client, Keys]:
-        """Return what it takes to act on a queue; raise ConfigurationError for one that nobody knows."""
-        client, keys = self._client(), self.keys(queue)
-        check_known(client, keys, TRY_SECONDS)
-        return client, keys
+    def other(self, queue: str, to: str) -> Queue[bytes]:
+        """Return the queue that messages of `queue` go to; raise ConfigurationError for the same, or an unknown one."""
+        if to == queue:
+            raise ConfigurationError(f"the other queue must be another than {queue!r}")
+        try:
+            self.queue(to)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{error}; messages go to a queue that was published to or worked before"
+            ) from None
+        return self.publisher(to)

@@ -16,12 +16,11 @@ from reliq.wireformat import Delayed, FailureNote, StateWord, open_envelope
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from reliq.admin.session import QueueSession
     from reliq.admin.workers import Running
-    from reliq.client.client import Client
-    from reliq.keys import Keys
     from reliq.message import Letter
 
-State = Literal["pending", "ready", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "gone"]
+MessageState = Literal["pending", "ready", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "gone"]
 
 #: So many of a list are looked through from either end for an id; it keeps Redis busy for some 5 ms.
 LOOK_THROUGH = 200_000
@@ -39,7 +38,8 @@ class MessageView:
             deep in a long list; `dead` is a dead letter; `gone` has ended and left no body.
         due: when it is or was due, or is to be delivered again.
         leased_until: when its lease ends unless its worker renews it.
-        deliveries: how many times it was delivered, the one that runs included; None when nobody knows.
+        deliveries: how many deliveries count against its retries, the one that runs included: one that was snoozed,
+            or released by a worker that stopped, spends none and leaves no trace. None when nobody knows.
         retries_left: None when it has ended.
         ttl_left: seconds until its body expires; None when it has none or never does.
         cancelled: it was cancelled and ends where it is met next.
@@ -56,7 +56,7 @@ class MessageView:
 
     queue: str
     id: str
-    state: State
+    state: MessageState
     due: float | None = None
     leased_until: float | None = None
     deliveries: int | None = None
@@ -94,104 +94,119 @@ class _Traces:
     def alive(self) -> bool:
         return self.pending is not None or self.unack is not None or self.left is not None or self.in_garbage
 
-
-def inspected(client: Client, keys: Keys, id: str, for_seconds: float) -> MessageView:
-    """Return what is known of message `id`; raise ConfigurationError when nothing is."""
-    traces = _traces(client, keys, id, for_seconds)
-    ends = ends_of_one(client, keys, id, for_seconds)
-    letters, searched_all = letters_of_one(client, keys, ends, for_seconds), True
-    if not traces.alive and not ends:
-        letters, searched_all = letter_searched(client, keys, id, for_seconds)
-    if traces.alive:
-        view = _of_living(client, keys, id, traces, for_seconds)
-    elif letters:
-        view = _of_letter(letters[0])
-    elif ends or traces.mark is not None:
-        view = {"state": "gone"}
-    else:
-        raise _unknown(keys, id, searched_all=searched_all)
-    taken = traces.mark_ms / 1000 if traces.mark_ms > 0 and traces.mark not in (None, FREED) else None
-    return MessageView(
-        keys.name, id, **view, taken_seconds=taken, ends=ends, letters=letters, searched_all=searched_all
-    )
+    @property
+    def taken_seconds(self) -> float | None:
+        """For how long the id stays taken after its end."""
+        return self.mark_ms / 1000 if self.mark_ms > 0 and self.mark not in (None, FREED) else None
 
 
-def _unknown(keys: Keys, id: str, *, searched_all: bool) -> ConfigurationError:
-    letters = "" if searched_all else ", or it is a dead letter among too many to look through here"
-    return ConfigurationError(
-        f"queue {keys.name!r} knows no message {id[:128]!r}: it never was, or its end is no longer remembered "
-        f"(the last 1,000 abnormal ends are, and as many acked ones as Queue(history=...) says){letters}"
-    )
+class MessageReader:
+    """Reads all that a queue knows of one id."""
+
+    def __init__(self, queue: QueueSession, id: str) -> None:
+        self._queue, self._keys, self._id = queue, queue.keys, id
+
+    def view(self) -> MessageView:
+        """Return where the message is and what it holds; raise ConfigurationError when nothing is known of it."""
+        traces, ends = self._traces(), ends_of_one(self._queue, self._id)
+        letters, searched_all = letters_of_one(self._queue, ends), True
+        if not traces.alive and not ends:
+            letters, searched_all = letter_searched(self._queue, self._id)
+        if traces.alive:
+            view = self._of_living(traces)
+        elif letters:
+            view = _of_letter(letters[0])
+        elif ends or traces.mark is not None:
+            view = {"state": "gone"}
+        else:
+            raise self._unknown(searched_all=searched_all)
+        return MessageView(
+            self._queue.name,
+            self._id,
+            **view,
+            taken_seconds=traces.taken_seconds,
+            ends=ends,
+            letters=letters,
+            searched_all=searched_all,
+        )
+
+    def _unknown(self, *, searched_all: bool) -> ConfigurationError:
+        letters = "" if searched_all else ", or it is a dead letter among too many to look through here"
+        return ConfigurationError(
+            f"queue {self._queue.name!r} knows no message {self._id[:128]!r}: it never was, or its end is no longer "
+            f"remembered (the last 1,000 abnormal ends are, and as many acked ones as Queue(history=...) says){letters}"
+        )
+
+    def _traces(self) -> _Traces:
+        keys, id = self._keys, self._id
+        answers = self._queue.run_all(
+            [
+                Command(("ZSCORE", keys.pending, id), _number),
+                Command(("ZSCORE", keys.unack, id), _number),
+                Command(("HGET", keys.lease, id), StateWord.parse),
+                Command(("HGET", keys.counts, id), lambda reply: None if reply is None else _text(reply)),
+                Command(("HGET", keys.errors, id), FailureNote.parse),
+                Command(("SISMEMBER", keys.garbage, id), bool),
+                Command(("GET", keys.msg(id)), lambda reply: reply),
+                Command(("PTTL", keys.msg(id)), int),
+                Command(("GET", keys.dd(id)), lambda reply: reply),
+                Command(("PTTL", keys.dd(id)), int),
+            ]
+        )
+        return _Traces(*answers)
+
+    def _of_living(self, traces: _Traces) -> dict[str, Any]:
+        header, body = (BARE, None) if traces.value is None else open_envelope(traces.value, bare=self._keys.bare)
+        left = whole_number(traces.left or "")
+        state = self._state(traces, never_failed=left is not None and left == header.retries)
+        deliveries = traces.note.attempt
+        if left is not None and header.retries is not None:
+            deliveries = max(0, header.retries - left + (state in ("leased", "backoff")))
+        return {
+            "state": state,
+            "due": _due(state, traces, header),
+            "leased_until": traces.unack if state == "leased" else None,
+            "deliveries": deliveries,
+            "retries_left": left,
+            "ttl_left": traces.ttl_ms / 1000 if traces.ttl_ms >= 0 else None,
+            "cancelled": traces.word.cancelled,
+            "suspect": traces.word.deaths > 0,
+            "reason": traces.note.reason,
+            "error": traces.note.error,
+            "headers": header.headers,
+            "body": body,
+            "holder": self._holder() if state == "leased" else None,
+        }
+
+    def _holder(self) -> Running | None:
+        """Return the handler that runs the message, as its worker says."""
+        running = running_in(workers_alive(self._queue), self._queue.name)
+        return next((row for row in running if row.id == self._id), None)
+
+    def _state(self, traces: _Traces, *, never_failed: bool) -> MessageState:
+        if traces.pending is not None:
+            return "pending"
+        if traces.unack is not None:
+            return "backoff" if traces.word.waits else "leased"
+        if traces.in_garbage:
+            return "garbage"
+        if never_failed:
+            return "ready"  # to retry goes only what has spent a retry
+        return self._list()
+
+    def _list(self) -> MessageState:
+        """Return which list has the id; `ready or retry` when it is deeper in a list than is looked."""
+        places: list[MessageState] = ["retry", "ready"]
+        for rank in ("-1", "1"):  # what is claimed next stands last
+            for place in places:
+                key = self._keys.ready if place == "ready" else self._keys.retry
+                look = ("LPOS", key, self._id, "RANK", rank, "MAXLEN", LOOK_THROUGH)
+                if self._queue.run(Command(look, lambda reply: reply is not None)):
+                    return place
+        return "ready or retry"
 
 
-def _traces(client: Client, keys: Keys, id: str, for_seconds: float) -> _Traces:
-    answers = client.run_all(
-        [
-            Command(("ZSCORE", keys.pending, id), _number),
-            Command(("ZSCORE", keys.unack, id), _number),
-            Command(("HGET", keys.lease, id), StateWord.parse),
-            Command(("HGET", keys.counts, id), lambda reply: None if reply is None else _text(reply)),
-            Command(("HGET", keys.errors, id), FailureNote.parse),
-            Command(("SISMEMBER", keys.garbage, id), bool),
-            Command(("GET", keys.msg(id)), lambda reply: reply),
-            Command(("PTTL", keys.msg(id)), int),
-            Command(("GET", keys.dd(id)), lambda reply: reply),
-            Command(("PTTL", keys.dd(id)), int),
-        ],
-        for_seconds=for_seconds,
-    )
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return _Traces(*answers)
-
-
-def _of_living(client: Client, keys: Keys, id: str, traces: _Traces, for_seconds: float) -> dict[str, Any]:
-    header, body = (BARE, None) if traces.value is None else open_envelope(traces.value, bare=keys.bare)
-    left = whole_number(traces.left or "")
-    never_failed = left is not None and left == header.retries
-    state = _state(client, keys, id, traces, for_seconds, never_failed=never_failed)
-    deliveries = traces.note.attempt
-    if left is not None and header.retries is not None:
-        deliveries = max(0, header.retries - left + (state in ("leased", "backoff")))
-    running = running_in(workers_alive(client, for_seconds), keys.name) if state == "leased" else []
-    return {
-        "state": state,
-        "due": _due(state, traces, header),
-        "leased_until": traces.unack if state == "leased" else None,
-        "deliveries": deliveries,
-        "retries_left": left,
-        "ttl_left": traces.ttl_ms / 1000 if traces.ttl_ms >= 0 else None,
-        "cancelled": traces.word.cancelled,
-        "suspect": traces.word.deaths > 0,
-        "reason": traces.note.reason,
-        "error": traces.note.error,
-        "headers": header.headers,
-        "body": body,
-        "holder": next((row for row in running if row.id == id), None),
-    }
-
-
-def _state(client: Client, keys: Keys, id: str, traces: _Traces, for_seconds: float, *, never_failed: bool) -> State:
-    if traces.pending is not None:
-        return "pending"
-    if traces.unack is not None:
-        return "backoff" if traces.word.waits else "leased"
-    if traces.in_garbage:
-        return "garbage"
-    if never_failed:
-        return "ready"  # to retry goes only what has spent a retry
-    places: list[State] = ["retry", "ready"]
-    for rank in ("-1", "1"):  # what is claimed next stands last
-        for place in places:
-            key = keys.ready if place == "ready" else keys.retry
-            command = Command(("LPOS", key, id, "RANK", rank, "MAXLEN", LOOK_THROUGH), lambda reply: reply is not None)
-            if client.run(command, for_seconds=for_seconds):
-                return place
-    return "ready or retry"
-
-
-def _due(state: State, traces: _Traces, header: Header) -> float | None:
+def _due(state: MessageState, traces: _Traces, header: Header) -> float | None:
     if state == "pending":
         return traces.pending
     if state == "backoff":

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reliq.admin import pieces
-from reliq.admin.pieces import PIECE, TRY_SECONDS, State, read_each, run_all
+from reliq.admin.pieces import PIECE, State
 from reliq.message import BARE
 from reliq.wireformat import HEADER_LIMIT, open_envelope
 
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from reliq.admin.filters import Filter
-    from reliq.call import Command, T
-    from reliq.client.client import Client
-    from reliq.keys import Keys
+    from reliq.admin.session import QueueSession
     from reliq.message import Header
 
 #: Bytes of a value that are read at first: the whole header and the start of the body.
@@ -50,16 +48,9 @@ class Walk:
     """
 
     def __init__(
-        self,
-        client: Client,
-        keys: Keys,
-        state: State,
-        where: Filter,
-        *,
-        offset: int = 0,
-        ids_only: bool = False,
+        self, queue: QueueSession, state: State, where: Filter, *, offset: int = 0, ids_only: bool = False
     ) -> None:
-        self._client, self._keys, self._state = client, keys, state
+        self._queue, self._keys, self._state = queue, queue.keys, state
         self._where, self._offset, self._at, self._ids_only = where, offset, offset, ids_only
 
     def pieces(self) -> Iterator[tuple[int, list[Found]]]:
@@ -82,7 +73,7 @@ class Walk:
         seen: set[str] = set()
         while True:
             back = min(PIECE, self._at - self._offset)
-            window = self._run(pieces.ids_at(self._keys, self._state, self._at - back, back + PIECE))
+            window = self._queue.run(pieces.ids_at(self._keys, self._state, self._at - back, back + PIECE))
             fresh = [id for id in window if id not in seen]
             if not fresh:
                 return
@@ -94,25 +85,22 @@ class Walk:
     def _garbage(self) -> Iterator[list[str]]:
         cursor, skip = -1, self._offset
         while cursor:
-            cursor, ids = self._run(pieces.scan_garbage(self._keys, max(0, cursor)))
+            cursor, ids = self._queue.run(pieces.scan_garbage(self._keys, max(0, cursor)))
             skip, ids = max(0, skip - len(ids)), ids[skip:]
             if ids:
                 yield ids
 
     def _read(self, ids: list[str]) -> list[Found]:
-        values = read_each(self._client, [pieces.start(self._keys, id, START_BYTES) for id in ids], b"")
+        values = self._queue.read_each([pieces.start(self._keys, id, START_BYTES) for id in ids], b"")
         for at, start in enumerate(values):
             if self._where.match and len(start) == START_BYTES:
-                values[at] = self._run(pieces.value(self._keys, ids[at])) or b""
+                values[at] = self._queue.run(pieces.value(self._keys, ids[at])) or b""
         gone = {id for id, value in zip(ids, values, strict=True) if not value}
         if gone and self._keys.bare:  # only a bare body can be empty
-            there = run_all(self._client, [pieces.is_there(self._keys, id) for id in gone])
+            there = self._queue.run_all([pieces.is_there(self._keys, id) for id in gone])
             gone -= {id for id, is_there in zip(gone, there, strict=True) if is_there}
         return [self._found(id, value, id in gone) for id, value in zip(ids, values, strict=True)]
 
     def _found(self, id: str, value: bytes, is_gone: bool) -> Found:
         header, body = open_envelope(value, bare=self._keys.bare)
         return Found(id, header, body, len(value) - len(body), is_gone)
-
-    def _run(self, request: Command[T]) -> T:
-        return self._client.run(request, for_seconds=TRY_SECONDS)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from reliq.admin.ends import End
     from reliq.admin.queues import Overview
-    from reliq.client.client import Client
+    from reliq.admin.session import Session
     from reliq.keys import Keys
     from reliq.snapshot.snapshot import Chosen
 
@@ -79,8 +79,8 @@ class Watcher:
         queues: says which; asked anew for each look.
     """
 
-    def __init__(self, client: Client, queues: Callable[[], Chosen], for_seconds: float) -> None:
-        self._client, self._queues, self._for_seconds = client, queues, for_seconds
+    def __init__(self, session: Session, queues: Callable[[], Chosen]) -> None:
+        self._session, self._queues = session, queues
         self._last: Overview | None = None
         self._waits = Waits()
         self._rates: dict[str, tuple[deque[float], deque[float]]] = {}
@@ -94,7 +94,7 @@ class Watcher:
         """
         chosen = self._queues()
         queues = chosen.queues
-        self._last = now = overview(self._client, chosen, self._for_seconds, self._last, self._waits)
+        self._last = now = overview(self._session, chosen, self._last, self._waits)
         for view in now.queues:
             if view.rates is not None:
                 arrived, acked = self._rates.setdefault(
@@ -105,14 +105,14 @@ class Watcher:
         return Moment(
             now,
             {queue: Trend(tuple(arrived), tuple(acked)) for queue, (arrived, acked) in self._rates.items()},
-            [Failure(keys.name, end, end.reason, end.error) for keys, end in last_ends(self._client, queues, SAMPLE)],
+            [Failure(keys.name, end, end.reason, end.error) for keys, end in last_ends(self._session, queues, SAMPLE)],
             self._errors(queues),
         )
 
     def _errors(self, queues: Sequence[Keys]) -> list[Failure]:
         """Return what a few of those that are to be delivered again failed with, the same ones counted together."""
         commands = [Command(("HRANDFIELD", keys.errors, SAMPLE, "WITHVALUES"), _notes) for keys in queues]
-        answers = zip(queues, self._client.run_all(commands), strict=True)
+        answers = zip(queues, self._session.try_all(commands), strict=True)
         failures = [
             Failure(keys.name, None, reason, error, count, len(notes))
             for keys, notes in answers

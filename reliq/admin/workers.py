@@ -11,7 +11,7 @@ from reliq.errors import RedisUnavailableError
 from reliq.roster import Worker
 
 if TYPE_CHECKING:
-    from reliq.client.client import Client
+    from reliq.admin.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Running:
     seen: float
 
 
-def workers_alive(client: Client, for_seconds: float) -> list[Worker]:
+def workers_alive(session: Session) -> list[Worker]:
     """Return what every worker process that is alive says of itself, by host and pid."""
-    ids = client.run(commands.worker_ids(), for_seconds=for_seconds)
-    answers = client.run_all(commands.worker_records(ids), for_seconds=for_seconds)
+    ids = session.run(commands.worker_ids())
+    answers = session.try_all(commands.worker_records(ids))
     found: list[Worker] = []
     for answer in answers:
         if isinstance(answer, RedisUnavailableError):

@@ -3,7 +3,8 @@
 import typer
 
 from reliq.admin import Account
-from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, print_json, say
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
+from reliq.cli.output import print_json, say
 
 EXIT_UNBALANCED = 1
 
@@ -14,8 +15,8 @@ def account(queue: QueueName, json: Json = False, url: Url = None, layout: Layou
 
     In a layout of the Go original, whose programs count nothing, it is what reliq did, and need not add up.
 
-    Exit codes: 0 it adds up or need not, 1 it does not (or Redis is away or refuses), 2 asked for wrongly, an unknown queue
-    included.
+    Exit codes: 0 it adds up or need not, 1 it does not (or Redis is away or refuses), 2 wrong usage or an
+    unknown queue.
 
     Example: reliq account orders
     """

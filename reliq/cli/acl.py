@@ -7,7 +7,8 @@ import typer
 
 from reliq.admin.acl.roles import ROLES
 from reliq.admin.acl.rule import AclRule, acl_rule
-from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, print_json, say
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin
+from reliq.cli.output import print_json, say
 from reliq.keys import Keys, Layout
 
 

@@ -1,6 +1,7 @@
 """The command's root: its options, its commands, and how an error reaches a person."""
 
 import sys
+from inspect import getdoc
 from io import TextIOWrapper
 from typing import Annotated, Any
 
@@ -11,7 +12,6 @@ from reliq.cli.acl import acl
 from reliq.cli.bench import bench
 from reliq.cli.cancel import cancel
 from reliq.cli.check import check
-from reliq.cli.common import EXIT_USAGE, complain, say
 from reliq.cli.dead import dead
 from reliq.cli.demo import demo
 from reliq.cli.doctor import doctor
@@ -21,6 +21,7 @@ from reliq.cli.forget import forget
 from reliq.cli.health import health
 from reliq.cli.list import list_messages
 from reliq.cli.move import move
+from reliq.cli.output import EXIT_USAGE, complain, say
 from reliq.cli.pause import pause, resume
 from reliq.cli.publish import publish
 from reliq.cli.purge import purge
@@ -33,12 +34,18 @@ from reliq.cli.worker import worker
 from reliq.cli.workers import workers
 from reliq.errors import BodyError, ConfigurationError, RedisUnavailableError, ReliqError
 
-#: Exit codes: 0 done, 1 it did not work, 2 it was asked for wrongly, 3 nothing was published, 78 the set-up cannot
-#: work, 130 interrupted.
+#: Exit codes of commands: 0 done, 1 failed, 2 wrong usage, 3 nothing was published, 78 the set-up cannot work, 130
+#: interrupted.
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
 #: What Typer raises for an unknown option or a missing argument; it has no public name there.
 UsageError: Any = typer.BadParameter.__base__
+
+
+def in_paragraphs(text: str) -> str:
+    """Return a text with each paragraph in one line: the terminal's width wraps it, not the source's."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
 
 app = typer.Typer(
     help="reliq: a reliable, at-least-once job queue on the Redis you already run.",
@@ -56,6 +63,9 @@ for title, commands in (
         app.command("list" if command is list_messages else None, rich_help_panel=title)(command)
 app.add_typer(dead, name="dead", rich_help_panel="Act")
 app.add_typer(scripts, name="scripts", rich_help_panel="Check")
+for group in (app, dead, scripts):
+    for registered in group.registered_commands:
+        registered.help = in_paragraphs(getdoc(registered.callback) or "")
 
 
 @app.callback(invoke_without_command=True)

@@ -7,7 +7,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from reliq.bench import FULL, PARTS, QUICK, Bench, Figure, Report
-from reliq.cli.common import Json, Url, Yes, confirm, console, print_json
+from reliq.cli.options import Json, Url, Yes
+from reliq.cli.output import confirm, console, print_json
 from reliq.cli.tables import print_table
 
 #: Smaller figures are shown with decimals.
@@ -16,7 +17,7 @@ _WHOLE_FROM = 100
 
 def bench(
     url: Url = None,
-    only: Annotated[str | None, typer.Option(help=f"Only these parts: {','.join(PARTS)}.")] = None,
+    only: Annotated[str | None, typer.Option(help=f"Only these parts: {', '.join(PARTS)}.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Send less through: rougher figures, sooner.")] = False,
     json: Json = False,
     yes: Yes = False,

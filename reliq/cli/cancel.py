@@ -4,12 +4,25 @@ from typing import Annotated
 
 import typer
 
-from reliq.admin import Admin, Filter, Removed
+from reliq.admin import Admin, Filter, RemoveResult
 from reliq.admin.pieces import check_state
 from reliq.admin.remove import CANCELLABLE
-from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, Yes, admin, confirm, print_json, say
-from reliq.cli.filters import DryRun, Headers, Match, filter_of, print_found, state_option
-from reliq.cli.progress import running
+from reliq.cli.options import (
+    DEFAULT_LAYOUT,
+    DryRun,
+    Headers,
+    Json,
+    LayoutText,
+    Match,
+    QueueName,
+    Url,
+    Yes,
+    admin,
+    filter_of,
+    state_option,
+)
+from reliq.cli.output import confirm, print_found, print_json, say
+from reliq.cli.progress import progress_bar
 from reliq.errors import ConfigurationError
 
 EXIT_UNKNOWN_ID = 2
@@ -21,7 +34,7 @@ Tombstone = Annotated[
 
 def cancel(
     queue: QueueName,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Messages.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Messages.")] = None,
     state: Annotated[
         str, typer.Option(help="Instead of ids: " + " | ".join(CANCELLABLE), autocompletion=state_option(CANCELLABLE))
     ] = "",
@@ -75,21 +88,12 @@ def _cancel_where(
 ) -> None:
     total = desk.size(queue, check_state(state, CANCELLABLE))
     if dry_run:
-        with running("looking", total, Removed(), lambda _sum: "nothing was cancelled") as run:
+        with progress_bar("looking", total, RemoveResult(), lambda _sum: "nothing was cancelled") as run:
             found = desk.count_messages(queue, state, where, on_step=run.step)
         print_found(found, "cancelled", json=json)
         return
     what = "those that match" if where.is_set else f"all {total}"
     confirm(f"Cancel the {state} messages of {queue}, {what}?", yes=yes)
-    with running("cancelling", total, Removed(), _said) as run:
+    with progress_bar("cancelling", total, RemoveResult(), lambda done: done.summary("cancelled")) as run:
         done = desk.cancel_where(queue, state, where, tombstone=tombstone, on_step=run.step)
-    print_json(done) if json else say(_said(done))
-
-
-def _said(done: Removed) -> str:
-    parts = [f"{done.cancelled} cancelled"]
-    if done.running:
-        parts.append(f"{done.running} are running: they are not retried")
-    if done.gone:
-        parts.append(f"{done.gone} had ended meanwhile")
-    return ", ".join(parts)
+    print_json(done) if json else say(done.summary("cancelled"))

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from reliq.admin.fsck.report import CheckReport
-from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, console, print_json, say
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
+from reliq.cli.output import console, print_json, say
 
 
 def check(

@@ -1,26 +1,49 @@
 """`reliq dead`: the dead letters of a queue: list, show, redrive, purge."""
 
+import re
 import sys
+from collections.abc import Sequence
 from itertools import islice
 from typing import Annotated, Any
 
 import typer
 
-from reliq.admin import LetterFilter
+from reliq.admin import Admin, LetterFilter, RedriveOptions, RedriveResult
 from reliq.cli.bodies import pretty, start_of
-from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, print_facts, print_json, say
 from reliq.cli.ends import clock
-from reliq.cli.filters import Error, Headers, Ids, Match, NewerThan, OlderThan, Reason, letter_filter_of
 from reliq.cli.list import TABLE_BODY, TABLE_ERROR, when_text
-from reliq.cli.redrive import purge, redrive
+from reliq.cli.options import (
+    DEFAULT_LAYOUT,
+    All,
+    DryRun,
+    Error,
+    Headers,
+    Ids,
+    Json,
+    LayoutText,
+    Match,
+    NewerThan,
+    OlderThan,
+    QueueName,
+    Reason,
+    Url,
+    Yes,
+    admin,
+    duration,
+    letter_filter_of,
+)
+from reliq.cli.output import complain, confirm, print_facts, print_found, print_json, say
+from reliq.cli.progress import progress_bar
 from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 from reliq.message import Letter
 from reliq.settings import whole
 
 dead = typer.Typer(help="The dead letters of a queue: list, show, redrive, purge.", no_args_is_help=True)
-dead.command()(redrive)
-dead.command()(purge)
+
+EXIT_UNKNOWN_ID = 2
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?:/([smh]))?")
+_PERIODS = {"s": 1, "m": 60, "h": 3600}
 
 COLUMNS = ("id", "died", "reason", "error", "attempts", "size", "body")
 JSON_BODY = 1000
@@ -91,6 +114,96 @@ def show(
     say(*pretty(letter.payload))
 
 
+@dead.command()
+def redrive(
+    queue: QueueName,
+    ids: Ids = None,
+    reason: Reason = "",
+    error: Error = "",
+    older_than: OlderThan = None,
+    newer_than: NewerThan = None,
+    header: Headers = None,
+    match: Match = "",
+    every: All = False,
+    rate: Annotated[str | None, typer.Option(metavar="N/s", help="No faster than this: 50/s, 100/m.")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many.")] = None,
+    to: Annotated[str | None, typer.Option(metavar="QUEUE", help="Into another queue.")] = None,
+    retries: Annotated[int | None, typer.Option(help="Deliveries after the first; default as before.")] = None,
+    delay: Annotated[str, typer.Option(metavar="TIME", help="Due after 30s, 10m, 2h, 1d.")] = "0",
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+    url: Url = None,
+    layout: LayoutText = DEFAULT_LAYOUT,
+) -> None:
+    """
+    Publish dead letters again, oldest first, with fresh retries.
+
+    Example: reliq dead redrive orders --error 'card declined' --rate 50/s
+
+    Ctrl-C stops it and says how far it came; run again, it goes on. Exit codes: 0 done, 1 Redis did not answer or you
+    did not agree, 2 an unknown queue, id or filter, 130 interrupted.
+    """
+    where = _meant(letter_filter_of(ids, reason, error, older_than, newer_than, header, match), every=every)
+    options = RedriveOptions(
+        limit=limit,
+        rate=None if rate is None else per_second(rate),
+        retries=retries,
+        delay=duration(delay),
+    )
+    desk = admin(url, layout)
+    if dry_run:
+        found = _count(desk, queue, where)
+        print_found(found if limit is None else min(found, limit), "redriven", json=json)
+        return
+    total, missing = desk.size(queue, "dead"), _missing(desk, queue, ids)
+    if every:
+        confirm(f"Redrive all {total} dead letters of {queue}?", yes=yes)
+    with progress_bar("redriving", total, RedriveResult()) as run:
+        done = desk.redrive(queue, where, options, to=to, on_step=run.step)
+    print_json(done) if json else say(done)
+    _complain(queue, missing)
+
+
+@dead.command()
+def purge(
+    queue: QueueName,
+    ids: Ids = None,
+    reason: Reason = "",
+    error: Error = "",
+    older_than: OlderThan = None,
+    newer_than: NewerThan = None,
+    header: Headers = None,
+    match: Match = "",
+    every: All = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+    url: Url = None,
+    layout: LayoutText = DEFAULT_LAYOUT,
+) -> None:
+    """
+    Delete dead letters for good; asks first.
+
+    Example: reliq dead purge orders --older-than 3d --dry-run
+
+    Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue, id or filter, 130
+    interrupted.
+    """
+    where = _meant(letter_filter_of(ids, reason, error, older_than, newer_than, header, match), every=every)
+    desk = admin(url, layout)
+    found = _count(desk, queue, where)
+    if dry_run:
+        print_found(found, "deleted", json=json)
+        return
+    missing = _missing(desk, queue, ids)
+    confirm(f"Delete {found} dead letters of {queue}?", yes=yes)
+    with progress_bar("deleting", desk.size(queue, "dead"), 0, lambda done: f"{done} deleted") as run:
+        deleted = desk.delete_letters(queue, where, on_step=run.step)
+    print_json({"deleted": deleted}) if json else say(f"{deleted} deleted")
+    _complain(queue, missing)
+
+
 def as_json(letter: Letter, body: str) -> dict[str, Any]:
     """Return a dead letter as JSON holds it."""
     names = ("id", "letter", "reason", "error", "attempts", "died")
@@ -101,3 +214,40 @@ def as_json(letter: Letter, body: str) -> dict[str, Any]:
 def _row(letter: Letter) -> tuple[Any, ...]:
     error, body = letter.error[:TABLE_ERROR], start_of(letter.payload, TABLE_BODY)
     return letter.id, when_text(letter.died), letter.reason, error, letter.attempts, len(letter.payload), body
+
+
+def per_second(text: str) -> float:
+    """Return `50/s`, `100/m`, `1000/h` or a plain number as how many in a second; else raise ConfigurationError."""
+    rate = _RATE.fullmatch(text)
+    number = float(rate[1]) / _PERIODS[rate[2] or "s"] if rate else 0.0
+    if number <= 0:
+        raise ConfigurationError(f"--rate is written 50/s, 100/m or 1000/h, not {text[:40]!r}")
+    return number
+
+
+def _meant(where: LetterFilter, *, every: bool) -> LetterFilter:
+    """Return the filter; raise ConfigurationError when it says nothing, or says something beside --all."""
+    if where.is_set == every:
+        raise ConfigurationError("say which dead letters: ids, --reason, --error, an age, --header, --match; or --all")
+    return where
+
+
+def _count(desk: Admin, queue: str, where: LetterFilter) -> int:
+    with progress_bar("looking", desk.size(queue, "dead"), 0, lambda _found: "nothing was changed") as run:
+        return desk.count_letters(queue, where, on_step=run.step)
+
+
+def _missing(desk: Admin, queue: str, ids: Sequence[str] | None) -> list[str]:
+    """Return those of `ids` that have no dead letter."""
+    if not ids:
+        return []
+    there = {letter.id for letter in desk.letters(queue, LetterFilter(ids=frozenset(ids)))}
+    return [id for id in ids if id not in there]
+
+
+def _complain(queue: str, missing: list[str]) -> None:
+    """Say which ids have no dead letter, and exit with 2, when there are such."""
+    if missing:
+        names = ", ".join(id[:128] for id in missing[:20])
+        complain(f"queue {queue!r} has no dead letter of {names}; see `reliq dead list`")
+        raise typer.Exit(EXIT_UNKNOWN_ID)

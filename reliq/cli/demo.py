@@ -17,8 +17,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from reliq.cli.common import console as terminal
 from reliq.cli.demo_jobs import ERRANDS, Errand, Mood
+from reliq.cli.output import console as terminal
 from reliq.embedded import EmbeddedRedis
 from reliq.errors import ConfigurationError
 from reliq.message import Counts, Outgoing

@@ -5,8 +5,9 @@ from typing import Annotated
 import typer
 
 from reliq.admin.acl.roles import ROLES
-from reliq.admin.doctor.findings import Finding
-from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, print_json, say
+from reliq.admin.doctor.facts import Finding
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin
+from reliq.cli.output import print_json, say
 
 
 def doctor(

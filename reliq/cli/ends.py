@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from reliq.admin import End
-from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, print_json, say, spoken
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
+from reliq.cli.output import print_json, say, spoken
 from reliq.cli.tables import print_table
 
 
@@ -24,7 +25,7 @@ def ends(
     Show how the last messages ended that were not acked, newest first, each with its time, reason and error.
 
     The last 1,000 are remembered; of acked ones as many as `Queue(history=...)` says. Exit codes: 0 done (also when
-    there is none), 1 Redis is away or refuses, 2 asked for wrongly, an unknown queue included.
+    there is none), 1 Redis is away or refuses, 2 wrong usage or an unknown queue.
 
     Example: reliq ends orders --kind expired --limit 20
     """

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from reliq.cli.common import DEFAULT_LAYOUT, LayoutText
+from reliq.cli.options import DEFAULT_LAYOUT, LayoutText
 from reliq.keys import Keys, Layout
 from reliq.logs.setup import configure_logging
 from reliq.metrics.endpoint import DEFAULT_HOST

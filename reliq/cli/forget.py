@@ -4,14 +4,15 @@ from typing import Annotated
 
 import typer
 
-from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, Url, Yes, admin, complain, confirm, print_json, say
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, Yes, admin
+from reliq.cli.output import complain, confirm, print_json, say
 from reliq.errors import ConfigurationError
 
 EXIT_REFUSED = 2
 
 
 def forget(
-    queues: Annotated[list[str], typer.Argument(metavar="QUEUE...", help="Queues that are no more.")],
+    queues: Annotated[list[str], typer.Argument(metavar="QUEUE", help="Queues that are no more.")],
     letters: Annotated[bool, typer.Option("--letters", help="Their dead letters go too.")] = False,
     yes: Yes = False,
     json: Json = False,

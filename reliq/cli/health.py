@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from reliq.cli.common import say
+from reliq.cli.output import say
 from reliq.metrics.endpoint import DEFAULT_HOST
 
 TIMEOUT_SECONDS = 5.0

@@ -7,9 +7,20 @@ import typer
 
 from reliq.admin.list import Entry
 from reliq.cli.bodies import start_of
-from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, print_json, spoken
-from reliq.cli.filters import Headers, Match, State, filter_of
-from reliq.cli.progress import running
+from reliq.cli.options import (
+    DEFAULT_LAYOUT,
+    Headers,
+    Json,
+    LayoutText,
+    Match,
+    QueueName,
+    StateOption,
+    Url,
+    admin,
+    filter_of,
+)
+from reliq.cli.output import print_json, spoken
+from reliq.cli.progress import progress_bar
 from reliq.cli.tables import print_table
 
 #: Characters of a body in a table and in JSON; `reliq show` has all of it.
@@ -20,7 +31,7 @@ COLUMNS = ("id", "", "when", "attempt", "left", "size", "body", "error")
 
 def list_messages(
     queue: QueueName,
-    state: State = "ready",
+    state: StateOption = "ready",
     limit: Annotated[int, typer.Option(help="At most so many.")] = 20,
     offset: Annotated[int, typer.Option(help="After so many.")] = 0,
     header: Headers = None,
@@ -39,7 +50,7 @@ def list_messages(
     """
     desk, where = admin(url, layout), filter_of(header, match)
     total = desk.size(queue, state) if where.is_set else None
-    with running("looking", total, None, lambda _none: "nothing was changed") as run:
+    with progress_bar("looking", total, None, lambda _none: "nothing was changed") as run:
         found = desk.messages(
             queue, state, limit=limit, offset=offset, where=where, on_look=lambda looked: run.step(looked, None)
         )

@@ -4,12 +4,25 @@ from typing import Annotated
 
 import typer
 
-from reliq.admin import Moved, Removed
+from reliq.admin import MoveResult, RemoveResult
 from reliq.admin.move import MOVABLE
 from reliq.admin.pieces import check_state
-from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, Yes, admin, confirm, print_json, say
-from reliq.cli.filters import DryRun, Headers, Match, filter_of, print_found, state_option
-from reliq.cli.progress import running
+from reliq.cli.options import (
+    DEFAULT_LAYOUT,
+    DryRun,
+    Headers,
+    Json,
+    LayoutText,
+    Match,
+    QueueName,
+    Url,
+    Yes,
+    admin,
+    filter_of,
+    state_option,
+)
+from reliq.cli.output import confirm, print_found, print_json, say
+from reliq.cli.progress import progress_bar
 from reliq.errors import ConfigurationError
 
 
@@ -40,23 +53,12 @@ def move(
         raise ConfigurationError(f"dead letters go by `reliq dead redrive {queue} --to {other}`")
     total = desk.size(queue, check_state(state, MOVABLE))
     if dry_run:
-        with running("looking", total, Removed(), lambda _sum: "nothing was moved") as looking:
+        with progress_bar("looking", total, RemoveResult(), lambda _sum: "nothing was moved") as looking:
             found = desk.count_messages(queue, state, where, on_step=looking.step)
         print_found(found if limit is None else min(found, limit), "moved", json=json)
         return
     what = "those that match" if where.is_set else f"all {total}"
     confirm(f"Move the {state} messages of {queue} to {other}, {what}?", yes=yes)
-    with running("moving", total, Moved(), _said) as moving:
+    with progress_bar("moving", total, MoveResult()) as moving:
         done = desk.move(queue, other, state, where, limit=limit, on_step=moving.step)
-    print_json(done) if json else say(_said(done))
-
-
-def _said(done: Moved) -> str:
-    parts = [f"{done.moved} moved"]
-    if done.kept:
-        parts.append(f"{done.kept} kept: their ids are in use there, or it cannot have them")
-    if done.running:
-        parts.append(f"{done.running} kept: a worker has them")
-    if done.gone:
-        parts.append(f"{done.gone} had ended meanwhile")
-    return ", ".join(parts)
+    print_json(done) if json else say(done)

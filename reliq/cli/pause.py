@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, duration, print_json, say
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, duration
+from reliq.cli.output import print_json, say
 from reliq.settings import seconds
 
 

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from reliq.cli.common import complain, console
+from reliq.cli.output import complain, console
 
 #: The exit code of what was ended by Ctrl-C.
 EXIT_INTERRUPTED = 130
@@ -15,7 +15,7 @@ EXIT_INTERRUPTED = 130
 T = TypeVar("T")
 
 
-class Run(Generic[T]):
+class ProgressBar(Generic[T]):
     """
     A long command under way.
 
@@ -34,16 +34,26 @@ class Run(Generic[T]):
 
 
 @contextmanager
-def running(what: str, total: int | None, first: T, said: Callable[[T], str]) -> Iterator[Run[T]]:
-    """Show a bar on the terminal's stderr, nowhere else; on Ctrl-C say in one line how far it came, and exit with 130."""
+def progress_bar(
+    what: str, total: int | None, first: T, summary: Callable[[T], object] = str
+) -> Iterator[ProgressBar[T]]:
+    """
+    Show a bar on stderr when that is a terminal; on Ctrl-C say in one line how far it came, and exit with 130.
+
+    Args:
+        what: is done, such as "moving".
+        total: how many there are to look at, if that is known.
+        first: what has been done before the first step.
+        summary: returns what was done, in one line.
+    """
     terminal = console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     bar = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
     task = bar.add_task(what, total=total)
-    run = Run(first, lambda count: bar.advance(task, count))
+    run = ProgressBar(first, lambda count: bar.advance(task, count))
     try:
         with bar:
             yield run
     except KeyboardInterrupt:
-        complain(f"interrupted: {said(run.sum)}; run it again to go on")
+        complain(f"interrupted: {summary(run.sum)}; run it again to go on")
         raise typer.Exit(EXIT_INTERRUPTED) from None

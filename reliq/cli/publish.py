@@ -8,22 +8,11 @@ from typing import Annotated
 import typer
 
 from reliq.admin import Admin, FilePublished
-from reliq.admin.publish import LARGEST_BODY
 from reliq.admin.publish_file import OnError
-from reliq.cli.common import (
-    DEFAULT_LAYOUT,
-    Json,
-    LayoutText,
-    QueueName,
-    Url,
-    admin,
-    complain,
-    duration,
-    print_json,
-    say,
-)
-from reliq.cli.filters import headers_of
-from reliq.cli.progress import running
+from reliq.admin.session import LARGEST_BODY
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, duration, headers_of
+from reliq.cli.output import complain, print_json, say
+from reliq.cli.progress import progress_bar
 from reliq.errors import ConfigurationError
 from reliq.message import PublishOptions
 
@@ -78,7 +67,7 @@ def publish(
     if body is not None or id is not None:
         raise ConfigurationError("--jsonl takes bodies and ids from the file: leave out BODY and --id")
     done = _publish_lines(desk, queue, jsonl, options, raw=raw, on_error=_on_error(on_error))
-    print_json(done) if json else say(_said(done))
+    print_json(done) if json else say(done)
     if done.skipped:
         numbers = ", ".join(map(str, done.malformed)) + (", …" if done.skipped > len(done.malformed) else "")
         complain(f"{done.skipped} malformed lines were skipped: {numbers}")
@@ -90,17 +79,10 @@ def _publish_lines(
     desk: Admin, queue: str, path: Path, options: PublishOptions, *, raw: bool, on_error: OnError
 ) -> FilePublished:
     total = path.stat().st_size if path.is_file() else None
-    with running("bytes", total, 0, lambda _at: "what is confirmed is in the progress file") as run:
+    with progress_bar("bytes", total, 0, lambda _at: "what is confirmed is in the progress file") as run:
         return desk.publish_lines(
             queue, path, raw=raw, on_error=on_error, on_step=lambda at: run.step(at - run.sum, at), **options
         )
-
-
-def _said(done: FilePublished) -> str:
-    parts = [f"{done.published} published", f"{done.before} were before"]
-    if done.cancelled:
-        parts.append(f"{done.cancelled} were cancelled a short while ago")
-    return ", ".join(parts)
 
 
 def _body(given: str | None) -> bytes:

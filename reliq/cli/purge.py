@@ -4,11 +4,24 @@ from typing import Annotated
 
 import typer
 
-from reliq.admin import Admin, Filter, LetterFilter, Removed
+from reliq.admin import Admin, Filter, LetterFilter, RemoveResult
 from reliq.admin.pieces import STATES
-from reliq.cli.common import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, Yes, admin, confirm, print_json, say
-from reliq.cli.filters import DryRun, Headers, Match, filter_of, print_found, state_option
-from reliq.cli.progress import running
+from reliq.cli.options import (
+    DEFAULT_LAYOUT,
+    DryRun,
+    Headers,
+    Json,
+    LayoutText,
+    Match,
+    QueueName,
+    Url,
+    Yes,
+    admin,
+    filter_of,
+    state_option,
+)
+from reliq.cli.output import confirm, print_found, print_json, say
+from reliq.cli.progress import progress_bar
 
 
 def purge(
@@ -38,35 +51,25 @@ def purge(
     what = "those that match" if where.is_set else f"all {total}"
     confirm(f"Delete the {state} messages of {queue}, {what}?", yes=yes)
     done = _delete(desk, queue, state, where, total)
-    print_json(done) if json else say(said(done))
+    print_json(done) if json else say(done)
 
 
 def _count(desk: Admin, queue: str, state: str, where: Filter, total: int) -> int:
-    with running("looking", total, Removed(), lambda _sum: "nothing was deleted") as run:
+    with progress_bar("looking", total, RemoveResult(), lambda _sum: "nothing was deleted") as run:
         if state != "dead":
             return desk.count_messages(queue, state, where, on_step=run.step)
-        return desk.count_letters(queue, _letters(where), on_step=lambda looked, _sum: run.step(looked, Removed()))
+        return desk.count_letters(queue, _letters(where), on_step=lambda looked, _sum: run.step(looked, RemoveResult()))
 
 
-def _delete(desk: Admin, queue: str, state: str, where: Filter, total: int) -> Removed:
-    with running("deleting", total, Removed(), said) as run:
+def _delete(desk: Admin, queue: str, state: str, where: Filter, total: int) -> RemoveResult:
+    with progress_bar("deleting", total, RemoveResult()) as run:
         if state != "dead":
             return desk.purge(queue, state, where, on_step=run.step)
         desk.delete_letters(
-            queue, _letters(where), on_step=lambda looked, done: run.step(looked, Removed(found=done, purged=done))
+            queue, _letters(where), on_step=lambda looked, done: run.step(looked, RemoveResult(found=done, purged=done))
         )
         return run.sum
 
 
 def _letters(where: Filter) -> LetterFilter:
     return LetterFilter(headers=where.headers, match=where.match)
-
-
-def said(removed: Removed) -> str:
-    """Return what became of messages in a line."""
-    parts = [f"{removed.purged + removed.cancelled} deleted"]
-    if removed.running:
-        parts.append(f"{removed.running} are running: they are not retried")
-    if removed.gone:
-        parts.append(f"{removed.gone} had ended meanwhile")
-    return ", ".join(parts)

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from reliq.admin import QueueView
-from reliq.cli.common import Json, Url, admin, amount, duration, print_json, rate, say, spoken
+from reliq.cli.options import Json, Url, admin, duration
+from reliq.cli.output import amount, print_json, rate, say, spoken
 from reliq.cli.tables import print_table
 from reliq.message import Pause
 
@@ -15,7 +16,7 @@ RATES = ("in/s", "acked/s", "failed/s")
 
 
 def queues(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[QUEUE]...", help="Only these.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="Only these.")] = None,
     scan: Annotated[
         bool, typer.Option("--scan", help="Also find queues that are in no registry, by a walk over all keys.")
     ] = False,
@@ -26,7 +27,7 @@ def queues(
     """
     Show every queue: what is where, how late the first message is, how fast it moves, who works on it.
 
-    Exit codes: 0 done, 1 Redis is away or refuses, 2 asked for wrongly.
+    Exit codes: 0 done, 1 Redis is away or refuses, 2 wrong usage or an unknown queue.
 
     Example: reliq queues orders mails
     """
@@ -43,7 +44,7 @@ def queues(
         print_table(columns, [_row(view, rated=rated, foreign=foreign) for view in seen.queues])
     for view in seen.queues:
         if view.pause is not None:
-            say(f"{view.queue} is {said_of_pause(view.pause, time.time())}")
+            say(f"{view.queue} is {pause_text(view.pause, time.time())}")
     for name, why in seen.unreadable.items():
         say(f"{name} cannot be read: {why}")
     if seen.left_out:
@@ -53,7 +54,7 @@ def queues(
         )
 
 
-def said_of_pause(pause: Pause, now: float) -> str:
+def pause_text(pause: Pause, now: float) -> str:
     """Return who paused a queue, when, why and until when."""
     said = "paused" + (f" by {pause.by}" if pause.by else "")
     if pause.at is not None:

@@ -4,19 +4,8 @@ from typing import Annotated
 
 import typer
 
-from reliq.cli.common import (
-    DEFAULT_LAYOUT,
-    Json,
-    LayoutText,
-    QueueName,
-    Url,
-    admin,
-    duration,
-    print_json,
-    say,
-    say_age,
-    spoken,
-)
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, duration
+from reliq.cli.output import print_json, say, say_age, spoken
 from reliq.cli.tables import print_table
 from reliq.keys import Layout
 
@@ -32,7 +21,7 @@ def running(
     Show the handlers that run, the longest running first, as their workers say every 5 s.
 
     Of each process at most 200 are shown, and none of what `Queue.receive` holds. Exit codes: 0 done (also when
-    nothing runs), 1 Redis is away or refuses, 2 asked for wrongly, an unknown queue included.
+    nothing runs), 1 Redis is away or refuses, 2 wrong usage or an unknown queue.
 
     Example: reliq running orders --longer-than 10m
     """

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from reliq.cli.common import amount, rate, spoken
-from reliq.cli.queues import said_of_pause
+from reliq.cli.output import amount, rate, spoken
+from reliq.cli.queues import pause_text
 from reliq.foreign import printable
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _sizes(view: QueueView) -> dict[str, int]:
 def _picture(view: QueueView, trends: Mapping[str, Trend], width: int) -> Text:
     """Return a bar of the states and how the rates went; of a paused queue who paused it."""
     if view.pause is not None:
-        return Text(printable(said_of_pause(view.pause, time.time()))[: max(0, width)], "black on yellow")
+        return Text(printable(pause_text(view.pause, time.time()))[: max(0, width)], "black on yellow")
     bar = max(0, min(60, width * 2 // 5))
     line = Text.assemble(_bar(_sizes(view), bar))
     trend = trends.get(view.queue)
@@ -258,18 +258,18 @@ def _failures(moment: Moment) -> list[Text]:
 def _failing(failures: Iterable[Failure]) -> Iterable[Text]:
     for one in failures:
         share = f"{one.count} of {one.sampled}" if one.count < one.sampled else "all"
-        yield Text.assemble((f"retrying, {share} looked at: ", "magenta"), f"{one.queue} ", printable(_said(one)))
+        yield Text.assemble((f"retrying, {share} looked at: ", "magenta"), f"{one.queue} ", printable(_reason(one)))
 
 
 def _ended(failures: Iterable[Failure]) -> Iterable[Text]:
     for one in failures:
         if one.ended is not None:
             at = time.strftime("%H:%M:%S", time.gmtime(one.ended.at))
-            said = printable(f"{one.ended.id}  {_said(one)}")
+            said = printable(f"{one.ended.id}  {_reason(one)}")
             yield Text.assemble((f"{at} {printable(one.ended.kind):<9} ", "red"), f"{one.queue} ", said)
 
 
-def _said(failure: Failure) -> str:
+def _reason(failure: Failure) -> str:
     """Return the error, and the reason where it says more."""
     if not failure.error or failure.reason not in ("failed", "rejected"):
         return f"{failure.reason}: {failure.error}" if failure.error else failure.reason

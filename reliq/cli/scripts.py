@@ -2,7 +2,8 @@
 
 import typer
 
-from reliq.cli.common import Json, Url, admin, print_json, say
+from reliq.cli.options import Json, Url, admin
+from reliq.cli.output import print_json, say
 
 scripts = typer.Typer(help="Load the Lua scripts, for users whose rule is made with `reliq acl --without-eval`.")
 

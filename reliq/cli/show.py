@@ -8,19 +8,9 @@ import typer
 
 from reliq.admin import MessageView
 from reliq.cli.bodies import as_value, pretty
-from reliq.cli.common import (
-    DEFAULT_LAYOUT,
-    Json,
-    LayoutText,
-    QueueName,
-    Url,
-    admin,
-    print_facts,
-    print_json,
-    say,
-    spoken,
-)
 from reliq.cli.ends import clock, why
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
+from reliq.cli.output import print_facts, print_json, say, spoken
 from reliq.errors import ConfigurationError
 
 
@@ -37,7 +27,7 @@ def show(
     """
     Show where a message is, what it holds, what went wrong and who has it; or what became of it.
 
-    Exit codes: 0 done, 1 Redis is away or refuses, 2 asked for wrongly: an unknown queue or id, or --raw of a
+    Exit codes: 0 done, 1 Redis is away or refuses, 2 wrong usage, an unknown queue or id, or --raw of a
     message whose body is gone.
 
     Example: reliq show orders order-42
@@ -67,7 +57,8 @@ def _lines(found: MessageView) -> list[tuple[str, Any]]:
         )
     if found.leased_until is not None:
         said.append(("lease", f"until {clock(found.leased_until)} UTC, unless it is renewed"))
-    said += [("deliveries", found.deliveries)] if found.deliveries is not None else []
+    if found.deliveries is not None:
+        said.append(("deliveries", f"{found.deliveries} (snoozed and released ones are not counted)"))
     said += [("retries left", found.retries_left)] if found.retries_left is not None else []
     said += [("expires", f"in {spoken(found.ttl_left)}")] if found.ttl_left is not None else []
     if found.reason:

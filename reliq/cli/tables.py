@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
+from rich.console import Console
 from rich.text import Text
 
-from reliq.cli.common import console, say
+from reliq.cli.output import console, say
 from reliq.foreign import printable
 
 GAP = "  "
@@ -16,26 +17,32 @@ LEAST_WIDTH = 10
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", long: Collection[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    title: str = "",
+    long: Collection[str] = (),
+    stderr: bool = False,
 ) -> None:
     """
-    Print rows under their columns; over a pipe nothing is cut off.
+    Print rows under their columns on standard output, or with `stderr` on standard error; a pipe gets them uncut.
 
     On a terminal that is too narrow the columns `long` are cut; where that is not enough each row is a paragraph.
     """
     cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     full = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
-    width = console().width if sys.stdout.isatty() else None
+    terminal = console(stderr=stderr)
+    width = terminal.width if (sys.stderr if stderr else sys.stdout).isatty() else None
     widths = full if width is None else _fitted(full, [name in long for name in columns], width)
     if title:
-        say(title)
+        say(title, stderr=stderr)
     if widths is None:
         for row in cells:
-            _head(row[0])
-            say(*_paragraph(columns[1:], row[1:], width or 0))
+            _head(row[0], terminal)
+            say(*_paragraph(columns[1:], row[1:], width or 0), stderr=stderr)
         return
-    _head(_line(columns, widths))
-    say(*(_line(row, widths) for row in cells))
+    _head(_line(columns, widths), terminal)
+    say(*(_line(row, widths) for row in cells), stderr=stderr)
 
 
 def _fitted(full: list[int], is_long: list[bool], width: int) -> list[int] | None:
@@ -69,5 +76,5 @@ def _paragraph(columns: Sequence[str], cells: Sequence[str], width: int) -> Iter
     yield line
 
 
-def _head(text: str) -> None:
-    console().print(Text(text, "bold"), soft_wrap=True)
+def _head(text: str, terminal: Console) -> None:
+    terminal.print(Text(text, "bold"), soft_wrap=True)

@@ -10,21 +10,9 @@ import typer
 from rich.live import Live
 
 from reliq.admin import Moment, Watcher
-from reliq.cli.common import (
-    DEFAULT_LAYOUT,
-    Json,
-    LayoutText,
-    Url,
-    admin,
-    complain,
-    console,
-    duration,
-    print_json,
-    rate,
-    say,
-    spoken,
-)
 from reliq.cli.ends import why
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, duration
+from reliq.cli.output import complain, console, print_json, rate, say, spoken
 from reliq.cli.screen import Screen
 from reliq.errors import ConfigurationError, ReliqError
 from reliq.foreign import printable
@@ -45,7 +33,7 @@ def watch(
     Watch queues live until Ctrl-C: states, rates, how late they are, workers and what each runs, newest failures.
 
     Over a pipe it writes a line for each look, with --json all that it sees. Exit codes: 0 ended by Ctrl-C, 1 Redis
-    was away or refused at the start, 2 asked for wrongly.
+    was away or refused at the start, 2 wrong usage or an unknown queue.
 
     Example: reliq watch orders mails --interval 2s
     """

@@ -8,9 +8,9 @@ from contextlib import nullcontext, suppress
 from typing import Annotated, Literal
 
 import typer
-from rich.table import Table
 
-from reliq.cli.common import EXIT_USAGE, complain, console, say
+from reliq.cli.output import EXIT_USAGE, complain, say
+from reliq.cli.tables import print_table
 from reliq.consumer.consumer import Consumer, load_consumer
 from reliq.consumer.loader import traceback_of_module
 from reliq.consumer.signals import STOPS, end_at_once, take
@@ -99,7 +99,7 @@ def worker(
     handlers = found.chosen(plan.queues)
     place = found.connection(handlers).name
     if log_format != "json":
-        _print_table(handlers, f"{processes} processes of {concurrency} on {place}")
+        _print_handlers(handlers, f"{processes} processes of {concurrency} on {place}")
     limit = None if max_memory is None else size(max_memory)
     supervisor = Supervisor(found, plan, processes=processes, max_memory=limit, stall=stall)
     with (
@@ -175,19 +175,19 @@ def _use_url(found: Consumer, url: str | None) -> None:
     os.environ[URL_VARIABLE] = url
 
 
-def _print_table(handlers: list[Handler], title: str) -> None:
-    table = Table(title=title, title_justify="left")
-    for column in ("queue", "handler", "kind", "lease", "timeout", "concurrency", "retries"):
-        table.add_column(column)
-    for handler in handlers:
-        settings = handler.settings
-        table.add_row(
+def _print_handlers(handlers: list[Handler], title: str) -> None:
+    """Say on standard error what is served, and how."""
+    rows = [
+        (
             handler.queue.name,
             handler.name,
             "async" if handler.is_async else "plain",
-            f"{settings.lease:g} s",
-            "none" if settings.timeout is None else f"{settings.timeout:g} s",
-            str(settings.concurrency or "all"),
-            str(handler.queue.settings.retries),
+            f"{handler.settings.lease:g} s",
+            "none" if handler.settings.timeout is None else f"{handler.settings.timeout:g} s",
+            handler.settings.concurrency or "all",
+            handler.queue.settings.retries,
         )
-    console(stderr=True).print(table)
+        for handler in handlers
+    ]
+    columns = ("queue", "handler", "kind", "lease", "timeout", "concurrency", "retries")
+    print_table(columns, rows, title=title, stderr=True)

@@ -2,7 +2,8 @@
 
 import time
 
-from reliq.cli.common import Json, Url, admin, print_json, say, say_age, spoken
+from reliq.cli.options import Json, Url, admin
+from reliq.cli.output import print_json, say, say_age, spoken
 from reliq.cli.tables import print_table
 
 
@@ -11,7 +12,7 @@ def workers(json: Json = False, url: Url = None) -> None:
     Show every worker process that is alive: where it runs, what it claims, how busy it is.
 
     A process that is killed is shown for up to 15 s more. Exit codes: 0 done (also when there is none), 1 Redis is
-    away or refuses, 2 asked for wrongly.
+    away or refuses, 2 wrong usage.
 
     Example: reliq workers --json
     """

@@ -72,7 +72,8 @@ class LogObserver:
                 text = f"stopping: {running} running handler(s) have up to {grace:g} s to end"
                 _info(text, event="stopping", running=running, grace=grace)
             case events.WentBack(queue, before, after):
-                text = f"{queue}: Redis was reset or rewound: the queue counted {before} claims and now counts {after}"
+                cause = "a spoilt total, see `reliq check`" if after < 0 else "Redis was reset or rewound"
+                text = f"{queue}: {cause}: the queue counted {before} claims and now counts {after}"
                 _warn(text, event="went_back", queue=queue, before=before, after=after)
             case events.RenewalLate(queue, seconds, cause):
                 why = "Redis answered slowly" if cause == "redis" else "something held this process up"

@@ -161,4 +161,6 @@ def _total(name: bytes, text: bytes) -> int:
     number = whole_number(text)
     if number is None:
         raise ProtocolError(f"the total {printable(id_text(name))[:40]} is not a number; `reliq check` says more")
+    if number < 0:
+        raise ProtocolError(f"the total {printable(id_text(name))[:40]} is spoilt: {number}; `reliq check` says more")
     return number

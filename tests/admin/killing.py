@@ -8,7 +8,7 @@ from collections import Counter
 from forked import CONTEXT
 
 from reliq import Admin, Queue
-from reliq.admin import LetterFilter, Terms
+from reliq.admin import LetterFilter, RedriveOptions
 
 
 def move(admin, state):
@@ -16,7 +16,7 @@ def move(admin, state):
 
 
 def redrive(admin, to):
-    admin.redrive("from", LetterFilter(), Terms(), to=to)
+    admin.redrive("from", LetterFilter(), RedriveOptions(), to=to)
 
 
 def publish_lines(admin, path):

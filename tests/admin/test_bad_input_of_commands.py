@@ -1,4 +1,4 @@
-"""What is asked for wrongly is one line that says what to do, with exit code 2; Redis away is one with exit code 1."""
+"""Wrong usage is one line that says what to do, with exit code 2; Redis away is one with exit code 1."""
 
 import os
 import subprocess

@@ -239,14 +239,16 @@ def test_an_account_that_does_not_add_up_is_told_and_not_invented(url, client):
     assert not report.is_sound
 
 
-def test_a_total_that_is_no_number_is_told(url, client):
+@pytest.mark.parametrize("total", ["many", "-5"])
+def test_a_total_that_is_no_number_or_below_zero_is_told_and_stays(total, url, client):
     queue = Queue("q", bytes, url=url)
     queue.publish(b"body")
-    client.hset(queue.keys.totals, "acked", "many")
+    client.hset(queue.keys.totals, "acked", total)
 
-    [fault] = Admin(url).check("q").faults
+    [fault] = Admin(url).check("q", repair=True).faults
 
-    assert (fault.name, fault.examples) == ("bad-total", ("acked",))
+    assert (fault.name, fault.examples, fault.mended) == ("bad-total", ("acked",), 0)
+    assert client.hget(queue.keys.totals, "acked") == total.encode()
 
 
 def test_a_body_that_is_gone_and_a_lease_of_a_stranger_are_told_but_are_not_wrong(url, client):

@@ -5,8 +5,10 @@ from go_original import GoProgram
 
 from reliq import Admin, Layout, Queue
 from reliq.admin.fsck.check import Checker
+from reliq.admin.session import QueueSession
 from reliq.keys import Keys
 from reliq.transitions import CallNumber
+from reliq.transport.connection import Connection
 
 LAYOUTS = (Layout.hdt3213(), Layout.hdt3213(hash_tag=True))
 
@@ -27,15 +29,16 @@ def now(client):
 
 
 @pytest.fixture
-def check(url, go, layout):
+def check(url, go):
     """Check and repair; while the check lets time pass, `meanwhile` is called. Return the report."""
-    admin = Admin(url, layout=layout)
+    connection = Connection.to(url)
 
     def make(meanwhile=lambda: None):
-        return Checker(admin._ask, go.keys, repair=True, progress=lambda *_: None, wait=meanwhile).run()
+        session = QueueSession(connection.wire(), go.keys)
+        return Checker(session, repair=True, progress=lambda *_: None, wait=meanwhile).run()
 
     yield make
-    admin.close()
+    connection.close()
 
 
 def runs_with_a_check_between_each_step(steps, check):
@@ -165,12 +168,7 @@ def test_a_queue_of_reliqs_own_is_told_at_once(url, client):
     keys, waited = Keys("q"), []
     client.hset(keys.counts, "ghost", "3")
 
-    report = Checker(
-        Admin(url)._ask,
-        keys,
-        repair=False,
-        progress=lambda *_: None,
-        wait=lambda: waited.append(1),
-    ).run()
+    session = QueueSession(Connection.to(url).wire(), keys)
+    report = Checker(session, repair=False, progress=lambda *_: None, wait=lambda: waited.append(1)).run()
 
     assert ([fault.name for fault in report.faults], waited) == (["stray-count"], [])

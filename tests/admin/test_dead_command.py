@@ -6,9 +6,9 @@ import time
 import pytest
 
 from reliq import Admin, Queue
-from reliq.admin import LetterFilter, Terms
+from reliq.admin import LetterFilter, RedriveOptions
 from reliq.admin.dead import Pace, copy_id
-from reliq.cli.redrive import per_second
+from reliq.cli.dead import per_second
 from reliq.errors import ConfigurationError
 
 
@@ -162,7 +162,7 @@ def test_those_who_die_again_meanwhile_are_not_redriven_again(queue, die, url):
                 job.reject()
         queue.moves.collect(["a", "b"], letters_max=100, letters_ms=10**9)
 
-    done = admin.redrive("q", LetterFilter(), Terms(rate=1000), on_step=die_again)
+    done = admin.redrive("q", LetterFilter(), RedriveOptions(rate=1000), on_step=die_again)
 
     assert (done.redriven, queue.counts().dead) == (2, 2)
 
@@ -178,7 +178,7 @@ def test_many_letters_are_redriven_in_bounded_steps(queue, url, client):
     steps, looks = [], []
 
     found = Admin(url).count_letters("q", on_step=lambda looked, _sum: looks.append(looked))
-    done = Admin(url).redrive("q", LetterFilter(), Terms(), on_step=lambda looked, _sum: steps.append(looked))
+    done = Admin(url).redrive("q", LetterFilter(), RedriveOptions(), on_step=lambda looked, _sum: steps.append(looked))
 
     assert (found, done.redriven, queue.counts().ready) == (700, 700, 700)
     assert max(*looks, *steps) <= 500

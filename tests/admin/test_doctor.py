@@ -9,7 +9,8 @@ from redis.retry import Retry
 from typed import reliq
 
 from reliq import Admin, ConfigurationError, RedisUnavailableError
-from reliq.admin.doctor.findings import SLOW_MICROSECONDS, Facts, findings
+from reliq.admin.doctor.facts import Facts
+from reliq.admin.doctor.findings import SLOW_MICROSECONDS, findings
 
 SOUND = {
     "redis_version": "8.2.2",

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from reliq import __version__
 from reliq.cli.app import app, main
@@ -60,6 +62,28 @@ def test_the_options_of_a_command_are_told(name):
     untold = [one.name for one in COMMANDS[name].params if one.param_type_name == "option" and not one.help]
 
     assert untold == []
+
+
+def ragged(text, columns):
+    """The lines of prose that end although the next word would still fit."""
+    prose = [line.strip() for line in text.splitlines() if not line.startswith(("╭", "│", "╰"))]
+    return [
+        line
+        for line, following in pairwise(prose)
+        if line and following and len(line) + 1 + len(following.split()[0]) <= columns - 2
+    ]
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_help_fits_the_terminal_and_is_wrapped_once(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    helps = {
+        name: CliRunner().invoke(app, [*name.split(), "--help"], prog_name="reliq").output for name in ["", *COMMANDS]
+    }
+
+    assert {name: text for name, text in helps.items() if max(map(len, text.splitlines())) > columns} == {}
+    assert {name: lines for name, text in helps.items() if (lines := ragged(text, columns))} == {}
+    assert [name for name, text in helps.items() if "Usage: reliq" not in text or "…" in text] == []
 
 
 AS_INSTALLED = ("-c", "import sys; sys.argv[0] = 'reliq'; from reliq.cli.app import main; main()")

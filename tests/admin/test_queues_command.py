@@ -8,6 +8,7 @@ import pytest
 
 from reliq import Consumer, Queue, WorkerSettings, commands
 from reliq.admin import Admin
+from reliq.cli.worker import _print_handlers
 from reliq.errors import ConfigurationError
 from reliq.keys import QUEUES_KEY, Keys, Layout
 from reliq.roster import Slot, Worker
@@ -316,7 +317,7 @@ def test_an_account_with_too_many_says_so(command, queue, client):
     assert "1 more have ended or are alive than came in" in done.out
 
 
-# ---- asked for wrongly ------------------------------------------------------
+# ---- wrong usage --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [["running"], ["account"], ["ends"], ["show", "x"]], ids=lambda words: words[0])
@@ -339,7 +340,7 @@ def test_what_cannot_be_is_one_line_and_exit_2(command, queue, words):
 
 @pytest.mark.parametrize("words", [["queues"], ["workers"], ["account", "q"], ["watch"]], ids=lambda words: words[0])
 def test_redis_away_is_one_line_and_exit_1(command, words, monkeypatch):
-    monkeypatch.setattr("reliq.admin.admin.TRY_SECONDS", 0.01)
+    monkeypatch.setattr("reliq.admin.session.PATIENCE_SECONDS", 0.01)
 
     done = command(*words, "--url", "redis://127.0.0.1:1/0")
 
@@ -362,6 +363,10 @@ def test_a_program_gets_the_same_as_an_exception(admin, queue):
 
 
 # ---- 80 columns -------------------------------------------------------------
+
+
+def close_what_is_left_open_at_the_end_of_the_day(order: dict[str, str]) -> None:
+    """Have a long name."""
 
 
 @pytest.fixture
@@ -395,6 +400,25 @@ def test_rows_are_a_table_where_there_is_room(in_columns, queue):
     lines = in_columns(120, "queues", "--interval", "0")
 
     assert [line.split()[0] for line in lines] == ["queue", "q"]
+
+
+def test_a_worker_tells_its_handlers_on_a_narrow_terminal_with_their_whole_names(url, monkeypatch, capsys):
+    """Each handler is a paragraph then; what it says goes to standard error."""
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    consumer, queues = Consumer(), [Queue(f"orders-of-the-branch-in-{town}", url=url) for town in ("Basel", "Bern")]
+    for queue in queues:
+        consumer.handler(queue)(close_what_is_left_open_at_the_end_of_the_day)
+
+    _print_handlers(consumer.handlers, "2 processes of 1")
+
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
+    assert (printed.out, lines[0]) == ("", "2 processes of 1")
+    assert [line for line in lines if line.startswith("orders")] == [queue.name for queue in queues]
+    assert printed.err.count(f"handler {consumer.handlers[0].name}\n") == 2
+    assert "…" not in printed.err
 
 
 def test_long_texts_give_way_and_names_do_not(in_columns, die):

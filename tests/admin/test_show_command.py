@@ -83,6 +83,17 @@ def test_a_message_between_two_tries_says_what_went_wrong(show, queue):
     assert 500 < told["due"] - time.time() < 601
 
 
+def test_deliveries_that_were_given_back_are_said_not_to_be_counted(command, queue):
+    queue.publish({}, id="snoozed")
+    with queue.receive() as [job]:
+        job.snooze(delay=600)
+    queue.publish({}, id="released")
+    queue.moves.release(queue.moves.claim(CallNumber("w", 1), limit=1, lease_ms=60_000).claimed)
+
+    for id in ("released", "snoozed"):
+        assert "deliveries  0 (snoozed and released ones are not counted)\n" in command("show", "q", id).out
+
+
 def test_a_message_to_be_delivered_again_is_in_retry(show, queue):
     queue.publish({}, id="m", retries=3)
     with queue.receive() as [job]:

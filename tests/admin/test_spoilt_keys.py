@@ -14,6 +14,7 @@ SPOILINGS = {
     "a total whose name is no UTF-8": (("HINCRBY", SPOILT.totals, b"\xff", 7), ""),
     "a total that is no number": (("HSET", SPOILT.totals, "acked", "many"), "the total acked is not a number"),
     "a total of 4301 digits": (("HSET", SPOILT.totals, "claimed", "9" * 4301), "the total claimed is not a number"),
+    "a total below zero": (("HINCRBY", SPOILT.totals, "claimed", -5), "the total claimed is spoilt: -5"),
     "a total that nobody knows": (("HSET", SPOILT.totals, "\x1b[2J", "9" * 4301), ""),
     "a score of -inf": (("ZADD", SPOILT.pending, "-inf", "m"), ""),
     "a score of +inf": (("ZADD", SPOILT.unack, "+inf", "m"), ""),

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from reliq.cli.bodies import DEEPEST, as_value
-from reliq.cli.common import duration, print_json, spoken
+from reliq.cli.options import duration
+from reliq.cli.output import print_json, spoken
 from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 

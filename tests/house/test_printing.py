@@ -8,12 +8,12 @@ import unicodedata
 import pytest
 from test_layers import PACKAGE, modules
 
-from reliq.cli.common import console, print_json, say
+from reliq.cli.output import console, print_json, say
 from reliq.cli.tables import print_table
 from reliq.foreign import moment, printable, whole_number
 
 #: Where the one way is.
-THE_WAY = {"cli/common.py"}
+THE_WAY = {"cli/output.py"}
 #: What a user asks for with --raw is its bytes; processes of the benchmark talk to each other, of its own queue.
 BYTES = {"cli/show.py", "cli/dead.py"}
 OF_ITS_OWN = {"bench/child.py", "bench/removal.py", "process/main.py"}
@@ -38,7 +38,7 @@ def test_only_one_module_prints(path):
         ways -= {"sys.stdout.buffer.write"}
     if name in OF_ITS_OWN:
         ways -= {"sys.stdout.write", "sys.stderr.write"}
-    assert name in THE_WAY or ways == set(), "say it with reliq.cli.common.say, print_json, print_table or console()"
+    assert name in THE_WAY or ways == set(), "say it with reliq.cli.output.say, print_json, print_table or console()"
 
 
 @pytest.mark.parametrize("one", HARMFUL, ids=lambda one: f"{ord(one):04X}")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from reliq.admin.doctor.facts import Facts, Finding
 from reliq.wireformat import OLDEST_SERVER, ServerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-Verdict = Literal["ok", "warning", "bad", "unknown"]
+    from collections.abc import Sequence
 
 #: The first release of each line in which the known holes of the Lua engine are closed: CVE-2024-46981 and
 #: CVE-2025-49844, 46817, 46818, 46819. Lines that are not here, and are not newer, never got it.
@@ -23,49 +21,6 @@ PATCHED = {
 SLOW_MICROSECONDS = 50_000
 NEAR_THE_LIMIT = 0.9
 CLOCK_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """
-    One thing the doctor looked at.
-
-    Attributes:
-        what: was found.
-        means: for the queues.
-        mend: how; empty where there is nothing to mend.
-    """
-
-    name: str
-    verdict: Verdict
-    what: str
-    means: str = ""
-    mend: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """
-    What the doctor was told; None, or nothing, is what it may not read.
-
-    Attributes:
-        info: of INFO, all sections that were told.
-        config: of CONFIG GET, the parameters that were told.
-        slow_scripts: microseconds of each script in the slow log.
-        clock_offset: seconds by which the server's clock is ahead, beyond what the round trip explains.
-        may_eval: whether this user may run a script of its own.
-        denied: of each role, the commands that this user may not run; None where nobody tells.
-    """
-
-    info: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, str] = field(default_factory=dict)
-    slow_scripts: Sequence[int] | None = None
-    clock_offset: float | None = None
-    may_eval: bool = False
-    denied: Mapping[str, Sequence[str] | None] = field(default_factory=dict)
-    hosts: Sequence[str] = ()
-    is_secure: bool = False
-    client_retries: int = 0
 
 
 def findings(facts: Facts) -> list[Finding]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from reliq import commands
 from reliq.admin.acl.probe import denied_commands
-from reliq.admin.doctor.findings import Facts, Finding, findings
+from reliq.admin.doctor.facts import Facts, Finding
+from reliq.admin.doctor.findings import findings
 from reliq.call import Command
 from reliq.errors import ConfigurationError, RedisUnavailableError
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from reliq.admin.acl.roles import Role
+    from reliq.admin.session import Session
     from reliq.call import Request
-    from reliq.client.client import Client
     from reliq.keys import Keys
     from reliq.transport.pool import Address
 
@@ -25,7 +26,7 @@ PARAMETERS = ("appendfsync", "save", "min-replicas-to-write")
 SLOWLOG_ENTRIES = 128
 
 
-def examine(client: Client, address: Address, roles: Sequence[Role], keys: Keys, seconds: float) -> list[Finding]:
+def examine(session: Session, address: Address, roles: Sequence[Role], keys: Keys) -> list[Finding]:
     """
     Return what there is to say of a server; `keys` are those of the queue whose rights are asked for.
 
@@ -34,7 +35,7 @@ def examine(client: Client, address: Address, roles: Sequence[Role], keys: Keys,
     """
 
     def run_all(requests: Sequence[Request[Any]]) -> list[Any]:
-        answers = client.run_all(requests, for_seconds=seconds)
+        answers = session.try_all(requests)
         away = next((answer for answer in answers if isinstance(answer, RedisUnavailableError)), None)
         if away is not None:
             raise away

@@ -14,19 +14,22 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from reliq import commands, transitions
 from reliq.admin import queries
-from reliq.admin.fsck.repair import wish_of
-from reliq.admin.fsck.report import CheckReport, Tally
-from reliq.admin.fsck.state import TYPES, State, faults_of, read_state
-from reliq.call import Command, Request, id_text
+from reliq.admin.fsck.repair import repair_of
+from reliq.admin.fsck.report import CheckReport, FaultTally
+from reliq.admin.fsck.state import TYPES, IdState, faults_of, read_state
+from reliq.call import Command, id_text
 from reliq.foreign import whole_number
+from reliq.settings import seconds
 
 if TYPE_CHECKING:
-    from reliq.keys import Keys
+    from reliq.admin.session import QueueSession
+    from reliq.message import Duration
 
 #: Ids that are read in one piece and looked at in one call: some 2 ms.
 BATCH = 250
@@ -45,7 +48,13 @@ ROUNDS = 3
 
 Part = Literal["", "ready", "retry", "both"]
 #: Is told what is being read and how many ids were looked at so far.
-Progress = Callable[[str, int], None]
+OnProgress = Callable[[str, int], None]
+
+
+def check(queue: QueueSession, *, repair: bool, patience: Duration, progress: OnProgress) -> CheckReport:
+    """Check a queue; in a layout of the Go original a fault is told when it is still there after `patience` seconds."""
+    wait = partial(time.sleep, seconds("patience", patience, most=3600))
+    return Checker(queue, repair=repair, progress=progress, wait=wait).run()
 
 
 class Checker:
@@ -53,24 +62,23 @@ class Checker:
     One check of one queue.
 
     Args:
-        ask: makes a request.
+        queue: must be known.
         wait: lets the time pass after which a move of the Go original must have come to its end.
     """
 
     def __init__(
         self,
-        ask: Callable[[Request[Any]], Any],
-        keys: Keys,
+        queue: QueueSession,
         *,
         repair: bool,
-        progress: Progress,
+        progress: OnProgress,
         wait: Callable[[], None],
     ) -> None:
-        self._ask, self._keys, self._repair, self._progress, self._wait = ask, keys, repair, progress, wait
-        self._tally = Tally()
+        self._queue, self._keys, self._repair, self._progress, self._wait = queue, queue.keys, repair, progress, wait
+        self._tally = FaultTally()
         self._known: set[str] = set()
         self._suspects: set[str] = set()
-        self._passing: dict[str, State] = {}
+        self._passing: dict[str, IdState] = {}
         self._unproved = 0
 
     def run(self) -> CheckReport:
@@ -89,13 +97,13 @@ class Checker:
         all_right = True
         for name, wanted in TYPES.items():
             key = getattr(self._keys, name)
-            found = self._ask(Command(("TYPE", key), bytes.decode))
+            found = self._queue.run(Command(("TYPE", key), bytes.decode))
             if found in (wanted, "none"):
                 continue
             self._tally.found("wrong-type", f"{key} is a {found}, not a {wanted}")
             # Scripts refuse to touch a key of the wrong type: it is the same key still.
             aside = self._keys.aside(name, time.time_ns() // 1_000_000)
-            if self._repair and self._ask(Command(("RENAMENX", key, aside), bool)):
+            if self._repair and self._queue.run(Command(("RENAMENX", key, aside), bool)):
                 self._tally.was_mended("wrong-type")
             else:
                 all_right = False
@@ -113,29 +121,24 @@ class Checker:
 
     def _read_scored(self) -> None:
         """Read what is in no list but has a place."""
-        for what, command, key in (
-            ("pending", "ZSCAN", self._keys.pending),
-            ("unack", "ZSCAN", self._keys.unack),
-            ("garbage", "SSCAN", self._keys.garbage),
-        ):
-            for ids in self._scanned(what, command, key):
+        keys = self._keys
+        places = ("pending", "ZSCAN", keys.pending), ("unack", "ZSCAN", keys.unack), ("garbage", "SSCAN", keys.garbage)
+        for place in places:
+            for ids in self._scanned(*place):
                 self._look(ids)
 
     def _read_strays(self) -> None:
         """Read what belongs to ids; those that were met nowhere are suspected to be in no place."""
-        for what, key in (
-            ("retry counts", self._keys.counts),
-            ("state words", self._keys.lease),
-            ("errors", self._keys.errors),
-        ):
+        keys = self._keys
+        for what, key in ("retry counts", keys.counts), ("state words", keys.lease), ("errors", keys.errors):
             for ids in self._scanned(what, "HSCAN", key):
                 self._look(ids)
         cursor = -1
         while cursor:
             self._progress("bodies", len(self._known))
-            cursor, found = self._ask(queries.ids_of_bodies(self._keys, max(0, cursor), SCANNED_KEYS))
+            cursor, found = self._queue.run(queries.ids_of_bodies(self._keys, max(0, cursor), SCANNED_KEYS))
             for ids in _batches(self._unknown(found)):
-                lefts = self._ask(commands.retries_left(self._keys, ids))
+                lefts = self._queue.run(commands.retries_left(self._keys, ids))
                 self._look([id for id, left in zip(ids, lefts, strict=True) if left is None])
 
     def _look(self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)) -> None:
@@ -178,7 +181,7 @@ class Checker:
             stayed = [state for state in states if state.is_as(before[state.id]) and self._faults(state, now_ms)]
             self._tell(stayed, now_ms, "both")
 
-    def _searched(self, ids: Iterable[str], length: int) -> Iterator[tuple[int, list[State]]]:
+    def _searched(self, ids: Iterable[str], length: int) -> Iterator[tuple[int, list[IdState]]]:
         """Yield the states of `ids`, looked for in both lists, some at a time."""
         size = max(1, min(BATCH, COMPARISONS // max(1, length)))
         for some in _batches(sorted(ids), size):
@@ -203,24 +206,25 @@ class Checker:
 
     def _check_account(self) -> None:
         """Compare what was published with what has ended and what lives, at one moment."""
-        totals = self._ask(Command(("HGETALL", self._keys.totals), list))
-        bad = [totals[at] for at in range(0, len(totals), 2) if whole_number(totals[at + 1]) is None]
+        totals = self._queue.run(Command(("HGETALL", self._keys.totals), list))
+        numbers = {totals[at]: whole_number(totals[at + 1]) for at in range(0, len(totals), 2)}
+        bad = [name for name, number in numbers.items() if number is None or number < 0]
         for name in bad:
             self._tally.found("bad-total", id_text(name))
         if bad or self._keys.bare:  # the Go original keeps no account
             return
-        missing = self._ask(transitions.counts(self._keys)).missing
+        missing = self._queue.run(transitions.counts(self._keys)).missing
         if missing:
             self._tally.found("account", f"{abs(missing)} too {'few' if missing > 0 else 'many'}", abs(missing))
 
-    def _note(self, states: Sequence[State], now_ms: int, part: Part, piece: tuple[int, int] = (1, 0)) -> None:
+    def _note(self, states: Sequence[IdState], now_ms: int, part: Part, piece: tuple[int, int] = (1, 0)) -> None:
         """Note what is wrong with ids; in a queue of the Go original it may be a move that is not over."""
         if self._keys.bare:
             self._passing |= {state.id: state for state in states}
         else:
             self._tell(states, now_ms, part, piece)
 
-    def _tell(self, states: Sequence[State], now_ms: int, part: Part, piece: tuple[int, int] = (1, 0)) -> None:
+    def _tell(self, states: Sequence[IdState], now_ms: int, part: Part, piece: tuple[int, int] = (1, 0)) -> None:
         """Tell what is wrong with ids, and set it right if that was asked for."""
         mended = self._mended(states, now_ms, part, piece) if self._repair else set()
         for state in states:
@@ -229,24 +233,26 @@ class Checker:
                 if state.id in mended:
                     self._tally.was_mended(name)
 
-    def _mended(self, states: Sequence[State], now_ms: int, part: Part, piece: tuple[int, int]) -> set[str]:
+    def _mended(self, states: Sequence[IdState], now_ms: int, part: Part, piece: tuple[int, int]) -> set[str]:
         """Set ids right where they still are as they were seen; return those that were."""
-        wishes = {}
+        repairs = {}
         for state in states:
-            wish = wish_of(state, now_ms, bare=self._keys.bare)
-            if wish is not None:
-                wishes[state.id] = wish.args(state.digest)
-        if not wishes:
+            repair = repair_of(state, now_ms, bare=self._keys.bare)
+            if repair is not None:
+                repairs[state.id] = repair.args(state.digest)
+        if not repairs:
             return set()
-        ids = list(wishes)
-        _, rows = self._ask(transitions.check(self._keys, ids, part=part, piece=piece, wishes=wishes))
+        ids = list(repairs)
+        _, rows = self._queue.run(transitions.check(self._keys, ids, part=part, piece=piece, wishes=repairs))
         return {id for id, row in zip(ids, rows, strict=True) if row == b"mended"}
 
-    def _faults(self, state: State, now_ms: int) -> list[Any]:
+    def _faults(self, state: IdState, now_ms: int) -> list[Any]:
         return faults_of(state, now_ms, bare=self._keys.bare)
 
-    def _states(self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)) -> tuple[int, list[State]]:
-        now_ms, rows = self._ask(transitions.check(self._keys, ids, part=part, piece=piece))
+    def _states(
+        self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)
+    ) -> tuple[int, list[IdState]]:
+        now_ms, rows = self._queue.run(transitions.check(self._keys, ids, part=part, piece=piece))
         return now_ms, [read_state(id, row) for id, row in zip(ids, rows, strict=True)]
 
     def _pieces(self, part: str, key: str) -> Iterator[tuple[int, list[str]]]:
@@ -254,7 +260,7 @@ class Checker:
         start = 0
         while True:
             self._progress(part, len(self._known))
-            ids = self._ask(Command(("LRANGE", key, start, start + BATCH - 1), _texts))
+            ids = self._queue.run(Command(("LRANGE", key, start, start + BATCH - 1), _texts))
             if not ids:
                 return
             yield start, ids
@@ -267,7 +273,7 @@ class Checker:
         while cursor:
             self._progress(what, len(self._known))
             scan = Command((command, key, max(0, cursor), "COUNT", BATCH), lambda reply: (int(reply[0]), reply[1]))
-            cursor, found = self._ask(scan)
+            cursor, found = self._queue.run(scan)
             for ids in _batches(_texts(found[::step])):
                 yield self._unknown(ids)
 
@@ -275,11 +281,10 @@ class Checker:
         return [id for id in dict.fromkeys(ids) if id not in self._known]
 
     def _length_of_lists(self) -> int:
-        lengths = [self._ask(Command(("LLEN", key), int)) for key in (self._keys.ready, self._keys.retry)]
-        return sum(lengths)
+        return sum(self._queue.run_all([Command(("LLEN", key), int) for key in (self._keys.ready, self._keys.retry)]))
 
 
-def _needs_proof(state: State, part: Part) -> bool:
+def _needs_proof(state: IdState, part: Part) -> bool:
     """Say whether what is wrong, or not, with an id depends on lists that were not looked through."""
     if state.scored:
         return state.listed > 0

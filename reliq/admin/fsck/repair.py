@@ -15,17 +15,17 @@ from reliq.admin.fsck.state import CLOCK_SLACK_MS, fits, is_count, is_time, plac
 from reliq.wireformat import FailureNote
 
 if TYPE_CHECKING:
-    from reliq.admin.fsck.state import State
+    from reliq.admin.fsck.state import IdState
     from reliq.call import Arg
 
 #: Further on comes first: a copy that waits behind one that is held would only be delivered once more.
 FURTHER_ON = ("unack", "retry", "ready", "pending", "garbage")
 
-Kind = Literal["", "stray", "expired", "cancelled", "dead"]
+RepairKind = Literal["", "stray", "expired", "cancelled", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Repair:
     """
     What is to become of an id.
 
@@ -42,7 +42,7 @@ class Wish:
     due_ms: int = 0
     left: str = "="
     word: str = "="
-    kind: Kind = ""
+    kind: RepairKind = ""
     note: str = ""
 
     def args(self, digest: str) -> tuple[Arg, ...]:
@@ -50,7 +50,7 @@ class Wish:
         return (digest, self.place, self.due_ms, self.left, self.word, self.kind, self.note)
 
 
-def wish_of(state: State, now_ms: int, *, bare: bool) -> Wish | None:
+def repair_of(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
     """
     Return where an id that has a fault belongs; None when it is better left to the next claim or reclaim.
 
@@ -62,11 +62,11 @@ def wish_of(state: State, now_ms: int, *, bare: bool) -> Wish | None:
     place = _place_kept(state) if places > 1 else place_of(state)
     if place == "garbage":
         right = places == 1 and state.left is None and not state.has_word
-        return None if right else Wish(place="garbage", left="", word="")
+        return None if right else Repair(place="garbage", left="", word="")
     return _of_a_living(state, place, now_ms, moves=places > 1)
 
 
-def _place_kept(state: State) -> str:
+def _place_kept(state: IdState) -> str:
     """Return which of its places an id keeps: garbage only when it has no retry count, so that it had ended."""
     there = {*state.scored, *(name for name in ("ready", "retry") if getattr(state, name))}
     if state.garbage and state.left is None:
@@ -74,7 +74,7 @@ def _place_kept(state: State) -> str:
     return next(place for place in FURTHER_ON if place in there)
 
 
-def _of_a_stray(state: State, now_ms: int, *, bare: bool) -> Wish | None:
+def _of_a_stray(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
     if state.left is None and state.body != "string":
         return _gone("stray") if state.body == "none" else None  # what lies there is nobody's, least of all ours
     if state.is_cancelled:
@@ -86,11 +86,11 @@ def _of_a_stray(state: State, now_ms: int, *, bare: bool) -> Wish | None:
         return _gone("dead", "it was in no place of its queue, and nothing says where it belongs")
     left, word = _left(state), "=" if fits(state.word, "pending") else ""
     if due > now_ms:
-        return Wish("pending", due, left, word)
-    return Wish("ready", 0, left, word)
+        return Repair("pending", due, left, word)
+    return Repair("ready", 0, left, word)
 
 
-def _of_a_living(state: State, place: str, now_ms: int, *, moves: bool) -> Wish | None:
+def _of_a_living(state: IdState, place: str, now_ms: int, *, moves: bool) -> Repair | None:
     """Return what an id wants that goes on living in `place`, or ends for the want of a body or a due time."""
     kind_of_place = "list" if place in ("ready", "retry", "list") else place
     waits = place == "pending" or (place == "unack" and state.word.waits)
@@ -99,19 +99,19 @@ def _of_a_living(state: State, place: str, now_ms: int, *, moves: bool) -> Wish 
     left = _left(state)
     word = "=" if fits(state.word, kind_of_place) else ""
     if kind_of_place == "list":
-        wish = Wish(place if moves else "=", 0, left, word)
-        return wish if wish != Wish() else None
+        repair = Repair(place if moves else "=", 0, left, word)
+        return repair if repair != Repair() else None
     score_ms = ((state.pending if place == "pending" else state.unack) or 0.0) * 1000
     due = _due(state, place, score_ms, now_ms)
     if due is None:
         return _gone("dead", "its due time was no time, and nothing says when it is due")
     if moves or not math.isfinite(score_ms) or due != round(score_ms):
-        return Wish(place, due, left, word)
-    wish = Wish(left=left, word=word)
-    return wish if wish != Wish() else None
+        return Repair(place, due, left, word)
+    repair = Repair(left=left, word=word)
+    return repair if repair != Repair() else None
 
 
-def _due(state: State, place: str, score_ms: float, now_ms: int) -> int | None:
+def _due(state: IdState, place: str, score_ms: float, now_ms: int) -> int | None:
     """Return the score, in ms, that an id should have; None when nothing says."""
     if place == "unack" and state.lease_ms is not None:
         latest = now_ms + state.lease_ms
@@ -123,11 +123,11 @@ def _due(state: State, place: str, score_ms: float, now_ms: int) -> int | None:
     return now_ms if place == "unack" else None
 
 
-def _left(state: State) -> str:
+def _left(state: IdState) -> str:
     """Return the count that an id should have: 0, one more delivery, when its own is none."""
     return "=" if is_count(state.left) else "0"
 
 
-def _gone(kind: Kind, why: str = "") -> Wish:
+def _gone(kind: RepairKind, why: str = "") -> Repair:
     note = str(FailureNote("lost", None, why)) if why else ""
-    return Wish(place="", left="", word="", kind=kind, note=note)
+    return Repair(place="", left="", word="", kind=kind, note=note)

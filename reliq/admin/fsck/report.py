@@ -13,7 +13,7 @@ EXAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FaultKind:
     """
     One way in which a queue can be wrong.
 
@@ -28,33 +28,40 @@ class Kind:
     passes: bool = False
 
 
-KINDS: dict[FaultName, Kind] = {
-    "wrong-type": Kind(
+FAULT_KINDS: dict[FaultName, FaultKind] = {
+    "wrong-type": FaultKind(
         "a key of the queue holds another type, so that scripts refuse to run", "renames the key, and keeps it"
     ),
-    "twice": Kind("an id is in two places, and may be delivered from each", "keeps the one that is further on"),
-    "lost": Kind(
+    "twice": FaultKind("an id is in two places, and may be delivered from each", "keeps the one that is further on"),
+    "lost": FaultKind(
         "a message is in no place, so that nobody will ever claim it",
         "puts it back where its envelope says; a body without one becomes a dead letter",
     ),
-    "stray-body": Kind("a body has no message", "makes it a dead letter"),
-    "stray-count": Kind("a retry count has neither place nor body", "ends the message as expired or cancelled"),
-    "stray-word": Kind("a state word has no message", "removes it"),
-    "stray-error": Kind("a last error has no message", "removes it"),
-    "no-count": Kind("a message has no retry count, and is taken to have none left", "writes 0: one more delivery"),
-    "bad-count": Kind("a retry count is no number", "writes 0: one more delivery"),
-    "ended-count": Kind("a message at its end still has a retry count", "removes the count"),
-    "wrong-word": Kind("a state word does not fit the place of its message", "removes the word"),
-    "wrong-time": Kind(
+    "stray-body": FaultKind("a body has no message", "makes it a dead letter"),
+    "stray-count": FaultKind("a retry count has neither place nor body", "ends the message as expired or cancelled"),
+    "stray-word": FaultKind("a state word has no message", "removes it"),
+    "stray-error": FaultKind("a last error has no message", "removes it"),
+    "no-count": FaultKind(
+        "a message has no retry count, and is taken to have none left", "writes 0: one more delivery"
+    ),
+    "bad-count": FaultKind("a retry count is no number", "writes 0: one more delivery"),
+    "ended-count": FaultKind("a message at its end still has a retry count", "removes the count"),
+    "wrong-word": FaultKind("a state word does not fit the place of its message", "removes the word"),
+    "wrong-time": FaultKind(
         "a score is no time of this queue", "takes the time of the envelope, or of the lease; else a dead letter"
     ),
-    "strange-body": Kind("the key of a body holds another type", "ends a waiting message; else its claim will"),
-    "no-body": Kind(
+    "strange-body": FaultKind("the key of a body holds another type", "ends a waiting message; else its claim will"),
+    "no-body": FaultKind(
         "a body is gone: the message's time is over, or somebody deleted it", "ends a waiting message", passes=True
     ),
-    "no-word": Kind("an id is leased, and nobody of reliq's has the lease", "nothing: it is reclaimed", passes=True),
-    "bad-total": Kind("a total is no number, so that the account cannot be kept", "nothing: what it was is unknown"),
-    "account": Kind(
+    "no-word": FaultKind(
+        "an id is leased, and nobody of reliq's has the lease", "nothing: it is reclaimed", passes=True
+    ),
+    "bad-total": FaultKind(
+        "a total is spoilt: no number, or below zero, so that the account cannot be kept",
+        "nothing: what it was is unknown",
+    ),
+    "account": FaultKind(
         "published + redriven is not every end + alive: somebody else changed the queue", "nothing: mend the rest first"
     ),
 }
@@ -70,11 +77,11 @@ class Fault:
     One way in which a queue is wrong, and how often.
 
     Attributes:
-        name: of the fault, a key of `KINDS`.
+        name: of the fault, a key of `FAULT_KINDS`.
         count: how many ids or keys have it; for the account, how many messages it is off by.
         mended: how many of them were set right.
         examples: the first few.
-        means, repair, passes: see `Kind`.
+        means, repair, passes: see `FaultKind`.
     """
 
     name: str
@@ -108,7 +115,7 @@ class CheckReport:
 
 
 @dataclass(slots=True)
-class Tally:
+class FaultTally:
     """Counts faults as they are found."""
 
     counts: dict[FaultName, int] = field(default_factory=dict)
@@ -127,7 +134,7 @@ class Tally:
         self.mended[name] = self.mended.get(name, 0) + 1
 
     def faults(self, *, bare: bool = False) -> tuple[Fault, ...]:
-        """Return what was found, in the order of `KINDS`; `bare` is said of a layout of the Go original."""
+        """Return what was found, in the order of `FAULT_KINDS`; `bare` is said of a layout of the Go original."""
         return tuple(
             Fault(
                 name,
@@ -138,6 +145,6 @@ class Tally:
                 kind.repair,
                 kind.passes or (bare and name in LEFTOVERS),
             )
-            for name, kind in KINDS.items()
+            for name, kind in FAULT_KINDS.items()
             if name in self.counts
         )

@@ -62,7 +62,7 @@ _COUNT = re.compile(r"\d{1,6}")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class IdState:
     """
     What is known of an id, at one moment.
 
@@ -122,7 +122,7 @@ class State:
         """Whether it has a state word."""
         return self.word != Unset()
 
-    def is_as(self, other: State) -> bool:
+    def is_as(self, other: IdState) -> bool:
         """Say whether nothing has changed since `other` was seen, but for what is known of the lists."""
         return replace(self, ready=None, retry=None, digest="") == replace(other, ready=None, retry=None, digest="")
 
@@ -132,10 +132,10 @@ class State:
         return self.word.lease_ms if isinstance(self.word, Held) else None
 
 
-def read_state(id: str, row: Sequence[Any]) -> State:
+def read_state(id: str, row: Sequence[Any]) -> IdState:
     """Return what a row of the script `check` says of `id`."""
     texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in row]
-    return State(
+    return IdState(
         id=id,
         pending=_score(texts[0]),
         unack=_score(texts[1]),
@@ -151,7 +151,7 @@ def read_state(id: str, row: Sequence[Any]) -> State:
     )
 
 
-def faults_of(state: State, now_ms: int, *, bare: bool) -> list[FaultName]:
+def faults_of(state: IdState, now_ms: int, *, bare: bool) -> list[FaultName]:
     """
     Return what is wrong with an id.
 
@@ -190,12 +190,12 @@ def is_count(left: str | None) -> bool:
     return left is not None and _COUNT.fullmatch(left) is not None
 
 
-def place_of(state: State) -> str:
+def place_of(state: IdState) -> str:
     """Return the one place of an id that is not in two: of ready and retry, `list`."""
     return state.scored[0] if state.scored else "list"
 
 
-def _stray(state: State) -> list[FaultName]:
+def _stray(state: IdState) -> list[FaultName]:
     """Return what is left of a message that is in no place, by the most of it that there is."""
     if state.left is not None:
         return ["stray-count" if state.body == "none" else "lost"]
@@ -204,7 +204,7 @@ def _stray(state: State) -> list[FaultName]:
     return ["stray-word"] if state.has_word else ["stray-error"] if state.error else []
 
 
-def _of_an_ended(state: State) -> list[FaultName]:
+def _of_an_ended(state: IdState) -> list[FaultName]:
     found: list[FaultName] = []
     if state.left is not None:
         found.append("ended-count")
@@ -215,7 +215,7 @@ def _of_an_ended(state: State) -> list[FaultName]:
     return found
 
 
-def _of_a_living(state: State, now_ms: int, *, bare: bool) -> list[FaultName]:
+def _of_a_living(state: IdState, now_ms: int, *, bare: bool) -> list[FaultName]:
     found: list[FaultName] = []
     if not is_count(state.left):
         found.append("no-count" if state.left is None else "bad-count")
@@ -232,7 +232,7 @@ def _of_a_living(state: State, now_ms: int, *, bare: bool) -> list[FaultName]:
     return found
 
 
-def _is_in_time(state: State, now_ms: int) -> bool:
+def _is_in_time(state: IdState, now_ms: int) -> bool:
     """Say whether the score of an id can be a time; of one that is held, one within its lease."""
     score = state.pending if state.pending is not None else state.unack
     if score is None:

@@ -1,15 +1,21 @@
-"""Options that say which messages are meant, and the values they come with."""
+"""The options that commands share, and the values they stand for."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
 
-from reliq.admin import Filter, LetterFilter
+from reliq.admin import Admin, Filter, LetterFilter
 from reliq.admin.pieces import STATES
-from reliq.cli.common import duration, print_json, say
 from reliq.errors import ConfigurationError
+from reliq.keys import Layout
 from reliq.message import DEATH_REASONS
+
+DEFAULT_LAYOUT = str(Layout.RELIQ)
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
 
 
 def state_option(words: Sequence[str]) -> Callable[[], list[str]]:
@@ -17,7 +23,18 @@ def state_option(words: Sequence[str]) -> Callable[[], list[str]]:
     return lambda: list(words)
 
 
-State = Annotated[
+Url = Annotated[str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+LayoutText = Annotated[
+    str,
+    typer.Option(
+        "--layout",
+        help="How the queue's keys are spelled: reliq, or as in Go: hdt3213, hdt3213:tag, hdt3213:prefix=P.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+StateOption = Annotated[
     str,
     typer.Option(help="pending, ready, unack, retry, garbage or dead.", autocompletion=state_option(STATES)),
 ]
@@ -25,7 +42,7 @@ Headers = Annotated[
     list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="Only with this header; may be given again.")
 ]
 Match = Annotated[str, typer.Option(metavar="TEXT", help="Only with this text in the body.")]
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Of messages.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Of messages.")]
 All = Annotated[bool, typer.Option("--all", help="All of them; asks before it acts.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many are meant.")]
 OlderThan = Annotated[str | None, typer.Option(metavar="TIME", help="Only those dead for longer: 30s, 10m, 2h, 1d.")]
@@ -34,6 +51,21 @@ Error = Annotated[str, typer.Option(metavar="TEXT", help="Only with this text in
 Reason = Annotated[
     str, typer.Option(help=f"Only those: {', '.join(DEATH_REASONS)}.", autocompletion=state_option(DEATH_REASONS))
 ]
+
+
+def admin(url: str | None, layout: str = DEFAULT_LAYOUT) -> Admin:
+    """Return what looks and acts for the commands."""
+    return Admin(url, layout=Layout.parse(layout))
+
+
+def duration(text: str) -> float:
+    """Return `30s`, `10m`, `2h`, `1d`, `1h30m`, `250ms` or plain seconds as seconds; else raise ConfigurationError."""
+    parts = _PART.findall(text)
+    if parts and "".join(number + unit for number, unit in parts) == text:
+        return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        return float(text)
+    raise ConfigurationError(f"a duration is written 30s, 10m, 2h, 1d or 1h30m, not {text[:40]!r}")
 
 
 def headers_of(given: Sequence[str] | None) -> dict[str, str]:
@@ -71,8 +103,3 @@ def letter_filter_of(
         older_than=None if older_than is None else duration(older_than),
         newer_than=None if newer_than is None else duration(newer_than),
     )
-
-
-def print_found(found: int, done: str, *, json: bool) -> None:
-    """Print how many a --dry-run found."""
-    print_json({"found": found}) if json else say(f"{found} would be {done}")

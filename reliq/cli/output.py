@@ -1,45 +1,23 @@
-"""What the commands share: where Redis is, how an answer is printed, how a person is asked."""
+"""How the commands answer: texts for a person, JSON for a script, and a question before what cannot be undone."""
 
 import json
 import re
 import sys
 import time
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import typer
 from rich.console import Console
 
-from reliq.admin import Admin
 from reliq.errors import ConfigurationError
 from reliq.foreign import LAST_SECOND, printable
-from reliq.keys import Layout
 
+#: Exit code of a command that was used wrongly.
 EXIT_USAGE = 2
-DEFAULT_LAYOUT = str(Layout.RELIQ)
 
-Url = Annotated[str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-LayoutText = Annotated[
-    str,
-    typer.Option(
-        "--layout",
-        help="How the queue's keys are spelled: reliq, or as Go does: hdt3213, hdt3213:tag, hdt3213:prefix=NAME.",
-    ),
-]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
-
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
-_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
-
-
-def admin(url: str | None, layout: str = DEFAULT_LAYOUT) -> Admin:
-    """Return what looks and acts for the commands."""
-    return Admin(url, layout=Layout.parse(layout))
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -70,16 +48,6 @@ def print_json(value: Any) -> None:
 def print_facts(facts: Iterable[tuple[str, Any]]) -> None:
     """Print names and values, one of each in a line; nothing is cut off."""
     say(*(f"{name:>12}  {value}" for name, value in facts))
-
-
-def duration(text: str) -> float:
-    """Return `30s`, `10m`, `2h`, `1d`, `1h30m`, `250ms` or plain seconds as seconds; else raise ConfigurationError."""
-    parts = _PART.findall(text)
-    if parts and "".join(number + unit for number, unit in parts) == text:
-        return sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
-        return float(text)
-    raise ConfigurationError(f"a duration is written 30s, 10m, 2h, 1d or 1h30m, not {text[:40]!r}")
 
 
 def spoken(seconds: float) -> str:
@@ -126,3 +94,8 @@ def confirm(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise ConfigurationError(f"{question} Nobody is at the terminal to agree: say --yes")
     typer.confirm(printable(question), abort=True, err=True)
+
+
+def print_found(found: int, done: str, *, json: bool) -> None:
+    """Print how many a --dry-run found."""
+    print_json({"found": found}) if json else say(f"{found} would be {done}")

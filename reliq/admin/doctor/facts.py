@@ -1,0 +1,54 @@
+"""What the doctor is told of a server, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Verdict = Literal["ok", "warning", "bad", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """
+    One thing the doctor looked at.
+
+    Attributes:
+        what: was found.
+        means: for the queues.
+        mend: how; empty where there is nothing to mend.
+    """
+
+    name: str
+    verdict: Verdict
+    what: str
+    means: str = ""
+    mend: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """
+    What the doctor was told; None, or nothing, is what it may not read.
+
+    Attributes:
+        info: of INFO, all sections that were told.
+        config: of CONFIG GET, the parameters that were told.
+        slow_scripts: microseconds of each script in the slow log.
+        clock_offset: seconds by which the server's clock is ahead, beyond what the round trip explains.
+        may_eval: whether this user may run a script of its own.
+        denied: of each role, the commands that this user may not run; None where nobody tells.
+    """
+
+    info: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict)
+    slow_scripts: Sequence[int] | None = None
+    clock_offset: float | None = None
+    may_eval: bool = False
+    denied: Mapping[str, Sequence[str] | None] = field(default_factory=dict)
+    hosts: Sequence[str] = ()
+    is_secure: bool = False
+    client_retries: int = 0
