@@ -123,8 +123,8 @@ class Checker:
         """Read what is in no list but has a place."""
         keys = self._keys
         places = ("pending", "ZSCAN", keys.pending), ("unack", "ZSCAN", keys.unack), ("garbage", "SSCAN", keys.garbage)
-        for place in places:
-            for ids in self._scanned(*place):
+        for what, command, key in places:
+            for ids in self._scanned(what, command, key):
                 self._look(ids)
 
     def _read_strays(self) -> None:
