@@ -1,4 +1,4 @@
-"""Whether a worker is alive and ready: what its processes note of themselves, and the judgement of it."""
+"""The health of a worker: the pulse that each of its processes writes, and whether it is alive and ready by that."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FIELDS = struct.Struct("dddd")
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """
-    What the engine of a worker process does at one moment.
+    The state of a worker process's engine at one moment.
 
     Attributes:
         last_claim_at: when its last claim round was completed, in monotonic seconds.
@@ -52,9 +52,9 @@ class EngineStats:
 
 class Pulse:
     """
-    What a process notes of itself, readable by its parent; times are monotonic seconds of the machine.
+    The facts that a process writes of itself for its supervisor; times are monotonic seconds of the machine.
 
-    It outlives the process that writes it: one that dies again and again before it claims has an old pulse.
+    A pulse outlives its process: one that dies again and again before it claims leaves an old pulse.
 
     Args:
         path: a file shared between both, None when the reader is the process itself.
@@ -83,7 +83,7 @@ class Pulse:
                 self._write(claimed_at, time.monotonic(), ready=bool(ready), broken=bool(broken))
 
     def note(self, stats: EngineStats | None) -> None:
-        """Note what the process does; None when its engine has not started, or has stopped."""
+        """Note the state of the process's engine, None before its start and after its stop."""
         with self._lock:
             claimed_at, away_at, _, _ = self._read()
             if stats is None:
@@ -102,7 +102,7 @@ class Pulse:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the process has entered its lifespan and works."""
+        """Whether the process has entered its lifespan and claims."""
         return bool(self._read()[2])
 
     def _read(self) -> tuple[float, float, float, float]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 #: So much of a reason or an error's text is kept.
 TEXT_LIMIT = 500
 NAME_LIMIT = 100
+#: A line names five ids, and how many more there are.
+IDS_SHOWN = 5
 
 
 def clean_text(value: object, limit: int = TEXT_LIMIT) -> str:
@@ -26,3 +33,9 @@ def class_name(value: object) -> str:
         return str(type(value).__name__)[:NAME_LIMIT]
     except Exception:
         return "a class without a name"
+
+
+def some(ids: Sequence[str]) -> str:
+    """Return the first five of `ids` as one text, and how many more there are."""
+    more = f" and {len(ids) - IDS_SHOWN} more" if len(ids) > IDS_SHOWN else ""
+    return (", ".join(ids[:IDS_SHOWN]) or "none") + more

@@ -20,7 +20,7 @@ from reliq.logs.setup import FORMATS, LEVELS, configure_logging
 from reliq.metrics import serving
 from reliq.metrics.endpoint import DEFAULT_HOST, Endpoint
 from reliq.metrics.files import FOLDER_VARIABLE
-from reliq.process.main import Plan
+from reliq.process.plan import ChildPlan
 from reliq.process.supervisor import STALL_SECONDS, Supervisor, environment_of_children
 from reliq.settings import WorkerSettings, seconds, whole
 from reliq.transport.connection import URL_VARIABLE
@@ -81,7 +81,7 @@ def worker(
     if not configure_logging(log_level, log_format) and log_format != "auto":
         logger.warning("--log-format %s does nothing: the application has configured logging itself", log_format)
     _use_url(found, url)
-    plan = Plan(
+    plan = ChildPlan(
         consumer=consumer,
         queues=tuple(queue or ()),
         concurrency=settings.concurrency,

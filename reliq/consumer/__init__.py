@@ -1,1 +1,1 @@
-"""Handlers by queue, and the worker process that runs them."""
+"""The `Consumer`: it finds the user's module, starts the worker's engine, and ends it at a signal."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 #: Exit codes of a worker process.
 EXIT_HUNG, EXIT_REPLACE = 75, 76
-#: The part that misses Redis before there are others.
+#: The name under which a start reports that Redis is away.
 STARTING = "start"
 #: A drain looks twenty times a second whether it is done.
 DRAIN_SECONDS = 0.05
@@ -49,10 +49,10 @@ class Consumer(Registration):
     Handlers of any number of queues, and how their worker runs.
 
     Args:
-        url: a Redis URL or a redis-py client; None means that of the queues, else RELIQ_URL.
+        url: a Redis URL or a redis-py client; None means the Redis of the queues, else RELIQ_URL.
         lifespan: returns a context manager, plain or async, entered once for each worker process before the first
             claim and left after the last handler; what it yields is `job.state`.
-        observers: are told of every event.
+        observers: callables that get every event.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Consumer(Registration):
         self.observers: list[Observer] = list(observers)
         self._engine: Engine | None = None
         self._stopped: Engine | None = None
-        self._wishes_to_leave = False
-        #: The most seconds that running handlers have after a stop, whatever the settings say.
+        self._leave_asked = False
+        #: Running handlers have at most so many seconds after a stop, whatever the settings say.
         self.longest_grace = math.inf
 
     def include(self, *sources: Consumer | str) -> Self:
@@ -97,7 +97,7 @@ class Consumer(Registration):
         """
         Start working in this process and return; `queues` names some of the handlers' queues, none means all.
 
-        While Redis is away it waits for it. What has not been stopped is stopped when the program ends.
+        It waits while Redis is away. A consumer that nobody stops is stopped at the end of the program.
 
         Raises:
             ConfigurationError: there is no handler, no such queue, no Redis named, or the server is not fit.
@@ -136,9 +136,9 @@ class Consumer(Registration):
         Work until the queues are empty, and stop; for tests.
 
         Args:
-            delayed: wait for what is due later, too, a backoff included; else it stays, but for the next second's.
-            raise_errors: the first failure, an exception of a handler, a timeout or a body that does not decode, ends
-                the drain and is raised here; else failed messages go the way of any other.
+            delayed: wait for messages that are due later, too, a backoff included; else only for the next second's.
+            raise_errors: end the drain at the first failure (an exception of a handler, a timeout, or a body that does
+                not decode) and raise it here; else failed messages are retried and buried as ever.
 
         Raises:
             ConfigurationError: as `start`.
@@ -176,13 +176,13 @@ class Consumer(Registration):
         Work until SIGTERM or SIGINT, then stop in peace; a second signal ends the process at once.
 
         Args:
-            patient: let a second signal change nothing, for under a supervisor only SIGKILL ends at once.
+            patient: ignore a second signal, for a supervisor ends the process at once by SIGKILL.
             metrics_port: serve /metrics, /live and /ready there, on `metrics_host` or 127.0.0.1.
-            metrics_registry: the registry of Prometheus' client that also gets the figures, instead of a new one.
+            metrics_registry: a registry of Prometheus' client that gets the figures, instead of a new one.
 
         Returns:
-            The exit code: 0; EXIT_REPLACE after `max_jobs`; EXIT_HUNG when handlers that overran their time must be
-            ended with the process, or a part of it has ended by itself.
+            The exit code: 0; EXIT_REPLACE after `max_jobs`; EXIT_HUNG when only the end of the process ends handlers
+            that overran their time, or when a part of it has ended by itself.
         """
         check_main_thread()
         with (
@@ -192,8 +192,8 @@ class Consumer(Registration):
             return self._run(settings or WorkerSettings(), queues, signals)
 
     def leave(self) -> None:
-        """Let `run` claim no more and return when its handlers have finished: another process is to go on."""
-        self._wishes_to_leave = True
+        """Have `run` claim no more and return when its handlers have finished: another process is to go on."""
+        self._leave_asked = True
 
     @property
     def is_leaving(self) -> bool:
@@ -213,7 +213,7 @@ class Consumer(Registration):
 
     @property
     def unfinished(self) -> list[HeldDelivery] | None:
-        """What the last stop cut off, or could not give back; None before the end of its grace."""
+        """The deliveries that the last stop cut off, or could not give back; None before the end of its grace."""
         return None if self._stopped is None else self._stopped.unfinished
 
     def running(self) -> list[HandlerCall]:
@@ -253,7 +253,7 @@ class Consumer(Registration):
 
     def _run(self, settings: WorkerSettings, queues: Sequence[str], signals: StopSignals) -> int:
         """Start, work and stop; return the exit code."""
-        self._wishes_to_leave = False
+        self._leave_asked = False
         try:
             self.start(settings, queues=queues)
             signals.works()
@@ -261,7 +261,7 @@ class Consumer(Registration):
             self.stop(0)
             return 0
         engine = self.engine()
-        is_replaced = work(engine, settings, signals, lambda: self._wishes_to_leave)
+        is_replaced = work(engine, settings, signals, lambda: self._leave_asked)
         broken = engine.hung_slots > 0 or bool(engine.dead_parts())
         if not self.stop(min(seconds("grace", settings.grace), self.longest_grace)) or broken:
             return EXIT_HUNG
@@ -274,7 +274,7 @@ class Consumer(Registration):
         if port is None and registry is None:
             return nullcontext()
         handlers = self.chosen(queues)
-        # Imported here, for the client of Prometheus comes with it.
+        # The module is imported here, for the client of Prometheus comes with it.
         serving = importlib.import_module("reliq.metrics.serving")
         keys = [handler.queue.keys for handler in handlers]
         served: AbstractContextManager[Any] = serving.of_one_process(

@@ -1,4 +1,4 @@
-"""Imports the user's module for a command, and says in one line why that cannot be done and what to do."""
+"""The import of the user's module: the consumer in it, or one line that says why there is none and what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 def imported(name: str, place: str) -> ModuleType:
     """
-    Return the module `name`, which was asked for as `place`.
+    Return the module `name`, which a person wrote as `place`.
 
     Raises:
         ConfigurationError: it is no module's name, there is none, or an import in it fails.
@@ -57,14 +57,14 @@ def found(place: str, kind: type[T]) -> T:
 
 
 def traceback_of_module(error: BaseException) -> list[str]:
-    """Return the traceback of an exception that a module raised while it was imported, from the module's first line on."""
+    """Return the traceback of an exception from the import of a module, from that module's first line on."""
     told = TracebackException.from_exception(error)
     told.stack = StackSummary.from_list([frame for frame in told.stack if not frame.filename.startswith(_OURS)])
     return "".join(told.format()).splitlines()
 
 
 def _why(name: str, error: ImportError) -> str:
-    """Return what is missing, the line that wants it, and what to do."""
+    """Return the name that is missing, the line that imports it, and what to do."""
     missing = error.name or ""
     if isinstance(error, ModuleNotFoundError) and (name == missing or name.startswith(f"{missing}.")):
         return f"{error.msg} in this folder, on PYTHONPATH or installed"

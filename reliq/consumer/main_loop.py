@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.2
 
 
-def work(engine: Engine, settings: WorkerSettings, signals: StopSignals, wishes_to_leave: Callable[[], bool]) -> bool:
+def work(engine: Engine, settings: WorkerSettings, signals: StopSignals, must_leave: Callable[[], bool]) -> bool:
     """
     Work until a signal, or until nothing more is to be done here.
 
@@ -28,7 +28,7 @@ def work(engine: Engine, settings: WorkerSettings, signals: StopSignals, wishes_
     Returns:
         Whether another process is to replace this one.
     """
-    while not (signals.numbers or wishes_to_leave() or _must_leave(engine, settings) or _is_done(engine, settings)):
+    while not (signals.numbers or must_leave() or _must_be_replaced(engine, settings) or _is_done(engine, settings)):
         signals.wait(LOOK_SECONDS)
     if signals.numbers or _is_done(engine, settings):
         return False
@@ -48,7 +48,7 @@ def check_main_thread() -> None:
         )
 
 
-def _must_leave(engine: Engine, settings: WorkerSettings) -> bool:
+def _must_be_replaced(engine: Engine, settings: WorkerSettings) -> bool:
     """Say whether the process has worked `max_jobs`, or something in it is lost that only another process has."""
     had_enough = settings.max_jobs is not None and engine.inflight.started >= settings.max_jobs
     return had_enough or engine.must_be_replaced()

@@ -1,4 +1,4 @@
-"""Signals to this process: noted where next to nothing is safe, read where everything is."""
+"""Signals to this process: a handler only notes them, and the main thread reads the notes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-#: What ends a worker in peace.
+#: The signals that end a worker in peace.
 STOPS = (signal.SIGTERM, signal.SIGINT)
 EXIT_SECOND_SIGNAL = 130
 
@@ -22,11 +22,11 @@ class SignalNotes:
     """
     The signals that came, in their order.
 
-    A signal handler may interrupt anything, a wait for its own notes and itself included: it must take no lock that
-    the interrupted code may hold, as `threading.Event.set` does. `SimpleQueue.put` is made to be entered again.
+    A signal handler may interrupt any code, a wait for its own notes and itself included. It must take no lock that
+    the interrupted code may hold, as `threading.Event.set` does; `SimpleQueue.put` may be entered again.
 
     Attributes:
-        numbers: every signal so far, oldest first; whoever has dealt with one may remove it.
+        numbers: every signal so far, oldest first; code that has dealt with one may remove it.
     """
 
     def __init__(self) -> None:
@@ -34,12 +34,12 @@ class SignalNotes:
         self._came: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def note(self, number: int, _frame: FrameType | None = None) -> None:
-        """Take note of a signal: to be given to `signal.signal`."""
+        """Note a signal; this is a handler for `signal.signal`."""
         self.numbers.append(number)
         self._came.put(None)
 
     def wait(self, seconds_at_most: float | None = None) -> bool:
-        """Wait for a signal that no wait has seen yet, None for ever; say whether there is one."""
+        """Wait for a signal that no wait has seen yet, without a limit for None; say whether one came."""
         seen = False
         with suppress(queue.Empty):
             self._came.get(timeout=seconds_at_most)
@@ -55,10 +55,10 @@ class StoppedEarly(BaseException):
 
 class StopSignals(SignalNotes):
     """
-    SIGTERM and SIGINT as a worker in the main thread takes them, within a `with` block; after it they are as before.
+    The handlers of SIGTERM and SIGINT for a worker in the main thread, within a `with` block; then they are as before.
 
-    While it starts, a signal ends the start by StoppedEarly. Once it works the first is noted and the second ends the
-    process at once, unless that is for a supervisor to do.
+    While the worker starts, a signal ends the start by StoppedEarly. While it works, the first signal is noted, and the
+    second ends the process at once, unless a supervisor is to do that.
 
     Args:
         patient: a second signal changes nothing.
@@ -80,13 +80,13 @@ class StopSignals(SignalNotes):
             signal.signal(number, handler or signal.SIG_DFL)
 
     def works(self) -> None:
-        """Note from now on; take the signals again, for what has been started may have taken them."""
+        """Only note signals from now on; set the handlers again, for a lifespan may have set its own."""
         self._works = True
         for number in STOPS:
             take(number, self.take_note)
 
     def take_note(self, number: int, _frame: FrameType | None) -> None:
-        """Only take note, except where the person wants an end."""
+        """Note a signal, and end the start or the process where that is wanted."""
         self.note(number)
         if not self._works:
             raise StoppedEarly
@@ -95,7 +95,7 @@ class StopSignals(SignalNotes):
 
 
 def end_at_once(number: int, _frame: FrameType | None) -> None:
-    """End the process, in which nothing has been started yet that could end in peace; to be given to `take`."""
+    """End the process, in which nothing has started yet that could end in peace; this is a handler for `take`."""
     os._exit(EXIT_SECOND_SIGNAL if number == signal.SIGINT else 0)
 
 
@@ -103,7 +103,7 @@ _taken: set[int] = set()
 
 
 def take(number: int, handler: Callable[[int, FrameType | None], Any]) -> Any:
-    """Have `handler` called at a signal, but not in processes forked from this one; return the one before."""
+    """Have `handler` called at a signal, but not in processes forked from this one; return the handler before."""
     _taken.add(number)
     return signal.signal(number, handler)
 
@@ -112,7 +112,7 @@ _forking = threading.local()
 
 
 def _hold_signals_back() -> None:
-    """Hold back what we take while this thread forks: one that came before the child gave it up would be lost there."""
+    """Hold the taken signals back while this thread forks: in the child one would be lost before its default is set."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _taken)
 
 
@@ -121,7 +121,7 @@ def _let_signals_come() -> None:
 
 
 def _give_up_signals() -> None:
-    """Let a forked process take the signals as any other: who made it may end it by one."""
+    """Give a forked process the default handlers: its parent may end it by a signal."""
     for number in _taken:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     _taken.clear()

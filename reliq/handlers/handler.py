@@ -22,7 +22,7 @@ _MOST_PARAMETERS = 2  # body and job
 @dataclass(frozen=True, slots=True)
 class Handler:
     """
-    What to do with the messages of one queue.
+    The function for the messages of one queue, and how it is called.
 
     Attributes:
         takes_job: whether the function wants the `Job` besides the body.

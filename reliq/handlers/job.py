@@ -1,4 +1,4 @@
-"""`Job`: what a handler sees of its message besides the body."""
+"""`Job`: the message as its handler sees it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ B = TypeVar("B")
 
 class DeliveryState(Protocol):
     """
-    What a worker knows of the delivery behind a job.
+    The delivery behind a job, as the worker keeps it.
 
     Attributes:
         cancelled: its message was cancelled meanwhile.

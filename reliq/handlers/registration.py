@@ -23,7 +23,7 @@ E = TypeVar("E", bound="Callable[[Job[Any], BaseException, bool], Any]")
 
 
 class Registration:
-    """What a consumer knows before it runs: a handler for each queue, and what goes around every call."""
+    """The handlers of a consumer by queue, and the middleware and error hooks for all of them."""
 
     def __init__(self, target: Target | None = None) -> None:
         self.target = target

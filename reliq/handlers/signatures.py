@@ -1,4 +1,4 @@
-"""What `Consumer.handler` takes and returns, for type checkers: a handler of another body is a mistake they find."""
+"""The types of `Consumer.handler`, by which a type checker finds a handler that takes another body than its queue has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Register(Protocol[B]):
-    """What `Consumer.handler(queue)` returns: a decorator that leaves the function as it is."""
+    """The decorator that `Consumer.handler(queue)` returns; it leaves the function as it is."""
 
     @overload
     def __call__(self, function: Callable[[B], R], /) -> Callable[[B], R]: ...
@@ -26,7 +26,7 @@ class Register(Protocol[B]):
 
 
 class RegisterBatch(Protocol[B]):
-    """What `Consumer.handler(queue, batch=...)` returns."""
+    """The decorator that `Consumer.handler(queue, batch=...)` returns."""
 
     @overload
     def __call__(self, function: Callable[[list[B]], R], /) -> Callable[[list[B]], R]: ...
@@ -35,7 +35,7 @@ class RegisterBatch(Protocol[B]):
 
 
 class Options(TypedDict, total=False):
-    """What `Consumer.handler` takes; the defaults are those of `HandlerSettings`."""
+    """The options of `Consumer.handler`; the defaults are those of `HandlerSettings`."""
 
     lease: Duration
     timeout: Duration | None

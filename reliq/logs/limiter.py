@@ -1,4 +1,4 @@
-"""Keeps reliq's own log lines from flooding a log; what an application logs itself never comes here."""
+"""A limit for reliq's own log lines, by which they never flood a log; an application's own lines do not come here."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 logger = logging.getLogger("reliq")
 
-#: Of lines that differ in their figures alone, so many are written within so many seconds.
+#: Ten lines that differ in their figures alone are written within 10 s; more are held back.
 SAME_LINES = 10
 SAME_SECONDS = 10.0
-#: So many kinds of line are told apart.
+#: At 1,000 kinds of line a new window begins, which bounds the memory.
 KINDS_LIMIT = 1000
-#: So many ids of what was held back are named.
+#: A summary of lines that were held back names at most 100 ids.
 HELD_IDS = 100
-#: The event of the line that tells what was held back; it is never held back itself.
+#: The event of that summary, which is never held back itself.
 HELD_BACK = "held_back"
 
 
 @dataclass(slots=True)
 class _Held:
-    """Lines of one kind that were not written."""
+    """The lines of one kind that were not written."""
 
     level: int
     like: str
@@ -35,9 +35,9 @@ class _Held:
 
 class Limiter(logging.Filter):
     """
-    Lets lines at INFO and above of one kind through a few at a time; each window ends by telling what it held back.
+    Lets few lines of one kind, at INFO and above, through in each window, which ends by a summary of the others.
 
-    The window is told over by the next line or, if none comes, by a timer.
+    The next line ends a window that is over; if none comes, a timer does.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Limiter(logging.Filter):
         return count <= SAME_LINES
 
     def flush(self) -> None:
-        """End the window now: tell what it held back."""
+        """End the window now, and write the summary of what it held back."""
         with self._lock:
             over = self._end_window()
         _tell(over)
@@ -79,7 +79,7 @@ class Limiter(logging.Filter):
         if self._timer is None:
             timer = threading.Timer(SAME_SECONDS, self.flush)
             timer.daemon = True
-            with suppress(RuntimeError):  # no thread to be had: the next line tells it
+            with suppress(RuntimeError):  # the system gives no thread: the next line ends the window
                 timer.start()
                 self._timer = timer
 
@@ -103,7 +103,7 @@ def _tell(over: list[_Held]) -> None:
 
 
 def _kind(record: logging.LogRecord) -> Any:
-    """Return what lines have in common that tell the same again: of an event, all but its ids and figures."""
+    """Return what lines of one kind have in common: all of an event but its ids and figures. None is never held back."""
     told = getattr(record, "reliq", None)
     if told is None:
         return record.name, record.levelno, str(record.msg)

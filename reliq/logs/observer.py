@@ -1,4 +1,4 @@
-"""Events as log lines. No line holds a body, a header or a password."""
+"""Events as log lines. No line has a body, a header or a password."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING, Any
 from reliq import events
 from reliq.foreign import printable
 from reliq.logs.setup import enable_logging
+from reliq.text import IDS_SHOWN, some
 
 if TYPE_CHECKING:
     from reliq.events import Event
 
 logger = logging.getLogger("reliq")
 
-IDS_SHOWN = 5
-
 
 class LogObserver:
     """
     Writes a line for each event that matters: handled well at DEBUG, answers at INFO, ends and losses at WARNING.
 
-    Failures are told where their exception is at hand, with its traceback.
+    Failures are logged where their exception is at hand, with its traceback.
 
     Args:
-        error_text: write the text of an exception that is an answer's reason too; else class and place alone.
+        error_text: write also the text of an exception that is an answer's reason; else its class and place alone.
     """
 
     def __init__(self, *, error_text: bool = False) -> None:
@@ -45,22 +44,6 @@ class LogObserver:
         match event:
             case events.Handled(failed=False):
                 _handled(event, event.error if self._error_text else event.raised or event.error)
-            case events.Lost(queue, ids, verb):
-                text = f"{queue}: {verb} came too late, the message went on without us: {_some(ids)}"
-                _warn(text, event="lost", queue=queue, ids=ids, verb=verb)
-            case events.Unconfirmed(queue, ids, why):
-                text = f"{queue}: published, but not as durable as asked for: {why}: {_some(ids)}"
-                _warn(text, event="unconfirmed", queue=queue, ids=ids, why=why)
-            case events.Reclaimed(queue, overdue, _, buried) if overdue or buried:
-                text = f"{queue}: leases ran out: {_some(overdue)}; no retry left: {_some(buried)}"
-                _warn(text, event="reclaimed", queue=queue, ids=overdue, buried=buried)
-            case events.Expired(queue, ids):
-                _warn(f"{queue}: expired before they could start: {_some(ids)}", event="expired", queue=queue, ids=ids)
-            case events.Collected(queue, ids):
-                _warn(f"{queue}: dead letters: {_some(ids)}", event="dead", queue=queue, ids=ids)
-            case events.Inconsistent(queue, ids):
-                text = f"{queue}: retry count missing or no number, taken as 0: {_some(ids)}"
-                _warn(text, event="inconsistent", queue=queue, ids=ids)
             case events.RedisAway(_, part, error):
                 self._redis_away(part, error)
             case events.RedisBack(_, part):
@@ -71,17 +54,39 @@ class LogObserver:
             case events.WorkerStopping(_, running, grace):
                 text = f"stopping: {running} running handler(s) have up to {grace:g} s to end"
                 _info(text, event="stopping", running=running, grace=grace)
-            case events.WentBack(queue, before, after):
-                cause = "a spoilt total, see `reliq check`" if after < 0 else "Redis was reset or rewound"
-                text = f"{queue}: {cause}: the queue counted {before} claims and now counts {after}"
-                _warn(text, event="went_back", queue=queue, before=before, after=after)
             case events.RenewalLate(queue, seconds, cause):
                 why = "Redis answered slowly" if cause == "redis" else "something held this process up"
                 text = f"a renewal came {seconds:.1f} s late: {why}"
                 _warn(text, event="renewal_late", queue=queue, seconds=round(seconds, 3), cause=cause)
+            case _:
+                self._of_queue(event)
+
+    def _of_queue(self, event: Event) -> None:
+        """Log what has happened to messages of a queue, other than by their handlers."""
+        match event:
+            case events.Lost(queue, ids, verb):
+                text = f"{queue}: {verb} came too late, the message went on without us: {some(ids)}"
+                _warn(text, event="lost", queue=queue, ids=ids, verb=verb)
+            case events.Unconfirmed(queue, ids, why):
+                text = f"{queue}: published, but not as durable as asked for: {why}: {some(ids)}"
+                _warn(text, event="unconfirmed", queue=queue, ids=ids, why=why)
+            case events.Reclaimed(queue, overdue, _, buried) if overdue or buried:
+                text = f"{queue}: leases ran out: {some(overdue)}; no retry left: {some(buried)}"
+                _warn(text, event="reclaimed", queue=queue, ids=overdue, buried=buried)
+            case events.Expired(queue, ids):
+                _warn(f"{queue}: expired before they could start: {some(ids)}", event="expired", queue=queue, ids=ids)
+            case events.Collected(queue, ids):
+                _warn(f"{queue}: dead letters: {some(ids)}", event="dead", queue=queue, ids=ids)
+            case events.Inconsistent(queue, ids):
+                text = f"{queue}: retry count missing or no number, taken as 0: {some(ids)}"
+                _warn(text, event="inconsistent", queue=queue, ids=ids)
+            case events.WentBack(queue, before, after):
+                cause = "a spoilt total, see `reliq check`" if after < 0 else "Redis was reset or rewound"
+                text = f"{queue}: {cause}: the queue counted {before} claims and now counts {after}"
+                _warn(text, event="went_back", queue=queue, before=before, after=after)
 
     def _redis_away(self, part: str, error: str) -> None:
-        """Say once that Redis is away, of all parts that find it so."""
+        """Log once that Redis is away, however many parts find it so."""
         with self._lock:
             is_first = not self._away
             self._away.setdefault(part, time.monotonic())
@@ -89,7 +94,7 @@ class LogObserver:
             _warn(f"Redis is away, trying again until it is back ({error})", event="redis_away", part=part)
 
     def _redis_back(self, part: str) -> None:
-        """Say once that Redis is back: when the last part that missed it has reached it."""
+        """Log once that Redis is back, when the last part that missed it has reached it."""
         with self._lock:
             since = min(self._away.values(), default=0.0)
             is_last = self._away.pop(part, None) is not None and not self._away
@@ -99,7 +104,7 @@ class LogObserver:
 
 
 def _handled(event: events.Handled, error: str) -> None:
-    """Write how a handler ended."""
+    """Log how a handler ended."""
     level = logging.DEBUG if event.outcome in ("ack", "snooze") else logging.INFO
     if not logger.isEnabledFor(level):
         return
@@ -126,8 +131,3 @@ def _warn(text: str, **told: Any) -> None:
     if "ids" in told:
         told |= {"ids": told["ids"][:IDS_SHOWN], "count": len(told["ids"])}
     logger.warning("%s", printable(text), extra={"reliq": told})
-
-
-def _some(ids: tuple[str, ...]) -> str:
-    more = f" and {len(ids) - IDS_SHOWN} more" if len(ids) > IDS_SHOWN else ""
-    return (", ".join(ids[:IDS_SHOWN]) or "none") + more

@@ -18,19 +18,19 @@ FORMATS = ("auto", "text", "json")
 _COLOURS = {logging.DEBUG: "\x1b[2m", logging.INFO: "", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
 _PLAIN = "\x1b[0m"
 _LINE = "%(asctime)s %(process)d %(levelname)s %(name)s %(message)s"
-#: What every record has; whatever else is there an application gave it as `extra`.
+#: Every record has these attributes; an application has given all others as `extra`.
 _ORDINARY = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "reliq"})
 
-#: Of this process.
+#: The one limiter of this process.
 limiter = Limiter()
 
 
 def configure_logging(level: str, format: str = "auto") -> bool:
     """
-    Have reliq's lines written to standard error, and say whether that is our doing.
+    Write reliq's lines to standard error unless the application has configured logging; return whether this is so.
 
-    An application that has configured logging itself keeps what it has made: our records propagate into it. Without
-    handlers of its own its records are written as ours are, and none of them is ever held back.
+    The handlers of an application get reliq's records by propagation. The records of an application without handlers
+    are written like reliq's, and none of them is ever held back.
     """
     enable_logging()
     atexit.register(limiter.flush)
@@ -49,13 +49,13 @@ def configure_logging(level: str, format: str = "auto") -> bool:
 
 
 def enable_logging() -> None:
-    """Let reliq's loggers speak again: `logging.config` silences all that exist, unless told not to."""
+    """Enable reliq's loggers again: `logging.config` disables all that exist, unless it is asked not to."""
     for logger in _loggers():
         logger.disabled = False
 
 
 def _loggers() -> list[logging.Logger]:
-    """Return reliq's loggers, for filters and `disabled` are not inherited."""
+    """Return each of reliq's loggers, for filters and `disabled` are not inherited."""
     names = [name for name in list(logging.root.manager.loggerDict) if name.startswith("reliq.")]
     return [logging.getLogger("reliq"), *map(logging.getLogger, names)]
 
@@ -70,18 +70,18 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         text = super().format(record)
-        if record.name.partition(".")[0] == "reliq":  # what an application writes is its own affair
+        if record.name.partition(".")[0] == "reliq":  # an application's own text stays as it is
             text = "\n".join(map(printable, text.split("\n")))
         colour = _COLOURS.get(record.levelno, "") if self._colours else ""
         return f"{colour}{text}{_PLAIN}" if colour else text
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802  logging's
-        """Return when `record` was made, by this machine's zone."""
+        """Return when `record` was made, in this machine's time zone."""
         return datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(timespec="milliseconds")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object on a line: what an application gave as `extra`, and what the line says, which wins."""
+    """One JSON object on a line: the fields of the line, and those that an application gave as `extra`, which lose."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -99,5 +99,5 @@ class JsonFormatter(logging.Formatter):
         extra = {str(name): value for name, value in vars(record).items() if name not in _ORDINARY}
         try:
             return json.dumps(extra | row, default=str)
-        except Exception:  # an object that cannot be told in words, or holds itself
+        except Exception:  # an object has no text, or contains itself
             return json.dumps(row | {"extra_left_out": list(extra)}, default=repr)

@@ -1,8 +1,8 @@
 """
-What a worker process runs, in memory that it shares with its supervisor.
+The board of a worker process: memory, shared with its supervisor, that says what the process runs.
 
-A handler may hold the interpreter, and its process then says nothing more: the board was written before. It tells the
-supervisor since when the process is silent, what had started, and which messages are held under leases of its own.
+A handler may hold the interpreter, and its process then says nothing more: the board was written before. From it the
+supervisor knows since when the process is silent, what had started, and under which names its leases stand in Redis.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ if TYPE_CHECKING:
     from reliq.events import Event
     from reliq.handlers.handler import Handler
 
-#: Between two signs of life, and two looks at what has ended.
+#: A process gives a sign of life, and clears what has ended, four times a second.
 BEAT_SECONDS = 0.25
 
 _BEAT, _COUNT = struct.Struct("<d"), struct.Struct("<I")
-_COUNT_AT, _LANES_LENGTH_AT, _LEAVES_AT, _WISHED_AT = 8, 12, 16, 17
+_COUNT_AT, _LANES_LENGTH_AT, _LEAVES_AT, _LEAVE_ASKED_AT = 8, 12, 16, 17
 _LANES_AT, _LANES_BYTES = 64, 64 * 1024
 _ROWS_AT = _LANES_AT + _LANES_BYTES
 _ROW = struct.Struct("<ddqHH480s")  # since when (0: nothing), until when, thread, queue, bytes of the id, the id
 _ID_BYTES = 480
-#: Instead of a queue: any of the coroutines, which share a thread.
+#: The number of no queue: the row is that of the coroutines, which share a thread.
 _COROUTINES = 0xFFFF
 
 
 def size(concurrency: int) -> int:
-    """Return how many bytes the board of a process takes."""
+    """Return the bytes of a board with a row for each slot, and one for the coroutines."""
     return _ROWS_AT + _ROW.size * (concurrency + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """
-    What one thread runs.
+    One thread of a process, and what it runs.
 
     Attributes:
         thread: its number for the system.
         queue: empty for coroutines, which share their thread.
-        id: of the message; empty for all that is held of the queue, a batch.
+        id: the message; empty for a batch, which may have all that is held of the queue.
         started_at, timeout_at: monotonic seconds; 0.0 for no limit.
     """
 
@@ -63,7 +63,7 @@ class Row:
     timeout_at: float
 
     def __str__(self) -> str:
-        """Say what it is, for a person."""
+        """Return queue and id, for a log line."""
         return f"{self.queue} {ascii(self.id)[1:-1]}".strip() if self.queue else "coroutines"
 
 
@@ -81,8 +81,8 @@ class _Cell:
 
 
 @dataclass(slots=True)
-class _Kind:
-    """What the board needs to know of a handler."""
+class _HandlerFacts:
+    """The facts of a handler that the board writes, or decides by."""
 
     number: int
     timeout: float | None
@@ -92,7 +92,7 @@ class _Kind:
 
 class Board:
     """
-    The side of the process itself: an observer that writes when a handler begins, and a thread that keeps it true.
+    The board as its process writes it: when a handler begins, and by a thread that clears what has ended.
 
     Args:
         path: a file of `size(concurrency)` bytes.
@@ -105,7 +105,7 @@ class Board:
             self._memory = mmap.mmap(file.fileno(), size(concurrency))
         self._consumer = consumer
         self._kinds = {
-            one.queue.name: _Kind(at, one.timeout_seconds, one.is_batch, not one.is_async or concurrency == 1)
+            one.queue.name: _HandlerFacts(at, one.timeout_seconds, one.is_batch, not one.is_async or concurrency == 1)
             for at, one in enumerate(handlers)
         }
         self._lanes: dict[str, str] = {}
@@ -113,13 +113,13 @@ class Board:
         self._lock = threading.Lock()
 
     def keep_up(self) -> None:
-        """Give signs of life for ever."""
+        """Look again and again, for ever."""
         while True:
             self.look()
             time.sleep(BEAT_SECONDS)
 
     def __call__(self, event: Event, /) -> None:
-        """Write at once when a handler begins: it may not let us again."""
+        """Write a row when a handler begins: it may never let another thread run."""
         if not isinstance(event, Started):
             return
         if event.queue not in self._lanes:
@@ -149,8 +149,8 @@ class Board:
             _ROW.pack_into(self._memory, place, now, until, cell.thread, number, len(raw), raw)
 
     def look(self) -> None:
-        """Give a sign of life, clear what has ended, note what a handler has added to its time; hear the supervisor."""
-        if self._memory[_WISHED_AT]:
+        """Give a sign of life, clear the rows of what has ended, write changed timeouts, hear the supervisor's request."""
+        if self._memory[_LEAVE_ASKED_AT]:
             self._consumer.leave()
         self._memory[_LEAVES_AT] = self._consumer.is_leaving
         now = time.monotonic()
@@ -176,7 +176,7 @@ class Board:
                 struct.pack_into("<dd", self._memory, _ROWS_AT + cell.place * _ROW.size, started_at, timeout_at)
 
     def _note_lanes(self) -> None:
-        """Find out under which names this process claims: with them its leases can be found in Redis."""
+        """Write the names under which this process claims: by them the supervisor finds its leases in Redis."""
         deliveries = self._consumer.deliveries()
         with self._lock:
             for held in deliveries:
@@ -189,7 +189,7 @@ class Board:
 
 class BoardView:
     """
-    The side of the supervisor.
+    The board as the supervisor reads it.
 
     Args:
         path: the file, which is made anew.
@@ -199,7 +199,7 @@ class BoardView:
     def __init__(self, path: Path, queues: Sequence[str], concurrency: int) -> None:
         path.write_bytes(b"")
         with path.open("r+b") as file:
-            file.truncate(size(concurrency))  # what nobody writes takes no room
+            file.truncate(size(concurrency))  # pages that nobody writes take no room
             self._memory = mmap.mmap(file.fileno(), size(concurrency))
         self._queues = queues
 
@@ -211,7 +211,7 @@ class BoardView:
 
     @property
     def lanes(self) -> Mapping[str, str]:
-        """Queue -> under which name the process claims from it."""
+        """The name under which the process claims, by queue."""
         (length,) = _COUNT.unpack_from(self._memory, _LANES_LENGTH_AT)
         try:
             known: dict[str, str] = json.loads(self._memory[_LANES_AT : _LANES_AT + length] or b"{}")
@@ -224,12 +224,12 @@ class BoardView:
         """Whether the process claims no more and lets its handlers finish."""
         return bool(self._memory[_LEAVES_AT])
 
-    def wish_to_leave(self) -> None:
-        """Let the process do that soon."""
-        self._memory[_WISHED_AT] = 1
+    def ask_to_leave(self) -> None:
+        """Have the process claim no more and end when its handlers have finished."""
+        self._memory[_LEAVE_ASKED_AT] = 1
 
     def rows(self) -> list[Row]:
-        """Return what runs, or has just ended."""
+        """Return what the process runs, or has run until a moment ago."""
         (count,) = _COUNT.unpack_from(self._memory, _COUNT_AT)
         found = []
         for place in range(count):

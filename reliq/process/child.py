@@ -1,4 +1,4 @@
-"""One worker process as its supervisor sees it: how it is started, what it says, and how it is ended."""
+"""One worker process as its supervisor sees it: started, heard, and ended."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 
     from reliq.handlers.handler import Handler
     from reliq.health import Pulse
-    from reliq.process.main import Plan
+    from reliq.process.plan import ChildPlan
 
-#: A process is not started again faster than this; one that dies at its start ever more slowly.
+#: A process starts again after 1 s; one that dies at its start waits twice as long each time, up to 60 s.
 RESTART_SECONDS, SLOWEST_RESTART_SECONDS = 1.0, 60.0
-#: What a handler has beyond its timeout to let the child end it itself.
+#: A handler has 1 s beyond its timeout, in which its own process may end it.
 HARD_LIMIT_SECONDS = 1.0
-#: A silence is only what the supervisor was awake to hear: it may have been paused together with its children.
+#: At most 1 s of silence counts between two looks: the supervisor may have been paused together with its children.
 LONGEST_GAP_SECONDS = 1.0
-#: A silence of so many seconds is worth a look at the threads.
+#: The supervisor begins to compare the threads of a process after 0.75 s of silence.
 LOOK_CLOSER_SECONDS = 0.75
 #: A process has 0.1 s to stand still: one that waits for a disk may take longer, and a supervisor has more to do.
 STOPPED_SECONDS = 0.1
-#: Signals by which a process ends itself: nobody sends them from outside.
+#: The signals by which a process ends itself; all others are sent from outside.
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS)
 
 
 @dataclass(slots=True)
 class Silence:
     """
-    For how long the interpreter of a process has let nobody give a sign of life.
+    The time for which the interpreter of a process has let no thread give a sign of life.
 
     Attributes:
-        seconds: 0.0 while there are signs.
+        seconds: its length, 0.0 while there are signs.
         since: when it began, in monotonic seconds.
-        helped_at: at which length of it the supervisor last renewed the leases.
-        beat: the last sign of life.
+        helped_at: its length when the supervisor last renewed the leases.
+        beat: when the last sign of life was given, in monotonic seconds.
     """
 
     seconds: float = 0.0
@@ -61,7 +61,7 @@ class Silence:
     _looked_at: float = 0.0
 
     def hear(self, beat: float, now: float, pid: int) -> float:
-        """Take note of the last sign of life; return the seconds since we listened, as far as we were awake."""
+        """Note the last sign of life; return the seconds since the last call, as far as the supervisor was awake."""
         gap, self._heard_at = min(now - self._heard_at, LONGEST_GAP_SECONDS), now
         if beat != self.beat:
             self.beat, self.seconds, self.since, self.helped_at = beat, 0.0, beat, 0.0
@@ -83,14 +83,14 @@ class Child:
     A process, or the place for one.
 
     Attributes:
-        handlers: of the queues that it works, in its order.
-        has_worked: it has entered its lifespan, so that what it owes is signs of life.
+        handlers: the handlers of the process, in its own order.
+        has_worked: the process has entered its lifespan, and owes signs of life since.
         failures: how many processes in a row have died here at their start.
-        crashes: how many of these nobody has killed.
-        complained: for how many seconds, awake, it has not done what it owes.
-        done: it need not be started again.
-        doomed: why we ended the process, empty when it ended by itself.
-        guilty: the rows whose messages pay for its end, None when nobody knows: then all that had started.
+        crashes: how many of them ended by themselves; the others were killed from outside.
+        complained: for how many seconds the process, awake, has made no claim round.
+        done: no other process is to be started here.
+        doomed: why the supervisor ends the process, empty when it ended by itself.
+        guilty: the rows whose messages pay for its end; None when nobody knows, and all that had started pay.
     """
 
     number: int
@@ -116,11 +116,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process; 0 when there is none."""
+        """The id of the process, 0 when there is none."""
         return 0 if self.process is None else self.process.pid
 
-    def start(self, plan: Plan) -> None:
-        """Start a process with `plan`; its standard input stays open as long as we live."""
+    def start(self, plan: ChildPlan) -> None:
+        """Start a process with `plan`; its standard input stays open as long as the supervisor lives."""
         path = self.folder / f"board-{self.number}"
         self.board = BoardView(path, [one.queue.name for one in self.handlers], plan.concurrency)
         self.report.unlink(missing_ok=True)
@@ -129,7 +129,7 @@ class Child:
         self.silence, self.complained = Silence(), 0.0
         command = [sys.executable, "-m", "reliq.process.main"]
         self.started_at = time.monotonic()
-        # Held back until the child has a handler for it: its default is to end the process.
+        # SIGUSR1 is held back until the process has a handler for it: its default is to end the process.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         try:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, process_group=0)  # noqa: S603  ours
@@ -161,14 +161,14 @@ class Child:
         """Say whether the process claims no more and only lets its handlers finish."""
         return self.process is not None and self.board is not None and self.board.leaves
 
-    def wish_to_leave(self, reason: str) -> None:
+    def ask_to_leave(self, reason: str) -> None:
         """Have the process claim no more, let its handlers finish and end."""
         self.doomed = reason
         if self.board is not None:
-            self.board.wish_to_leave()
+            self.board.ask_to_leave()
 
     def hear(self, now: float) -> None:
-        """Take note of a sign of life, or of a silence, once the process works."""
+        """Note a sign of life, or a silence, once the process works."""
         if self.board is None:
             return
         self.has_worked = self.has_worked or self.pulse.is_ready or bool(self.board.rows())
@@ -179,7 +179,7 @@ class Child:
         self.complained = self.complained + gap if complains and not self.silence.seconds > HARD_LIMIT_SECONDS else 0.0
 
     def rows(self) -> list[Row]:
-        """Return what it runs."""
+        """Return what the process runs."""
         return [] if self.board is None else self.board.rows()
 
     @contextmanager
@@ -192,7 +192,7 @@ class Child:
             self.signal(signal.SIGCONT)
 
     def overran(self, now: float, *, since: float = 0.0) -> list[Row]:
-        """Return the rows past the time at which the process itself would have ended them, of those due after `since`."""
+        """Return the rows that overran a timeout after `since`, and that the process had the time to end itself."""
         silent = self.silence.seconds > HARD_LIMIT_SECONDS
         return [
             row
@@ -208,7 +208,7 @@ class Child:
         return any(row.queue in lease_of and now > row.timeout_at + lease_of[row.queue] / 2 for row in overran)
 
     def holders(self, now: float) -> list[Row]:
-        """Return the rows whose handler may hold the interpreter, or has had its time."""
+        """Return the rows whose handlers may hold the interpreter, or overran their timeouts."""
         rows, late = self.rows(), self.overran(now)
         threads = self.silence.holders(self.pid, {row.thread for row in rows}, now)
         return [row for row in rows if row.thread in threads or row in late]
@@ -219,7 +219,7 @@ class Child:
         return self.has_started(rows, queue, id)
 
     def has_started(self, rows: Sequence[Row], queue: str, id: str) -> bool:
-        """Say whether a message is among `rows`, or may be: of coroutines and batches only the queues are known."""
+        """Say whether a message is among `rows`, or may be: a row of coroutines or of a batch names no message."""
         if any(row.queue == queue and row.id in ("", id) for row in rows):
             return True
         return queue in self._async and any(not row.queue for row in rows)
@@ -230,7 +230,7 @@ class Child:
         self.signal(number)
 
     def why(self, returncode: int) -> str:
-        """Return why the process ended, in one word."""
+        """Return in one word why the process ended, for the metrics."""
         if self.doomed:
             return self.doomed
         known = {0: "jobs", EXIT_REPLACE: "jobs", EXIT_HUNG: "hung"}
@@ -242,7 +242,7 @@ class Child:
             self.process.send_signal(number)
 
     def collect(self) -> subprocess.Popen[str] | None:
-        """Take the dead process away, with whatever its handlers have started: it has a group of its own."""
+        """Return the dead process, and kill whatever its handlers have started: all of it is in the process's group."""
         process, self.process = self.process, None
         if process is None:
             return None

@@ -1,4 +1,4 @@
-"""The folder that a worker shares with its processes: locked while it works, and swept when its worker was killed."""
+"""The folder of the files that a worker shares with its processes: locked while it works, swept by the next one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from reliq.errors import ConfigurationError
 
 try:
     import fcntl
-except ImportError:  # not a Unix: nobody sweeps there either
+except ImportError:  # without a Unix there are no locks, and nothing is swept
     fcntl = None  # type: ignore[assignment]
 
 PREFIX = "reliq-worker-"
-#: A folder that is being made is not locked yet.
+#: A folder is not swept in its first minute: it may not be locked yet.
 YOUNG_SECONDS = 60.0
 
 
 class Folder:
     """
-    A folder of this process alone, which goes with it.
+    A temporary folder of this process alone.
 
     Raises:
         ConfigurationError: there is no place for one.
@@ -40,7 +40,7 @@ class Folder:
         _sweep(self.path.parent)
 
     def restore(self, within: str) -> None:
-        """Make it, and the folder `within` it, again if somebody has cleaned them away."""
+        """Make the folder, and the one `within` it, again if somebody has cleaned them away."""
         if not self.path.exists():
             self.path.mkdir(mode=0o700, parents=True)
             _close(self._lock)
@@ -48,14 +48,14 @@ class Folder:
         (self.path / within).mkdir(mode=0o700, exist_ok=True)
 
     def remove(self) -> None:
-        """Remove it with all that is in it."""
+        """Remove the folder with its content."""
         _close(self._lock)
         self._lock = -1
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _locked(path: Path) -> int:
-    """Lock a folder, which systemd-tmpfiles and other workers respect; return what holds the lock, -1 if somebody else."""
+    """Lock a folder against systemd-tmpfiles and other workers; return the descriptor of the lock, -1 if there is one."""
     if fcntl is None:
         return -1
     descriptor = os.open(path, os.O_RDONLY)
@@ -73,9 +73,9 @@ def _close(descriptor: int) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what workers that were killed have left behind."""
+    """Remove the folders of workers that were killed."""
     for path in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another's, or gone meanwhile
+        with suppress(OSError):  # it is another user's, or has gone meanwhile
             known = path.lstat()
             if path.is_symlink() or known.st_uid != os.geteuid() or time.time() - known.st_mtime < YOUNG_SECONDS:
                 continue

@@ -1,4 +1,4 @@
-"""Which thread holds a process' interpreter, seen from outside: it alone runs, and nobody else can say so."""
+"""The thread that holds the interpreter of a process, found from outside: no other thread there can say so."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-#: Who holds the interpreter and computes takes at least so much of the time between two looks, on a busy machine too.
+#: A thread that computes has at least a twentieth of the time between two looks, on a busy machine too.
 LEAST_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
     """
-    What a thread has done since it began.
+    The work of a thread since it began.
 
     Attributes:
-        seconds: of CPU.
-        waits: how often it gave up the CPU of its own accord; who waits for the interpreter does so all the time.
+        seconds: its CPU time.
+        waits: how often it gave up the CPU by itself; a thread that waits for the interpreter does so all the time.
     """
 
     seconds: float
@@ -31,7 +31,7 @@ class Activity:
 
 
 def activities(pid: int) -> dict[int, Activity]:
-    """Return what each thread of a process has done; nothing where the system does not tell."""
+    """Return the activity of each thread of a process; nothing where the system does not show it."""
     try:
         threads = psutil.Process(pid).threads()
     except (psutil.Error, NotImplementedError):
@@ -43,9 +43,9 @@ def holders(
     before: Mapping[int, Activity], after: Mapping[int, Activity], threads: Iterable[int], seconds: float
 ) -> set[int]:
     """
-    Return which of `threads` may hold the interpreter, by what they did within `seconds`.
+    Return those of `threads` that may hold the interpreter, by their activity within `seconds`.
 
-    One that computes is it. Where none does, it sleeps, and is one of those that do not wait for the interpreter.
+    A thread that computes holds it. Where none computes the holder sleeps, and does not wait for the interpreter.
     """
     mine = set(threads)
     burnt = {one: after[one].seconds - before[one].seconds for one in after if one in before}
@@ -56,7 +56,7 @@ def holders(
 
 
 def _waits(pid: int, thread: int) -> int:
-    """Return how often a thread gave up the CPU; 0 where the system does not tell."""
+    """Return how often a thread gave up the CPU by itself; 0 where the system does not show it."""
     with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/task/{thread}/status").read_text("ascii", "replace").splitlines():
             if line.startswith("voluntary_ctxt_switches:"):

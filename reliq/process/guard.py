@@ -1,4 +1,4 @@
-"""The supervisor's hold on its guard, which ends what runs when the supervisor itself has been killed."""
+"""The guard as its supervisor sees it: a process that ends the children of a supervisor that was killed."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from reliq.process import guard_main as guard
+from reliq.process import guard_main
 
 
 class Guard:
-    """Starts the guard and tells it who begins and who ends; it goes with this process, however that ends."""
+    """Starts the guard, and names to it each process that begins and ends; its input ends with this process."""
 
     def __init__(self) -> None:
-        # Isolated and without site: it imports nothing of the user's, and is small.
+        # Isolated and without site, it imports nothing of the user's, and is small.
         self._process = subprocess.Popen(  # noqa: S603  ours
-            [sys.executable, "-I", "-S", guard.__file__],
+            [sys.executable, "-I", "-S", guard_main.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
         )
-        self._process.wait()  # it has left a process of nobody behind
+        self._process.wait()  # the guard is its child, which nobody waits for
 
     def began(self, pid: int) -> None:
-        """Have a process watched."""
+        """Have the guard watch a process."""
         self._tell(f"+{pid}\n")
 
     def ended(self, pid: int) -> None:
-        """Have it watched no more."""
+        """Have the guard watch a process no more."""
         self._tell(f"-{pid}\n")
 
     def close(self) -> None:
-        """Let the guard go: we end ourselves."""
+        """End the guard's input: the supervisor itself has ended its children."""
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()

@@ -1,9 +1,9 @@
 """
-A small process of its own that ends what a killed supervisor leaves behind: `python guard.py`, started by it.
+The guard, a process of its own that ends what a killed supervisor leaves behind: `python guard_main.py`.
 
-A child stops by itself when its supervisor is gone, unless a handler holds its interpreter; and what a handler has
-started knows of no supervisor. Nothing in a worker can hold up another process. It reads from its standard input
-`+PID` and `-PID` for each process that begins and ends, and goes when that input ends.
+A child stops by itself when its supervisor is gone, unless a handler holds its interpreter; and a program that a
+handler has started knows of no supervisor. No handler can hold up the guard. It reads `+PID` and `-PID` from its
+standard input for each process that begins and ends, and does its work when that input ends.
 """
 
 import os
@@ -12,22 +12,23 @@ import sys
 import time
 from contextlib import suppress
 
-#: How long children have to stop in peace.
-LINGER_SECONDS = 8.0
-LOOK_SECONDS = 0.1
+#: Children have 8 s to stop in peace.
+PEACE_SECONDS = 8.0
+#: The guard looks ten times a second whether they have.
+CHECK_SECONDS = 0.1
 
 
 def main() -> None:
-    """Remember who runs until the supervisor is gone, and end who still runs a while after that."""
+    """Note which processes run until the supervisor is gone, and kill those that still run 8 s later."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the end of a whole session comes to us too, and we are the last
+        signal.signal(number, signal.SIG_IGN)  # the end of a session comes to the guard too, which must be the last
     running: set[int] = set()
     for line in sys.stdin:
         pid = int(line[1:])
         running = running | {pid} if line[0] == "+" else running - {pid}
-    until = time.monotonic() + LINGER_SECONDS
+    until = time.monotonic() + PEACE_SECONDS
     while any(map(_is_there, running)) and time.monotonic() < until:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(CHECK_SECONDS)
     for pid in running:
         with suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
@@ -42,5 +43,5 @@ def _is_there(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    if os.fork() == 0:  # a process of nobody: who looks at the supervisor's children sees workers alone
+    if os.fork() == 0:  # without a parent: the supervisor's children are its workers alone
         main()

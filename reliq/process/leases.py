@@ -1,4 +1,4 @@
-"""What a worker process holds, seen by its supervisor: leases extended or given back in its place."""
+"""The leases of a worker process in the hands of its supervisor: found, extended, given back."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from reliq.consumer.consumer import Consumer
     from reliq.keys import Keys
 
-#: How long a call is tried while Redis is away, and each reply is waited for as briefly: a supervisor has more to do.
-TRY_SECONDS = 1.0
+#: A call is tried for 1 s while Redis is away: meanwhile the supervisor hears no signal and sees no process.
+CALL_SECONDS = 1.0
 
 
 class Leases:
@@ -29,27 +29,27 @@ class Leases:
         self._consumer = consumer
 
     def held(self, name: str, lane: str) -> list[Claimed]:
-        """Return what is held of queue `name` by who claims from it as `lane`."""
+        """Return the messages of queue `name` that are held by the consumer that claims as `lane`."""
         return list(self._held(self._keys(name), lane))
 
     def extend(self, name: str, claimed: Sequence[Claimed]) -> None:
-        """Give what is held of queue `name` a whole lease more."""
+        """Extend the leases of these messages of queue `name` to a whole one from now."""
         (handler,) = self._consumer.chosen([name])
         for piece in _pieces(claimed):
             self._client().run(
                 transitions.extend(handler.queue.keys, piece, lease_ms=handler.settings.lease_ms),
-                for_seconds=TRY_SECONDS,
+                for_seconds=CALL_SECONDS,
             )
 
     def release(self, name: str, claimed: Sequence[Claimed]) -> None:
-        """Give what is held of queue `name` back, unspent and in its order."""
-        for piece in reversed(_pieces(claimed)):  # the first at last, for it goes foremost
-            self._client().run(transitions.release(self._keys(name), piece), for_seconds=TRY_SECONDS)
+        """Give these messages of queue `name` back, unspent and in their order."""
+        for piece in reversed(_pieces(claimed)):  # each piece goes before the last one: the first must come last
+            self._client().run(transitions.release(self._keys(name), piece), for_seconds=CALL_SECONDS)
 
     def _held(self, keys: Keys, lane: str) -> Iterator[Claimed]:
-        """Yield what unack holds with receipts of `lane`, a bounded part of it at a time."""
+        """Yield the messages in unack whose receipts are of `lane`; each call reads a bounded part of it."""
         at, client = 0, self._client()
-        while ids := client.run(commands.held_from(keys, at), for_seconds=TRY_SECONDS):
+        while ids := client.run(commands.held_from(keys, at), for_seconds=CALL_SECONDS):
             words, lefts = client.run(commands.state_words(keys, ids)), client.run(commands.retries_left(keys, ids))
             for id, word, left in zip(ids, words, lefts, strict=True):
                 number = whole_number(left or b"")

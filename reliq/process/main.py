@@ -1,7 +1,7 @@
 """
 One process under the supervisor: `python -m reliq.process.main`, started with a plan on its standard input.
 
-The plan stays open as long as the supervisor lives: its end tells the child that it is alone.
+The supervisor keeps that input open as long as it lives: its end tells the process that it is alone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,6 +31,7 @@ from reliq.logs.observer import LogObserver
 from reliq.logs.setup import configure_logging, limiter
 from reliq.metrics.process import ProcessMetrics
 from reliq.process.board import Board
+from reliq.process.plan import EXIT_CONFIG, EXIT_CRASHED, STOP_MARGIN_SECONDS, ChildPlan
 from reliq.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -41,69 +41,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq.child")
 
-#: The child cannot work as it is set up: starting it again would not help (sysexits.h: EX_CONFIG).
-EXIT_CONFIG = 78
-EXIT_CRASHED = 1
-#: What a stop may take beyond its grace, to settle and to end.
-SETTLE_SECONDS = 10.0
-#: Between two looks whether a stop has begun.
+#: The stop-watch looks twice a second whether a stop has begun.
 STOP_LOOK_SECONDS = 0.5
-#: What running handlers have when the supervisor is gone: its guard ends what is left soon after.
+#: Running handlers have 5 s when the supervisor is gone: its guard ends what is left 3 s later.
 ALONE_SECONDS = 5.0
-#: What the functions of atexit may take: they flush logs, spans and reports of errors.
+#: The functions of atexit have 3 s to flush logs, spans and reports of errors.
 ATEXIT_SECONDS = 3.0
-#: New objects, less those that are gone, after which the collector looks at the young ones; Python's own is 700.
+#: The collector looks at the young objects when there are 10,000 more of them; Python's own threshold is 700.
 COLLECT_AFTER = 10_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """
-    What a child is to do.
-
-    Attributes:
-        consumer: `module:name`.
-        queues: some of the handlers' queues, none for all.
-        board: file in which the child writes what it runs.
-        report: file in which the child names what it could not finish.
-        pulse: file in which the child notes that it claims.
-        metrics: whether the child keeps figures for its parent.
-    """
-
-    consumer: str
-    queues: tuple[str, ...]
-    concurrency: int
-    grace: float
-    max_jobs: int | None
-    burst: bool | Literal["delayed"]
-    allow_eviction: bool
-    log_level: str
-    board: str
-    report: str
-    pulse: str = ""
-    metrics: bool = False
-    log_format: str = "auto"
-    log_error_text: bool = False
-
-    def as_line(self) -> str:
-        """Return the plan as it is sent."""
-        return json.dumps(asdict(self)) + "\n"
-
-    @classmethod
-    def of(cls, line: str) -> Plan:
-        """Return the plan in a line."""
-        fields: dict[str, Any] = json.loads(line)
-        return cls(**{**fields, "queues": tuple(fields["queues"])})
 
 
 def main() -> int:
     """Work as the plan on standard input says; return the exit code."""
     take(signal.SIGINT, _pass)  # the supervisor speaks for the terminal
     take(signal.SIGTERM, end_at_once)
-    wishes = SignalNotes()
-    take(signal.SIGUSR1, wishes.note)
+    stack_requests = SignalNotes()
+    take(signal.SIGUSR1, stack_requests.note)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor starts us with it held back
-    plan = Plan.of(sys.stdin.readline())
+    plan = ChildPlan.of(sys.stdin.readline())
     supervisor = _take_standard_input()
     alone = threading.Event()
     threading.Thread(
@@ -115,7 +70,7 @@ def main() -> int:
         finally:  # not before, so that an application that configures logging itself is seen to
             configure_logging(plan.log_level, plan.log_format)
         _spare_the_collector()
-        return _work(consumer, plan, wishes, alone)
+        return _work(consumer, plan, stack_requests, alone)
     except (ConfigurationError, LoginError) as error:
         logger.error("%s", error)  # noqa: TRY400  what to do is in the message; a trace would hide it
         return EXIT_CONFIG
@@ -127,23 +82,24 @@ def main() -> int:
 
 
 def _pass(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing; unlike SIG_IGN it is not handed on to the programs that handlers start."""
+    """Do nothing; a program that a handler starts inherits SIG_IGN, but not this."""
 
 
 def _spare_the_collector() -> None:
     """
     Have the garbage collector look at fewer objects, and less often.
 
-    What the modules of reliq and of the user made stays as long as the process: a full collection, a pause for every
-    handler, need not look through it. What a message leaves behind has no cycles and goes without a collection; a
-    handler's own cycles are collected as before, a little later.
+    The objects of modules stay as long as the process: a full collection, a pause for every handler, need not look
+    through them. The objects of a message have no cycles and go without a collection; a handler's own cycles are
+    collected a little later.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)
 
 
-def _work(consumer: Consumer, plan: Plan, wishes: SignalNotes, alone: threading.Event) -> int:
+def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes, alone: threading.Event) -> int:
+    """Run the consumer, and beside it what writes the board, notices the end of the supervisor and bounds the stop."""
     consumer.observers.append(LogObserver(error_text=plan.log_error_text))
     _keep_figures(consumer, plan)
     settings = WorkerSettings(
@@ -157,7 +113,7 @@ def _work(consumer: Consumer, plan: Plan, wishes: SignalNotes, alone: threading.
     board = Board(Path(plan.board), consumer, consumer.chosen(plan.queues), plan.concurrency)
     consumer.observers.append(board)
     for name, watch in (
-        ("stacks", lambda: _write_stacks(consumer, wishes)),
+        ("stacks", lambda: _write_stacks(consumer, stack_requests)),
         ("stop-watch", lambda: _bound_the_stop(consumer, plan)),
         ("board", board.keep_up),
         ("end-watch", lambda: _end_when_alone(consumer, alone)),
@@ -169,8 +125,8 @@ def _work(consumer: Consumer, plan: Plan, wishes: SignalNotes, alone: threading.
         _report_unfinished(consumer, Path(plan.report))
 
 
-def _keep_figures(consumer: Consumer, plan: Plan) -> None:
-    """Note for the parent that this process claims, and what it measures."""
+def _keep_figures(consumer: Consumer, plan: ChildPlan) -> None:
+    """Note for the supervisor that this process claims, and keep its figures."""
     pulse = Pulse(Path(plan.pulse) if plan.pulse else None)
     consumer.observers.append(pulse)
     if not plan.metrics:
@@ -182,7 +138,7 @@ def _keep_figures(consumer: Consumer, plan: Plan) -> None:
 
 
 def _take_standard_input() -> int:
-    """Return what was standard input; what handlers start gets an empty one, not the supervisor's."""
+    """Return what was standard input; programs that handlers start get an empty one, not the supervisor's."""
     supervisor = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -191,7 +147,7 @@ def _take_standard_input() -> int:
 
 
 def _notice_its_end(supervisor: int, alone: threading.Event) -> None:
-    """Notice when the supervisor is gone: its pipe ends with it. What has not started to work ends at once."""
+    """Notice when the supervisor is gone, for its pipe ends with it; a process that still starts ends at once."""
     while os.read(supervisor, 4096):
         pass
     alone.set()
@@ -205,12 +161,12 @@ def _end_when_alone(consumer: Consumer, alone: threading.Event) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _bound_the_stop(consumer: Consumer, plan: Plan) -> None:
-    """End this process when a stop of its own choice does not end: of the stops it makes the supervisor keeps watch."""
+def _bound_the_stop(consumer: Consumer, plan: ChildPlan) -> None:
+    """End this process when a stop of its own choice does not end; the supervisor watches the stops that it orders."""
     while not consumer.is_stopping:
         time.sleep(STOP_LOOK_SECONDS)
-    time.sleep(plan.grace + SETTLE_SECONDS)
-    logger.error("the stop has taken %.0f s longer than its grace; ending this process", SETTLE_SECONDS)
+    time.sleep(plan.grace + STOP_MARGIN_SECONDS)
+    logger.error("the stop has taken %.0f s longer than its grace; ending this process", STOP_MARGIN_SECONDS)
     _report_unfinished(consumer, Path(plan.report))
     os._exit(EXIT_HUNG)
 
@@ -218,7 +174,7 @@ def _bound_the_stop(consumer: Consumer, plan: Plan) -> None:
 def _report_unfinished(consumer: Consumer, path: Path) -> None:
     """Name the deliveries that the stop cut off: the supervisor gives them back once this process is dead."""
     if consumer.unfinished is None:
-        return  # no stop has come so far: the board knows more
+        return  # no stop has come so far, and the board knows more
     rows = [
         {"queue": held.queue, **msgspec.structs.asdict(held.delivery.claimed)}
         for held in consumer.unfinished
@@ -230,8 +186,9 @@ def _report_unfinished(consumer: Consumer, path: Path) -> None:
         half.replace(path)
 
 
-def _write_stacks(consumer: Consumer, wishes: SignalNotes) -> None:
-    while wishes.wait():
+def _write_stacks(consumer: Consumer, stack_requests: SignalNotes) -> None:
+    """Write every stack to the log at each SIGUSR1."""
+    while stack_requests.wait():
         logger.warning("stacks:\n%s", stacks(consumer))
 
 
@@ -254,13 +211,13 @@ def stacks(consumer: Consumer) -> str:
 
 
 def _named(run: HandlerCall) -> str:
-    """Return what a run works on: queue and id, of a batch the first and how many more."""
+    """Return the queue and the id that a call works on; of a batch the first id, and how many more there are."""
     more = f" and {len(run.deliveries) - 1} more" if len(run.deliveries) > 1 else ""
     return f"{run.handler.queue.name} {printable(run.deliveries[0].delivery.id)}{more}"
 
 
 def _leave(exit_code: int) -> None:
-    """End this process, with what was registered for its end: a handler that hangs in a thread must not hold it."""
+    """Call what atexit has, and end this process although a handler may hang in a thread."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends already
     last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)  # noqa: SLF001  there is no public way
     last.start()

@@ -1,4 +1,4 @@
-"""What becomes of messages whose process cannot say it: it is dead, or a handler holds its interpreter."""
+"""The messages of a process that is dead, or whose interpreter a handler holds: given back, kept, or left to pay."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from reliq.errors import RedisUnavailableError, ReliqError
+from reliq.foreign import printable
 from reliq.message import Claimed
 from reliq.process.leases import Leases
+from reliq.text import some
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,13 +22,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Leases are renewed for a silent process after so much of the shortest, as it would itself, but not all the time.
+#: The leases of a silent process are renewed after a third of the shortest, as it would itself, at most twice a second.
 RENEW_PART, SHORTEST_RENEWAL_SECONDS = 3, 0.5
 #: A message that was held, but not started, by a process that died goes back unspent twice.
 FREE_RETURNS = 2
 #: The last 10,000 such messages are remembered.
 REMEMBERED_LIMIT = 10_000
-IDS_SHOWN = 5
 
 
 class Recovery:
@@ -38,10 +39,10 @@ class Recovery:
 
     def help(self, child: Child) -> None:
         """
-        Keep what a silent process holds, as it would itself if it could.
+        Renew the leases of a silent process, as it would itself if it could.
 
-        What waits behind the only handler of a process is kept until that process will not start it any more, and
-        then given back.
+        Messages that wait behind the only handler of a process are given back once their own leases, as the process
+        knows them, are over: then it starts them no more.
         """
         silence, shortest = child.silence, min(one.lease_seconds for one in child.handlers)
         if silence.seconds - silence.helped_at < max(SHORTEST_RENEWAL_SECONDS, shortest / RENEW_PART):
@@ -60,7 +61,7 @@ class Recovery:
         self._of_each(child, settle)
 
     def give_back(self, child: Child, pid: int) -> None:
-        """Release, unspent, what a dead process held: what it says itself, else all but what may have killed it."""
+        """Release, unspent, the messages that a dead process reports; without a report all but those that pay for its end."""
         try:
             by_queue = _cut_off(child.report.read_text())
             child.report.unlink()
@@ -75,14 +76,14 @@ class Recovery:
 
         def release(name: str) -> None:
             logger.warning(
-                "process %d ended before its handlers; given back to %s: %s", pid, name, _some(by_queue[name])
+                "process %d ended before its handlers; given back to %s: %s", pid, name, _named(by_queue[name])
             )
             self._leases.release(name, by_queue[name])
 
         _each(list(by_queue), release)
 
     def _give_back_waiting(self, child: Child, name: str, claimed: list[Claimed]) -> list[Claimed]:
-        """Release and return what has not started; nothing when the process wakes, for it may start it now."""
+        """Release and return the messages that have not started; none when the process wakes, for it may start them."""
         with child.stopped() as is_silent:
             rows = child.rows()
             waiting = [one for one in claimed if is_silent and not child.has_started(rows, name, one.id)]
@@ -91,10 +92,10 @@ class Recovery:
 
     def _release(self, child: Child, name: str, claimed: list[Claimed]) -> None:
         """
-        Release what pays nothing for the end of the process.
+        Release the messages that pay nothing for the end of the process.
 
-        A message may kill a process before it starts: its body may be too large to read. Nobody can know it, so
-        what was held by several processes that died of unknown causes keeps its lease, and pays when that ends.
+        A message may kill its process before it starts, by a body that is too large to read, and no board names it.
+        One that was held by several processes that died of unknown causes keeps its lease, and pays when that ends.
         """
         innocent = [one for one in claimed if not child.is_guilty(name, one.id)]
         suspects = [] if child.doomed else [one for one in innocent if self._returns_of(name, one.id) > FREE_RETURNS]
@@ -102,28 +103,28 @@ class Recovery:
             logger.warning(
                 "%s: processes died one after another that held these, which had not started; their leases will end: %s",
                 name,
-                _some(suspects),
+                _named(suspects),
             )
         self._leases.release(name, [one for one in innocent if one not in suspects])
 
     def _returns_of(self, name: str, id: str) -> int:
-        """Return how often the message was held, not started, by a process that died, this time included."""
+        """Return how many processes, this one included, have died that held the message and had not started it."""
         count = self._returned[name, id] = self._returned.pop((name, id), 0) + 1
         while len(self._returned) > REMEMBERED_LIMIT:
             del self._returned[next(iter(self._returned))]
         return count
 
     def _of_each(self, child: Child, settle: Callable[[str, list[Claimed]], None]) -> None:
-        """Call `settle` with what the process holds of each queue."""
+        """Call `settle` with the messages of each queue that the process holds."""
         lanes = {} if child.board is None else child.board.lanes
         _each(list(lanes), lambda name: settle(name, self._leases.held(name, lanes[name])))
 
 
 def _each(names: Sequence[str], step: Callable[[str], None]) -> None:
     """
-    Take `step` for each queue, and say when Redis does not.
+    Take `step` for each queue, and log what Redis refuses.
 
-    When it is away the rest is not tried: the supervisor would hear no signal and look at no process for as long.
+    When Redis is away the other queues are not tried: meanwhile the supervisor hears no signal and sees no process.
     """
     for at, name in enumerate(names):
         try:
@@ -134,7 +135,7 @@ def _each(names: Sequence[str], step: Callable[[str], None]) -> None:
             logger.warning("%s: what a process held could not be settled, its leases will end: %s", queues, error)
             if is_away:
                 return
-        except Exception:  # whatever it is, it must not end the supervisor, and every process with it
+        except Exception:  # nothing here may end the supervisor, and every process with it
             logger.exception("%s: what a process held could not be settled, its leases will end", name)
 
 
@@ -147,6 +148,5 @@ def _cut_off(report: str) -> dict[str, list[Claimed]]:
     return by_queue
 
 
-def _some(claimed: Sequence[Claimed]) -> str:
-    more = f" and {len(claimed) - IDS_SHOWN} more" if len(claimed) > IDS_SHOWN else ""
-    return ", ".join(ascii(one.id)[1:-1] for one in claimed[:IDS_SHOWN]) + more
+def _named(claimed: Sequence[Claimed]) -> str:
+    return printable(some([one.id for one in claimed]))

@@ -1,4 +1,4 @@
-"""Keeps the processes of a worker running: starts them, replaces the dead, ends those that hang, stops all in peace."""
+"""The supervisor of a worker's processes: it starts them, replaces the dead, ends those that hang, stops all in peace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reliq.health import Pulse
 from reliq.process.child import HARD_LIMIT_SECONDS, Child
 from reliq.process.folder import Folder
 from reliq.process.guard import Guard
-from reliq.process.main import EXIT_CONFIG, SETTLE_SECONDS
+from reliq.process.plan import EXIT_CONFIG, STOP_MARGIN_SECONDS
 from reliq.process.recovery import Recovery
 
 if TYPE_CHECKING:
@@ -27,21 +27,20 @@ if TYPE_CHECKING:
     from reliq.consumer.consumer import Consumer
     from reliq.events import Observer
     from reliq.process.board import Row
-    from reliq.process.main import Plan
+    from reliq.process.plan import ChildPlan
 
 logger = logging.getLogger(__name__)
 
-#: A worker all of whose processes died at their start so many times in turn gives up.
+#: A worker gives up when each of its processes has crashed four times in a row at its start.
 START_TRIES = 4
 EXIT_NO_START = 1
-#: Between two looks at the children.
-LOOK_SECONDS = 0.1
-#: Between two looks at their memory.
-MEMORY_SECONDS = 1.0
-#: The default of --stall.
+#: The supervisor looks at its processes ten times a second, and once a second at their memory.
+WATCH_SECONDS, MEMORY_SECONDS = 0.1, 1.0
+#: The default of --stall: a handler may hold the interpreter for 30 s where others run beside it.
 STALL_SECONDS = 30.0
-#: A process that complains for so long, although it is awake, is ended.
+#: A process that is awake and has not done what it owes for 5 s is ended.
 COMPLAINT_SECONDS = 5.0
+#: The number of a container's first process, which inherits orphans.
 FIRST_PROCESS = 1
 
 
@@ -49,10 +48,13 @@ class Supervisor:
     """
     Runs `processes` children by one plan.
 
+    Attributes:
+        observers: get an event for each process that has ended.
+        children: a place for each process that is to run.
+
     Args:
         max_memory: bytes of resident memory at which a child is replaced, None for no limit.
         stall: seconds without a sign of life after which a child of several handlers is ended.
-        observers: are told when a process has ended.
 
     Raises:
         ConfigurationError: there is no place for temporary files.
@@ -61,7 +63,7 @@ class Supervisor:
     def __init__(
         self,
         consumer: Consumer,
-        plan: Plan,
+        plan: ChildPlan,
         *,
         processes: int,
         max_memory: int | None = None,
@@ -73,7 +75,7 @@ class Supervisor:
         self._folder, self._numbers = Folder(), count()
         self.children = [self._place() for _ in range(processes)]
         self._leaving: list[Child] = []  # they finish what they run; others have their places
-        self._returns = Recovery(consumer, plan.concurrency)
+        self._recovery = Recovery(consumer, plan.concurrency)
         self._guard: Guard | None = None
         self._signals = SignalNotes()
         self._exit_code = 0
@@ -89,7 +91,7 @@ class Supervisor:
         try:
             while not self._stopping and not all(child.done for child in self.children):
                 self._look()
-                self._signals.wait(LOOK_SECONDS)
+                self._signals.wait(WATCH_SECONDS)
             self._stop()
         finally:
             self._kill()
@@ -99,15 +101,15 @@ class Supervisor:
 
     @property
     def folder(self) -> Path:
-        """A folder that goes with the supervisor."""
+        """The folder that is removed with the supervisor."""
         return self._folder.path
 
     def living(self) -> int:
-        """Return how many processes run."""
+        """Return how many processes run now."""
         return sum(child.process is not None for child in self._all)
 
     def pulses(self) -> Sequence[Pulse]:
-        """Return what each child that is to run notes of itself."""
+        """Return the pulse of each child that is to run."""
         return [child.pulse for child in self.children if not child.done]
 
     @property
@@ -120,7 +122,7 @@ class Supervisor:
 
     @property
     def _asked(self) -> int:
-        """How often we were asked to stop."""
+        """How many signals to stop have come."""
         return sum(number != signal.SIGUSR1 for number in self._signals.numbers)
 
     def _place(self) -> Child:
@@ -129,7 +131,7 @@ class Supervisor:
 
     def _look(self) -> None:
         """Look at every child once: replace the dead and those that leave, end those that hang or have grown."""
-        self._forward_stack_wish()
+        self._forward_stack_requests()
         self._bury_orphans()
         self._look_at_each()
         for at, child in enumerate(self.children):
@@ -148,7 +150,7 @@ class Supervisor:
                 self._judge(child)
 
     def _successor(self, child: Child) -> Child:
-        """Let another have the place of `child`, which finishes what it runs."""
+        """Return the place of another in place of `child`, which finishes what it runs."""
         self._leaving.append(child)
         place = self._place()
         place.started_at = child.started_at
@@ -166,7 +168,7 @@ class Supervisor:
         elif child.complained > COMPLAINT_SECONDS:
             self._end(child, "hung", child.pulse.complaint(now))
         elif silent:
-            self._returns.help(child)
+            self._recovery.help(child)
 
     def _ends_for_its_neighbours(self, child: Child, overran: list[Row], now: float) -> bool:
         """
@@ -187,17 +189,18 @@ class Supervisor:
             if overran and not (child.doomed or self._stopping):
                 ran = ", ".join(map(str, overran))
                 logger.warning("process %d: a handler overran its timeout: %s; replacing the process", child.pid, ran)
-                child.wish_to_leave("overran")
+                child.ask_to_leave("overran")
             return False
         return True
 
     def _end(self, child: Child, reason: str, why: str, guilty: list[Row] | None = None) -> None:
+        """Kill a process, and say why and what it ran."""
         running = child.rows() if guilty is None else guilty
         logger.warning("process %d: %s; killed. It ran: %s", child.pid, why, ", ".join(map(str, running)) or "nothing")
         child.doom(signal.SIGKILL, reason, guilty)
 
     def _start(self, child: Child) -> None:
-        """Start a process; one that the system does not let us start is tried again."""
+        """Start a process; what the system refuses is tried again at the next look."""
         try:
             self._folder.restore("metrics" if self._plan.metrics else "")
             if child.pulse.path is None or not child.pulse.path.exists():
@@ -210,7 +213,7 @@ class Supervisor:
             self._guard.began(child.pid)
 
     def _bury(self, child: Child) -> None:
-        """Take note of a dead process and give back what it held."""
+        """Give back what a dead process held, and say what its end means for the worker."""
         process = child.collect()
         if process is None:
             return
@@ -229,10 +232,10 @@ class Supervisor:
         if child in self._leaving:
             self._leaving.remove(child)
         notify(self.observers, [ProcessEnded("", process.pid, reason)])
-        self._returns.give_back(child, process.pid)
+        self._recovery.give_back(child, process.pid)
 
     def _bury_orphans(self) -> None:
-        """As the first process of a container: take note of the dead whose parents are gone, one at a look."""
+        """Collect one dead process whose parent is gone, if this is the first process of a container."""
         if os.getpid() != FIRST_PROCESS:
             return
         with suppress(ChildProcessError):
@@ -241,11 +244,13 @@ class Supervisor:
                 os.waitpid(ended.si_pid, 0)
 
     def _give_up_if_none_starts(self) -> None:
+        """End the worker when every process has crashed at its start, again and again."""
         if all(one.crashes >= START_TRIES for one in self.children):
             logger.error("no process has come through its start in %d tries; giving up, see above why", START_TRIES)
             self._exit_code = EXIT_NO_START
 
     def _look_at_memory(self) -> None:
+        """Have each process replaced that has grown over --max-memory."""
         now = time.monotonic()
         if self._max_memory is None or now - self._memory_at < MEMORY_SECONDS:
             return
@@ -253,30 +258,32 @@ class Supervisor:
         for child in self.children:
             if child.process is not None and not child.doomed and child.memory_bytes() > self._max_memory:
                 logger.warning("process %d has grown over --max-memory; replacing it", child.process.pid)
-                child.wish_to_leave("memory")
+                child.ask_to_leave("memory")
 
     def _stop(self) -> None:
         """Let every child stop in peace; a second signal ends them at once."""
         for child in self._all:
             child.signal(signal.SIGTERM)
         asked = self._asked
-        until = time.monotonic() + self._plan.grace + SETTLE_SECONDS
+        until = time.monotonic() + self._plan.grace + STOP_MARGIN_SECONDS
         while any(child.process is not None for child in self._all) and time.monotonic() < until:
             if self._asked > max(1, asked):
                 self._exit_code = EXIT_SECOND_SIGNAL
                 return
-            self._forward_stack_wish()
+            self._forward_stack_requests()
             self._look_at_each()
-            self._signals.wait(LOOK_SECONDS / 2)
+            self._signals.wait(WATCH_SECONDS / 2)
 
     def _kill(self) -> None:
+        """Kill every process that still runs, and give back what it held."""
         for child in self._all:
             child.signal(signal.SIGKILL)
             if child.process is not None:
                 child.process.wait()
                 self._bury(child)
 
-    def _forward_stack_wish(self) -> None:
+    def _forward_stack_requests(self) -> None:
+        """Hand each SIGUSR1 on to the processes, which write their stacks."""
         while signal.SIGUSR1 in self._signals.numbers:
             self._signals.numbers.remove(signal.SIGUSR1)
             for child in self._all:
@@ -284,7 +291,7 @@ class Supervisor:
 
 
 def environment_of_children(folder: str | None = None) -> None:
-    """Let children import what a person starting `reliq` in this folder expects, the folder itself, and save memory."""
+    """Have children find modules in `folder`, by default the current one, and give memory back to the system."""
     folder = folder or os.getcwd()  # noqa: PTH109  the text is what PYTHONPATH wants
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -14,7 +14,7 @@ import pytest
 from waiting import eventually
 
 from reliq.process.board import BoardView
-from reliq.process.main import Plan
+from reliq.process.plan import ChildPlan
 from reliq.process.supervisor import Supervisor
 from reliq.transitions import CallNumber
 
@@ -24,7 +24,7 @@ def plan(tmp_path):
     """The plan of a child that stops itself after one job."""
     board = tmp_path / "board"
     BoardView(board, ["once", "slow"], 2)
-    return Plan(
+    return ChildPlan(
         consumer="stubborn:consumer",
         queues=("once",),
         concurrency=2,
@@ -39,7 +39,7 @@ def plan(tmp_path):
 
 
 #: A child whose patience is short, so that the test's need not be long.
-IMPATIENT = "import os, reliq.process.main as c; c.SETTLE_SECONDS = 0.5; os._exit(c.main())"
+IMPATIENT = "import os, reliq.process.main as c; c.STOP_MARGIN_SECONDS = 0.5; os._exit(c.main())"
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import textwrap
 
 import pytest
 
@@ -15,7 +14,7 @@ from reliq.process.main import Board
 
 @pytest.mark.parametrize("observer", [LogObserver, ProcessMetrics, Pulse, Board])
 def test_an_observer_names_exactly_the_kinds_that_it_reads(observer):
-    tree = ast.parse(textwrap.dedent(inspect.getsource(observer.__call__)))
+    tree = ast.parse(inspect.getsource(observer))
     cases = [node.cls for node in ast.walk(tree) if isinstance(node, ast.MatchClass)]
     tests = [
         node.args[1] for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"

@@ -6,10 +6,10 @@ import threading
 
 from reliq import Consumer
 from reliq.consumer.signals import SignalNotes, StopSignals
-from reliq.process.main import Plan
+from reliq.process.plan import ChildPlan
 from reliq.process.supervisor import Supervisor
 
-PLAN = Plan(
+PLAN = ChildPlan(
     consumer="nowhere:consumer",
     queues=(),
     concurrency=1,

@@ -1,0 +1,53 @@
+"""The agreement between a supervisor and its processes: the plan of a process, its exit codes, the time of its stop."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+#: The exit code of a process that cannot work as it is set up: another would fail, too (sysexits.h: EX_CONFIG).
+EXIT_CONFIG = 78
+EXIT_CRASHED = 1
+#: A stop may take 10 s beyond its grace, to settle and to leave the lifespan.
+STOP_MARGIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildPlan:
+    """
+    The settings of a worker process, as its supervisor sends them in one line.
+
+    Attributes:
+        consumer: `module:name`.
+        queues: some of the handlers' queues, none for all.
+        board: the file in which the process writes what it runs.
+        report: the file in which the process names what it could not finish.
+        pulse: the file in which the process notes that it claims.
+        metrics: whether the process keeps figures for its supervisor.
+    """
+
+    consumer: str
+    queues: tuple[str, ...]
+    concurrency: int
+    grace: float
+    max_jobs: int | None
+    burst: bool | Literal["delayed"]
+    allow_eviction: bool
+    log_level: str
+    board: str
+    report: str
+    pulse: str = ""
+    metrics: bool = False
+    log_format: str = "auto"
+    log_error_text: bool = False
+
+    def as_line(self) -> str:
+        """Return the plan as it is sent."""
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def of(cls, line: str) -> ChildPlan:
+        """Return the plan in a line."""
+        fields: dict[str, Any] = json.loads(line)
+        return cls(**{**fields, "queues": tuple(fields["queues"])})
