@@ -23,7 +23,7 @@ def no_events(_result: Any, /) -> Iterable[Event]:
     return ()
 
 
-#: What the reader of a reply raises for one that it does not know.
+#: A parser raises one of these for a reply that is not its own.
 _UNREADABLE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 

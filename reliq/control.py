@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from reliq.settings import QueueSettings
     from reliq.transport.pool import Target
 
-#: The most characters of a pause's reason.
+#: A pause's reason has at most this many characters.
 REASON_LIMIT = 200
-#: The most bytes of bodies that one call of a redrive writes back: a script holds all others up.
+#: One call of a redrive writes back at most this many bytes of bodies: a script holds all others up.
 LETTER_BYTES = 8 * MIB
 
 _LETTER_NAME = re.compile(r"\d{1,20}-\d{1,20}")
@@ -64,10 +64,11 @@ class Control:
         The id of a `cancelled` one is free at once, that of a `running` one after its end and its `dedup`.
 
         Args:
-            tombstone: for so long a publish of this id is refused as `tombstoned`, also one still on its way.
+            tombstone: seconds or timedelta for which a publish of this id is refused as `tombstoned`, also one that is
+                still on its way.
 
         Returns:
-            `cancelled`; `running`, then its handler is told; `not_found`, it has ended or never was, or a first try
+            `cancelled`; `running`, then its handler sees it; `not_found`, it has ended or never was, or a first try
             whose reply was lost has cancelled it.
         """
         call = cancelling(self.keys, id, tombstone)

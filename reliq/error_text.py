@@ -1,4 +1,4 @@
-"""What of an exception may be told to anybody: its class, its place and those of its causes; its text when asked for."""
+"""Exceptions as text: class and place, of causes too, which anybody may read; the exception's own text when asked for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-#: So many exceptions of a chain, and members of a group, are told.
+#: At most this many exceptions of a chain, and members of a group, are written.
 CHAIN_LIMIT = 5
-#: The innermost frames of a traceback that are written.
+#: Of a traceback this many innermost frames are written.
 FRAMES_LIMIT = 50
-#: Characters of the places beside a text of at most 200.
+#: The places beside a text have at most this many characters.
 PLACES_LIMIT = 280
 
 _LINKS = {

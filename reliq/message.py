@@ -1,8 +1,4 @@
-"""
-The words of a queue: what goes in, what comes out, and how a handler answers.
-
-What is made for every message that is worked is a `msgspec.Struct`, the rest a dataclass: making one takes a tenth.
-"""
+"""The values of a queue; one made for every worked message is a `msgspec.Struct`, ten times cheaper than a dataclass."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ if TYPE_CHECKING:
 
 B = TypeVar("B")
 
-#: The most deliveries that may follow the first.
+#: At most this many deliveries may follow the first.
 RETRIES_LIMIT = 1000
 
 Duration = float | timedelta
@@ -89,7 +85,7 @@ class Receipt:
 
 
 class Confirmed(NamedTuple):
-    """What was confirmed of a publish: the last fields of its `Receipt`."""
+    """The confirmations of a publish: the last fields of its `Receipt`."""
 
     durable: bool | None = None
     replicas: int | None = None
@@ -205,7 +201,7 @@ class Counts:
 
     @property
     def alive(self) -> int:
-        """How many messages have not ended."""
+        """Messages that have not ended."""
         return self.pending + self.ready + self.unack + self.retry + self.garbage
 
     @property

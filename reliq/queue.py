@@ -13,7 +13,7 @@ from reliq.client.moves import Moves
 from reliq.codec.codec import Codec
 from reliq.control import Control
 from reliq.keys import Keys, Layout
-from reliq.publish.orders import Tally, Writer
+from reliq.publish.orders import BulkTally, Writer
 from reliq.publish.registry import Registrar
 from reliq.publish.sender import Sender, begun
 from reliq.receive.batch import Receiver
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 B = TypeVar("B")
 
-#: Between two looks at a backlog that must shrink first.
+#: A `publish_many` that waits for the backlog looks at it every this many seconds.
 BACKLOG_SECONDS = 0.1
 
 
@@ -64,7 +64,7 @@ class Queue(Control, Generic[B]):
             those microseconds.
         url: a Redis URL or a redis-py client; None means RELIQ_URL when it is first needed.
         layout: how keys are spelled; `Layout.hdt3213()` shares a queue with the Go original.
-        observers: are told of every event.
+        observers: called with every event.
 
     Raises:
         ConfigurationError: a name or setting is not allowed.
@@ -156,7 +156,7 @@ class Queue(Control, Generic[B]):
             ConfigurationError, BodyError: an item is not allowed; those of earlier calls are published.
             PublishFailed: Redis is away or refused; `confirmed` says how many were published before.
         """
-        tally, durability = Tally(max_backlog), self._durability(durability)
+        tally, durability = BulkTally(max_backlog), self._durability(durability)
         with ThreadPoolExecutor(1, "reliq-publish") as sending:  # while Redis works on a call, the next one is made
             under_way: Callable[[], list[Receipt]] = list
             try:
@@ -181,7 +181,7 @@ class Queue(Control, Generic[B]):
         durability: Durability | None = None,
     ) -> BulkResult:
         """As `publish_many`, in async code."""
-        tally, durability = Tally(max_backlog), self._durability(durability)
+        tally, durability = BulkTally(max_backlog), self._durability(durability)
         for orders in self._writer.chunks(items, chunk):
             while tally.is_bounded and tally.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
                 await asyncio.sleep(BACKLOG_SECONDS)

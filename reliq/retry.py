@@ -20,7 +20,7 @@ from reliq.message import RETRIES_LIMIT
 #: jitter: what failed together, when a dependency went down, does not come back together.
 DEFAULT_BACKOFF = wait_exponential(max=1800) + wait_random_exponential(multiplier=2, max=1800)
 
-#: Between two tries at Redis, in seconds.
+#: The wait between two tries at Redis, in seconds.
 RECONNECT = wait_exponential(multiplier=0.05, max=2) + wait_random(0, 0.1)
 
 #: The longest wait between two deliveries, in seconds: ten years.

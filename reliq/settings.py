@@ -60,7 +60,7 @@ class Durability:
     """
     Who must have a publish before it returns: replicas, or files on disk. Made by `replicas` or `aof`.
 
-    What was not confirmed in time is told by the receipt, and the message is published all the same.
+    The receipt says what was not confirmed in time; the message is published all the same.
 
     Attributes:
         kind: `none`, `replicas` (Redis' WAIT) or `aof` (WAITAOF).

@@ -1,4 +1,4 @@
-"""How a delivery ends: the outcome of an answer or an exception, and the calls that tell it to Redis."""
+"""The end of a delivery: the outcome of an answer or an exception, and the calls that settle it in Redis."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Ended(Protocol):
 
     @property
     def outcome(self) -> Outcome:
-        """How it ends."""
+        """The answer for Redis."""
 
     @property
     def took_ms(self) -> int | None:
-        """How long its handler ran, None when nobody knows."""
+        """Milliseconds that its handler ran, None when nobody measured."""
 
 
 class Ending(NamedTuple):
@@ -130,7 +130,7 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
 
 
 def undecodable(error: BaseException) -> UndecodableError:
-    """Return what is told of a body that does not decode: of foreign code that ran for it no more than the class."""
+    """Return why a body does not decode: of an exception of foreign code no more than the class."""
     if isinstance(error, UndecodableError):
         return error
     return UndecodableError(f"decoding the body raised {class_name(error)}")

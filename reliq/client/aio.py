@@ -74,7 +74,7 @@ class AsyncClient:
             return answer, error
 
     async def _run_all(self, requests: Sequence[Request[Any]], for_seconds: float) -> list[Any]:
-        replies = await self._try(self._exchange, requests, for_seconds)
+        replies = await (self._try(self._exchange, requests, for_seconds) if for_seconds else self._exchange(requests))
         answers: list[Any] = []
         for request, reply in zip(requests, replies, strict=True):
             try:

@@ -42,7 +42,7 @@ class Client:
         """Make `requests` in one round trip; what Redis refused is an exception in its place."""
         if not requests:
             return []
-        replies = self._try(self._exchange, requests, for_seconds)
+        replies = self._try(self._exchange, requests, for_seconds) if for_seconds else self._exchange(requests)
         answers: list[Any] = []
         for request, reply in zip(requests, replies, strict=True):
             try:

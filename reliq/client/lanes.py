@@ -16,9 +16,9 @@ from typing import NamedTuple
 from reliq.ids import token
 from reliq.transitions import CallNumber
 
-#: Calls with an unknown outcome whose lanes are kept, so that publishing again with the same ids is safe.
+#: The lanes of at most this many calls with an unknown outcome are kept: publishing the same ids again is safe.
 PARKED_LIMIT = 1000
-#: For how long they are kept: half of what Redis remembers them for, so that it still knows what is made again.
+#: A lane is kept for half of the time for which Redis remembers it, so that Redis still knows a call made again.
 PARKED_SECONDS = 300.0
 
 

@@ -1,4 +1,4 @@
-"""Whether a body came back from JSON as it was sent; told by its place and type, never by its value."""
+"""The difference between a body and what came back from its JSON, by place and type, never by value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-#: What JSON itself has: a value of another type comes back as one of these where nothing says its type.
+#: The types of JSON itself: a value of another type comes back as one of these where nothing gives its type.
 _JSON_OWN = (str, int, float, bool, list, dict)
 _CONTAINERS = (list, tuple, Mapping)
 

@@ -1,4 +1,4 @@
-"""How bodies of a type become JSON and come back: by msgspec, or by pydantic where one of its models is part of it."""
+"""Bodies to JSON and back: by msgspec, or by pydantic where one of its models is part of the type."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reliq.errors import BodyError, ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: What is read into as it is: a body of such a kind cannot be anything else once its class is right.
+#: JSON is read into these as it is: a body of such a type comes back unchanged once its class is right.
 UNTYPED = (Any, dict, list, int, float, bool)
 
 _PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")

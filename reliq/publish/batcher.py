@@ -1,4 +1,4 @@
-"""Calls of one event loop that are made at about the same time share a round trip."""
+"""Calls that tasks of one event loop make at about the same time share a round trip."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from reliq.call import Request, T
     from reliq.client.aio import AsyncClient
 
-#: The most calls in one round trip, and the most bytes of bodies unless one call has more.
+#: One round trip carries at most this many calls, and this many bytes of bodies unless one call alone has more.
 TOGETHER_LIMIT, TOGETHER_BYTES = 500, 8 * MIB
-#: A round trip that takes longer than this is not waited for by the next: Redis may be away.
+#: After this many seconds the next round trip begins beside one that has no answer: Redis may be away.
 ROUND_SECONDS = 0.1
 
 

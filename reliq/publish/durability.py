@@ -27,7 +27,7 @@ OLDEST_WITH_WAITAOF = (7, 2)
 
 
 class Confirmer:
-    """Makes publishes and waits for their confirmation, through clients that await a reply for so many seconds more."""
+    """Makes publishes and waits for their confirmation, through clients that await a reply for longer than usual."""
 
     def __init__(self, queue: str, clients: Clients) -> None:
         self._queue, self._clients = queue, clients

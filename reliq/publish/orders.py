@@ -1,4 +1,4 @@
-"""What a publish sends, decided before anything is sent."""
+"""Messages checked and encoded before anything is sent, and the calls that send them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.settings import QueueSettings
 
-#: No call carries more bytes than this.
+#: One call carries at most this many bytes of bodies, unless a single body has more.
 CHUNK_BYTES = 8 * MIB
-#: What is confirmed of a publish that waits for nobody.
+#: A publish that waits for no confirmation.
 NOT_ASKED = Confirmed()
 
 
 class CallTerms(NamedTuple):
-    """What the messages of one call have in common (times in ms)."""
+    """The options that all messages of one call share (times in ms)."""
 
     at_ms: int | None
     delay_ms: int
@@ -164,8 +164,8 @@ def _is_usual(outgoing: Outgoing[Any]) -> bool:
     return at_once and plain and not outgoing.replace
 
 
-class Tally:
-    """What a `publish_many` has done so far, and whether it must wait."""
+class BulkTally:
+    """The sum of the calls of a `publish_many`, and whether the next must wait for the backlog."""
 
     def __init__(self, max_backlog: int | None) -> None:
         self._most = None if max_backlog is None else whole("max_backlog", max_backlog, least=1, most=10**9)
@@ -181,11 +181,11 @@ class Tally:
         return self._most is not None
 
     def is_full(self, counts: Counts) -> bool:
-        """Say whether so many messages wait that the next call must wait too."""
+        """Say whether `max_backlog` messages wait, so that the next call must wait too."""
         return self._most is not None and counts.pending + counts.ready + counts.retry >= self._most
 
     def add(self, done: list[Receipt]) -> None:
-        """Note what became of one call's messages."""
+        """Add the receipts of one call."""
         self._duplicates += [one.id for one in done if one.status == "duplicate"]
         self._tombstoned += [one.id for one in done if one.status == "tombstoned"]
         self.confirmed += sum(one.status == "published" for one in done)

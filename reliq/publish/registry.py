@@ -1,4 +1,4 @@
-"""Names queues in the registry for their producers: once in a while, after a publish, and never in its way."""
+"""A producer names its queue in the registry once a minute, after a publish; a failure there fails no publish."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.transport.connection import Connection
 
-#: Between two times that a process names the same queue in the same Redis; a queue is forgotten only after such a time.
+#: A process names a queue in a Redis once in this many seconds; a queue is forgotten only after such a time.
 NAMING_SECONDS = 60.0
 
 

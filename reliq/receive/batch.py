@@ -1,4 +1,4 @@
-"""What one `receive` holds, and the calls for it; the clients make them."""
+"""The messages that one `receive` holds, and the calls for them; the clients make those."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ B = TypeVar("B")
 
 #: The longest wait in Redis between two looks, in seconds: shorter than the time-out for a reply.
 LOOK_SECONDS = 0.6
-#: The most bytes of bodies in one reply.
+#: One reply carries at most this many bytes of bodies, as far as they keep to `max_body`.
 READ_BYTES = 8 * MIB
 
 
@@ -74,7 +74,7 @@ class Received(Generic[B]):
 
 
 class Receiver(Generic[B]):
-    """What the receives of one queue in this process share: the lanes of their claims, and when they spare leases."""
+    """Shared by the receives of one queue in a process: the lanes of their claims, and when they spare leases."""
 
     def __init__(self, keys: Keys, codec: Codec[B], settings: QueueSettings) -> None:
         self.keys, self.codec, self.settings = keys, codec, settings
@@ -97,14 +97,14 @@ class Receiver(Generic[B]):
 
 class Batch(Generic[B]):
     """
-    What one `receive` holds.
+    The messages of one `receive`, from the claim to the settling.
 
     Attributes:
         lease_seconds: how long a lease lasts that is not renewed.
-        claimed: what the claim took.
-        undecodable: what of it was nacked because its body does not decode.
-        jobs: what of it can be worked.
-        given_up: whether nobody wants it any more.
+        claimed: every message that the claim took.
+        undecodable: events of those that were nacked because their body does not decode.
+        jobs: those that the block works on.
+        given_up: whether the caller has gone.
     """
 
     def __init__(self, receiver: Receiver[B], limit: int, handling: HandlerSettings) -> None:
@@ -214,7 +214,7 @@ class Batch(Generic[B]):
         self.jobs.append(Received(one.id, body, delivery.attempt, one.left, due, header.headers))
 
     def _undecodable(self, delivery: Delivery, error: Exception) -> Ending:
-        """Return the end of a delivery whose body does not decode, and note what is told of it."""
+        """Return the end of a delivery whose body does not decode, and note its event."""
         outcome = settlement.raised(settlement.undecodable(error), delivery.attempt, self._handling)
         self.undecodable.append(
             Handled(self._keys.name, delivery.id, delivery.attempt, "nack", 0.0, error=outcome.error, failed=True)

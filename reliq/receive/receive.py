@@ -239,7 +239,7 @@ def _raise_first(answers: Sequence[Any]) -> None:
 
 
 def _tell(observers: Sequence[Observer], batch: Batch[B]) -> None:
-    """Tell of what did not decode, as a worker does: whoever receives never sees it."""
+    """Log bodies that do not decode, and notify of them as a worker does: the block never sees them."""
     for one in batch.undecodable:
         logger.warning("%s: %s does not decode and goes back: %s", one.queue, printable(one.id), one.error)
     notify(observers, batch.undecodable)

@@ -14,7 +14,7 @@ W = TypeVar("W", PooledWire, AsyncPooledWire)
 
 
 class Nodes(Generic[W]):
-    """Which node of a Cluster a command goes to, told by a client that knows the Cluster, and a wire to each."""
+    """The nodes of a Cluster, each with a wire; redis-py's own client knows which node has a key."""
 
     def __init__(self, client: redis.RedisCluster, make_wire: Callable[[str, int], W]) -> None:
         self._client = client

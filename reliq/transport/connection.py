@@ -25,16 +25,16 @@ from reliq.transport.url import check_url, masked
 from reliq.transport.wire import AsyncPooledWire, Gate, PooledWire
 
 URL_VARIABLE = "RELIQ_URL"
-#: For so long a publish tries at a Redis that is away.
+#: A publish tries at a Redis that is away for this many seconds.
 PUBLISH_SECONDS = 2.0
-#: How long it waits for one reply: two tries that hang fit in.
+#: A publish waits this many seconds for one reply: two tries that hang fit in.
 PUBLISH_TIMEOUT_SECONDS = 0.9
-#: A worker waits in Redis for at most a second; the rest is for a slow server.
+#: A worker waits this many seconds for one reply: it blocks in Redis for a second, the rest is for a slow server.
 WORKER_TIMEOUT_SECONDS = 5.0
 
 
 class OfLoop:
-    """What one event loop has of a connection: its wires by time-out, until the loop ends."""
+    """The wires of one event loop by their time-out, until the loop ends."""
 
     def __init__(self, places_to_wait: int) -> None:
         self.wires: dict[float, AsyncWire] = {}
@@ -109,7 +109,7 @@ class Connection:
 
     @cached_property
     def places_to_wait(self) -> threading.BoundedSemaphore:
-        """What a call that blocks in Redis holds meanwhile: half of the connections are for those that do not."""
+        """A place is held by a call that blocks in Redis: half of the connections are for calls that do not."""
         return threading.BoundedSemaphore(self._places_to_wait())
 
     def async_places_to_wait(self) -> asyncio.Semaphore:

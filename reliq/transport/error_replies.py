@@ -1,4 +1,4 @@
-"""What an error says of the server and of the connections to it."""
+"""Error replies by what they mean: another server, another moment, or a refusal for good."""
 
 import re
 from collections.abc import Iterable
@@ -7,12 +7,12 @@ from typing import Any
 import redis
 from redis import exceptions
 
-#: Replies that mean: this server will not do it, and behind the same address another one may.
+#: This server refuses, and another one behind the same address may not.
 ELSEWHERE = {"READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"}
-#: Replies that mean: not now.
+#: The server refuses now, and may not in a moment.
 NOT_NOW = ELSEWHERE | {"BUSY", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "MOVED"}
 
-#: redis-py cuts the first word off some replies and says it by class.
+#: redis-py cuts the first word off some replies; their class stands for it.
 _CODES: dict[type[Exception], str] = {
     exceptions.ReadOnlyError: "READONLY",
     exceptions.BusyLoadingError: "LOADING",
@@ -20,7 +20,7 @@ _CODES: dict[type[Exception], str] = {
     exceptions.ClusterDownError: "CLUSTERDOWN",
     exceptions.TryAgainError: "TRYAGAIN",
 }
-#: How Redis before 7.0 wraps the refusal of a command inside a script.
+#: Redis before 7.0 wraps the refusal of a command inside a script in a text like this.
 _IN_SCRIPT = re.compile(r"^(?:ERR )?Error running script .*: -([A-Z]+) ")
 
 

@@ -1,4 +1,4 @@
-"""A blocking pool that keeps connections at hand, for one thread after another."""
+"""A pool of blocking connections that is cheaper to use than redis-py's."""
 
 import select
 import threading
@@ -11,17 +11,17 @@ import redis
 
 class KeptPool:
     """
-    A blocking pool that keeps connections at hand, for one thread after another.
+    A pool over redis-py's blocking pool that keeps idle connections itself.
 
-    redis-py's bookkeeping for each use takes as long as sending a command. What is kept counts as in use there, so
-    the pool's limit holds; a thread that waits for the pool gets what is given back.
+    redis-py's bookkeeping for each use takes as long as sending a command. An idle connection counts as in use there,
+    so the limit of that pool holds; while a thread waits for a connection, those given back go to that pool.
     """
 
     def __init__(self, pool: redis.BlockingConnectionPool) -> None:
         self.beneath = pool
         self._pool: Any = pool
         self._lock = threading.Lock()
-        self._at_hand: list[Any] = []
+        self._idle: list[Any] = []
         self._waiting = 0
         #: Connection -> its socket, and the function that says whether there is something to read from it.
         self._polls: dict[Any, tuple[Any, Callable[[], Any]]] = {}
@@ -30,10 +30,10 @@ class KeptPool:
         """Return a connection that is ready to send; raise as redis-py does when there is none."""
         while True:
             with self._lock:
-                if not self._at_hand:
+                if not self._idle:
                     self._waiting += 1
                     break
-                kept = self._at_hand.pop()
+                kept = self._idle.pop()
             if self._is_ready(kept):
                 return kept
             kept.disconnect()
@@ -48,15 +48,15 @@ class KeptPool:
         """Take a connection back, with every reply read; one that is disconnected goes to the pool, to be made anew."""
         with self._lock:
             if connection._sock and not self._waiting:  # noqa: SLF001  `is_connected` came with redis-py 7
-                self._at_hand.append(connection)
+                self._idle.append(connection)
                 return
         self._pool.release(connection)
 
     def disconnect(self) -> None:
         """Close every connection; they come back when they are used again."""
         with self._lock:
-            at_hand, self._at_hand = self._at_hand, []
-        for kept in at_hand:
+            idle, self._idle = self._idle, []
+        for kept in idle:
             self._pool.release(kept)
         self._pool.disconnect()
 

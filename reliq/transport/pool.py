@@ -33,13 +33,13 @@ EXPOSED = (
 )
 UNCHECKED = "this redis-py client takes anybody's certificate (ssl_cert_reqs='none'): name the authority instead"
 
-#: Settings that are an address or a right; `ssl_…` are too.
+#: Settings of a foreign client that are an address or a right; those that begin with `ssl_` are too.
 _KEPT = {"host", "port", "path", "db", "username", "password", "credential_provider", "client_name"}
 _KEPT |= {"socket_type", "socket_keepalive_options", "health_check_interval", "max_connections"}
 
 
 class Primary(NamedTuple):
-    """Whom to ask for the primary, and by which name and rights."""
+    """The sentinels to ask for the primary, its name there, and the rights to ask."""
 
     service: str
     sentinels: Sequence[tuple[str, int]]

@@ -19,8 +19,7 @@ from reliq.wireformat import ServerVersion
 
 Reply = Any
 
-
-#: What ends a connection.
+#: Errors after which a connection is of no more use.
 _BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
 
 
@@ -49,25 +48,28 @@ class Trust:
 
     A balancer or a firewall drops what was idle without a word, and a failover leaves every connection at the old
     server. When one of them fails, the others that have not been used since are suspect: a new one is made instead.
+
+    Attributes:
+        failures: how many connections have failed; before the first there is no doubt.
     """
 
     def __init__(self) -> None:
-        self._failures = 0
-        #: By connection: how many failures there had been when it last worked.
+        self.failures = 0
+        #: Connection -> the number of failures when it last worked.
         self._worked: dict[Any, int] = {}
 
     def works(self, connection: Any) -> None:
         """Note that a connection has just worked."""
-        self._worked[connection] = self._failures
+        self._worked[connection] = self.failures
 
     def fails(self, connection: Any) -> None:
         """Note that a connection has failed."""
-        self._failures += 1
+        self.failures += 1
         self._worked.pop(connection, None)
 
     def doubts(self, connection: Any) -> bool:
         """Say whether a connection that the pool handed out has been idle since before the last failure."""
-        return self._worked.get(connection, self._failures) < self._failures
+        return self._worked.get(connection, self.failures) < self.failures
 
 
 class PooledWire:
@@ -107,7 +109,7 @@ class PooledWire:
     def _connected(self) -> Any:
         try:
             connection = self._pool.get_connection()
-            if self._trust.doubts(connection):
+            if self._trust.failures and self._trust.doubts(connection):
                 self._renew(connection)
         except (*_BROKEN, redis.ResponseError) as error:
             raise _not_sent(error, self._pool) from error
@@ -166,7 +168,7 @@ class AsyncPooledWire:
     async def _connected(self) -> Any:
         try:
             connection = await self._pool.get_connection()
-            if self._trust.doubts(connection):
+            if self._trust.failures and self._trust.doubts(connection):
                 await self._renew(connection)
         except (*_BROKEN, redis.ResponseError) as error:
             raise _not_sent(error, self._pool) from error
