@@ -50,7 +50,7 @@ class Control:
         self.target = target
         self.observers = observers
         self._lanes = Lanes()
-        self._clients = Clients(self.connection, observers)
+        self._clients = Clients(target, observers)
 
     @property
     def name(self) -> str:
@@ -148,7 +148,7 @@ class Control:
 
     def connection(self) -> Connection:
         """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
-        return Connection.to(self.target)
+        return self._clients.connection()
 
     def _ask(self, request: Request[T]) -> T:
         return self._clients.blocking().run(request, for_seconds=PUBLISH_SECONDS)

@@ -16,7 +16,8 @@ from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.retry import Tries
 from reliq.transport.cluster import Wire
-from reliq.transport.connection import PUBLISH_TIMEOUT_SECONDS, Connection
+from reliq.transport.connection import PUBLISH_TIMEOUT_SECONDS, Connection, default_url
+from reliq.transport.pool import Target
 
 S = TypeVar("S")
 
@@ -122,27 +123,32 @@ class Client:
 
 class Clients:
     """
-    The clients of one queue: blocking ones, made once and anew in a forked process, and one for each call in async code.
+    The clients of one queue: blocking ones, which are kept, and one for each call in async code.
 
-    A queue that names no Redis takes RELIQ_URL when a client is needed for the first time.
+    They are made anew in a forked process and, where `target` is None, when RELIQ_URL names another Redis.
     """
 
-    def __init__(self, connection: Callable[[], Connection], observers: Sequence[Observer]) -> None:
-        self._connection, self._observers = connection, observers
-        self._pid = os.getpid()
+    def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
+        self._target, self._observers = target, observers
+        self._pid, self._url = os.getpid(), ""
         self._blocking: dict[float, Client] = {}
+
+    def connection(self) -> Connection:
+        """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
+        return Connection.to(self._target)
 
     def blocking(self, longer_seconds: float = 0.0) -> Client:
         """Return the client that awaits a reply for a publish's time-out and `longer_seconds`."""
-        if self._pid != os.getpid():
-            self._pid, self._blocking = os.getpid(), {}
+        url = default_url() if self._target is None else ""
+        if self._pid != os.getpid() or self._url != url:
+            self._pid, self._url, self._blocking = os.getpid(), url, {}
         if known := self._blocking.get(longer_seconds):
             return known
-        wire = self._connection().wire(PUBLISH_TIMEOUT_SECONDS + longer_seconds)
+        wire = self.connection().wire(PUBLISH_TIMEOUT_SECONDS + longer_seconds)
         made = self._blocking[longer_seconds] = Client(wire, self._observers)
         return made
 
     def asynchronous(self, longer_seconds: float = 0.0) -> AsyncClient:
         """As `blocking`, for the running event loop."""
-        wire = self._connection().async_wire(PUBLISH_TIMEOUT_SECONDS + longer_seconds)
+        wire = self.connection().async_wire(PUBLISH_TIMEOUT_SECONDS + longer_seconds)
         return AsyncClient(wire, self._observers)

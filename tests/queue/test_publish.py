@@ -249,6 +249,20 @@ def test_with_a_backlog_limit_publishing_waits_for_the_consumers(queue, call):
     assert most < 30
 
 
+def test_a_queue_that_names_no_redis_goes_where_the_environment_says_now(url, monkeypatch, call):
+    """As a module's queue does whose tests have a Redis each."""
+    queue = Queue("q")
+    monkeypatch.setenv("RELIQ_URL", url)
+    assert call(queue, "publish", {}).status == "published"
+
+    monkeypatch.setenv("RELIQ_URL", f"{url[:-1]}1")
+
+    assert call(queue, "counts").ready == 0
+    assert call(queue, "publish", {}).status == "published"
+    assert call(queue, "counts").ready == 1
+    queue.close()
+
+
 def test_a_url_from_the_environment_is_used_when_none_is_given(monkeypatch, url, call):
     queue = Queue("q")
     monkeypatch.setenv("RELIQ_URL", url)
