@@ -104,7 +104,7 @@ class Board:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), size(concurrency))
         self._consumer = consumer
-        self._kinds = {
+        self._facts = {
             one.queue.name: _HandlerFacts(at, one.timeout_seconds, one.is_batch, not one.is_async or concurrency == 1)
             for at, one in enumerate(handlers)
         }
@@ -125,14 +125,14 @@ class Board:
         if event.queue not in self._lanes:
             self._note_lanes()
         cell = self._cells.get(threading.get_ident()) or self._new_cell()
-        kind = self._kinds[event.queue]
-        if not kind.is_alone:
+        facts = self._facts[event.queue]
+        if not facts.is_alone:
             if not cell.started_at:
                 self._write(cell, _COROUTINES, "", "", time.monotonic(), 0.0)
             return
         now = time.monotonic()
-        until = 0.0 if kind.timeout is None else now + kind.timeout
-        self._write(cell, kind.number, event.queue, event.id, now, until)
+        until = 0.0 if facts.timeout is None else now + facts.timeout
+        self._write(cell, facts.number, event.queue, event.id, now, until)
 
     def _new_cell(self) -> _Cell:
         with self._lock:
@@ -141,7 +141,7 @@ class Board:
         return cell
 
     def _write(self, cell: _Cell, number: int, queue: str, id: str, now: float, until: float) -> None:
-        raw = b"" if number == _COROUTINES or self._kinds[queue].is_batch else id.encode("utf-8", "surrogateescape")
+        raw = b"" if number == _COROUTINES or self._facts[queue].is_batch else id.encode("utf-8", "surrogateescape")
         raw = raw if len(raw) <= _ID_BYTES else b""
         with self._lock:
             cell.number, cell.queue, cell.id, cell.started_at, cell.timeout_at = number, queue, id, now, until
@@ -164,7 +164,7 @@ class Board:
                 self._change(cell, started_at, 0.0, 0.0)
             elif run.timeout_at is not None and run.timeout_at != cell.timeout_at:
                 self._change(cell, started_at, started_at, run.timeout_at)
-        if len(self._lanes) < len(self._kinds):
+        if len(self._lanes) < len(self._facts):
             self._note_lanes()
         _BEAT.pack_into(self._memory, 0, time.monotonic())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -88,6 +89,7 @@ class Child:
         failures: how many processes in a row have died here at their start.
         crashes: how many of them ended by themselves; the others were killed from outside.
         complained: for how many seconds the process, awake, has made no claim round.
+        overrun_seconds: for how long handlers have overrun their timeouts, as far as the supervisor was awake.
         done: no other process is to be started here.
         doomed: why the supervisor ends the process, empty when it ended by itself.
         guilty: the rows whose messages pay for its end; None when nobody knows, and all that had started pay.
@@ -104,6 +106,7 @@ class Child:
     failures: int = 0
     crashes: int = 0
     complained: float = 0.0
+    overrun_seconds: float = 0.0
     has_worked: bool = False
     done: bool = False
     doomed: str = ""
@@ -126,7 +129,7 @@ class Child:
         self.report.unlink(missing_ok=True)
         self.pulse.note(None)
         self.doomed, self.guilty, self.has_worked = "", None, False
-        self.silence, self.complained = Silence(), 0.0
+        self.silence, self.complained, self.overrun_seconds = Silence(), 0.0, 0.0
         command = [sys.executable, "-m", "reliq.process.main"]
         self.started_at = time.monotonic()
         # SIGUSR1 is held back until the process has a handler for it: its default is to end the process.
@@ -175,6 +178,7 @@ class Child:
         if not self.has_worked:
             return
         gap = self.silence.hear(self.board.beat, now, self.pid)
+        self.overrun_seconds = self.overrun_seconds + gap if self.overran(now) else 0.0
         complains = self.pulse.is_ready and not self.board.leaves and self.pulse.complaint(now)
         self.complained = self.complained + gap if complains and not self.silence.seconds > HARD_LIMIT_SECONDS else 0.0
 
@@ -202,10 +206,11 @@ class Child:
             > row.timeout_at + HARD_LIMIT_SECONDS + (CANCEL_SECONDS if row.queue in self._async and not silent else 0)
         ]
 
-    def half_lease_over(self, overran: Sequence[Row], now: float) -> bool:
-        """Say whether half of a lease has passed since the timeout of one of these rows."""
-        lease_of = {one.queue.name: one.lease_seconds for one in self.handlers}
-        return any(row.queue in lease_of and now > row.timeout_at + lease_of[row.queue] / 2 for row in overran)
+    def is_half_lease_over(self, overran: Sequence[Row]) -> bool:
+        """Say whether half of the shortest lease among `overran` has passed since a timeout was over."""
+        queues = {row.queue for row in overran}
+        shortest = min((one.lease_seconds for one in self.handlers if one.queue.name in queues), default=math.inf)
+        return self.overrun_seconds + HARD_LIMIT_SECONDS > shortest / 2
 
     def holders(self, now: float) -> list[Row]:
         """Return the rows whose handlers may hold the interpreter, or overran their timeouts."""

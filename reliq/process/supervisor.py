@@ -150,7 +150,7 @@ class Supervisor:
                 self._judge(child)
 
     def _successor(self, child: Child) -> Child:
-        """Return the place of another in place of `child`, which finishes what it runs."""
+        """Return the place of a successor of `child`, which finishes what it runs."""
         self._leaving.append(child)
         place = self._place()
         place.started_at = child.started_at
@@ -174,16 +174,16 @@ class Supervisor:
         """
         End a process of several handlers, one of which harms the others, and say whether it was.
 
-        A thread that overran its timeout can be ended with its process alone. That claims no more, and its successor
-        works already, while the neighbours have half of the lease to finish: with the other half to spare the message
-        goes to another process only when it runs no more in this one.
+        A thread that overran its timeout ends only with its process. The process claims no more, its successor works
+        already, and the neighbours have half of a lease to finish. The other half is to spare: the message goes to
+        another process only when it runs no more in this one.
         """
         silent = child.silence.seconds
         if silent > HARD_LIMIT_SECONDS and child.overran(now, since=child.silence.since):
             self._end(child, "overran", "a handler that holds the interpreter overran its timeout", child.holders(now))
         elif silent > self._stall:
             self._end(child, "hung", f"a handler has held the interpreter for {silent:.0f} s", child.holders(now))
-        elif child.half_lease_over(overran, now) and not self._stopping:
+        elif overran and child.is_half_lease_over(overran) and not self._stopping:
             self._end(child, "overran", "a handler overran its timeout", overran)
         else:
             if overran and not (child.doomed or self._stopping):
