@@ -27,15 +27,6 @@ local function keep(id, left, died)
   taken[3 * n - 2], taken[3 * n - 1], taken[3 * n] = id, left, died
 end
 
--- Whether a message that died so often may run beside the suspects there are.
-local function may_run(died, left)
-  if died == 0 then return true end
-  local room = (died > 2 or left == 0) and 1 or math.max(1, math.floor(slots / 2 ^ died))
-  if suspects + 1 > math.min(room, narrowest) then return false end
-  suspects, narrowest = suspects + 1, math.min(room, narrowest)
-  return true
-end
-
 local again, known
 if limit > 0 then again, known = recall() end
 if again == 'stale' then return { -2, -2, 0 } end
@@ -48,8 +39,8 @@ for i = 1, #before, 3 do
 end
 
 -- What becomes of the oldest ids of each list.
-local is_open = not again and redis.call('EXISTS', paused) == 0
-for _, list in ipairs(not is_open and {} or first == 'retry' and { retry, ready } or { ready, retry }) do
+local lists = first == 'retry' and { retry, ready } or { ready, retry }
+for _, list in ipairs(not again and redis.call('EXISTS', paused) == 0 and lists or {}) do
   local ids, back = limit > #claimed and redis.call('LRANGE', list, #claimed - limit, -1) or {}, {}
   local states, lefts = run('HMGET', lease, ids), run('HMGET', counts, ids)
   for i = #ids, 1, -1 do
@@ -85,16 +76,10 @@ end
 run('HDEL', lease, moved)
 finish('cancelled', dropped)
 
-local waits_ms, left = { -2, -2 }, watcher ~= '' and redis.call('PTTL', watch)
--- A watch that would last for longer than its two seconds, or for ever, is nobody's.
-if left and (left < 0 or left > 2000 or redis.pcall('GET', watch) == watcher) then
-  redis.call('DEL', watch)
-  redis.call('SET', watch, watcher, 'PX', 2000)
-  waits_ms = { wait_for(pending), wait_for(unack) }
-end
+local promote_in, reclaim_in = watch_for(pending, unack)
 local behind = redis.call('LLEN', ready) + redis.call('LLEN', retry)
 if behind > 0 and #claimed + #dropped + #moved > 0 then push_token() end
 -- Many tokens, of whomever, would wake somebody for nothing as often.
 if #claimed == 0 and redis.call('LLEN', wake) > 1 then redis.call('LTRIM', wake, 0, 0) end
 if not again then add('claimed', #claimed) end
-return { waits_ms[1], waits_ms[2], behind, unpack(taken) }
+return { promote_in, reclaim_in, behind, unpack(taken) }

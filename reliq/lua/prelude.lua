@@ -62,6 +62,15 @@ local function deaths(word)
 end
 local function suspect(died) return 'suspect' .. (died > 1 and string.format('%.0f', died) or '') end
 
+-- Whether a message that died so often may run beside the suspects that its process holds.
+local function may_run(died, left)
+  if died == 0 then return true end
+  local room = (died > 2 or left == 0) and 1 or math.max(1, math.floor(slots / 2 ^ died))
+  if suspects + 1 > math.min(room, narrowest) then return false end
+  suspects, narrowest = suspects + 1, math.min(room, narrowest)
+  return true
+end
+
 -- Whether a message in unack is held by nobody: it waits there until it is delivered again.
 local function waits(word) return word == 'nacked' or (word or ''):find('^suspect') end
 
@@ -81,6 +90,16 @@ end
 local function wait_for(zset)
   local due = head(zset)
   return due and math.max(0, math.min(due - now_down, 86400000)) or -1
+end
+
+-- Watch for the times of two sorted sets unless another process does: ms until each is due, or -2. A watch that would
+-- last for longer than its two seconds, or for ever, is nobody's.
+local function watch_for(one, other)
+  local left = watcher ~= '' and redis.call('PTTL', watch)
+  if not left or (left >= 0 and left <= 2000 and redis.pcall('GET', watch) ~= watcher) then return -2, -2 end
+  redis.call('DEL', watch)
+  redis.call('SET', watch, watcher, 'PX', 2000)
+  return wait_for(one), wait_for(other)
 end
 
 -- The first write of what drains: the removal that it ends with, of nothing. Redis refuses a script at `maxmemory`

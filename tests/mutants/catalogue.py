@@ -114,7 +114,7 @@ MUTANTS = (
     ),
     Mutant(
         "suspects are batched",
-        "lua/claim.lua",
+        "lua/prelude.lua",
         "if suspects + 1 > math.min(room, narrowest) then return false end",
         "",
         examples=200,
