@@ -109,11 +109,17 @@ class Control:
 
     def resume(self) -> bool:
         """Have consumers claim again; return whether the queue was paused."""
-        return self._ask(transitions.resume(self.keys))
+        was_paused = self._ask(commands.unpause(self.keys))
+        for command in commands.push_wake_token(self.keys):
+            self._ask(command)
+        return was_paused
 
     async def aresume(self) -> bool:
         """As `resume`, in async code."""
-        return await self._aask(transitions.resume(self.keys))
+        was_paused = await self._aask(commands.unpause(self.keys))
+        for command in commands.push_wake_token(self.keys):
+            await self._aask(command)
+        return was_paused
 
     def letters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
         """Return up to `limit` dead letters, oldest first, those after the letter named `after`."""

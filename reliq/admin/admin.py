@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from reliq import commands, transitions
+from reliq import commands
 from reliq.admin import dead, remove
 from reliq.admin.account import Account, account_of
 from reliq.admin.acl.rule import acl_roles, acl_rule
@@ -293,7 +293,8 @@ class Admin:
     def resume(self, queue: str) -> bool:
         """Have consumers claim again; return whether the queue was paused."""
         known = self._redis.queue(queue)
-        return known.run(transitions.resume(known.keys))
+        was_paused, *_ = known.run_all([commands.unpause(known.keys), *commands.push_wake_token(known.keys)])
+        return bool(was_paused)
 
     def paused(self, queue: str) -> Pause | None:
         """Return who paused a queue, when and why; None when it is not paused."""

@@ -35,7 +35,6 @@ class Moves:
         self.collect = self._move(transitions.collect)
         self.redrive = self._move(transitions.redrive)
         self.purge = self._move(transitions.purge)
-        self.resume = self._move(transitions.resume)
         self.counts = self._move(transitions.counts)
         self.tidy = self._move(transitions.tidy)
         self.check = self._move(transitions.check)

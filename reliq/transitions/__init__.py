@@ -19,7 +19,7 @@ from reliq.transitions.delivering import (
 from reliq.transitions.protocol import CallNumber
 from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
 from reliq.transitions.settling import Settled, ack, extend, failure, nack, release, snooze
-from reliq.transitions.upkeep import RedriveStatus, check, collect, counts, forget, purge, redrive, resume, tidy
+from reliq.transitions.upkeep import RedriveStatus, check, collect, counts, forget, purge, redrive, tidy
 
 __all__ = [
     "LEASE_DEATHS",
@@ -49,7 +49,6 @@ __all__ = [
     "redrive",
     "release",
     "reschedule",
-    "resume",
     "snooze",
     "tidy",
 ]

@@ -84,11 +84,6 @@ def purge(
     )
 
 
-def resume(keys: Keys, *, clock: int | None = None) -> Call[bool]:
-    """Let a paused queue be claimed again; return whether it was paused."""
-    return Call(script("resume"), (keys.paused, keys.wake), (clock_arg(clock),), bool)
-
-
 def forget(keys: Keys, *, letters: bool, clock: int | None = None) -> Call[tuple[int, int]]:
     """Remove an empty queue, its dead letters too with `letters`; return how many messages and letters there are."""
     places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts, keys.dead)

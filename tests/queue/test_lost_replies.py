@@ -216,7 +216,7 @@ def test_what_is_made_again_after_a_lost_reply_happens_once(name, through, call,
     queue.pause()
     args = {"cancel": ["m"], "redrive": [queue.letters()], "resume": []}[name]
     call(through, "counts")
-    proxy.lose_reply_to("EVALSHA")
+    proxy.lose_reply_to("DEL" if name == "resume" else "EVALSHA")
 
     call(through, name, *args)
 

@@ -85,7 +85,6 @@ def stage(run, client, keys):
         "redrive": t.redrive(keys, letters, ttl_ms=1000, delay_ms=1, clock=LATER),
         "release": t.release(keys, [by_id["released"], by_id["cancelled-running"]], clock=LATER),
         "reschedule": t.reschedule(keys, ["moved", "waiting", "ready-too", "extended"], delay_ms=1, clock=LATER),
-        "resume": t.resume(keys),
         "snooze": t.snooze(keys, [(by_id["snoozed"], 5), (by_id["cancelled-running"], 5)], clock=LATER),
         "tidy": t.tidy(keys, clock=micros(ms=-7_200_000)),
     }

@@ -264,6 +264,5 @@ class Moves(RuleBasedStateMachine):
         if paused:
             self.client.set(self.keys.paused, "1")
         else:
-            self.run(t.resume(self.keys))
-            self.model.token = True
+            self.client.delete(self.keys.paused)
         self.model.paused = paused

@@ -124,7 +124,6 @@ def _calls(one, chance):
     yield t.redrive(keys, letters, ttl_ms=HOUR_MS, delay_ms=chance.choice([0, 800]), clock=clock)
     for state in ("pending", "ready", "retry", "garbage"):
         yield t.purge(keys, list(getattr(one.model, state))[:2], state=state)
-    yield t.resume(keys)
     yield t.tidy(keys, clock=one.model.now - 3_600_000_000)
 
 

@@ -123,6 +123,17 @@ def test_a_call_passes_the_arguments_that_the_header_declares(name, run, client,
     assert messages in (0, items * len(script(name).tail_keys))
 
 
+#: Lines of code of the layer, and of its longest script; the prelude is shared by all.
+LAYER_LINES, SCRIPT_LINES = 650, 60
+
+
+def test_the_scripts_are_as_short_as_we_want_them():
+    lines = {name: len([line for line in code(source(name)).splitlines() if line.strip()]) for name in script_names()}
+
+    assert {name: size for name, size in lines.items() if size > SCRIPT_LINES} == {}
+    assert sum(lines.values()) + len([line for line in PRELUDE.splitlines() if line.strip()]) <= LAYER_LINES
+
+
 def test_there_is_one_transition_for_each_script():
     transitions = {
         name

@@ -3,6 +3,7 @@
 import pytest
 from held_clock import NOON, micros
 
+from reliq import Queue
 from reliq import transitions as t
 
 FAILED = "failed 1 x"
@@ -28,11 +29,11 @@ def test_a_publish_pushes_a_token(publish, tokens):
     assert tokens() == 1
 
 
-def test_there_is_never_more_than_one_token(publish, held, run, keys, tokens):
+def test_there_is_never_more_than_one_token(publish, held, run, keys, tokens, url):
     publish("m")
     publish("n", delay_ms=1)
     run(t.release(keys, held))
-    run(t.resume(keys))
+    Queue("q", url=url).resume()
 
     assert tokens() == 1
 
@@ -133,17 +134,18 @@ def test_a_redrive_pushes_a_token(delay_ms, die, run, keys, token):
     assert token()
 
 
-def test_resume_lets_a_paused_queue_be_claimed_and_pushes_a_token(publish, claim, run, client, keys, token):
+def test_resume_lets_a_paused_queue_be_claimed_and_pushes_a_token(publish, claim, run, client, keys, token, url):
+    queue = Queue("q", url=url)
     client.set(keys.paused, "1")
     publish("m")
     token()
 
     assert claim() == []
     assert run(t.counts(keys)).paused
-    assert run(t.resume(keys)) is True
+    assert queue.resume() is True
     assert token()
     assert len(claim()) == 1
-    assert run(t.resume(keys)) is False
+    assert queue.resume() is False
 
 
 def test_a_claim_that_leaves_work_behind_pushes_a_token(publish, claim, token):

@@ -38,7 +38,6 @@ REQUESTS = [
     moves.collect(KEYS, ["a"], letters_max=1, letters_ms=1),
     moves.redrive(KEYS, [("1-0", "a", 1)], ttl_ms=1),
     moves.purge(KEYS, ["a"], state="ready"),
-    moves.resume(KEYS),
     moves.forget(KEYS, letters=True),
     moves.counts(KEYS),
     moves.tidy(KEYS),

@@ -23,7 +23,7 @@ SCRIPTS: dict[Role, tuple[str, ...]] = {
         *("ack", "claim", "collect", "counts", "extend", "nack"),
         *("promote", "reclaim", "release", "snooze", "tidy"),
     ),
-    "operator": ("cancel", "check", "counts", "forget", "publish", "purge", "redrive", "reschedule", "resume"),
+    "operator": ("cancel", "check", "counts", "forget", "publish", "purge", "redrive", "reschedule"),
     "exporter": ("counts",),
 }
 
@@ -44,7 +44,8 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
     ),
     "operator": (
         *(*_TO_PUBLISH, *_TO_LOOK),
-        *(commands.letters, commands.letters_between, commands.pause, commands.paused),
+        *(commands.letters, commands.letters_between),
+        *(commands.pause, commands.paused, commands.unpause, commands.push_wake_token),
         *(commands.worker_ids, commands.worker_records),
         *(made for made in USES if made.__module__ == queries.__name__),
         *(server.keys_scanned, server.type_of_key),
