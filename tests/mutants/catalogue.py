@@ -122,8 +122,8 @@ MUTANTS = (
     Mutant(
         "a worker does not know that it holds a suspect",
         "worker/slots.py",
-        "self.rooms += [Suspects.room(one, self.limit) for one in _suspects(deliveries)]",
-        "self.rooms += []",
+        "return Suspects(self.limit, len(self.rooms), min(self.rooms, default=self.limit))",
+        "return Suspects(self.limit, 0, self.limit)",
         "tests/worker/test_suspects.py",
     ),
     Mutant(
