@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from reliq.worker.engine import Engine
 
 #: The main thread looks five times a second whether the work is over; a signal wakes it at once.
-LOOK_SECONDS = 0.2
+END_CHECK_SECONDS = 0.2
 
 
 def work(engine: Engine, settings: WorkerSettings, signals: StopSignals, must_leave: Callable[[], bool]) -> bool:
@@ -29,13 +29,13 @@ def work(engine: Engine, settings: WorkerSettings, signals: StopSignals, must_le
         Whether another process is to replace this one.
     """
     while not (signals.numbers or must_leave() or _must_be_replaced(engine, settings) or _is_done(engine, settings)):
-        signals.wait(LOOK_SECONDS)
+        signals.wait(END_CHECK_SECONDS)
     if signals.numbers or _is_done(engine, settings):
         return False
     if not engine.dead_parts():
         engine.stop_claiming()
         while not (signals.numbers or engine.inflight.wait_until_none_runs(0.0)):
-            signals.wait(LOOK_SECONDS)
+            signals.wait(END_CHECK_SECONDS)
     return True
 
 

@@ -72,7 +72,7 @@ def inspected(queue: Queue[Any] | str, function: Function, settings: HandlerSett
     Return `function` as the handler of `queue`.
 
     Raises:
-        ConfigurationError: it takes anything but a body and, if it likes, a job.
+        ConfigurationError: it takes other parameters than a body and an optional job.
     """
     where = f"handler {_name(function)}"
     _check_kind(where, function)
@@ -204,7 +204,7 @@ def _name(function: Function) -> str:
 
 
 def _is_jobs(hint: Any) -> bool:
-    """Say whether a `hint` is certainly a list of jobs: one that says of what, and of nothing else."""
+    """Say whether a `hint` is certainly a list of jobs: its items are annotated, and as nothing else."""
     return bool(get_args(hint)) and _is_job(hint, is_batch=True)
 
 

@@ -58,22 +58,22 @@ class Registration:
         **options: Unpack[Options],
     ) -> Any:
         """
-        Register the decorated function, plain or async, for the messages of `queue`; it stays as it is.
+        Register the decorated function, plain or async, for the messages of `queue`; the function stays as it is.
 
-        It takes the body and, if it likes, the `Job`. Returning acks; `Nack`, `Reject` and `Snooze` may be returned
-        or raised; any other exception nacks with backoff.
+        It takes the body and, as an optional second parameter, the `Job`. Returning acks; `Nack`, `Reject` and `Snooze`
+        may be returned or raised; any other exception nacks with backoff.
 
-        With `batch` it takes a list of bodies and, if it likes, the list of their jobs, on one slot. What it returns
-        or raises then holds for every message, unless it returns a list with an answer for each, in their order
-        (None acks). What does not decode is left out; a message that may have killed its worker, or has no retry
-        left, comes alone.
+        With `batch` it takes a list of bodies and, as an optional second parameter, the list of their jobs, on one
+        slot. Its answer or exception then holds for every message, unless it returns a list with an answer for each,
+        in their order (None acks). A body that does not decode is left out; a message that may have killed its
+        worker, or has no retry left, comes alone.
 
         Args:
             queue: a `Queue`, or the name of an untyped one.
             batch: most messages in one call (1..500); None for a function that takes one body.
             linger: seconds that a batch waits at most to be full (0.05), from its first message on.
             lease: seconds until a silent worker's message goes to another (30); renewed while the handler runs.
-            timeout: seconds a call may take (600), or None. A coroutine is cancelled; a thread loses its lease.
+            timeout: seconds a call may take (600), or None. A coroutine is cancelled; a thread ends with its process.
             concurrency: most calls for this queue that run at once in a process.
             weight: this queue's share of free slots.
             backoff: tenacity's wait strategy between a failure and the next delivery.
@@ -110,7 +110,7 @@ class Registration:
 
     def on_error(self, hook: E) -> E:
         """
-        Register a plain function that is told of each failure: `hook(job, error, final)`; for error trackers.
+        Register a plain function that is called for each failure, `hook(job, error, final)`; for error trackers.
 
         A failure is an exception, a handler that overran its timeout (`TimeoutError`), a body that does not decode
         (`UndecodableError`; `job.body` are its bytes), or a `Nack` after which no retry is left. Other answers are

@@ -14,7 +14,7 @@ logger = logging.getLogger("reliq")
 SAME_LINES = 10
 SAME_SECONDS = 10.0
 #: At 1,000 kinds of line a new window begins, which bounds the memory.
-KINDS_LIMIT = 1000
+LINE_KINDS_LIMIT = 1000
 #: A summary of lines that were held back names at most 100 ids.
 HELD_IDS = 100
 #: The event of that summary, which is never held back itself.
@@ -54,7 +54,7 @@ class Limiter(logging.Filter):
             return True
         over: list[_Held] = []
         with self._lock:
-            if record.created >= self._until or len(self._counts) >= KINDS_LIMIT:
+            if record.created >= self._until or len(self._counts) >= LINE_KINDS_LIMIT:
                 over = self._end_window()
                 self._until = record.created + SAME_SECONDS
             count = self._counts[kind] = self._counts.get(kind, 0) + 1

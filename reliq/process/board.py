@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
 
 #: A process gives a sign of life, and clears what has ended, four times a second.
-BEAT_SECONDS = 0.25
+BOARD_SECONDS = 0.25
 
 _BEAT, _COUNT = struct.Struct("<d"), struct.Struct("<I")
 _COUNT_AT, _LANES_LENGTH_AT, _LEAVES_AT, _LEAVE_ASKED_AT = 8, 12, 16, 17
@@ -39,7 +39,7 @@ _ID_BYTES = 480
 _COROUTINES = 0xFFFF
 
 
-def size(concurrency: int) -> int:
+def board_bytes(concurrency: int) -> int:
     """Return the bytes of a board with a row for each slot, and one for the coroutines."""
     return _ROWS_AT + _ROW.size * (concurrency + 1)
 
@@ -95,14 +95,14 @@ class Board:
     The board as its process writes it: when a handler begins, and by a thread that clears what has ended.
 
     Args:
-        path: a file of `size(concurrency)` bytes.
+        path: a file of `board_bytes(concurrency)` bytes.
     """
 
     kinds = (Started,)
 
     def __init__(self, path: Path, consumer: Consumer, handlers: Sequence[Handler], concurrency: int) -> None:
         with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), size(concurrency))
+            self._memory = mmap.mmap(file.fileno(), board_bytes(concurrency))
         self._consumer = consumer
         self._facts = {
             one.queue.name: _HandlerFacts(at, one.timeout_seconds, one.is_batch, not one.is_async or concurrency == 1)
@@ -116,7 +116,7 @@ class Board:
         """Look again and again, for ever."""
         while True:
             self.look()
-            time.sleep(BEAT_SECONDS)
+            time.sleep(BOARD_SECONDS)
 
     def __call__(self, event: Event, /) -> None:
         """Write a row when a handler begins: it may never let another thread run."""
@@ -199,8 +199,8 @@ class BoardView:
     def __init__(self, path: Path, queues: Sequence[str], concurrency: int) -> None:
         path.write_bytes(b"")
         with path.open("r+b") as file:
-            file.truncate(size(concurrency))  # pages that nobody writes take no room
-            self._memory = mmap.mmap(file.fileno(), size(concurrency))
+            file.truncate(board_bytes(concurrency))  # pages that nobody writes take no room
+            self._memory = mmap.mmap(file.fileno(), board_bytes(concurrency))
         self._queues = queues
 
     @property

@@ -16,7 +16,7 @@ import psutil
 
 from reliq.consumer.consumer import EXIT_HUNG, EXIT_REPLACE
 from reliq.process.board import BoardView, Row
-from reliq.process.gil import Activity, activities, holders
+from reliq.process.gil import Activity, activities, gil_holders
 from reliq.worker.delivery import CANCEL_SECONDS
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ class Silence:
             self._before, self._looked_at = activities(pid), now
         return gap
 
-    def holders(self, pid: int, threads: set[int], now: float) -> set[int]:
-        """Return which of `threads` may hold the interpreter."""
-        return holders(self._before, activities(pid), threads, max(0.0, now - self._looked_at))
+    def gil_holders(self, pid: int, threads: set[int], now: float) -> set[int]:
+        """Return those of `threads` that may hold the GIL."""
+        return gil_holders(self._before, activities(pid), threads, max(0.0, now - self._looked_at))
 
 
 @dataclass(slots=True)
@@ -91,8 +91,8 @@ class Child:
         complained: for how many seconds the process, awake, has made no claim round.
         overrun_seconds: for how long handlers have overrun their timeouts, as far as the supervisor was awake.
         done: no other process is to be started here.
-        doomed: why the supervisor ends the process, empty when it ended by itself.
-        guilty: the rows whose messages pay for its end; None when nobody knows, and all that had started pay.
+        end_reason: why the supervisor has ended the process, in one word; empty when it ended by itself.
+        charged: the rows whose messages pay for its end; None when nobody knows, and all that had started pay.
     """
 
     number: int
@@ -109,8 +109,8 @@ class Child:
     overrun_seconds: float = 0.0
     has_worked: bool = False
     done: bool = False
-    doomed: str = ""
-    guilty: list[Row] | None = None
+    end_reason: str = ""
+    charged: list[Row] | None = None
 
     @property
     def report(self) -> Path:
@@ -128,7 +128,7 @@ class Child:
         self.board = BoardView(path, [one.queue.name for one in self.handlers], plan.concurrency)
         self.report.unlink(missing_ok=True)
         self.pulse.note(None)
-        self.doomed, self.guilty, self.has_worked = "", None, False
+        self.end_reason, self.charged, self.has_worked = "", None, False
         self.silence, self.complained, self.overrun_seconds = Silence(), 0.0, 0.0
         command = [sys.executable, "-m", "reliq.process.main"]
         self.started_at = time.monotonic()
@@ -166,7 +166,7 @@ class Child:
 
     def ask_to_leave(self, reason: str) -> None:
         """Have the process claim no more, let its handlers finish and end."""
-        self.doomed = reason
+        self.end_reason = reason
         if self.board is not None:
             self.board.ask_to_leave()
 
@@ -212,15 +212,15 @@ class Child:
         shortest = min((one.lease_seconds for one in self.handlers if one.queue.name in queues), default=math.inf)
         return self.overrun_seconds + HARD_LIMIT_SECONDS > shortest / 2
 
-    def holders(self, now: float) -> list[Row]:
-        """Return the rows whose handlers may hold the interpreter, or overran their timeouts."""
+    def gil_holders(self, now: float) -> list[Row]:
+        """Return the rows whose handlers may hold the GIL, or overran their timeouts."""
         rows, late = self.rows(), self.overran(now)
-        threads = self.silence.holders(self.pid, {row.thread for row in rows}, now)
+        threads = self.silence.gil_holders(self.pid, {row.thread for row in rows}, now)
         return [row for row in rows if row.thread in threads or row in late]
 
-    def is_guilty(self, queue: str, id: str) -> bool:
+    def is_charged(self, queue: str, id: str) -> bool:
         """Say whether a message pays for the end of the process."""
-        rows = self.rows() if self.guilty is None else self.guilty
+        rows = self.rows() if self.charged is None else self.charged
         return self.has_started(rows, queue, id)
 
     def has_started(self, rows: Sequence[Row], queue: str, id: str) -> bool:
@@ -229,15 +229,15 @@ class Child:
             return True
         return queue in self._async and any(not row.queue for row in rows)
 
-    def doom(self, number: signal.Signals, reason: str, guilty: list[Row] | None = None) -> None:
-        """End the process, and remember why and who pays for it."""
-        self.doomed, self.guilty = reason, guilty
-        self.signal(number)
+    def kill(self, reason: str, charged: list[Row] | None = None) -> None:
+        """Kill the process, and note why and which rows pay for it."""
+        self.end_reason, self.charged = reason, charged
+        self.signal(signal.SIGKILL)
 
     def why(self, returncode: int) -> str:
         """Return in one word why the process ended, for the metrics."""
-        if self.doomed:
-            return self.doomed
+        if self.end_reason:
+            return self.end_reason
         known = {0: "jobs", EXIT_REPLACE: "jobs", EXIT_HUNG: "hung"}
         return known.get(returncode, "killed" if returncode < 0 else "crashed")
 

@@ -1,4 +1,4 @@
-"""The thread that holds the interpreter of a process, found from outside: no other thread there can say so."""
+"""The thread that holds the GIL of a process, found from outside: no other thread there can say so."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Activity:
 
     Attributes:
         seconds: its CPU time.
-        waits: how often it gave up the CPU by itself; a thread that waits for the interpreter does so all the time.
+        waits: how often it gave up the CPU by itself; a thread that waits for the GIL does so all the time.
     """
 
     seconds: float
@@ -39,13 +39,13 @@ def activities(pid: int) -> dict[int, Activity]:
     return {one.id: Activity(one.user_time + one.system_time, _waits(pid, one.id)) for one in threads}
 
 
-def holders(
+def gil_holders(
     before: Mapping[int, Activity], after: Mapping[int, Activity], threads: Iterable[int], seconds: float
 ) -> set[int]:
     """
-    Return those of `threads` that may hold the interpreter, by their activity within `seconds`.
+    Return those of `threads` that may hold the GIL, by their activity within `seconds`.
 
-    A thread that computes holds it. Where none computes the holder sleeps, and does not wait for the interpreter.
+    A thread that computes holds it. Where none computes, one that sleeps does, and it does not wait for the GIL.
     """
     mine = set(threads)
     burnt = {one: after[one].seconds - before[one].seconds for one in after if one in before}

@@ -57,7 +57,7 @@ def main() -> int:
     take(signal.SIGTERM, end_at_once)
     stack_requests = SignalNotes()
     take(signal.SIGUSR1, stack_requests.note)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor starts us with it held back
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor has held it back until now
     plan = ChildPlan.of(sys.stdin.readline())
     supervisor = _take_standard_input()
     alone = threading.Event()

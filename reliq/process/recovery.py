@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 #: The leases of a silent process are renewed after a third of the shortest, as it would itself, at most twice a second.
 RENEW_PART, SHORTEST_RENEWAL_SECONDS = 3, 0.5
 #: A message that was held, but not started, by a process that died goes back unspent twice.
-FREE_RETURNS = 2
+FREE_RELEASES = 2
 #: The last 10,000 such messages are remembered.
 REMEMBERED_LIMIT = 10_000
 
@@ -35,7 +35,7 @@ class Recovery:
 
     def __init__(self, consumer: Consumer, concurrency: int) -> None:
         self._leases, self._concurrency = Leases(consumer), concurrency
-        self._returned: dict[tuple[str, str], int] = {}  # (queue, id) -> how often; the latest at last
+        self._released: dict[tuple[str, str], int] = {}  # (queue, id) -> how often; the latest at last
 
     def help(self, child: Child) -> None:
         """
@@ -97,8 +97,10 @@ class Recovery:
         A message may kill its process before it starts, by a body that is too large to read, and no board names it.
         One that was held by several processes that died of unknown causes keeps its lease, and pays when that ends.
         """
-        innocent = [one for one in claimed if not child.is_guilty(name, one.id)]
-        suspects = [] if child.doomed else [one for one in innocent if self._returns_of(name, one.id) > FREE_RETURNS]
+        innocent = [one for one in claimed if not child.is_charged(name, one.id)]
+        suspects = (
+            [] if child.end_reason else [one for one in innocent if self._releases_of(name, one.id) > FREE_RELEASES]
+        )
         if suspects:
             logger.warning(
                 "%s: processes died one after another that held these, which had not started; their leases will end: %s",
@@ -107,11 +109,11 @@ class Recovery:
             )
         self._leases.release(name, [one for one in innocent if one not in suspects])
 
-    def _returns_of(self, name: str, id: str) -> int:
+    def _releases_of(self, name: str, id: str) -> int:
         """Return how many processes, this one included, have died that held the message and had not started it."""
-        count = self._returned[name, id] = self._returned.pop((name, id), 0) + 1
-        while len(self._returned) > REMEMBERED_LIMIT:
-            del self._returned[next(iter(self._returned))]
+        count = self._released[name, id] = self._released.pop((name, id), 0) + 1
+        while len(self._released) > REMEMBERED_LIMIT:
+            del self._released[next(iter(self._released))]
         return count
 
     def _of_each(self, child: Child, settle: Callable[[str, list[Claimed]], None]) -> None:

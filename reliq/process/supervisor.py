@@ -132,7 +132,7 @@ class Supervisor:
     def _look(self) -> None:
         """Look at every child once: replace the dead and those that leave, end those that hang or have grown."""
         self._forward_stack_requests()
-        self._bury_orphans()
+        self._reap_orphan()
         self._look_at_each()
         for at, child in enumerate(self.children):
             if child.leaves() and len(self._leaving) < len(self.children):
@@ -145,9 +145,9 @@ class Supervisor:
     def _look_at_each(self) -> None:
         for child in self._all:
             if child.has_ended():
-                self._bury(child)
+                self._reap(child)
             elif child.process is not None:
-                self._judge(child)
+                self._check(child)
 
     def _successor(self, child: Child) -> Child:
         """Return the place of a successor of `child`, which finishes what it runs."""
@@ -156,7 +156,7 @@ class Supervisor:
         place.started_at = child.started_at
         return place
 
-    def _judge(self, child: Child) -> None:
+    def _check(self, child: Child) -> None:
         """End a process whose handler overran its timeout or lets nothing else run; help one that is silent."""
         now = time.monotonic()
         child.hear(now)
@@ -180,24 +180,26 @@ class Supervisor:
         """
         silent = child.silence.seconds
         if silent > HARD_LIMIT_SECONDS and child.overran(now, since=child.silence.since):
-            self._end(child, "overran", "a handler that holds the interpreter overran its timeout", child.holders(now))
+            self._end(
+                child, "overran", "a handler that holds the interpreter overran its timeout", child.gil_holders(now)
+            )
         elif silent > self._stall:
-            self._end(child, "hung", f"a handler has held the interpreter for {silent:.0f} s", child.holders(now))
+            self._end(child, "hung", f"a handler has held the interpreter for {silent:.0f} s", child.gil_holders(now))
         elif overran and child.is_half_lease_over(overran) and not self._stopping:
             self._end(child, "overran", "a handler overran its timeout", overran)
         else:
-            if overran and not (child.doomed or self._stopping):
+            if overran and not (child.end_reason or self._stopping):
                 ran = ", ".join(map(str, overran))
                 logger.warning("process %d: a handler overran its timeout: %s; replacing the process", child.pid, ran)
                 child.ask_to_leave("overran")
             return False
         return True
 
-    def _end(self, child: Child, reason: str, why: str, guilty: list[Row] | None = None) -> None:
+    def _end(self, child: Child, reason: str, why: str, charged: list[Row] | None = None) -> None:
         """Kill a process, and say why and what it ran."""
-        running = child.rows() if guilty is None else guilty
+        running = child.rows() if charged is None else charged
         logger.warning("process %d: %s; killed. It ran: %s", child.pid, why, ", ".join(map(str, running)) or "nothing")
-        child.doom(signal.SIGKILL, reason, guilty)
+        child.kill(reason, charged)
 
     def _start(self, child: Child) -> None:
         """Start a process; what the system refuses is tried again at the next look."""
@@ -212,7 +214,7 @@ class Supervisor:
         if self._guard is not None and child.pid:
             self._guard.began(child.pid)
 
-    def _bury(self, child: Child) -> None:
+    def _reap(self, child: Child) -> None:
         """Give back what a dead process held, and say what its end means for the worker."""
         process = child.collect()
         if process is None:
@@ -234,7 +236,7 @@ class Supervisor:
         notify(self.observers, [ProcessEnded("", process.pid, reason)])
         self._recovery.give_back(child, process.pid)
 
-    def _bury_orphans(self) -> None:
+    def _reap_orphan(self) -> None:
         """Collect one dead process whose parent is gone, if this is the first process of a container."""
         if os.getpid() != FIRST_PROCESS:
             return
@@ -256,7 +258,7 @@ class Supervisor:
             return
         self._memory_at = now
         for child in self.children:
-            if child.process is not None and not child.doomed and child.memory_bytes() > self._max_memory:
+            if child.process is not None and not child.end_reason and child.memory_bytes() > self._max_memory:
                 logger.warning("process %d has grown over --max-memory; replacing it", child.process.pid)
                 child.ask_to_leave("memory")
 
@@ -280,7 +282,7 @@ class Supervisor:
             child.signal(signal.SIGKILL)
             if child.process is not None:
                 child.process.wait()
-                self._bury(child)
+                self._reap(child)
 
     def _forward_stack_requests(self) -> None:
         """Hand each SIGUSR1 on to the processes, which write their stacks."""

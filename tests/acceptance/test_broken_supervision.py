@@ -124,7 +124,7 @@ def test_a_report_that_cannot_be_read_is_told_and_the_child_is_replaced_all_the_
     child.process.wait()
     child.report.write_text(half)
 
-    supervisor._bury(child)
+    supervisor._reap(child)
 
     assert child.process is None
     assert "what a process could not finish is unknown" in caplog.text
@@ -143,7 +143,7 @@ def test_what_large_batches_could_not_finish_goes_back_in_bounded_steps_in_its_o
     child.process.wait()
     child.report.write_text(json.dumps([{"queue": "slow", **msgspec.structs.asdict(one)} for one in claimed]))
 
-    supervisor._bury(child)
+    supervisor._reap(child)
 
     counts = jobs.SLOW.counts()
     assert (counts.ready, counts.unack, counts.totals["released"]) == (8000, 0, 8000), caplog.text

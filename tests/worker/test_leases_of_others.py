@@ -15,7 +15,7 @@ from reliq.process.board import Board, BoardView
 from reliq.process.child import RESTART_SECONDS, SLOWEST_RESTART_SECONDS, Child, Silence
 from reliq.process.leases import Leases
 from reliq.process.main import _report_unfinished
-from reliq.process.recovery import FREE_RETURNS, Recovery
+from reliq.process.recovery import FREE_RELEASES, Recovery
 from reliq.transitions import CallNumber
 
 LANE = "lane-of-another"
@@ -123,7 +123,7 @@ def test_what_waits_in_a_process_that_has_just_woken_stays_there(held, consumer,
 def test_a_message_that_nobody_has_started_pays_for_its_process_in_the_end(held, consumer, queue, caplog):
     child, _ = held
     recovery = Recovery(consumer, concurrency=1)
-    for number in range(FREE_RETURNS):
+    for number in range(FREE_RELEASES):
         recovery.give_back(child, 1)
         assert queue.counts().ready == 1
         claim(queue, number + 2)
@@ -136,9 +136,9 @@ def test_a_message_that_nobody_has_started_pays_for_its_process_in_the_end(held,
 
 def test_it_does_not_pay_for_a_process_that_was_ended_for_another_message(held, consumer, queue):
     child, _ = held
-    child.doom(signal.SIGKILL, "hung", guilty=[])
+    child.kill("hung", charged=[])
     recovery = Recovery(consumer, concurrency=1)
-    for number in range(FREE_RETURNS + 1):
+    for number in range(FREE_RELEASES + 1):
         recovery.give_back(child, 1)
         assert queue.counts().ready == 1
         claim(queue, number + 2)
