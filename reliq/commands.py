@@ -1,14 +1,12 @@
 """
 Every plain Redis command that is made for a queue, named; each is safe to repeat.
 
-`@runs` says what a function's commands are run on, as the headers of the scripts do: the key, as `Keys` or
-`reliq.keys` names it, and the commands; a command without a key stands alone. ACL rules are made of that.
 What operators need besides is in `reliq.admin.queries`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -27,37 +25,21 @@ from reliq.replies import (
     read_value,
     read_worker,
 )
+from reliq.rights import runs
 from reliq.roster import FORGET_SECONDS, RECORD_MS, WORKERS_LIMIT
 from reliq.settings import BATCH_LIMIT, milliseconds
 from reliq.wireformat import StateWord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from reliq.keys import Keys
-    from reliq.lua import Use
     from reliq.message import Letter, Pause
     from reliq.roster import Worker
     from reliq.settings import Durability
 
-F = TypeVar("F", bound="Callable[..., Any]")
 List = Literal["ready", "retry"]
 SortedSet = Literal["pending", "unack"]
-
-#: What each function of this module, and of others with such functions, may run.
-USES: dict[Callable[..., Any], frozenset[Use]] = {}
-
-
-def runs(text: str) -> Callable[[F], F]:
-    """Note of a function that its commands are those of `text`, such as `unack:ZSCORE,ZRANGE msg:GET INFO`."""
-    parts = [part.rpartition(":") for part in text.split()]
-    uses = frozenset((command, key) for key, _, commands in parts for command in commands.split(","))
-
-    def note(function: F) -> F:
-        USES[function] = uses
-        return function
-
-    return note
 
 
 # ---- messages
@@ -106,15 +88,9 @@ def first_score(keys: Keys, place: SortedSet) -> Command[float | None]:
 
 
 @runs("unack:ZRANGE")
-def first_held(keys: Keys) -> Command[list[tuple[str, float]]]:
-    """Read the ids in unack that end first, at most BATCH_LIMIT, with when their lease or their backoff is over."""
-    return Command(("ZRANGE", keys.unack, 0, BATCH_LIMIT - 1, "WITHSCORES"), read_scores)
-
-
-@runs("unack:ZRANGE")
-def held_from(keys: Keys, at: int) -> Command[list[str]]:
-    """Read BATCH_LIMIT ids in unack from the place `at`, those that end first first."""
-    return Command(("ZRANGE", keys.unack, at, at + BATCH_LIMIT - 1), read_ids)
+def held(keys: Keys, at: int = 0) -> Command[list[tuple[str, float]]]:
+    """Read BATCH_LIMIT ids in unack from the place `at`, the first to end first, with when lease or backoff is over."""
+    return Command(("ZRANGE", keys.unack, at, at + BATCH_LIMIT - 1, "WITHSCORES"), read_scores)
 
 
 @runs("unack:ZRANDMEMBER")
@@ -124,15 +100,9 @@ def held_sample(keys: Keys, count: int) -> Command[list[str]]:
 
 
 @runs("ready:LINDEX retry:LINDEX")
-def oldest_in(keys: Keys, place: List) -> Command[str]:
-    """Read the id of a list that is claimed next; empty when there is none."""
-    return Command(("LINDEX", keys.ready if place == "ready" else keys.retry, -1), read_id)
-
-
-@runs("ready:LINDEX retry:LINDEX")
-def newest_in(keys: Keys, place: List) -> Command[str]:
-    """Read the id of a list that is claimed last; empty when there is none."""
-    return Command(("LINDEX", keys.ready if place == "ready" else keys.retry, 0), read_id)
+def end_of(keys: Keys, place: List, *, newest: bool = False) -> Command[str]:
+    """Read the id of a list that is claimed next, or the `newest`, which is claimed last; empty when there is none."""
+    return Command(("LINDEX", keys.ready if place == "ready" else keys.retry, 0 if newest else -1), read_id)
 
 
 @runs("garbage:SRANDMEMBER")

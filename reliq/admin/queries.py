@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from reliq.call import Command, id_text
-from reliq.commands import runs
 from reliq.errors import ConfigurationError
 from reliq.keys import QUEUES_KEY, pattern
 from reliq.replies import read_ids, read_scores, read_text
+from reliq.rights import runs
 from reliq.wireformat import FailureNote, StateWord
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from reliq.call import Command
-from reliq.commands import runs
 from reliq.replies import read_ids
+from reliq.rights import runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -49,7 +49,8 @@ class Leases:
     def _held(self, keys: Keys, lane: str) -> Iterator[Claimed]:
         """Yield the messages in unack whose receipts are of `lane`; each call reads a bounded part of it."""
         at, client = 0, self._client()
-        while ids := client.run(commands.held_from(keys, at), for_seconds=CALL_SECONDS):
+        while rows := client.run(commands.held(keys, at), for_seconds=CALL_SECONDS):
+            ids = [id for id, _ in rows]
             words, lefts = client.run(commands.state_words(keys, ids)), client.run(commands.retries_left(keys, ids))
             for id, word, left in zip(ids, words, lefts, strict=True):
                 number = whole_number(left or b"")

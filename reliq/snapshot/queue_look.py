@@ -125,8 +125,8 @@ class QueueLook:
             "counts": transitions.counts(self.keys),
             "pending": commands.first_score(self.keys, "pending"),
             "unack": commands.first_score(self.keys, "unack"),
-            "ready": commands.oldest_in(self.keys, "ready"),
-            "retry": commands.oldest_in(self.keys, "retry"),
+            "ready": commands.end_of(self.keys, "ready"),
+            "retry": commands.end_of(self.keys, "retry"),
             "sample": commands.held_sample(self.keys, SAMPLE),
         }
 

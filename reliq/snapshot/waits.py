@@ -48,7 +48,7 @@ class Waits:
         """Return what is to be asked before a look: what stands last, and where those are that were remembered."""
         if not keys.bare:
             return []
-        last = [commands.newest_in(keys, "ready"), commands.newest_in(keys, "retry")]
+        last = [commands.end_of(keys, "ready", newest=True), commands.end_of(keys, "retry", newest=True)]
         ids = [mark.id for mark in self.marks.get(keys.entry, ())]
         if not ids:
             return last

@@ -61,7 +61,7 @@ class Drained:
         if counts.ready or counts.retry or counts.garbage:
             return True
         soon = time.time() + SOON_SECONDS
-        (pending, unack) = self._asked([commands.first_score(keys, "pending"), commands.first_held(keys)])
+        (pending, unack) = self._asked([commands.first_score(keys, "pending"), commands.held(keys)])
         if pending is not None and pending <= soon:
             return True
         words = self._asked([commands.state_words(keys, [id for id, _ in unack])])[0] if unack else []

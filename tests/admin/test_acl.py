@@ -18,6 +18,7 @@ from reliq.admin import queries, server
 from reliq.admin.acl import roles
 from reliq.client.client import Client
 from reliq.lua import script_names
+from reliq.rights import USES
 from reliq.snapshot.snapshot import SnapshotReader
 from reliq.transport.connection import Connection
 
@@ -327,7 +328,7 @@ def made_by(path):
         elif isinstance(node, ast.ImportFrom):
             found |= {((node.module or "").rpartition(".")[2], alias.name) for alias in node.names}
     made = {(home, name) for home, name in found if name in homes.get(home, ())}
-    known = {(made.__module__.rpartition(".")[2], made.__name__) for made in commands.USES}
+    known = {(made.__module__.rpartition(".")[2], made.__name__) for made in USES}
     return {(home, name) for home, name in made if home == "transitions" or (home, name) in known}
 
 

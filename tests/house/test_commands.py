@@ -11,6 +11,7 @@ from reliq import commands
 from reliq import keys as key_names
 from reliq.keys import Keys, worker_key
 from reliq.message import Pause
+from reliq.rights import USES
 from reliq.roster import Worker
 from reliq.settings import Durability
 
@@ -20,7 +21,7 @@ FUNCTIONS = [
     function
     for module in MODULES
     for name, function in inspect.getmembers(module, inspect.isfunction)
-    if function.__module__ == module.__name__ and not name.startswith("_") and name != "runs"
+    if function.__module__ == module.__name__ and not name.startswith("_")
 ]
 
 KEYS = Keys("q")
@@ -42,6 +43,7 @@ GIVEN = {
     "last": ("+",),
     "lasts_ms": (5,),
     "length": (5,),
+    "newest": (False, True),
     "newest_first": (False, True),
     "now_seconds": (1,),
     "pause": (Pause("me", 1.0, "why"),),
@@ -54,8 +56,7 @@ GIVEN = {
 PLACES = {
     "scores": ("pending", "unack"),
     "first_score": ("pending", "unack"),
-    "oldest_in": ("ready", "retry"),
-    "newest_in": ("ready", "retry"),
+    "end_of": ("ready", "retry"),
 }
 
 
@@ -99,4 +100,4 @@ def test_no_other_module_spells_a_command():
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_a_function_runs_what_it_says_on_the_keys_it_says(function):
-    assert made_by(function) == commands.USES[function]
+    assert made_by(function) == USES[function]

@@ -12,8 +12,8 @@ from held_clock import HOUR_MS
 from reliq import transitions as t
 from reliq.admin.acl.roles import COMMANDS, ROLES, SCRIPTS, uses_of
 from reliq.admin.acl.rule import acl_rule
-from reliq.commands import USES
 from reliq.lua import script, script_names
+from reliq.rights import USES
 
 #: What a connection says of itself, and what the test asks.
 GREETINGS = {"info", "config", "client", "hello", "eval", "evalsha", "acl", "select"}

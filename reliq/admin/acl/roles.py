@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from reliq import commands
 from reliq.admin import queries, server
-from reliq.commands import USES
 from reliq.lua import script
+from reliq.rights import USES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,14 +30,14 @@ SCRIPTS: dict[Role, tuple[str, ...]] = {
 _TO_PUBLISH = (commands.register,)
 _TO_LOOK = (
     *(commands.body_start, commands.state_words, commands.retries_left, commands.scores, commands.first_score),
-    *(commands.held_sample, commands.oldest_in, commands.newest_in),
+    *(commands.held_sample, commands.end_of),
     *(commands.registry_size, commands.registry_page, commands.server_facts, commands.server_ms),
 )
 COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
     "producer": _TO_PUBLISH,
     "consumer": (
-        *(commands.bodies, commands.state_words, commands.retries_left, commands.first_score, commands.first_held),
-        *(commands.held_from, commands.garbage, commands.claims),
+        *(commands.bodies, commands.state_words, commands.retries_left, commands.first_score, commands.held),
+        *(commands.garbage, commands.claims),
         *(commands.wake_token, commands.wake_token_at_once, commands.first_wake_token, commands.push_wake_token),
         *(commands.poke, commands.drop_watch),
         *(commands.register, commands.write_worker, commands.remove_worker, commands.server_facts),
