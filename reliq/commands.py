@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from reliq.settings import Durability
 
 List = Literal["ready", "retry"]
+LISTS: tuple[List, ...] = ("ready", "retry")
 SortedSet = Literal["pending", "unack"]
 
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands, transitions
-from reliq.admin import pieces
+from reliq.admin import queries
 from reliq.admin.filters import LetterFilter
 from reliq.admin.publish import taker
-from reliq.call import Command
 from reliq.control import by_bytes
 from reliq.errors import ConfigurationError
 from reliq.ids import check_id
@@ -21,11 +20,10 @@ from reliq.message import Outgoing
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, MIB, QueueSettings, milliseconds, seconds, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from reliq.admin.filters import Filter
     from reliq.admin.session import QueueSession
-    from reliq.keys import Keys
     from reliq.message import Letter
     from reliq.queue import Queue
 
@@ -120,7 +118,7 @@ def walk_letters(queue: QueueSession, where: Filter) -> Iterator[tuple[int, list
     """Yield how many letters were looked at in each step, oldest first, and those meant; not those who die meanwhile."""
     asked = where if isinstance(where, LetterFilter) else LetterFilter(headers=where.headers, match=where.match)
     test = asked.letter_tester()
-    start, last = asked.span(queue.run(pieces.server_ms()))
+    start, last = asked.span(queue.run(commands.server_ms()))
     newest = commands.letters_between(queue.keys, start, last, count=1, newest_first=True)
     for letter in queue.run(newest):
         last = letter.letter
@@ -174,7 +172,7 @@ def delete(queue: QueueSession, where: LetterFilter, on_step: OnLetters) -> int:
     deleted = 0
     for looked, letters in walk_letters(queue, where):
         if letters:
-            deleted += queue.run(_drop(queue.keys, [one.letter for one in letters]))
+            deleted += queue.run(queries.delete_letters(queue.keys, [one.letter for one in letters]))
         on_step(looked, deleted)
     return deleted
 
@@ -236,7 +234,7 @@ def _copy(queue: QueueSession, letters: list[Letter], options: RedriveOptions, t
     orders = {one.letter: order for one in letters if takes(order := _order(one, options))}
     if orders:
         to.publish_many(orders.values())
-        queue.run(_drop(queue.keys, orders))
+        queue.run(queries.delete_letters(queue.keys, orders))
     return ["redriven" if one.letter in orders else "kept" for one in letters]
 
 
@@ -249,10 +247,6 @@ def _order(letter: Letter, options: RedriveOptions) -> Outgoing[bytes]:
         headers=letter.header.headers,
         dedup=COPY_WINDOW_SECONDS,
     )
-
-
-def _drop(keys: Keys, letters: Iterable[str]) -> Command[int]:
-    return Command(("XDEL", keys.dead, *letters), int)
 
 
 def _retries(letter: Letter, options: RedriveOptions) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from reliq.admin import queries, server
 from reliq.admin.workers import workers_alive
-from reliq.call import Command, id_text
 from reliq.errors import ConfigurationError
 from reliq.keys import Keys, Layout, is_name
 from reliq.snapshot.snapshot import Chosen, registered
@@ -56,8 +56,7 @@ def scanned(session: Session) -> list[Keys]:
     found: dict[str, Keys] = {}
     cursor = "0"
     while True:
-        step: Command[tuple[str, list[str]]] = Command(("SCAN", cursor, "MATCH", _PATTERN, "COUNT", STEP_KEYS), _scan)
-        cursor, keys = session.run(step)
+        cursor, keys = session.run(server.keys_scanned(_PATTERN, cursor, STEP_KEYS))
         for base in _bases(session, keys) - found.keys():
             if (queue := _queue(session, base)) is not None:
                 found[base] = queue
@@ -66,15 +65,10 @@ def scanned(session: Session) -> list[Keys]:
     return sorted(found.values(), key=lambda keys: (keys.name, keys.layout.prefix))
 
 
-def _scan(reply: Any) -> tuple[str, list[str]]:
-    cursor, keys = reply
-    return cursor.decode(), [id_text(key) for key in keys]
-
-
 def _bases(session: Session, keys: list[str]) -> set[str]:
     """Return what stands before the end of each of `keys` by which a queue is known."""
     ending = [(key, end) for key in keys for end in ENDS if key.endswith(end)]
-    types = session.try_all([Command(("TYPE", key), bytes.decode) for key, _ in ending])
+    types = session.try_all([server.type_of_key(key) for key, _ in ending])
     return {key.removesuffix(end) for (key, end), kind in zip(ending, types, strict=True) if kind == ENDS[end]}
 
 
@@ -102,7 +96,7 @@ def _keys(name: str, prefix: str, *, tagged: bool) -> Keys | None:
 def _with_bodies(session: Session, candidates: list[Keys]) -> Keys:
     """Return the one whose message has a body, else the first: prefix and name may both have colons."""
     keys = candidates[0]
-    ids = session.run(Command(("HRANDFIELD", keys.counts, 1), lambda reply: list(map(id_text, reply))))
-    asked = [Command(("EXISTS", keys.msg(id)), bool) for keys in candidates for id in ids]
+    ids = session.run(queries.any_id(keys))
+    asked = [queries.has_value(keys, id) for keys in candidates for id in ids]
     bodies = session.try_all(asked)
     return next((keys for keys, has in zip(candidates, bodies, strict=False) if has is True), keys)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from reliq import commands
-from reliq.call import Command, id_text
+from reliq.admin import queries
+from reliq.call import id_text
 from reliq.errors import ConfigurationError
 from reliq.foreign import moment, whole_number
 from reliq.settings import whole
@@ -16,6 +17,7 @@ from reliq.wireformat import FailureNote
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from reliq.admin.queries import Stream
     from reliq.admin.session import QueueSession, Session
     from reliq.keys import Keys
     from reliq.message import Letter
@@ -71,7 +73,7 @@ def ends_of(queue: QueueSession, *, kind: str | None, limit: int) -> list[End]:
     if kind is not None and kind not in END_KINDS:
         raise ConfigurationError(f"kind must be one of {', '.join(END_KINDS)}, not {str(kind)[:40]!r}")
     found: list[End] = []
-    for page in _pages(queue, queue.keys.history if kind == "acked" else queue.keys.ends):
+    for page in _pages(queue, "history" if kind == "acked" else "ends"):
         found += [end for end in page if kind in (None, end.kind)]
         if len(found) >= limit:
             break
@@ -80,9 +82,7 @@ def ends_of(queue: QueueSession, *, kind: str | None, limit: int) -> list[End]:
 
 def last_ends(session: Session, queues: Sequence[Keys], limit: int) -> list[tuple[Keys, End]]:
     """Return the last abnormal ends of several queues in one round trip, newest first; none of one that refuses."""
-    asked: list[Command[list[Any]]] = [
-        Command(("XREVRANGE", keys.ends, "+", "-", "COUNT", limit), list) for keys in queues
-    ]
+    asked = [queries.newest_entries(keys, "ends", "+", limit) for keys in queues]
     answers = zip(queues, session.try_all(asked), strict=True)
     found = [(keys, _end(*row)) for keys, answer in answers if not isinstance(answer, Exception) for row in answer]
     return sorted(found, key=lambda pair: -pair[1].at)
@@ -90,7 +90,7 @@ def last_ends(session: Session, queues: Sequence[Keys], limit: int) -> list[tupl
 
 def ends_of_one(queue: QueueSession, id: str) -> list[End]:
     """Return every end of one id that is remembered, newest first: an id can be published again after its end."""
-    streams = (queue.keys.ends, queue.keys.history)
+    streams: tuple[Stream, ...] = ("ends", "history")
     found = [end for stream in streams for page in _pages(queue, stream) for end in page if end.id == id]
     return sorted(found, key=lambda end: -end.at)
 
@@ -108,8 +108,7 @@ def letter_searched(queue: QueueSession, id: str) -> tuple[list[Letter], bool]:
     last, count = "+", 1
     wanted = id.encode("utf-8", "surrogateescape")
     while time.monotonic() < until:
-        command = Command(("XREVRANGE", queue.keys.dead, last, "-", "COUNT", count), list[Any])
-        rows = queue.run(command)
+        rows = queue.run(queries.newest_entries(queue.keys, "dead", last, count))
         for name, fields in rows:
             if wanted in fields[:2]:
                 place = name.decode()
@@ -122,12 +121,11 @@ def letter_searched(queue: QueueSession, id: str) -> tuple[list[Letter], bool]:
     return [], False
 
 
-def _pages(queue: QueueSession, stream: str) -> Iterator[list[End]]:
+def _pages(queue: QueueSession, stream: Stream) -> Iterator[list[End]]:
     """Read a stream from its newest entry on."""
     last = "+"
     while True:
-        command = ("XREVRANGE", stream, last, "-", "COUNT", PAGE)
-        rows: list[Any] = queue.run(Command(command, list))
+        rows = queue.run(queries.newest_entries(queue.keys, stream, last, PAGE))
         yield [_end(name, fields) for name, fields in rows]
         if len(rows) < PAGE:
             return

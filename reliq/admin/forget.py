@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from reliq import transitions
-from reliq.admin import pieces
-from reliq.call import Command
+from reliq import commands, transitions
+from reliq.admin import queries
 from reliq.errors import ConfigurationError
 from reliq.foreign import whole_number
-from reliq.keys import QUEUES_KEY
 from reliq.publish.registry import NAMING_SECONDS
 
 if TYPE_CHECKING:
@@ -40,8 +38,8 @@ def forget(queue: QueueSession, workers: Sequence[Worker], *, letters: bool) -> 
         )
     if kept and not letters:
         raise ConfigurationError(f"queue {keys.name!r} has {kept} dead letter(s); --letters removes them too")
-    queue.run(Command(("UNLINK", keys.moving), int))
-    queue.run(Command(("HDEL", QUEUES_KEY, keys.entry), int))
+    queue.run(queries.drop_move(keys))
+    queue.run(queries.unregister(keys))
     return kept
 
 
@@ -51,8 +49,8 @@ def _check_unnamed(queue: QueueSession) -> None:
 
     It names a queue no more often than each NAMING_SECONDS, so what it published meanwhile would be in no registry.
     """
-    told = queue.run(Command(("HGET", QUEUES_KEY, queue.keys.entry), lambda reply: reply or b""))
-    named, now_ms = whole_number(told), queue.run(pieces.server_ms())
+    told = queue.run(queries.registered_at(queue.keys))
+    named, now_ms = whole_number(told), queue.run(commands.server_ms())
     left = 0 if named is None else math.ceil(NAMING_SECONDS + 1 - (now_ms / 1000 - named))
     if 0 < left <= NAMING_SECONDS + 1:
         raise ConfigurationError(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from reliq.admin import pieces
+from reliq import commands
+from reliq.admin import queries
 from reliq.admin.dead import walk_letters
-from reliq.admin.pieces import MOVING_MS, Hash, State, check_state
+from reliq.admin.places import MOVING_MS, Place, check_place
 from reliq.admin.walk import Found, Walk
 from reliq.foreign import moment, whole_number
 from reliq.settings import whole
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from reliq.admin.filters import Filter
-    from reliq.admin.pieces import SortedSet
     from reliq.admin.session import QueueSession
+    from reliq.call import Request
+    from reliq.commands import SortedSet
     from reliq.message import Letter
 
 #: Is called after each step, with how many ids it looked at.
@@ -49,7 +51,7 @@ class Entry:
     """
 
     id: str
-    state: State
+    state: Place
     mark: EntryMark
     when: float | None
     attempt: int | None
@@ -70,17 +72,17 @@ def messages_of(
     Raises:
         ConfigurationError: a state that is none, or a number that is not allowed.
     """
-    place, at = check_state(state), whole("offset", offset, most=10**9)
+    place, at = check_place(state), whole("offset", offset, most=10**9)
     most = whole("limit", limit, least=1, most=LIST_LIMIT)
     return list(islice(_browse(queue, place, where, at, on_look), most))
 
 
 def size_of(queue: QueueSession, state: str) -> int:
     """Return how many messages a state has."""
-    return queue.run(pieces.size(queue.keys, check_state(state)))
+    return queue.run(queries.size(queue.keys, check_place(state)))
 
 
-def _browse(queue: QueueSession, state: State, where: Filter, offset: int, on_look: OnLook) -> Iterator[Entry]:
+def _browse(queue: QueueSession, state: Place, where: Filter, offset: int, on_look: OnLook) -> Iterator[Entry]:
     """Yield the messages of a state that are meant; tell `on_look` how many were looked at in each step."""
     if state == "dead":
         for looked, letters in walk_letters(queue, where):
@@ -98,16 +100,20 @@ def _browse(queue: QueueSession, state: State, where: Filter, offset: int, on_lo
         yield from entries(queue, state, meant)
 
 
-def entries(queue: QueueSession, state: State, found: list[Found]) -> list[Entry]:
+def entries(queue: QueueSession, state: Place, found: list[Found]) -> list[Entry]:
     """Return all that is known of messages that were met; what has left a sorted set meanwhile is left out."""
     if not found:
         return []
     ids, keys = [one.id for one in found], queue.keys
-    asked = [pieces.fields(keys, name, ids) for name in get_args(Hash)]
+    asked: list[Request[Any]] = [
+        commands.state_words(keys, ids),
+        commands.retries_left(keys, ids),
+        queries.failure_notes(keys, ids),
+    ]
     sorted_set = state in ("pending", "unack")
-    places = [pieces.scores(keys, cast("SortedSet", state), ids)] if sorted_set else []
+    places = [commands.scores(keys, cast("SortedSet", state), ids)] if sorted_set else []
     words, lefts, notes, *times = queue.run_all([*asked, *places])
-    sizes = queue.read_each([pieces.length(keys, id) for id in ids], 0)
+    sizes = queue.read_each([queries.length(keys, id) for id in ids], 0)
     rows = zip(found, words, lefts, notes, times[0] if sorted_set else [None] * len(ids), sizes, strict=True)
     return [_entry(state, *row) for row in rows if row[4] is not None or not sorted_set]
 
@@ -127,14 +133,21 @@ def held_until(word: StateWord, score: float | None) -> int | None:
     return at if MOVING_MS <= at < 2 * MOVING_MS else None
 
 
-def _entry(state: State, one: Found, text: str, left: str, note: str, score: float | None, size: int) -> Entry:
-    word = StateWord.parse(text)
+def _entry(
+    state: Place,
+    one: Found,
+    word: StateWord,
+    left: bytes | None,
+    note: FailureNote,
+    score: float | None,
+    size: int,
+) -> Entry:
     due = None if one.header.due is None else moment(one.header.due / 1000)
     when = score if score is not None else moment(word.due_ms / 1000) if isinstance(word, Delayed) else due
     moving = held_until(word, score)
     if moving is not None:
         when = (moving - MOVING_MS) / 1000
-    retries_left = whole_number(left)
+    retries_left = whole_number(left or b"")
     attempt = None
     if one.header.retries is not None and retries_left is not None:
         attempt = max(0, one.header.retries - retries_left) + (state == "unack")
@@ -145,14 +158,14 @@ def _entry(state: State, one: Found, text: str, left: str, note: str, score: flo
         when=when,
         attempt=attempt,
         retries_left=retries_left,
-        error=FailureNote.parse(note).summary,
+        error=note.summary,
         headers=one.header.headers,
         size=None if one.is_gone else size - one.overhead,
         body=one.body,
     )
 
 
-def _mark(state: State, word: StateWord, moving: int | None) -> EntryMark:
+def _mark(state: Place, word: StateWord, moving: int | None) -> EntryMark:
     if word.cancelled:
         return "cancelled"
     if moving is not None:

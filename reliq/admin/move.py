@@ -21,18 +21,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from reliq import transitions
-from reliq.admin import pieces
+from reliq import commands, transitions
+from reliq.admin import queries
 from reliq.admin.dead import COPY_WINDOW_SECONDS
 from reliq.admin.list import entries
-from reliq.admin.pieces import LISTS, MOVING_MS, PIECE, State, check_state
+from reliq.admin.places import MOVING_MS, STEP_IDS, Place, check_place
 from reliq.admin.publish import taker
 from reliq.admin.remove import remove
 from reliq.admin.session import LARGEST_BODY
 from reliq.admin.walk import Walk
-from reliq.call import Command, id_text
+from reliq.commands import LISTS
 from reliq.errors import ConfigurationError
-from reliq.foreign import moment, whole_number
+from reliq.foreign import whole_number
 from reliq.keys import is_name
 from reliq.message import RETRIES_LIMIT, Outgoing
 from reliq.settings import LONGEST_SECONDS, MIB, whole
@@ -44,11 +44,14 @@ if TYPE_CHECKING:
     from reliq.admin.filters import Filter
     from reliq.admin.list import Entry
     from reliq.admin.session import QueueSession
+    from reliq.call import Command
+    from reliq.commands import SortedSet
     from reliq.message import BulkResult
     from reliq.queue import Queue
+    from reliq.wireformat import StateWord
 
 #: States from which a message can go to another queue.
-MOVABLE: tuple[State, ...] = ("pending", "ready", "retry", "unack")
+MOVABLE: tuple[Place, ...] = ("pending", "ready", "retry", "unack")
 #: No step reads more bytes of bodies, unless one body alone has more.
 STEP_BYTES = 8 * MIB
 
@@ -114,13 +117,13 @@ class Mover:
             ConfigurationError: a state or limit that is not allowed, or a move to another queue was cut off and must
                 be finished first.
         """
-        place, sum_of = check_state(state, MOVABLE), MoveResult()
+        place, sum_of = check_place(state, MOVABLE), MoveResult()
         left = None if limit is None else whole("limit", limit, least=1, most=10**9)
         if self._note_destination():
             for held in self._left_behind():
                 sum_of += MoveResult(len(held)) + self._finish("unack", held)[0]
                 on_step(0, sum_of)
-        left = self._queue.run(pieces.size(self._keys, place)) if left is None else left
+        left = self._queue.run(queries.size(self._keys, place)) if left is None else left
         walk = Walk(self._queue, place, where)
         for looked, found in walk.pieces():
             met = entries(self._queue, place, found[:left])
@@ -131,19 +134,17 @@ class Mover:
             on_step(looked, sum_of)
             if left <= 0:
                 break
-        self._queue.run(Command(("DEL", self._keys.moving), int))
+        self._queue.run(queries.drop_move(self._keys))
         return sum_of
 
     def _note_destination(self) -> bool:
         """Note where messages go; return whether that was noted already, by a move that was cut off."""
         to = self._to.name
-        if self._queue.run(Command(("SET", self._keys.moving, to, "NX"), lambda reply: reply is not None)):
+        if self._queue.run(queries.note_move(self._keys, to, only_first=True)):
             return False
-        noted = self._queue.run(
-            Command(("GET", self._keys.moving), lambda reply: (reply or b"").decode("utf-8", "replace"))
-        )
+        noted = self._queue.run(queries.noted_move(self._keys))
         if not is_name(noted, self._keys.layout):  # no move wrote that
-            self._queue.run(Command(("SET", self._keys.moving, to), bool))
+            self._queue.run(queries.note_move(self._keys, to, only_first=False))
             return False
         if noted != to:
             raise ConfigurationError(
@@ -154,28 +155,18 @@ class Mover:
 
     def _left_behind(self) -> Iterator[list[tuple[str, int]]]:
         """Yield messages that are put off, wherever they are, with the time until when."""
-        for key in (self._keys.pending, self._keys.unack):
-            first = (
-                "ZRANGE",
-                key,
-                MOVING_MS // 1000,
-                2 * MOVING_MS // 1000,
-                "BYSCORE",
-                "LIMIT",
-                0,
-                PIECE,
-                "WITHSCORES",
-            )
-            while held := self._queue.run(Command(first, _scored)):
-                yield held
+        first, last = MOVING_MS // 1000, 2 * MOVING_MS // 1000
+        places: tuple[SortedSet, ...] = ("pending", "unack")
+        for place in places:
+            while rows := self._queue.run(queries.due_between(self._keys, place, first, last, STEP_IDS)):
+                yield [(id, round(due * 1000)) for id, due in rows]
         cursor = -1
         while cursor:
-            scan = ("HSCAN", self._keys.lease, max(0, cursor), "COUNT", PIECE)
-            cursor, held = self._queue.run(Command(scan, lambda reply: (int(reply[0]), _words(reply[1]))))
-            if held:
+            cursor, words = self._queue.run(queries.words_scanned(self._keys, max(0, cursor), STEP_IDS))
+            if held := _put_off(words):
                 yield held
 
-    def _piece(self, state: State, met: list[Entry]) -> tuple[MoveResult, int]:
+    def _piece(self, state: Place, met: list[Entry]) -> tuple[MoveResult, int]:
         """Put messages off, publish them in the other queue, delete them here; return how many left their place."""
         met = [one for one in met if one.id not in self._told]
         held = [one for one in met if one.mark == "held"]
@@ -198,9 +189,11 @@ class Mover:
         keys = self._to.keys
         asked: list[Command[bool]] = []
         for one in fit:
-            asked.append(Command(("EXISTS", keys.dd(one.id)), bool))
-            asked.append(Command(("HEXISTS", keys.counts, one.id), bool))
-            asked.append(Command(("SISMEMBER", keys.garbage, one.id), bool))
+            asked += [
+                queries.is_taken(keys, one.id),
+                queries.is_alive(keys, one.id),
+                queries.is_in_garbage(keys, one.id),
+            ]
         known = self._queue.run_all(asked)
         return [one for at, one in enumerate(fit) if not any(known[3 * at : 3 * at + 3])]
 
@@ -210,7 +203,7 @@ class Mover:
         at = datetime.fromtimestamp(one.when or 0, UTC)
         return Outgoing(body=one.body, id=one.id, at=at, headers=one.headers)
 
-    def _finish(self, state: State, held: list[tuple[str, int]]) -> tuple[MoveResult, int]:
+    def _finish(self, state: Place, held: list[tuple[str, int]]) -> tuple[MoveResult, int]:
         """Publish messages that are put off in the other queue, and delete them here."""
         done, taken = MoveResult(), 0
         for part in self._parts(held):
@@ -231,7 +224,7 @@ class Mover:
     def _taken_by_others(self, orders: list[Outgoing[bytes]], told: BulkResult) -> set[str]:
         """Return the ids that somebody else has published there, or cancelled: a duplicate is else our own copy."""
         met = [one for one in orders if one.id in told.duplicates]
-        values = self._queue.run_all([pieces.value(self._to.keys, str(one.id)) for one in met])
+        values = self._queue.run_all([queries.value(self._to.keys, str(one.id)) for one in met])
         others = set(told.tombstoned)
         for one, value in zip(met, values, strict=True):
             if value is not None:  # else it has ended there
@@ -243,13 +236,13 @@ class Mover:
     def _orders(self, held: list[tuple[str, int]]) -> list[Outgoing[bytes]]:
         """Return what to publish; a message whose body is gone has ended."""
         ids = [id for id, _ in held]
-        asked = [pieces.value(self._keys, id) for id in ids] + [pieces.left_ms(self._keys, id) for id in ids]
+        asked = [queries.value(self._keys, id) for id in ids] + [queries.ttl_ms(self._keys, id) for id in ids]
         lefts, now_ms, *rest = self._queue.run_all(
-            [pieces.fields(self._keys, "counts", ids), pieces.server_ms(), *asked]
+            [commands.retries_left(self._keys, ids), commands.server_ms(), *asked]
         )
         rows = zip(held, rest[: len(ids)], rest[len(ids) :], lefts, strict=True)
         return [
-            self._order(id, until, value, whole_number(left) or 0, None if ttl < 0 else ttl + now_ms - until)
+            self._order(id, until, value, whole_number(left or b"") or 0, None if ttl < 0 else ttl + now_ms - until)
             for (id, until), value, ttl, left in rows
             if value is not None
         ]
@@ -269,7 +262,7 @@ class Mover:
 
     def _parts(self, held: list[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
         """Cut a step where its bodies would be too many bytes."""
-        sizes = self._queue.run_all([pieces.length(self._keys, id) for id, _ in held])
+        sizes = self._queue.run_all([queries.length(self._keys, id) for id, _ in held])
         part: list[tuple[str, int]] = []
         weight = 0
         for row, size in zip(held, sizes, strict=True):
@@ -282,12 +275,7 @@ class Mover:
             yield part
 
 
-def _scored(reply: list[bytes]) -> list[tuple[str, int]]:
-    return [(id_text(reply[at]), round(moment(float(reply[at + 1])) * 1000)) for at in range(0, len(reply), 2)]
-
-
-def _words(reply: list[bytes]) -> list[tuple[str, int]]:
-    """Return the ids whose state word puts them off for a move."""
-    found = ((id_text(reply[at]), StateWord.parse(reply[at + 1])) for at in range(0, len(reply), 2))
-    put_off = ((id, word.due_ms) for id, word in found if isinstance(word, Delayed) and not word.cancelled)
-    return [(id, due_ms) for id, due_ms in put_off if MOVING_MS <= due_ms < 2 * MOVING_MS]
+def _put_off(words: list[tuple[str, StateWord]]) -> list[tuple[str, int]]:
+    """Return the ids whose state word puts them off for a move, with the time until when."""
+    due = ((id, word.due_ms) for id, word in words if isinstance(word, Delayed) and not word.cancelled)
+    return [(id, due_ms) for id, due_ms in due if MOVING_MS <= due_ms < 2 * MOVING_MS]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
+from reliq.admin.places import TYPES
 from reliq.call import Command, id_text
-from reliq.errors import ConfigurationError
+from reliq.commands import LISTS
 from reliq.keys import QUEUES_KEY, pattern
 from reliq.replies import read_ids, read_scores, read_text
 from reliq.rights import runs
@@ -14,41 +15,14 @@ from reliq.wireformat import FailureNote, StateWord
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from reliq.admin.places import Place
     from reliq.commands import List, SortedSet
     from reliq.keys import Keys
 
-Place = Literal["pending", "ready", "unack", "retry", "garbage", "dead"]
-PLACES: tuple[Place, ...] = get_args(Place)
-LISTS = ("ready", "retry")
 #: Keys of a queue that hold ids.
 Index = Literal["pending", "unack", "garbage", "counts", "lease", "errors"]
 Stream = Literal["ends", "history", "dead"]
-#: The keys of a queue that are there once, with their types.
-TYPES = {
-    "pending": "zset",
-    "ready": "list",
-    "unack": "zset",
-    "retry": "list",
-    "garbage": "set",
-    "counts": "hash",
-    "lease": "hash",
-    "errors": "hash",
-    "windows": "hash",
-    "dead": "stream",
-    "totals": "hash",
-    "wake": "list",
-    "watch": "string",
-    "paused": "string",
-}
 _SCANS = {"pending": "ZSCAN", "unack": "ZSCAN", "garbage": "SSCAN", "counts": "HSCAN", "lease": "HSCAN"}
-
-
-def check_place(place: str, allowed: Sequence[Place] = PLACES) -> Place:
-    """Return the name of a state; raise ConfigurationError for another."""
-    for one in allowed:
-        if one == place:
-            return one
-    raise ConfigurationError(f"state must be one of {', '.join(allowed)}, not {str(place)[:40]!r}")
 
 
 # ---- one message
@@ -132,7 +106,7 @@ def size(keys: Keys, place: Place) -> Command[int]:
 
 
 @runs("pending:ZRANGE ready:LRANGE unack:ZRANGE retry:LRANGE")
-def ids_at(keys: Keys, place: List | SortedSet, at: int, count: int) -> Command[list[str]]:
+def ids_at(keys: Keys, place: Place, at: int, count: int) -> Command[list[str]]:
     """Read ids of a list or sorted set from the place `at`, those first that come first."""
     if place in LISTS:
         return Command(("LRANGE", getattr(keys, place), -at - count, -at - 1), lambda reply: read_ids(reply[::-1]))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from reliq import commands, transitions
+from reliq.admin import queries
 from reliq.admin.workers import running_in, workers_alive
-from reliq.call import Command
 from reliq.message import Pause
 from reliq.snapshot.snapshot import SnapshotReader
 
@@ -134,7 +134,7 @@ def with_rates(session: Session, chosen: Chosen, interval: float) -> Overview:
 def _pauses(session: Session, paused: Sequence[Keys]) -> dict[Keys, Pause]:
     """Return who paused each of `paused` and why; until when, as Redis itself will end it."""
     told = session.try_all([commands.paused(keys) for keys in paused])
-    lasting = session.try_all([Command(("PTTL", keys.paused), int) for keys in paused])
+    lasting = session.try_all([queries.pause_ms(keys) for keys in paused])
     pauses = {}
     for keys, pause, ttl_ms in zip(paused, told, lasting, strict=True):
         if isinstance(pause, Pause) and isinstance(ttl_ms, int):

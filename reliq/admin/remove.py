@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from reliq import transitions
-from reliq.admin.pieces import LISTS, State, check_state, size
+from reliq.admin.places import Place, check_place
+from reliq.admin.queries import size
 from reliq.admin.walk import Walk
+from reliq.commands import LISTS
 from reliq.control import tombstone_ms
 from reliq.ids import check_id
 from reliq.settings import BATCH_LIMIT
@@ -30,9 +32,9 @@ if TYPE_CHECKING:
 Taken = Literal["pending", "ready", "retry", "garbage"]
 
 #: States that hold messages which may be cancelled.
-CANCELLABLE: tuple[State, ...] = ("pending", "ready", "retry", "unack")
+CANCELLABLE: tuple[Place, ...] = ("pending", "ready", "retry", "unack")
 #: States that hold messages: dead letters are deleted by `admin.dead`.
-PURGEABLE: tuple[State, ...] = ("pending", "ready", "unack", "retry", "garbage")
+PURGEABLE: tuple[Place, ...] = ("pending", "ready", "unack", "retry", "garbage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ OnStep = Callable[[int, RemoveResult], None]
 
 def purge(queue: QueueSession, state: str, where: Filter, on_step: OnStep) -> RemoveResult:
     """Delete the messages of a state that are there now; tell `on_step` how many each step looked at, and the sum."""
-    place, sum_of = check_state(state, PURGEABLE), RemoveResult()
+    place, sum_of = check_place(state, PURGEABLE), RemoveResult()
     most = queue.run(size(queue.keys, place))
     walk = Walk(queue, place, where, ids_only=not where.is_set)
     for looked, found in walk.pieces():
@@ -105,7 +107,7 @@ def cancel(
     tombstone: Duration | None = None,
 ) -> RemoveResult:
     """Cancel the messages of a state that are there now; as `purge`."""
-    place, sum_of = check_state(state, CANCELLABLE), RemoveResult()
+    place, sum_of = check_place(state, CANCELLABLE), RemoveResult()
     for_ms = tombstone_ms(tombstone)
     most = queue.run(size(queue.keys, place))
     walk = Walk(queue, place, where)
@@ -123,7 +125,7 @@ def cancel(
 
 def count(queue: QueueSession, state: str, where: Filter, on_step: OnStep) -> int:
     """Count the messages of a state that are meant."""
-    place = check_state(state, PURGEABLE)
+    place = check_place(state, PURGEABLE)
     if not where.is_set:
         return queue.run(size(queue.keys, place))
     found = 0
@@ -149,7 +151,7 @@ def cancel_ids(queue: QueueSession, ids: Sequence[str], for_ms: int | None = Non
     return queue.run(transitions.cancel(queue.keys, ids, tombstone_ms=for_ms))
 
 
-def remove(queue: QueueSession, state: State, ids: list[str], *, free_ids: bool = False) -> RemoveResult:
+def remove(queue: QueueSession, state: Place, ids: list[str], *, free_ids: bool = False) -> RemoveResult:
     """Delete up to 500 messages of a state, given in their order, wherever they have gone meanwhile; as `purge`."""
     purged = 0
     if ids and state != "unack":

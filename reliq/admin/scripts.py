@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reliq.admin import server
 from reliq.admin.acl.probe import QUESTION
-from reliq.call import Command
 from reliq.errors import ConfigurationError
 from reliq.lua import script, script_names
 
 if TYPE_CHECKING:
     from reliq.admin.session import Session
-    from reliq.lua import Script
 
 
 def load_scripts(session: Session) -> list[str]:
@@ -25,9 +24,5 @@ def load_scripts(session: Session) -> list[str]:
         raise ConfigurationError("each node of a Cluster needs the scripts; give one node's URL after another")
     scripts = [*map(script, script_names()), QUESTION]
     for one in scripts:
-        session.run(_load(one))
+        session.run(server.load_script(one))
     return [one.name for one in scripts]
-
-
-def _load(one: Script) -> Command[str]:
-    return Command(("SCRIPT", "LOAD", one.text), bytes.decode)

@@ -23,15 +23,15 @@ def keys_scanned(pattern: str, cursor: str, count: int) -> Command[tuple[str, li
 
 
 @runs("TYPE")
-def type_of_key(key: str) -> Command[str]:
+def type_of_key(any_key: str) -> Command[str]:
     """Return the type of a key, `none` when it is not there."""
-    return Command(("TYPE", key), bytes.decode)
+    return Command(("TYPE", any_key), bytes.decode)
 
 
 @runs("UNLINK")
-def delete_keys(keys: Sequence[str]) -> Command[int]:
+def delete_keys(any_keys: Sequence[str]) -> Command[int]:
     """Delete keys."""
-    return Command(("UNLINK", *keys), int)
+    return Command(("UNLINK", *any_keys), int)
 
 
 @runs("CONFIG")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands
-from reliq.call import Command
+from reliq.admin import queries
 from reliq.client.client import Client
 from reliq.errors import ConfigurationError, RedisRefusedError, WrongKeyTypeError
-from reliq.keys import QUEUES_KEY, Keys, Layout, check_layout, is_name
+from reliq.keys import Keys, Layout, check_layout, is_name
 from reliq.queue import Queue
 from reliq.settings import MIB
 from reliq.transport.cluster import ClusterWire
@@ -98,11 +98,7 @@ class QueueSession(Session):
         The registry says so, or a structure, a total, a dead letter or an end. The error names the layout that has it.
         """
         keys = self.keys
-        places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts)
-        rest = (keys.dead, keys.totals, keys.ends, keys.paused)
-        if self.run(Command(("EXISTS", *places, *rest), int)):
-            return
-        if self.run(Command(("HEXISTS", QUEUES_KEY, keys.entry), int)):
+        if self.run(queries.key_count(keys)) or self.run(queries.is_registered(keys)):
             return
         elsewhere = " and ".join(f"--layout {layout}" for layout in self._other_layouts())
         raise ConfigurationError(
@@ -113,9 +109,8 @@ class QueueSession(Session):
     def _other_layouts(self) -> list[Layout]:
         """Return the other layouts in which a queue of this name has messages or totals; a refusal counts as none."""
         others = [layout for layout in LAYOUTS if layout != self.keys.layout and is_name(self.name, layout)]
-        asked = [Keys(self.name, layout) for layout in others]
-        answers = self.try_all([Command(("EXISTS", key), int) for keys in asked for key in (keys.counts, keys.totals)])
-        return [layout for at, layout in enumerate(others) if 1 in answers[2 * at : 2 * at + 2]]
+        answers = self.try_all([queries.is_used(Keys(self.name, layout)) for layout in others])
+        return [layout for layout, answer in zip(others, answers, strict=True) if answer is True]
 
 
 class Sessions:

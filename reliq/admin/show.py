@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from reliq import commands
+from reliq.admin import queries
 from reliq.admin.ends import End, ends_of_one, letter_searched, letters_of_one
 from reliq.admin.workers import running_in, workers_alive
-from reliq.call import Command
 from reliq.errors import ConfigurationError
 from reliq.foreign import moment, whole_number
 from reliq.message import BARE, Header
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from reliq.admin.session import QueueSession
     from reliq.admin.workers import Running
+    from reliq.commands import List
     from reliq.message import Letter
 
 MessageState = Literal["pending", "ready", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "gone"]
@@ -82,7 +84,7 @@ class _Traces:
     pending: float | None
     unack: float | None
     word: StateWord
-    left: str | None
+    left: bytes | None
     note: FailureNote
     in_garbage: bool
     value: bytes | None
@@ -139,25 +141,25 @@ class MessageReader:
 
     def _traces(self) -> _Traces:
         keys, id = self._keys, self._id
-        answers = self._queue.run_all(
+        (pending,), (unack,), (word,), (left,), (note,), *rest = self._queue.run_all(
             [
-                Command(("ZSCORE", keys.pending, id), _number),
-                Command(("ZSCORE", keys.unack, id), _number),
-                Command(("HGET", keys.lease, id), StateWord.parse),
-                Command(("HGET", keys.counts, id), lambda reply: None if reply is None else _text(reply)),
-                Command(("HGET", keys.errors, id), FailureNote.parse),
-                Command(("SISMEMBER", keys.garbage, id), bool),
-                Command(("GET", keys.msg(id)), lambda reply: reply),
-                Command(("PTTL", keys.msg(id)), int),
-                Command(("GET", keys.dd(id)), lambda reply: reply),
-                Command(("PTTL", keys.dd(id)), int),
+                commands.scores(keys, "pending", [id]),
+                commands.scores(keys, "unack", [id]),
+                commands.state_words(keys, [id]),
+                commands.retries_left(keys, [id]),
+                queries.failure_notes(keys, [id]),
+                queries.is_in_garbage(keys, id),
+                queries.value(keys, id),
+                queries.ttl_ms(keys, id),
+                queries.marker(keys, id),
+                queries.marker_ms(keys, id),
             ]
         )
-        return _Traces(*answers)
+        return _Traces(pending, unack, word, left, note, *rest)
 
     def _of_living(self, traces: _Traces) -> dict[str, Any]:
         header, body = (BARE, None) if traces.value is None else open_envelope(traces.value, bare=self._keys.bare)
-        left = whole_number(traces.left or "")
+        left = whole_number(traces.left or b"")
         state = self._state(traces, never_failed=left is not None and left == header.retries)
         deliveries = traces.note.attempt
         if left is not None and header.retries is not None:
@@ -196,12 +198,11 @@ class MessageReader:
 
     def _list(self) -> MessageState:
         """Return which list has the id; `ready or retry` when it is deeper in a list than is looked."""
-        places: list[MessageState] = ["retry", "ready"]
-        for rank in ("-1", "1"):  # what is claimed next stands last
+        places: tuple[List, ...] = ("retry", "ready")
+        for newest_first in (False, True):
             for place in places:
-                key = self._keys.ready if place == "ready" else self._keys.retry
-                look = ("LPOS", key, self._id, "RANK", rank, "MAXLEN", LOOK_THROUGH)
-                if self._queue.run(Command(look, lambda reply: reply is not None)):
+                look = queries.is_in_list(self._keys, place, self._id, newest_first=newest_first, most=LOOK_THROUGH)
+                if self._queue.run(look):
                     return place
         return "ready or retry"
 
@@ -225,11 +226,3 @@ def _of_letter(letter: Letter) -> dict[str, Any]:
         "headers": letter.header.headers,
         "body": letter.payload,
     }
-
-
-def _number(reply: bytes | None) -> float | None:
-    return None if reply is None else moment(float(reply))
-
-
-def _text(reply: bytes | None) -> str:
-    return "" if reply is None else reply.decode("utf-8", "replace")

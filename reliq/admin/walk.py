@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reliq.admin import pieces
-from reliq.admin.pieces import PIECE, State
+from reliq import commands
+from reliq.admin import queries
+from reliq.admin.places import STEP_IDS, Place
 from reliq.message import BARE
 from reliq.wireformat import HEADER_LIMIT, open_envelope
 
@@ -48,7 +49,7 @@ class Walk:
     """
 
     def __init__(
-        self, queue: QueueSession, state: State, where: Filter, *, offset: int = 0, ids_only: bool = False
+        self, queue: QueueSession, state: Place, where: Filter, *, offset: int = 0, ids_only: bool = False
     ) -> None:
         self._queue, self._keys, self._state = queue, queue.keys, state
         self._where, self._offset, self._at, self._ids_only = where, offset, offset, ids_only
@@ -72,32 +73,32 @@ class Walk:
             return
         seen: set[str] = set()
         while True:
-            back = min(PIECE, self._at - self._offset)
-            window = self._queue.run(pieces.ids_at(self._keys, self._state, self._at - back, back + PIECE))
+            back = min(STEP_IDS, self._at - self._offset)
+            window = self._queue.run(queries.ids_at(self._keys, self._state, self._at - back, back + STEP_IDS))
             fresh = [id for id in window if id not in seen]
             if not fresh:
                 return
             seen = set(window)
-            self._at += PIECE
-            for at in range(0, len(fresh), PIECE):
-                yield fresh[at : at + PIECE]
+            self._at += STEP_IDS
+            for at in range(0, len(fresh), STEP_IDS):
+                yield fresh[at : at + STEP_IDS]
 
     def _garbage(self) -> Iterator[list[str]]:
         cursor, skip = -1, self._offset
         while cursor:
-            cursor, ids = self._queue.run(pieces.scan_garbage(self._keys, max(0, cursor)))
+            cursor, ids = self._queue.run(queries.ids_scanned(self._keys, "garbage", max(0, cursor), STEP_IDS))
             skip, ids = max(0, skip - len(ids)), ids[skip:]
             if ids:
                 yield ids
 
     def _read(self, ids: list[str]) -> list[Found]:
-        values = self._queue.read_each([pieces.start(self._keys, id, START_BYTES) for id in ids], b"")
+        values = self._queue.read_each([commands.body_start(self._keys, id, START_BYTES) for id in ids], b"")
         for at, start in enumerate(values):
             if self._where.match and len(start) == START_BYTES:
-                values[at] = self._queue.run(pieces.value(self._keys, ids[at])) or b""
+                values[at] = self._queue.run(queries.value(self._keys, ids[at])) or b""
         gone = {id for id, value in zip(ids, values, strict=True) if not value}
         if gone and self._keys.bare:  # only a bare body can be empty
-            there = self._queue.run_all([pieces.is_there(self._keys, id) for id in gone])
+            there = self._queue.run_all([queries.has_value(self._keys, id) for id in gone])
             gone -= {id for id, is_there in zip(gone, there, strict=True) if is_there}
         return [self._found(id, value, id in gone) for id, value in zip(ids, values, strict=True)]
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from reliq.admin import queries
 from reliq.admin.ends import last_ends
 from reliq.admin.queues import overview
-from reliq.call import Command
 from reliq.snapshot.waits import Waits
-from reliq.wireformat import FailureNote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -111,17 +110,12 @@ class Watcher:
 
     def _errors(self, queues: Sequence[Keys]) -> list[Failure]:
         """Return what a few of those that are to be delivered again failed with, the same ones counted together."""
-        commands = [Command(("HRANDFIELD", keys.errors, SAMPLE, "WITHVALUES"), _notes) for keys in queues]
-        answers = zip(queues, self._session.try_all(commands), strict=True)
+        asked = [queries.failure_sample(keys, SAMPLE) for keys in queues]
+        answers = zip(queues, self._session.try_all(asked), strict=True)
         failures = [
             Failure(keys.name, None, reason, error, count, len(notes))
             for keys, notes in answers
             if not isinstance(notes, Exception)
-            for (reason, error), count in Counter(notes).most_common()
+            for (reason, error), count in Counter((note.reason, note.error) for note in notes).most_common()
         ]
         return sorted(failures, key=lambda one: -one.count)
-
-
-def _notes(reply: Any) -> list[tuple[str, str]]:
-    """Return reason and error of each note."""
-    return [(note.reason, note.error) for note in map(FailureNote.parse, reply[1::2])]

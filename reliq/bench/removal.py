@@ -9,10 +9,10 @@ import signal
 import sys
 
 from reliq import commands
-from reliq.call import Command, id_text
+from reliq.admin import queries, server
 from reliq.client.client import Client
 from reliq.errors import ReliqError
-from reliq.keys import QUEUES_KEY, Keys
+from reliq.keys import Keys, pattern
 from reliq.roster import Worker
 from reliq.transport.connection import Connection
 
@@ -22,17 +22,15 @@ TRY_SECONDS = 60.0
 
 def remove(client: Client, keys: Keys) -> None:
     """Delete every key of a queue, and its entries in the registries; the key space is read once, in small steps."""
-    cursor = "0"
+    cursor, every = "0", pattern(keys.msg("").removesuffix("msg:")) + "*"
     while True:
-        scan = Command(("SCAN", cursor, "MATCH", keys.every, "COUNT", SCAN_COUNT), lambda reply: reply)
-        raw, found = client.run(scan, for_seconds=TRY_SECONDS)
-        cursor = raw.decode()
+        cursor, found = client.run(server.keys_scanned(every, cursor, SCAN_COUNT), for_seconds=TRY_SECONDS)
         if found:
-            client.run(Command(("UNLINK", *map(id_text, found)), int), for_seconds=TRY_SECONDS)
+            client.run(server.delete_keys(found), for_seconds=TRY_SECONDS)
         if cursor == "0":
             break
     _dismiss(client, keys)
-    client.run(Command(("HDEL", QUEUES_KEY, keys.name), int), for_seconds=TRY_SECONDS)
+    client.run(queries.unregister(keys), for_seconds=TRY_SECONDS)
 
 
 def _dismiss(client: Client, keys: Keys) -> None:

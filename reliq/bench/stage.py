@@ -3,11 +3,12 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from reliq import commands, transitions
+from reliq.admin import queries
 from reliq.bench.workers import Workers
-from reliq.call import Command, Request, T, id_text
+from reliq.call import Request, T
 from reliq.client.client import Client
 from reliq.errors import ReliqError
 from reliq.queue import Queue
@@ -75,13 +76,10 @@ class Stage:
     def empty(self) -> None:
         """Delete what is ready and pending, and say so in the account."""
         keys = self.queue.keys
-        for state, command in (
-            ("ready", ("LRANGE", keys.ready, -BATCH_LIMIT, -1)),
-            ("pending", ("ZRANGE", keys.pending, 0, BATCH_LIMIT - 1)),
-        ):
-            while ids := self.ask(Command(command, lambda reply: [id_text(one) for one in reply])):
-                oldest_first = ids[::-1] if state == "ready" else ids
-                self.ask(transitions.purge(keys, oldest_first, state=state))  # type: ignore[arg-type]
+        places: tuple[Literal["ready", "pending"], ...] = ("ready", "pending")
+        for place in places:
+            while ids := self.ask(queries.ids_at(keys, place, 0, BATCH_LIMIT)):
+                self.ask(transitions.purge(keys, ids, state=place))
 
     def until_empty(self, workers: Workers) -> Iterator[tuple[float, int]]:
         """Yield monotonic seconds and how many are alive, again and again, until none is; raise when it takes long."""

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from reliq.admin import Admin, Filter, RemoveResult
-from reliq.admin.pieces import check_state
+from reliq.admin.places import check_place
 from reliq.admin.remove import CANCELLABLE
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
@@ -86,7 +86,7 @@ def _cancel_where(
     yes: bool,
     json: bool,
 ) -> None:
-    total = desk.size(queue, check_state(state, CANCELLABLE))
+    total = desk.size(queue, check_place(state, CANCELLABLE))
     if dry_run:
         with progress_bar("looking", total, RemoveResult(), lambda _sum: "nothing was cancelled") as run:
             found = desk.count_messages(queue, state, where, on_step=run.step)

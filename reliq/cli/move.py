@@ -6,7 +6,7 @@ import typer
 
 from reliq.admin import MoveResult, RemoveResult
 from reliq.admin.move import MOVABLE
-from reliq.admin.pieces import check_state
+from reliq.admin.places import check_place
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
     DryRun,
@@ -51,7 +51,7 @@ def move(
     desk, where = admin(url, layout), filter_of(header, match)
     if state == "dead":
         raise ConfigurationError(f"dead letters go by `reliq dead redrive {queue} --to {other}`")
-    total = desk.size(queue, check_state(state, MOVABLE))
+    total = desk.size(queue, check_place(state, MOVABLE))
     if dry_run:
         with progress_bar("looking", total, RemoveResult(), lambda _sum: "nothing was moved") as looking:
             found = desk.count_messages(queue, state, where, on_step=looking.step)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from reliq.admin import Admin, Filter, LetterFilter
-from reliq.admin.pieces import STATES
+from reliq.admin.places import PLACES
 from reliq.errors import ConfigurationError
 from reliq.keys import Layout
 from reliq.message import DEATH_REASONS
@@ -36,7 +36,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 StateOption = Annotated[
     str,
-    typer.Option(help="pending, ready, unack, retry, garbage or dead.", autocompletion=state_option(STATES)),
+    typer.Option(help="pending, ready, unack, retry, garbage or dead.", autocompletion=state_option(PLACES)),
 ]
 Headers = Annotated[
     list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="Only with this header; may be given again.")

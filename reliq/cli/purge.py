@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from reliq.admin import Admin, Filter, LetterFilter, RemoveResult
-from reliq.admin.pieces import STATES
+from reliq.admin.places import PLACES
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
     DryRun,
@@ -26,7 +26,7 @@ from reliq.cli.progress import progress_bar
 
 def purge(
     queue: QueueName,
-    state: Annotated[str, typer.Option(help=" | ".join(STATES), autocompletion=state_option(STATES))],
+    state: Annotated[str, typer.Option(help=" | ".join(PLACES), autocompletion=state_option(PLACES))],
     header: Headers = None,
     match: Match = "",
     dry_run: DryRun = False,

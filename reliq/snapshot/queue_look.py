@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands, transitions
+from reliq.commands import LISTS
 from reliq.errors import ProtocolError, RedisRefusedError
 from reliq.ids import made_at
 from reliq.wireformat import DUE_BYTES, envelope_due
@@ -14,14 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from reliq.call import Request
-    from reliq.commands import List
     from reliq.keys import Keys
     from reliq.message import Counts
     from reliq.snapshot.waits import Waits
 
 #: Ids of unack whose state words tell how many of all are leased and how many wait.
 SAMPLE = 200
-LISTS: tuple[List, ...] = ("ready", "retry")
 
 
 @dataclass(frozen=True, slots=True)

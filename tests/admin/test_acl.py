@@ -342,7 +342,7 @@ def paths_of(role):
         )
 
 
-@pytest.mark.parametrize("role", ["producer", "consumer", "exporter"])
+@pytest.mark.parametrize("role", roles.ROLES)
 def test_a_role_has_what_its_modules_make_and_nothing_else(role):
     made = {one for path in paths_of(role) for one in made_by(path)}
 

@@ -6,10 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands
+from reliq.admin import server
 from reliq.admin.acl.probe import denied_commands
 from reliq.admin.doctor.facts import Facts, Finding
 from reliq.admin.doctor.findings import findings
-from reliq.call import Command
 from reliq.errors import ConfigurationError, RedisUnavailableError
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def examine(session: Session, address: Address, roles: Sequence[Role], keys: Key
     except ConfigurationError as error:  # the connection lets nothing through to a server that is too old
         return [Finding("version", "bad", str(error), "nothing of reliq runs there", "upgrade to 6.2 or newer")]
     info = run_all([commands.server_facts(section) for section in SECTIONS])
-    config = run_all([Command(("CONFIG", "GET", name), _pairs) for name in PARAMETERS])
-    [slow] = run_all([Command(("SLOWLOG", "GET", SLOWLOG_ENTRIES), _scripts)])
-    [evaluated] = run_all([Command(("EVAL", "return 1", 0), bool)])
+    config = run_all([server.parameter(name) for name in PARAMETERS])
+    [slow] = run_all([server.slow_scripts(SLOWLOG_ENTRIES)])
+    [evaluated] = run_all([server.eval_nothing()])
     facts = Facts(
         info=_told(info),
         config=_told(config),
@@ -66,23 +66,13 @@ def examine(session: Session, address: Address, roles: Sequence[Role], keys: Key
 def _clock_offset(run_all: Any) -> float | None:
     """Return by how many seconds the server's clock is ahead, beyond what the round trip explains."""
     before = time.time()
-    [server] = run_all([Command(("TIME",), lambda reply: int(reply[0]) + int(reply[1]) / 1e6)])
+    [clock] = run_all([commands.server_seconds()])
     after = time.time()
-    if isinstance(server, Exception):
+    if isinstance(clock, Exception):
         return None
-    return float(server - min(max(server, before), after))
+    return float(clock - min(max(clock, before), after))
 
 
 def _told(answers: Sequence[Mapping[str, str] | Exception]) -> dict[str, str]:
     """Return all that was told."""
     return {name: value for one in answers if not isinstance(one, Exception) for name, value in one.items()}
-
-
-def _pairs(reply: Sequence[bytes]) -> dict[str, str]:
-    texts = [part.decode("utf-8", "replace") for part in reply]
-    return dict(zip(texts[::2], texts[1::2], strict=True))
-
-
-def _scripts(reply: Sequence[Any]) -> list[int]:
-    """Return the microseconds of each script in the slow log."""
-    return [int(entry[2]) for entry in reply if entry[3] and bytes(entry[3][0]).upper() in (b"EVAL", b"EVALSHA")]

@@ -22,13 +22,17 @@ from reliq import commands, transitions
 from reliq.admin import queries
 from reliq.admin.fsck.repair import repair_of
 from reliq.admin.fsck.report import CheckReport, FaultTally
-from reliq.admin.fsck.state import TYPES, IdState, faults_of, read_state
-from reliq.call import Command, id_text
+from reliq.admin.fsck.state import IdState, faults_of, read_state
+from reliq.admin.places import TYPES
+from reliq.call import id_text
+from reliq.commands import LISTS
 from reliq.foreign import whole_number
 from reliq.settings import seconds
 
 if TYPE_CHECKING:
+    from reliq.admin.queries import Index
     from reliq.admin.session import QueueSession
+    from reliq.commands import List
     from reliq.message import Duration
 
 #: Ids that are read in one piece and looked at in one call: some 2 ms.
@@ -96,14 +100,12 @@ class Checker:
         """Look at the types of the queue's keys; return whether scripts can run."""
         all_right = True
         for name, wanted in TYPES.items():
-            key = getattr(self._keys, name)
-            found = self._queue.run(Command(("TYPE", key), bytes.decode))
+            found = self._queue.run(queries.type_of(self._keys, name))
             if found in (wanted, "none"):
                 continue
-            self._tally.found("wrong-type", f"{key} is a {found}, not a {wanted}")
+            self._tally.found("wrong-type", f"{getattr(self._keys, name)} is a {found}, not a {wanted}")
             # Scripts refuse to touch a key of the wrong type: it is the same key still.
-            aside = self._keys.aside(name, time.time_ns() // 1_000_000)
-            if self._repair and self._queue.run(Command(("RENAMENX", key, aside), bool)):
+            if self._repair and self._queue.run(queries.put_aside(self._keys, name, time.time_ns() // 1_000_000)):
                 self._tally.was_mended("wrong-type")
             else:
                 all_right = False
@@ -111,9 +113,8 @@ class Checker:
 
     def _read_lists(self) -> None:
         """Read ready and retry, from the end where ids come in: what comes in meanwhile hides nothing."""
-        lists: tuple[tuple[Part, str], ...] = (("ready", self._keys.ready), ("retry", self._keys.retry))
-        for part, key in lists:
-            for start, ids in self._pieces(part, key):
+        for part in LISTS:
+            for start, ids in self._pieces(part):
                 again = {id for id in ids if id in self._known} | {id for id, n in Counter(ids).items() if n > 1}
                 self._suspects |= again
                 fresh = [id for id in dict.fromkeys(ids) if id not in again]
@@ -121,17 +122,16 @@ class Checker:
 
     def _read_scored(self) -> None:
         """Read what is in no list but has a place."""
-        keys = self._keys
-        places = ("pending", "ZSCAN", keys.pending), ("unack", "ZSCAN", keys.unack), ("garbage", "SSCAN", keys.garbage)
-        for what, command, key in places:
-            for ids in self._scanned(what, command, key):
+        places: tuple[Index, ...] = ("pending", "unack", "garbage")
+        for place in places:
+            for ids in self._scanned(place, place):
                 self._look(ids)
 
     def _read_strays(self) -> None:
         """Read what belongs to ids; those that were met nowhere are suspected to be in no place."""
-        keys = self._keys
-        for what, key in ("retry counts", keys.counts), ("state words", keys.lease), ("errors", keys.errors):
-            for ids in self._scanned(what, "HSCAN", key):
+        hashes: dict[str, Index] = {"retry counts": "counts", "state words": "lease", "errors": "errors"}
+        for what, index in hashes.items():
+            for ids in self._scanned(what, index):
                 self._look(ids)
         cursor = -1
         while cursor:
@@ -193,8 +193,8 @@ class Checker:
         if not self._suspects:
             return
         met: Counter[str] = Counter()
-        for part, key in (("ready", self._keys.ready), ("retry", self._keys.retry)):
-            for _, ids in self._pieces(part, key):
+        for part in LISTS:
+            for _, ids in self._pieces(part):
                 met.update(self._suspects.intersection(ids))
         for ids in _batches(sorted(self._suspects)):
             _, states = self._states(ids)
@@ -206,7 +206,7 @@ class Checker:
 
     def _check_account(self) -> None:
         """Compare what was published with what has ended and what lives, at one moment."""
-        totals = self._queue.run(Command(("HGETALL", self._keys.totals), list))
+        totals = self._queue.run(queries.raw_totals(self._keys))
         numbers = {totals[at]: whole_number(totals[at + 1]) for at in range(0, len(totals), 2)}
         bad = [name for name, number in numbers.items() if number is None or number < 0]
         for name in bad:
@@ -255,33 +255,31 @@ class Checker:
         now_ms, rows = self._queue.run(transitions.check(self._keys, ids, part=part, piece=piece))
         return now_ms, [read_state(id, row) for id, row in zip(ids, rows, strict=True)]
 
-    def _pieces(self, part: str, key: str) -> Iterator[tuple[int, list[str]]]:
+    def _pieces(self, part: List) -> Iterator[tuple[int, list[str]]]:
         """Yield the ids of a list, a piece at a time, each with the place of its first."""
         start = 0
         while True:
             self._progress(part, len(self._known))
-            ids = self._queue.run(Command(("LRANGE", key, start, start + BATCH - 1), _texts))
+            ids = self._queue.run(queries.newest_ids(self._keys, part, start, BATCH))
             if not ids:
                 return
             yield start, ids
             start += len(ids)
 
-    def _scanned(self, what: str, command: str, key: str) -> Iterator[list[str]]:
+    def _scanned(self, what: str, index: Index) -> Iterator[list[str]]:
         """Yield the ids of a set, sorted set or hash that were not looked at yet, a piece at a time."""
-        step = 1 if command == "SSCAN" else 2
         cursor = -1
         while cursor:
             self._progress(what, len(self._known))
-            scan = Command((command, key, max(0, cursor), "COUNT", BATCH), lambda reply: (int(reply[0]), reply[1]))
-            cursor, found = self._queue.run(scan)
-            for ids in _batches(_texts(found[::step])):
+            cursor, found = self._queue.run(queries.ids_scanned(self._keys, index, max(0, cursor), BATCH))
+            for ids in _batches(found):
                 yield self._unknown(ids)
 
     def _unknown(self, ids: Sequence[str]) -> list[str]:
         return [id for id in dict.fromkeys(ids) if id not in self._known]
 
     def _length_of_lists(self) -> int:
-        return sum(self._queue.run_all([Command(("LLEN", key), int) for key in (self._keys.ready, self._keys.retry)]))
+        return sum(self._queue.run_all([queries.size(self._keys, place) for place in LISTS]))
 
 
 def _needs_proof(state: IdState, part: Part) -> bool:
@@ -295,7 +293,3 @@ def _batches(ids: Sequence[str], size: int = BATCH) -> Iterator[list[str]]:
     rest = iter(ids)
     while batch := list(islice(rest, size)):
         yield batch
-
-
-def _texts(reply: Sequence[bytes]) -> list[str]:
-    return [id_text(one) for one in reply]

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from reliq.admin.pieces import MOVING_MS
+from reliq.admin.places import MOVING_MS
 from reliq.wireformat import Delayed, Held, StateWord, Suspect, Unset, envelope_due
 
 if TYPE_CHECKING:
@@ -32,24 +32,6 @@ FaultName = Literal[
     "bad-total",
     "account",
 ]
-
-#: The types of a queue's keys.
-TYPES = {
-    "pending": "zset",
-    "ready": "list",
-    "unack": "zset",
-    "retry": "list",
-    "garbage": "set",
-    "counts": "hash",
-    "lease": "hash",
-    "errors": "hash",
-    "windows": "hash",
-    "dead": "stream",
-    "totals": "hash",
-    "wake": "list",
-    "watch": "string",
-    "paused": "string",
-}
 
 #: September 2001: what is smaller is no time in unix ms.
 FIRST_MS = 10**12
