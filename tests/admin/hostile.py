@@ -69,7 +69,7 @@ def bodies():
     )
 
 
-def spoil(client, name="q", number=1000):
+def spoil(client, name="q", number=300):
     """Fill a queue with so many hostile messages, and everything beside it with what fits; return some of the ids."""
     keys, values = Keys(name), list(bodies())
     ids = [TEXTS[at % len(TEXTS)][:120] + b"%d" % at for at in range(number)]

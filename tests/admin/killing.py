@@ -1,9 +1,12 @@
-"""Operators that are killed at every point: before a request reaches Redis, and before its reply comes back."""
+"""
+Operators that are killed at every point: when a request is made and its reply has not come back.
+
+A kill before the next request leaves the same in Redis.
+"""
 
 import contextlib
 import socket
 import threading
-from collections import Counter
 
 from forked import CONTEXT
 
@@ -24,11 +27,11 @@ def publish_lines(admin, path):
 
 
 class Guillotine:
-    """A TCP proxy in front of Redis that kills its client at the n-th request, or at the n-th reply."""
+    """A TCP proxy in front of Redis that kills its client at the n-th reply."""
 
-    def __init__(self, port, side, number):
+    def __init__(self, port, number):
         self.victim = None
-        self._port, self._side, self._left = port, side, number
+        self._port, self._left = port, number
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -55,7 +58,7 @@ class Guillotine:
     def _pass_on(self, side, source, target):
         with source:
             while data := _read(source):
-                if side == self._side:
+                if side == "reply":
                     self._left -= 1
                     if self._left == 0:
                         self.victim.kill()
@@ -84,9 +87,9 @@ def operate(url, act, arguments):
     act(Admin(url), *arguments)
 
 
-def killed_at(port, side, number, act, *arguments):
+def killed_at(port, number, act, *arguments):
     """Run `act` in a process of its own and kill it at a point; return whether the point came before the end."""
-    guillotine = Guillotine(port, side, number)
+    guillotine = Guillotine(port, number)
     victim = guillotine.victim = CONTEXT.Process(target=operate, args=(guillotine.url, act, arguments))
     victim.start()
     victim.join(100)
@@ -109,15 +112,13 @@ def handle_all(url, *names, handled):
         queue.close()
 
 
-def every_point(port, act, *arguments, stage, check, sides=("request", "reply")):
-    """Stage, kill at a point, check: for every point there is, on both sides; return how many there were."""
-    points = Counter()
-    for side in sides:
-        number, came = 1, True
-        while came:
-            stage()
-            came = killed_at(port, side, number, act, *arguments)
-            check(f"{side} {number}")
-            points[side] += came
-            number += 1
-    return points
+def every_point(port, act, *arguments, stage, check):
+    """Stage, kill at a point, check: for every point there is; return how many there were."""
+    number = 0
+    while True:
+        stage()
+        came = killed_at(port, number + 1, act, *arguments)
+        check(f"reply {number + 1}")
+        if not came:
+            return number
+        number += 1

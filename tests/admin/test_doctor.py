@@ -202,7 +202,8 @@ def test_a_client_that_repeats_nothing_is_well(url):
         assert verdicts(Admin(theirs).doctor())["client retries"] == "ok"
 
 
-def test_a_server_that_is_away_is_an_error_and_no_finding():
+def test_a_server_that_is_away_is_an_error_and_no_finding(monkeypatch):
+    monkeypatch.setattr("reliq.admin.session.PATIENCE_SECONDS", 0.05)
     with pytest.raises(RedisUnavailableError):
         Admin("redis://127.0.0.1:1/0").doctor()
 
@@ -228,7 +229,8 @@ def test_the_command_says_what_it_means_and_exits_by_what_is_bad(url, configured
     assert "mend: CONFIG SET maxmemory-policy noeviction" in bad[1]
 
 
-def test_the_command_is_one_line_when_redis_is_away():
+def test_the_command_is_one_line_when_redis_is_away(monkeypatch):
+    monkeypatch.setattr("reliq.admin.session.PATIENCE_SECONDS", 0.05)
     code, out, error = reliq("doctor", url="redis://127.0.0.1:1/0")
 
     assert (code, out, error.count("\n")) == (1, "", 1)

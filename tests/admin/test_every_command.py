@@ -86,9 +86,6 @@ def test_a_help_fits_the_terminal_and_is_wrapped_once(columns, monkeypatch):
     assert [name for name, text in helps.items() if "Usage: reliq" not in text or "…" in text] == []
 
 
-AS_INSTALLED = ("-c", "import sys; sys.argv[0] = 'reliq'; from reliq.cli.app import main; main()")
-
-
 def run(*words, **environment):
     return subprocess.run(
         [sys.executable, *words],
@@ -107,15 +104,20 @@ def test_the_version_is_told_by_the_module():
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_completes_the_names_of_commands(shell):
+def test_a_shell_completes_the_names_of_commands(shell, monkeypatch, capsys):
     """The words a shell hands over; nothing is asked of Redis for them."""
     words = {"bash": {"COMP_WORDS": "reliq do", "COMP_CWORD": "1"}}
     asked = words.get(shell, {"_TYPER_COMPLETE_ARGS": "reliq do", "_TYPER_COMPLETE_FISH_ACTION": "get-args"})
 
-    done = run(*AS_INSTALLED, _RELIQ_COMPLETE=f"complete_{shell}", RELIQ_URL="redis://127.0.0.1:1/0", **asked)
+    for name, value in {"_RELIQ_COMPLETE": f"complete_{shell}", "RELIQ_URL": "redis://127.0.0.1:1/0", **asked}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["reliq"])
 
-    assert done.returncode == 0, done.stderr
-    assert "doctor" in done.stdout
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert ended.value.code == 0
+    assert "doctor" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

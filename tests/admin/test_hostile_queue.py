@@ -1,4 +1,4 @@
-"""Every command over a queue of 1,000 hostile messages: nothing reaches the terminal but text, and nothing breaks."""
+"""Every command over a queue of 300 hostile messages: nothing reaches the terminal but text, and nothing breaks."""
 
 import http.server
 import json
@@ -101,11 +101,14 @@ def hostile(url, client):
     return lambda: spoil(client)
 
 
-@pytest.mark.parametrize("mode", ["over a pipe", "in 80 columns", "as JSON"])
-@pytest.mark.parametrize("name", ERRANDS)
+#: Commands that lay out what they show by the width of the terminal.
+WIDE = {"queues", "workers", "running", "list", "ends", "dead list"}
+MODES = [(name, "over a pipe") for name in ERRANDS] + [(name, "in 80 columns") for name in ERRANDS if name in WIDE]
+MODES += [(name, "as JSON") for name in ERRANDS if "--json" in options(name)]
+
+
+@pytest.mark.parametrize(("name", "mode"), MODES)
 def test_a_command_shows_text_alone_and_exits_as_its_help_says(name, mode, command, hostile, monkeypatch):
-    if mode == "as JSON" and "--json" not in options(name):
-        pytest.skip("it has no JSON")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "80")
     if mode == "in 80 columns":

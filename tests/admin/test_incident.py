@@ -60,7 +60,7 @@ def stop(worker):
 
 
 @pytest.mark.timeout(300)
-def test_an_incident_from_the_backlog_to_the_account(person, worker, url):
+def test_an_incident_from_the_backlog_to_the_account(person, command, worker, url):
     orders = Queue("orders", url=url)
     totals = lambda: orders.counts().totals  # noqa: E731
     publish(orders, ["before"])
@@ -70,9 +70,9 @@ def test_an_incident_from_the_backlog_to_the_account(person, worker, url):
     # The worker stops; the backlog grows, and how late it is can be seen.
     stop(first)
     publish(orders, [f"m{number}" for number in range(60)])
-    code, shown = person("queues", "--interval", "0").end()
-    assert code == 0
-    [row] = [line.split() for line in shown.splitlines() if line.startswith("orders")]
+    seen = command("queues", "--interval", "0")
+    assert seen.code == 0
+    [row] = [line.split() for line in seen.out.splitlines() if line.startswith("orders")]
     assert row[1].endswith(("s", "m"))
     assert row[2] == "60"
     watch = person("watch", "orders")
@@ -85,13 +85,12 @@ def test_an_incident_from_the_backlog_to_the_account(person, worker, url):
     # The worker is back: the good ones are handled, the poison dies.
     second = worker()
     eventually(lambda: (totals().get("acked"), totals().get("dead")) == (58, 3), "58 handled, 3 dead", PATIENCE_SECONDS)
-    code, shown = person("dead", "list", "orders", "--error", "no cvv").end()
-    assert code == 0
-    assert set(re.findall(r"^(m\d+) ", shown, re.MULTILINE)) == POISON  # a long error may go on in the next line
-    code, shown = person("dead", "show", "orders", "m23").end()
-    assert code == 0
-    assert "card declined: no cvv in order m23" in shown
-    assert '"card": "4242 4242"' in shown
+    listed = command("dead", "list", "orders", "--error", "no cvv")
+    assert (listed.code, set(re.findall(r"^(m\d+) ", listed.out, re.MULTILINE))) == (0, POISON)
+    letter = command("dead", "show", "orders", "m23")
+    assert letter.code == 0
+    assert "card declined: no cvv in order m23" in letter.out
+    assert '"card": "4242 4242"' in letter.out
 
     # The handler is mended, and the letters go back.
     stop(second)
@@ -103,9 +102,8 @@ def test_an_incident_from_the_backlog_to_the_account(person, worker, url):
     assert (code, shown.splitlines()[-1]) == (0, "3 redriven")
     eventually(lambda: totals().get("acked") == 61, "all handled", PATIENCE_SECONDS)
 
-    code, shown = person("account", "orders").end()
-    assert code == 0
-    assert "It adds up." in shown
+    account = command("account", "orders")
+    assert (account.code, "It adds up." in account.out) == (0, True)
     assert (orders.counts().alive, orders.counts().dead, orders.counts().missing) == (0, 0, 0)
 
 
@@ -115,7 +113,7 @@ def publish(orders, ids):
         orders.publish({"number": id, "card": card}, id=id)
 
 
-def test_ctrl_c_says_how_far_a_redrive_came_and_it_goes_on(person, url):
+def test_ctrl_c_says_how_far_a_redrive_came_and_it_goes_on(person, command, url):
     orders = Queue("orders", url=url)
     publish(orders, [f"m{number}" for number in range(200)])
     with orders.receive(limit=500) as jobs:
@@ -134,7 +132,7 @@ def test_ctrl_c_says_how_far_a_redrive_came_and_it_goes_on(person, url):
     counts = orders.counts()
     assert 0 < counts.ready < 200
     assert (counts.ready + counts.dead, counts.missing) == (200, 0)
-    assert person("dead", "redrive", "orders", "--all", "--yes").end()[0] == 0
+    assert command("dead", "redrive", "orders", "--all", "--yes").code == 0
     assert orders.counts().ready == 200
 
 
