@@ -19,7 +19,7 @@ def id_text(raw: bytes) -> str:
 
 
 def no_events(_result: Any, /) -> Iterable[Event]:
-    """Nothing that anyone watches happened."""
+    """Return no events: nobody watches for this request."""
     return ()
 
 
@@ -30,11 +30,14 @@ _UNREADABLE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeErr
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
     """
-    One script with its keys and arguments.
+    One script with its keys and arguments; nothing is sent before a client runs it.
 
     Attributes:
-        parse: reads the reply.
-        events: what happened, told from the parsed reply.
+        script: the Lua script.
+        keys: KEYS, as the script's header names them.
+        args: ARGV, as the script's header names them.
+        parse: reads the reply; any error that it raises means a reply that is not this script's.
+        events: the events that observers hear, made from the parsed reply.
     """
 
     script: Script
@@ -54,7 +57,7 @@ class Call(Generic[T]):
         return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
 
     def read(self, reply: Any) -> T:
-        """Return what `reply` says; raise ProtocolError when it is none of this script's."""
+        """Return the reply as `parse` reads it; raise ProtocolError for a reply that is not this script's."""
         try:
             return self.parse(reply)
         except _UNREADABLE as error:
@@ -63,7 +66,14 @@ class Call(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Command(Generic[T]):
-    """One plain command, safe to repeat."""
+    """
+    One plain command, safe to repeat; nothing is sent before a client runs it.
+
+    Attributes:
+        command: its name and arguments.
+        parse: reads the reply.
+        events: the events that observers hear, made from the parsed reply.
+    """
 
     command: Sequence[Arg]
     parse: Callable[[Any], T]
@@ -75,7 +85,7 @@ class Command(Generic[T]):
         return self.command
 
     def read(self, reply: Any) -> T:
-        """Return what `reply` says; raise ProtocolError when it is none of this command's."""
+        """Return the reply as `parse` reads it; raise ProtocolError for a reply that is not this command's."""
         try:
             return self.parse(reply)
         except _UNREADABLE as error:

@@ -21,9 +21,10 @@ _HEADER = re.compile(
 _FUNCTION = re.compile(r"^(local function (\w+)\((?:[^\n]* end|[\s\S]*?\nend)\n)", re.MULTILINE)
 _NAME = re.compile(r"'[^'\n]*'|\b[A-Za-z_]\w*\b")
 
-# What reads a key of each type without changing it: before anything is written, unless the header marks the key with
-# `?`; then the script reads it itself, before it writes, when it needs it. `totals`, `ends` and `history` are left
-# out on purpose: what cannot be counted or noted must not stop a transition; `watch` too, which is written anew.
+# The command that reads a key of each type without changing it. The loader has it run before a script writes anything,
+# unless the header marks the key with `?`: then the script reads it itself, if it needs it. `totals`, `ends` and
+# `history` are missing: an end that cannot be counted or noted must not stop a transition. So is `watch`: it is
+# written anew whatever its type.
 _READ = {
     "lane": "STRLEN",
     "pending": "ZCARD",
@@ -116,7 +117,7 @@ def _type_checks(keys: tuple[str, ...]) -> str:
 
 
 def _with_prelude(prelude: str, work: str) -> str:
-    """Return the script with what it needs of the prelude: a function is made at every call that comes to it."""
+    """Return the script with the functions of the prelude that it needs: Lua makes each one at every call."""
     pieces = _FUNCTION.split(prelude)
     opening, functions = pieces[0], dict(zip(pieces[2::3], pieces[1::3], strict=True))
     needed = _needed(functions, work)

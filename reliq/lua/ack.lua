@@ -10,7 +10,7 @@
 -- `kind` is how the messages end: `acked`, or `expired` when their bodies were gone at the claim (a cancelled
 -- one then ends as `cancelled`). There are dd keys when an id may be a chosen one: it stays taken then,
 -- for as long as its publish said, or for `window` when nothing says so any more.
--- So many acked ones are remembered as `history_max` says, each with how long it ran, if `took_ms` says it.
+-- The last `history_max` acked ones are remembered, each with how long it ran, if `took_ms` says it.
 
 local ids, held, stopped, lost = receipts(kind == 'acked')
 local done, bodies, spans, took = pick(ids, held), {}, {}, {}

@@ -8,7 +8,7 @@
 -- Nothing to do: `not_found`, and where a tombstone is asked for one that a publish still on its way will meet.
 --
 -- With `tombstone_ms` the ids are taken for so long; without, they are free at once, and `freed` is what a repeated
--- cancel is told by. Of bare bodies an id leaves its list, as far as it is found among 100,000 from either end: one
+-- cancel is told by. The id of a bare body leaves its list, if it is found among 100,000 from either end: an id
 -- without a body would hold a place of a Go consumer for good.
 
 local answers, gone, words, marks, bodies, seen, listed = {}, {}, {}, {}, {}, {}, {}

@@ -38,7 +38,7 @@ for i = 1, #before, 3 do
   end
 end
 
--- What becomes of the oldest ids of each list.
+-- Each of the oldest ids of the lists has its fate before anything is written.
 local lists = first == 'retry' and { retry, ready } or { ready, retry }
 for _, list in ipairs(not again and redis.call('EXISTS', paused) == 0 and lists or {}) do
   local ids, back = limit > #claimed and redis.call('LRANGE', list, #claimed - limit, -1) or {}, {}

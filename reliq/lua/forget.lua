@@ -11,7 +11,7 @@
 
 local alive = redis.call('ZCARD', pending) + redis.call('LLEN', ready) + redis.call('ZCARD', unack)
 alive = alive + redis.call('LLEN', retry) + redis.call('SCARD', garbage)
--- What has a retry count and is in no place is lost, and can be mended.
+-- A message with a retry count and no place is lost, and can be mended.
 alive = math.max(alive, redis.call('HLEN', counts))
 local kept = redis.call('XLEN', dead)
 if alive == 0 and (kept == 0 or letters == '1') then

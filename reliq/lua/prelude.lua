@@ -1,5 +1,5 @@
--- What scripts share. The loader writes a script's KEYS and ARGV as locals from its header, then what the script
--- uses of this text, then a read of every key's type, then the script itself, which reads first, then adds, then
+-- Scripts share this text. The loader writes a script's KEYS and ARGV as locals from its header, then the functions
+-- that it uses from here, then a read of every key's type, then the script itself, which reads first, then adds, then
 -- removes: a script that is cut off half-way delivers something twice, and loses nothing.
 -- A message's place in the tails: `arg(i, NAME)` and `body(i)`; `mark(j)` is the j-th dedup key.
 --

@@ -55,7 +55,7 @@ for i = 1, ITEMS do
     if reason then pair(words, id, '@' .. due_text) end
   end
 end
--- What is left of an earlier life goes before the message has a place, its mark when it has one.
+-- The state word of an earlier life goes before the message has a place, the mark of that life afterwards.
 if chosen then run('HDEL', lease, fresh) end
 if later then
   put(pending, due, fresh)

@@ -1,11 +1,11 @@
-"""What brings messages to a worker, and back from one that has fallen silent: promote, claim, reclaim."""
+"""Messages come to a worker, and back from one that has fallen silent: promote, claim, reclaim."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from reliq import events
-from reliq.call import Call, id_text
+from reliq.call import Arg, Call, id_text
 from reliq.events import Event
 from reliq.keys import Keys
 from reliq.lua import script
@@ -25,7 +25,7 @@ NOTHING_DUE, NOT_WATCHING = -1, -2
 @dataclass(frozen=True, slots=True)
 class Suspects:
     """
-    What one process holds of a queue's suspects when it claims.
+    The suspects of a queue that one process holds when it claims.
 
     Attributes:
         slots: messages of the queue that may run at once there.
@@ -46,7 +46,7 @@ class Suspects:
 @dataclass(frozen=True, slots=True)
 class ClaimAnswer:
     """
-    What a claim took.
+    The answer of a claim.
 
     Attributes:
         promote_in_ms, reclaim_in_ms: until there is something to promote or reclaim; NOTHING_DUE or NOT_WATCHING.
@@ -100,32 +100,29 @@ def claim(
     clock: int | None = None,
 ) -> Call[ClaimAnswer]:
     """
-    Lease up to `limit` messages from ready and retry, beginning with `first`.
+    Lease up to `limit` messages from ready and retry for `lease_ms`, beginning with `first`.
 
-    `direct` is how many of them may be such that must not wait in a buffer: suspects and messages with no retry
-    left (None: all). `suspects` is what of them is held already (None: nothing, and `limit` run at once). `watcher` names the process that would wait for the next due time; empty: none.
+    Args:
+        call_number: a call that is made again under its number gets its first answer.
+        limit: at most 500.
+        direct: how many of them may be suspects or messages with no retry left, which wait in no buffer; None: all.
+        suspects: how many suspects this process holds; None: none, and `limit` messages run at once.
+        watcher: the process that waits for the next due time when no other does; empty: none.
+
+    Raises:
+        ConfigurationError: `limit` or `lease_ms` is out of range.
     """
     whole("limit", limit, most=BATCH_LIMIT)
     span("lease_ms", lease_ms)
     suspects = suspects or Suspects(limit, 0, limit)
     nonce = claim_nonce(call_number.lane, call_number.number, lease_ms)
     lead = (keys.lane(call_number.lane), keys.ready, keys.retry, keys.unack, keys.pending, keys.counts, keys.lease)
+    args: list[Arg] = [clock_arg(clock), call_number.number, nonce, lease_ms, limit, first]
+    args += [limit if direct is None else direct, suspects.slots, suspects.held, suspects.narrowest, watcher]
     return Call(
         script("claim"),
         (*lead, keys.errors, keys.totals, keys.ends, keys.wake, keys.watch, keys.paused),
-        (
-            clock_arg(clock),
-            call_number.number,
-            nonce,
-            lease_ms,
-            limit,
-            first,
-            limit if direct is None else direct,
-            suspects.slots,
-            suspects.held,
-            suspects.narrowest,
-            watcher,
-        ),
+        args,
         lambda reply: _claim_answer(reply, nonce),
         lambda answer: [events.Claimed(keys.name, tuple(one.id for one in answer.claimed))] if answer.claimed else (),
     )
@@ -135,9 +132,9 @@ def reclaim(
     keys: Keys, *, limit: int = 500, spare_leases: bool = False, clock: int | None = None
 ) -> Call[ReclaimAnswer]:
     """
-    Take back what is over its deadline: to retry while retries are left, else to garbage.
+    Take back up to `limit` messages that are over their deadline: to retry while retries are left, else to garbage.
 
-    With `spare_leases` only nacked and cancelled messages: a worker may be about to renew the others.
+    With `spare_leases` it takes only nacked and cancelled messages: a worker may be about to renew the others.
     """
 
     def happened(answer: ReclaimAnswer) -> Iterable[Event]:

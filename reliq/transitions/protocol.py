@@ -1,4 +1,4 @@
-"""What the calls of many scripts have in common: arguments, and readers of replies."""
+"""The calls of many scripts share these arguments and readers of replies."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,20 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class CallNumber:
-    """One numbered call in a lane: repeated, it gets its first answer."""
+    """
+    One call of a lane: made again under its number, it gets its first answer and changes nothing.
+
+    Attributes:
+        lane: names whoever makes one call at a time; Redis keeps the last number and answer of each.
+        number: above that of the lane's last call, or the same to make that call again.
+    """
 
     lane: str
     number: int
 
 
 def clock_arg(clock: int | None) -> Arg:
-    """Return the time that a script goes by: empty for Redis' own."""
+    """Return the unix microseconds that a script takes for the time; empty text has it ask Redis."""
     return "" if clock is None else clock
 
 
@@ -33,13 +39,13 @@ def bare_arg(keys: Keys) -> Arg:
 
 
 def bounded(name: str, some: Sequence[S]) -> Sequence[S]:
-    """Return what a call is about; raise ConfigurationError when it is more than one call takes."""
+    """Return the items of a call; raise ConfigurationError for more than one call takes."""
     whole(f"number of {name}", len(some), most=BATCH_LIMIT)
     return some
 
 
 def span(name: str, ms: int) -> int:
-    """Return a time in ms that must not be nothing; raise ConfigurationError for one that is."""
+    """Return a time in ms; raise ConfigurationError for one below 1 or over a hundred years."""
     return whole(name, ms, least=1, most=LONGEST_MS)
 
 

@@ -1,6 +1,6 @@
-"""What a publisher asks for: publish, and later cancel or give another due time."""
+"""A publisher asks: publish, and later cancel or give another due time."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast, get_args
 
@@ -42,8 +42,11 @@ def publish(
     """
     Put messages into ready, or into pending when they are due later.
 
-    `items` are ids and values: what follows the due time in the envelope, or a bare body. `window_ms` says that
-    the ids were chosen by the caller and for how long each stays taken after its end.
+    Args:
+        items: ids and values; a value is the envelope from its due time on, or a bare body.
+        call_number: a call that is made again under its number gets its first answer.
+        window_ms: for how long each id stays taken after its end, when the caller chose the ids; else None.
+        replace: whether an id may be published that is still taken after its end.
     """
     if len(items) > BATCH_LIMIT:
         bounded("items", items)
@@ -58,9 +61,10 @@ def publish(
         args += item
     lead = (keys.lane(call_number.lane), keys.pending, keys.ready, keys.unack, keys.counts, keys.lease, keys.garbage)
     rest = (keys.totals, keys.ends, keys.wake, keys.watch, keys.windows)
-    happened: Callable[[PublishAnswer], Iterable[events.Event]] = lambda answer: [  # noqa: E731
-        events.Published(keys.name, tuple(id for i, id in enumerate(ids) if i not in answer.refused))
-    ]
+
+    def happened(answer: PublishAnswer) -> Iterable[events.Event]:
+        return [events.Published(keys.name, tuple(id for i, id in enumerate(ids) if i not in answer.refused))]
+
     return Call(script("publish"), (*lead, *rest, *tail_keys), args, _publish_answer, happened)
 
 
@@ -68,9 +72,9 @@ def cancel(
     keys: Keys, ids: Sequence[str], *, tombstone_ms: int | None = None, clock: int | None = None
 ) -> Call[list[CancelStatus]]:
     """
-    Cancel messages; a running one is told at its next renewal.
+    Cancel messages; the worker of a running one hears of it at the next renewal.
 
-    The ids of cancelled ones are free at once, but with `tombstone_ms`: for so long a publish of them is refused.
+    A cancelled id is free at once; with `tombstone_ms` a publish of it is refused for that time.
     """
     bounded("ids", ids)
     return Call(
@@ -92,7 +96,7 @@ def cancel(
 def reschedule(
     keys: Keys, ids: Sequence[str], *, at_ms: int | None = None, delay_ms: int = 0, clock: int | None = None
 ) -> Call[list[RescheduleStatus]]:
-    """Give waiting messages another due time."""
+    """Give waiting messages another due time: `at_ms`, or `delay_ms` from now."""
     bounded("ids", ids)
     return Call(
         script("reschedule"),

@@ -1,4 +1,4 @@
-"""What the holder of a receipt answers: ack, nack, extend, release, snooze."""
+"""The holder of a receipt answers: ack, nack, extend, release, snooze."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -33,12 +33,16 @@ def ack(
     clock: int | None = None,
 ) -> Call[Settled]:
     """
-    End messages; each receipt comes with the ms for which its chosen id stays taken, or None.
+    End messages.
 
-    With `history` the last so many acked ones are remembered, each with how long it ran if `took_ms` says it.
+    Args:
+        receipts: each with the ms for which its chosen id stays taken, or None.
+        kind: `expired` ends messages whose bodies were gone at their claim.
+        history: how many of the last acked messages Redis keeps.
+        took_ms: for how long each ran, as the history tells it.
     """
     tail_keys = [keys.msg(claimed.id) for claimed, _ in bounded("receipts", receipts)]
-    # Of a bare body, or of one that is gone, nothing says here whether its id was chosen: Redis knows.
+    # Nothing says here whether the id of a bare body, or of one that is gone, was chosen: Redis knows.
     if keys.bare or kind == "expired" or any(window for _, window in receipts):
         tail_keys += [keys.dd(claimed.id) for claimed, _ in receipts]
     args: list[Arg] = [clock_arg(clock), kind, history]
@@ -59,10 +63,12 @@ def ack(
 
 def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clock: int | None = None) -> Call[Settled]:
     """
-    Answer that messages failed: receipt, ms until the redelivery, text of its `FailureNote`, and value.
+    Answer that messages failed.
 
-    A value sends the message to its end; it must be given when no retry is left, and else be empty. Where it is an
-    empty body, a wait below 0 says so.
+    Args:
+        failures: of each the receipt, the ms until its redelivery, the text of its `FailureNote`, and its value. With a
+            value the message becomes garbage: it must be given when no retry is left, and else be empty. An empty body
+            that becomes garbage says so by a wait below 0.
     """
     ids = [failure[0].id for failure in bounded("failures", failures)]
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
@@ -89,16 +95,12 @@ def failure(
 
 
 def extend(keys: Keys, receipts: Sequence[Claimed], *, lease_ms: int, clock: int | None = None) -> Call[Settled]:
-    """Move deadlines to now + lease."""
+    """Move deadlines to `lease_ms` from now; tell the ids whose message was cancelled meanwhile."""
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
     return Call(
         script("extend"),
         (keys.unack, keys.lease),
-        (
-            clock_arg(clock),
-            span("lease_ms", lease_ms),
-            *(part for one in receipts for part in (one.id, one.nonce)),
-        ),
+        (clock_arg(clock), span("lease_ms", lease_ms), *(part for one in receipts for part in (one.id, one.nonce))),
         lambda reply: Settled(_at(ids, reply[0]), _at(ids, reply[1])),
     )
 
@@ -119,7 +121,7 @@ def release(keys: Keys, receipts: Sequence[Claimed], *, clock: int | None = None
 
 
 def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | None = None) -> Call[Settled]:
-    """Put messages off by so many ms; spend no retry."""
+    """Put each message off by its ms; spend no retry."""
     ids = [claimed.id for claimed, _ in bounded("receipts", receipts)]
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
     for claimed, delay_ms in receipts:

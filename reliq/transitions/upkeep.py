@@ -1,4 +1,4 @@
-"""What keeps a queue in order, by its workers or its operators: dead letters, emptying, counting and looking."""
+"""Workers and operators keep a queue in order: dead letters, emptying, counting and looking."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast, get_args
@@ -19,7 +19,7 @@ _NO_WISH = ("",) * 7
 def collect(
     keys: Keys, ids: Sequence[str], *, letters_max: int, letters_ms: int, clock: int | None = None
 ) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Turn garbage into dead letters; return their ids, and those whose body was gone. What is too large waits."""
+    """Turn garbage into dead letters; return their ids, and those whose body was gone. One call takes 8 MiB."""
     bounded("ids", ids)
     return Call(
         script("collect"),
@@ -44,7 +44,7 @@ def redrive(
     delay_ms: int = 0,
     clock: int | None = None,
 ) -> Call[list[RedriveStatus]]:
-    """Publish dead letters again: name of the letter, id, retries."""
+    """Publish dead letters again, each by the name of its letter, its id and its retries."""
     bounded("letters", letters)
     lead = (keys.dead, keys.pending, keys.ready, keys.counts, keys.garbage, keys.lease, keys.totals)
     return Call(
@@ -124,10 +124,15 @@ def check(
     clock: int | None = None,
 ) -> Call[tuple[int, list[Any]]]:
     """
-    Tell the state of each id, read at one moment; set right those that have a wish. Return the time in ms and rows.
+    Tell the state of each id, read at one moment, and set right those that have a wish.
 
-    Which of the lists is looked through is `part`: all of both, or the `piece` of one. A wish is what follows the id
-    in the script's ARGV; its row is then `mended`, or `changed`: the state is no longer the one that was seen.
+    Args:
+        part: the list that is looked through in its `piece`, from one index to another; `both` is all of both.
+        wishes: the fields after the id in the script's ARGV, by id.
+
+    Returns:
+        The time in ms, and a row for each id: its state, or for a wish `mended`, or `changed` where the state is no
+        longer the one that was seen.
     """
     bounded("ids", ids)
     lead = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors)
