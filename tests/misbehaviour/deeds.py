@@ -1,5 +1,6 @@
 """Handlers that do one bad thing each, and good ones beside them."""
 
+import asyncio
 import ctypes
 import os
 import re
@@ -23,8 +24,17 @@ GOOD = Queue("good", int, retries=5)
 AGOOD = Queue("agood", int, retries=5)
 PLAIN = Queue("plain", str, retries=0)
 ASYNC = Queue("async", str, retries=0)
+SLOW = Queue("slow", str, retries=0)
+OVERDUE = Queue("overdue", str, retries=0)
+OVERDUE_ASYNC = Queue("overdue-async", str, retries=0)
 DEADLY = Queue("deadly", str, retries=0)
-QUEUES = (HELD, LIMITED, HANGING, WAITING, GOOD, AGOOD, PLAIN, ASYNC, DEADLY)
+DEADLY_ASYNC = Queue("deadly-async", str, retries=0)
+QUEUES = (
+    *(HELD, LIMITED, HANGING, WAITING, GOOD, AGOOD),
+    *(PLAIN, ASYNC, SLOW, DEADLY, DEADLY_ASYNC, OVERDUE, OVERDUE_ASYNC),
+)
+#: A good handler, and as many slots as this, bound the rate of its queue, not the machine.
+GOOD_SECONDS, GOOD_SLOTS = 0.02, 4
 
 consumer = Consumer()
 _local = threading.local()
@@ -75,26 +85,36 @@ def waiting(key: str, job: Job[str]) -> None:
     notes().hset("pid", job.id, os.getpid())
 
 
-@consumer.handler(GOOD, lease=1, backoff=wait_fixed(0.1))
+@consumer.handler(GOOD, lease=1, backoff=wait_fixed(0.1), concurrency=GOOD_SLOTS)
 def good(number: int) -> None:
-    time.sleep(0.001)
+    time.sleep(GOOD_SECONDS)
 
 
-@consumer.handler(AGOOD, lease=1, backoff=wait_fixed(0.1))
+@consumer.handler(AGOOD, lease=1, backoff=wait_fixed(0.1), concurrency=GOOD_SLOTS)
 async def agood(number: int) -> None:
-    pass
+    await asyncio.sleep(GOOD_SECONDS)
 
 
-@consumer.handler(PLAIN, lease=1, timeout=10)
-def plain(name: str, job: Job[str]) -> Any:
-    return table.PLAIN[name].do()
+def misbehave(queue: Queue[str], deeds: dict[str, table.Deed], **options: Any) -> None:
+    """Register the handler whose messages name what it does."""
+
+    @consumer.handler(queue, lease=1, **options)
+    def do(name: str) -> Any:
+        return deeds[name].do()
 
 
-@consumer.handler(ASYNC, lease=1, timeout=4)
-async def coroutine(name: str, job: Job[str]) -> Any:
-    return await table.ASYNC[name].do()
+def misbehave_async(queue: Queue[str], deeds: dict[str, table.Deed], **options: Any) -> None:
+    """Register the coroutine whose messages name what it does."""
+
+    @consumer.handler(queue, lease=1, **options)
+    async def do(name: str) -> Any:
+        return await deeds[name].do()
 
 
-@consumer.handler(DEADLY, lease=1, timeout=600, concurrency=1)
-def deadly(name: str, job: Job[str]) -> Any:
-    return table.DEADLY[name].do()
+misbehave(PLAIN, table.PLAIN | table.LASTING, timeout=60)
+misbehave(OVERDUE, table.OVERDUE, timeout=1)
+misbehave(DEADLY, table.DEADLY, timeout=600)
+misbehave_async(ASYNC, table.ASYNC, timeout=60)
+misbehave_async(SLOW, table.SLOW, timeout=2)
+misbehave_async(OVERDUE_ASYNC, table.OVERDUE_ASYNC, timeout=1)
+misbehave_async(DEADLY_ASYNC, table.DEADLY_ASYNC, timeout=60)

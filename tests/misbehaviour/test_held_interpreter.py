@@ -73,13 +73,13 @@ def test_a_thread_that_hangs_beyond_its_timeout_ends_with_its_process_while_othe
 
 def test_alone_in_its_process_it_keeps_its_lease_and_what_waits_behind_it_goes_to_others_unspent(worker, deeds, client):
     worker("--concurrency", "1", "--queue", "held", "--queue", "good")
-    bad = deeds.HELD.publish("6").id
+    bad = deeds.HELD.publish("4").id
     eventually(lambda: started(client, bad), "the handler holds the interpreter")
     deeds.GOOD.publish_many(range(20))
     worker("--concurrency", "1", "--queue", "held", "--queue", "good")
 
     eventually(lambda: deeds.GOOD.counts().totals.get("acked") == 20, "the good ones are worked")
-    eventually(lambda: deeds.HELD.counts().totals.get("acked") == 1, "six leases later it ends well")
+    eventually(lambda: deeds.HELD.counts().totals.get("acked") == 1, "four leases later it ends well")
 
     assert started(client, bad) == 1
     assert deeds.GOOD.counts().totals.get("retried_lease", 0) == 0

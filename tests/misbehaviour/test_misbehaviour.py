@@ -1,53 +1,82 @@
 """Some forty handlers do one bad thing each, beside two good queues: what becomes of them, and of the good ones."""
 
-import threading
-import urllib.error
-import urllib.request
 import uuid
-from contextlib import contextmanager
 
 import psutil
 import pytest
 import table
+from good import GoodWork
 from ports import free_port
 from waiting import eventually
 
-#: What a queue keeps of messages that have ended: its dead letters, and its account.
-KEPT = {"dead", "ends", "totals"}
+#: What a queue keeps when all its messages have ended: dead letters, its account, and the token that wakes workers.
+KEPT = {"dead", "ends", "totals", "wake"}
+#: How often the quick deeds are done again: what one loses each time is more than what may come for other reasons.
+TIMES = 4
+#: Those: a connection for parts of the worker that call at once, a timer of the log while it holds lines back.
+CONNECTIONS, TIMERS = 2, 1
+SLOTS = 16
+GIVEN_BACK_SECONDS = 20.0
 
 
-@contextmanager
-def published(deeds):
-    """Publish good messages all the time; yield how many of each kind there are."""
-    over, counts = threading.Event(), {"each": 0}
-
-    def publish():
-        while not over.wait(0.05):
-            for queue in (deeds.GOOD, deeds.AGOOD):
-                queue.publish_many(range(20))
-            counts["each"] += 20
-
-    thread = threading.Thread(target=publish)
-    thread.start()
-    try:
-        yield counts
-    finally:
-        over.set()
-        thread.join()
+@pytest.fixture
+def port():
+    return free_port()
 
 
-def misbehave(deeds, queue, deeds_of_it):
-    """Publish every deed at once; return what waits for their ends and says which are not as the table has them."""
-    ids = {name: queue.publish(name).id for name in deeds_of_it}
+@pytest.fixture
+def mark(environment):
+    """What tells everything that the workers of this test start."""
+    environment["MARK"] = uuid.uuid4().hex
+    return environment["MARK"]
 
-    def over():
-        counts = queue.counts()
-        return counts.alive == 0
 
-    eventually(over, f"every deed of {queue.name} has ended")
-    reasons = {letter.id: letter.reason for letter in queue.letters(limit=500)}
-    ends = {name: reasons.get(id, "acked") for name, id in ids.items()}
-    return {name: end for name, end in ends.items() if end not in deeds_of_it[name].ends}
+@pytest.fixture
+def good(deeds, port):
+    """Good work without an end, from the first message that was worked."""
+    with GoodWork((deeds.GOOD, deeds.AGOOD), port) as good:
+        yield good
+
+
+def publish(deeds):
+    """Publish each name of `deeds`, queue -> table; return the id, the queue and the deed of each."""
+    return {name: (queue.publish(name).id, queue, deed) for queue, all in deeds.items() for name, deed in all.items()}
+
+
+def check_the_ends(published):
+    """Wait until all have ended; each as the table has it."""
+    queues = {queue for _, queue, _ in published.values()}
+    for queue in queues:
+        eventually(lambda queue=queue: queue.counts().alive == 0, f"every deed of {queue.name} has ended")
+    reasons = {letter.id: letter.reason for queue in queues for letter in queue.letters(limit=500)}
+    ends = {name: reasons.get(id, "acked") for name, (id, _, _) in published.items()}
+    assert {name: end for name, end in ends.items() if end not in published[name][2].ends} == {}
+
+
+def check_the_log(process, published):
+    """Every dead letter is in the log with its id, and what the table wants to be said."""
+    dead = {letter.id for _, queue, _ in published.values() for letter in queue.letters(limit=500)}
+    wanted = {name: [*([id] if id in dead else []), deed.says] for name, (id, _, deed) in published.items()}
+    silent = {name: text for name, texts in wanted.items() for text in texts if not process.said(text)}
+    assert silent == {}
+
+
+def check_the_good(good):
+    """Every good message was worked, none is lost, and a probe would have restarted nothing for long."""
+    for queue, published in good.published.items():
+        eventually(lambda queue=queue: queue.counts().alive == 0, f"{queue.name} is worked")
+        found = queue.counts()
+        assert (found.totals["acked"], found.dead, found.missing) == (published, 0, 0), queue.name
+    assert good.live[-1][0] == 200
+    assert {text for status, text in good.live if status not in (0, 200) and "a part of it ended" not in text} == set()
+
+
+def check_nothing_is_left(client, process, mark, tmp_path):
+    eventually(lambda: not is_left(mark), f"no process is left: {[one.cmdline() for one in is_left(mark)]}")
+    eventually(lambda: process.output_ended, "no process is left that has the output of the worker open")
+    left = {key.decode(): client.ttl(key) for key in client.scan_iter("{reliq:*")}
+    assert {key for key, ttl in left.items() if ttl < 0 and key.rpartition(":")[2] not in KEPT} == set()
+    assert list(tmp_path.iterdir()) == []
 
 
 def is_left(mark):
@@ -62,73 +91,89 @@ def is_left(mark):
     return found
 
 
-@pytest.fixture
-def mark(environment):
-    """What tells everything that the workers of this test start."""
-    environment["MARK"] = uuid.uuid4().hex
-    return environment["MARK"]
+def held(process):
+    """How many descriptors and threads a process has."""
+    return process.num_fds(), process.num_threads()
 
 
-def live(port):
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/live", timeout=5) as answer:
-            return answer.status
-    except urllib.error.HTTPError as error:
-        return error.code
+def check_nothing_has_grown(process, before, *, descriptors=0, threads=0):
+    """Wait until it has no more descriptors and threads than `before`, or so many more."""
 
+    def what_it_has():
+        return f"{held(process)}, before {before}: {process.open_files()} {process.net_connections()}"
 
-def check_the_good(deeds, client, counts):
-    """Every good message was worked, none is lost, and of none is anything left."""
-    for queue in (deeds.GOOD, deeds.AGOOD):
-        eventually(lambda queue=queue: queue.counts().alive == 0, f"{queue.name} is worked")
-        found = queue.counts()
-        assert (found.totals["acked"], found.dead, found.missing) == (counts["each"], 0, 0), queue.name
-
-
-def check_nothing_is_left(client, mark, tmp_path):
-    eventually(lambda: not is_left(mark), f"no process is left: {[one.cmdline() for one in is_left(mark)]}")
-    left = {key.decode() for key in client.keys("{reliq:*") if key.decode().rpartition(":")[2] not in KEPT}
-    assert {key for key in left if not (":lane:" in key or ":wake" in key or ":watch" in key)} == set()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_whatever_handlers_do_to_their_thread_or_loop_the_good_ones_go_on(worker, deeds, client, mark, tmp_path):
-    port = free_port()
-    process = worker(
-        "--processes", "2", "--concurrency", "40", "--stall", "4", "--metrics-port", str(port), "--grace", "1"
+    eventually(
+        lambda: all(
+            now <= most for now, most in zip(held(process), (before[0] + descriptors, before[1] + threads), strict=True)
+        ),
+        f"descriptors and threads are given back: {what_it_has()}",
+        GIVEN_BACK_SECONDS,
     )
-    with published(deeds) as counts:
-        eventually(lambda: deeds.GOOD.counts().totals.get("acked"), "it works")
-        wrong = {}
-        bad = threading.Thread(target=lambda: wrong.update(misbehave(deeds, deeds.ASYNC, table.ASYNC)))
-        bad.start()
-        wrong |= misbehave(deeds, deeds.PLAIN, table.PLAIN)
-        bad.join()
-    assert wrong == {}
-    check_the_good(deeds, client, counts)
-    assert live(port) == 200
+
+
+def have_every_thread_started(deeds, client):
+    """Let handlers wait in all slots, and go: what is measured later grows by nothing but what is lost."""
+    deeds.WAITING.publish_many(["bell"] * SLOTS)
+    eventually(lambda: client.hlen("started") == SLOTS, "every slot has its thread")
+    client.rpush("bell", *range(SLOTS))
+
+
+def test_whatever_handlers_do_to_their_thread_or_loop_the_good_ones_go_on(
+    worker, deeds, client, mark, tmp_path, port, good
+):
+    process = worker("--concurrency", str(SLOTS), "--metrics-port", str(port), "--grace", "1")
+    have_every_thread_started(deeds, client)
+    good.note_the_usual_rate()
+    (child,) = process.children()
+    quick = {deeds.PLAIN: table.PLAIN, deeds.ASYNC: table.ASYNC}
+
+    first = publish({deeds.SLOW: table.SLOW} | quick)
+    good.check_the_rate("all of them, the first time")
+    check_the_ends(first)
+    good.check_the_rate("all of them, the first time")
+    before = held(child)
+    for again in [publish(quick) for _ in range(TIMES)]:
+        check_the_ends(again)
+    check_the_ends(publish({deeds.PLAIN: table.LASTING}))
+    good.check_the_rate("the quick ones, again and again")
+    # `leaves a thread behind` has left one each time.
+    check_nothing_has_grown(child, before, descriptors=CONNECTIONS, threads=TIMES + TIMERS)
+    good.end()
+    check_the_good(good)
+    assert process.children() == [child]
 
     process.process.terminate()
 
     assert process.wait(60) == 0
-    check_nothing_is_left(client, mark, tmp_path)
+    check_the_log(process, first)
+    check_nothing_is_left(client, process, mark, tmp_path)
 
 
-def test_whatever_handlers_do_to_their_process_the_good_ones_go_on(worker, deeds, client, mark, tmp_path):
-    port = free_port()
-    process = worker(
-        "--processes", "2", "--concurrency", "8", "--stall", "1.5", "--metrics-port", str(port), "--grace", "1"
-    )
-    with published(deeds) as counts:
-        eventually(lambda: deeds.GOOD.counts().totals.get("acked"), "it works")
-        wrong = misbehave(deeds, deeds.DEADLY, table.DEADLY)
-    assert wrong == {}
-    check_the_good(deeds, client, counts)
-    assert live(port) == 200
-    for text in ("ended with -11", "ended with 0", "ended with -6", "has held the interpreter"):
-        assert process.said(text), text
+def test_whatever_handlers_do_to_their_process_the_good_ones_go_on(worker, deeds, client, mark, tmp_path, port, good):
+    process = worker("--concurrency", str(SLOTS), "--stall", "1.5", "--metrics-port", str(port), "--grace", "1")
+    good.note_the_usual_rate()
+    supervisor = psutil.Process(process.process.pid)
+    before, done = (), {}
+    tables = {deeds.DEADLY: table.DEADLY, deeds.DEADLY_ASYNC: table.DEADLY_ASYNC}
+    tables |= {deeds.OVERDUE: table.OVERDUE, deeds.OVERDUE_ASYNC: table.OVERDUE_ASYNC}
+
+    for queue, name, deed in [(queue, *row) for queue, rows in tables.items() for row in rows.items()]:
+        children = process.children()
+        one = publish({queue: {name: deed}})
+        check_the_ends(one)
+        if deed.ends == table.LEASE and deed.says:
+            eventually(
+                lambda children=children: not set(children) & set(process.children()), f"its process ends: {name}"
+            )
+        good.check_the_rate(name)
+        done |= one
+        before = before or held(supervisor)  # with the connection that it needs at the first death
+    check_nothing_has_grown(supervisor, before)
+    good.end()
+    check_the_good(good)
 
     process.process.terminate()
 
     assert process.wait(60) == 0
-    check_nothing_is_left(client, mark, tmp_path)
+    check_the_log(process, done)
+    check_nothing_is_left(client, process, mark, tmp_path)
