@@ -76,8 +76,6 @@ class FairOrder:
 
 def fair_shares(capacities: Sequence[Capacity], weights: Sequence[int], places: Sequence[float]) -> list[Capacity]:
     """Return how much of its capacity each queue may use, so that together they take no more slots than are free."""
-    if len(capacities) == 1:
-        return list(capacities)
     given = [0] * len(capacities)
     places = list(places)
     for _ in range(max((one.slots for one in capacities), default=0)):

@@ -226,6 +226,8 @@ class Fetcher:
     def _offered(self, hot: list[Offer]) -> list[Offer]:
         """Divide the free slots by the weights of the queues; a claim that has no answer yet is made again."""
         places = self._order.order([one.name for one, _ in hot])
+        if len(hot) == 1:
+            return hot
         weights = [one.handler.settings.weight for one, _ in hot]
         parts = fair_shares([capacity for _, capacity in hot], weights, list(places.values()))
         offered = [(one, part) for (one, _), part in zip(hot, parts, strict=True)]
