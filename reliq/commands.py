@@ -22,7 +22,6 @@ from reliq.replies import (
     read_nothing,
     read_pause,
     read_scores,
-    read_value,
     read_worker,
 )
 from reliq.rights import runs
@@ -49,7 +48,9 @@ SortedSet = Literal["pending", "unack"]
 @runs("msg:MGET")
 def bodies(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
     """Read the values of messages; None where there is none."""
-    return Command(("MGET", *map(keys.msg, ids)), lambda reply: [read_value(one) for one in reply])
+    return Command(
+        ("MGET", *map(keys.msg, ids)), lambda reply: [one if isinstance(one, bytes) else None for one in reply]
+    )
 
 
 @runs("msg:GETRANGE")

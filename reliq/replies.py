@@ -26,11 +26,6 @@ def read_nothing(_reply: object) -> None:
     """Read nothing from the reply."""
 
 
-def read_value(reply: Any) -> bytes | None:
-    """Return a message's value; None for whatever is none."""
-    return reply if isinstance(reply, bytes) else None
-
-
 def read_text(reply: bytes | None) -> str:
     """Return a text; empty for nothing."""
     return "" if reply is None else reply.decode("utf-8", "replace")

@@ -10,8 +10,7 @@ from reliq.events import Event
 from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import Claimed
-from reliq.settings import BATCH_LIMIT, whole
-from reliq.transitions.protocol import CallNumber, clock_arg, span, texts
+from reliq.transitions.protocol import CallNumber, clock_arg, limit_arg, span, texts
 from reliq.wireformat import claim_nonce, receipt_nonce
 
 #: A message that has not survived this many deliveries in a row is a dead letter: one beside others, one in half of a
@@ -81,7 +80,7 @@ def promote(keys: Keys, *, limit: int = 500, clock: int | None = None) -> Call[t
     return Call(
         script("promote"),
         (keys.pending, keys.ready, keys.totals, keys.wake),
-        (clock_arg(clock), whole("limit", limit, least=1, most=BATCH_LIMIT)),
+        (clock_arg(clock), limit_arg(limit, least=1)),
         lambda reply: (int(reply[0]), int(reply[1])),
         lambda answer: [events.Promoted(keys.name, answer[0])] if answer[0] else (),
     )
@@ -112,7 +111,7 @@ def claim(
     Raises:
         ConfigurationError: `limit` or `lease_ms` is out of range.
     """
-    whole("limit", limit, most=BATCH_LIMIT)
+    limit_arg(limit)
     span("lease_ms", lease_ms)
     suspects = suspects or Suspects(limit, 0, limit)
     nonce = claim_nonce(call_number.lane, call_number.number, lease_ms)
@@ -148,7 +147,7 @@ def reclaim(
     return Call(
         script("reclaim"),
         (keys.unack, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),
-        (clock_arg(clock), whole("limit", limit, least=1, most=BATCH_LIMIT), "1" if spare_leases else "", LEASE_DEATHS),
+        (clock_arg(clock), limit_arg(limit, least=1), "1" if spare_leases else "", LEASE_DEATHS),
         lambda reply: ReclaimAnswer(int(reply[0]), *(texts(ids) for ids in reply[1:6])),
         happened,
     )

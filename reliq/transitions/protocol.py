@@ -40,12 +40,22 @@ def bare_arg(keys: Keys) -> Arg:
 
 def bounded(name: str, some: Sequence[S]) -> Sequence[S]:
     """Return the items of a call; raise ConfigurationError for more than one call takes."""
-    whole(f"number of {name}", len(some), most=BATCH_LIMIT)
+    if len(some) > BATCH_LIMIT:
+        whole(f"number of {name}", len(some), most=BATCH_LIMIT)
     return some
+
+
+def limit_arg(limit: int, *, least: int = 0) -> int:
+    """Return how many messages a call is for at most; raise ConfigurationError when it is more than one call takes."""
+    if type(limit) is int and least <= limit <= BATCH_LIMIT:
+        return limit
+    return whole("limit", limit, least=least, most=BATCH_LIMIT)
 
 
 def span(name: str, ms: int) -> int:
     """Return a time in ms; raise ConfigurationError for one below 1 or over a hundred years."""
+    if type(ms) is int and 0 < ms <= LONGEST_MS:
+        return ms
     return whole(name, ms, least=1, most=LONGEST_MS)
 
 
