@@ -16,7 +16,7 @@ from reliq.settlement import RELEASED
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS
 from reliq.wireformat import ServerVersion
 from reliq.worker.drained import Drained
-from reliq.worker.executors import AsyncExecutor, ThreadExecutor
+from reliq.worker.event_loop import AsyncExecutor
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.heartbeat import Heartbeat
 from reliq.worker.inflight import Inflight
@@ -24,7 +24,7 @@ from reliq.worker.janitor import Janitor
 from reliq.worker.lifespan import Lifespan
 from reliq.worker.loop import Loop
 from reliq.worker.renewer import Renewer
-from reliq.worker.runner import Runner
+from reliq.worker.runner import Runner, ThreadExecutor
 from reliq.worker.scheduler import Scheduler
 from reliq.worker.settler import Settler
 
@@ -51,7 +51,7 @@ class Engine:
     """
     The parts of one worker process.
 
-    Messages go fetcher → executors → settler; beside them the renewer keeps leases alive and the
+    Messages go fetcher → runner → settler; beside them the renewer keeps leases alive and the
     scheduler makes messages claimable. `start` and `stop` may each be called once.
     """
 
@@ -75,16 +75,16 @@ class Engine:
         self._settler = Settler(client, self.inflight, self._collect_soon, self._poke)
         settle = self._settler.settle
         error_text = settings.log_error_text
-        self._running = Runner(settle, middleware, observers, self.stopping, on_error=on_error, error_text=error_text)
-        self._threads = ThreadExecutor(self._running, self.inflight, settings.concurrency)
-        self._tasks = AsyncExecutor(self._running, self.inflight)
+        self._runner = Runner(settle, middleware, observers, self.stopping, on_error=on_error, error_text=error_text)
+        self._threads = ThreadExecutor(self._runner, self.inflight, settings.concurrency)
+        self._tasks = AsyncExecutor(self._runner, self.inflight)
         self._lifespan = Lifespan(lifespan, self._tasks)
         self._scheduler = Scheduler(client, handlers, self._collect_soon)
         self._heartbeat = heartbeat = Heartbeat(client, handlers, self.inflight, lambda: self.last_claim_at)
         self._fetcher = Fetcher(
             client, handlers, self.inflight, self._scheduler, self._threads.submit, settle, heartbeat.soon
         )
-        self._renewer = Renewer(client, handlers, self.inflight, self._tasks, settle, self._running.overran)
+        self._renewer = Renewer(client, handlers, self.inflight, self._tasks, settle, self._runner.overran)
         self._drained = Drained(client, handlers, self.inflight)
         self._janitor = Janitor(client, [handler.queue for handler in handlers])
         self._loops = self._make_loops(observers)
@@ -103,7 +103,7 @@ class Engine:
         check_server(self._client, allow_eviction=self._settings.allow_eviction)
         self._tasks.start()
         try:
-            self._running.state = self._lifespan.enter()
+            self._runner.state = self._lifespan.enter()
         except BaseException:
             self._tasks.close()
             raise

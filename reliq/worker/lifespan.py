@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from reliq.worker.executors import AsyncExecutor
+    from reliq.worker.event_loop import AsyncExecutor
 
 #: How long an async lifespan may take to end, when a handler may be holding its event loop.
 LEAVE_SECONDS = 10.0

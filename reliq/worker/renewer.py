@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
     from reliq.settlement import Outcome
     from reliq.worker.delivery import HandlerCall, HeldDelivery
-    from reliq.worker.executors import AsyncExecutor
+    from reliq.worker.event_loop import AsyncExecutor
     from reliq.worker.inflight import Inflight
 
 #: The longest wait between two looks while anything is held.

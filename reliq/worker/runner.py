@@ -1,13 +1,16 @@
-"""What both executors do with one run, before and after the handler itself."""
+"""Runs handlers: decodes the bodies of a call, calls its handler, hands its outcome to the settler; plain ones on threads."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import inspect
 import logging
 import os
+import threading
 import time
 from collections.abc import AsyncGenerator, Generator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from reliq.error_text import described, placed
@@ -19,12 +22,12 @@ from reliq.text import class_name
 from reliq.worker.failures import Failures, is_failure
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Sequence
 
     from reliq.events import Event, Observer
     from reliq.worker.delivery import HandlerCall, HeldDelivery
     from reliq.worker.failures import ErrorHook
+    from reliq.worker.inflight import Inflight
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +41,9 @@ _LAZY = (Generator, AsyncGenerator, map, filter, zip)
 
 class Runner:
     """
-    What both executors do with one run, before and after the handler itself.
+    Runs one call of a handler. A plain one goes through `run`; the event loop awaits between `begin` and `end`.
 
-    Nothing that a message, a handler or an observer brings raises here: an executor's thread and slot outlast it.
+    Nothing that a message, a handler or an observer brings raises here, so that no thread and no slot is lost.
     """
 
     def __init__(
@@ -58,6 +61,19 @@ class Runner:
         self._settle, self._stopping, self._pid = settle, stopping, os.getpid()
         self._failures = Failures(on_error, error_text=error_text, job_of=self._job)
         self._told_starts, self._told_ends = wanting(observers, Started), wanting(observers, Handled)
+
+    def run(self, run: HandlerCall) -> None:
+        """Run a plain handler's call, from its messages' bodies to their outcomes."""
+        if not self.begin(run):
+            return
+        answer: Any = None
+        error: BaseException | None = None
+        try:
+            if jobs := self.jobs(run):
+                answer = contextvars.copy_context().run(self._call, run, jobs)
+        except BaseException as raised_error:  # SystemExit too: a handler must not end the thread
+            error = raised_error
+        self.end(run, answer, error)
 
     def begin(self, run: HandlerCall) -> bool:
         """Say whether the handler may start; what has no lease any more goes back, unspent if nobody has taken it."""
@@ -97,6 +113,17 @@ class Runner:
         """Tell that the handler of `run` overran its time in a thread, which nobody can stop."""
         self._failures.overran(run, OVERRAN, seconds)
 
+    def _call(self, run: HandlerCall, jobs: list[Job[Any]]) -> Any:
+        function = run.handler.function
+        if not self.middleware:
+            return _done(function(*run.arguments(jobs)))
+        with ExitStack() as stack:
+            for around in self.middleware:
+                for job in jobs:
+                    stack.enter_context(around(job))
+            return _done(function(*run.arguments(jobs)))
+        return None  # a middleware has dealt with the error
+
     def _job(self, held: HeldDelivery, run: HandlerCall, body: Any) -> Job[Any]:
         return Job(held, run, body, self.state, self._stopping)
 
@@ -129,6 +156,50 @@ class Runner:
         for held, outcome in zip(deliveries, outcomes, strict=True):
             held.outcome, held.took_ms = outcome, took_ms
         self._settle(deliveries, None)
+
+
+class ThreadExecutor:
+    """Plain handlers, one on each of at most `slots` threads."""
+
+    def __init__(self, runner: Runner, inflight: Inflight, slots: int) -> None:
+        self._runner, self._inflight, self._slots = runner, inflight, slots
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, deliveries: list[HeldDelivery]) -> None:
+        """Let `deliveries` start as slots come free, plain ones on as many threads as there are calls and slots."""
+        wanted = self._inflight.hold(deliveries)
+        while len(self._threads) < min(wanted, self._slots):
+            name = f"reliq-handler-{len(self._threads) + 1}"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            thread.start()  # one that cannot start is not counted, and tried again
+            self._threads.append(thread)
+        time.sleep(0)  # a thread of a handler has the interpreter now, not when the caller waits for Redis
+
+    @property
+    def is_running(self) -> bool:
+        """Whether every thread that was started still takes work."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def _work(self) -> None:
+        run: HandlerCall | None = None
+        while True:
+            done, run = run, None  # its slot is freed once, whatever raises
+            try:
+                run = self._inflight.next_plain(done)
+                if run is None:
+                    return
+                self._runner.run(run)
+            except BaseException:
+                logger.exception("a thread of the handlers failed and goes on")
+
+
+def _done(answer: Any) -> Any:
+    """Return a plain handler's answer, unless it is work that nobody has done."""
+    if answer is not None and inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise TypeError("the handler returned an awaitable that nobody awaits; define it with async def")
+    return answer
 
 
 def _tell(observers: Sequence[Observer], make: Callable[..., Event], facts: Sequence[tuple[Any, ...]]) -> None:

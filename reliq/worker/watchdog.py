@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from reliq.settlement import Outcome
     from reliq.worker.delivery import HeldDelivery
-    from reliq.worker.executors import AsyncExecutor
+    from reliq.worker.event_loop import AsyncExecutor
     from reliq.worker.inflight import Inflight
 
 logger = logging.getLogger(__name__)

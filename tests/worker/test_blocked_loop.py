@@ -168,7 +168,7 @@ def test_a_handlers_thread_goes_on_after_whatever_is_raised_in_it(
 ):
     consumer.handler(queue, lease=1.0)(lambda body: None)
     engine = start(concurrency=1)
-    begin, calls = engine._running.begin, []
+    begin, calls = engine._runner.begin, []
 
     def fails_once(run):
         calls.append(run)

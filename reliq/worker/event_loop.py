@@ -1,15 +1,13 @@
-"""Where handlers run: plain ones on a pool of threads, coroutines on one event loop in a thread of its own."""
+"""The event loop on which coroutine handlers run, in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import logging
 import threading
-import time
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from reliq.worker.daemon_threads import DaemonThreads
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from reliq.handlers.job import Job
-    from reliq.worker.delivery import HandlerCall, HeldDelivery
+    from reliq.worker.delivery import HandlerCall
     from reliq.worker.inflight import Inflight
     from reliq.worker.runner import Runner
 
@@ -26,77 +24,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class ThreadExecutor:
-    """Plain handlers, one on each of at most `slots` threads."""
-
-    def __init__(self, running: Runner, inflight: Inflight, slots: int) -> None:
-        self._running, self._inflight, self._slots = running, inflight, slots
-        self._threads: list[threading.Thread] = []
-
-    def submit(self, deliveries: list[HeldDelivery]) -> None:
-        """Let `deliveries` start as slots come free, plain ones on as many threads as there are calls and slots."""
-        wanted = self._inflight.hold(deliveries)
-        while len(self._threads) < min(wanted, self._slots):
-            name = f"reliq-handler-{len(self._threads) + 1}"
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
-            thread.start()  # one that cannot start is not counted, and tried again
-            self._threads.append(thread)
-        time.sleep(0)  # a thread of a handler has the interpreter now, not when the caller waits for Redis
-
-    @property
-    def is_running(self) -> bool:
-        """Whether every thread that was started still takes work."""
-        return all(thread.is_alive() for thread in self._threads)
-
-    def _work(self) -> None:
-        run: HandlerCall | None = None
-        while True:
-            done, run = run, None  # its slot is freed once, whatever raises
-            try:
-                run = self._inflight.next_plain(done)
-                if run is None:
-                    return
-                if self._running.begin(run):
-                    self._run(run)
-            except BaseException:
-                logger.exception("a thread of the handlers failed and goes on")
-
-    def _run(self, run: HandlerCall) -> None:
-        answer: Any = None
-        error: BaseException | None = None
-        try:
-            if jobs := self._running.jobs(run):
-                answer = contextvars.copy_context().run(self._call, run, jobs)
-        except BaseException as raised_error:  # SystemExit too: a handler must not end the thread
-            error = raised_error
-        self._running.end(run, answer, error)
-
-    def _call(self, run: HandlerCall, jobs: list[Job[Any]]) -> Any:
-        function = run.handler.function
-        if not self._running.middleware:
-            return _answer(function(*run.arguments(jobs)))
-        with ExitStack() as stack:
-            for around in self._running.middleware:
-                for job in jobs:
-                    stack.enter_context(around(job))
-            return _answer(function(*run.arguments(jobs)))
-        return None  # a middleware has dealt with the error
-
-
-def _answer(answer: Any) -> Any:
-    """Return a plain handler's answer, unless it is work that nobody has done."""
-    if answer is not None and inspect.isawaitable(answer):
-        if inspect.iscoroutine(answer):
-            answer.close()
-        raise TypeError("the handler returned an awaitable that nobody awaits; define it with async def")
-    return answer
-
-
 class AsyncExecutor:
     """Coroutine handlers, each a task of its own on one event loop."""
 
-    def __init__(self, running: Runner, inflight: Inflight) -> None:
-        self._running, self._inflight = running, inflight
+    def __init__(self, runner: Runner, inflight: Inflight) -> None:
+        self._runner, self._inflight = runner, inflight
         self._done: list[HandlerCall] = []  # whose slots are to be freed
         self._filling = False  # and the loop will see to it
         self._timer: asyncio.TimerHandle | None = None  # for a batch that lingers
@@ -209,7 +141,7 @@ class AsyncExecutor:
             done, self._done = self._done, []
             runs, linger = self._inflight.next_async(done)
             for run in runs:
-                if not (self._running.begin(run) and self._start(run)):
+                if not (self._runner.begin(run) and self._start(run)):
                     self._done.append(run)
             if not self._done:
                 break
@@ -224,14 +156,14 @@ class AsyncExecutor:
             run.task = self._context.copy().run(self._loop.create_task, coroutine)
         except BaseException as error:
             coroutine.close()
-            self._running.end(run, None, error)
+            self._runner.end(run, None, error)
         return run.task is not None
 
     async def _run(self, run: HandlerCall) -> None:
         answer: Any = None
         error: BaseException | None = None
         try:
-            if jobs := self._running.jobs(run):
+            if jobs := self._runner.jobs(run):
                 answer = await self._call(run, jobs)
         except asyncio.CancelledError as cancelled:
             error = TimeoutError("the handler overran its timeout") if run.abandoned else cancelled
@@ -242,7 +174,7 @@ class AsyncExecutor:
     def _end(self, run: HandlerCall, answer: Any, error: BaseException | None) -> None:
         """Hand over how `run` has ended, and have its slot freed."""
         try:
-            self._running.end(run, answer, error)
+            self._runner.end(run, answer, error)
         finally:
             self._done.append(run)
             if not self._filling:
@@ -255,10 +187,10 @@ class AsyncExecutor:
 
     async def _call(self, run: HandlerCall, jobs: list[Job[Any]]) -> Any:
         function = run.handler.function
-        if not self._running.middleware:
+        if not self._runner.middleware:
             return await function(*run.arguments(jobs))
         async with AsyncExitStack() as stack:
-            for around in self._running.middleware:
+            for around in self._runner.middleware:
                 for job in jobs:
                     manager = around(job)
                     if hasattr(manager, "__aenter__"):
