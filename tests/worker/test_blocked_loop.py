@@ -176,7 +176,7 @@ def test_a_handlers_thread_goes_on_after_whatever_is_raised_in_it(
             raise MemoryError
         return begin(run)
 
-    monkeypatch.setattr(engine._running, "begin", fails_once)
+    monkeypatch.setattr(engine._runner, "begin", fails_once)
     queue.publish_many(["x"] * 5)
 
     recorder.wait_for(Acked, 4)
