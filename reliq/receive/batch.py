@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -16,7 +17,7 @@ from reliq.settlement import EXPIRED, RELEASED, Ending
 from reliq.wireformat import open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from reliq.call import Call, Command
     from reliq.codec.codec import Codec
@@ -79,20 +80,25 @@ class Receiver(Generic[B]):
     def __init__(self, keys: Keys, codec: Codec[B], settings: QueueSettings) -> None:
         self.keys, self.codec, self.settings = keys, codec, settings
         self.lanes = Lanes()
-        self._spare_until = 0.0
+        self._was_away, self._spare_until = False, 0.0
 
     def batch(self, *, limit: int, lease: Duration) -> Batch[B]:
         """Return what one `receive` is to hold; raise ConfigurationError for a limit or lease that is not allowed."""
         return Batch(self, whole("limit", limit, least=1, most=BATCH_LIMIT), HandlerSettings(lease=lease))
 
-    def spare_leases(self, lease_seconds: float) -> None:
-        """Note that Redis was away: for a third of a lease its holders may be about to renew what is over."""
-        self._spare_until = time.monotonic() + lease_seconds / 3
-
     @property
     def spares_leases(self) -> bool:
-        """Whether a lease that is over is left alone for the moment."""
-        return time.monotonic() < self._spare_until
+        """Whether a lease that is over is left alone: after an outage its holder may be about to renew it."""
+        return self._was_away or time.monotonic() < self._spare_until
+
+    def away(self) -> None:
+        """Note that Redis did not answer, for longer than a request is tried."""
+        self._was_away = True
+
+    def answered(self, lease_seconds: float) -> None:
+        """Note that Redis has answered; leases are spared for another third of one if it was away before."""
+        if self._was_away:
+            self._was_away, self._spare_until = False, time.monotonic() + lease_seconds / 3
 
 
 class Batch(Generic[B]):
@@ -111,7 +117,7 @@ class Batch(Generic[B]):
         self._receiver, self._limit, self._handling = receiver, limit, handling
         self._keys, self._settings = receiver.keys, receiver.settings
         self.lease_seconds = handling.lease_ms / 1000
-        self._lane, self._turn = receiver.lanes.take()
+        self._lane, _ = receiver.lanes.take()
         self.claimed: list[Claimed] = []
         self.undecodable: list[Handled] = []
         self.jobs: list[Received[B]] = []
@@ -123,28 +129,31 @@ class Batch(Generic[B]):
         self.given_up = True
 
     def look(self) -> list[Call[Any]]:
-        """Return the calls of one look, or of the last one when it has no answer yet: what is due comes first."""
+        """Return the calls of one look: messages that are due or overdue are moved before the claim."""
         keys, lease_ms = self._keys, self._handling.lease_ms
         return [
             transitions.promote(keys),
             transitions.reclaim(keys, spare_leases=self._receiver.spares_leases),
-            transitions.claim(keys, self._turn, limit=self._limit, lease_ms=lease_ms),
+            transitions.claim(keys, self._lane.next(), limit=self._limit, lease_ms=lease_ms),
         ]
 
-    def away(self) -> None:
-        """Note that Redis did not answer a look."""
-        self._receiver.spare_leases(self.lease_seconds)
+    @contextmanager
+    def noting_outages(self) -> Iterator[None]:
+        """Note that Redis was away when that ends the code inside."""
+        try:
+            yield
+        except RedisUnavailableError:
+            self._receiver.away()
+            raise
 
     def looked(self, answers: Sequence[Any]) -> float:
         """Keep what was claimed; return the seconds in which nothing else will come due. Raise what was refused."""
         claim: ClaimAnswer | Exception = answers[2]
         self.claimed = [] if isinstance(claim, Exception) else claim.claimed
         for answer in answers:
-            if isinstance(answer, RedisUnavailableError):
-                self.away()
             if isinstance(answer, Exception):
                 raise answer
-        self._turn = self._lane.next()
+        self._receiver.answered(self.lease_seconds)
         waits: list[float] = [due / 1000 for due in (answers[0][1], answers[1].next_in_ms) if due > 0]
         return min([LOOK_SECONDS, *waits])
 

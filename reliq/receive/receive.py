@@ -56,7 +56,8 @@ def receiving(
     finally:
         over.set()
         renewer.join()
-        _settle(client, batch, batch.settle(error))
+        with batch.noting_outages():
+            _settle(client, batch, batch.settle(error))
 
 
 def _settle(client: Client, batch: Batch[B], calls: list[Call[Settled]]) -> None:
@@ -72,7 +73,8 @@ def _settle(client: Client, batch: Batch[B], calls: list[Call[Settled]]) -> None
 
 def _take(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
     try:
-        _look(client, batch, wait_seconds, places_to_wait)
+        with batch.noting_outages():
+            _look(client, batch, wait_seconds, places_to_wait)
         for call in batch.fill(client.run_all(batch.reads(), for_seconds=TAKE_SECONDS)):
             client.run(call, for_seconds=TAKE_SECONDS)
     except BaseException:
@@ -85,7 +87,7 @@ def _take(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: 
 def _look(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
     until = time.monotonic() + wait_seconds
     while True:
-        next_in = batch.looked(_ask(client, batch))
+        next_in = batch.looked(client.run_all(batch.look(), for_seconds=TAKE_SECONDS))
         rest = until - time.monotonic()
         if batch.claimed or rest <= 0:
             break
@@ -94,18 +96,6 @@ def _look(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: 
         else:
             time.sleep(min(rest, next_in))
     batch.over()
-
-
-def _ask(client: Client, batch: Batch[B]) -> list[Any]:
-    """Return the answers to a look; after one that Redis did not answer, the same look spares leases."""
-    try:
-        return client.run_all(batch.look())
-    except RedisUnavailableError:
-        batch.away()
-    try:
-        return client.run_all(batch.look(), for_seconds=TAKE_SECONDS)
-    finally:
-        batch.away()
 
 
 def _wait(client: Client, batch: Batch[B], seconds: float, places_to_wait: threading.Semaphore) -> None:
@@ -122,7 +112,7 @@ def _wait(client: Client, batch: Batch[B], seconds: float, places_to_wait: threa
 
 def _renew_until(over: threading.Event, client: Client, batch: Batch[B]) -> None:
     while batch.jobs and not over.wait(batch.lease_seconds / 3):
-        with suppress(ReliqError):
+        with suppress(ReliqError), batch.noting_outages():
             batch.told(client.run(batch.renew()))
 
 
@@ -163,18 +153,20 @@ async def areceiving(
 
 async def _asettle(client: AsyncClient, batch: Batch[B], calls: list[Call[Settled]]) -> None:
     """As `_settle`, in async code."""
-    answers = await client.run_all(calls, for_seconds=batch.lease_seconds)
-    for call, answer in zip(calls, answers, strict=True):
-        if isinstance(answer, RedisUnavailableError):
-            batch.told(await client.run(call, for_seconds=batch.lease_seconds))
-        elif not isinstance(answer, Exception):
-            batch.told(answer)
+    with batch.noting_outages():
+        answers = await client.run_all(calls, for_seconds=batch.lease_seconds)
+        for call, answer in zip(calls, answers, strict=True):
+            if isinstance(answer, RedisUnavailableError):
+                batch.told(await client.run(call, for_seconds=batch.lease_seconds))
+            elif not isinstance(answer, Exception):
+                batch.told(answer)
     _raise_first(answers)
 
 
 async def _atake(client: AsyncClient, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore) -> None:
     try:
-        await _alook(client, batch, wait_seconds, places_to_wait)
+        with batch.noting_outages():
+            await _alook(client, batch, wait_seconds, places_to_wait)
         if batch.given_up:
             return
         for call in batch.fill(await client.run_all(batch.reads(), for_seconds=TAKE_SECONDS)):
@@ -189,7 +181,7 @@ async def _atake(client: AsyncClient, batch: Batch[B], wait_seconds: float, plac
 async def _alook(client: AsyncClient, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore) -> None:
     until = time.monotonic() + wait_seconds
     while not batch.given_up:
-        next_in = batch.looked(await _aask(client, batch))
+        next_in = batch.looked(await client.run_all(batch.look(), for_seconds=TAKE_SECONDS))
         rest = until - time.monotonic()
         if batch.claimed or rest <= 0:
             break
@@ -198,18 +190,6 @@ async def _alook(client: AsyncClient, batch: Batch[B], wait_seconds: float, plac
         else:
             await asyncio.sleep(min(rest, next_in))
     batch.over()
-
-
-async def _aask(client: AsyncClient, batch: Batch[B]) -> list[Any]:
-    """As `_ask`, in async code."""
-    try:
-        return await client.run_all(batch.look())
-    except RedisUnavailableError:
-        batch.away()
-    try:
-        return await client.run_all(batch.look(), for_seconds=TAKE_SECONDS)
-    finally:
-        batch.away()
 
 
 async def _await(client: AsyncClient, batch: Batch[B], seconds: float, places_to_wait: asyncio.Semaphore) -> None:
@@ -227,7 +207,7 @@ async def _await(client: AsyncClient, batch: Batch[B], seconds: float, places_to
 async def _arenew(client: AsyncClient, batch: Batch[B]) -> None:
     while batch.jobs:
         await asyncio.sleep(batch.lease_seconds / 3)
-        with suppress(ReliqError):
+        with suppress(ReliqError), batch.noting_outages():
             batch.told(await client.run(batch.renew()))
 
 

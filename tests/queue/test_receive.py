@@ -351,9 +351,27 @@ def test_after_an_outage_leases_are_spared_that_their_holders_may_renew(queue, h
     assert queue.counts().unack == 1
 
 
+@pytest.mark.parametrize(("met_by", "lease"), [("a renewal", 0.3), ("the settling", 0.05)])
+def test_an_outage_that_begins_in_a_block_is_noted_too(own_server, met_by, lease):
+    server = own_server()
+    queue = Queue("q", url=server.url)
+    queue.publish({})
+
+    def outage():
+        with queue.receive(lease=lease):
+            server.kill()
+            if met_by == "a renewal":
+                eventually(lambda: queue._receiver.spares_leases, "the renewal fails")
+
+    with pytest.raises(RedisUnavailableError):
+        outage()
+
+    assert queue._receiver.spares_leases
+
+
 @pytest.mark.usefixtures("held")
 def test_a_lease_that_nobody_renews_after_an_outage_is_taken_back(cut_off, receive):
-    assert receive(cut_off(lease=0.05), bodies, wait=60) == [{}]
+    assert receive(cut_off(lease=0.05), bodies, wait=60, lease=0.05) == [{}]
 
 
 def test_threads_that_wait_starve_no_publish(url):
