@@ -20,8 +20,8 @@ from reliq.logs.setup import FORMATS, LEVELS, configure_logging
 from reliq.metrics import serving
 from reliq.metrics.endpoint import DEFAULT_HOST, Endpoint
 from reliq.metrics.files import FOLDER_VARIABLE
-from reliq.process.plan import ChildPlan
-from reliq.process.supervisor import STALL_SECONDS, Supervisor, environment_of_children
+from reliq.process.plan import ChildPlan, environment_of_children
+from reliq.process.supervisor import STALL_SECONDS, Supervisor
 from reliq.settings import WorkerSettings, seconds, whole
 from reliq.transport.connection import URL_VARIABLE
 from reliq.transport.url import check_url

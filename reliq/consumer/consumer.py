@@ -74,7 +74,10 @@ class Consumer(Registration):
 
     def include(self, *sources: Consumer | str) -> Self:
         """
-        Add the handlers, middleware, error hooks and observers of other consumers, given as such or as `module` or `module:name`.
+        Add the handlers, middleware, error hooks and observers of other consumers.
+
+        Args:
+            sources: consumers, or texts as `module` or `module:name`.
 
         Raises:
             ConfigurationError: a module has no such consumer, a queue would have two handlers, or the other one has

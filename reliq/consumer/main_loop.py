@@ -1,4 +1,4 @@
-"""The main thread of a worker process: it works until a signal, until its queues are drained, or until it is replaced."""
+"""The main thread of a worker process: it waits for a signal, for drained queues, or for its replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The types of `Consumer.handler`, by which a type checker finds a handler that takes another body than its queue has."""
+"""The types of `Consumer.handler`: a type checker finds a handler that takes another body than its queue has."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _tell(over: list[_Held]) -> None:
 
 
 def _kind(record: logging.LogRecord) -> Any:
-    """Return what lines of one kind have in common: all of an event but its ids and figures. None is never held back."""
+    """Return what lines of one kind share: of an event all but its ids and figures; None for what is never held back."""
     told = getattr(record, "reliq", None)
     if told is None:
         return record.name, record.levelno, str(record.msg)

@@ -149,7 +149,7 @@ class Board:
             _ROW.pack_into(self._memory, place, now, until, cell.thread, number, len(raw), raw)
 
     def look(self) -> None:
-        """Give a sign of life, clear the rows of what has ended, write changed timeouts, hear the supervisor's request."""
+        """Give a sign of life, clear what has ended, write changed timeouts, hear the supervisor's request."""
         if self._memory[_LEAVE_ASKED_AT]:
             self._consumer.leave()
         self._memory[_LEAVES_AT] = self._consumer.is_leaving

@@ -55,7 +55,7 @@ class Folder:
 
 
 def _locked(path: Path) -> int:
-    """Lock a folder against systemd-tmpfiles and other workers; return the descriptor of the lock, -1 if there is one."""
+    """Lock a folder against systemd-tmpfiles and other workers; return the lock's descriptor, -1 if it is taken."""
     if fcntl is None:
         return -1
     descriptor = os.open(path, os.O_RDONLY)

@@ -61,7 +61,7 @@ class Recovery:
         self._of_each(child, settle)
 
     def give_back(self, child: Child, pid: int) -> None:
-        """Release, unspent, the messages that a dead process reports; without a report all but those that pay for its end."""
+        """Release, unspent, what a dead process reports; without a report, all messages that do not pay for its end."""
         try:
             by_queue = _cut_off(child.report.read_text())
             child.report.unlink()

@@ -1,11 +1,10 @@
-"""The supervisor of a worker's processes: it starts them, replaces the dead, ends those that hang, stops all in peace."""
+"""The supervisor of a worker's processes: it starts and stops them, replaces the dead, and ends those that hang."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
 from itertools import count
@@ -290,15 +289,3 @@ class Supervisor:
             self._signals.numbers.remove(signal.SIGUSR1)
             for child in self._all:
                 child.signal(signal.SIGUSR1)
-
-
-def environment_of_children(folder: str | None = None) -> None:
-    """Have children find modules in `folder`, by default the current one, and give memory back to the system."""
-    folder = folder or os.getcwd()  # noqa: PTH109  the text is what PYTHONPATH wants
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    known = os.environ.get("PYTHONPATH", "")
-    if folder not in known.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (folder, known) if part)
-    # glibc gives threads heaps of their own, up to eight for each core, and each keeps what it once took (mallopt(3)).
-    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
