@@ -9,11 +9,10 @@
 --   letters or when `letters` is 1
 -- Nothing to do: 0 and 0.
 
-local alive = redis.call('ZCARD', pending) + redis.call('LLEN', ready) + redis.call('ZCARD', unack)
-alive = alive + redis.call('LLEN', retry) + redis.call('SCARD', garbage)
+local waiting = redis.call('ZCARD', pending) + redis.call('LLEN', ready) + redis.call('LLEN', retry)
+local placed = waiting + redis.call('ZCARD', unack) + redis.call('SCARD', garbage)
 -- A message with a retry count and no place is lost, and can be mended.
-alive = math.max(alive, redis.call('HLEN', counts))
-local kept = redis.call('XLEN', dead)
+local alive, kept = math.max(placed, redis.call('HLEN', counts)), redis.call('XLEN', dead)
 if alive == 0 and (kept == 0 or letters == '1') then
   redis.call('UNLINK', dead, lease, errors, totals, ends, history, wake, watch, paused, windows)
 end

@@ -31,8 +31,7 @@ local function read(command, key, ...)
   local answer = redis.pcall(command, key, ...)
   local why = type(answer) == 'table' and answer.err
   if not why then return answer end
-  local is_type = why:find('WRONGTYPE', 1, true)
-  error(why .. (is_type and ' RELIQ_KEY ' .. key .. ' ' or ' (' .. command .. ' ' .. key .. ')'), 0)
+  error(why .. (why:find('WRONGTYPE') and ' RELIQ_KEY ' .. key .. ' ' or ' (' .. command .. ' ' .. key .. ')'), 0)
 end
 
 -- Run a command on a key and a list of arguments; none runs nothing and is false.
@@ -109,9 +108,11 @@ local function begin(zset) redis.call('ZREM', zset, 'no message is called so') e
 -- Put ids into a sorted set, all at one time or each at its own; when that makes its head sooner, whoever watches
 -- knows too late a time: the next claim watches instead.
 local function put(zset, dues, ids)
-  local first, rows = #ids > 0 and head(zset), {}
-  for i, id in ipairs(ids) do pair(rows, score(type(dues) == 'table' and dues[i] or dues), id) end
-  if run('ZADD', zset, rows) and head(zset) < (first or math.huge) then
+  if #ids == 0 then return end
+  local first, rows, one_score = head(zset), {}, type(dues) == 'number' and score(dues)
+  for i, id in ipairs(ids) do pair(rows, one_score or score(dues[i]), id) end
+  redis.call('ZADD', zset, unpack(rows))
+  if not first or (one_score and dues or math.min(unpack(dues))) < first then
     redis.call('DEL', watch)
     push_token()
   end

@@ -22,23 +22,27 @@ local due = tonumber(at) and math.max(tonumber(at), 1e12) or (tonumber(delay_ms)
 local later, chosen, due_text = due > now_down, window ~= '', string.format('%.0f', due)
 local expiry = string.format('%.0f', math.max(due - now_up, 0) + ttl_ms)
 local start = prefix == '' and '' or prefix .. due_text
-local reasons, seen, fresh, revived, left, marks, spans, words = {}, {}, {}, {}, {}, {}, {}, {}
+local reasons, fresh, revived, left, marks, spans = {}, {}, {}, {}, {}, {}
 read(later and 'ZCARD' or 'LLEN', later and pending or ready)
-if chosen then read('HLEN', lease) end
 
--- Why a chosen id is not published; `revive` when it is cancelled and still in a list.
-local function standing(i, id)
-  local ended = replace == '' and read('GET', mark(i))
-  if ended and ended ~= 'freed' then return ended == 'ended' and 'duplicate' or 'tombstoned' end
-  if read('SISMEMBER', garbage, id) == 1 then return 'duplicate' end
-  if read('HEXISTS', counts, id) == 0 then return nil end
-  local in_list = read('HGET', lease, id) == '!' and not read('ZSCORE', unack, id)
-  return in_list and 'revive' or 'duplicate'
-end
+if chosen then
+  read('HLEN', lease)
 
-for i = 1, chosen and ITEMS or 0 do
-  local id = arg(i, ID)
-  reasons[i], seen[id] = seen[id] and 'duplicate' or standing(i, id), true
+  -- Why a chosen id is not published; `revive` when it is cancelled and still in a list.
+  local function standing(i, id)
+    local ended = replace == '' and read('GET', mark(i))
+    if ended and ended ~= 'freed' then return ended == 'ended' and 'duplicate' or 'tombstoned' end
+    if read('SISMEMBER', garbage, id) == 1 then return 'duplicate' end
+    if read('HEXISTS', counts, id) == 0 then return nil end
+    local in_list = read('HGET', lease, id) == '!' and not read('ZSCORE', unack, id)
+    return in_list and 'revive' or 'duplicate'
+  end
+
+  local seen = {}
+  for i = 1, ITEMS do
+    local id = arg(i, ID)
+    reasons[i], seen[id] = seen[id] and 'duplicate' or standing(i, id), true
+  end
 end
 
 answer = due_text
@@ -52,14 +56,13 @@ for i = 1, ITEMS do
     where[#where + 1] = id
     pair(left, id, retries)
     if chosen then pair(spans, id, window) marks[#marks + 1] = mark(i) end
-    if reason then pair(words, id, '@' .. due_text) end
   end
 end
 -- The state word of an earlier life goes before the message has a place, the mark of that life afterwards.
 if chosen then run('HDEL', lease, fresh) end
 if later then
   put(pending, due, fresh)
-  run('HSET', lease, words)
+  for _, id in ipairs(revived) do redis.call('HSET', lease, id, '@' .. due_text) end
 else
   if run('LPUSH', ready, fresh) then push_token() end
   run('HDEL', lease, revived)
@@ -72,5 +75,5 @@ end
 remember(answer, 600000)
 add('published', #fresh + #revived)
 add('cancelled', #revived)
-note_ends(ends, 1000, 'cancelled', revived, {}, {})
+if #revived > 0 then note_ends(ends, 1000, 'cancelled', revived, {}, {}) end
 return answer
