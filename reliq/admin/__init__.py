@@ -1,4 +1,4 @@
-"""What a person on call sees and does: every command of the terminal is a method of `Admin` first."""
+"""All that a person on call sees and does: every command of the terminal is a method of `Admin` first."""
 
 from reliq.admin.account import Account
 from reliq.admin.admin import Admin

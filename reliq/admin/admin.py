@@ -111,10 +111,8 @@ class Admin:
             without_eval: whether it may run no scripts but those that `load_scripts` has loaded.
         """
         keys = [self.keys(queue) for queue in queues]
-        selectors, select = (
-            not self._redis.session().version().is_before((7, 0)),
-            self._redis.connection.address.database != 0,
-        )
+        selectors = not self._redis.session().version().is_before((7, 0))
+        select = self._redis.connection.address.database != 0
         return acl_rule(roles, keys, user=user, selectors=selectors, select=select, without_eval=without_eval)
 
     def load_scripts(self) -> list[str]:
@@ -205,10 +203,10 @@ class Admin:
         **options: Unpack[PublishOptions],
     ) -> FilePublished:
         """
-        Publish each line of a file; called again it publishes no line twice. `on_step` is told the bytes that are done.
+        Publish each line of a file; called again it publishes no line twice. `on_step` gets the bytes that are done.
 
-        With `stop` a malformed line raises BodyError and nothing is published; with `skip` the other lines are. Options
-        are those of `Queue.publish` but `id`, which is made from the file and the line's number.
+        At a malformed line `stop` raises BodyError and publishes nothing; `skip` publishes the others. The options are
+        those of `Queue.publish`; ids are made from the file and the line's number.
         """
         target = self._redis.publisher(queue)
         goal = f"{target.keys.pending} at {self.place}"

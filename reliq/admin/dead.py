@@ -27,18 +27,17 @@ if TYPE_CHECKING:
     from reliq.message import Letter
     from reliq.queue import Queue
 
-#: A step reads so many letters at first, for one may be of any size; at most twice as many follow, and about as many
-#: as have so many bytes.
+#: The first step reads one letter, for it may be of any size; each later step reads at most twice as many as the one
+#: before, and as many as STEP_BYTES are expected to hold.
 FIRST_STEP, STEP_BYTES = 1, MIB
-#: For so long after its end a message is known that was published in another queue: within this time a redrive or
-#: move that was cut off can be made again without publishing twice.
+#: A message that came from another queue stays known for this many seconds after its end: within them a redrive or move
+#: that was cut off can be made again without publishing twice.
 COPY_WINDOW_SECONDS = 7 * DAY_SECONDS
-#: With a rate, a step is what may be published in so many seconds.
+#: With a rate, one step publishes what the rate allows in this many seconds.
 STEP_SECONDS = 0.2
 FASTEST_RATE = 1_000_000
 
 _DEATH = re.compile(r"\.\d{13,}-\d+$")
-_ID_LIMIT = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +77,8 @@ class RedriveOptions:
     How letters are published again.
 
     Attributes:
-        limit: at most so many, None for all.
-        rate: so many in a second, None for as fast as it goes.
+        limit: the most letters, None for all.
+        rate: the most letters in a second, None for no limit.
         retries: deliveries after the first; None for what the message had.
         delay: seconds until they are due.
 
@@ -104,7 +103,7 @@ class RedriveOptions:
         seconds("delay", self.delay)
 
 
-#: Are called after each step, with how many letters it looked at and the sum.
+#: Both are called after each step, with how many letters it looked at and the sum.
 OnRedriven = Callable[[int, RedriveResult], None]
 OnLetters = Callable[[int, int], None]
 

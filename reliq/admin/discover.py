@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 #: Keys in one step; it keeps Redis busy for less than a millisecond.
 STEP_KEYS = 1000
-#: How the keys end by which a queue is known, with their types: that of the retries left, which every queue has that
-#: holds a message, whoever wrote it; and that of the dead letters, which a drained queue may have alone.
+#: A queue is known by keys with these ends, of these types: every queue that holds a message has its retries left,
+#: whoever wrote it; a drained queue may have its dead letters alone.
 ENDS = {":retry:cnt": "hash", ":dead": "stream"}
-#: It matches both, and little else.
+#: The pattern matches both ends, and little else.
 _PATTERN = "*:[dr]e[at][dr]*"
 
 

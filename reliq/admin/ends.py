@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 EndKind = Literal["dead", "expired", "cancelled", "purged", "acked"]
 END_KINDS: tuple[EndKind, ...] = ("dead", "expired", "cancelled", "purged", "acked")
 
-#: Most ends of one list.
+#: One list has at most this many ends.
 LIST_LIMIT = 100_000
 #: Entries in one read of a stream.
 PAGE = 1000
-#: The first read of a search is one letter, for it has a body of any size; at most twice as many follow, and about as
-#: many as these bytes hold.
+#: The first read of a search is one letter, for it may be of any size; each later read has at most twice as many as the
+#: one before, and as many as these bytes are expected to hold.
 PAGE_BYTES = 500_000
-#: For so long the letters are searched when no end says where to look.
+#: When no end says where a letter is, all letters are searched for at most this many seconds.
 SEARCH_SECONDS = 0.5
 
 
@@ -46,9 +46,9 @@ class End:
             or `acked`.
         at: when, in unix seconds by Redis' clock.
         reason: of its last failure, one of `DEATH_REASONS`; empty when there was none.
-        attempt: which delivery that was, None when nobody knows.
+        attempt: which delivery that was, None when it is unknown.
         error: the last error's text.
-        took: for how many seconds the handler of an acked one ran, None when nobody knows.
+        took: for how many seconds the handler of an acked one ran, None when it is unknown.
         letter: names the dead letter of a dead one; empty when the queue keeps none.
     """
 

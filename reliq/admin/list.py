@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from reliq.commands import SortedSet
     from reliq.message import Letter
 
-#: Is called after each step, with how many ids it looked at.
+#: It is called after each step, with how many ids the step looked at.
 OnLook = Callable[[int], None]
 EntryMark = Literal["", "held", "nacked", "suspect", "cancelled", "delayed", "moving"]
 
-#: Most messages of one list.
+#: One list has at most this many messages.
 LIST_LIMIT = 10_000
 
 

@@ -97,7 +97,7 @@ class MoveResult:
         )
 
 
-#: Is called after each step, with how many ids it looked at and the sum.
+#: It is called after each step, with how many ids the step looked at and the sum.
 OnMoved = Callable[[int, MoveResult], None]
 
 

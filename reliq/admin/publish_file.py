@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from reliq.queue import Queue
 
 OnError = Literal["stop", "skip"]
-#: Is called with how many bytes of the file are done.
+#: It is called with how many bytes of the file are done.
 OnBytes = Callable[[int], None]
 
-#: For so long after its end a line is known, beside what the progress file says: it covers the lines of the one call
-#: that was under way when a run was cut off.
+#: A line stays known for this many seconds after its end: the progress file does not have the lines of the one call that
+#: was under way when a run was cut off.
 WINDOW_SECONDS = DAY_SECONDS
-#: Of malformed lines so many are named.
+#: At most this many malformed lines are named.
 COMPLAINTS_LIMIT = 20
-#: No call carries more bytes of bodies.
+#: One call carries at most this many bytes of bodies.
 CALL_BYTES = 4 * MIB
 
 

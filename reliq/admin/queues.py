@@ -82,12 +82,12 @@ class QueueView:
 @dataclass(frozen=True, slots=True)
 class Overview:
     """
-    Every queue that was asked for, who is alive, and the totals that the next overview's rates are told from.
+    Every queue that was asked for, who is alive, and the totals from which the next overview counts its rates.
 
     Attributes:
         left_out: how many more the registry has than are shown.
         unreadable: queues that cannot be shown, each with the reason: rights, a key of another type, a spoilt total.
-        facts: what Redis says of itself; empty where it hides it.
+        facts: INFO of the Redis; empty where this user may not read it.
         totals: the key of a queue's totals -> kind -> how many ever.
         at: by the monotonic clock.
     """

@@ -79,7 +79,7 @@ class RemoveResult:
         )
 
 
-#: Is called after each step, with how many ids it looked at and the sum.
+#: It is called after each step, with how many ids the step looked at and the sum.
 OnStep = Callable[[int, RemoveResult], None]
 
 
@@ -114,7 +114,7 @@ def cancel(
     for looked, found in walk.pieces():
         ids = [one.id for one in found if not one.is_gone]
         answers = cancel_ids(queue, ids, for_ms)
-        # What is cancelled in pending, or waits in unack, is out of there.
+        # A cancelled message leaves pending and unack at once, and a list when a worker meets it.
         walk.removed(answers.count("cancelled") if place in ("pending", "unack") else 0)
         sum_of += _counted(ids, answers)
         on_step(looked, sum_of)

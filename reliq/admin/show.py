@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 MessageState = Literal["pending", "ready", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "gone"]
 
-#: So many of a list are looked through from either end for an id; it keeps Redis busy for some 5 ms.
+#: An id is looked for among this many entries from either end of a list; that keeps Redis busy for some 5 ms.
 LOOK_THROUGH = 200_000
-#: The mark of an id that a cancel has freed: a repeated cancel is told by it, a publish passes it over.
+#: The mark of an id that a cancel has freed: by it a repeated cancel is known, and a publish passes it over.
 FREED = b"freed"
 
 
@@ -41,7 +41,7 @@ class MessageView:
         due: when it is or was due, or is to be delivered again.
         leased_until: when its lease ends unless its worker renews it.
         deliveries: how many deliveries count against its retries, the one that runs included: one that was snoozed,
-            or released by a worker that stopped, spends none and leaves no trace. None when nobody knows.
+            or released by a worker that stopped, spends none and leaves no trace. None when that is unknown.
         retries_left: None when it has ended.
         ttl_left: seconds until its body expires; None when it has none or never does.
         cancelled: it was cancelled and ends where it is met next.
@@ -79,7 +79,7 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True)
 class _Traces:
-    """What the structures say of an id, in one round trip; scores in unix seconds, times to live in ms."""
+    """All that the structures say of an id, read in one round trip; scores in unix seconds, times to live in ms."""
 
     pending: float | None
     unack: float | None

@@ -64,7 +64,7 @@ class Walk:
             yield len(ids), found
 
     def removed(self, count: int) -> None:
-        """Note that the walker took so many of those it has passed away."""
+        """Note that `count` of the messages passed by were removed."""
         self._at = max(self._offset, self._at - count)
 
     def _ids(self) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""What a person watches: overviews one after another, the way the rates went, and what fails."""
+"""Overviews one after another, for a person who watches: how the rates went, and what fails."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.snapshot.snapshot import Chosen
 
-#: How many looks a trend has.
+#: A trend has the rates of this many looks.
 TREND_LOOKS = 120
-#: How many ends, and how many errors of messages that are to be delivered again, are read of a queue.
+#: From a queue this many ends are read, and as many errors of messages that are to be delivered again.
 SAMPLE = 40
 
 
@@ -86,10 +86,10 @@ class Watcher:
 
     def look(self) -> Moment:
         """
-        Return what there is to be seen now; rates are those since the last look, so the first has none.
+        Return the queues as they are now; rates are those since the last look, and the first look has none.
 
         Raises:
-            RedisUnavailableError, RedisRefusedError: Redis says nothing.
+            RedisUnavailableError, RedisRefusedError: Redis does not answer, or refuses.
         """
         chosen = self._queues()
         queues = chosen.queues

@@ -39,7 +39,7 @@ class Running:
 
 
 def workers_alive(session: Session) -> list[Worker]:
-    """Return what every worker process that is alive says of itself, by host and pid."""
+    """Return the record of every worker process that is alive, sorted by host and pid."""
     ids = session.run(commands.worker_ids())
     answers = session.try_all(commands.worker_records(ids))
     found: list[Worker] = []

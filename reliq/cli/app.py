@@ -38,7 +38,7 @@ from reliq.errors import BodyError, ConfigurationError, RedisUnavailableError, R
 #: interrupted.
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
-#: What Typer raises for an unknown option or a missing argument; it has no public name there.
+#: Typer raises this for an unknown option or a missing argument, and gives it no public name.
 UsageError: Any = typer.BadParameter.__base__
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-#: JSON nested deeper is told as text: what reads our JSON may read no more levels.
+#: JSON nested deeper is shown as text: a reader of our JSON may take no more levels.
 DEEPEST = 100
 
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -28,7 +28,8 @@ from reliq.errors import ConfigurationError
 EXIT_UNKNOWN_ID = 2
 
 Tombstone = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="Refuse a publish of these ids for so long.", show_default=False)
+    float | None,
+    typer.Option(metavar="SECONDS", help="Refuse a publish of these ids for this time.", show_default=False),
 ]
 
 

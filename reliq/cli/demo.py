@@ -28,12 +28,12 @@ from reliq.transport.url import check_url
 
 STATES = ("pending", "ready", "unack", "retry", "garbage", "dead")
 ENDS = ("acked", "dead", "expired", "cancelled", "purged")
-#: Share of the jobs by mood; the rest is good.
+#: The share of the jobs by mood; the rest are good.
 SHARES: dict[Mood, float] = {"slow": 0.1, "flaky": 0.1, "poison": 0.01}
 LATE_SHARE = 0.3
-#: No demo takes longer; one that does has failed.
+#: A demo that takes longer, in seconds, has failed.
 DEMO_SECONDS = 300.0
-LOOK_SECONDS = 0.2
+REDRAW_SECONDS = 0.2
 BAR_WIDTH = 40
 
 
@@ -116,7 +116,7 @@ def _watch(worker: subprocess.Popen[bytes], console: Console) -> Counts:
                 return counts
             if killed is None and _ended(counts) * 2 >= counts.totals.get("published", 0):
                 killed = _kill_one(worker.pid)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(REDRAW_SECONDS)
     return ERRANDS.counts()
 
 

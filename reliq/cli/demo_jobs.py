@@ -20,7 +20,7 @@ class Errand:
     mood: Mood
 
 
-#: A flaky errand fails so many times.
+#: A flaky errand fails this many times.
 FAILURES = 2
 
 ERRANDS = Queue("demo", Errand, retries=3)

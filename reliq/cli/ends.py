@@ -16,7 +16,7 @@ def ends(
     kind: Annotated[
         str | None, typer.Option(help="Only dead, expired, cancelled, purged, or acked (where history is kept).")
     ] = None,
-    limit: Annotated[int, typer.Option(help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option(help="The most to show.")] = 100,
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,

@@ -11,12 +11,12 @@ from reliq.cli.output import say
 from reliq.metrics.endpoint import DEFAULT_HOST
 
 TIMEOUT_SECONDS = 5.0
-#: Of an answer so much is read: whatever listens there may say anything.
+#: At most this many bytes of an answer are read: whatever listens there may say anything.
 MOST_BYTES = 65_536
 
 
 class Check(StrEnum):
-    """What to ask."""
+    """The question to a worker."""
 
     live = "live"
     ready = "ready"

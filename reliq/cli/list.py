@@ -32,8 +32,8 @@ COLUMNS = ("id", "", "when", "attempt", "left", "size", "body", "error")
 def list_messages(
     queue: QueueName,
     state: StateOption = "ready",
-    limit: Annotated[int, typer.Option(help="At most so many.")] = 20,
-    offset: Annotated[int, typer.Option(help="After so many.")] = 0,
+    limit: Annotated[int, typer.Option(help="The most to show.")] = 20,
+    offset: Annotated[int, typer.Option(help="How many to pass over first.")] = 0,
     header: Headers = None,
     match: Match = "",
     json: Json = False,

@@ -32,7 +32,7 @@ def move(
     state: Annotated[str, typer.Option(help=" | ".join(MOVABLE), autocompletion=state_option(MOVABLE))],
     header: Headers = None,
     match: Match = "",
-    limit: Annotated[int | None, typer.Option(help="At most so many.")] = None,
+    limit: Annotated[int | None, typer.Option(help="The most to move.")] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,

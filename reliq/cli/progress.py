@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from reliq.cli.output import complain, console
 
-#: The exit code of what was ended by Ctrl-C.
+#: Exit code of a command that Ctrl-C ended.
 EXIT_INTERRUPTED = 130
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from reliq.keys import Layout
 
 def running(
     queue: QueueName,
-    longer_than: Annotated[str, typer.Option(help="Only what runs for so long, such as 10m.")] = "0s",
+    longer_than: Annotated[str, typer.Option(help="Only handlers that have run longer, such as 10m.")] = "0s",
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from reliq.admin import Failure, Moment, QueueView, Slot, Trend, Worker
 
-#: From so many columns on, a queue has one line instead of two.
+#: On a terminal of this many columns a queue has one line instead of two.
 WIDE = 150
-#: Lines that the workers and the failures have at least, with their titles.
+#: The workers and the failures have at least this many lines each, with their titles.
 LEAST_LINES = 4
-#: For so long a message may wait before it is shown as late, and as very late, in seconds.
+#: A message that has been due for this many seconds is shown as late, and as very late.
 LATE, VERY_LATE = 10.0, 60.0
 SLOT_WIDTH, LATE_WIDTH, INDENT = 38, 7, 2
-#: A picture beside the numbers has so many columns at least.
+#: A picture beside the numbers has at least this many columns.
 LEAST_PICTURE = 24
 SPARKS = "▁▂▃▄▅▆▇█"
 STATES = {"ready": "yellow", "pending": "blue", "leased": "green", "backoff": "magenta", "retry": "red"}

@@ -12,7 +12,7 @@ from reliq.cli.output import console, say
 from reliq.foreign import printable
 
 GAP = "  "
-#: A long text keeps so many columns at least.
+#: A long text keeps at least this many columns.
 LEAST_WIDTH = 10
 
 

@@ -58,7 +58,7 @@ def watch(
 
 def _show(watcher: Watcher, place: str, seconds: float) -> None:
     """Draw each moment over the last one; while Redis is away the last one stays, and says so."""
-    moment = watcher.look()  # what cannot work at all is told before the screen is taken
+    moment = watcher.look()  # an error that stays is shown before the screen is taken
     trouble = ""
     with Live(Screen(moment, place, seconds), console=console(), screen=True, auto_refresh=False) as live:
         while True:

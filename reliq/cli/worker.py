@@ -48,7 +48,7 @@ def worker(
     stall: Annotated[
         float, typer.Option(help="Seconds a handler may hold the interpreter, where others run beside it.")
     ] = STALL_SECONDS,
-    max_jobs: Annotated[int | None, typer.Option(help="Replace a process after so many jobs.")] = None,
+    max_jobs: Annotated[int | None, typer.Option(help="Replace a process after this many jobs.")] = None,
     max_memory: Annotated[str | None, typer.Option(help="Replace a process that grows over this, like 512M.")] = None,
     url: Annotated[str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.")] = None,
     allow_eviction: Annotated[
@@ -67,19 +67,12 @@ def worker(
 
     Example: reliq worker shop.jobs:consumer --processes 4 --concurrency 16
     """
-    _one_of("--log-level", log_level, LEVELS)
-    _one_of("--log-format", log_format, FORMATS)
-    whole("--processes", processes, least=1, most=1000)
-    seconds("--stall", stall, least=1.0)
+    _check_options(log_level, log_format, processes, stall)
     bursting: bool | Literal["delayed"] = "delayed" if burst_delayed else burst
     settings = WorkerSettings(concurrency=concurrency, grace=grace, max_jobs=max_jobs, burst=bursting)
-    for number in STOPS:  # also of the first process of a container, to which one without a handler does nothing
-        take(number, end_at_once)
-    _fill_standard_streams()
-    environment_of_children()
+    _prepare_process()
     found = _loaded(consumer)
-    if not configure_logging(log_level, log_format) and log_format != "auto":
-        logger.warning("--log-format %s does nothing: the application has configured logging itself", log_format)
+    _configure_logging(log_level, log_format)
     _use_url(found, url)
     plan = ChildPlan(
         consumer=consumer,
@@ -97,20 +90,40 @@ def worker(
         log_error_text=log_error_text,
     )
     handlers = found.chosen(plan.queues)
-    place = found.connection(handlers).name
     if log_format != "json":
-        _print_handlers(handlers, f"{processes} processes of {concurrency} on {place}")
+        _print_handlers(handlers, f"{processes} processes of {concurrency} on {found.connection(handlers).name}")
     limit = None if max_memory is None else size(max_memory)
     supervisor = Supervisor(found, plan, processes=processes, max_memory=limit, stall=stall)
-    with (
-        _served(supervisor, found, handlers, metrics_port, metrics_host) if metrics_port is not None else nullcontext()
-    ):
+    endpoint = None if metrics_port is None else _served(supervisor, found, handlers, metrics_port, metrics_host)
+    with endpoint or nullcontext():
         code = supervisor.run()
     raise typer.Exit(code)
 
 
+def _check_options(log_level: str, log_format: str, processes: int, stall: float) -> None:
+    """Raise ConfigurationError for a value that its option does not take."""
+    _one_of("--log-level", log_level, LEVELS)
+    _one_of("--log-format", log_format, FORMATS)
+    whole("--processes", processes, least=1, most=1000)
+    seconds("--stall", stall, least=1.0)
+
+
+def _prepare_process() -> None:
+    """Have signals end this process before it serves, and its standard streams and its children's environment set."""
+    for number in STOPS:  # a container's first process ignores a signal for which it has no handler
+        take(number, end_at_once)
+    _fill_standard_streams()
+    environment_of_children()
+
+
+def _configure_logging(level: str, form: str) -> None:
+    """Configure logging unless the application has; say so when --log-format does nothing."""
+    if not configure_logging(level, form) and form != "auto":
+        logger.warning("--log-format %s does nothing: the application has configured logging itself", form)
+
+
 def _loaded(place: str) -> Consumer:
-    """Return the consumer; of what its module raised say where, without our own frames, and end as for a wrong name."""
+    """Return the consumer; an exception of its module is shown without our own frames and ends like a wrong name."""
     try:
         return load_consumer(place)
     except ReliqError:
@@ -122,7 +135,7 @@ def _loaded(place: str) -> Consumer:
 
 
 def _fill_standard_streams() -> None:
-    """Have nothing else become a standard stream that is closed; say that nobody reads what is logged."""
+    """Open the null device for each standard stream that is closed, so that no other file becomes it; warn of that."""
     for descriptor in (0, 1, 2):
         with suppress(OSError):
             os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""What the doctor is told of a server, and what it says."""
+"""The facts that the doctor reads of a server, and the findings it returns."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Finding:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """
-    What the doctor was told; None, or nothing, is what it may not read.
+    What the doctor read of a server; None, or an empty value, stands for what it may not read.
 
     Attributes:
-        info: of INFO, all sections that were told.
-        config: of CONFIG GET, the parameters that were told.
+        info: of INFO, all sections that it may read.
+        config: of CONFIG GET, the parameters that it may read.
         slow_scripts: microseconds of each script in the slow log.
         clock_offset: seconds by which the server's clock is ahead, beyond what the round trip explains.
         may_eval: whether this user may run a script of its own.
-        denied: of each role, the commands that this user may not run; None where nobody tells.
+        denied: of each role, the commands that this user may not run; None where that cannot be read.
     """
 
     info: Mapping[str, str] = field(default_factory=dict)

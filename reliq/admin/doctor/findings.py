@@ -1,4 +1,4 @@
-"""What the doctor says of what it was told: no clock, no Redis. What it was not told is unknown, never passed."""
+"""The doctor's findings from its facts, without clock or Redis: a fact that it could not read is unknown, never passed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: The first release of each line in which the known holes of the Lua engine are closed: CVE-2024-46981 and
-#: CVE-2025-49844, 46817, 46818, 46819. Lines that are not here, and are not newer, never got it.
+#: CVE-2025-49844, 46817, 46818, 46819. An older line that is not listed has no such release.
 PATCHED = {
     "redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
     "valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
 }
-#: A script of ours takes some milliseconds; so long, and somebody waits.
+#: Scripts of reliq take some milliseconds; one that takes this many microseconds holds up everybody.
 SLOW_MICROSECONDS = 50_000
 NEAR_THE_LIMIT = 0.9
 CLOCK_SECONDS = 1.0
@@ -115,7 +115,7 @@ def _memory(facts: Facts) -> Finding:
         "memory",
         "bad" if used >= limit else "warning",
         f"{used >> 20} of {limit >> 20} MiB used",
-        "at the limit every publish is refused; what is there can still be worked off",
+        "at the limit every publish is refused; workers can still handle what is there",
         "raise maxmemory, or let workers catch up",
     )
 

@@ -74,5 +74,5 @@ def _clock_offset(run_all: Any) -> float | None:
 
 
 def _told(answers: Sequence[Mapping[str, str] | Exception]) -> dict[str, str]:
-    """Return all that was told."""
+    """Return all that was answered."""
     return {name: value for one in answers if not isinstance(one, Exception) for name, value in one.items()}

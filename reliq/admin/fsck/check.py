@@ -3,7 +3,7 @@ The queue's own fsck: looks at every id, a bounded piece at a time, and sets rig
 
 A live queue moves while it is read. So what is wrong is never told from two readings: each id is looked at by one
 script, at one moment. That settles all but what depends on the lists, which have no index. An id that may be in none
-or in two of them is only suspected; it is told when one more script has looked through both lists for it.
+or in two of them is only suspected; it is reported when one more script has looked through both lists for it.
 
 The Go original publishes by three commands and acks by three. In its layout all that is wrong is only suspected, and
 told when it is still wrong, and the same, after a while.
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 BATCH = 250
 #: Keys that Redis looks at in one step of a walk through the key space: some 0.3 ms.
 SCANNED_KEYS = 1000
-#: A list is looked through so far around the place where ids were read: so many may have come meanwhile.
+#: The script looks for an id this many entries around the place where it was read: as many may have come meanwhile.
 MARGIN = 500
 #: Entries of lists that one call compares: some 10 ms.
 COMPARISONS = 500_000
-#: Lists of more entries are not looked through: the call for one id would hold Redis up.
+#: Longer lists are not looked through: the call for one id would hold up Redis.
 LONGEST_LISTS = 2_500_000
-#: With shorter lists every suspicion is settled by the script at once.
+#: In shorter lists the script settles every suspicion at once.
 SHORT_LISTS = 10_000
-#: So often the lists are read again to drop what was only moving.
+#: The lists are read this many times more, to drop the suspects that were only moving.
 ROUNDS = 3
 
 Part = Literal["", "ready", "retry", "both"]
-#: Is told what is being read and how many ids were looked at so far.
+#: It is called with the name of what is read, and how many ids were looked at so far.
 OnProgress = Callable[[str, int], None]
 
 
 def check(queue: QueueSession, *, repair: bool, patience: Duration, progress: OnProgress) -> CheckReport:
-    """Check a queue; in a layout of the Go original a fault is told when it is still there after `patience` seconds."""
+    """Check a queue; in a layout of the Go original a fault is reported when it is still there after `patience` seconds."""
     wait = partial(time.sleep, seconds("patience", patience, most=3600))
     return Checker(queue, repair=repair, progress=progress, wait=wait).run()
 

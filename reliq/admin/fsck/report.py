@@ -1,4 +1,4 @@
-"""What can be wrong with a queue: each fault with what it means, how it is mended, and how it is reported."""
+"""The faults that a queue can have: what each means, how it is mended, and how it is reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from reliq.admin.fsck.state import FaultName
 
-#: So many examples of a fault are kept.
+#: A report has at most this many examples of a fault.
 EXAMPLES = 5
 
 
@@ -67,7 +67,7 @@ FAULT_KINDS: dict[FaultName, FaultKind] = {
 }
 
 
-#: What a consumer in Go leaves at an ack, for it knows of neither: they harm nobody.
+#: A consumer in Go leaves these behind at an ack, for it knows of neither; they harm nobody.
 LEFTOVERS: frozenset[FaultName] = frozenset({"stray-word", "stray-error"})
 
 

@@ -33,11 +33,11 @@ FaultName = Literal[
     "account",
 ]
 
-#: September 2001: what is smaller is no time in unix ms.
+#: September 2001: a smaller number is no time in unix ms.
 FIRST_MS = 10**12
-#: No due time or lease lies further ahead.
+#: Due times and leases lie at most this many ms ahead.
 LONGEST_MS = 3660 * 86_400_000
-#: A lease may seem so much longer than it is.
+#: A lease may seem this many ms longer than it is.
 CLOCK_SLACK_MS = 1000
 
 _COUNT = re.compile(r"\d{1,6}")
