@@ -96,8 +96,7 @@ def worker(
     supervisor = Supervisor(found, plan, processes=processes, max_memory=limit, stall=stall)
     endpoint = None if metrics_port is None else _served(supervisor, found, handlers, metrics_port, metrics_host)
     with endpoint or nullcontext():
-        code = supervisor.run()
-    raise typer.Exit(code)
+        raise typer.Exit(supervisor.run())
 
 
 def _check_options(log_level: str, log_format: str, processes: int, stall: float) -> None:
