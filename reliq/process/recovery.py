@@ -84,11 +84,17 @@ class Recovery:
 
     def _give_back_waiting(self, child: Child, name: str, claimed: list[Claimed]) -> list[Claimed]:
         """Release and return the messages that have not started; none when the process wakes, for it may start them."""
-        with child.stopped() as is_silent:
+
+        def waiting() -> list[Claimed]:
             rows = child.rows()
-            waiting = [one for one in claimed if is_silent and not child.has_started(rows, name, one.id)]
-            self._leases.release(name, waiting)
-        return waiting
+            return [one for one in claimed if not child.has_started(rows, name, one.id)]
+
+        if not waiting():
+            return []
+        with child.stopped() as is_silent:
+            released = waiting() if is_silent else []
+            self._leases.release(name, released)
+        return released
 
     def _release(self, child: Child, name: str, claimed: list[Claimed]) -> None:
         """

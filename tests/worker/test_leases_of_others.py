@@ -10,6 +10,7 @@ import time
 import pytest
 
 from reliq import Consumer, Queue
+from reliq.events import Started
 from reliq.health import Pulse
 from reliq.process.board import Board, BoardView
 from reliq.process.child import RESTART_SECONDS, SLOWEST_RESTART_SECONDS, Child, Silence
@@ -73,7 +74,7 @@ def test_a_supervisor_does_not_wait_for_a_redis_that_is_away_once_for_each_queue
 @pytest.fixture
 def held(consumer, queue, tmp_path):
     """A child of one slot whose process holds one message that has not started, and the process's side of its board."""
-    consumer.handler(queue, lease=1)(lambda body: None)
+    consumer.handler(queue, lease=10)(lambda body: None)
     child = Child(0, tmp_path, Pulse(), consumer.handlers)
     child.board = BoardView(tmp_path / "board", ["q"], 1)
     board = Board(tmp_path / "board", consumer, consumer.handlers, 1)
@@ -98,7 +99,7 @@ def test_what_waits_in_a_silent_process_of_one_slot_goes_back_and_its_process_st
     held, consumer, queue
 ):
     child, _ = held
-    silent(child, 10)
+    silent(child, 20)
     child.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         Recovery(consumer, concurrency=1).help(child)
@@ -112,7 +113,7 @@ def test_what_waits_in_a_silent_process_of_one_slot_goes_back_and_its_process_st
 
 def test_what_waits_in_a_process_that_has_just_woken_stays_there(held, consumer, queue):
     child, board = held
-    silent(child, 10)
+    silent(child, 20)
     board.look()
 
     Recovery(consumer, concurrency=1).help(child)
@@ -153,6 +154,20 @@ def test_a_process_that_has_not_stopped_reports_nothing_and_its_board_counts(hel
 
     assert not child.report.exists()
     assert queue.counts().totals["released"] == 1
+
+
+def test_time_for_which_the_supervisor_itself_stood_still_is_no_overrun(held):
+    child, board = held
+    board(Started("q", "x", 1, None))
+    (row,) = child.rows()
+    child.hear(row.timeout_at)
+    child.hear(row.timeout_at + 1000)
+    assert not child.is_half_lease_over(child.overran(row.timeout_at + 1000))
+
+    for second in range(5):
+        child.hear(row.timeout_at + 1001 + second)
+
+    assert child.is_half_lease_over(child.overran(row.timeout_at + 1005))
 
 
 @pytest.mark.parametrize(("returncode", "crashes"), [(1, 4), (-signal.SIGSEGV, 4), (-signal.SIGKILL, 0), (0, 0)])
