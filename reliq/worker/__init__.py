@@ -1,7 +1,10 @@
 """
-One worker process, part by part.
+One worker process, a file for each part.
 
-fetcher claims; executors run; outcome decides; settler answers Redis; renewer keeps leases alive;
-scheduler promotes and reclaims at the right moment; janitor collects what has ended; inflight is
-what they share; loop turns the step of each into a thread; engine puts them together.
+fetcher claims messages (claims: how many of which queue) and reads their bodies (bodies). inflight holds every delivery
+until it is settled, and slots says what may start. runner calls plain handlers on threads, event_loop coroutines;
+failures reports errors. settler sends outcomes to Redis. Beside them renewer extends leases and enforces timeouts,
+watchdog watches the event loop, scheduler promotes and reclaims, janitor collects dead letters, heartbeat writes the
+process' record. loop makes a thread of each part, delivery has the values that they share, lifespan and drained serve
+the start and the end, engine puts all together.
 """

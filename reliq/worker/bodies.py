@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 #: One round trip brings no more bytes of bodies than about this, so that neither Redis nor this process is held up.
 READ_BYTES = 8 * MIB
 
-Piece = tuple[str, list["HeldDelivery"]]
+#: A queue, and its deliveries whose bodies one call reads.
+Read = tuple[str, list["HeldDelivery"]]
 
 
 class BodyReader:
@@ -56,59 +57,59 @@ class BodyReader:
         self._ready: list[HeldDelivery] = []
 
     def add(self, deliveries: list[HeldDelivery]) -> None:
-        """Know of claimed `deliveries` of one queue until they can be read."""
+        """Queue claimed `deliveries` of one queue for a read of their bodies."""
         if deliveries:
             self._inflight.add(deliveries)
             self._unread.setdefault(deliveries[0].queue, []).extend(deliveries)
 
-    def pieces(self) -> list[Piece]:
-        """Return what is to be read next: the first of each queue, as many as are expected to fit."""
-        rest, pieces = READ_BYTES, []
+    def next_reads(self) -> list[Read]:
+        """Return the next reads: the first bodies of each queue, as many as are expected to fit."""
+        rest, reads = READ_BYTES, []
         for name, waiting in list(self._unread.items()):
             group = self._unread[name] = [held for held in waiting if not held.settling]
             if not group:
                 del self._unread[name]
             elif rest > 0 and not (self._backoff.until and self._backoff.waits(name)):
                 size = self._expected[name]
-                piece = group[: _fitting(rest, size) if name in self._largest else 1]
-                rest -= size * len(piece)
-                pieces.append((name, piece))
-        return pieces
+                group = group[: _fitting(rest, size) if name in self._largest else 1]
+                rest -= size * len(group)
+                reads.append((name, group))
+        return reads
 
-    def requests(self, pieces: Sequence[Piece]) -> list[Request[list[bytes | None]]]:
-        """Return the calls that read `pieces`."""
+    def requests(self, reads: Sequence[Read]) -> list[Request[list[bytes | None]]]:
+        """Return the calls for `reads`."""
         return [
-            commands.bodies(self._keys[name], [held.delivery.claimed.id for held in piece]) for name, piece in pieces
+            commands.bodies(self._keys[name], [held.delivery.claimed.id for held in group]) for name, group in reads
         ]
 
-    def take(self, pieces: Sequence[Piece], answers: Sequence[Any]) -> list[tuple[str, Exception]]:
+    def take(self, reads: Sequence[Read], answers: Sequence[Any]) -> list[tuple[str, Exception]]:
         """
-        Take the bodies of `pieces`, and return the queues that failed.
+        Take the bodies of `reads`, and return the queues that failed.
 
         What Redis refuses is given back, what fails otherwise is read again.
         """
         failures: list[tuple[str, Exception]] = []
-        for (name, piece), answer in zip(pieces, answers, strict=True):
+        for (name, group), answer in zip(reads, answers, strict=True):
             if isinstance(answer, RedisRefusedError):
-                self._give_back(piece)
+                self._give_back(group)
             if isinstance(answer, Exception):
                 failures.append((name, answer))
             else:
-                del self._unread[name][: len(piece)]
-                self._ready += self._filled(name, piece, answer)
+                del self._unread[name][: len(group)]
+                self._ready += self._filled(name, group, answer)
         return failures
 
     def start(self) -> None:
-        """Let what has its body run: what must not wait first."""
+        """Submit the deliveries that have their bodies, those that must not wait first."""
         deliveries, self._ready = self._ready, []
         if deliveries:
             self._submit(sorted(deliveries, key=attrgetter("must_start"), reverse=True))
 
-    def _filled(self, name: str, piece: list[HeldDelivery], values: list[bytes | None]) -> list[HeldDelivery]:
+    def _filled(self, name: str, group: list[HeldDelivery], values: list[bytes | None]) -> list[HeldDelivery]:
         """Give deliveries their bodies; return those that have one, end the others."""
         bare, now = self._keys[name].bare, time.monotonic()
         filled, gone, largest = [], [], self._largest.setdefault(name, 0)
-        for held, value in zip(piece, values, strict=True):
+        for held, value in zip(group, values, strict=True):
             if value is None:
                 gone.append(held)
                 continue

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
     from reliq.transitions import ClaimAnswer
 
-#: Every so many claims of a queue begin with its retries, so that neither list starves the other.
+#: Every fourth claim of a queue begins with its retries, so that neither list starves the other.
 RETRY_FIRST = 4
-#: The most suspects that are passed over at once to find out whether others are behind them.
+#: A claim looks behind at most this many suspects for messages that may start.
 PASS_OVER_LIMIT = 5000
 
 
@@ -70,7 +70,7 @@ class FairOrder:
         return {name: self._place[name] for name in names}
 
     def took(self, name: str, slots: float, weight: int) -> None:
-        """Note that a queue took so much."""
+        """Move a queue back in the round by the slots that it took."""
         self._place[name] += slots / weight
 
 
@@ -122,24 +122,24 @@ class QueueClaims:
         return self.asked or min(BATCH_LIMIT, capacity.direct + ahead)
 
     def has_room(self, capacity: Capacity) -> bool:
-        """Say whether a message that comes can be claimed."""
+        """Return whether a message that comes can be claimed."""
         ahead = 0 if self._careful else capacity.ahead
         return self.asked > 0 or capacity.slots > 0 or capacity.rest > 0 or ahead > 0
 
     def can_claim(self, capacity: Capacity) -> bool:
-        """Say whether a claim can bring anything: there is room, also for a suspect if only such ones wait."""
+        """Return whether a claim can bring anything: there is room, also for a suspect if only suspects wait."""
         return self.has_room(capacity) and (not self.waits_for_suspect or self.suspect_has_ended(capacity))
 
     def suspect_has_ended(self, capacity: Capacity) -> bool:
-        """Say whether there is room for another suspect than when the last claim was made."""
+        """Return whether a suspect has ended since the last claim."""
         return capacity.suspects.held < self._suspects_held
 
     def is_to_be_asked(self, capacity: Capacity) -> bool:
-        """Say whether a claim is worth its round trip."""
+        """Return whether a claim is worth its round trip."""
         return self.unsure or bool(self.asked) or (self.hot and self.has_room(capacity))
 
     def starves(self, capacity: Capacity) -> bool:
-        """Say whether messages wait that cannot be held ahead, while others have every slot."""
+        """Return whether messages wait that cannot be held ahead, while other queues have every slot."""
         return capacity.crowded and self.hot and not self.unsure and not self.has_room(capacity)
 
     def claim(self, capacity: Capacity, watcher: str) -> Call[ClaimAnswer]:
@@ -161,11 +161,11 @@ class QueueClaims:
         return transitions.claim(self.keys, self._turn, limit=0, lease_ms=self.handler.lease_ms, watcher=watcher)
 
     def looked(self, answer: ClaimAnswer) -> None:
-        """Take over what a look has found."""
+        """Update what is known of the queue from a look."""
         self.hot, self.unsure = answer.behind > 0, False
 
     def answered(self, answer: ClaimAnswer) -> None:
-        """Take over what the last claim was told; the next gets a number of its own, unless that was only a look."""
+        """Update what is known of the queue from a claim; the next claim gets a new number, unless this was a look."""
         claimed, limit, self.asked = answer.claimed, self.asked, 0
         if not limit:
             self.looked(answer)

@@ -1,4 +1,4 @@
-"""What this process holds: a delivery, from its claim until Redis has its outcome, and the call of a handler with some."""
+"""Deliveries of this process, from their claim until Redis has their outcome, and the calls of handlers with them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from reliq.message import Claimed
     from reliq.settlement import Outcome
 
-#: A coroutine that was cancelled has so long to end before its slot counts as hung.
+#: A cancelled coroutine has this long to end before its slot counts as hung.
 CANCEL_SECONDS = 5.0
 
 
 class HeldDelivery(msgspec.Struct, eq=False, gc=False):
     """
-    One delivery in this process; a process can hold two of one message, so it is known by itself, not by its id.
+    One delivery in this process.
+
+    Two deliveries of one message have the same id and can be here at once, so objects are compared, never ids.
 
     Attributes:
         queue: the name of its queue.
@@ -63,7 +65,7 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
     tried: bool = False
 
     def leased(self, at: float) -> None:
-        """Note that a renewal sent at `at` was granted."""
+        """Move the lease on: a renewal sent at `at` was granted."""
         lease = self.handler.lease_seconds
         self.lease_until, self.renew_at = at + lease, at + lease / 3
 
@@ -108,6 +110,12 @@ class HandlerCall(msgspec.Struct, eq=False):
     abandoned: bool = False
     thread: int = 0
     task: Any = None
+
+    def abandon(self) -> None:
+        """Expect no answer any more: the handler overran its time."""
+        self.abandoned = True
+        for held in self.deliveries:
+            held.abandoned = True
 
     def arguments(self, jobs: list[Job[Any]]) -> tuple[Any, ...]:
         """Return what the handler is called with for `jobs`."""

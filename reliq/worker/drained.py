@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: What is due within so many seconds is waited for, too.
+#: A drain also waits for messages that come due within this time.
 SOON_SECONDS = 1.0
-#: Between two lines about what is waited for.
-TELL_SECONDS = 10.0
+#: The log says at most this often why a drain waits.
+REPORT_SECONDS = 10.0
 
 
 class Drained:
@@ -33,16 +33,16 @@ class Drained:
     def __init__(self, client: Client, handlers: Sequence[Handler], inflight: Inflight) -> None:
         self._client, self._inflight = client, inflight
         self._queues = [handler.queue.keys for handler in handlers]
-        self._tell_at = time.monotonic() + TELL_SECONDS
+        self._tell_at = time.monotonic() + REPORT_SECONDS
 
     def look(self, *, delayed: bool) -> bool:
-        """Say whether nothing is left; with `delayed` also what is due later counts."""
+        """Return whether nothing is left; with `delayed`, messages that are due later count."""
         try:
             left = self._left(delayed=delayed)
         except ReliqError as error:
             left = [f"for Redis: {error}"]
         if left and time.monotonic() >= self._tell_at:
-            self._tell_at = time.monotonic() + TELL_SECONDS
+            self._tell_at = time.monotonic() + REPORT_SECONDS
             logger.info("draining: waits %s", "; ".join(left))
         return not left
 
@@ -57,7 +57,7 @@ class Drained:
         return [f"for {keys.name}: {_shown(one)}" for keys, one in filled.items() if self._is_due(keys, one)]
 
     def _is_due(self, keys: Keys, counts: Counts) -> bool:
-        """Say whether something of a queue can run now, or soon, or is leased by somebody."""
+        """Return whether a message of a queue can run now or soon, or is leased."""
         if counts.ready or counts.retry or counts.garbage:
             return True
         soon = time.time() + SOON_SECONDS

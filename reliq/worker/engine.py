@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long the settler may take, after the last handler, to tell Redis.
-SETTLE_SECONDS = 5.0
+#: At a stop, the settler has this long after the last handler to settle.
+LAST_SETTLE_SECONDS = 5.0
 #: The shortest wait for a reply: a wait for work in Redis takes a second of it.
 LEAST_REPLY_SECONDS = 2.0
 
@@ -68,29 +68,25 @@ class Engine:
     ) -> None:
         self._handlers, self._settings = handlers, settings
         self._client = client = Client(connection.wire(reply_seconds(handlers)), observers)
-        self.inflight = Inflight(handlers, settings.concurrency)
-        #: What the stop cut off, or could not give back; None before the end of its grace.
+        inflight = self.inflight = Inflight(handlers, settings.concurrency)
+        #: Deliveries that the stop cut off, or could not give back; None before the end of its grace.
         self.unfinished: list[HeldDelivery] | None = None
         self.stopping = threading.Event()
-        self._settler = Settler(client, self.inflight, self._collect_soon, self._poke)
-        settle = self._settler.settle
-        error_text = settings.log_error_text
+        self._settler = Settler(client, inflight, self._collect_soon, self._poke)
+        settle, error_text = self._settler.settle, settings.log_error_text
         self._runner = Runner(settle, middleware, observers, self.stopping, on_error=on_error, error_text=error_text)
-        self._threads = ThreadExecutor(self._runner, self.inflight, settings.concurrency)
-        self._tasks = AsyncExecutor(self._runner, self.inflight)
+        self._threads = ThreadExecutor(self._runner, inflight, settings.concurrency)
+        self._tasks = AsyncExecutor(self._runner, inflight)
         self._lifespan = Lifespan(lifespan, self._tasks)
         self._scheduler = Scheduler(client, handlers, self._collect_soon)
-        self._heartbeat = heartbeat = Heartbeat(client, handlers, self.inflight, lambda: self.last_claim_at)
-        self._fetcher = Fetcher(
-            client, handlers, self.inflight, self._scheduler, self._threads.submit, settle, heartbeat.soon
-        )
-        self._renewer = Renewer(client, handlers, self.inflight, self._tasks, settle, self._runner.overran)
-        self._drained = Drained(client, handlers, self.inflight)
-        self._janitor = Janitor(client, [handler.queue for handler in handlers])
+        self._heartbeat = heartbeat = Heartbeat(client, handlers, inflight, lambda: self.last_claim_at)
+        submit = self._threads.submit
+        self._fetcher = Fetcher(client, handlers, inflight, self._scheduler, submit, settle, heartbeat.soon)
+        self._renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.overran)
+        self._drained = Drained(client, handlers, inflight)
         self._loops = self._make_loops(observers)
         self._scheduler.wake = self._loops["scheduler"].wake
-        self.inflight.nudge = self._settler.nudge
-        self.inflight.call_loop = self._tasks.more
+        inflight.nudge, inflight.call_loop = self._settler.nudge, self._tasks.more
 
     def start(self) -> None:
         """
@@ -124,7 +120,7 @@ class Engine:
         with suppress(RuntimeError):  # the event loop has ended
             self._tasks.cancel_all()
         self.unfinished = cut_off = [held for run in self.inflight.runs() for held in run.deliveries]
-        self.inflight.wait_until_settled(SETTLE_SECONDS)
+        self.inflight.wait_until_settled(LAST_SETTLE_SECONDS)
         self.unfinished = [*cut_off, *(held for held in self.inflight.deliveries() if not held.started)]
         try:
             self._lifespan.leave()
@@ -145,7 +141,7 @@ class Engine:
         self._fetcher.hand_on()
 
     def is_drained(self, *, delayed: bool) -> bool:
-        """Say whether nothing is held here and every queue is empty; only with `delayed` what is due later counts."""
+        """Return whether nothing is held here and every queue is empty; only with `delayed`, messages that are due later count."""
         return self._drained.look(delayed=delayed)
 
     def must_be_replaced(self) -> bool:
@@ -186,7 +182,7 @@ class Engine:
     @property
     def hung_slots(self) -> int:
         """How many slots are lost to handlers that overran their time and cannot be ended."""
-        return self.inflight.hung
+        return sum(run.hangs for run in self.inflight.runs())
 
     @property
     def last_claim_at(self) -> float:
@@ -198,7 +194,7 @@ class Engine:
             "settler": self._settler.step,
             "renewer": self._renewer.step,
             "scheduler": self._scheduler.step,
-            "janitor": self._janitor.step,
+            "janitor": Janitor(self._client, [handler.queue for handler in self._handlers]).step,
             "heartbeat": self._heartbeat.step,
             "fetcher": self._fetcher.step,
         }

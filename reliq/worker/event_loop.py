@@ -53,7 +53,7 @@ class AsyncExecutor:
             self._loop.call_soon_threadsafe(self._fill)
 
     def ping(self, answer: Callable[[], None]) -> None:
-        """Have the loop call `answer` as soon as it runs; called by other threads."""
+        """Schedule `answer` on the loop; other threads call this."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(answer)
 
@@ -74,7 +74,7 @@ class AsyncExecutor:
                 self._loop.call_soon_threadsafe(self._end_unbegun, run)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Let a coroutine run on this loop."""
+        """Run a coroutine on this loop, and return its future."""
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError:

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: So many kinds of failure are remembered as seen.
+#: The first failure of a kind is logged with its traceback; this many kinds are remembered.
 KINDS_LIMIT = 1000
 
 
 def is_failure(held: HeldDelivery, outcome: Outcome) -> bool:
-    """Say whether `outcome` is no answer of the handler's choice, or a `Nack` after which no retry is left."""
+    """Return whether the handler did not choose `outcome`, or it is a `Nack` after which no retry is left."""
     return outcome.failed or (outcome.kind == "nack" and is_final(held.delivery.claimed, outcome))
 
 
@@ -41,7 +41,7 @@ class Failures:
 
     Args:
         hooks: `Consumer.on_error`'s.
-        error_text: write the texts of exceptions too, which may hold a piece of a body.
+        error_text: write the texts of exceptions too, which may hold a part of a body.
         job_of: makes the job of a held, given its body.
     """
 
@@ -56,7 +56,7 @@ class Failures:
         self._seen: set[tuple[str, str]] = set()
 
     def tell(self, run: HandlerCall, pairs: Sequence[tuple[HeldDelivery, Outcome]], cause: Any, seconds: float) -> None:
-        """Tell which of `pairs` failed after `seconds`; `cause` was raised or answered, perhaps a list for a batch."""
+        """Report the deliveries of `pairs` that failed after `seconds`; `cause` was raised or answered, a list for a batch."""
         failed = [(held, outcome) for held, outcome in pairs if is_failure(held, outcome)]
         for held, outcome in failed:
             # By its type alone: an answer may raise when it is asked for its class.
@@ -67,7 +67,7 @@ class Failures:
                 self._call(hook, run, held, error, is_final=is_final(held.delivery.claimed, outcome))
 
     def overran(self, run: HandlerCall, outcome: Outcome, seconds: float) -> None:
-        """Tell of a handler whose thread overran its time, and where it stands; a thread of its own calls the hooks."""
+        """Report a handler whose thread overran its time, and where it stands; a new thread calls the hooks."""
         error = TimeoutError("the handler overran its timeout")
         frame = sys._current_frames().get(run.thread)  # noqa: SLF001  the documented way to see other threads
         traceback: TracebackType | None = None
@@ -120,7 +120,7 @@ class Failures:
         logger.handle(record)
 
     def _is_new(self, queue: str, error: BaseException) -> bool:
-        """Say whether no failure of this kind, queue, exceptions and places, was told before."""
+        """Return whether this is the first failure of its queue with these exceptions and places."""
         if (kind := (queue, placed(error))) in self._seen:
             return False
         if len(self._seen) >= KINDS_LIMIT:

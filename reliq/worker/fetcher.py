@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from reliq.client.client import Client
     from reliq.handlers.handler import Handler
     from reliq.settlement import Outcome
-    from reliq.worker.bodies import Piece
+    from reliq.worker.bodies import Read
     from reliq.worker.claims import Capacity
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.inflight import Inflight
@@ -33,14 +33,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Between two looks at every queue: so much later a lost token, or Go's silent publish, is noticed.
+#: Every queue is polled this often, which bounds the delay after a lost wake token or a publish from Go.
 POLL_SECONDS = 1.0
-#: Between two looks at the tokens of idle queues while others keep the worker busy, or lie in other slots of a Cluster.
+#: While other queues keep the worker busy, or lie in other slots of a Cluster, wake tokens of idle queues are taken this often.
 GLANCE_SECONDS = 0.05
+#: A wait in Redis lasts at least this long, because 0 would mean for ever.
 SHORTEST_WAIT_SECONDS = 0.01
-#: A wait for a token that was over so soon says that tokens come faster than one by one can be taken.
+#: A wait that ends sooner shows that tokens come faster than one can be taken at a time.
 RUSH_SECONDS = 0.001
-#: A poke that nobody meets goes by itself.
+#: Redis deletes a poke that nobody waits for after this time.
 POKE_MS = 5000
 
 
@@ -80,9 +81,9 @@ class Fetcher:
         """Make one round; return 0: the waiting is done in Redis, or for a slot."""
         waits = self._backoff.waits
         queues = [one for one in self._queues if not waits(one.name)] if self._backoff.until else self._queues
-        hot, pieces = self._hot_with_room(queues), self._reader.pieces()
-        if hot or pieces:
-            self._claim(hot, pieces)
+        hot, reads = self._hot_with_room(queues), self._reader.next_reads()
+        if hot or reads:
+            self._claim(hot, reads)
         elif not queues:
             return self._backoff.seconds()
         else:
@@ -113,12 +114,12 @@ class Fetcher:
             self._wait(opened, [one for one, capacity in offers if not one.can_claim(capacity)])
 
     def poke(self) -> None:
-        """Have a wait in Redis end when there is more to claim than when it began; called by other threads."""
+        """End the wait in Redis when there is more to claim than at its start; other threads call this."""
         if self._inflight.wait_is_over():
             self._client.run_all(commands.poke(self._poke_key, POKE_MS))
 
     def hand_on(self) -> None:
-        """Let other processes have the tokens and the watches of this one, which ends."""
+        """Pass this process' wake tokens and watches on to other processes, because it ends."""
         requests: list[Any] = []
         for one in self._queues:
             watches = self._scheduler.watches(one.name)
@@ -149,7 +150,7 @@ class Fetcher:
         self._take_tokens(cold)
 
     def _take_tokens(self, queues: list[QueueClaims]) -> None:
-        """See, without waiting, whether a token has come for some of `queues`."""
+        """Take the wake tokens of `queues` without waiting."""
         self._glanced_at = time.monotonic()
         tokens = self._client.run_all([commands.wake_token_at_once(one.keys) for one in queues])
         for one, token_there in zip(queues, tokens, strict=True):
@@ -184,7 +185,7 @@ class Fetcher:
             one.hot = one.hot or one.keys.wake == woken
 
     def _note_looks(self, queues: list[QueueClaims], answers: list[Any], *, all_seen: bool) -> None:
-        """Take over what looks have found, if any were made; one that failed is made again when it is time."""
+        """Update queues from the answers of looks, if any were made; a look that failed is made again at the next poll."""
         at = time.monotonic()
         for one, answer in zip(queues, answers, strict=False):
             if not isinstance(answer, Exception):
@@ -195,7 +196,7 @@ class Fetcher:
             self._polled_at = at
 
     def _find_the_culprit(self, queues: list[QueueClaims], error: Exception, seconds: float) -> None:
-        """Have every queue asked, later: a wait for all of them does not say whose key is in the way."""
+        """Mark every queue for a claim, because the error of a common wait does not name the queue at fault."""
         if not isinstance(error, RedisRefusedError):
             raise error
         if "hash to the same slot" in str(error):  # CROSSSLOT
@@ -211,14 +212,14 @@ class Fetcher:
         for one in queues:
             one.hot = True
 
-    def _claim(self, hot: list[Offer], pieces: list[Piece]) -> None:
-        """Claim of `hot`, and read `pieces` of what was claimed before, in one round trip; what has been read starts."""
+    def _claim(self, hot: list[Offer], reads: list[Read]) -> None:
+        """Claim from `hot` and make `reads` of earlier claims in one round trip; then submit what has its body."""
         asked = self._offered(hot) if hot else []  # a round without claims is none of the turns
         requests = [one.claim(part, self._name) for one, part in asked]
         sent_at = time.monotonic()
-        answers = self._client.run_all([*self._reader.requests(pieces), *requests])
-        failures = self._claimed(asked, answers[len(pieces) :], sent_at)
-        failures += self._reader.take(pieces, answers[: len(pieces)])
+        answers = self._client.run_all([*self._reader.requests(reads), *requests])
+        failures = self._claimed(asked, answers[len(reads) :], sent_at)
+        failures += self._reader.take(reads, answers[: len(reads)])
         self._reader.start()
         for name, failure in failures:
             self._backoff.note(name, failure)
@@ -234,7 +235,7 @@ class Fetcher:
         return [(one, part) for one, part in offered if one.has_room(part) or one.unsure]
 
     def _claimed(self, asked: list[Offer], answers: Sequence[Any], sent_at: float) -> list[tuple[str, Exception]]:
-        """Take over what claims were told; return the queues that failed."""
+        """Update queues from the answers of claims; return the queues that failed."""
         at = time.monotonic()
         failures: list[tuple[str, Exception]] = []
         for (one, _), answer in zip(asked, answers, strict=True):

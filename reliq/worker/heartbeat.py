@@ -1,4 +1,4 @@
-"""Says who is alive: one record of this process in Redis, which goes by itself when the process is killed."""
+"""One record of this process in Redis, which expires when the process is killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from reliq.worker.inflight import Inflight
 
 
-#: So soon before it is due a record goes along with another call.
+#: A record that is due within this time is sent with a call that is made anyway.
 EARLY_SECONDS = 1.0
 
 

@@ -1,4 +1,4 @@
-"""What this process holds, from claim to settled, and who waits for what of it: threads, the event loop, the fetcher."""
+"""Deliveries that this process holds, from claim to settled, and the waits of threads, event loop and fetcher for them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,19 @@ class Inflight:
     """
     The deliveries of a process, from claim to settled. Every method is atomic; `reliq.worker.slots` says what may start.
 
-    Whatever changes what may start gives the free slots to calls at once, and wakes the event loop or a thread; one that
-    takes a call wakes the next if there is another, so quick work is not fought over. The fetcher waits for capacity here (`wait_for_capacity`), or in Redis (`watch`): then
-    `nudge` is called when there may be capacity that it does not know, and `wait_is_over` says whether there is.
+    Free slots are given to calls at once. One thread is woken; it wakes the next when it takes a call and there is
+    another, so that threads do not fight over quick work. The fetcher waits for capacity here or in Redis (`watch`).
 
     Attributes:
         started, closed: how many messages were given to handlers, and whether nothing more starts.
-        call_loop, nudge: called when a coroutine may start, and when a wait may be over.
+        call_loop, nudge: called when a coroutine may start, and when the wait in Redis may be over.
     """
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
         self.concurrency = concurrency
-        self.started = 0
+        self.started, self.closed = 0, False
         self.call_loop: Callable[[], None] = lambda: None
         self.nudge = self.call_loop
-        self.closed = False
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # a plain handler may start
         self._roomier = threading.Condition(self._lock)  # more can be claimed
@@ -49,12 +47,11 @@ class Inflight:
         self._async_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no task yet
         self._runs: dict[HandlerCall, None] = {}
         self._resting, self._waking = 0, False  # threads without a call, and whether one of them is on its way
-        self._loop_called = False
-        self._fetcher_waits = False  # for capacity, here
+        self._loop_called = self._fetcher_waits = False  # the loop is on its way; the fetcher waits here for capacity
         self._watched: Sequence[QueueClaims] | None = None  # what the fetcher, waiting in Redis, cannot claim
 
     def add(self, deliveries: Sequence[HeldDelivery]) -> None:
-        """Know of claimed `deliveries` of one queue."""
+        """Hold claimed `deliveries` of one queue."""
         with self._lock:
             if not self._deliveries:
                 self._some.notify_all()
@@ -67,7 +64,7 @@ class Inflight:
             self._some.wait_for(lambda: self._deliveries or self.closed, timeout_seconds)
 
     def limit_reads(self, queue: str, messages: int) -> None:
-        """Know that one round trip reads no more than so many messages of `queue`: its bodies are large."""
+        """Set how many messages of `queue` one round trip reads at most, because its bodies are large."""
         with self._lock:
             self._table.queues[queue].read_limit = messages
 
@@ -86,17 +83,17 @@ class Inflight:
             return found
 
     def watch(self, claims: Sequence[QueueClaims]) -> bool:
-        """Have a wait in Redis told when one of `claims` can be made; say whether to wait: none can be yet."""
+        """Begin a wait in Redis that ends when one of `claims` can be made; return False when one can be made now."""
         with self._lock:
             self._watched = None if self._can_claim(claims) else claims
             return self._watched is not None
 
     def unwatch(self) -> None:
-        """Know that the wait in Redis has ended."""
+        """End the watch: the wait in Redis is over."""
         self._watched = None
 
     def wait_is_over(self) -> bool:
-        """Say, once, that the wait in Redis is to be ended."""
+        """Return True once when the wait in Redis must end."""
         with self._lock:
             if self._watched is None or not self._can_claim(self._watched):
                 return False
@@ -104,7 +101,7 @@ class Inflight:
             return True
 
     def hold(self, deliveries: Iterable[HeldDelivery]) -> int:
-        """Let `deliveries` start when there is a slot; return how many threads plain handlers can use."""
+        """Queue `deliveries` for slots; return how many threads plain handlers can use."""
         with self._lock:
             for held in deliveries:
                 if not held.settling:
@@ -147,11 +144,11 @@ class Inflight:
             return waits
 
     def loop_is_late(self) -> None:
-        """Know that the event loop may not run: no more is claimed for it."""
+        """Claim no more for the event loop: it may be blocked."""
         self._table.loop_late = True
 
     def loop_is_blocked(self) -> list[HeldDelivery]:
-        """Know that the event loop does not run: its calls have no slots; return what was held for it, withdrawn."""
+        """Take the slots of the event loop's calls, because it is blocked; return what was held for it, withdrawn."""
         with self._lock:
             self._table.give_coroutines_slots(on=False)
             waits = [one for one in self._deliveries if one.handler.is_async and not (one.started or one.settling)]
@@ -159,7 +156,7 @@ class Inflight:
             return waits
 
     def loop_runs(self) -> None:
-        """Know that the event loop runs again."""
+        """Give the event loop's calls slots again."""
         with self._lock:
             self._table.loop_late = False
             self._table.give_coroutines_slots(on=True)
@@ -168,7 +165,7 @@ class Inflight:
             self._tell_fetcher()
 
     def settled(self, deliveries: Iterable[HeldDelivery]) -> None:
-        """Forget deliveries whose outcome Redis has."""
+        """Drop deliveries whose outcome Redis has."""
         with self._lock:
             for held in deliveries:
                 if held in self._deliveries:
@@ -182,15 +179,13 @@ class Inflight:
         """Expect nothing more of a handler that overran its time."""
         with self._lock:
             if run in self._runs and not run.abandoned:
-                run.abandoned = True
+                run.abandon()
                 self._table.abandon(run.deliveries)
-                for held in run.deliveries:
-                    held.abandoned = True
                 self._fewer.notify_all()
                 self._tell_fetcher()
 
     def close(self) -> None:
-        """Let nothing more start."""
+        """Start nothing more."""
         with self._lock:
             self.closed = True
             self._take_back()
@@ -223,21 +218,14 @@ class Inflight:
         """Whether calls of coroutine handlers have slots, or wait for some."""
         return any(slots.is_async and slots.calls for slots in self._table.queues.values())
 
-    @property
-    def hung(self) -> int:
-        """How many slots are lost to handlers that only the end of the process ends."""
-        return sum(run.hangs for run in self.runs())
-
     def _can_claim(self, claims: Sequence[QueueClaims]) -> bool:
-        found = self._table.capacities(claims, time.monotonic())
-        return self.closed or any(map(QueueClaims.can_claim, claims, found))
+        return self.closed or any(map(QueueClaims.can_claim, claims, self._table.capacities(claims, time.monotonic())))
 
     def _give_slots(self) -> None:
         """Give free slots to what may start, and call the event loop for its own."""
         now = time.monotonic()
         while not self.closed and (deliveries := self._table.next_call(now)):
-            calls = self._async_calls if deliveries[0].handler.is_async else self._plain_calls
-            calls.append(deliveries)
+            (self._async_calls if deliveries[0].handler.is_async else self._plain_calls).append(deliveries)
         loop_wanted = self._async_calls or self._table.linger(now, is_async=True) is not None
         if loop_wanted and not self._loop_called:
             self._loop_called = True
@@ -264,16 +252,15 @@ class Inflight:
                 self._work.notify()
 
     def _take_back(self) -> None:
-        """Have what has a slot, and no thread or task yet, wait for one again."""
+        """Take the slots of calls that have no thread or task yet."""
         for calls in (self._plain_calls, self._async_calls):
             while calls:
                 self._table.put_back(calls.pop())
 
     def _start(self, deliveries: list[HeldDelivery]) -> HandlerCall:
         handler, now = deliveries[0].handler, time.monotonic()
-        run = HandlerCall(
-            deliveries, handler, now, None if handler.timeout_seconds is None else now + handler.timeout_seconds
-        )
+        timeout = handler.timeout_seconds
+        run = HandlerCall(deliveries, handler, now, None if timeout is None else now + timeout)
         for held in deliveries:
             held.started = True
         self._runs[run] = None
@@ -295,7 +282,7 @@ class Inflight:
             self._tell_fetcher()
 
     def _withdraw(self, deliveries: list[HeldDelivery]) -> None:
-        """Let `deliveries` wait no more; what they went before may start."""
+        """Remove `deliveries` from the queue for slots; those behind them may start."""
         self._take_back()
         for held in deliveries:
             held.settling = True
@@ -305,7 +292,7 @@ class Inflight:
         self._tell_fetcher()
 
     def _tell_fetcher(self) -> None:
-        """Let the fetcher look again, wherever it waits: there may be more to claim."""
+        """Wake the fetcher wherever it waits, because there may be more to claim."""
         if self._fetcher_waits:
             self._fetcher_waits = False  # once; it notes when it waits again
             self._roomier.notify()

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from reliq.client.client import Client
     from reliq.queue import Queue
 
-#: Between two looks at queues where nothing was buried by this process, in seconds, less some chance.
+#: Every queue is tidied at least this often; processes spread over the second half of it by chance.
 ROUND_SECONDS = 30.0
-#: Ids in one collect: it reads their bodies.
+#: One collect takes at most this many messages, because it reads their bodies.
 COLLECT_LIMIT = 20
 
 
@@ -35,7 +35,7 @@ class Janitor:
         self._round_at = 0.0
 
     def step(self) -> float:
-        """Collect some garbage of every queue, now and then tidy a piece; return the wait for the next look."""
+        """Collect some garbage of every queue, now and then tidy a part; return the wait for the next look."""
         if time.monotonic() >= self._round_at:
             self._round_at = time.monotonic() + ROUND_SECONDS * random.uniform(0.5, 1)
             self._tidy()
@@ -44,7 +44,7 @@ class Janitor:
         return max(0.0, self._round_at - time.monotonic())
 
     def _tidy(self) -> None:
-        """Name every queue in the registry, look through a piece of each, and see that its account goes forward."""
+        """Name every queue in the registry, tidy a part of each, and check that its account goes forward."""
         calls: list[Request[Any]] = [
             transitions.tidy(queue.keys, cursor=self._cursors[name][0], lease_cursor=self._cursors[name][1])
             for name, queue in self._queues.items()
@@ -64,13 +64,13 @@ class Janitor:
                 self._compare(name, count)
 
     def _compare(self, name: str, claims: int) -> None:
-        """Tell when the account of a queue went back."""
+        """Notify observers when the account of a queue went back."""
         before, self._claims[name] = self._claims.get(name, 0), claims
         if claims < before:
             notify(self._client.observers, [WentBack(name, before, claims)])
 
     def _collect(self) -> bool:
-        """Turn a piece of each queue's garbage into dead letters; return whether there may be more."""
+        """Turn a part of each queue's garbage into dead letters; return whether there may be more."""
         names = [name for name in self._queues if not self._backoff.waits(name)]
         if not names:
             return False

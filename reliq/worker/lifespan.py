@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from reliq.worker.event_loop import AsyncExecutor
 
-#: How long an async lifespan may take to end, when a handler may be holding its event loop.
+#: An async lifespan has this long to end, because a handler may hold its event loop.
 LEAVE_SECONDS = 10.0
 
 

@@ -12,7 +12,7 @@ from reliq.retry import RECONNECT, seconds_after
 
 logger = logging.getLogger(__name__)
 
-#: The longest wait for the next step: a foreign writer's due time may lie further ahead than a thread can wait.
+#: A step waits at most this long for the next: due times of foreign writers may lie further ahead than a thread can wait.
 LONGEST_WAIT_SECONDS = 3600.0
 
 
@@ -45,7 +45,7 @@ class Loop:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let the step that runs be the last; return at once."""
+        """End after the running step; return at once."""
         self._stopped.set()
         self._woken.set()
 
@@ -103,7 +103,7 @@ class QueueBackoff:
         self.until: dict[str, float] = {}
 
     def note(self, queue: str, error: Exception) -> None:
-        """Let `queue` alone for a while; raise when it is not the queue but Redis that cannot answer."""
+        """Back off from `queue`; raise `error` when Redis itself cannot answer."""
         if isinstance(error, RedisUnavailableError):
             raise error
         failures = self._failures[queue] = self._failures.get(queue, 0) + 1
@@ -112,21 +112,21 @@ class QueueBackoff:
             logger.error("queue %s: the %s failed for the %d. time: %s", queue, self._part, failures, error)
 
     def over(self, queue: str) -> None:
-        """Note that all is well with `queue`."""
+        """End the backoff of `queue`: it answered."""
         if self._failures:
             self._failures.pop(queue, None)
             self.until.pop(queue, None)
 
     def has(self, queue: str) -> bool:
-        """Say whether the last try of `queue` failed."""
+        """Return whether the last try of `queue` failed."""
         return queue in self._failures
 
     def waits(self, queue: str) -> bool:
-        """Say whether `queue` is to be let alone for now."""
+        """Return whether `queue` must not be tried yet."""
         return self.until.get(queue, 0.0) > time.monotonic()
 
     def seconds_of(self, queue: str) -> float:
-        """Return how long `queue` is to be let alone."""
+        """Return the seconds until `queue` may be tried again."""
         return max(0.0, self.until.get(queue, 0.0) - time.monotonic())
 
     def seconds(self) -> float:

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from reliq.worker.event_loop import AsyncExecutor
     from reliq.worker.inflight import Inflight
 
-#: The longest wait between two looks while anything is held.
-LOOK_SECONDS = 0.05
+#: While anything is held the renewer looks at least this often.
+RENEWER_STEP_SECONDS = 0.05
+#: It goes on for this long after the last delivery, then waits for the next one.
 IDLE_SECONDS = 1.0
-#: A renewal so much later than it should be, as a part of what was left of the lease, is told.
+#: A renewal is reported as late when this share of the rest of its lease has passed.
 LATE_PART = 0.5
 
 
@@ -48,7 +49,7 @@ class Renewer:
         self._client, self._inflight, self._async_executor, self._settle = client, inflight, async_executor, settle
         self._tell_overrun = overran
         self._watchdog = LoopWatchdog(async_executor, inflight, settle)
-        self._look_seconds = min([LOOK_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
+        self._look_seconds = min([RENEWER_STEP_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
         self._backoff = QueueBackoff("renewer")
         self._is_away = False  # Redis did not answer the last renewals
         self._asked_at = self._answered_at = 0.0  # when the last renewals were sent, and their answer came
@@ -100,7 +101,7 @@ class Renewer:
                 self._note(group, answer, sent_at)
 
     def _note(self, group: list[HeldDelivery], answer: transitions.Settled, sent_at: float) -> None:
-        """Take over the answer about each lease of `group`; one being settled lost its receipt to its own settling."""
+        """Update each delivery of `group` from the answer; one being settled lost its receipt to its own settling."""
         lost = []
         for held in group:
             if held.delivery.id not in answer.lost:
@@ -113,7 +114,7 @@ class Renewer:
             notify(self._client.observers, [Lost(group[0].queue, tuple(lost), "extend")])
 
     def _tell_lateness(self, due: list[HeldDelivery], now: float) -> None:
-        """Tell observers of a renewal that is late, and whether it waited for the answer to the one before."""
+        """Notify observers of a late renewal, and whether it waited for the answer to the one before."""
         first = min(due, key=lambda held: held.renew_at, default=None)
         if first is None:
             return

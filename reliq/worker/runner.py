@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Until the next delivery after an answer that is not allowed.
+#: A message is delivered again this long after its handler gave an answer that is not allowed.
 NONSENSE_MS = 1000
-#: The most that is told of how late a handler starts: due times are what publishers write.
+#: A start counts as at most this late, because due times are written by publishers.
 LONGEST_LAG_SECONDS = 7 * 86_400.0
-#: What computes nothing before somebody asks it for the next.
+#: Iterables that compute nothing until somebody iterates over them.
 _LAZY = (Generator, AsyncGenerator, map, filter, zip)
 
 
@@ -76,7 +76,7 @@ class Runner:
         self.end(run, answer, error)
 
     def begin(self, run: HandlerCall) -> bool:
-        """Say whether the handler may start; what has no lease any more goes back, unspent if nobody has taken it."""
+        """Return whether the handler may start; a delivery without a lease goes back, unspent if nobody has taken it."""
         over = [held for held in run.deliveries if held.lost or run.started_at >= held.lease_until]
         if over:
             self._settle(over, RELEASED)
@@ -110,7 +110,7 @@ class Runner:
         self._answer(run, deliveries, outcomes, answer if error is None else error)
 
     def overran(self, run: HandlerCall, seconds: float) -> None:
-        """Tell that the handler of `run` overran its time in a thread, which nobody can stop."""
+        """Report that the handler of `run` overran its time in a thread, which nobody can stop."""
         self._failures.overran(run, OVERRAN, seconds)
 
     def _call(self, run: HandlerCall, jobs: list[Job[Any]]) -> Any:
@@ -166,7 +166,7 @@ class ThreadExecutor:
         self._threads: list[threading.Thread] = []
 
     def submit(self, deliveries: list[HeldDelivery]) -> None:
-        """Let `deliveries` start as slots come free, plain ones on as many threads as there are calls and slots."""
+        """Queue `deliveries` for slots, with as many threads as plain calls and slots need."""
         wanted = self._inflight.hold(deliveries)
         while len(self._threads) < min(wanted, self._slots):
             name = f"reliq-handler-{len(self._threads) + 1}"
@@ -203,7 +203,7 @@ def _done(answer: Any) -> Any:
 
 
 def _tell(observers: Sequence[Observer], make: Callable[..., Event], facts: Sequence[tuple[Any, ...]]) -> None:
-    """Tell of what happened; the work goes on when that fails."""
+    """Notify observers; the work goes on when that fails."""
     with suppress(BaseException):
         notify(observers, [make(*fact) for fact in facts])
 

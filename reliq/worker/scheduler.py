@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
     from reliq.transitions import ClaimAnswer
 
-#: Between two looks at leases that are over but spared.
+#: Leases that are over but spared are looked at this often.
 SPARED_SECONDS = 0.25
-#: The most that is moved in one round trip, however many queues share it: Redis works it off before it turns to others.
+#: One round trip moves at most this many messages over all queues, because Redis serves nobody else meanwhile.
 MOVE_LIMIT = 2 * BATCH_LIMIT
-#: And the least of one queue, so that it gets on.
+#: One queue moves at least this many, however many queues share the round trip.
 LEAST_MOVED = 20
 
 
@@ -54,18 +54,18 @@ class Scheduler:
         self.wake: Callable[[], None] = lambda: None
 
     def spare_all(self) -> None:
-        """Let leases alone for a third of their length."""
+        """Reclaim no lease for a third of its length."""
         now = time.monotonic()
         for name, handler in self._handlers.items():
             self._spare_until[name] = now + handler.lease_seconds / 3
 
     def watches(self, queue: str) -> bool:
-        """Say whether this process waits for a due time of `queue`."""
+        """Return whether this process waits for a due time of `queue`."""
         with self._lock:
             return any(plan.queue == queue for plan in self._plans)
 
     def note(self, queue: str, answer: ClaimAnswer, at: float) -> None:
-        """Take over what a claim at `at` said of the next due times; forget them when another process watches."""
+        """Update the next due times from the answer of a claim at `at`; drop them when another process watches."""
         sooner = False
         with self._lock:
             for verb, wait_ms in (("promote", answer.promote_in_ms), ("reclaim", answer.reclaim_in_ms)):
@@ -103,7 +103,7 @@ class Scheduler:
             raise away
 
     def _replan(self, plan: Plan, was: float, at: float | None) -> None:
-        """Note the next time, unless a claim has told a newer one meanwhile."""
+        """Set the next time, unless a claim has set a newer one meanwhile."""
         with self._lock:
             if self._plans.get(plan) != was:
                 return

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: A step waits at most this long for the first outcome.
-WAIT_SECONDS = 0.5
+FIRST_OUTCOME_SECONDS = 0.5
 #: While few outcomes come, a step waits this long for more, to settle several in one round trip. A worker that dies
 #: meanwhile has them done twice; nothing else is late.
 GATHER_SECONDS = 0.002
@@ -62,7 +62,7 @@ class Settler:
         self._backoff = QueueBackoff("settler")
 
     def settle(self, deliveries: Sequence[HeldDelivery], outcome: Outcome | None = None) -> None:
-        """Take over the outcome of `deliveries`: one for all, or the one each has."""
+        """Queue `deliveries` for settling, with one outcome for all or the one that each has."""
         for held in deliveries:
             held.settling = True
             if outcome is not None:
@@ -71,7 +71,7 @@ class Settler:
             self._waiting.put(deliveries)
 
     def nudge(self) -> None:
-        """Let a step that waits return."""
+        """End the wait of a step."""
         self._hurried.set()
         self._waiting.put([])
 
@@ -89,7 +89,7 @@ class Settler:
 
     def _gather(self) -> None:
         """Wait for one outcome, unless some wait already, and a moment for more if few come; then take all."""
-        wait = WAIT_SECONDS
+        wait = FIRST_OUTCOME_SECONDS
         if self._refused:
             wait = min([wait, *(self._backoff.seconds_of(name) for name in self._refused)])
         try:
@@ -130,7 +130,7 @@ class Settler:
             raise away
 
     def _take(self, group: list[HeldDelivery], answer: Any) -> None:
-        """Take over what Redis said of the call for `group`."""
+        """Process the answer to the call for `group`."""
         if isinstance(answer, Exception):
             self._put_off(group, answer)
         else:
@@ -168,7 +168,7 @@ class Settler:
 
 
 def _note_try(deliveries: Iterable[HeldDelivery], error: BaseException) -> None:
-    """Note that calls may have run all the same: then a receipt that no longer holds tells nothing."""
+    """Mark deliveries whose calls may have run: a receipt that no longer holds is then no loss."""
     for held in deliveries:
         held.tried = held.tried or getattr(error, "maybe_ran", True)
 

@@ -41,14 +41,15 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
     from reliq.worker.delivery import HeldDelivery
 
-#: What is held ahead must start within this, or goes back.
+#: A message that is held ahead and has not started after this time goes back to Redis.
 HOLD_SECONDS = 0.1
-#: And be no more than so many reads bring: of one that starts, one on its way, and one that is claimed.
+#: At most three reads are held ahead: one whose messages start, one on its way, and one just claimed.
 HOLD_READS = 3
-#: The most that may have ended without Redis knowing it, about, for more to be claimed.
+#: No more is claimed while about this many messages have ended and are not settled.
 UNSETTLED_LIMIT = 4 * BATCH_LIMIT
-#: How much one more duration counts in the running mean.
+#: A call's duration has this weight in the running mean.
 _PACE_WEIGHT = 0.2
+#: The mean counts as at least this long, so that it divides.
 _SHORTEST_SECONDS = 1e-5
 
 
@@ -88,7 +89,7 @@ class QueueSlots:
 
     @property
     def suspects(self) -> Suspects:
-        """What there is of the queue's suspects, for the next claim."""
+        """The queue's suspects here, as the next claim needs them."""
         return Suspects(self.limit, len(self.rooms), min(self.rooms, default=self.limit))
 
     def meet_suspects(self, deliveries: Iterable[HeldDelivery]) -> None:
@@ -117,14 +118,14 @@ class QueueSlots:
         return min(HOLD_READS * self.read_limit, int(self.limit * self.batch * HOLD_SECONDS / pace))
 
     def put(self, held: HeldDelivery) -> None:
-        """Have `held` wait for a slot: at the end, but before a batch that is being gathered if it must not wait."""
+        """Queue `held` for a slot: at the end, or before a batch that is being gathered if it must not wait."""
         if held.must_start and self.batch > 1:
             self.waiting.appendleft(held)
         else:
             self.waiting.append(held)
 
     def may_start(self, now: float) -> bool:
-        """Say whether a call may be given a free slot."""
+        """Return whether a call may be given a free slot."""
         if not self.waiting or self.running >= self.limit or self.stalled:
             return False
         return self.batch == 1 or self.ripe_at() <= now
@@ -231,7 +232,7 @@ class SlotTable:
         self._free = self._concurrency - sum(slots.running for slots in self.queues.values() if not slots.stalled)
 
     def withdraw(self, deliveries: Iterable[HeldDelivery]) -> None:
-        """Let `deliveries`, which are settling, wait no more."""
+        """Remove `deliveries`, which are settling, from their queues."""
         for held in deliveries:
             slots = self.queues[held.queue]
             slots.queued -= 1
@@ -242,7 +243,7 @@ class SlotTable:
             slots.waiting = deque(held for held in slots.waiting if not held.settling)
 
     def abandon(self, deliveries: Sequence[HeldDelivery]) -> None:
-        """Let suspects that overran their time keep no other from its turn."""
+        """Count suspects that overran their time no more, so that others get their turn."""
         self.queues[deliveries[0].queue].part_from_suspects(deliveries)
 
     def linger(self, now: float, *, is_async: bool) -> float | None:

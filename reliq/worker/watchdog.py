@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: An event loop that leaves a ping without an answer for so many looks is late: no more is claimed for it.
+#: An event loop that has not answered a ping after one look is late: no more is claimed for it.
 LATE_LOOKS = 1
-#: One that does so for so many looks is blocked. Looks, not seconds: when the machine stands still nobody is to blame.
+#: After ten looks it is blocked. Looks count, not seconds, because a machine that stands still blames nobody.
 BLOCKED_LOOKS = 10
-#: It is told in the log after so long.
-TOLD_SECONDS = 1.0
-#: The innermost frames of the loop's thread that are told.
-FRAMES_LIMIT = 20
+#: The log names a blocked loop after this time.
+REPORT_BLOCKED_SECONDS = 1.0
+#: The log shows this many innermost frames of the loop's thread.
+LOOP_FRAMES_LIMIT = 20
 
 
 class LoopWatchdog:
@@ -49,7 +49,7 @@ class LoopWatchdog:
         self._told = False
 
     def look(self, now: float) -> None:
-        """See whether the latest ping was answered; ping again, or note one more look without an answer."""
+        """Ping the loop again if it answered the latest ping, else count one more look without an answer."""
         with self._lock:
             if self._pinged_at is None:
                 if self._inflight.loop_is_used:
@@ -61,12 +61,12 @@ class LoopWatchdog:
                 self._inflight.loop_is_late()
             if self._missed == BLOCKED_LOOKS:
                 self._settle(self._inflight.loop_is_blocked(), RELEASED)
-            if self._missed >= BLOCKED_LOOKS and not self._told and now - self._pinged_at >= TOLD_SECONDS:
+            if self._missed >= BLOCKED_LOOKS and not self._told and now - self._pinged_at >= REPORT_BLOCKED_SECONDS:
                 self._told = True
                 self._tell(now - self._pinged_at)
 
     def _answer(self) -> None:
-        """Note that the loop runs; called by the loop."""
+        """Record that the loop runs; the loop calls this."""
         with self._lock:
             if self._missed:
                 self._inflight.loop_runs()
@@ -77,7 +77,7 @@ class LoopWatchdog:
     def _tell(self, seconds: float) -> None:
         """Write where the loop's thread is, without lines of code: they may hold what texts do."""
         frame = sys._current_frames().get(self._executor.thread_id)  # noqa: SLF001  the documented way to see others
-        frames = traceback.extract_stack(frame, limit=FRAMES_LIMIT) if frame is not None else []
+        frames = traceback.extract_stack(frame, limit=LOOP_FRAMES_LIMIT) if frame is not None else []
         logger.warning(
             "the event loop has not run for %.1f s: a coroutine blocks it, and async messages stay in Redis until it "
             "runs again; await what takes long, or call it by asyncio.to_thread. It is at:\n%s",

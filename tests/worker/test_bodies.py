@@ -24,8 +24,8 @@ class NotingClient:
 
 def read(reader, caller):
     """Read everything, and start what each round trip has brought."""
-    while pieces := reader.pieces():
-        reader.take(pieces, caller.run_all(reader.requests(pieces)))
+    while reads := reader.next_reads():
+        reader.take(reads, caller.run_all(reader.requests(reads)))
         reader.start()
 
 
@@ -102,16 +102,16 @@ def test_a_read_that_fails_is_made_again_and_loses_nothing(make_queue, consumer,
         queue.publish_many(["x"] * 4)
         consumer.handler(queue)(lambda body: None)
     reader, noted, groups, troubles = parts(consumer, 4)
-    first = reader.pieces()
+    first = reader.next_reads()
     reader.take(first, noted.run_all(reader.requests(first)))
-    pieces = reader.pieces()
-    replies = noted.run_all(reader.requests(pieces))
+    reads = reader.next_reads()
+    replies = noted.run_all(reader.requests(reads))
 
-    failures = reader.take(pieces, [ValueError("none of its replies"), replies[1]])
+    failures = reader.take(reads, [ValueError("none of its replies"), replies[1]])
     reader.start()
     for name, failure in failures:
         troubles.note(name, failure)
-    assert reader.pieces() == []  # it is let alone for a while
+    assert reader.next_reads() == []  # it is let alone for a while
     troubles.over("broken")
     read(reader, noted)
 
