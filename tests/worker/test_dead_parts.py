@@ -96,7 +96,7 @@ def test_a_supervised_process_with_a_part_that_ended_is_replaced(make_queue, url
 
 
 def test_what_a_stop_cannot_give_back_is_left_to_the_supervisor(queue, consumer, start, recorder, monkeypatch):
-    monkeypatch.setattr("reliq.worker.engine.SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr("reliq.worker.engine.LAST_SETTLE_SECONDS", 0.1)
     consumer.handler(queue, batch=2, linger=60)(lambda bodies: None)
     engine = start()
     queue.publish("x", id="x")

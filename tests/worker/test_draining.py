@@ -99,7 +99,7 @@ def test_a_drain_that_does_not_raise_ends_though_its_handler_fails(queue, consum
 
 
 def test_a_drain_waits_for_what_somebody_else_holds_and_says_so(queue, consumer, seen, start, caplog, monkeypatch):
-    monkeypatch.setattr("reliq.worker.drained.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("reliq.worker.drained.REPORT_SECONDS", 0.0)
     caplog.set_level(logging.INFO, "reliq")
     queue.publish("x")
     with queue.receive() as jobs:

@@ -69,7 +69,7 @@ def test_each_death_in_a_row_halves_how_many_run_beside_each_other(
     @consumer.handler(queue)
     def handle(body, job):
         with meter:
-            threading.Event().wait(0.002)
+            threading.Event().wait(0.02)  # longer than a busy machine takes to start the next
 
     suspects("q", amount=12)
     word = "suspect" if deaths == 1 else f"suspect{deaths}"
