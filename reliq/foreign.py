@@ -1,4 +1,4 @@
-"""What something else than reliq may have written: text shown so that it does no harm, numbers read within bounds."""
+"""Data that something else than reliq may have written: text is shown harmlessly, numbers are read within bounds."""
 
 import re
 

@@ -111,7 +111,7 @@ class Layout:
 
     @property
     def body_prefix(self) -> str:
-        """What stands before the queue's name in the bodies' keys: the Go original always says `dp`."""
+        """The prefix of the bodies' keys: the Go original always writes `dp`."""
         return "dp" if self.bare else self.prefix
 
     @property
@@ -158,7 +158,6 @@ class Keys:
         "dead",
         "ends",
         "errors",
-        "every",
         "garbage",
         "history",
         "layout",
@@ -178,16 +177,10 @@ class Keys:
 
     def __init__(self, name: str, layout: Layout = Layout.RELIQ) -> None:
         check_layout(layout)
-        if not is_name(name, layout):
-            foreign = f"1 to {LONGEST_FOREIGN_NAME} printable characters"
-            wanted = foreign if layout.bare else "1 to 128 of A-Z a-z 0-9 _ . - "
-            is_gos = not layout.bare and isinstance(name, str) and ":" in name and is_name(name, Layout.hdt3213())
-            hint = "; queues of Go may be called so: --layout hdt3213, or Layout.hdt3213()" if is_gos else ""
-            raise ConfigurationError(f"queue name must be {wanted}, not {name!r}{hint}")
+        _check_name(name, layout)
         self.name, self.layout = name, layout
         base = _base(layout.prefix, name, layout.hash_tag)
         self._msg = _base(layout.body_prefix, name, layout.hash_tag) + ":msg:"
-        self.every = pattern(base) + ":*"  # matches every key but the bodies of another prefix, for SCAN
         self._aside = base + ":aside:"
         self._dd = base + ":dd:"
         self._lane = base + ":lane:"
@@ -220,7 +213,7 @@ class Keys:
 
     @property
     def entry(self) -> str:
-        """What the registry calls the queue: its name, after its layout where that is not reliq's own."""
+        """The queue's name in the registry, after its layout where that is not reliq's own."""
         return self.name if self.layout == Layout.RELIQ else f"{self.layout} {self.name}"
 
     @property
@@ -248,6 +241,16 @@ class Keys:
     def aside(self, key: str, stamp: int) -> str:
         """Return where the key `key` of this queue is put when something else has been written to it."""
         return f"{self._aside}{stamp}:{key}"
+
+
+def _check_name(name: object, layout: Layout) -> None:
+    """Raise ConfigurationError when a queue may not be called so."""
+    if not is_name(name, layout):
+        foreign = f"1 to {LONGEST_FOREIGN_NAME} printable characters"
+        wanted = foreign if layout.bare else "1 to 128 of A-Z a-z 0-9 _ . - "
+        is_gos = not layout.bare and isinstance(name, str) and ":" in name and is_name(name, Layout.hdt3213())
+        hint = "; queues of Go may be called so: --layout hdt3213, or Layout.hdt3213()" if is_gos else ""
+        raise ConfigurationError(f"queue name must be {wanted}, not {name!r}{hint}")
 
 
 def _base(prefix: str, name: str, hash_tag: bool) -> str:

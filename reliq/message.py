@@ -61,7 +61,7 @@ class Outgoing(Generic[B]):
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """
-    What became of one publish: true when it was published, false when not.
+    The result of one publish: true when it was published, false when not.
 
     Attributes:
         status: `published`; `duplicate`, the id is alive or ended a short while ago; `tombstoned`, it was
@@ -137,7 +137,7 @@ class Header(
     rename={"due": "d", "retries": "r", "enqueued": "e", "window_ms": "w", "headers": "h"},
 ):
     """
-    What an envelope says of a message, in JSON with short names, for every message carries them. A bare body has `BARE`.
+    The header of a message, in JSON with short names, for every message carries them. A bare body has `BARE`.
 
     Attributes:
         due: unix ms, or None.
@@ -259,7 +259,7 @@ class Ack:
 
 class Answer(Exception):  # noqa: N818  answers are raised, but they are not errors
     """
-    What `Nack`, `Reject` and `Snooze` have in common: an answer of a handler, returned or raised.
+    An answer of a handler, returned or raised: `Nack`, `Reject` or `Snooze`.
 
     Code that catches every exception lets it pass with `except Answer: raise`.
     """

@@ -1,4 +1,4 @@
-"""What a function's commands are run on, noted beside it: ACL rules are made of that, and tests compare it."""
+"""Notes which commands a function makes on which keys: ACL rules are made of them, and tests compare them."""
 
 from __future__ import annotations
 

@@ -7,15 +7,15 @@ import msgspec
 
 from reliq.foreign import LAST_SECOND
 
-#: Between two writes of a record.
+#: Seconds between two writes of a record.
 BEAT_SECONDS = 5.0
-#: A record whose worker was killed goes by itself.
+#: A record expires this many ms after its worker was killed.
 RECORD_MS = 15_000
-#: A worker that has been silent for so long leaves the index too.
+#: A worker that is silent for this many seconds leaves the index too.
 FORGET_SECONDS = 3600
-#: The most running handlers that a record names.
+#: Running handlers that a record names at most.
 SLOTS_LIMIT = 200
-#: The most workers that are read.
+#: Workers that are read at most.
 WORKERS_LIMIT = 10_000
 
 
@@ -43,7 +43,7 @@ class Slot:
 @dataclass(frozen=True, slots=True)
 class Worker:
     """
-    What a worker process says of itself, at most BEAT_SECONDS ago. Times are unix seconds by its clock.
+    The record of a worker process, at most BEAT_SECONDS old. Times are unix seconds by its clock.
 
     Attributes:
         version: of reliq.

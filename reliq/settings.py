@@ -121,7 +121,7 @@ Durability.NONE = Durability()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
     """
-    What holds for a queue's messages unless a publish says otherwise.
+    The settings of a queue's messages; a publish may give its own.
 
     Attributes:
         retries: deliveries after the first (0..1000).

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: So much of a reason or an error's text is kept.
+#: Characters that are kept of a reason or an error's text.
 TEXT_LIMIT = 500
 NAME_LIMIT = 100
 #: A line names five ids, and how many more there are.

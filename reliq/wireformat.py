@@ -130,7 +130,7 @@ def envelope_due(start: bytes) -> int | None:
 @dataclass(frozen=True, slots=True)
 class StateWord:
     """
-    What a field of `lease` says of its message; itself, rather than a subclass, for a word that nobody writes.
+    The state of a message in its field of `lease`; of this class itself for a word that nobody writes.
 
     Attributes:
         cancelled: the message ends where it is met next.
@@ -143,7 +143,7 @@ class StateWord:
     @property
     def waits(self) -> bool:
         """Whether a message in unack is held by nobody: it waits there until it is delivered again."""
-        return isinstance(self, Nacked | Suspect)
+        return isinstance(self, Backoff | Suspect)
 
     @staticmethod
     def parse(text: str | bytes | None) -> StateWord:
@@ -154,7 +154,7 @@ class StateWord:
         if not word:
             return Unset(cancelled)
         if word == "nacked":
-            return Nacked(cancelled)
+            return Backoff(cancelled)
         if held := _HELD.fullmatch(word):
             return Held(cancelled, int(held["deaths"] or 0), word, held["lane"], int(held["lease"]))
         if suspect := _SUSPECT.fullmatch(word):
@@ -186,7 +186,7 @@ class Held(StateWord):
 
 
 @dataclass(frozen=True, slots=True)
-class Nacked(StateWord):
+class Backoff(StateWord):
     """The message waits for its redelivery after a nack."""
 
 

@@ -14,7 +14,7 @@ from reliq.admin.places import MOVING_MS, Place, check_place
 from reliq.admin.walk import Found, Walk
 from reliq.foreign import moment, whole_number
 from reliq.settings import whole
-from reliq.wireformat import Delayed, FailureNote, Nacked, StateWord, Suspect
+from reliq.wireformat import Backoff, Delayed, FailureNote, StateWord, Suspect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -171,7 +171,7 @@ def _mark(state: Place, word: StateWord, moving: int | None) -> EntryMark:
     if moving is not None:
         return "moving"
     match word:
-        case Nacked():
+        case Backoff():
             return "nacked"
         case Suspect():
             return "suspect"

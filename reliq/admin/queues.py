@@ -106,14 +106,16 @@ def overview(session: Session, chosen: Chosen, before: Overview | None = None, w
     look = SnapshotReader(session.client, lambda: chosen.queues, waits).look()
     at = time.monotonic()
     workers = workers_alive(session)
-    pauses = _pauses(session, [sight.keys for sight in look.queues if sight.counts.paused])
-    views = [_view(sight, workers, pauses.get(sight.keys), _rates(sight, at, before)) for sight in look.queues]
+    pauses = _pauses(session, [snapshot.keys for snapshot in look.queues if snapshot.counts.paused])
+    views = [
+        _view(snapshot, workers, pauses.get(snapshot.keys), _rates(snapshot, at, before)) for snapshot in look.queues
+    ]
     return Overview(
         views,
         workers,
         {keys.entry: why for keys, why in look.unreadable.items()},
         look.facts,
-        {sight.keys.totals: sight.counts.totals for sight in look.queues},
+        {snapshot.keys.totals: snapshot.counts.totals for snapshot in look.queues},
         at,
         chosen.left_out,
     )
@@ -142,15 +144,15 @@ def _pauses(session: Session, paused: Sequence[Keys]) -> dict[Keys, Pause]:
     return pauses
 
 
-def _rates(sight: QueueSnapshot, at: float, before: Overview | None) -> Rates | None:
+def _rates(snapshot: QueueSnapshot, at: float, before: Overview | None) -> Rates | None:
     """Return how fast a queue has moved; None when nothing is known of before, or its account was begun anew."""
-    was = before.totals.get(sight.keys.totals) if before is not None else None
+    was = before.totals.get(snapshot.keys.totals) if before is not None else None
     if was is None or before is None:
         return None
     seconds = max(0.001, at - before.at)
 
     def rate(*kinds: str) -> float:
-        moved = sum(sight.counts.totals.get(kind, 0) - was.get(kind, 0) for kind in kinds)
+        moved = sum(snapshot.counts.totals.get(kind, 0) - was.get(kind, 0) for kind in kinds)
         return round(max(0, moved) / seconds, 2)
 
     return Rates(
@@ -162,34 +164,34 @@ def _rates(sight: QueueSnapshot, at: float, before: Overview | None) -> Rates | 
     )
 
 
-def _view(sight: QueueSnapshot, workers: Sequence[Worker], pause: Pause | None, rates: Rates | None) -> QueueView:
-    counts: Counts = sight.counts
-    mine = [worker for worker in workers if sight.queue in worker.queues]
+def _view(snapshot: QueueSnapshot, workers: Sequence[Worker], pause: Pause | None, rates: Rates | None) -> QueueView:
+    counts: Counts = snapshot.counts
+    mine = [worker for worker in workers if snapshot.queue in worker.queues]
     return QueueView(
-        queue=sight.queue,
-        layout=str(sight.keys.layout),
+        queue=snapshot.queue,
+        layout=str(snapshot.keys.layout),
         pending=counts.pending,
         ready=counts.ready,
         unack=counts.unack,
-        backoff=sight.backoff,
+        backoff=snapshot.backoff,
         retry=counts.retry,
         garbage=counts.garbage,
         dead=counts.dead,
-        late=_late(sight),
-        oldest=sight.oldest,
+        late=_late(snapshot),
+        oldest=snapshot.oldest,
         rates=rates,
         workers=len(mine),
         slots=sum(worker.slots for worker in mine),
-        busy=len(running_in(mine, sight.queue)),
+        busy=len(running_in(mine, snapshot.queue)),
         pause=pause,
     )
 
 
-def _late(sight: QueueSnapshot) -> float | None:
+def _late(snapshot: QueueSnapshot) -> float | None:
     """Return for how long the first message has been due; None when nothing is late but what tells no time."""
     untold = any(
-        size and state not in sight.oldest
-        for state, size in (("ready", sight.counts.ready), ("retry", sight.counts.retry))
+        size and state not in snapshot.oldest
+        for state, size in (("ready", snapshot.counts.ready), ("retry", snapshot.counts.retry))
     )
-    late = max(sight.oldest.values(), default=0.0)
+    late = max(snapshot.oldest.values(), default=0.0)
     return None if untold and not late else late

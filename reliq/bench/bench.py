@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from reliq.bench import delays, drain, publish, resting
 from reliq.bench.cleaner import Cleaner
 from reliq.bench.report import Figure, Report
-from reliq.bench.stage import FULL, TRY_SECONDS, Scale, Stage
+from reliq.bench.stage import FULL, AWAY_SECONDS, Scale, Stage
 from reliq.client.client import Client
 from reliq.commands import server_facts
 from reliq.errors import ConfigurationError
@@ -109,4 +109,4 @@ class Bench:
         return [step for part in PARTS if part in self._only for step in steps[part]]
 
     def _facts(self, section: str) -> dict[str, str]:
-        return Client(Connection.to(self.url).wire()).run(server_facts(section), for_seconds=TRY_SECONDS)
+        return Client(Connection.to(self.url).wire()).run(server_facts(section), for_seconds=AWAY_SECONDS)

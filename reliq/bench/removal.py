@@ -17,28 +17,28 @@ from reliq.roster import Worker
 from reliq.transport.connection import Connection
 
 SCAN_COUNT = 1000
-TRY_SECONDS = 60.0
+CLEANUP_SECONDS = 60.0
 
 
 def remove(client: Client, keys: Keys) -> None:
     """Delete every key of a queue, and its entries in the registries; the key space is read once, in small steps."""
     cursor, every = "0", pattern(keys.msg("").removesuffix("msg:")) + "*"
     while True:
-        cursor, found = client.run(server.keys_scanned(every, cursor, SCAN_COUNT), for_seconds=TRY_SECONDS)
+        cursor, found = client.run(server.keys_scanned(every, cursor, SCAN_COUNT), for_seconds=CLEANUP_SECONDS)
         if found:
-            client.run(server.delete_keys(found), for_seconds=TRY_SECONDS)
+            client.run(server.delete_keys(found), for_seconds=CLEANUP_SECONDS)
         if cursor == "0":
             break
     _dismiss(client, keys)
-    client.run(queries.unregister(keys), for_seconds=TRY_SECONDS)
+    client.run(queries.unregister(keys), for_seconds=CLEANUP_SECONDS)
 
 
 def _dismiss(client: Client, keys: Keys) -> None:
     """Remove the records of workers of this queue that were killed before they could."""
-    ids = client.run(commands.worker_ids(), for_seconds=TRY_SECONDS)
-    records = client.run_all(commands.worker_records(ids), for_seconds=TRY_SECONDS)
+    ids = client.run(commands.worker_ids(), for_seconds=CLEANUP_SECONDS)
+    records = client.run_all(commands.worker_records(ids), for_seconds=CLEANUP_SECONDS)
     ours = [one.id for one in records if isinstance(one, Worker) and keys.name in one.queues]
-    client.run_all([command for id in ours for command in commands.remove_worker(id)], for_seconds=TRY_SECONDS)
+    client.run_all([command for id in ours for command in commands.remove_worker(id)], for_seconds=CLEANUP_SECONDS)
 
 
 def main() -> int:

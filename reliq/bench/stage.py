@@ -18,7 +18,7 @@ from reliq.transport.connection import Connection
 #: A body of 100 bytes once it is JSON.
 BODY: dict[str, Any] = {"sent": 0, "text": "x" * 80}
 ANSWER_SECONDS = 5.0
-TRY_SECONDS = 5.0
+AWAY_SECONDS = 5.0
 LOOK_SECONDS = 0.02
 #: No part takes longer; one that does has failed.
 PART_SECONDS = 180.0
@@ -109,4 +109,4 @@ class Stage:
 
     def ask(self, request: Request[T]) -> T:
         """Make a request; while Redis is away, try again for a while."""
-        return self.client.run(request, for_seconds=TRY_SECONDS)
+        return self.client.run(request, for_seconds=AWAY_SECONDS)

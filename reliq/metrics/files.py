@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-#: What names the folder to the children of a process.
+#: The environment variable that names the folder to the children of a process.
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _DEAD = "dead"
 
@@ -45,7 +45,7 @@ class Files:
             file.unlink()
 
     def describe(self) -> list[Metric]:
-        """Say nothing: what children measure is their own."""
+        """Return no descriptions: the children describe their own metrics."""
         return []
 
     def collect(self) -> Iterable[Metric]:

@@ -1,4 +1,4 @@
-"""Every metric of reliq: its name, its labels and what it says. No other module names one."""
+"""Every metric of reliq: its name, its labels and its meaning. No other module names one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Literal
 
 STATES = ("pending", "ready", "unack", "retry", "garbage", "dead")
 
-#: What Redis counts for a queue, by the name in `B:totals`; `retried` is told by its cause.
+#: The totals that Redis counts for a queue, by their names in `B:totals`; `retried` has one for each cause.
 TOTALS = {
     "published": "Messages accepted.",
     "promoted": "Messages that came due.",
@@ -25,7 +25,7 @@ TOTALS = {
 CAUSES = ("nack", "lease")
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
-#: Seconds: from 1 ms to 10 minutes, and to an hour.
+#: Buckets in seconds: from 1 ms to 10 minutes for handlers, to an hour for the lag.
 HANDLER_BUCKETS = _SHORT
 LAG_BUCKETS = (*_SHORT, 1800.0, 3600.0)
 
@@ -70,7 +70,7 @@ SHARED = Spec(
     ("queue",),
 )
 COUNTED = {kind: Spec(f"reliq_{kind}_total", "counter", text, ("queue",)) for kind, text in TOTALS.items()}
-RETRIED = Spec("reliq_retried_total", "counter", "Messages to be delivered again, after what.", ("queue", "cause"))
+RETRIED = Spec("reliq_retried_total", "counter", "Messages to be delivered again, by the cause.", ("queue", "cause"))
 
 LEFT_OUT = Spec(
     "reliq_queues_left_out",
@@ -102,7 +102,7 @@ LAST_CLAIM = Spec(
 
 WORKERS = Spec("reliq_workers", "gauge", "Worker processes that run.")
 RESTARTS = Spec("reliq_restarts_total", "counter", "Worker processes that ended and were replaced.", ("reason",))
-BUILD = Spec("reliq_build_info", "gauge", "1; the labels say what runs.", ("version", "python"))
+BUILD = Spec("reliq_build_info", "gauge", "1; the labels name the versions that run.", ("version", "python"))
 
 _OF_QUEUES = (MESSAGES, UNACK, OLDEST, PAUSED, SHARED, *COUNTED.values(), RETRIED, LEFT_OUT)
 _OF_REDIS = (

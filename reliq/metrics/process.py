@@ -1,4 +1,4 @@
-"""What one worker process knows and Redis cannot: times, leases lost, what runs now."""
+"""The figures that one worker process knows and Redis cannot: times, lost leases, running handlers."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class ProcessMetrics:
         self._hung = self._gauge(names.SLOTS_HUNG, "livesum")
         self._last_claim = self._gauge(names.LAST_CLAIM, "livemin")
         for queue in queues:
-            # From 0, so that the first ones show as a rate.
+            # A series that begins with 0 shows its first event as a rate.
             self._lost.labels(queue)
             self._lag.labels(queue)
             self._handler.labels(queue, "ack")
             self._handler.labels(queue, "nack")
-        # `labels()` costs more than the observation: remember what it answered.
+        # `labels()` costs more than the observation, so its answers are kept.
         self._handler_of: dict[tuple[str, str], Any] = {}
         self._lag_of: dict[str, Any] = {}
 

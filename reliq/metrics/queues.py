@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from reliq.snapshot.queue_look import QueueSnapshot
     from reliq.snapshot.snapshot import Snapshot
 
-#: A scrape answers within 2 s, with Redis or without.
-PATIENCE_SECONDS = 1.5
-#: One question to Redis.
-REPLY_SECONDS = 0.7
+#: A scrape waits this long for Redis: it answers within 2 s, with Redis or without.
+SCRAPE_SECONDS = 1.5
+#: A connection of a scrape waits this long for one reply.
+SCRAPE_REPLY_SECONDS = 0.7
 
 
 class QueueCollector:
     """
-    What `look` sees, as metrics; `reliq_redis_up 0` alone when it sees nothing.
+    The metrics of a snapshot of Redis; `reliq_redis_up 0` alone when Redis does not answer.
 
-    The look runs in a thread of its own: whatever hangs (a server, a name that does not resolve) holds up no scrape
-    for longer than PATIENCE_SECONDS. Scrapes at the same time share one look.
+    A thread of its own takes the snapshot: a server that hangs, or a name that does not resolve, holds up no scrape
+    for longer than SCRAPE_SECONDS. Scrapes at the same time share one snapshot.
     """
 
     def __init__(self, look: Callable[[], Snapshot]) -> None:
@@ -41,13 +41,13 @@ class QueueCollector:
         self._under_way: Future[Snapshot] | None = None
 
     def describe(self) -> list[Metric]:
-        """Say nothing: registering must not ask Redis."""
+        """Return no descriptions: registering must not ask Redis."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every figure that Redis knows."""
+        """Yield every metric that Redis can tell."""
         try:
-            look = self._begun().result(PATIENCE_SECONDS)
+            look = self._begun().result(SCRAPE_SECONDS)
         except (ReliqError, TimeoutError):
             yield gauge(names.REDIS_UP, 0)
             return
@@ -89,7 +89,7 @@ def counter(spec: Spec, rows: Mapping[tuple[str, ...], float]) -> CounterMetricF
 
 
 def _of_redis(facts: Mapping[str, str]) -> Iterator[Metric]:
-    """Yield what INFO says; where it is hidden, nothing."""
+    """Yield the metrics of INFO; nothing where this user may not read it."""
     for spec, field in (
         (names.REDIS_MEMORY, "used_memory"),
         (names.REDIS_MEMORY_LIMIT, "maxmemory"),
@@ -104,8 +104,8 @@ def _of_redis(facts: Mapping[str, str]) -> Iterator[Metric]:
         yield counter(names.REDIS_EVICTED, {(): int(facts["evicted_keys"])})
 
 
-def _of_queues(sights: Sequence[QueueSnapshot]) -> Iterator[Metric]:
-    rows = _labelled(sights)
+def _of_queues(snapshots: Sequence[QueueSnapshot]) -> Iterator[Metric]:
+    rows = _labelled(snapshots)
     yield _family(names.MESSAGES, rows, lambda one: {state: getattr(one.counts, state) for state in names.STATES})
     yield _family(names.UNACK, rows, lambda one: {"leased": one.counts.unack - one.backoff, "backoff": one.backoff})
     yield _family(names.OLDEST, rows, lambda one: one.oldest)
@@ -121,12 +121,12 @@ def _of_queues(sights: Sequence[QueueSnapshot]) -> Iterator[Metric]:
     yield counter(names.RETRIED, {row: rows[row[0]].counts.totals.get(kind, 0) for row, kind in retried.items()})
 
 
-def _labelled(sights: Sequence[QueueSnapshot]) -> dict[str, QueueSnapshot]:
-    """Return the sights by the queue's name; where queues in two layouts are called the same, by name and layout."""
-    called = Counter(one.queue for one in sights)
+def _labelled(snapshots: Sequence[QueueSnapshot]) -> dict[str, QueueSnapshot]:
+    """Return snapshots by the queue's name; where queues in two layouts share one, by name and layout."""
+    called = Counter(one.queue for one in snapshots)
     return {
         one.queue if called[one.queue] == 1 or not one.keys.bare else f"{one.queue} ({one.keys.layout})": one
-        for one in sights
+        for one in snapshots
     }
 
 

@@ -19,7 +19,7 @@ from reliq.metrics import names
 from reliq.metrics.endpoint import Endpoint
 from reliq.metrics.files import Files
 from reliq.metrics.process import ProcessMetrics
-from reliq.metrics.queues import REPLY_SECONDS, QueueCollector, counter, gauge
+from reliq.metrics.queues import SCRAPE_REPLY_SECONDS, QueueCollector, counter, gauge
 from reliq.snapshot.snapshot import SnapshotReader
 
 if TYPE_CHECKING:
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.transport.connection import Connection
 
-#: What a user may hand in, to have our figures beside theirs.
+#: A registry that a user hands in, for our metrics beside theirs.
 Registry = CollectorRegistry
-#: Why a process is replaced.
+#: The reasons for which a process is replaced.
 REASONS = ("crashed", "killed", "hung", "overran", "memory", "jobs")
 
 
 class Build:
-    """Says what runs."""
+    """The versions of reliq and Python, as the labels of a metric."""
 
     def collect(self) -> Iterator[Metric]:
-        """Yield it."""
+        """Yield the metric."""
         family = GaugeMetricFamily(names.BUILD.name, names.BUILD.help, labels=names.BUILD.labels)
         family.add_metric((version("reliq"), platform.python_version()), 1)
         yield family
@@ -81,7 +81,7 @@ class _Sampled:
         self._sample = sample
 
     def describe(self) -> list[Metric]:
-        """Say nothing."""
+        """Return no descriptions."""
         return []
 
     def collect(self) -> list[Metric]:
@@ -92,7 +92,7 @@ class _Sampled:
 
 def queue_collector(connection: Connection, queues: Sequence[Keys] = ()) -> QueueCollector:
     """Return what asks `connection` for the figures of `queues`, of all that the registry has when none is named."""
-    client = Client(connection.wire(REPLY_SECONDS))
+    client = Client(connection.wire(SCRAPE_REPLY_SECONDS))
     return QueueCollector(SnapshotReader(client, (lambda: queues) if queues else None).look)
 
 
@@ -113,10 +113,10 @@ def of_one_process(
     registry: Registry | None = None,
 ) -> Iterator[Endpoint | None]:
     """
-    Keep and serve the figures of a worker that runs in this process; without a port, in `registry` only.
+    Keep and serve the metrics of a worker that runs in this process; without a port, in `registry` only.
 
     Args:
-        observers: of the worker; those of the figures are among them as long as it is served.
+        observers: of the worker; those of the metrics are among them while they are served.
         look: returns what the worker does at this moment, None when nothing runs.
     """
     into = registry if registry is not None else CollectorRegistry()
@@ -124,23 +124,39 @@ def of_one_process(
     asked = queue_collector(connection, queues)
     sampled = _Sampled(lambda: metrics.sample(look()))
     parts: list[Any] = [sampled, metrics.registry, Build(), Processes(lambda: 1), asked]
-    sampler = Sampler(look, pulse.note)
     observers += [metrics, pulse]
+    try:
+        with _registered(into, parts), _sampling(Sampler(look, pulse.note)):
+            if port is None:
+                yield None
+                return
+            live, ready = (lambda: health.live([pulse])), (lambda: health.ready([pulse], lambda: redis_answers(asked)))
+            with Endpoint(port, host, registry=into, live=live, ready=ready) as endpoint:
+                yield endpoint
+    finally:
+        observers[:] = [one for one in observers if one not in (metrics, pulse)]
+
+
+@contextmanager
+def _registered(registry: Registry, parts: Sequence[Any]) -> Iterator[None]:
+    """Have `parts` in `registry` for a while."""
     for part in parts:
-        into.register(part)
+        registry.register(part)
+    try:
+        yield
+    finally:
+        for part in parts:
+            registry.unregister(part)
+
+
+@contextmanager
+def _sampling(sampler: Sampler) -> Iterator[None]:
+    """Have `sampler` run for a while."""
     try:
         sampler.start()
-        if port is None:
-            yield None
-            return
-        live, ready = (lambda: health.live([pulse])), (lambda: health.ready([pulse], lambda: redis_answers(asked)))
-        with Endpoint(port, host, registry=into, live=live, ready=ready) as endpoint:
-            yield endpoint
+        yield
     finally:
         sampler.stop()
-        for part in parts:
-            into.unregister(part)
-        observers[:] = [one for one in observers if one not in (metrics, pulse)]
 
 
 def of_children(

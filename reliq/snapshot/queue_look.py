@@ -1,4 +1,4 @@
-"""What is seen of one queue: asked in two round trips, which it shares with other queues."""
+"""One queue in a snapshot: it is asked in two round trips, which it shares with other queues."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from reliq.message import Counts
     from reliq.snapshot.waits import Waits
 
-#: Ids of unack whose state words tell how many of all are leased and how many wait.
-SAMPLE = 200
+#: Ids drawn from unack; their state words tell how many of all are leased and how many wait.
+UNACK_SAMPLE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSnapshot:
     """
-    What was seen of one queue.
+    One queue at one moment.
 
     Attributes:
         oldest: state -> seconds since its first message was due; a state whose first message tells no time is left out.
@@ -126,7 +126,7 @@ class QueueLook:
             "unack": commands.first_score(self.keys, "unack"),
             "ready": commands.end_of(self.keys, "ready"),
             "retry": commands.end_of(self.keys, "retry"),
-            "sample": commands.held_sample(self.keys, SAMPLE),
+            "sample": commands.held_sample(self.keys, UNACK_SAMPLE),
         }
 
     def _heads(self) -> dict[str, str]:

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from reliq.client.client import Client
     from reliq.snapshot.queue_look import QueueSnapshot
 
-SECTIONS = ("memory", "persistence", "stats", "clients")
-#: So many queues of the registry are looked at: anybody who may publish may write names there.
+INFO_SECTIONS = ("memory", "persistence", "stats", "clients")
+#: Queues of the registry that one snapshot has at most: anybody who may publish may write names there.
 QUEUES_LIMIT = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """
-    What was seen of Redis.
+    Redis at one moment.
 
     Attributes:
-        unreadable: queues that say nothing, each with the reason.
+        unreadable: queues that cannot be read, each with the reason.
         left_out: how many more queues the registry has.
-        facts: what Redis says of itself; empty where it hides it.
-        seconds: how long it took.
+        facts: the fields of INFO; empty where this user may not read it.
+        seconds: how long the snapshot took.
     """
 
     queues: Sequence[QueueSnapshot]
@@ -104,7 +104,7 @@ class SnapshotReader:
 
     def _first_trip(self, looks: Sequence[QueueLook], clock_ms: float | None) -> tuple[float, dict[str, str]]:
         """Ask for all that can be asked at once; return Redis' clock, and what it says of itself."""
-        general: list[Request[Any]] = [commands.server_ms(), *map(commands.server_facts, SECTIONS)]
+        general: list[Request[Any]] = [commands.server_ms(), *map(commands.server_facts, INFO_SECTIONS)]
         (time_ms, *sections), *rest = self._asked([general, *(look.first_requests() for look in looks)])
         if clock_ms is None and isinstance(time_ms, Exception):
             raise time_ms

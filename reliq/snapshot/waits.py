@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from reliq.call import Command
     from reliq.keys import Keys
 
-#: So many messages of a queue are remembered; of more, every second one is forgotten.
+#: Messages of a queue that are remembered at most; of more, every second one is forgotten.
 MARKS_LIMIT = 64
 
 

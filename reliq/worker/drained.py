@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from reliq import commands, transitions
 from reliq.errors import ReliqError
-from reliq.wireformat import Nacked
+from reliq.wireformat import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,7 @@ class Drained:
         if pending is not None and pending <= soon:
             return True
         words = self._asked([commands.state_words(keys, [id for id, _ in unack])])[0] if unack else []
-        return any(not isinstance(word, Nacked) or due <= soon for word, (_, due) in zip(words, unack, strict=True))
+        return any(not isinstance(word, Backoff) or due <= soon for word, (_, due) in zip(words, unack, strict=True))
 
     def _asked(self, requests: Sequence[Any]) -> list[Any]:
         """Return the answers to `requests`; raise the first error among them."""

@@ -7,7 +7,7 @@ from waiting import eventually
 
 from reliq import Admin, Consumer, WorkerSettings, commands
 from reliq.errors import ConfigurationError
-from reliq.keys import QUEUES_KEY
+from reliq.keys import QUEUES_KEY, pattern
 from reliq.publish import registry as naming
 from reliq.roster import Worker
 
@@ -32,7 +32,7 @@ def empty(queue, die, client, old):
 
 def kept(client, queue):
     """The keys of the queue that are not of one id or lane, which go by themselves."""
-    own = {key.decode() for key in client.scan_iter(queue.keys.every)}
+    own = {key.decode() for key in client.scan_iter(pattern(queue.keys.ready).removesuffix("ready") + "*")}
     passing = {key for key in own if client.pttl(key) > 0}
     return own - passing
 

@@ -85,9 +85,7 @@ PLACES = {
 def spelled():
     """Every key that a command may name, as Redis knows it, by the name that `@runs` calls it."""
     fixed = {name: getattr(KEYS, name) for name in Keys.__slots__ if not name.startswith("_")}
-    keys = {
-        spelled: name for name, spelled in fixed.items() if isinstance(spelled, str) and name not in {"name", "every"}
-    }
+    keys = {spelled: name for name, spelled in fixed.items() if isinstance(spelled, str) and name != "name"}
     keys |= {KEYS.msg("a"): "msg", KEYS.dd("a"): "dd", KEYS.lane("w.poke"): "lane", worker_key("a"): "worker_key"}
     keys |= {KEYS.aside(name, 1): "aside" for name in TYPES}
     return keys | {value: name for name, value in vars(key_names).items() if name.endswith("_KEY")}

@@ -11,7 +11,7 @@ from reliq.client.client import Client
 from reliq.keys import QUEUES_KEY
 from reliq.metrics.queues import QueueCollector
 from reliq.metrics.serving import queue_collector
-from reliq.snapshot.queue_look import SAMPLE
+from reliq.snapshot.queue_look import UNACK_SAMPLE
 from reliq.snapshot.snapshot import SnapshotReader
 from reliq.transport.connection import Connection
 
@@ -88,9 +88,9 @@ def test_a_due_time_that_has_passed_counts_from_then(url, client, look):
 
 def test_unack_is_split_into_leases_and_waits_exactly_while_it_is_short(url, client, look):
     queue = Queue("q", int, url=url)
-    client.zadd(queue.keys.unack, {f"m{number}": 2e9 for number in range(SAMPLE)})
+    client.zadd(queue.keys.unack, {f"m{number}": 2e9 for number in range(UNACK_SAMPLE)})
     client.hset(
-        queue.keys.lease, mapping={f"m{number}": "nacked" if number < 30 else "nonce" for number in range(SAMPLE)}
+        queue.keys.lease, mapping={f"m{number}": "nacked" if number < 30 else "nonce" for number in range(UNACK_SAMPLE)}
     )
 
     assert look(queue).queues[0].backoff == 30

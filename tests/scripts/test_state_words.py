@@ -3,7 +3,7 @@
 from held_clock import NOON, micros
 
 from reliq import transitions as t
-from reliq.wireformat import Delayed, Held, Nacked, StateWord, Suspect, Unset
+from reliq.wireformat import Backoff, Delayed, Held, StateWord, Suspect, Unset
 
 
 def test_every_state_word_is_read_as_the_scripts_write_it(publish, claim, run, client, keys):
@@ -16,7 +16,7 @@ def test_every_state_word_is_read_as_the_scripts_write_it(publish, claim, run, c
     run(t.nack(keys, [(held["nacked"], 5000, "failed 1 x", b"")], clock=NOON))
     claim(lease_ms=1)
     assert look("held") == Held(False, 0, held["held"].nonce, "worker", 60_000)
-    assert look("nacked") == Nacked()
+    assert look("nacked") == Backoff()
     run(t.cancel(keys, ["cancelled"], clock=NOON))
     assert look("cancelled").cancelled
 

@@ -4,10 +4,10 @@ import pytest
 
 from reliq.errors import ConfigurationError
 from reliq.wireformat import (
+    Backoff,
     Delayed,
     FailureNote,
     Held,
-    Nacked,
     ServerVersion,
     StateWord,
     Suspect,
@@ -25,7 +25,7 @@ from reliq.wireformat import (
         (None, Unset()),
         ("", Unset()),
         ("!", Unset(cancelled=True)),
-        ("nacked", Nacked()),
+        ("nacked", Backoff()),
         ("suspect", Suspect(deaths=1)),
         ("suspect12", Suspect(deaths=12)),
         ("w7.15:30000", Held(False, 0, "w7.15:30000", "w7", 30000)),
@@ -42,7 +42,7 @@ from reliq.wireformat import (
 )
 def test_a_state_word_is_read_as_it_was_written(text, word):
     assert StateWord.parse(text) == word
-    assert word.waits == isinstance(word, Nacked | Suspect)
+    assert word.waits == isinstance(word, Backoff | Suspect)
 
 
 @pytest.mark.parametrize("deaths", [0, 1, 99])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from reliq.admin import server
 from reliq.admin.acl.roles import uses_of
-from reliq.admin.acl.rule import FAMILIES, SCRIPT_COMMANDS, SHARED
+from reliq.admin.acl.rule import FAMILIES, SCRIPT_COMMANDS, SHARED_KEYS
 from reliq.call import Call
 from reliq.errors import RedisRefusedError
 from reliq.lua import Script
@@ -62,8 +62,8 @@ def _question(use: Use, keys: Keys) -> Call[bool]:
 
 
 def _spelled(keys: Keys, name: str) -> str:
-    if name in SHARED:
-        return str(SHARED[name])
+    if name in SHARED_KEYS:
+        return str(SHARED_KEYS[name])
     if name == "aside":
         return keys.aside("x", 0)
     return str(getattr(keys, name)("x") if name in FAMILIES else getattr(keys, name))

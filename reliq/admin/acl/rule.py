@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Keys of a queue that there is one of for each message, call or fault.
 FAMILIES = frozenset({"msg", "dd", "lane", "aside"})
 #: Keys that belong to no queue, by the name that `reliq.keys` gives them; as patterns.
-SHARED = {"QUEUES_KEY": QUEUES_KEY, "WORKERS_KEY": WORKERS_KEY, "worker_key": worker_key("*")}
+SHARED_KEYS = {"QUEUES_KEY": QUEUES_KEY, "WORKERS_KEY": WORKERS_KEY, "worker_key": worker_key("*")}
 #: From 7.0 on, rights on keys are by what a command does with them; what is in neither may do both.
 ONLY_READ = frozenset(
     {
@@ -195,7 +195,7 @@ def _patterns(keys: Collection[str], queues: Sequence[Keys]) -> list[str]:
     """Return the patterns of keys, each `access~name`, in every queue."""
     found = set()
     for access, name in (key.rpartition("~")[::2] for key in keys):
-        spelled = [SHARED[name]] if name in SHARED else [_spelled(queue, name) for queue in queues]
+        spelled = [SHARED_KEYS[name]] if name in SHARED_KEYS else [_spelled(queue, name) for queue in queues]
         found |= {f"{access}~{key}" for key in spelled}
     return sorted(found)
 
