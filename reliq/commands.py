@@ -1,8 +1,4 @@
-"""
-Every plain Redis command that is made for a queue, named; each is safe to repeat.
-
-What operators need besides is in `reliq.admin.queries`.
-"""
+"""Every plain Redis command that is made for a queue, named and safe to repeat; `admin.queries` has the operators'."""
 
 from __future__ import annotations
 

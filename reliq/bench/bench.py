@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from reliq.bench import delays, drain, publish, resting
 from reliq.bench.cleaner import Cleaner
 from reliq.bench.report import Figure, Report
-from reliq.bench.stage import FULL, AWAY_SECONDS, Scale, Stage
+from reliq.bench.stage import AWAY_SECONDS, FULL, Scale, Stage
 from reliq.client.client import Client
 from reliq.commands import server_facts
 from reliq.errors import ConfigurationError

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-#: The environment variable that names the folder to the children of a process.
+#: The variable that names the folder to the children of a process.
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _DEAD = "dead"
 

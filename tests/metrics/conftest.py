@@ -71,8 +71,8 @@ class Running:
 @pytest.fixture
 def patient_looks(monkeypatch):
     """Have the looks of this process wait for Redis however slow this machine is."""
-    monkeypatch.setattr("reliq.metrics.serving.REPLY_SECONDS", 30.0)
-    monkeypatch.setattr("reliq.metrics.queues.PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr("reliq.metrics.serving.SCRAPE_REPLY_SECONDS", 30.0)
+    monkeypatch.setattr("reliq.metrics.queues.SCRAPE_SECONDS", 60.0)
 
 
 @pytest.fixture
