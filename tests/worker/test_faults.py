@@ -178,7 +178,7 @@ def test_observers_that_raise_do_no_harm(queue, consumer, start, recorder):
     assert len(seen) >= 4
 
 
-@pytest.mark.parametrize("key", ["ready", "unack", "counts", "lease", "wake", "garbage", "pending", "retry", "watch"])
+@pytest.mark.parametrize("key", ["ready", "unack", "counts", "lease", "wake", "garbage", "pending", "retry"])
 def test_one_broken_queue_does_not_stop_the_others(make_queue, consumer, start, recorder, client, caplog, key):
     broken, sound = make_queue("broken"), make_queue("sound")
     for queue in (broken, sound):
