@@ -166,7 +166,7 @@ local function postpone(key, by_ms, due)
   end
 end
 
--- A lane's answer to this call number (nil when it is new, 'stale' when a later one ran), and whether the lane is known.
+-- A lane's answer to this call number (nil when it is new, 'stale' when a later one ran), and its value before.
 local function recall()
   local kept = read('GET', lane)
   local last, answer = (kept or ''):match('^(%d+) (.*)$')

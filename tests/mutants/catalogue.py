@@ -168,6 +168,13 @@ MUTANTS = (
         "run('HDEL', lease, ids)\n",
         "",
     ),
+    Mutant(
+        "a longer extension is cut",
+        "lua/extend.lua",
+        "run('HSET', lease, longer)\n",
+        "",
+        examples=200,
+    ),
     Mutant("what comes due wakes nobody", "lua/promote.lua", "  push_token()\n", "", examples=200),
     Mutant(
         "a nack does not move the expiry",
