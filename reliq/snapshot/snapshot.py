@@ -103,7 +103,7 @@ class SnapshotReader:
         return Snapshot(seen, unreadable, chosen.left_out, facts, time.monotonic() - started)
 
     def _first_trip(self, looks: Sequence[QueueLook], clock_ms: float | None) -> tuple[float, dict[str, str]]:
-        """Ask for all that can be asked at once; return Redis' clock, and what it says of itself."""
+        """Ask for all that can be asked at once; return Redis' clock, and the fields of INFO."""
         general: list[Request[Any]] = [commands.server_ms(), *map(commands.server_facts, INFO_SECTIONS)]
         (time_ms, *sections), *rest = self._asked([general, *(look.first_requests() for look in looks)])
         if clock_ms is None and isinstance(time_ms, Exception):

@@ -34,7 +34,7 @@ class BodyReader:
     """
     Has bodies read, a bounded number of bytes in one round trip, and lets what has its body start.
 
-    How large a queue's bodies are is told by the largest so far, and before one has come by the queue's `max_body`. The
+    The largest body so far says how large a queue's bodies are; before the first, the queue's `max_body` does. The
     first is read alone: a foreign publisher's bodies may be larger.
     """
 

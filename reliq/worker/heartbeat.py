@@ -88,7 +88,7 @@ class Heartbeat:
 
 
 def _slot(run: HandlerCall, epoch: float) -> Slot:
-    """Return what is told of a slot, of a batch its first message; at unix time `epoch` the monotonic clock began."""
+    """Return the record of a slot, for a batch that of its first message; the monotonic clock began at unix time `epoch`."""
     first = run.deliveries[0]
     # An id of a foreign publisher may be any bytes; JSON holds text alone.
     id = first.delivery.id.encode("utf-8", "replace").decode()

@@ -49,6 +49,13 @@ OPENING = re.compile(r"(So|What|For so|Of|The most|Between)\b")
 #: Parts whose comments and docstrings are not yet all in that form.
 STILL_OPENED = {"admin", "bench", "cli", "error_text.py", "errors.py", "events.py", "transport", "worker"}
 
+#: Turns of phrase that hide who does what.
+PHRASES = re.compile(
+    r"asked for wrongly|is told by the|\b(is|are|was|were) told (of|by)\b|\bfor so long\b|ever so\b|for who (asks|may)"
+    r"|says of itself|as it is before|nobody could tell|the rest goes the way|reliq_heartbeat_late_total|late heartbeat",
+    re.IGNORECASE,
+)
+
 #: Constants of one name in several modules, each with a value of its own.
 STILL_TWICE = {"STEP_BYTES", "ENDS", "LIST_LIMIT", "BATCH", "LONGEST_MS", "RATES", "STOP_SECONDS", "WAIT_SECONDS"}
 STILL_TWICE |= {"SETTLE_SECONDS", "ANSWER_SECONDS", "LOOK_SECONDS", "START_SECONDS", "EXIT_INTERRUPTED", "COLUMNS"}
@@ -127,6 +134,17 @@ def test_a_comment_or_a_docstring_begins_with_a_subject_or_a_verb():
         for path, (text, tree) in modules().items()
         for sentence in sentences_in(text, tree)
         if OPENING.match(sentence) and path.relative_to(PACKAGE).parts[0] not in STILL_OPENED
+    ]
+
+    assert found == []
+
+
+def test_a_page_or_a_module_says_who_does_what():
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    texts = {page: page.read_text("utf-8") for page in pages} | {path: text for path, (text, _) in modules().items()}
+
+    found = [
+        f"{path.relative_to(ROOT)}: {phrase[0]}" for path, text in texts.items() for phrase in PHRASES.finditer(text)
     ]
 
     assert found == []
