@@ -187,7 +187,7 @@ def copy_id(letter: Letter) -> str:
 
 
 class Pace:
-    """Keeps to a rate: waits until what was done may have been done."""
+    """Keeps to a rate: it waits until the rate allows as many as were published."""
 
     def __init__(self, per_second: float | None) -> None:
         self._per_second, self._free_at = per_second, time.monotonic()

@@ -66,7 +66,7 @@ def scanned(session: Session) -> list[Keys]:
 
 
 def _bases(session: Session, keys: list[str]) -> set[str]:
-    """Return what stands before the end of each of `keys` by which a queue is known."""
+    """Return the beginnings of those of `keys` by whose ends a queue is known."""
     ending = [(key, end) for key in keys for end in ENDS if key.endswith(end)]
     types = session.try_all([server.type_of_key(key) for key, _ in ending])
     return {key.removesuffix(end) for (key, end), kind in zip(ending, types, strict=True) if kind == ENDS[end]}

@@ -35,7 +35,7 @@ class Filter:
         return bool(self.headers or self.match)
 
     def tester(self) -> Callable[[Header, bytes], bool]:
-        """Return what says of a message's header and body whether it is meant."""
+        """Return the test whether a message is meant, by its header and body."""
         wanted, needles = self.headers.items(), _spellings(self.match)
 
         def test(header: Header, payload: bytes) -> bool:
@@ -79,7 +79,7 @@ class LetterFilter(Filter):
         return any(said) or (self.older_than, self.newer_than) != (None, None)
 
     def letter_tester(self) -> Callable[[Letter], bool]:
-        """Return what says of a letter whether it is meant, its age left out."""
+        """Return the test whether a letter is meant; its age is no part of it, see `span`."""
         carries = self.tester()
 
         def test(letter: Letter) -> bool:

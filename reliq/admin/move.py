@@ -234,7 +234,7 @@ class Mover:
         return others
 
     def _orders(self, held: list[tuple[str, int]]) -> list[Outgoing[bytes]]:
-        """Return what to publish; a message whose body is gone has ended."""
+        """Return the orders to publish; a message without a body has ended and has none."""
         ids = [id for id, _ in held]
         asked = [queries.value(self._keys, id) for id in ids] + [queries.ttl_ms(self._keys, id) for id in ids]
         lefts, now_ms, *rest = self._queue.run_all(
@@ -261,7 +261,7 @@ class Mover:
         )
 
     def _parts(self, held: list[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
-        """Cut a step where its bodies would be too many bytes."""
+        """Cut a step into parts of at most STEP_BYTES of bodies."""
         sizes = self._queue.run_all([queries.length(self._keys, id) for id, _ in held])
         part: list[tuple[str, int]] = []
         weight = 0

@@ -27,7 +27,7 @@ def publish(queue: Queue[bytes], body: bytes, *, raw: bool, options: PublishOpti
 
 
 def taker(queue: Queue[bytes]) -> Callable[[Outgoing[bytes]], bool]:
-    """Return what says of a message whether `queue` can have it: a foreign one may be such as nobody may publish."""
+    """Return the test whether a message may be published in `queue`: a foreign program may have written what reliq refuses."""
     writer = Writer(queue.keys, Codec(bytes), QueueSettings(max_body=LARGEST_BODY), bare=queue.keys.bare)
 
     def takes(order: Outgoing[bytes]) -> bool:

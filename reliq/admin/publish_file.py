@@ -191,7 +191,7 @@ class LinesPublisher:
 
 
 def _numbers(malformed: list[int]) -> str:
-    """Say which lines are meant."""
+    """Return the subject of a complaint about lines: `line 3 is`, `lines 3, 4 are`."""
     shown = ", ".join(map(str, malformed[:COMPLAINTS_LIMIT]))
     more = f" and {len(malformed) - COMPLAINTS_LIMIT} more" if len(malformed) > COMPLAINTS_LIMIT else ""
     return f"line {shown} is" if len(malformed) == 1 else f"lines {shown}{more} are"

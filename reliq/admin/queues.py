@@ -134,7 +134,7 @@ def with_rates(session: Session, chosen: Chosen, interval: float) -> Overview:
 
 
 def _pauses(session: Session, paused: Sequence[Keys]) -> dict[Keys, Pause]:
-    """Return who paused each of `paused` and why; until when, as Redis itself will end it."""
+    """Return the pause of each of `paused`; its end is the one that Redis has."""
     told = session.try_all([commands.paused(keys) for keys in paused])
     lasting = session.try_all([queries.pause_ms(keys) for keys in paused])
     pauses = {}
@@ -145,7 +145,7 @@ def _pauses(session: Session, paused: Sequence[Keys]) -> dict[Keys, Pause]:
 
 
 def _rates(snapshot: QueueSnapshot, at: float, before: Overview | None) -> Rates | None:
-    """Return how fast a queue has moved; None when nothing is known of before, or its account was begun anew."""
+    """Return how fast a queue has moved; None when `before` does not have it."""
     was = before.totals.get(snapshot.keys.totals) if before is not None else None
     if was is None or before is None:
         return None

@@ -151,11 +151,9 @@ class Sessions:
     def other(self, queue: str, to: str) -> Queue[bytes]:
         """Return the queue that messages of `queue` go to; raise ConfigurationError for the same, or an unknown one."""
         if to == queue:
-            raise ConfigurationError(f"the other queue must be another than {queue!r}")
+            raise ConfigurationError(f"messages of {queue!r} cannot go to {queue!r} itself; name another queue")
         try:
             self.queue(to)
         except ConfigurationError as error:
-            raise ConfigurationError(
-                f"{error}; messages go to a queue that was published to or worked before"
-            ) from None
+            raise ConfigurationError(f"{error}; messages go only to a queue that was used before") from None
         return self.publisher(to)

@@ -109,7 +109,7 @@ class Watcher:
         )
 
     def _errors(self, queues: Sequence[Keys]) -> list[Failure]:
-        """Return what a few of those that are to be delivered again failed with, the same ones counted together."""
+        """Return the last errors of a sample of messages that are alive, equal errors counted together."""
         asked = [queries.failure_sample(keys, SAMPLE) for keys in queues]
         answers = zip(queues, self._session.try_all(asked), strict=True)
         failures = [

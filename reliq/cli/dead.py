@@ -246,7 +246,7 @@ def _missing(desk: Admin, queue: str, ids: Sequence[str] | None) -> list[str]:
 
 
 def _complain(queue: str, missing: list[str]) -> None:
-    """Say which ids have no dead letter, and exit with 2, when there are such."""
+    """Name the ids without a dead letter, if there are any, and exit with 2."""
     if missing:
         names = ", ".join(id[:128] for id in missing[:20])
         complain(f"queue {queue!r} has no dead letter of {names}; see `reliq dead list`")

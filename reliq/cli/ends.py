@@ -45,7 +45,7 @@ def clock(at: float) -> str:
 
 
 def why(end: End) -> str:
-    """Return what is known of the reason of an end, in one line."""
+    """Return the reason of an end in one line, as far as it is known."""
     if end.took is not None:
         return f"after {spoken(end.took)}"
     attempt = f" (delivery {end.attempt})" if end.attempt is not None else ""

@@ -19,7 +19,7 @@ _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
 
 
 def state_option(words: Sequence[str]) -> Callable[[], list[str]]:
-    """Return what completes the names of states."""
+    """Return a completion of option values: these words."""
     return lambda: list(words)
 
 
@@ -54,7 +54,7 @@ Reason = Annotated[
 
 
 def admin(url: str | None, layout: str = DEFAULT_LAYOUT) -> Admin:
-    """Return what looks and acts for the commands."""
+    """Return the Admin of a Redis and a layout."""
     return Admin(url, layout=Layout.parse(layout))
 
 
@@ -80,7 +80,7 @@ def headers_of(given: Sequence[str] | None) -> dict[str, str]:
 
 
 def filter_of(headers: Sequence[str] | None, match: str) -> Filter:
-    """Return which messages the options mean."""
+    """Return the filter that the options describe."""
     return Filter(headers=headers_of(headers), match=match)
 
 
@@ -93,7 +93,7 @@ def letter_filter_of(
     headers: Sequence[str] | None,
     match: str,
 ) -> LetterFilter:
-    """Return which dead letters the options mean."""
+    """Return the filter of dead letters that the options describe."""
     return LetterFilter(
         headers=headers_of(headers),
         match=match,

@@ -21,7 +21,7 @@ _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return what draws on the terminal: it reads nothing into texts, no markup, no names of emoji, no numbers."""
+    """Return a console that prints texts as they are: without markup, names of emoji or highlighted numbers."""
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
@@ -66,7 +66,7 @@ def spoken(seconds: float) -> str:
 
 
 def say_age(seen: Iterable[float]) -> None:
-    """Say how old the oldest of the records is that was written at `seen`, in unix seconds, when that is over a second."""
+    """Print the age of the oldest record, written at one of `seen` in unix seconds, when it is over a second."""
     age = max((time.time() - one for one in seen), default=0.0)
     if age > 1:
         say(f"as of {spoken(age)} ago")

@@ -47,7 +47,7 @@ def show(
 
 
 def _lines(found: MessageView) -> list[tuple[str, Any]]:
-    """Return what there is to say, one line each."""
+    """Return the names and values to show, each for one line."""
     said: list[tuple[str, Any]] = [("id", found.id), ("state", _state(found))]
     said += [("due", clock(found.due) + " UTC")] if found.due is not None else []
     if found.holder is not None:

@@ -70,10 +70,10 @@ WRONG = {
         "state must be one of pending, ready, retry",
     ),
     "move: dead": (("move", "q", "other", "--state", "dead"), "reliq dead redrive q --to other"),
-    "move: to itself": (("move", "q", "q", "--state", "ready", "--yes"), "must be another than 'q'"),
+    "move: to itself": (("move", "q", "q", "--state", "ready", "--yes"), "cannot go to 'q' itself; name another queue"),
     "move: to an unknown one": (
         ("move", "q", "nobodys", "--state", "ready", "--yes"),
-        "messages go to a queue that was published to or worked before",
+        "messages go only to a queue that was used before",
     ),
     "dead list: a reason": (("dead", "list", "q", "--reason", "bored"), "reason must be one of failed, rejected"),
     "dead list: an age": (("dead", "list", "q", "--older-than", "old"), "a duration is written 30s"),
@@ -89,7 +89,10 @@ WRONG = {
     "dead redrive: a limit": (("dead", "redrive", "q", "--all", "--yes", "--limit", "0"), "limit must be 1 to"),
     "dead redrive: a delay": (("dead", "redrive", "q", "--all", "--yes", "--delay", "9999d"), "delay must be 0 to"),
     "dead redrive: too fast": (("dead", "redrive", "q", "--all", "--yes", "--rate", "9999999"), "rate must be above 0"),
-    "dead redrive: to itself": (("dead", "redrive", "q", "--all", "--yes", "--to", "q"), "must be another than 'q'"),
+    "dead redrive: to itself": (
+        ("dead", "redrive", "q", "--all", "--yes", "--to", "q"),
+        "cannot go to 'q' itself; name another queue",
+    ),
     "dead redrive: to an unknown one": (
         ("dead", "redrive", "q", "--all", "--yes", "--to", "x"),
         "there is no queue 'x' here",

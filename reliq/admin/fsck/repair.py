@@ -91,7 +91,7 @@ def _of_a_stray(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
 
 
 def _of_a_living(state: IdState, place: str, now_ms: int, *, moves: bool) -> Repair | None:
-    """Return what an id wants that goes on living in `place`, or ends for the want of a body or a due time."""
+    """Return the repair of an id that goes on living in `place`, or ends because its body or due time is missing."""
     kind_of_place = "list" if place in ("ready", "retry", "list") else place
     waits = place == "pending" or (place == "unack" and state.word.waits)
     if waits and state.body != "string":

@@ -134,7 +134,7 @@ class FaultTally:
         self.mended[name] = self.mended.get(name, 0) + 1
 
     def faults(self, *, bare: bool = False) -> tuple[Fault, ...]:
-        """Return what was found, in the order of `FAULT_KINDS`; `bare` is said of a layout of the Go original."""
+        """Return the faults, in the order of `FAULT_KINDS`; `bare` stands for a layout of the Go original."""
         return tuple(
             Fault(
                 name,

@@ -115,7 +115,7 @@ class IdState:
 
 
 def read_state(id: str, row: Sequence[Any]) -> IdState:
-    """Return what a row of the script `check` says of `id`."""
+    """Return the state of `id` from a row of the script `check`."""
     texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in row]
     return IdState(
         id=id,
@@ -178,7 +178,7 @@ def place_of(state: IdState) -> str:
 
 
 def _stray(state: IdState) -> list[FaultName]:
-    """Return what is left of a message that is in no place, by the most of it that there is."""
+    """Return the fault of an id in no place, named by the most that is left of it."""
     if state.left is not None:
         return ["stray-count" if state.body == "none" else "lost"]
     if state.body != "none":
