@@ -61,10 +61,10 @@ def state_words(keys: Keys, ids: Sequence[str]) -> Command[list[StateWord]]:
     return Command(("HMGET", keys.lease, *ids), lambda reply: [StateWord.parse(one) for one in reply])
 
 
-@runs("counts:HMGET")
+@runs("retries_left:HMGET")
 def retries_left(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
     """Read the retries left of messages, as Redis has them; None where there is none."""
-    return Command(("HMGET", keys.counts, *ids), list)
+    return Command(("HMGET", keys.retries_left, *ids), list)
 
 
 @runs("pending:ZMSCORE unack:ZMSCORE")

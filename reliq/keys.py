@@ -151,10 +151,9 @@ class Keys:
 
     __slots__ = (
         "_aside",
-        "_dd",
+        "_dedup",
         "_lane",
         "_msg",
-        "counts",
         "dead",
         "ends",
         "errors",
@@ -167,6 +166,7 @@ class Keys:
         "paused",
         "pending",
         "ready",
+        "retries_left",
         "retry",
         "totals",
         "unack",
@@ -182,14 +182,14 @@ class Keys:
         base = _base(layout.prefix, name, layout.hash_tag)
         self._msg = _base(layout.body_prefix, name, layout.hash_tag) + ":msg:"
         self._aside = base + ":aside:"
-        self._dd = base + ":dd:"
+        self._dedup = base + ":dd:"
         self._lane = base + ":lane:"
         self.pending = base + ":pending"  # sorted set: id -> due time
         self.ready = base + ":ready"  # list: LPUSH in, RPOP out
         self.unack = base + ":unack"  # sorted set: id -> lease deadline or redelivery time
         self.retry = base + ":retry"  # list: ids to be delivered again
         self.garbage = base + ":garbage"  # set: ids at their end
-        self.counts = base + ":retry:cnt"  # hash: id -> retries left
+        self.retries_left = base + ":retry:cnt"  # hash: id -> retries left
         self.lease = base + ":lease"  # hash: id -> state word: a claim's nonce, `nacked`, `suspect`, ...
         self.moving = base + ":moving"  # string: the queue to which messages of this one are being moved
         self.errors = base + ":errors"  # hash: id -> reason, attempt and error of its last failure
@@ -230,9 +230,9 @@ class Keys:
         prefix = self._msg
         return [prefix + id for id in ids]
 
-    def dd(self, id: str) -> str:
+    def dedup(self, id: str) -> str:
         """Return the key that marks the chosen id `id` as taken after its end."""
-        return self._dd + id
+        return self._dedup + id
 
     def lane(self, lane: str) -> str:
         """Return the key of the last number and answer of `lane`."""

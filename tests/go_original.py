@@ -31,7 +31,7 @@ class GoProgram:
         id = id or new_id()
         return [
             lambda: self.client.set(self.keys.msg(id), body, ex=HOUR_SECONDS),
-            lambda: self.client.hset(self.keys.counts, id, retries),
+            lambda: self.client.hset(self.keys.retries_left, id, retries),
             lambda: self.client.zadd(self.keys.pending, {id: int(due)}),
         ], id
 
@@ -61,7 +61,7 @@ class GoProgram:
         return [
             lambda: self.client.zrem(self.keys.unack, id),
             lambda: self.client.delete(self.keys.msg(id)),
-            lambda: self.client.hdel(self.keys.counts, id),
+            lambda: self.client.hdel(self.keys.retries_left, id),
         ]
 
     def ack(self, id):
@@ -77,11 +77,11 @@ class GoProgram:
         """Its script unack to retry, or to garbage with no retry left."""
         ids = self.client.zrangebyscore(self.keys.unack, 0, int(now))
         for id in ids:
-            if int(self.client.hget(self.keys.counts, id) or 0) > 0:
-                self.client.hincrby(self.keys.counts, id, -1)
+            if int(self.client.hget(self.keys.retries_left, id) or 0) > 0:
+                self.client.hincrby(self.keys.retries_left, id, -1)
                 self.client.lpush(self.keys.retry, id)
             else:
-                self.client.hdel(self.keys.counts, id)
+                self.client.hdel(self.keys.retries_left, id)
                 self.client.sadd(self.keys.garbage, id)
         self.client.zremrangebyscore(self.keys.unack, 0, int(now))
 
@@ -93,9 +93,9 @@ class GoProgram:
         ):
             if removed():
                 self.client.delete(self.keys.msg(id))
-                self.client.hdel(self.keys.counts, id)
+                self.client.hdel(self.keys.retries_left, id)
                 return True
-        self.client.hdel(self.keys.counts, id)
+        self.client.hdel(self.keys.retries_left, id)
         self.client.lrem(self.keys.retry, 0, id)
         return False
 

@@ -19,7 +19,7 @@ TYPES = {
     "unack": "zset",
     "retry": "list",
     "garbage": "set",
-    "counts": "hash",
+    "retries_left": "hash",
     "lease": "hash",
     "errors": "hash",
     "windows": "hash",

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
 
 #: Keys of a queue that hold ids.
-Index = Literal["pending", "unack", "garbage", "counts", "lease", "errors"]
+Index = Literal["pending", "unack", "garbage", "retries_left", "lease", "errors"]
 Stream = Literal["ends", "history", "dead"]
-_SCANS = {"pending": "ZSCAN", "unack": "ZSCAN", "garbage": "SSCAN", "counts": "HSCAN", "lease": "HSCAN"}
+_SCANS = {"pending": "ZSCAN", "unack": "ZSCAN", "garbage": "SSCAN", "retries_left": "HSCAN", "lease": "HSCAN"}
 
 
 # ---- one message
@@ -58,10 +58,10 @@ def failure_notes(keys: Keys, ids: Sequence[str]) -> Command[list[FailureNote]]:
     return Command(("HMGET", keys.errors, *ids), lambda reply: [FailureNote.parse(one) for one in reply])
 
 
-@runs("counts:HEXISTS")
+@runs("retries_left:HEXISTS")
 def is_alive(keys: Keys, id: str) -> Command[bool]:
     """Say whether a message has a retry count: it is pending, in a list or in unack."""
-    return Command(("HEXISTS", keys.counts, id), bool)
+    return Command(("HEXISTS", keys.retries_left, id), bool)
 
 
 @runs("garbage:SISMEMBER")
@@ -77,22 +77,22 @@ def is_in_list(keys: Keys, place: List, id: str, *, newest_first: bool, most: in
     return Command(("LPOS", _list(keys, place), id, "RANK", rank, "MAXLEN", most), lambda reply: reply is not None)
 
 
-@runs("dd:GET")
+@runs("dedup:GET")
 def marker(keys: Keys, id: str) -> Command[bytes | None]:
     """Read why a chosen id is taken after its end; None when it is not."""
-    return Command(("GET", keys.dd(id)), _as_it_is)
+    return Command(("GET", keys.dedup(id)), _as_it_is)
 
 
-@runs("dd:PTTL")
+@runs("dedup:PTTL")
 def marker_ms(keys: Keys, id: str) -> Command[int]:
     """Return for how many ms more a chosen id is taken; below 0 when it is not."""
-    return Command(("PTTL", keys.dd(id)), int)
+    return Command(("PTTL", keys.dedup(id)), int)
 
 
-@runs("dd:EXISTS")
+@runs("dedup:EXISTS")
 def is_taken(keys: Keys, id: str) -> Command[bool]:
     """Say whether a chosen id is taken after its end."""
-    return Command(("EXISTS", keys.dd(id)), bool)
+    return Command(("EXISTS", keys.dedup(id)), bool)
 
 
 # ---- the messages of one place
@@ -119,7 +119,7 @@ def newest_ids(keys: Keys, place: List, at: int, count: int) -> Command[list[str
     return Command(("LRANGE", _list(keys, place), at, at + count - 1), read_ids)
 
 
-@runs("pending:ZSCAN unack:ZSCAN garbage:SSCAN counts:HSCAN lease:HSCAN errors:HSCAN")
+@runs("pending:ZSCAN unack:ZSCAN garbage:SSCAN retries_left:HSCAN lease:HSCAN errors:HSCAN")
 def ids_scanned(keys: Keys, index: Index, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
     """Read about `count` ids of a key; return where the next are (0: these were the last), and them."""
     command, step = _SCANS.get(index, "HSCAN"), 1 if index == "garbage" else 2
@@ -165,10 +165,10 @@ def failure_sample(keys: Keys, count: int) -> Command[list[FailureNote]]:
     )
 
 
-@runs("counts:HRANDFIELD")
+@runs("retries_left:HRANDFIELD")
 def any_id(keys: Keys) -> Command[list[str]]:
     """Draw the id of a message that is alive; none when there is none."""
-    return Command(("HRANDFIELD", keys.counts, 1), read_ids)
+    return Command(("HRANDFIELD", keys.retries_left, 1), read_ids)
 
 
 @runs("ends:XREVRANGE history:XREVRANGE dead:XREVRANGE")
@@ -187,19 +187,19 @@ def delete_letters(keys: Keys, letters: Iterable[str]) -> Command[int]:
 
 
 @runs(
-    " ".join(f"{name}:EXISTS" for name in ("pending", "ready", "unack", "retry", "garbage", "counts", "dead"))
+    " ".join(f"{name}:EXISTS" for name in ("pending", "ready", "unack", "retry", "garbage", "retries_left", "dead"))
     + " totals:EXISTS ends:EXISTS paused:EXISTS"
 )
 def key_count(keys: Keys) -> Command[int]:
     """Count the keys of a queue that only a queue has which was used."""
-    places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts)
+    places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.retries_left)
     return Command(("EXISTS", *places, keys.dead, keys.totals, keys.ends, keys.paused), int)
 
 
-@runs("counts:EXISTS totals:EXISTS")
+@runs("retries_left:EXISTS totals:EXISTS")
 def is_used(keys: Keys) -> Command[bool]:
     """Say whether a queue has messages, or a total."""
-    return Command(("EXISTS", keys.counts, keys.totals), bool)
+    return Command(("EXISTS", keys.retries_left, keys.totals), bool)
 
 
 @runs("totals:HGETALL")

@@ -33,7 +33,7 @@ _READ = {
     "retry": "LLEN",
     "wake": "LLEN",
     "garbage": "SCARD",
-    "counts": "HLEN",
+    "retries_left": "HLEN",
     "lease": "HLEN",
     "errors": "HLEN",
     "dead": "XLEN",

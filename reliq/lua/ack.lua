@@ -1,14 +1,14 @@
 -- ack: unack -> gone
 --
--- KEYS  unack counts lease errors totals ends history windows | msg dd
+-- KEYS  unack retries_left lease errors totals ends history windows | msg dedup
 -- ARGV  clock kind history_max | id nonce window took_ms
--- Runs  unack:ZMSCORE,ZREM counts:HDEL lease:HDEL,HMGET errors:HDEL,HMGET totals:HINCRBY ends:XADD history:XADD
---       windows:HDEL,HMGET msg:UNLINK dd:SET
+-- Runs  unack:ZMSCORE,ZREM retries_left:HDEL lease:HDEL,HMGET errors:HDEL,HMGET totals:HINCRBY ends:XADD history:XADD
+--       windows:HDEL,HMGET msg:UNLINK dedup:SET
 -- Returns  the indexes of receipts that no longer hold
 -- Nothing to do: a receipt that does not hold changes nothing.
 --
 -- `kind` is how the messages end: `acked`, or `expired` when their bodies were gone at the claim (a cancelled
--- one then ends as `cancelled`). There are dd keys when an id may be a chosen one: it stays taken then,
+-- one then ends as `cancelled`). There are dedup keys when an id may be a chosen one: it stays taken then,
 -- for as long as its publish said, or for `window` when nothing says so any more.
 -- The last `history_max` acked ones are remembered, each with how long it ran, if `took_ms` says it.
 

@@ -1,9 +1,9 @@
 -- cancel: pending -> gone, a nacked one -> gone; in a list or in a worker it is marked and ends where it is met
 --
--- KEYS  pending ready retry unack counts lease errors totals ends windows | msg dd
+-- KEYS  pending ready retry unack retries_left lease errors totals ends windows | msg dedup
 -- ARGV  clock bare tombstone_ms | id
--- Runs  pending:ZREM,ZSCORE ready:LPOS,LREM retry:LPOS,LREM unack:ZREM,ZSCORE counts:HDEL,HEXISTS
---       lease:HDEL,HGET,HSET errors:HDEL,HMGET totals:HINCRBY ends:XADD windows:HDEL msg:DEL dd:GET,PTTL,SET
+-- Runs  pending:ZREM,ZSCORE ready:LPOS,LREM retry:LPOS,LREM unack:ZREM,ZSCORE retries_left:HDEL,HEXISTS
+--       lease:HDEL,HGET,HSET errors:HDEL,HMGET totals:HINCRBY ends:XADD windows:HDEL msg:DEL dedup:GET,PTTL,SET
 -- Returns  `cancelled`, `running` or `not_found` for each id
 -- Nothing to do: `not_found`, and where a tombstone is asked for one that a publish still on its way will meet.
 --
@@ -23,9 +23,9 @@ local function is_in(list, id)
 end
 
 for i = 1, ITEMS do
-  local id, dd = arg(i, ID), mark(i)
-  local word, held, before = redis.call('HGET', lease, id), redis.call('ZSCORE', unack, id), redis.pcall('GET', dd)
-  local planned, counted = redis.call('ZSCORE', pending, id), redis.call('HEXISTS', counts, id) == 1
+  local id, before = arg(i, ID), redis.pcall('GET', mark(i))
+  local word, held = redis.call('HGET', lease, id), redis.call('ZSCORE', unack, id)
+  local planned, counted = redis.call('ZSCORE', pending, id), redis.call('HEXISTS', retries_left, id) == 1
   local found, runs = planned or held or counted, held and not planned and not waits(word)
   local is_ended = found or before == 'cancelled' or before == 'freed'
   answers[i] = seen[id] or runs and 'running' or is_ended and 'cancelled' or 'not_found'
@@ -41,10 +41,10 @@ for i = 1, ITEMS do
   local mark_of = answers[i] == 'not_found' and 'unknown' or 'cancelled'
   -- A marker that lasts longer stays: the id is taken until then.
   if tombstone_ms ~= '' then
-    local is_longer = redis.call('PTTL', dd) < tonumber(tombstone_ms)
-    if is_longer or (mark_of == 'cancelled' and before ~= mark_of) then pair(marks, dd, mark_of) end
+    local is_longer = redis.call('PTTL', mark(i)) < tonumber(tombstone_ms)
+    if is_longer or (mark_of == 'cancelled' and before ~= mark_of) then pair(marks, mark(i), mark_of) end
   elseif found and answers[i] == 'cancelled' and before ~= 'cancelled' and before ~= 'unknown' then
-    pair(marks, dd, 'freed')
+    pair(marks, mark(i), 'freed')
   end
 end
 

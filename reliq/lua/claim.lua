@@ -1,9 +1,9 @@
 -- claim: ready -> unack, retry -> unack
 --
--- KEYS  lane ready retry unack pending counts lease errors totals ends wake watch paused
+-- KEYS  lane ready retry unack pending retries_left lease errors totals ends wake watch paused
 -- ARGV  clock number nonce lease_ms limit first direct slots suspects narrowest watcher
 -- Runs  lane:DEL,GET,SET ready:LLEN,LPUSH,LRANGE,LTRIM retry:LLEN,LPUSH,LRANGE,LTRIM unack:ZADD,ZRANGE,ZSCORE
---       pending:ZADD,ZRANGE counts:HDEL,HGET,HMGET lease:HDEL,HGET,HMGET,HSET errors:HDEL,HMGET totals:HINCRBY
+--       pending:ZADD,ZRANGE retries_left:HDEL,HGET,HMGET lease:HDEL,HGET,HMGET,HSET errors:HDEL,HMGET totals:HINCRBY
 --       ends:XADD wake:LLEN,LPUSH,LTRIM watch:DEL,GET,PTTL,SET paused:EXISTS
 -- Returns  ms until pending and until unack are due (-1: none, -2: another process watches), how many ids
 --          are left in the lists, then id, retries left, deaths in a row for each claimed
@@ -34,7 +34,7 @@ local before = again and again ~= '' and cmsgpack.unpack(again) or {}
 for i = 1, #before, 3 do
   local id, died = before[i], before[i + 2]
   if redis.call('HGET', lease, id) == word_of(died) and redis.call('ZSCORE', unack, id) then
-    keep(id, count(redis.call('HGET', counts, id)), died)
+    keep(id, count(redis.call('HGET', retries_left, id)), died)
   end
 end
 
@@ -42,7 +42,7 @@ end
 local lists = first == 'retry' and { retry, ready } or { ready, retry }
 for _, list in ipairs(not again and redis.call('EXISTS', paused) == 0 and lists or {}) do
   local ids, back = limit > #claimed and redis.call('LRANGE', list, #claimed - limit, -1) or {}, {}
-  local states, lefts = run('HMGET', lease, ids), run('HMGET', counts, ids)
+  local states, lefts = run('HMGET', lease, ids), run('HMGET', retries_left, ids)
   for i = #ids, 1, -1 do
     local id, word, left = ids[i], states[i], count(lefts[i])
     local died, due = word and deaths(word) or 0, word and word:match('^@(%d+)')

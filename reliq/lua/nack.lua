@@ -1,8 +1,8 @@
 -- nack: unack -> unack at the redelivery time, or garbage when no retry is left or it is rejected
 --
--- KEYS  unack garbage counts lease errors totals ends wake watch | msg
+-- KEYS  unack garbage retries_left lease errors totals ends wake watch | msg
 -- ARGV  clock bare | id nonce delay_ms note value
--- Runs  unack:ZADD,ZMSCORE,ZRANGE,ZREM garbage:SADD counts:HDEL lease:HDEL,HMGET,HSET errors:HDEL,HMGET,HSET
+-- Runs  unack:ZADD,ZMSCORE,ZRANGE,ZREM garbage:SADD retries_left:HDEL lease:HDEL,HMGET,HSET errors:HDEL,HMGET,HSET
 --       totals:HINCRBY ends:XADD wake:LLEN,LPUSH watch:DEL msg:GETRANGE,PEXPIRE,PTTL,SET,SETRANGE
 -- Returns  the indexes of receipts that no longer hold, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
@@ -32,7 +32,7 @@ run('HSET', lease, words)
 put(unack, dues, waiting)
 run('SADD', garbage, buried)
 run('ZREM', unack, buried)
-run('HDEL', counts, buried)
+run('HDEL', retries_left, buried)
 run('HDEL', lease, buried)
 stop(pick(ids, stopped))
 add('nacked', #held)

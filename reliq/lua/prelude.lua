@@ -119,7 +119,7 @@ local function put(zset, dues, ids)
 end
 
 local function forget(ids)
-  for _, key in ipairs({ counts, lease, errors }) do run('HDEL', key, ids) end
+  for _, key in ipairs({ retries_left, lease, errors }) do run('HDEL', key, ids) end
 end
 
 -- How messages ended, the last `most` of them. As totals: late, and never in the way.

@@ -1,14 +1,14 @@
 -- publish: new -> ready, or pending when it is due later
 --
--- KEYS  lane? pending? ready? unack? counts lease? garbage? totals ends wake watch windows | msg dd
+-- KEYS  lane? pending? ready? unack? retries_left lease? garbage? totals ends wake watch windows | msg dedup
 -- ARGV  clock number at delay_ms ttl_ms retries prefix window replace | id value
--- Runs  lane:GET,PEXPIRE,SET pending:ZADD,ZCARD,ZRANGE ready:LLEN,LPUSH unack:ZSCORE counts:HEXISTS,HSET
+-- Runs  lane:GET,PEXPIRE,SET pending:ZADD,ZCARD,ZRANGE ready:LLEN,LPUSH unack:ZSCORE retries_left:HEXISTS,HSET
 --       lease:HDEL,HGET,HLEN,HSET garbage:SISMEMBER totals:HINCRBY ends:XADD wake:LLEN,LPUSH watch:DEL windows:HSET
---       msg:SET dd:DEL,GET
+--       msg:SET dedup:DEL,GET
 -- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for what was not published
 -- Nothing to do: a repeated call number gets its first answer, a lower one `stale`.
 --
--- `window` is set when the ids were chosen by the caller; only then are there dd keys. `prefix` starts the
+-- `window` is set when the ids were chosen by the caller; only then are there dedup keys. `prefix` starts the
 -- header, which ends in `value`; it is empty for a bare body. The first write is a SET: at maxmemory it is refused.
 
 local answer = recall()
@@ -33,7 +33,7 @@ if chosen then
     local ended = replace == '' and read('GET', mark(i))
     if ended and ended ~= 'freed' then return ended == 'ended' and 'duplicate' or 'tombstoned' end
     if read('SISMEMBER', garbage, id) == 1 then return 'duplicate' end
-    if read('HEXISTS', counts, id) == 0 then return nil end
+    if read('HEXISTS', retries_left, id) == 0 then return nil end
     local in_list = read('HGET', lease, id) == '!' and not read('ZSCORE', unack, id)
     return in_list and 'revive' or 'duplicate'
   end
@@ -67,7 +67,7 @@ else
   if run('LPUSH', ready, fresh) then push_token() end
   run('HDEL', lease, revived)
 end
-run('HSET', counts, left)
+run('HSET', retries_left, left)
 if #marks > 0 then
   redis.pcall('HSET', windows, unpack(spans))
   redis.call('DEL', unpack(marks))

@@ -1,9 +1,9 @@
 -- reclaim: unack -> retry, unack -> garbage
 --
--- KEYS  unack retry garbage counts lease errors totals ends wake
+-- KEYS  unack retry garbage retries_left lease errors totals ends wake
 -- ARGV  clock limit spare most
--- Runs  unack:ZADD,ZRANGE,ZRANGEBYSCORE,ZREM retry:LPUSH garbage:SADD counts:HDEL,HMGET,HSET lease:HDEL,HMGET,HSET
---       errors:HDEL,HMGET,HSET totals:HINCRBY ends:XADD wake:LLEN,LPUSH
+-- Runs  unack:ZADD,ZRANGE,ZRANGEBYSCORE,ZREM retry:LPUSH garbage:SADD retries_left:HDEL,HMGET,HSET
+--       lease:HDEL,HMGET,HSET errors:HDEL,HMGET,HSET totals:HINCRBY ends:XADD wake:LLEN,LPUSH
 -- Returns  ms until the next deadline (-1: none), the ids whose lease ran out (suspects, if it was one of reliq's),
 --          the ids that have waited and are due again, the ids with no delivery left, the ids that were cancelled,
 --          and those whose count was missing or no number
@@ -29,7 +29,7 @@ end
 
 local overdue, again, buried, gone, odd, nacked = {}, {}, {}, {}, {}, 0
 local back, spent, calm, suspects, waiting, notes = {}, {}, {}, {}, {}, {}
-local lefts, known = run('HMGET', counts, ids), run('HMGET', errors, ids)
+local lefts, known = run('HMGET', retries_left, ids), run('HMGET', errors, ids)
 for i, id in ipairs(ids) do
   local word, left, waited = words[i], count(lefts[i]), waits(words[i])
   local died = word and deaths(word) + (waited and 0 or 1) or 0
@@ -56,14 +56,14 @@ end
 
 begin(unack)
 if run('LPUSH', retry, back) then push_token() end
-run('HSET', counts, spent)
+run('HSET', retries_left, spent)
 run('HSET', lease, suspects)
 run('HSET', errors, notes)
 run('SADD', garbage, buried)
 run('ZADD', unack, waiting)
 run('ZREM', unack, back)
 run('ZREM', unack, buried)
-run('HDEL', counts, buried)
+run('HDEL', retries_left, buried)
 run('HDEL', lease, calm)
 stop(gone)
 add('retried_lease', #overdue)

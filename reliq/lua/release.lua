@@ -1,9 +1,9 @@
 -- release: unack -> head of ready, no retry spent
 --
--- KEYS  unack ready counts lease errors totals ends wake
+-- KEYS  unack ready retries_left lease errors totals ends wake
 -- ARGV  clock | id nonce
--- Runs  unack:ZMSCORE,ZREM ready:RPUSH counts:HDEL lease:HDEL,HMGET,HSET errors:HDEL,HMGET totals:HINCRBY ends:XADD
---       wake:LLEN,LPUSH
+-- Runs  unack:ZMSCORE,ZREM ready:RPUSH retries_left:HDEL lease:HDEL,HMGET,HSET errors:HDEL,HMGET totals:HINCRBY
+--       ends:XADD wake:LLEN,LPUSH
 -- Returns  the indexes of receipts that no longer hold
 -- Nothing to do: a receipt that does not hold changes nothing.
 --

@@ -1,8 +1,8 @@
 -- snooze: unack -> pending, no retry spent
 --
--- KEYS  unack pending counts lease errors totals ends wake watch | msg
+-- KEYS  unack pending retries_left lease errors totals ends wake watch | msg
 -- ARGV  clock bare | id nonce delay_ms
--- Runs  unack:ZMSCORE,ZREM pending:ZADD,ZRANGE counts:HDEL lease:HDEL,HMGET errors:HDEL,HMGET totals:HINCRBY
+-- Runs  unack:ZMSCORE,ZREM pending:ZADD,ZRANGE retries_left:HDEL lease:HDEL,HMGET errors:HDEL,HMGET totals:HINCRBY
 --       ends:XADD wake:LLEN,LPUSH watch:DEL msg:GETRANGE,PEXPIRE,PTTL,SETRANGE
 -- Returns  the indexes of receipts that no longer hold, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.

@@ -115,12 +115,12 @@ def claim(
     span("lease_ms", lease_ms)
     suspects = suspects or Suspects(limit, 0, limit)
     nonce = claim_nonce(call_number.lane, call_number.number, lease_ms)
-    lead = (keys.lane(call_number.lane), keys.ready, keys.retry, keys.unack, keys.pending, keys.counts, keys.lease)
+    lead = (keys.lane(call_number.lane), keys.ready, keys.retry, keys.unack, keys.pending, keys.retries_left)
     args: list[Arg] = [clock_arg(clock), call_number.number, nonce, lease_ms, limit, first]
     args += [limit if direct is None else direct, suspects.slots, suspects.held, suspects.narrowest, watcher]
     return Call(
         script("claim"),
-        (*lead, keys.errors, keys.totals, keys.ends, keys.wake, keys.watch, keys.paused),
+        (*lead, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake, keys.watch, keys.paused),
         args,
         lambda reply: _claim_answer(reply, nonce),
         lambda answer: [events.Claimed(keys.name, tuple(one.id for one in answer.claimed))] if answer.claimed else (),
@@ -135,6 +135,7 @@ def reclaim(
 
     With `spare_leases` it takes only nacked and cancelled messages: a worker may be about to renew the others.
     """
+    lead = (keys.unack, keys.retry, keys.garbage, keys.retries_left, keys.lease)
 
     def happened(answer: ReclaimAnswer) -> Iterable[Event]:
         if answer.overdue or answer.again or answer.buried:
@@ -146,7 +147,7 @@ def reclaim(
 
     return Call(
         script("reclaim"),
-        (keys.unack, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),
+        (*lead, keys.errors, keys.totals, keys.ends, keys.wake),
         (clock_arg(clock), limit_arg(limit, least=1), "1" if spare_leases else "", LEASE_DEATHS),
         lambda reply: ReclaimAnswer(int(reply[0]), *(texts(ids) for ids in reply[1:6])),
         happened,

@@ -53,14 +53,14 @@ def publish(
     ids = [id for id, _ in items]
     tail_keys = keys.msgs(ids)
     if window_ms is not None:
-        tail_keys += [keys.dd(id) for id in ids]
+        tail_keys += [keys.dedup(id) for id in ids]
     at: Arg = "" if at_ms is None else max(at_ms, EARLIEST_MS)
     args: list[Arg] = ["" if clock is None else clock, call_number.number, at, delay_ms, ttl_ms, retries]
     args += ["" if bare else ENVELOPE_START, "" if window_ms is None else window_ms, "1" if replace else ""]
     for item in items:
         args += item
-    lead = (keys.lane(call_number.lane), keys.pending, keys.ready, keys.unack, keys.counts, keys.lease, keys.garbage)
-    rest = (keys.totals, keys.ends, keys.wake, keys.watch, keys.windows)
+    lead = (keys.lane(call_number.lane), keys.pending, keys.ready, keys.unack, keys.retries_left, keys.lease)
+    rest = (keys.garbage, keys.totals, keys.ends, keys.wake, keys.watch, keys.windows)
 
     def happened(answer: PublishAnswer) -> Iterable[events.Event]:
         return [events.Published(keys.name, tuple(id for i, id in enumerate(ids) if i not in answer.refused))]
@@ -80,10 +80,10 @@ def cancel(
     return Call(
         script("cancel"),
         (
-            *(keys.pending, keys.ready, keys.retry, keys.unack, keys.counts, keys.lease, keys.errors),
+            *(keys.pending, keys.ready, keys.retry, keys.unack, keys.retries_left, keys.lease, keys.errors),
             *(keys.totals, keys.ends, keys.windows),
             *map(keys.msg, ids),
-            *map(keys.dd, ids),
+            *map(keys.dedup, ids),
         ),
         (clock_arg(clock), bare_arg(keys), "" if tombstone_ms is None else span("tombstone_ms", tombstone_ms), *ids),
         lambda reply: cast("list[CancelStatus]", words(reply, ids, get_args(CancelStatus))),
@@ -100,7 +100,7 @@ def reschedule(
     bounded("ids", ids)
     return Call(
         script("reschedule"),
-        (keys.pending, keys.unack, keys.counts, keys.lease, keys.wake, keys.watch, *map(keys.msg, ids)),
+        (keys.pending, keys.unack, keys.retries_left, keys.lease, keys.wake, keys.watch, *map(keys.msg, ids)),
         (clock_arg(clock), bare_arg(keys), "" if at_ms is None else at_ms, delay_ms, *ids),
         lambda reply: cast("list[RescheduleStatus]", words(reply, ids, get_args(RescheduleStatus))),
     )

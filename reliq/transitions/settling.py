@@ -44,14 +44,14 @@ def ack(
     tail_keys = [keys.msg(claimed.id) for claimed, _ in bounded("receipts", receipts)]
     # Nothing says here whether the id of a bare body, or of one that is gone, was chosen: Redis knows.
     if keys.bare or kind == "expired" or any(window for _, window in receipts):
-        tail_keys += [keys.dd(claimed.id) for claimed, _ in receipts]
+        tail_keys += [keys.dedup(claimed.id) for claimed, _ in receipts]
     args: list[Arg] = [clock_arg(clock), kind, history]
     times: Sequence[Arg] = took_ms or [""] * len(receipts)
     for (claimed, window), took in zip(receipts, times, strict=True):
         args += (claimed.id, claimed.nonce, window or "", took)
     happened = events.Acked if kind == "acked" else events.Expired
     ids = [claimed.id for claimed, _ in receipts]
-    lead = (keys.unack, keys.counts, keys.lease, keys.errors, keys.totals)
+    lead = (keys.unack, keys.retries_left, keys.lease, keys.errors, keys.totals)
     return Call(
         script("ack"),
         (*lead, keys.ends, keys.history, keys.windows, *tail_keys),
@@ -74,7 +74,7 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
     for claimed, delay_ms, why, value in failures:
         args += (claimed.id, claimed.nonce, delay_ms, why, value)
-    lead = (keys.unack, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends)
+    lead = (keys.unack, keys.garbage, keys.retries_left, keys.lease, keys.errors, keys.totals, keys.ends)
     return Call(
         script("nack"),
         (*lead, keys.wake, keys.watch, *(keys.msg(id) for id in ids)),
@@ -113,7 +113,7 @@ def release(keys: Keys, receipts: Sequence[Claimed], *, clock: int | None = None
         args += (one.id, one.nonce)
     return Call(
         script("release"),
-        (keys.unack, keys.ready, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),
+        (keys.unack, keys.ready, keys.retries_left, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),
         args,
         lambda reply: Settled(_at(ids, reply)),
         lambda answer: _settled(keys, ids, answer, "release", events.Released),
@@ -126,7 +126,7 @@ def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | 
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
     for claimed, delay_ms in receipts:
         args += (claimed.id, claimed.nonce, delay_ms)
-    lead = (keys.unack, keys.pending, keys.counts, keys.lease, keys.errors, keys.totals, keys.ends)
+    lead = (keys.unack, keys.pending, keys.retries_left, keys.lease, keys.errors, keys.totals, keys.ends)
     return Call(
         script("snooze"),
         (*lead, keys.wake, keys.watch, *(keys.msg(id) for id in ids)),

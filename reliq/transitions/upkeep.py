@@ -26,7 +26,7 @@ def collect(
         (
             *(keys.garbage, keys.errors, keys.dead, keys.totals, keys.ends, keys.windows),
             *map(keys.msg, ids),
-            *map(keys.dd, ids),
+            *map(keys.dedup, ids),
         ),
         (clock_arg(clock), letters_max, letters_ms, *ids),
         lambda reply: (texts(reply[0]), texts(reply[1])),
@@ -46,7 +46,7 @@ def redrive(
 ) -> Call[list[RedriveStatus]]:
     """Publish dead letters again, each by the name of its letter, its id and its retries."""
     bounded("letters", letters)
-    lead = (keys.dead, keys.pending, keys.ready, keys.counts, keys.garbage, keys.lease, keys.totals)
+    lead = (keys.dead, keys.pending, keys.ready, keys.retries_left, keys.garbage, keys.lease, keys.totals)
     return Call(
         script("redrive"),
         (*lead, keys.wake, keys.watch, keys.windows, *(keys.msg(id) for _, id, _ in letters)),
@@ -74,10 +74,10 @@ def purge(
     A chosen id stays taken for its `dedup`, as after any end, unless `free_ids`.
     """
     bounded("ids", ids)
-    lead = (keys.pending, keys.ready, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors, keys.totals)
+    lead = (keys.pending, keys.ready, keys.retry, keys.garbage, keys.retries_left, keys.lease, keys.errors, keys.totals)
     return Call(
         script("purge"),
-        (*lead, keys.ends, keys.windows, *map(keys.msg, ids), *map(keys.dd, () if free_ids else ids)),
+        (*lead, keys.ends, keys.windows, *map(keys.msg, ids), *map(keys.dedup, () if free_ids else ids)),
         (clock_arg(clock), state, *ids),
         int,
         lambda count: [events.Purged(keys.name, count)] if count else (),
@@ -86,7 +86,7 @@ def purge(
 
 def forget(keys: Keys, *, letters: bool, clock: int | None = None) -> Call[tuple[int, int]]:
     """Remove an empty queue, its dead letters too with `letters`; return how many messages and letters there are."""
-    places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts, keys.dead)
+    places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.retries_left, keys.dead)
     rest = (keys.lease, keys.errors, keys.totals, keys.ends, keys.history, keys.wake, keys.watch, keys.paused)
     return Call(
         script("forget"),
@@ -108,7 +108,7 @@ def tidy(
     """Look through a piece of unack and lease; return the next cursors, deadlines pulled back, words removed."""
     return Call(
         script("tidy"),
-        (keys.unack, keys.counts, keys.garbage, keys.lease, keys.errors, keys.windows),
+        (keys.unack, keys.retries_left, keys.garbage, keys.lease, keys.errors, keys.windows),
         (clock_arg(clock), cursor, lease_cursor),
         lambda reply: (int(reply[0]), int(reply[1]), int(reply[2]), int(reply[3])),
     )
@@ -135,7 +135,7 @@ def check(
         longer the one that was seen.
     """
     bounded("ids", ids)
-    lead = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts, keys.lease, keys.errors)
+    lead = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.retries_left, keys.lease, keys.errors)
     args: list[Arg] = [clock_arg(clock), part, *piece]
     for id in ids:
         args += (id, *(wishes[id] if wishes else _NO_WISH))
@@ -144,7 +144,7 @@ def check(
         (
             *(*lead, keys.dead, keys.ends, keys.totals, keys.wake, keys.watch, keys.windows),
             *map(keys.msg, ids),
-            *map(keys.dd, ids),
+            *map(keys.dedup, ids),
         ),
         args,
         lambda reply: (int(reply[0]), reply[1:]),

@@ -24,11 +24,11 @@ DUE_AT_ONCE = 60_000
 def leftovers(client: redis.Redis, queue) -> dict[str, int]:
     """How much the structures hold that must be empty when nothing is alive."""
     keys = queue.keys
-    sizes = {"unack": client.zcard(keys.unack), "retry": client.llen(keys.retry), "counts": client.hlen(keys.counts)}
-    return sizes | {"lease": client.hlen(keys.lease), "errors": client.hlen(keys.errors)}
+    sizes = {"unack": client.zcard(keys.unack), "retry": client.llen(keys.retry)}
+    return sizes | {name: client.hlen(getattr(keys, name)) for name in ("retries_left", "lease", "errors")}
 
 
-NOTHING = {"unack": 0, "retry": 0, "counts": 0, "lease": 0, "errors": 0}
+NOTHING = {"unack": 0, "retry": 0, "retries_left": 0, "lease": 0, "errors": 0}
 
 
 @pytest.mark.timeout(400)
@@ -126,7 +126,7 @@ def accounted_for(client: redis.Redis, queue, confirmed: set[bytes]) -> set[byte
     """Return the confirmed ids that are nowhere: not alive, not handled, not dead."""
     keys = queue.keys
     with client.pipeline(transaction=True) as snapshot:
-        snapshot.hkeys(keys.counts).smembers(keys.garbage).smembers("note:done")
+        snapshot.hkeys(keys.retries_left).smembers(keys.garbage).smembers("note:done")
         alive, garbage, done = snapshot.execute()
     return confirmed - set(alive) - garbage - done - dead_ids(queue)
 

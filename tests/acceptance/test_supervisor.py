@@ -29,7 +29,7 @@ def test_sigterm_lets_running_handlers_finish_and_gives_the_rest_back_unspent(wo
     assert process.wait() == 0
     counts = jobs.LASTING.counts()
     assert (counts.ready, counts.unack, counts.totals["acked"]) == (4, 0, 2)
-    assert set(client.hvals(jobs.LASTING.keys.counts)) == {b"3"}
+    assert set(client.hvals(jobs.LASTING.keys.retries_left)) == {b"3"}
 
 
 def test_what_is_cut_off_at_the_end_of_the_grace_is_given_back_unspent_once_its_process_is_dead(worker, jobs, client):
@@ -43,7 +43,7 @@ def test_what_is_cut_off_at_the_end_of_the_grace_is_given_back_unspent_once_its_
     counts = jobs.SLOW.counts()
     assert (counts.ready, counts.unack) == (1, 0)
     assert process.said(f"ended before its handlers; given back to slow: {id}")
-    assert client.hvals(jobs.SLOW.keys.counts) == [b"3"]
+    assert client.hvals(jobs.SLOW.keys.retries_left) == [b"3"]
 
 
 def test_a_second_signal_ends_it_at_once(worker, jobs, client):

@@ -76,7 +76,7 @@ def spoil(client, name="q", number=300):
     with client.pipeline(transaction=False) as many:
         for at, id in enumerate(ids):
             many.set(keys.msg("").encode() + id, values[at % len(values)])
-            many.hset(keys.counts, id, NUMBERS[at % len(NUMBERS)])
+            many.hset(keys.retries_left, id, NUMBERS[at % len(NUMBERS)])
             many.hset(keys.lease, id, WORDS[at // 5 % len(WORDS)])
             many.hset(keys.errors, id, NOTES[at % len(NOTES)])
             _place(many, keys, id, at)

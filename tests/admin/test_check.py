@@ -89,13 +89,13 @@ BREAKS = {
     "pending and ready": (lambda c, k: c.zadd(k.pending, {"ready-0": 2e9}), "twice", "ready-0", ["ready"]),
     "garbage and ready": (lambda c, k: c.sadd(k.garbage, "ready-0"), "twice", "ready-0", ["ready"]),
     "garbage and pending": (lambda c, k: c.zadd(k.pending, {"over": 2e9}), "twice", "over", ["garbage"]),
-    "no count in a list": (lambda c, k: c.hdel(k.counts, "ready-2"), "no-count", "ready-2", ["ready"]),
-    "no count of a pending": (lambda c, k: c.hdel(k.counts, "late-0"), "no-count", "late-0", ["pending"]),
-    "no count of a held": (lambda c, k: c.hdel(k.counts, "held"), "no-count", "held", ["unack"]),
-    "a count that is text": (lambda c, k: c.hset(k.counts, "late-0", "many"), "bad-count", "late-0", ["pending"]),
-    "a count below 0": (lambda c, k: c.hset(k.counts, "ready-0", "-1"), "bad-count", "ready-0", ["ready"]),
-    "a count at the end": (lambda c, k: c.hset(k.counts, "over", "3"), "ended-count", "over", ["garbage"]),
-    "a count of nobody": (lambda c, k: c.hset(k.counts, "ghost", "3"), "stray-count", "ghost", []),
+    "no count in a list": (lambda c, k: c.hdel(k.retries_left, "ready-2"), "no-count", "ready-2", ["ready"]),
+    "no count of a pending": (lambda c, k: c.hdel(k.retries_left, "late-0"), "no-count", "late-0", ["pending"]),
+    "no count of a held": (lambda c, k: c.hdel(k.retries_left, "held"), "no-count", "held", ["unack"]),
+    "a count that is text": (lambda c, k: c.hset(k.retries_left, "late-0", "many"), "bad-count", "late-0", ["pending"]),
+    "a count below 0": (lambda c, k: c.hset(k.retries_left, "ready-0", "-1"), "bad-count", "ready-0", ["ready"]),
+    "a count at the end": (lambda c, k: c.hset(k.retries_left, "over", "3"), "ended-count", "over", ["garbage"]),
+    "a count of nobody": (lambda c, k: c.hset(k.retries_left, "ghost", "3"), "stray-count", "ghost", []),
     "a word of nobody": (lambda c, k: c.hset(k.lease, "ghost", "suspect"), "stray-word", "ghost", []),
     "an error of nobody": (lambda c, k: c.hset(k.errors, "ghost", "failed 1 x"), "stray-error", "ghost", []),
     "a body of nobody": (lambda c, k: c.set(k.msg("ghost"), "body"), "stray-body", "ghost", []),
@@ -153,7 +153,9 @@ def test_a_count_that_was_lost_is_mended_to_one_more_delivery(how, queue, check,
     assert state(queue, BREAKS[how][2])[1] == "0"
 
 
-@pytest.mark.parametrize("name", ["pending", "ready", "unack", "retry", "garbage", "counts", "lease", "errors", "dead"])
+@pytest.mark.parametrize(
+    "name", ["pending", "ready", "unack", "retry", "garbage", "retries_left", "lease", "errors", "dead"]
+)
 def test_a_key_of_another_type_is_put_aside_and_what_it_held_is_found_again(name, queue, check, client):
     key = getattr(queue.keys, name)
     client.delete(key)
@@ -280,7 +282,7 @@ def test_a_check_reads_and_writes_nothing(queue, check, client):
 
 def test_what_has_changed_since_it_was_seen_is_left_alone(queue, client):
     seen = queue.moves.check(["ready-0"], part="both")[1][0][-1]
-    client.hset(queue.keys.counts, "ready-0", "7")
+    client.hset(queue.keys.retries_left, "ready-0", "7")
     wish = {"ready-0": (seen, "", 0, "", "", "dead", "lost - x")}
 
     _, rows = queue.moves.check(["ready-0"], part="both", wishes=wish)
@@ -310,7 +312,7 @@ def break_at_random(client, keys, chance, id):
     if chance.random() < 0.2:
         client.sadd(keys.garbage, id)
     if chance.random() < 0.5:
-        client.hset(keys.counts, id, chance.choice(("0", "3", "-1", "x", "1e3")))
+        client.hset(keys.retries_left, id, chance.choice(("0", "3", "-1", "x", "1e3")))
     if chance.random() < 0.5:
         client.hset(
             keys.lease, id, chance.choice(("a.1:500", "a.1:500!", "nacked", "suspect", "!", "@1800000000000?", "?"))
@@ -365,7 +367,7 @@ def test_what_a_go_consumer_leaves_when_it_dies_between_two_commands_is_told_and
     held = client.zrange(keys.unack, 0, -1)[0].decode()
     client.zrem(keys.unack, held)  # it acked, and died before it deleted body and count
     client.set(keys.msg("published"), "body")  # it published, and died before the count and the place
-    client.hset(keys.counts, "no-body", "3")
+    client.hset(keys.retries_left, "no-body", "3")
 
     told = {fault.name: fault.examples for fault in admin.check("orders", repair=True, patience=0).faults}
 

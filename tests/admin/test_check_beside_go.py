@@ -79,7 +79,7 @@ def test_an_ack_is_never_taken_for_a_message_that_was_lost(go, now, check, clien
 
     runs_with_a_check_between_each_step(steps, check)
 
-    assert client.hkeys(go.keys.counts) != []
+    assert client.hkeys(go.keys.retries_left) != []
     assert client.exists(go.keys.dead, go.keys.totals, go.keys.msg(id)) == 0
 
 
@@ -134,7 +134,7 @@ def test_what_moved_on_meanwhile_is_left_alone_though_it_is_wrong_in_another_way
     report = check(delete)
 
     assert report.faults == ()
-    assert client.hexists(go.keys.counts, id)
+    assert client.hexists(go.keys.retries_left, id)
 
 
 def test_what_a_consumer_in_go_leaves_of_reliqs_own_is_told_and_is_not_wrong(go, now, check, client, url):
@@ -166,7 +166,7 @@ def test_a_sound_queue_is_not_waited_for(go, now, check):
 
 def test_a_queue_of_reliqs_own_is_told_at_once(url, client):
     keys, waited = Keys("q"), []
-    client.hset(keys.counts, "ghost", "3")
+    client.hset(keys.retries_left, "ghost", "3")
 
     session = QueueSession(Connection.to(url).wire(), keys)
     report = Checker(session, repair=False, progress=lambda *_: None, wait=lambda: waited.append(1)).run()

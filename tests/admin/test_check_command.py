@@ -31,7 +31,7 @@ def test_a_queue_of_the_go_original_is_checked_in_its_layout(url, client, monkey
     monkeypatch.setattr("time.sleep", waits.append)
     queue = Queue("orders", bytes, url=url, layout=Layout.hdt3213())
     queue.publish(b"body", id="m")
-    client.hset(queue.keys.counts, "m", "x")
+    client.hset(queue.keys.retries_left, "m", "x")
 
     code, out, _ = reliq("check", "orders", "--layout", "hdt3213", url=url)
 

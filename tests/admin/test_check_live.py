@@ -90,7 +90,7 @@ def test_what_is_wrong_in_a_busy_queue_is_found_and_mended_and_nothing_else_is_t
     strays = {f"ghost-{n}": "3" for n in range(20)}
 
     with busy(url) as queue:
-        client.hset(queue.keys.counts, mapping=strays)
+        client.hset(queue.keys.retries_left, mapping=strays)
         [*others] = [fault for _ in range(3) for fault in wrong(admin.check("busy"))]
         mended = wrong(admin.check("busy", repair=True))
         after = [fault for _ in range(3) for fault in wrong(admin.check("busy"))]

@@ -91,7 +91,7 @@ def test_those_that_match_are_redriven_and_the_others_stay(command, queue, lette
 def test_retries_and_delay_are_as_said(command, queue, letters, client):
     command("dead", "redrive", "q", "a", "--retries", 1, "--delay", "10m")
 
-    assert client.hget(queue.keys.counts, "a") == b"1"
+    assert client.hget(queue.keys.retries_left, "a") == b"1"
     assert client.zscore(queue.keys.pending, "a") == pytest.approx(time.time() + 600, abs=60)
 
 

@@ -141,7 +141,7 @@ def test_a_queue_of_the_go_original_is_listed_with_its_bare_and_empty_bodies(com
     keys = Queue("q", bytes, url=url, layout=Layout.hdt3213()).keys
     for id, body in (("one", b"{}"), ("two", b"")):
         client.set(keys.msg(id), body)
-        client.hset(keys.counts, id, 3)
+        client.hset(keys.retries_left, id, 3)
         client.lpush(keys.ready, id)
     client.lpush(keys.ready, "gone")
 

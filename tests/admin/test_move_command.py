@@ -73,7 +73,7 @@ def test_what_waits_after_a_failure_moves_and_what_runs_stays(command, queue, ot
 
     assert ran.out == "1 moved, 1 kept: a worker has them\n"
     assert client.zscore(other.keys.pending, "waits") == pytest.approx(again, abs=0.0021)
-    assert client.hget(other.keys.counts, "waits") == b"12"
+    assert client.hget(other.keys.retries_left, "waits") == b"12"
 
 
 def test_only_those_that_match_move_and_no_more_than_said(command, queue, other):
@@ -206,7 +206,7 @@ def test_a_worker_works_on_beside_a_message_that_is_put_off(queue, url):
 
 def test_a_foreign_id_that_the_other_queue_cannot_have_stays(command, queue, client):
     client.set(queue.keys.msg("a b"), b'{"n":1}')
-    client.hset(queue.keys.counts, "a b", 3)
+    client.hset(queue.keys.retries_left, "a b", 3)
     client.lpush(queue.keys.ready, "a b")
     client.hincrby(queue.keys.totals, "published", 1)
 

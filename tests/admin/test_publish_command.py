@@ -41,7 +41,7 @@ def test_how_long_the_id_is_known_is_as_said(command, url, client):
     with queue.receive():
         pass
 
-    assert 86_000_000 < client.pttl(queue.keys.dd("report-2026-11-21")) <= 86_400_000
+    assert 86_000_000 < client.pttl(queue.keys.dedup("report-2026-11-21")) <= 86_400_000
 
 
 def test_every_option_arrives(command, queue, client):

@@ -120,7 +120,7 @@ def test_one_deep_in_a_long_list_is_in_one_of_two(show, queue, client, monkeypat
     monkeypatch.setattr("reliq.admin.show.LOOK_THROUGH", 3)
     for number in range(9):
         queue.publish({}, id=f"m{number}", retries=3)
-        client.hset(queue.keys.counts, f"m{number}", 2)
+        client.hset(queue.keys.retries_left, f"m{number}", 2)
 
     assert [show(id)["state"] for id in ("m0", "m4", "m8")] == ["ready", "ready or retry", "ready"]
 
@@ -194,7 +194,7 @@ def test_a_dead_one_is_shown_with_its_letter(command, show, queue, die):
 
 def test_a_dead_one_whose_end_is_forgotten_is_found_among_the_letters(show, queue, die, client):
     die(*(f"m{number}" for number in range(60)))
-    client.delete(queue.keys.ends, *client.keys(queue.keys.dd("*")))
+    client.delete(queue.keys.ends, *client.keys(queue.keys.dedup("*")))
 
     told = show("m3")
 
@@ -205,7 +205,7 @@ def test_a_dead_one_whose_end_is_forgotten_is_found_among_the_letters(show, queu
 def test_a_search_that_takes_too_long_says_that_it_gave_up(command, queue, die, client, monkeypatch):
     monkeypatch.setattr("reliq.admin.ends.SEARCH_SECONDS", 0.0)
     die("m")
-    client.delete(queue.keys.ends, queue.keys.dd("m"))
+    client.delete(queue.keys.ends, queue.keys.dedup("m"))
 
     done = command("show", "q", "m")
 

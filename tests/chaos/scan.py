@@ -38,7 +38,7 @@ def take(client: redis.Redis, keys: Keys) -> Snapshot:
     with client.pipeline(transaction=True) as pipe:
         pipe.zrange(keys.pending, 0, -1).lrange(keys.ready, 0, -1).zrange(keys.unack, 0, -1)
         pipe.lrange(keys.retry, 0, -1).smembers(keys.garbage)
-        pipe.hgetall(keys.counts).hgetall(keys.lease).hgetall(keys.totals)
+        pipe.hgetall(keys.retries_left).hgetall(keys.lease).hgetall(keys.totals)
         *places, counts, words, totals = pipe.execute()
     return Snapshot(
         *(tuple(id.decode() for id in place) for place in places),
@@ -88,7 +88,7 @@ def leftovers(client: redis.Redis, keys: Keys) -> dict[str, int]:
         "unack": client.zcard(keys.unack),
         "retry": client.llen(keys.retry),
         "garbage": client.scard(keys.garbage),
-        "counts": client.hlen(keys.counts),
+        "counts": client.hlen(keys.retries_left),
         "lease": client.hlen(keys.lease),
         "errors": client.hlen(keys.errors),
         "msg:*": sum(1 for _ in client.scan_iter(keys.msg("*"), count=1000)),

@@ -38,7 +38,7 @@ def write(client: redis.Redis, seed: int, victim: int) -> list[str]:
     with client.pipeline(transaction=True) as pipe:
         for number, id in enumerate(ids):
             pipe.set(keys.msg(id), vandal.value(), px=600_000)
-            pipe.hset(keys.counts, id, chance.choice(COUNTS))
+            pipe.hset(keys.retries_left, id, chance.choice(COUNTS))
             if number < FAR:
                 pipe.zadd(keys.pending, {id: max(9.3e9, abs(chance.choice(SCORES)))})
             elif chance.random() < 0.2:
@@ -53,4 +53,4 @@ def write(client: redis.Redis, seed: int, victim: int) -> list[str]:
 def take_back(client: redis.Redis, victim: int, ids: list[str]) -> None:
     """Remove what no worker would ever see."""
     keys = list(QUEUES.values())[victim % len(QUEUES)].keys
-    client.eval(_TAKE_BACK, 4, keys.pending, keys.counts, keys.totals, keys.msg(""), *ids)
+    client.eval(_TAKE_BACK, 4, keys.pending, keys.retries_left, keys.totals, keys.msg(""), *ids)

@@ -49,7 +49,7 @@ def test_after_many_sigterms_under_load_everything_is_acked_or_queued_and_no_ret
     assert counts.ready > 0
     assert counts.totals["published"] == counts.totals["acked"] + counts.ready == published
     assert {kind for kind in counts.totals if kind.startswith("retried")} == set()
-    assert set(admin.hvals(faulty.STEADY.keys.counts)) == {b"50"}
+    assert set(admin.hvals(faulty.STEADY.keys.retries_left)) == {b"50"}
     assert counts.totals["claimed"] == counts.totals["acked"] + counts.totals["released"]
     assert set(admin.hvals("note:done")) == {b"1"}
 
@@ -67,4 +67,4 @@ def test_a_job_of_ten_minutes_keeps_all_its_retries_through_many_deploys(worker,
 
         counts = faulty.LONG.counts()
         assert (counts.ready, counts.unack, counts.missing) == (1, 0, 0)
-        assert admin.hget(faulty.LONG.keys.counts, id) == b"3"
+        assert admin.hget(faulty.LONG.keys.retries_left, id) == b"3"

@@ -17,7 +17,7 @@ def places(client, keys):
     held += [client.lrange(keys.retry, 0, -1), client.smembers(keys.garbage)]
     prefix = keys.msg("").encode()
     bodies = {key.removeprefix(prefix) for key in client.scan_iter(prefix + b"*", count=1000)}
-    return [id for place in held for id in place], bodies, set(client.hkeys(keys.counts))
+    return [id for place in held for id in place], bodies, set(client.hkeys(keys.retries_left))
 
 
 def test_a_log_cut_at_a_random_byte_holds_whole_messages_alone(own_server, server_path, tmp_path, queue_at):

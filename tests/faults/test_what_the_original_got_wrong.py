@@ -164,5 +164,5 @@ def test_a_late_nack_brings_nothing_back(queue, client):
     answer = queue.moves.nack([(claimed, 0, "failed 1 late", b"")])
 
     assert answer.lost == (claimed.id,)
-    assert not client.exists(queue.keys.unack, queue.keys.retry, queue.keys.counts, queue.keys.garbage)
+    assert not client.exists(queue.keys.unack, queue.keys.retry, queue.keys.retries_left, queue.keys.garbage)
     assert queue.counts().alive == 0

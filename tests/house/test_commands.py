@@ -45,7 +45,7 @@ GIVEN = {
     "id": ("a",),
     "group": ("read",),
     "ids": (["a"],),
-    "index": ("pending", "unack", "garbage", "counts", "lease", "errors"),
+    "index": ("pending", "unack", "garbage", "retries_left", "lease", "errors"),
     "key": (KEYS.lane("w.poke"),),
     "keys": (KEYS,),
     "last": ("+",),
@@ -86,7 +86,7 @@ def spelled():
     """Every key that a command may name, as Redis knows it, by the name that `@runs` calls it."""
     fixed = {name: getattr(KEYS, name) for name in Keys.__slots__ if not name.startswith("_")}
     keys = {spelled: name for name, spelled in fixed.items() if isinstance(spelled, str) and name != "name"}
-    keys |= {KEYS.msg("a"): "msg", KEYS.dd("a"): "dd", KEYS.lane("w.poke"): "lane", worker_key("a"): "worker_key"}
+    keys |= {KEYS.msg("a"): "msg", KEYS.dedup("a"): "dedup", KEYS.lane("w.poke"): "lane", worker_key("a"): "worker_key"}
     keys |= {KEYS.aside(name, 1): "aside" for name in TYPES}
     return keys | {value: name for name, value in vars(key_names).items() if name.endswith("_KEY")}
 

@@ -221,7 +221,7 @@ WRONG = {
     "unack": lambda client, key: client.set(key, "x"),
     "retry": lambda client, key: client.set(key, "x"),
     "garbage": lambda client, key: client.set(key, "x"),
-    "counts": lambda client, key: client.set(key, "x"),
+    "retries_left": lambda client, key: client.set(key, "x"),
     "lease": lambda client, key: client.set(key, "x"),
     "dead": lambda client, key: client.set(key, "x"),
 }
@@ -232,7 +232,9 @@ def test_a_key_of_the_wrong_type_is_named_and_nothing_written(queue, call, clien
     key = getattr(queue.keys, part)
     WRONG[part](client, key)
     name = {"dead": "letters", "retry": "counts"}.get(part, "publish")
-    options = {"pending": {"delay": 1}, "ready": {}, "counts": {}}.get(part, {"id": "x"}) if name == "publish" else {}
+    options = (
+        {"pending": {"delay": 1}, "ready": {}, "retries_left": {}}.get(part, {"id": "x"}) if name == "publish" else {}
+    )
 
     with pytest.raises(Exception, match=key) as caught:
         call(queue, name, *([{}] if name == "publish" else []), **options)

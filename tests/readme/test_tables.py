@@ -78,7 +78,7 @@ def test_the_defaults_of_the_tables_are_those_of_the_code():
 def test_the_structures_of_the_table_are_those_of_the_code():
     keys, text = Queue("NAME", url="redis://127.0.0.1:1/0").keys, page("redis.md")
 
-    for key in (keys.msg("ID"), keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.counts):
+    for key in (keys.msg("ID"), keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.retries_left):
         assert f"`{key}`" in text
     assert Layout.RELIQ.hash_tag
 

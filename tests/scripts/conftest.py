@@ -97,7 +97,7 @@ def word(client, keys):
 @pytest.fixture
 def left(client, keys):
     """The retries left of a message, as Redis holds them, or None."""
-    return lambda name: (client.hget(keys.counts, name) or b"").decode() or None
+    return lambda name: (client.hget(keys.retries_left, name) or b"").decode() or None
 
 
 @pytest.fixture

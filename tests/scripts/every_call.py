@@ -44,7 +44,7 @@ def stage(run, client, keys):
     run(publish("ready", "ready-too", "no-count"))
     run(t.cancel(keys, ["never-seen"], clock=NOON))
     client.delete(keys.wake, keys.watch)
-    client.hdel(keys.counts, "no-count")
+    client.hdel(keys.retries_left, "no-count")
     letters = [(name.decode(), letter[b"id"].decode(), 3) for name, letter in client.xrange(keys.dead)]
     seen = run(t.check(keys, ["no-count"], part="both"))[1][0][-1]
     wish = {"no-count": [seen, "=", "", 0, "=", "", ""]}

@@ -27,12 +27,12 @@ class ForeignMoves(Moves):
         for id in self.model.over(self.model.unack, limit=len(IDS)):
             self.client.zrem(self.keys.unack, id)
             if self.model.counts[id]:
-                self.client.hincrby(self.keys.counts, id, -1)
+                self.client.hincrby(self.keys.retries_left, id, -1)
                 self.client.lpush(self.keys.retry, id)
                 self.model.counts[id] -= 1
                 self.model.retry.append(id)
             else:
-                self.client.hdel(self.keys.counts, id)
+                self.client.hdel(self.keys.retries_left, id)
                 self.client.sadd(self.keys.garbage, id)
                 self.model.counts.pop(id)
                 self.model.garbage.add(id)
@@ -51,7 +51,7 @@ class ForeignMoves(Moves):
 
     def go_ends(self, id):
         self.client.zrem(self.keys.unack, id)
-        self.client.hdel(self.keys.counts, id)
+        self.client.hdel(self.keys.retries_left, id)
         self.client.delete(self.keys.msg(id))
         for place in (self.model.unack, self.model.counts, self.model.bodies):
             place.pop(id, None)

@@ -60,7 +60,7 @@ class Moves(RuleBasedStateMachine):
         self.model.pass_time(us)
         if self.held:
             self.held.set(self.model.now)
-            expiring = [key(name) for key in (self.keys.msg, self.keys.dd) for name in IDS]
+            expiring = [key(name) for key in (self.keys.msg, self.keys.dedup) for name in IDS]
             self.client.exists(*expiring, self.keys.lane("p"), self.keys.lane("w"))
 
     @property

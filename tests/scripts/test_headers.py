@@ -14,7 +14,7 @@ from reliq.keys import Keys
 from reliq.lua import script, script_names
 
 KEY_NAMES = set(chain.from_iterable(script(name).keys for name in script_names()))
-TAIL_KEYS = {"msg": "body", "dd": "mark"}
+TAIL_KEYS = {"msg": "body", "dedup": "mark"}
 every_script = pytest.mark.parametrize("name", script_names())
 
 
@@ -108,7 +108,7 @@ def test_a_call_passes_the_keys_that_the_header_declares(name, run, client, keys
         assert spelled.startswith(keys.lane("")) if key == "lane" else spelled == getattr(keys, key)
     half = len(tail) // max(1, len(script(name).tail_keys))
     assert all(key.startswith(keys.msg("")) for key in tail[:half])
-    assert all(key.startswith(keys.dd("")) for key in tail[half:])
+    assert all(key.startswith(keys.dedup("")) for key in tail[half:])
 
 
 @every_script

@@ -169,7 +169,9 @@ def test_a_cancelled_message_leaves_its_list_so_that_the_original_never_meets_it
     assert run(t.cancel(keys, [one])) == ["cancelled"]
 
     assert [id.decode() for id in client.lrange(getattr(keys, place), 0, -1)] == listed
-    assert client.exists(keys.msg(one)) == client.hexists(keys.counts, one) == client.hexists(keys.lease, one) == 0
+    assert (
+        client.exists(keys.msg(one)) == client.hexists(keys.retries_left, one) == client.hexists(keys.lease, one) == 0
+    )
     assert run(t.counts(keys)).totals == {"cancelled": 1}
 
 
@@ -177,7 +179,7 @@ def test_a_cancelled_message_leaves_its_list_so_that_the_original_never_meets_it
 def test_a_cancel_looks_through_a_bounded_piece_of_a_long_list(run, client):
     keys = Keys("orders", TAGGED)
     client.rpush(keys.ready, *(f"m{number}" for number in range(1000)))
-    client.hset(keys.counts, mapping={f"m{number}": 3 for number in range(1000)})
+    client.hset(keys.retries_left, mapping={f"m{number}": 3 for number in range(1000)})
     some = [f"m{number}" for number in range(300, 800)]  # each may be looked for among 200 from either end
 
     assert set(run(t.cancel(keys, some))) == {"cancelled"}
@@ -242,7 +244,7 @@ def test_reliq_leaves_counts_and_due_times_in_the_unit_of_the_original(published
     ids = {id: held["value"] for key, held in case.items() if ":msg:" in key for id in [key.rsplit(":", 1)[1]]}
 
     for id, body in ids.items():
-        assert client.hget(keys.counts, f"id-{body}") == case[keys.counts]["value"][id].encode()
+        assert client.hget(keys.retries_left, f"id-{body}") == case[keys.retries_left]["value"][id].encode()
         assert abs(client.zscore(keys.pending, f"id-{body}") - case[keys.pending]["value"][id]) < 1.1
 
 
@@ -266,5 +268,5 @@ def test_what_the_original_does_to_take_a_message_finds_what_reliq_published(run
     id = client.rpop("{dp:orders}:ready")
     client.zadd("{dp:orders}:unack", {id: NOON // 1_000_000 + 30})
 
-    assert (id, client.get(keys.msg("m")), int(client.hget(keys.counts, id))) == (b"m", b"x", 3)
+    assert (id, client.get(keys.msg("m")), int(client.hget(keys.retries_left, id))) == (b"m", b"x", 3)
     assert run(t.reclaim(keys, clock=micros(30_000))).overdue == ("m",)

@@ -28,7 +28,7 @@ def test_a_flood_that_is_due_at_once_is_promoted_in_bounded_calls(run, client, k
 def test_a_flood_of_leases_that_end_at_once_is_reclaimed_in_bounded_calls(run, client, keys):
     ids = [f"m{number:06}" for number in range(20_000)]
     client.zadd(keys.unack, dict.fromkeys(ids, micros() / 1e6))
-    client.hset(keys.counts, mapping=dict.fromkeys(ids, 3))
+    client.hset(keys.retries_left, mapping=dict.fromkeys(ids, 3))
 
     moved = []
     while not moved or moved[-1]:

@@ -51,7 +51,7 @@ class QueueMachine(ForeignMoves):
 
     @rule(ids=some_ids)
     def markers_expire(self, ids):
-        self.client.delete(*map(self.keys.dd, ids))
+        self.client.delete(*map(self.keys.dedup, ids))
         for id in ids:
             self.model.markers.pop(id, None)
 
@@ -172,9 +172,9 @@ class QueueMachine(ForeignMoves):
             for key in (keys.ready, keys.retry):
                 pipe.lrange(key, 0, -1)
             pipe.smembers(keys.garbage)
-            for key in (keys.counts, keys.lease, keys.windows, keys.totals):
+            for key in (keys.retries_left, keys.lease, keys.windows, keys.totals):
                 pipe.hgetall(key)
-            pipe.mget(map(keys.msg, IDS)).mget(map(keys.dd, IDS)).xrange(keys.dead).llen(keys.wake)
+            pipe.mget(map(keys.msg, IDS)).mget(map(keys.dedup, IDS)).xrange(keys.dead).llen(keys.wake)
             pipe.xrange(keys.ends).xrange(keys.history)
             *state, ends, history = pipe.execute()
         pending, unack, ready, retry, garbage, counts, words, windows, totals, bodies, markers, dead, tokens = state
@@ -202,7 +202,7 @@ class QueueMachine(ForeignMoves):
         if self.held:
             now = self.model.key_time
             until = {self.keys.msg(id): body.until for id, body in self.model.bodies.items()}
-            until |= {self.keys.dd(id): when for id, (_, when) in self.model.markers.items()}
+            until |= {self.keys.dedup(id): when for id, (_, when) in self.model.markers.items()}
             until |= {self.keys.lane(lane): when for lane, when in self.model.lanes.items()}
             with self.client.pipeline() as pipe:
                 for key in until:

@@ -42,7 +42,7 @@ def calls(run, client, keys):
     """Calls by script: those that are staged, and more where one call does not take every path of its script."""
     calls = {name: [call] for name, call in stage(run, client, keys).items()}
     client.lpush(keys.ready, "of-go")
-    client.hset(keys.counts, "of-go", 3)
+    client.hset(keys.retries_left, "of-go", 3)
     cancel = t.cancel(keys, ["of-go"], tombstone_ms=5)
     calls["cancel"].append(replace(cancel, args=(cancel.args[0], "1", *cancel.args[2:])))  # of a bare body
     calls["publish"] += [*calls["publish"], *_publishes(client, keys)]  # the first is repeated
@@ -61,7 +61,7 @@ def calls(run, client, keys):
 def _publishes(client, keys):
     """At once, sooner than all others, and again what is cancelled in its list."""
     client.lpush(keys.ready, "again")
-    client.hset(keys.counts, "again", 3)
+    client.hset(keys.retries_left, "again", 3)
     client.hset(keys.lease, "again", "!")
     kinds = [("now", {}), ("sooner", {"delay_ms": 1}), ("again", {"delay_ms": 1, "window_ms": 9})]
     return [
@@ -110,13 +110,13 @@ def play(client, keys, url):
 UNREACHED = {
     "ack": "ends:XADD errors:HMGET",
     "cancel": "retry:LPOS retry:LREM",
-    "check": "dd:SET errors:HMGET pending:ZADD pending:ZRANGE ready:LPUSH retry:LREM",
+    "check": "dedup:SET errors:HMGET pending:ZADD pending:ZRANGE ready:LPUSH retry:LREM",
     "claim": "pending:ZADD ready:LPUSH retry:LPUSH wake:LPUSH wake:LTRIM",
     "extend": "lease:HSET",
     "forget": "dead:UNLINK ends:UNLINK errors:UNLINK history:UNLINK lease:UNLINK paused:UNLINK totals:UNLINK wake:UNLINK "
     "watch:UNLINK windows:UNLINK",
     "nack": "wake:LPUSH watch:DEL",
-    "reclaim": "counts:HDEL ends:XADD errors:HDEL errors:HSET garbage:SADD lease:HDEL unack:ZADD",
+    "reclaim": "ends:XADD errors:HDEL errors:HSET garbage:SADD lease:HDEL retries_left:HDEL unack:ZADD",
     "redrive": "msg:PEXPIRE msg:PTTL watch:DEL",
     "release": "lease:HSET",
     "reschedule": "wake:LPUSH watch:DEL",

@@ -53,7 +53,7 @@ def test_five_hundred_are_published_and_claimed_in_order(held, where):
 def test_five_hundred_are_acked_at_once(held, run, keys, client):
     assert run(t.ack(keys, [(one, 1000) for one in held])).lost == ()
 
-    assert client.keys(keys.msg("*")) == client.hkeys(keys.lease) == client.hkeys(keys.counts) == []
+    assert client.keys(keys.msg("*")) == client.hkeys(keys.lease) == client.hkeys(keys.retries_left) == []
 
 
 def test_five_hundred_are_nacked_and_reclaimed_at_once(held, run, keys, where):
@@ -118,7 +118,7 @@ def test_five_hundred_are_purged_at_once(state, publish, claim, run, keys, where
     assert run(t.purge(keys, MANY, state=state)) == 500
 
     assert where() == {}
-    assert client.keys(keys.msg("*")) == client.hkeys(keys.counts) == []
+    assert client.keys(keys.msg("*")) == client.hkeys(keys.retries_left) == []
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "extend", "release", "snooze", "cancel", "reschedule", "collect"])

@@ -71,7 +71,7 @@ def test_a_message_outside_the_lists_is_gone_at_once(place, put, cancel, client,
 
     assert where() == {}
     assert total("cancelled") == 1
-    assert client.hkeys(keys.counts) == client.hkeys(keys.lease) == client.hkeys(keys.errors) == []
+    assert client.hkeys(keys.retries_left) == client.hkeys(keys.lease) == client.hkeys(keys.errors) == []
 
 
 @pytest.mark.parametrize("place", ["ready", "retry"])
@@ -85,7 +85,7 @@ def test_a_message_in_a_list_is_left_there_and_dropped_by_the_claim_that_meets_i
 
     assert claim() == []
     assert (where(), total("cancelled")) == ({}, 1)
-    assert client.hkeys(keys.counts) == client.hkeys(keys.lease) == []
+    assert client.hkeys(keys.retries_left) == client.hkeys(keys.lease) == []
 
 
 def test_cancel_searches_no_list(put, cancel, client):
@@ -136,14 +136,14 @@ def test_a_cancelled_message_ends_when_its_worker_lets_go(end, publish, claim, c
     if end != "expired":
         assert answer.cancelled == (() if end == "release" else ("m",))
     assert (where(), total("cancelled")) == ({}, 1)
-    assert client.hkeys(keys.counts) == client.hkeys(keys.lease) == client.hkeys(keys.errors) == []
+    assert client.hkeys(keys.retries_left) == client.hkeys(keys.lease) == client.hkeys(keys.errors) == []
     assert client.keys(keys.msg("*")) == []
 
 
 @pytest.mark.foreign_hands
 def test_a_message_that_a_foreign_consumer_runs_is_cancelled_when_its_lease_ends(cancel, run, client, keys, where):
     client.zadd(keys.unack, {"m": NOON / 1e6 + 1})
-    client.hset(keys.counts, "m", 3)
+    client.hset(keys.retries_left, "m", 3)
 
     assert cancel() == ["running"]
     assert run(t.reclaim(keys, clock=micros(1000))).cancelled == ("m",)
@@ -160,8 +160,8 @@ def test_cancel_leaves_a_tombstone(place, marker, put, cancel, client, keys):
 
     cancel(tombstone_ms=60_000)
 
-    assert client.get(keys.dd("m")) == marker
-    assert 30_000 < client.pttl(keys.dd("m")) <= 60_000
+    assert client.get(keys.dedup("m")) == marker
+    assert 30_000 < client.pttl(keys.dedup("m")) <= 60_000
 
 
 @pytest.mark.parametrize("place", ["pending", "ready", "retry", "nacked", "nowhere"])
@@ -201,15 +201,15 @@ def test_a_cancel_never_shortens_a_marker(first, publish, claim, cancel, run, cl
 
     cancel(tombstone_ms=1000)
 
-    assert client.get(keys.dd("m")) == first.encode()
-    assert client.pttl(keys.dd("m")) > HOUR_MS - 30_000
+    assert client.get(keys.dedup("m")) == first.encode()
+    assert client.pttl(keys.dedup("m")) > HOUR_MS - 30_000
 
 
 def test_a_cancel_lengthens_a_marker(cancel, client, keys):
     cancel(tombstone_ms=1000)
     cancel(tombstone_ms=HOUR_MS)
 
-    assert client.pttl(keys.dd("m")) > HOUR_MS - 30_000
+    assert client.pttl(keys.dedup("m")) > HOUR_MS - 30_000
 
 
 @pytest.mark.parametrize(("options", "marker"), [({}, b"freed"), ({"tombstone_ms": 60_000}, b"cancelled")])
@@ -219,7 +219,7 @@ def test_a_cancel_of_what_lives_says_so_even_over_a_longer_marker(options, marke
 
     assert cancel(**options) == ["cancelled"]
 
-    assert client.get(keys.dd("m")) == marker
+    assert client.get(keys.dedup("m")) == marker
 
 
 def test_a_letter_to_be_keeps_its_body_when_its_id_was_cancelled_in_an_earlier_life(

@@ -67,7 +67,7 @@ def test_a_chosen_id_stays_taken_from_every_end(how, send, end, client, keys):
     end(how)
 
     assert send() == "duplicate"
-    assert WINDOW_MS - 30_000 < client.pttl(keys.dd("m")) <= WINDOW_MS
+    assert WINDOW_MS - 30_000 < client.pttl(keys.dedup("m")) <= WINDOW_MS
     assert client.exists(keys.windows) == 0
 
 
@@ -77,12 +77,12 @@ def test_a_redriven_message_keeps_its_window_for_its_second_end(how, send, end, 
     end("dead")
     [(letter, _)] = client.xrange(keys.dead)
     assert run(t.redrive(keys, [(letter.decode(), "m", 0)], ttl_ms=HOUR_MS)) == ["redriven"]
-    client.delete(keys.dd("m"))  # of its first end
+    client.delete(keys.dedup("m"))  # of its first end
 
     end(how)
 
     assert send() == "duplicate"
-    assert WINDOW_MS - 30_000 < client.pttl(keys.dd("m")) <= WINDOW_MS
+    assert WINDOW_MS - 30_000 < client.pttl(keys.dedup("m")) <= WINDOW_MS
 
 
 @pytest.mark.parametrize("how", ENDS)
@@ -91,7 +91,7 @@ def test_without_a_window_an_id_is_free_at_its_end(how, send, end, client, keys)
     if how != "acked":
         end(how)
         assert send() is None
-    assert client.exists(keys.dd("m")) == 0
+    assert client.exists(keys.dedup("m")) == 0
 
 
 @pytest.mark.parametrize("delay_ms", [0, 60_000])

@@ -294,7 +294,7 @@ def test_tidy_removes_state_words_without_a_message(publish, claim, bury, run, c
     bury("garbage")
     client.hset(keys.lease, mapping={"orphan": "w.1:5", "garbage": "w.1:5"})
     client.hset(keys.errors, "orphan", "failed 1 x")
-    client.hdel(keys.counts, "held")
+    client.hdel(keys.retries_left, "held")
 
     assert run(t.tidy(keys, clock=NOON)) == (0, 0, 0, 1)
 

@@ -113,7 +113,7 @@ def test_a_total_that_is_no_number_never_stops_a_transition(name, calls, run, cl
 @pytest.mark.foreign_hands
 def test_a_marker_of_the_wrong_type_does_not_stop_a_cancel_half_way(run, publish, client, keys, where):
     publish("first", delay_ms=1)
-    client.sadd(keys.dd("second"), "x")
+    client.sadd(keys.dedup("second"), "x")
 
     assert run(t.cancel(keys, ["first", "second"])) == ["cancelled", "not_found"]
 

@@ -186,7 +186,7 @@ def test_a_paused_claim_of_a_known_lane_keeps_its_number_and_takes_nothing(worke
 @pytest.mark.parametrize("id", [b"two\nlines", b"a\ttab", b"\xff\x00", b""])
 def test_an_id_of_any_bytes_is_given_back_by_a_repeated_claim(id, worker, run, client, keys):
     client.lpush(keys.ready, id)
-    client.hset(keys.counts, id, 3)
+    client.hset(keys.retries_left, id, 3)
     first = run(worker(1)).claimed
 
     assert [one.id.encode("utf-8", "surrogateescape") for one in first] == [id]
@@ -235,7 +235,7 @@ def test_a_chosen_id_stays_taken_after_an_ack(publish, claim, run, keys, client,
     run(t.ack(keys, [(one, HOUR_MS) for one in claim()]))
 
     assert publish("m", window_ms=HOUR_MS).refused == {0: "duplicate"}
-    assert HOUR_MS - 30_000 < client.pttl(keys.dd("m")) <= HOUR_MS
+    assert HOUR_MS - 30_000 < client.pttl(keys.dedup("m")) <= HOUR_MS
     assert where() == {}
 
 
@@ -243,7 +243,7 @@ def test_a_chosen_id_stays_taken_after_it_became_a_letter(publish, die, client, 
     die("m", window_ms=HOUR_MS)
 
     assert publish("m", window_ms=HOUR_MS).refused == {0: "duplicate"}
-    assert HOUR_MS - 30_000 < client.pttl(keys.dd("m")) <= HOUR_MS
+    assert HOUR_MS - 30_000 < client.pttl(keys.dedup("m")) <= HOUR_MS
 
 
 @pytest.mark.parametrize("window_ms", [None, 0])
@@ -252,7 +252,7 @@ def test_an_id_without_a_window_is_free_at_its_end(window_ms, publish, die, clai
     run(t.ack(keys, [(one, window_ms) for one in claim()]))
     die("dead", window_ms=window_ms)
 
-    assert client.keys(keys.dd("*")) == []
+    assert client.keys(keys.dedup("*")) == []
     assert publish("acked", "dead", window_ms=1).refused == {}
 
 
@@ -263,13 +263,13 @@ def test_a_publish_that_replaces_overrides_the_window(publish, claim, run, keys,
     assert publish("m", window_ms=HOUR_MS, replace=True).refused == {}
 
     assert where() == {"ready": ["m"]}
-    assert client.exists(keys.dd("m")) == 0
+    assert client.exists(keys.dedup("m")) == 0
 
 
 def test_an_id_is_free_when_its_window_is_over(publish, claim, run, keys, client, where):
     publish("m", window_ms=HOUR_MS)
     run(t.ack(keys, [(one, HOUR_MS) for one in claim()]))
-    client.delete(keys.dd("m"))
+    client.delete(keys.dedup("m"))
 
     assert publish("m", window_ms=HOUR_MS).refused == {}
     assert where() == {"ready": ["m"]}
@@ -278,4 +278,4 @@ def test_an_id_is_free_when_its_window_is_over(publish, claim, run, keys, client
 def test_publish_itself_leaves_no_marker(publish, client, keys):
     publish("m", window_ms=HOUR_MS)
 
-    assert client.keys(keys.dd("*")) == []
+    assert client.keys(keys.dedup("*")) == []

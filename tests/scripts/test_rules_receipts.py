@@ -120,7 +120,7 @@ def test_a_state_word_left_behind_is_gone_when_its_id_comes_back(verb, publish, 
 @pytest.mark.foreign_hands
 @every_settle
 def test_a_missing_count_voids_no_receipt(settle, held, run, client, keys):
-    client.hdel(keys.counts, "m")
+    client.hdel(keys.retries_left, "m")
 
     assert run(settle(keys, held)).lost == ()
 
@@ -222,7 +222,7 @@ def test_a_message_is_delivered_once_more_than_it_has_retries(publish, claim, ru
     assert answer.buried == ("m",)
     assert where() == {"garbage": ["m"]}
     assert client.hget(keys.errors, "m") == b"lease - "
-    assert client.hkeys(keys.counts) == client.hkeys(keys.lease) == []
+    assert client.hkeys(keys.retries_left) == client.hkeys(keys.lease) == []
 
 
 @pytest.mark.foreign_hands
@@ -230,9 +230,9 @@ def test_a_message_is_delivered_once_more_than_it_has_retries(publish, claim, ru
 def test_a_count_that_is_missing_or_no_number_is_none_left_and_is_told(text, publish, claim, run, client, keys, where):
     publish("m", "well")
     if text is None:
-        client.hdel(keys.counts, "m")
+        client.hdel(keys.retries_left, "m")
     else:
-        client.hset(keys.counts, "m", text)
+        client.hset(keys.retries_left, "m", text)
 
     assert [(one.id, one.left) for one in claim(lease_ms=1)] == [("m", 0), ("well", 3)]
     answer = run(t.reclaim(keys, clock=micros(1)))
@@ -244,7 +244,7 @@ def test_a_count_that_is_missing_or_no_number_is_none_left_and_is_told(text, pub
 @pytest.mark.foreign_hands
 def test_a_count_greater_than_redis_can_count_loses_no_message(publish, claim, run, client, keys, where):
     publish("m")
-    client.hset(keys.counts, "m", "9" * 30)
+    client.hset(keys.retries_left, "m", "9" * 30)
     claim(lease_ms=1)
 
     assert run(t.reclaim(keys, clock=micros(1))).overdue == ("m",)

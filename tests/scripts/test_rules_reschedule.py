@@ -157,7 +157,7 @@ def test_a_revival_overrides_the_tombstone_when_it_replaces(publish, run, keys, 
     assert publish("m", window_ms=HOUR_MS, replace=True).refused == {}
 
     assert where() == {"ready": ["m"]}
-    assert client.exists(keys.dd("m")) == 0
+    assert client.exists(keys.dedup("m")) == 0
 
 
 def test_a_cancelled_message_that_runs_is_not_revived(publish, claim, run, client, keys):
@@ -171,7 +171,7 @@ def test_a_cancelled_message_that_runs_is_not_revived(publish, claim, run, clien
 @pytest.mark.foreign_hands
 def test_a_cancelled_message_that_a_foreign_consumer_runs_is_not_revived(publish, run, client, keys):
     client.zadd(keys.unack, {"m": NOON / 1e6 + 1})
-    client.hset(keys.counts, "m", 3)
+    client.hset(keys.retries_left, "m", 3)
     run(t.cancel(keys, ["m"]))
 
     assert publish("m", window_ms=HOUR_MS).refused == {0: "duplicate"}

@@ -54,7 +54,7 @@ def publish_anything(client, keys, chance, number):
         if chance.random() < 0.9:
             pipe.set(keys.msg("").encode() + id, some_value(chance), px=60_000)
         if left is not None and place != "garbage":
-            pipe.hset(keys.counts, id, left)
+            pipe.hset(keys.retries_left, id, left)
         if chance.random() < 0.2:
             pipe.hset(keys.lease, id, chance.choice([b"!", b"nacked", b"suspect", b"@5", b"@x", b"a.1:5", b"\xff"]))
         if chance.random() < 0.2:
@@ -96,7 +96,7 @@ def test_whatever_is_published_ends_and_the_worker_goes_on(url, client, undecoda
     assert ended == MESSAGES + 1
     letters = queue.letters(limit=500)
     assert len(letters) == totals["dead"] > MESSAGES / 4
-    assert client.hlen(queue.keys.counts) == 0
+    assert client.hlen(queue.keys.retries_left) == 0
     queue.close()
 
 

@@ -160,7 +160,7 @@ def publish(queue, messages):
 
 def forget_evil(client, queues):
     """Remove what is left of evil messages, when no good one is alive, as one who empties a queue by hand."""
-    names = ("pending", "ready", "unack", "retry", "garbage", "counts", "lease", "errors", "wake", "dead", "ends")
+    names = ("pending", "ready", "unack", "retry", "garbage", "retries_left", "lease", "errors", "wake", "dead", "ends")
     for queue in queues:
         client.unlink(*(getattr(queue.keys, name) for name in names))
 

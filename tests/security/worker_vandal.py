@@ -167,7 +167,7 @@ class Vandal:
         if chance.random() < 0.9:
             pipe.set(keys.msg("").encode() + id, self.value(), px=chance.choice([60_000, 2**53]))
         if chance.random() < 0.9:
-            pipe.hset(keys.counts, id, chance.choice(["0", "1", "2", self.number()]))
+            pipe.hset(keys.retries_left, id, chance.choice(["0", "1", "2", self.number()]))
         if chance.random() < 0.3:
             pipe.hset(keys.lease, id, self.blob(WORDS))
         if chance.random() < 0.3:

@@ -178,14 +178,14 @@ def test_observers_that_raise_do_no_harm(queue, consumer, start, recorder):
     assert len(seen) >= 4
 
 
-@pytest.mark.parametrize("key", ["ready", "unack", "counts", "lease", "wake", "garbage", "pending", "retry"])
+@pytest.mark.parametrize("key", ["ready", "unack", "retries_left", "lease", "wake", "garbage", "pending", "retry"])
 def test_one_broken_queue_does_not_stop_the_others(make_queue, consumer, start, recorder, client, caplog, key):
     broken, sound = make_queue("broken"), make_queue("sound")
     for queue in (broken, sound):
         consumer.handler(queue, lease=0.3, backoff=SOON)(fails_once)
     place = getattr(broken.keys, key)
     client.delete(place)
-    client.hset(place, "a", "b") if key not in ("counts", "lease") else client.lpush(place, "a")
+    client.hset(place, "a", "b") if key not in ("retries_left", "lease") else client.lpush(place, "a")
     start(concurrency=4)
     for _ in range(5):
         for number in range(20):
@@ -219,17 +219,17 @@ def test_outcomes_that_one_queue_refuses_do_not_hold_up_the_others(
     broken.publish("x", id="x")
     start(concurrency=4)
     gate.wait_for()
-    kept = client.dump(broken.keys.counts)
-    client.delete(broken.keys.counts)
-    client.set(broken.keys.counts, "something else wrote this")
+    kept = client.dump(broken.keys.retries_left)
+    client.delete(broken.keys.retries_left)
+    client.set(broken.keys.retries_left, "something else wrote this")
 
     gate.open()
     recorder.wait_for(Handled, queue="broken")
     for number in range(50):
         sound.publish(str(number))
     recorder.wait_for(Acked, 50, queue="sound")
-    client.delete(broken.keys.counts)
-    client.restore(broken.keys.counts, 0, kept)
+    client.delete(broken.keys.retries_left)
+    client.restore(broken.keys.retries_left, 0, kept)
 
     recorder.wait_for(Acked, queue="broken")
     assert broken.counts().missing == 0
@@ -296,7 +296,7 @@ def test_ten_thousand_mixed_messages_leave_nothing_behind(make_queue, consumer, 
         assert (counts.missing, counts.alive) == (0, 0)
         assert counts.totals["cancelled"] == 10
         assert counts.totals["dead"] == 98 + 2
-        for name in ("unack", "retry", "counts", "lease", "errors"):
+        for name in ("unack", "retry", "retries_left", "lease", "errors"):
             assert not client.exists(getattr(queue.keys, name)), name
         assert client.keys(queue.keys.msg("*")) == []
     assert recorder.of(Lost) == []

@@ -19,7 +19,7 @@ from reliq.worker.scheduler import Scheduler
 def publish_as_go_does(client, queue, id: bytes, body: bytes) -> None:
     base = queue.keys.msg("").encode()
     client.set(base + id, body, px=60_000)
-    client.hset(queue.keys.counts, id, "3")
+    client.hset(queue.keys.retries_left, id, "3")
     client.lpush(queue.keys.ready, id)
 
 
@@ -92,7 +92,7 @@ def test_a_bare_body_that_looks_like_an_envelope_is_never_written_to(make_queue,
 def write_as_reliq_does(client, queue, id, *, header='"d":1,"r":0', count="0", place="ready", score=0.0, word=None):
     """What somebody with a publisher's rights can write: an envelope, a count, a place, a state word."""
     client.set(queue.keys.msg(id), f"RELIQ/1 {{{header}}}\nevil".encode(), px=60_000)
-    client.hset(queue.keys.counts, id, count)
+    client.hset(queue.keys.retries_left, id, count)
     if word is not None:
         client.hset(queue.keys.lease, id, word)
     if place == "ready":

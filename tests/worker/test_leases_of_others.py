@@ -32,7 +32,7 @@ def leases(consumer, queue):
 def test_a_count_that_is_beyond_all_measure_stops_nothing(leases, queue, client, count):
     queue.publish_many(["x"] * 3)
     odd, *others = queue.moves.claim(CallNumber(LANE, 1), limit=3, lease_ms=60_000).claimed
-    client.hset(queue.keys.counts, odd.id, count)
+    client.hset(queue.keys.retries_left, odd.id, count)
 
     leases.release("q", leases.held("q", LANE))
 

@@ -11,7 +11,7 @@ EVIL = "m\n2026-11-22 ERROR reliq all is lost\x1b[2J\u202e"
 def test_an_id_in_the_stacks_is_one_word_of_one_line(kind, make_queue, consumer, start, gate, client):
     queue = make_queue(body=bytes)
     client.set(queue.keys.msg(EVIL), b"x")
-    client.hset(queue.keys.counts, EVIL, 3)
+    client.hset(queue.keys.retries_left, EVIL, 3)
     client.lpush(queue.keys.ready, EVIL)
 
     if kind == "plain":

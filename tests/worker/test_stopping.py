@@ -70,7 +70,7 @@ def test_what_is_held_goes_back_unspent_and_in_order(queue, consumer, gate, reco
     assert recorder.ids(Acked)[-1] == "s00"
     waiting = [id.decode() for id in client.lrange(queue.keys.ready, 0, -1)][::-1]
     assert waiting == ids[1:]
-    assert {client.hget(queue.keys.counts, id) for id in waiting} == {b"2"}
+    assert {client.hget(queue.keys.retries_left, id) for id in waiting} == {b"2"}
     assert queue.counts().unack == 0
 
 

@@ -157,7 +157,7 @@ def test_what_nobody_announced_is_found_by_the_next_look(queue, consumer, start,
         pass
 
     client.set(queue.keys.msg("go"), "hello", px=60_000)
-    client.hset(queue.keys.counts, "go", 3)
+    client.hset(queue.keys.retries_left, "go", 3)
     client.zadd(queue.keys.pending, {"go": 1})
 
     recorder.wait_for(Acked)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
 
 #: Keys of a queue that there is one of for each message, call or fault.
-FAMILIES = frozenset({"msg", "dd", "lane", "aside"})
+FAMILIES = frozenset({"msg", "dedup", "lane", "aside"})
 #: Keys that belong to no queue, by the name that `reliq.keys` gives them; as patterns.
 SHARED_KEYS = {"QUEUES_KEY": QUEUES_KEY, "WORKERS_KEY": WORKERS_KEY, "worker_key": worker_key("*")}
 #: From 7.0 on, rights on keys are by what a command does with them; what is in neither may do both.

@@ -129,7 +129,7 @@ class Checker:
 
     def _read_strays(self) -> None:
         """Read what belongs to ids; those that were met nowhere are suspected to be in no place."""
-        hashes: dict[str, Index] = {"retry counts": "counts", "state words": "lease", "errors": "errors"}
+        hashes: dict[str, Index] = {"retry counts": "retries_left", "state words": "lease", "errors": "errors"}
         for what, index in hashes.items():
             for ids in self._scanned(what, index):
                 self._look(ids)
