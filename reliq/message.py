@@ -238,8 +238,10 @@ class Letter:
     Attributes:
         letter: names this death; an id can die more than once.
         reason: one of `DEATH_REASONS`, unless something else than reliq wrote it.
+        error: text of the last failure; it may hold a piece of the body.
         attempts: how many deliveries there were, None when that is unknown.
         died: unix seconds by Redis' clock.
+        raised: class and place of the last exception, which hold none; empty when nothing was raised.
     """
 
     letter: str
@@ -250,6 +252,7 @@ class Letter:
     died: float
     header: Header
     payload: bytes
+    raised: str = ""
 
 
 @dataclass(frozen=True, slots=True)

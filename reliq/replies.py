@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from reliq.call import id_text
+from reliq.failure_note import FailureNote
 from reliq.foreign import moment
 from reliq.message import Letter, Pause
 from reliq.roster import Worker
-from reliq.wireformat import FailureNote, open_envelope
+from reliq.wireformat import open_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,4 +82,4 @@ def read_letter(row: Any, bare: bool) -> Letter:
     if attempts is None and header.retries is not None:
         attempts = header.retries + 1  # only a message with no retry left ends by its lease
     id, died = id_text(fields.get(b"id", b"")), moment(int(name.split("-")[0]) / 1000)
-    return Letter(name, id, note.reason, note.error, attempts, died, header, payload)
+    return Letter(name, id, note.reason, note.error, attempts, died, header, payload, note.raised)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
@@ -50,7 +52,7 @@ class Outcome:
 
     @property
     def kept(self) -> str:
-        """The text that Redis keeps: why, and the places of an exception and its causes."""
+        """The text that is shown: why, and the places of an exception and its causes."""
         places = self.raised.partition(" ")[2]
         return f"{self.error} ({places})" if places else self.error
 
@@ -167,7 +169,7 @@ def _call(keys: Keys, settings: QueueSettings, kind: OutcomeKind, some: Sequence
         return transitions.snooze(keys, [(one.delivery.claimed, one.outcome.delay_ms) for one in some])
     if kind == "release":
         return transitions.release(keys, [one.delivery.claimed for one in some])
-    return transitions.nack(keys, [_failure(one.delivery, one.outcome) for one in some])
+    return transitions.nack(keys, [_failure(one) for one in some])
 
 
 def _ending(keys: Keys, settings: QueueSettings, kind: OutcomeKind, some: Sequence[Ended]) -> Call[Settled]:
@@ -183,9 +185,18 @@ def _ending(keys: Keys, settings: QueueSettings, kind: OutcomeKind, some: Sequen
     return transitions.ack(keys, windows, kind="expired", history=history, took_ms=took_ms)
 
 
-def _failure(delivery: Delivery, outcome: Outcome) -> tuple[Claimed, int, str, bytes]:
-    final = outcome.kind == "reject"
-    return transitions.failure(delivery, outcome.reason, outcome.kept, outcome.delay_ms, final=final)
+def _failure(one: Ended) -> tuple[Claimed, int, str, bytes]:
+    outcome = one.outcome
+    return transitions.failure(
+        one.delivery,
+        outcome.reason,
+        outcome.error,
+        outcome.delay_ms,
+        final=outcome.kind == "reject",
+        raised=outcome.raised,
+        by=f"{socket.gethostname()}:{os.getpid()}",
+        took_ms=one.took_ms,
+    )
 
 
 def _said(reason: object) -> tuple[str, str]:

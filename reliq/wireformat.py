@@ -1,5 +1,5 @@
 """
-The formats that scripts, clients and other versions of reliq share; no other module spells or reads one.
+The formats that scripts, clients and other versions of reliq share; no other module spells or reads one of these.
 
 The value of a message is an envelope before its body, `RELIQ/1 {"d":1800000000000,"r":3}` and a line feed:
 
@@ -21,8 +21,7 @@ The state word of a message is its field in the hash `lease`:
     @DUE_MS?        the same of a suspect, as earlier versions wrote it
     ...!            any of them, or none: it was cancelled, and ends where it is met next
 
-The failure note of a message (hash `errors`, field `note` of dead letters and ends) is `REASON ATTEMPT ERROR`, with
-`-` for an attempt that nobody knows.
+The notes of its failures are those of `reliq.failure_note`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from dataclasses import dataclass
 import msgspec
 
 from reliq.errors import ConfigurationError
-from reliq.foreign import whole_number
 from reliq.message import BARE, RETRIES_LIMIT, Header
 
 MAGIC = b"RELIQ/1 "
@@ -221,37 +219,6 @@ def lane_of(nonce: str) -> str:
     """Return by which lane the message of a receipt was claimed; empty when `nonce` is none."""
     word = StateWord.parse(nonce)
     return word.lane if isinstance(word, Held) else ""
-
-
-@dataclass(frozen=True, slots=True)
-class FailureNote:
-    """
-    Why a message failed last.
-
-    Attributes:
-        reason: one of `DEATH_REASONS`; empty when nothing is known.
-        attempt: the delivery that failed, 1 for the first; None when nobody knows.
-        error: its text.
-    """
-
-    reason: str = ""
-    attempt: int | None = None
-    error: str = ""
-
-    @classmethod
-    def parse(cls, text: str | bytes | None) -> FailureNote:
-        """Return what `text` says; of a text that something else wrote, as far as it has the parts."""
-        note = text.decode("utf-8", "replace") if isinstance(text, bytes) else text or ""
-        reason, attempt, error = [*note.split(" ", 2), "", ""][:3]
-        return cls(reason, whole_number(attempt), error)
-
-    def __str__(self) -> str:
-        return f"{self.reason} {'-' if self.attempt is None else self.attempt} {self.error}"
-
-    @property
-    def summary(self) -> str:
-        """Reason and error for a person."""
-        return f"{self.reason}: {self.error}" if self.error else self.reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from reliq import commands
 from reliq.admin import queries
 from reliq.call import id_text
 from reliq.errors import ConfigurationError
+from reliq.failure_note import FailureNote
 from reliq.foreign import moment, whole_number
 from reliq.settings import whole
-from reliq.wireformat import FailureNote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -52,6 +52,8 @@ class LetterFilter(Filter):
     Attributes:
         ids: of messages; empty for all.
         reason: one of `DEATH_REASONS`; empty for all.
+        raised: class and place of the exception, exactly as letters have it; empty for letters that have none, None
+            for all.
         error: text that the last error must have.
         older_than, newer_than: seconds since the death, or None.
 
@@ -61,6 +63,7 @@ class LetterFilter(Filter):
 
     ids: frozenset[str] = frozenset()
     reason: str = ""
+    raised: str | None = None
     error: str = ""
     older_than: float | None = None
     newer_than: float | None = None
@@ -76,7 +79,7 @@ class LetterFilter(Filter):
     def is_set(self) -> bool:
         """Whether it leaves anything out."""
         said = (self.headers, self.match, self.ids, self.reason, self.error)
-        return any(said) or (self.older_than, self.newer_than) != (None, None)
+        return any(said) or (self.raised, self.older_than, self.newer_than) != (None, None, None)
 
     def letter_tester(self) -> Callable[[Letter], bool]:
         """Return the test whether a letter is meant; its age is no part of it, see `span`."""
@@ -86,6 +89,7 @@ class LetterFilter(Filter):
             return (
                 (not self.ids or letter.id in self.ids)
                 and (not self.reason or letter.reason == self.reason)
+                and self.raised in (None, letter.raised)
                 and self.error in letter.error
                 and carries(letter.header, letter.payload)
             )

@@ -14,7 +14,7 @@ from reliq.admin.places import MOVING_MS, Place, check_place
 from reliq.admin.walk import Found, Walk
 from reliq.foreign import moment, whole_number
 from reliq.settings import whole
-from reliq.wireformat import Backoff, Delayed, FailureNote, StateWord, Suspect
+from reliq.wireformat import Backoff, Delayed, StateWord, Suspect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from reliq.admin.session import QueueSession
     from reliq.call import Request
     from reliq.commands import SortedSet
+    from reliq.failure_note import FailureNote
     from reliq.message import Letter
 
 #: It is called after each step, with how many ids the step looked at.
@@ -44,7 +45,9 @@ class Entry:
         when: unix seconds: of pending and lists the due time, of unack the end of the lease or the redelivery, of
             dead the death; None when that is unknown.
         attempt: deliveries so far, None when that is unknown.
-        error: the last one, after its reason; empty when there was none.
+        reason: of its last failure, one of `DEATH_REASONS`; empty when there was none.
+        raised: class and place of the exception then, which hold no piece of a body; empty when nothing was raised.
+        error: the same failure's text, after its reason; it may hold a piece of the body.
         size: bytes of the whole body; None when it is gone.
         body: its start.
         letter: names the death of a dead one.
@@ -56,6 +59,8 @@ class Entry:
     when: float | None
     attempt: int | None
     retries_left: int | None
+    reason: str
+    raised: str
     error: str
     headers: Mapping[str, str]
     size: int | None
@@ -120,10 +125,22 @@ def entries(queue: QueueSession, state: Place, found: list[Found]) -> list[Entry
 
 def of_letter(letter: Letter) -> Entry:
     """Return a dead letter as an entry of the state `dead`."""
-    error = FailureNote(letter.reason, letter.attempts, letter.error).summary
+    error = f"{letter.reason}: {letter.error}" if letter.error else letter.reason
     headers, size = letter.header.headers, len(letter.payload)
     return Entry(
-        letter.id, "dead", "", letter.died, letter.attempts, 0, error, headers, size, letter.payload, letter.letter
+        id=letter.id,
+        state="dead",
+        mark="",
+        when=letter.died,
+        attempt=letter.attempts,
+        retries_left=0,
+        reason=letter.reason,
+        raised=letter.raised,
+        error=error,
+        headers=headers,
+        size=size,
+        body=letter.payload,
+        letter=letter.letter,
     )
 
 
@@ -158,6 +175,8 @@ def _entry(
         when=when,
         attempt=attempt,
         retries_left=retries_left,
+        reason=note.reason,
+        raised=note.raised,
         error=note.summary,
         headers=one.header.headers,
         size=None if one.is_gone else size - one.overhead,

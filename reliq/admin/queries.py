@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from reliq.admin.places import TYPES
 from reliq.call import Command, id_text
 from reliq.commands import LISTS
+from reliq.failure_note import FailureNote
 from reliq.keys import QUEUES_KEY, pattern
 from reliq.replies import read_ids, read_scores, read_text
 from reliq.rights import runs
-from reliq.wireformat import FailureNote, StateWord
+from reliq.wireformat import StateWord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -12,7 +12,7 @@ from reliq.admin.workers import running_in, workers_alive
 from reliq.errors import ConfigurationError
 from reliq.foreign import moment, whole_number
 from reliq.message import BARE, Header
-from reliq.wireformat import Delayed, FailureNote, StateWord, open_envelope
+from reliq.wireformat import Delayed, StateWord, open_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from reliq.admin.session import QueueSession
     from reliq.admin.workers import Running
     from reliq.commands import List
+    from reliq.failure_note import FailureNote
     from reliq.message import Letter
 
 MessageState = Literal["pending", "ready", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "gone"]

@@ -7,17 +7,18 @@
 -- Returns  the indexes of receipts that no longer hold, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
 --
--- `note` is reason, attempt and error. The retry is spent when the redelivery time comes: by reclaim. A message
+-- `note` goes before those of earlier failures. The retry is spent when the redelivery time comes: by reclaim. A message
 -- that must not run again brings its `value`, so that its letter has a body whatever its TTL; one whose body is empty
 -- says so by a `delay_ms` below 0.
 
 local ids, held, stopped, lost = receipts()
 local waiting, dues, words, buried, notes = {}, {}, {}, {}, {}
+local known = run('HMGET', errors, pick(ids, held))
 
 begin(unack)
-for _, i in ipairs(held) do
+for j, i in ipairs(held) do
   local id, delay = ids[i], tonumber(arg(i, DELAY_MS))
-  pair(notes, id, arg(i, NOTE))
+  pair(notes, id, failures(arg(i, NOTE), known[j]))
   if arg(i, VALUE) ~= '' or delay < 0 then
     buried[#buried + 1] = id
     redis.call('SET', body(i), arg(i, VALUE))

@@ -118,6 +118,15 @@ local function put(zset, dues, ids)
   end
 end
 
+-- Why a message failed, the newest first: a note, when it failed, and at most nine of those `known`, in 2 KiB.
+local function failures(note, known)
+  local all, n, most = note .. string.format('\29%.0f', now_down), 1, #note + 2048
+  for one in (known or ''):gmatch('[^\30]+') do
+    if n < 10 and #all + #one < most then all, n = all .. '\30' .. one, n + 1 end
+  end
+  return all
+end
+
 local function forget(ids)
   for _, key in ipairs({ retries_left, lease, errors }) do run('HDEL', key, ids) end
 end
@@ -125,7 +134,7 @@ end
 -- How messages ended, the last `most` of them. As totals: late, and never in the way.
 local function note_ends(stream, most, kind, ids, notes, letters)
   for i = math.max(1, #ids - most + 1), #ids do
-    local note, letter = notes[i] or '', letters[i] or ''
+    local note, letter = (notes[i] or ''):match('^[^\29\30]*'), letters[i] or ''
     redis.pcall('XADD', stream, 'MAXLEN', most, '*', 'id', ids[i], 'kind', kind, 'note', note, 'letter', letter)
   end
 end

@@ -33,13 +33,17 @@ local lefts, known = run('HMGET', retries_left, ids), run('HMGET', errors, ids)
 for i, id in ipairs(ids) do
   local word, left, waited = words[i], count(lefts[i]), waits(words[i])
   local died = word and deaths(word) + (waited and 0 or 1) or 0
+  local is_last, note = left == 0 or died >= tonumber(most), known[i] or ''
+  -- A death is noted at once; an earlier version did so with the last one alone.
+  local is_new = (not waited and word) or (is_last and word ~= 'nacked' and not note:find('^lease '))
+  if is_new and not cancelled(word) then
+    pair(notes, id, failures('lease - ' .. (note:match('^%S+ %S+ ([^\29-\31]*)') or ''), note))
+  end
   if not (lefts[i] or ''):find('^-?%d+$') then odd[#odd + 1] = id end
   if cancelled(word) then
     gone[#gone + 1] = id
-  elseif left == 0 or died >= tonumber(most) then
+  elseif is_last then
     buried[#buried + 1], calm[#calm + 1] = id, id
-    local text = (known[i] or ''):match('^%S+ %S+ (.*)$') or ''
-    if word ~= 'nacked' then pair(notes, id, 'lease - ' .. text) end
   else
     local where = waited and again or overdue
     where[#where + 1] = id

@@ -7,12 +7,12 @@ from typing import Literal
 from reliq import events
 from reliq.call import Arg, Call
 from reliq.events import Event
+from reliq.failure_note import FailureNote
 from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import Claimed, Delivery
 from reliq.text import clean_text
 from reliq.transitions.protocol import bare_arg, bounded, clock_arg, span
-from reliq.wireformat import FailureNote
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,25 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
 
 
 def failure(
-    delivery: Delivery, reason: str, error: object, delay_ms: int, *, final: bool = False
+    delivery: Delivery,
+    reason: str,
+    error: object,
+    delay_ms: int,
+    *,
+    final: bool = False,
+    raised: str = "",
+    by: str = "",
+    took_ms: int | None = None,
 ) -> tuple[Claimed, int, str, bytes]:
-    """Return what `nack` takes: with the value when the message must not run again, by its retries or as `final`."""
+    """
+    Return what `nack` takes: with the value when the message must not run again, by its retries or as `final`.
+
+    Args:
+        reason, error, raised, by, took_ms: as a `FailureNote` has them; of `error` its text.
+    """
     last = final or delivery.claimed.left <= 0
     delay_ms = -1 if last and not delivery.value else delay_ms
-    note = FailureNote(reason, delivery.attempt, clean_text(error))
+    note = FailureNote(reason, delivery.attempt, clean_text(error), raised, by, took_ms)
     return delivery.claimed, delay_ms, str(note), delivery.value if last else b""
 
 

@@ -10,7 +10,16 @@ PACKAGE = Path(__file__).parents[2] / "reliq"
 #: From the bottom up. A part, which is a module or a folder, imports only from the lines above its own here.
 LAYERS = {
     "words and values": {"errors", "events", "extras", "foreign", "message", "text", "lua"},
-    "how they are spelled, in Redis and in logs": {"keys", "wireformat", "codec", "call", "retry", "roster", "logs"}
+    "how they are spelled, in Redis and in logs": {
+        "keys",
+        "wireformat",
+        "failure_note",
+        "codec",
+        "call",
+        "retry",
+        "roster",
+        "logs",
+    }
     | {"health", "embedded", "error_text", "rights"},
     "what a person may set, what Redis may answer": {"settings", "replies"},
     "what can be asked of Redis, and the connections": {"transitions", "commands", "ids", "transport"},
@@ -29,6 +38,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in 
 LAYERS_LIMIT = 14
 #: Parts that only compute: no Redis, clock, thread, chance or log.
 PURE = {"errors", "events", "extras", "foreign", "message", "text", "lua", "keys", "wireformat", "codec", "call"}
+PURE |= {"failure_note"}
 PURE |= {"retry", "rights", "roster", "settings", "replies", "transitions", "commands"}
 OUTSIDE = {"redis", "time", "threading", "random", "logging", "socket", "asyncio", "os", "subprocess", "secrets"}
 #: `python -m reliq.x` begins another process, which imports for itself: a text behind `-m` is no import.

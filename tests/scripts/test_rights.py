@@ -116,7 +116,7 @@ UNREACHED = {
     "forget": "dead:UNLINK ends:UNLINK errors:UNLINK history:UNLINK lease:UNLINK paused:UNLINK totals:UNLINK wake:UNLINK "
     "watch:UNLINK windows:UNLINK",
     "nack": "wake:LPUSH watch:DEL",
-    "reclaim": "ends:XADD errors:HDEL errors:HSET garbage:SADD lease:HDEL retries_left:HDEL unack:ZADD",
+    "reclaim": "ends:XADD errors:HDEL garbage:SADD lease:HDEL retries_left:HDEL unack:ZADD",
     "redrive": "msg:PEXPIRE msg:PTTL watch:DEL",
     "release": "lease:HSET",
     "reschedule": "wake:LPUSH watch:DEL",

@@ -1,11 +1,13 @@
 """Rule 5: only the receipt of the delivery that holds a message settles it; anything else changes nothing."""
 
+import dataclasses
+
 import pytest
 from held_clock import NOON, micros
 from msgspec.structs import replace
 
 from reliq import transitions as t
-from reliq.wireformat import FailureNote
+from reliq.failure_note import FailureNote
 
 SETTLE = {
     "ack": lambda keys, one: t.ack(keys, [(one, 1000)], clock=NOON),
@@ -221,7 +223,7 @@ def test_a_message_is_delivered_once_more_than_it_has_retries(publish, claim, ru
     assert lefts == [2, 1, 0]
     assert answer.buried == ("m",)
     assert where() == {"garbage": ["m"]}
-    assert client.hget(keys.errors, "m") == b"lease - "
+    assert FailureNote.parse(client.hget(keys.errors, "m")).summary == "lease"
     assert client.hkeys(keys.retries_left) == client.hkeys(keys.lease) == []
 
 
@@ -260,7 +262,11 @@ def test_the_text_of_the_last_failure_stays_when_a_lease_runs_out_in_the_end(pub
     claim(lease_ms=1)
     run(t.reclaim(keys, clock=micros(1)))
 
-    assert client.hget(keys.errors, "m") == b"lease - ValueError: no"
+    notes = FailureNote.parse_all(client.hget(keys.errors, "m"))
+    assert [(one.reason, one.attempt, one.text) for one in notes] == [
+        ("lease", None, "ValueError: no"),
+        ("failed", 1, "ValueError: no"),
+    ]
 
 
 def test_a_nacked_message_with_no_retry_left_keeps_why_it_failed(publish, claim, run, keys, client, where):
@@ -270,5 +276,49 @@ def test_a_nacked_message_with_no_retry_left_keeps_why_it_failed(publish, claim,
     run(t.nack(keys, [(held, 5, "failed 1 ValueError", b"value")], clock=NOON))
 
     assert where() == {"garbage": ["m"]}
-    assert client.hget(keys.errors, "m") == b"failed 1 ValueError"
+    note = FailureNote("failed", 1, "ValueError", at_ms=NOON // 1000)
+    assert FailureNote.parse_all(client.hget(keys.errors, "m")) == [note]
     assert (client.get(keys.msg("m")), client.pttl(keys.msg("m"))) == (b"value", -1)
+
+
+def test_each_failure_is_kept_with_its_time_and_every_death_the_newest_first(publish, claim, run, keys, client):
+    publish("m", retries=9)
+    told = FailureNote("failed", 1, "boom", "ValueError at jobs.py:3", "db1:7", 12)
+    (held,) = claim()
+    run(t.nack(keys, [(held, 0, str(told), b"")], clock=micros(5)))
+    run(t.reclaim(keys, clock=micros(5)))
+    claim(lease_ms=1, clock=micros(5))
+
+    run(t.reclaim(keys, clock=micros(7)))
+
+    notes = FailureNote.parse_all(client.hget(keys.errors, "m"))
+    noon = NOON // 1000
+    assert notes == [FailureNote("lease", None, "boom", at_ms=noon + 7), dataclasses.replace(told, at_ms=noon + 5)]
+
+
+def test_of_many_failures_the_newest_ten_are_kept_and_of_long_ones_two_kib_beside_the_newest(
+    publish, claim, run, keys, client
+):
+    publish("short", "long", retries=99)
+    for attempt in range(15):
+        rows = [(one, 0, f"failed {attempt} {'e' * (900 if one.id == 'long' else 1)}", b"") for one in claim()]
+        run(t.nack(keys, rows, clock=NOON))
+        run(t.reclaim(keys, clock=NOON))
+
+    short, long = (client.hget(keys.errors, id) for id in ("short", "long"))
+    assert [one.attempt for one in FailureNote.parse_all(short)] == [*range(14, 4, -1)]
+    assert [one.attempt for one in FailureNote.parse_all(long)] == [14, 13, 12]
+
+
+def test_a_note_of_an_earlier_version_stays_beside_the_new_one(publish, claim, run, keys, client):
+    publish("m")
+    (held,) = claim()
+    client.hset(keys.errors, "m", "failed 1 KeyError: old (at jobs.py:9)")
+
+    run(t.nack(keys, [(held, 0, "failed 2 new", b"")], clock=NOON))
+
+    notes = FailureNote.parse_all(client.hget(keys.errors, "m"))
+    assert [(one.attempt, one.error, one.at_ms is None) for one in notes] == [
+        (2, "new", False),
+        (1, "KeyError: old (at jobs.py:9)", True),
+    ]

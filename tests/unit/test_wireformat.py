@@ -3,10 +3,10 @@
 import pytest
 
 from reliq.errors import ConfigurationError
+from reliq.failure_note import FailureNote
 from reliq.wireformat import (
     Backoff,
     Delayed,
-    FailureNote,
     Held,
     ServerVersion,
     StateWord,
@@ -102,3 +102,19 @@ def test_valkey_says_its_own_version_and_that_of_the_commands_it_has():
     assert ServerVersion.read(facts, "valkey").numbers == (9, 0, 1)
     assert not ServerVersion.read(facts).is_before((7, 2))
     assert ServerVersion.read(facts).is_before((8, 0))
+
+
+def test_a_value_of_notes_is_read_newest_first_and_at_most_ten_of_them():
+    newest = FailureNote("failed", 3, "ValueError: no", "ValueError at jobs.py:31", "db1:7", 12, 1_800_000_000_000)
+    value = "\x1e".join([str(newest), *(str(FailureNote("lease", None, f"{n}")) for n in range(20))])
+
+    found = FailureNote.parse_all(value)
+
+    assert (FailureNote.parse(value), len(found), found[1].text) == (newest, 10, "0")
+    assert (newest.error, newest.summary) == ("ValueError: no (at jobs.py:31)", f"failed: {newest.error}")
+
+
+def test_a_text_with_separators_stays_one_note():
+    note = FailureNote("failed", 1, "a\x1eb\x1fc\x1dd", "E at\x1e x.py:1")
+
+    assert FailureNote.parse_all(str(note)) == [FailureNote("failed", 1, "a b c d", "E at  x.py:1")]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from reliq.admin.fsck.state import CLOCK_SLACK_MS, fits, is_count, is_time, place_of
-from reliq.wireformat import FailureNote
+from reliq.failure_note import FailureNote
 
 if TYPE_CHECKING:
     from reliq.admin.fsck.state import IdState
