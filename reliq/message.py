@@ -157,12 +157,7 @@ BARE = Header()
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """
-    One attempt at one message, with its value as read from Redis.
-
-    Attributes:
-        attempt: 1 for the first delivery, bounded by what retries allow; None for a bare body.
-    """
+    """One attempt at one message, with its value as read from Redis."""
 
     claimed: Claimed
     value: bytes
@@ -176,7 +171,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def attempt(self) -> int | None:
-        """Which delivery this is, 1 for the first; None for a bare body."""
+        """Which delivery this is, 1 for the first, bounded by what retries allow; None for a bare body."""
         retries = self.header.retries
         return None if retries is None else min(max(1, retries - self.claimed.left + 1), RETRIES_LIMIT + 1)
 
@@ -238,10 +233,9 @@ class Letter:
     Attributes:
         letter: names this death; an id can die more than once.
         reason: one of `DEATH_REASONS`, unless something else than reliq wrote it.
-        error: text of the last failure; it may hold a piece of the body.
         attempts: how many deliveries there were, None when that is unknown.
         died: unix seconds by Redis' clock.
-        raised: class and place of the last exception, which hold none; empty when nothing was raised.
+        raised: class and place of the last exception, without the text that `error` has; empty when there was none.
     """
 
     letter: str
