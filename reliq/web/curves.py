@@ -38,7 +38,10 @@ class Curve:
 
     def areas(self) -> list[str]:
         """Return the points around the area below each line."""
-        return [f"{line.split(',')[0]},{HEIGHT:g} {line} {line.split()[-1].split(',')[0]},{HEIGHT:g}" for line in self.lines()]
+        return [
+            f"{line.split(',')[0]},{HEIGHT:g} {line} {line.split()[-1].split(',')[0]},{HEIGHT:g}"
+            for line in self.lines()
+        ]
 
     def _point(self, index: int, number: float) -> str:
         across = index * WIDTH / max(1, len(self.numbers) - 1)

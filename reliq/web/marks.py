@@ -15,7 +15,7 @@ LATE_SECONDS, TOO_LATE_SECONDS = 60.0, 300.0
 SOME_FAIL, MOST_FAIL = 0.1, 0.5
 
 
-class Mark(NamedTuple):
+class QueueMark(NamedTuple):
     """A few words beside a queue; `bad` is red, `warn` asks for a look, and "" only tells."""
 
     level: Literal["bad", "warn", ""]
@@ -32,18 +32,20 @@ def is_unwatched(view: QueueView) -> bool:
     return view.workers == 0 and alive(view) > 0 and not (view.rates and view.rates.acked)
 
 
-def marks(view: QueueView) -> list[Mark]:
+def marks(view: QueueView) -> list[QueueMark]:
     """Return why a queue wants a look, the gravest first; nothing for a queue that is well."""
-    found = [Mark("bad", "nobody works on it")] if is_unwatched(view) else []
+    found = [QueueMark("bad", "nobody works on it")] if is_unwatched(view) else []
     if view.pause is not None:
-        found.append(Mark("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
+        found.append(QueueMark("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
     elif (view.late or 0.0) >= LATE_SECONDS:
-        found.append(Mark("bad" if (view.late or 0.0) >= TOO_LATE_SECONDS else "warn", f"{spoken(view.late or 0)} late"))
+        found.append(
+            QueueMark("bad" if (view.late or 0.0) >= TOO_LATE_SECONDS else "warn", f"{spoken(view.late or 0)} late")
+        )
     failing = failed_share(view)
     if failing >= SOME_FAIL:
-        found.append(Mark("bad" if failing >= MOST_FAIL else "warn", f"{failing:.0%} of deliveries fail"))
+        found.append(QueueMark("bad" if failing >= MOST_FAIL else "warn", f"{failing:.0%} of deliveries fail"))
     if view.workers and view.busy >= view.slots > 0:
-        found.append(Mark("warn", "all slots busy"))
+        found.append(QueueMark("warn", "all slots busy"))
     return found
 
 

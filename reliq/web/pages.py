@@ -31,7 +31,7 @@ class Pages:
     """
 
     def __init__(self, title: str = "reliq") -> None:
-        self._environment = environment = Environment(
+        self._jinja = jinja = Environment(
             loader=FileSystemLoader(TEMPLATES),
             autoescape=True,
             undefined=StrictUndefined,
@@ -39,12 +39,12 @@ class Pages:
             lstrip_blocks=True,
             finalize=_harmless,
         )
-        environment.filters.update(FILTERS)
-        environment.globals.update(title=title, curve=Curve, share=share, marks=marks, is_unwatched=is_unwatched)
+        jinja.filters.update(FILTERS)
+        jinja.globals.update(title=title, curve=Curve, share=share, marks=marks, is_unwatched=is_unwatched)
 
     def render(self, template: str, **context: Any) -> str:
         """Return a template's HTML: a whole page, or the live part of one, whose name begins with `live/`."""
-        return self._environment.get_template(template).render(context)
+        return self._jinja.get_template(template).render(context)
 
 
 def _harmless(value: Any) -> Any:

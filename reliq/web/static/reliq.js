@@ -74,6 +74,10 @@ if (region) {
   open();
 }
 
+// A page that says that Redis is away asks again.
+const retry = document.querySelector("[data-retry]");
+if (retry) setTimeout(() => location.replace(location.href), 1000 * retry.dataset.retry);
+
 // `/` goes to the search, j and k through the rows.
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
