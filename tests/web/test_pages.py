@@ -68,6 +68,7 @@ def test_a_queue_at_rest_is_not_marked_and_nothing_on_its_page_is_red():
         ({"ready": 3, "workers": 0, "slots": 0}, [("bad", "nobody works on it")]),
         ({"pending": 3, "workers": 0, "slots": 0}, [("bad", "nobody works on it")]),
         ({"workers": 0, "slots": 0}, []),
+        ({"ready": 3}, []),
         ({"ready": 3, "workers": 0, "slots": 0, "rates": rates(acked=2.0)}, []),  # `Queue.receive` is no worker
         ({"late": 59.0}, []),
         ({"late": 60.0}, [("warn", "1m late")]),
