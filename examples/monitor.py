@@ -46,7 +46,7 @@ def prometheus(folder: Path, worker_port: int, port: int) -> list[str]:
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "5s"},
         "rule_files": [str(RULES)],
-        "scrape_configs": [{"job_name": "reliq-worker", "static_configs": [{"targets": [f"127.0.0.1:{worker_port}"]}]}],
+        "scrape_configs": [{"job_name": "reliq", "static_configs": [{"targets": [f"127.0.0.1:{worker_port}"]}]}],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
     data = f"--storage.tsdb.path={folder / 'data'}"
