@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from reliq.admin import server
 from reliq.admin.acl.probe import QUESTION
+from reliq.admin.fsck.ids import CHECK
 from reliq.errors import ConfigurationError
 from reliq.lua import script, script_names
 
@@ -22,7 +23,7 @@ def load_scripts(session: Session) -> list[str]:
     """
     if session.is_cluster:
         raise ConfigurationError("each node of a Cluster needs the scripts; give one node's URL after another")
-    scripts = [*map(script, script_names()), QUESTION]
+    scripts = [*map(script, script_names()), CHECK, QUESTION]
     for one in scripts:
         session.run(server.load_script(one))
     return [one.name for one in scripts]

@@ -37,7 +37,6 @@ class Moves:
         self.purge = self._move(transitions.purge)
         self.counts = self._move(transitions.counts)
         self.tidy = self._move(transitions.tidy)
-        self.check = self._move(transitions.check)
 
     def _move(self, build: Callable[Concatenate[Keys, P], Call[T]]) -> Callable[P, T]:
         def move(*args: P.args, **options: P.kwargs) -> T:

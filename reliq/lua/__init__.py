@@ -71,9 +71,9 @@ class Script:
 
 
 @cache
-def script(name: str) -> Script:
-    """Return the script `name`, ready to run; raise ValueError when its header is not in the form."""
-    source = files(__name__).joinpath(f"{name}.lua").read_text("utf-8")
+def script(name: str, package: str = __name__) -> Script:
+    """Return the script `name` of a package, ready to run; raise ValueError when its header is not in the form."""
+    source = files(package).joinpath(f"{name}.lua").read_text("utf-8")
     header = _HEADER.match(source)
     if header is None or header["name"] != name:
         raise ValueError(f"{name}.lua does not begin with the header that the loader reads")
@@ -90,7 +90,7 @@ def script(name: str) -> Script:
 
 
 def script_names() -> list[str]:
-    """Return the name of every script, sorted."""
+    """Return the name of every transition's script, sorted."""
     found = (entry.name for entry in files(__name__).iterdir() if entry.name.endswith(".lua"))
     return sorted(name.removesuffix(".lua") for name in found if name != "prelude.lua")
 

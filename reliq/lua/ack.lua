@@ -4,7 +4,7 @@
 -- ARGV  clock kind history_max | id nonce window took_ms
 -- Runs  unack:ZMSCORE,ZREM retries_left:HDEL lease:HDEL,HMGET errors:HDEL,HMGET totals:HINCRBY ends:XADD history:XADD
 --       windows:HDEL,HMGET msg:UNLINK dedup:SET
--- Returns  the indexes of receipts that no longer hold
+-- Returns  the ids whose receipt no longer holds
 -- Nothing to do: a receipt that does not hold changes nothing.
 --
 -- `kind` is how the messages end: `acked`, or `expired` when their bodies were gone at the claim (a cancelled
@@ -13,15 +13,15 @@
 -- The last `history_max` acked ones are remembered, each with how long it ran, if `took_ms` says it.
 
 local ids, held, stopped, lost = receipts(kind == 'acked')
-local done, bodies, spans, took = pick(ids, held), {}, {}, {}
-for j, i in ipairs(held) do bodies[j], spans[j], took[j] = body(i), arg(i, WINDOW), arg(i, TOOK_MS) end
+local done, bodies, spans, took = {}, {}, {}, {}
+for j, i in ipairs(held) do done[j], bodies[j], spans[j], took[j] = ids[i], body(i), arg(i, WINDOW), arg(i, TOOK_MS) end
 
 begin(unack)
 take(done, held, spans)
 run('ZREM', unack, done)
 if kind == 'expired' then
   finish(kind, done)
-  stop(pick(ids, stopped))
+  stop(stopped)
 else
   forget(done)
   add(kind, #done)

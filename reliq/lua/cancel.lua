@@ -11,7 +11,7 @@
 -- cancel is told by. The id of a bare body leaves its list, if it is found among 100,000 from either end: an id
 -- without a body would hold a place of a Go consumer for good.
 
-local answers, gone, words, marks, bodies, seen, listed = {}, {}, {}, {}, {}, {}, {}
+local answers, gone, words, marks, bodies, listed = {}, {}, {}, {}, {}, {}
 
 -- Find an id of a bare body in a list, from either end.
 local function is_in(list, id)
@@ -28,8 +28,8 @@ for i = 1, ITEMS do
   local planned, counted = redis.call('ZSCORE', pending, id), redis.call('HEXISTS', retries_left, id) == 1
   local found, runs = planned or held or counted, held and not planned and not waits(word)
   local is_ended = found or before == 'cancelled' or before == 'freed'
-  answers[i] = seen[id] or runs and 'running' or is_ended and 'cancelled' or 'not_found'
-  if found and not seen[id] then
+  answers[i] = runs and 'running' or is_ended and 'cancelled' or 'not_found'
+  if found then
     bodies[#bodies + 1] = body(i)
     if planned or (held and not runs) or (not held and (is_in(ready, id) or is_in(retry, id))) then
       gone[#gone + 1] = id
@@ -37,7 +37,6 @@ for i = 1, ITEMS do
       pair(words, id, runs and (word or '') .. '!' or '!')
     end
   end
-  seen[id] = answers[i]
   local mark_of = answers[i] == 'not_found' and 'unknown' or 'cancelled'
   -- A marker that lasts longer stays: the id is taken until then.
   if tombstone_ms ~= '' then

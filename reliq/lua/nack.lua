@@ -4,7 +4,7 @@
 -- ARGV  clock bare | id nonce delay_ms note value
 -- Runs  unack:ZADD,ZMSCORE,ZRANGE,ZREM garbage:SADD retries_left:HDEL lease:HDEL,HMGET,HSET errors:HDEL,HMGET,HSET
 --       totals:HINCRBY ends:XADD wake:LLEN,LPUSH watch:DEL msg:GETRANGE,PEXPIRE,PTTL,SET,SETRANGE
--- Returns  the indexes of receipts that no longer hold, then those that ended as cancelled
+-- Returns  the ids whose receipt no longer holds, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
 --
 -- `note` goes before those of earlier failures. The retry is spent when the redelivery time comes: by reclaim. A message
@@ -13,12 +13,12 @@
 
 local ids, held, stopped, lost = receipts()
 local waiting, dues, words, buried, notes = {}, {}, {}, {}, {}
-local known = run('HMGET', errors, pick(ids, held))
+local known = run('HMGET', errors, ids)
 
 begin(unack)
-for j, i in ipairs(held) do
+for _, i in ipairs(held) do
   local id, delay = ids[i], tonumber(arg(i, DELAY_MS))
-  pair(notes, id, failures(arg(i, NOTE), known[j]))
+  pair(notes, id, failures(arg(i, NOTE), known[i]))
   if arg(i, VALUE) ~= '' or delay < 0 then
     buried[#buried + 1] = id
     redis.call('SET', body(i), arg(i, VALUE))
@@ -35,6 +35,6 @@ run('SADD', garbage, buried)
 run('ZREM', unack, buried)
 run('HDEL', retries_left, buried)
 run('HDEL', lease, buried)
-stop(pick(ids, stopped))
+stop(stopped)
 add('nacked', #held)
 return { lost, stopped }

@@ -41,12 +41,6 @@ local function pair(list, one, other)
   list[n + 1], list[n + 2] = one, other
 end
 
-local function pick(list, indexes)
-  local picked = {}
-  for j, i in ipairs(indexes) do picked[j] = list[i] end
-  return picked
-end
-
 local function score(ms) return string.format('%.3f', ms / 1000) end
 local function ms_of(text) return math.floor(text * 1000 + 0.5) end
 
@@ -127,6 +121,12 @@ local function failures(note, known)
   return all
 end
 
+-- Messages that nobody holds come in: into ready, or into pending when they are due later.
+local function enter(ids, due)
+  if due > now_down then return put(pending, due, ids) end
+  if run('LPUSH', ready, ids) then push_token() end
+end
+
 local function forget(ids)
   for _, key in ipairs({ retries_left, lease, errors }) do run('HDEL', key, ids) end
 end
@@ -184,8 +184,9 @@ local function recall()
 end
 local function remember(answer, ttl_ms) redis.call('SET', lane, number .. ' ' .. answer, 'PX', ttl_ms) end
 
--- The ids of the tail; the indexes of receipts that hold, of those whose message was cancelled (unless they count as
--- any other), of those that no longer hold; and the state words. A receipt is LANE.NUMBER, and a place in unack.
+-- The ids of the tail; the indexes of receipts that hold; the ids whose message was cancelled (unless they count as
+-- any other), and those whose receipt no longer holds; and the state words. A receipt is LANE.NUMBER, and a place in
+-- unack.
 local function receipts(with_cancelled)
   local ids, held, stopped, lost, seen = {}, {}, {}, {}, {}
   for i = 1, ITEMS do ids[i] = arg(i, ID) end
@@ -193,8 +194,8 @@ local function receipts(with_cancelled)
   for i, id in ipairs(ids) do
     local nonce, word = arg(i, NONCE), places[i] and not seen[id] and words[i]
     local holds = word and (word == nonce or word:match('^[^:!]*') == nonce:match('^[^:]*'))
-    local indexes = not holds and lost or cancelled(word) and not with_cancelled and stopped or held
-    indexes[#indexes + 1], seen[id] = i, seen[id] or holds
+    local fate = not holds and lost or cancelled(word) and not with_cancelled and stopped or held
+    fate[#fate + 1], seen[id] = fate == held and i or id, seen[id] or holds
   end
   return ids, held, stopped, lost, words
 end

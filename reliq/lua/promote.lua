@@ -7,11 +7,9 @@
 -- Nothing to do: 0 and that wait.
 
 local ids = redis.call('ZRANGEBYSCORE', pending, '-inf', score(now_down), 'LIMIT', 0, limit)
-if #ids > 0 then
-  begin(pending)
-  redis.call('LPUSH', ready, unpack(ids))
-  redis.call('ZREM', pending, unpack(ids))
-  push_token()
-  add('promoted', #ids)
-end
+
+begin(pending)
+if run('LPUSH', ready, ids) then push_token() end
+run('ZREM', pending, ids)
+add('promoted', #ids)
 return { #ids, wait_for(pending) }

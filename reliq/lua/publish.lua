@@ -60,13 +60,9 @@ for i = 1, ITEMS do
 end
 -- The state word of an earlier life goes before the message has a place, the mark of that life afterwards.
 if chosen then run('HDEL', lease, fresh) end
-if later then
-  put(pending, due, fresh)
-  for _, id in ipairs(revived) do redis.call('HSET', lease, id, '@' .. due_text) end
-else
-  if run('LPUSH', ready, fresh) then push_token() end
-  run('HDEL', lease, revived)
-end
+enter(fresh, due)
+for _, id in ipairs(later and revived or {}) do redis.call('HSET', lease, id, '@' .. due_text) end
+if not later then run('HDEL', lease, revived) end
 run('HSET', retries_left, left)
 if #marks > 0 then
   redis.pcall('HSET', windows, unpack(spans))

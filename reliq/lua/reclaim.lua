@@ -19,10 +19,10 @@
 local reach = spare == '' and limit or 10 * limit
 local part = redis.call('ZRANGEBYSCORE', unack, '-inf', score(now_down), 'LIMIT', 0, reach)
 local all_words, ids, words = run('HMGET', lease, part), {}, {}
-if spare == '' then ids, words = part, all_words end
-for i, id in ipairs(spare ~= '' and part or {}) do
+for i, id in ipairs(part) do
   local word = all_words[i]
-  if #ids < tonumber(limit) and (not word or waits(word) or cancelled(word)) then
+  local may_end = spare == '' or not word or waits(word) or cancelled(word)
+  if may_end and #ids < tonumber(limit) then
     ids[#ids + 1], words[#words + 1] = id, word
   end
 end

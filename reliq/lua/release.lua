@@ -4,7 +4,7 @@
 -- ARGV  clock | id nonce
 -- Runs  unack:ZMSCORE,ZREM ready:RPUSH retries_left:HDEL lease:HDEL,HMGET,HSET errors:HDEL,HMGET totals:HINCRBY
 --       ends:XADD wake:LLEN,LPUSH
--- Returns  the indexes of receipts that no longer hold
+-- Returns  the ids whose receipt no longer holds
 -- Nothing to do: a receipt that does not hold changes nothing.
 --
 -- A suspect stays one. The first in the tail is the first to be claimed again.
@@ -22,6 +22,6 @@ if run('RPUSH', ready, freed) then push_token() end
 run('HSET', lease, suspects)
 run('ZREM', unack, freed)
 run('HDEL', lease, calm)
-stop(pick(ids, stopped))
+stop(stopped)
 add('released', #freed)
 return lost

@@ -4,21 +4,21 @@
 -- ARGV  clock bare | id nonce delay_ms
 -- Runs  unack:ZMSCORE,ZREM pending:ZADD,ZRANGE retries_left:HDEL lease:HDEL,HMGET errors:HDEL,HMGET totals:HINCRBY
 --       ends:XADD wake:LLEN,LPUSH watch:DEL msg:GETRANGE,PEXPIRE,PTTL,SETRANGE
--- Returns  the indexes of receipts that no longer hold, then those that ended as cancelled
+-- Returns  the ids whose receipt no longer holds, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
 
 local ids, held, stopped, lost = receipts()
-local put_off, dues = pick(ids, held), {}
+local put_off, dues = {}, {}
 
 begin(unack)
 for j, i in ipairs(held) do
   local delay = tonumber(arg(i, DELAY_MS))
-  dues[j] = now_up + delay
+  put_off[j], dues[j] = ids[i], now_up + delay
   postpone(body(i), delay, dues[j])
 end
 put(pending, dues, put_off)
 run('ZREM', unack, put_off)
 run('HDEL', lease, put_off)
-stop(pick(ids, stopped))
+stop(stopped)
 add('snoozed', #held)
 return { lost, stopped }

@@ -19,7 +19,7 @@ from reliq.transitions.delivering import (
 from reliq.transitions.protocol import CallNumber
 from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
 from reliq.transitions.settling import Settled, ack, extend, failure, nack, release, snooze
-from reliq.transitions.upkeep import RedriveStatus, check, collect, counts, forget, purge, redrive, tidy
+from reliq.transitions.upkeep import RedriveStatus, collect, counts, forget, purge, redrive, tidy
 
 __all__ = [
     "LEASE_DEATHS",
@@ -34,7 +34,6 @@ __all__ = [
     "Suspects",
     "ack",
     "cancel",
-    "check",
     "claim",
     "collect",
     "counts",

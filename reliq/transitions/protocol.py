@@ -45,6 +45,11 @@ def bounded(name: str, some: Sequence[S]) -> Sequence[S]:
     return some
 
 
+def once(ids: Sequence[str]) -> tuple[str, ...]:
+    """Return the ids without those that were there before: a script takes each for another message."""
+    return tuple(dict.fromkeys(ids))
+
+
 def limit_arg(limit: int, *, least: int = 0) -> int:
     """Return how many messages a call is for at most; raise ConfigurationError when it is more than one call takes."""
     if type(limit) is int and least <= limit <= BATCH_LIMIT:
@@ -62,6 +67,12 @@ def span(name: str, ms: int) -> int:
 def texts(reply: Iterable[bytes]) -> tuple[str, ...]:
     """Return the ids of a reply."""
     return tuple(id_text(one) for one in reply)
+
+
+def answers(reply: Sequence[bytes], ids: Sequence[str], asked: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the word for each id that was `asked` for, where the script was given `ids`, each of them once."""
+    told = dict(zip(ids, words(reply, ids, known), strict=True))
+    return [told[id] for id in asked]
 
 
 def words(reply: Sequence[bytes], asked: Sequence[Any], known: Sequence[str]) -> list[str]:

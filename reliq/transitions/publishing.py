@@ -10,7 +10,7 @@ from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import CancelStatus, PublishStatus, RescheduleStatus
 from reliq.settings import BATCH_LIMIT
-from reliq.transitions.protocol import CallNumber, bare_arg, bounded, clock_arg, span, words
+from reliq.transitions.protocol import CallNumber, answers, bare_arg, bounded, clock_arg, once, span
 from reliq.wireformat import ENVELOPE_START
 
 #: September 2001: a due time has 13 digits, so that another can be written over it. What is due earlier is due now too.
@@ -76,7 +76,7 @@ def cancel(
 
     A cancelled id is free at once; with `tombstone_ms` a publish of it is refused for that time.
     """
-    bounded("ids", ids)
+    ids, asked = once(bounded("ids", ids)), ids
     return Call(
         script("cancel"),
         (
@@ -86,9 +86,11 @@ def cancel(
             *map(keys.dedup, ids),
         ),
         (clock_arg(clock), bare_arg(keys), "" if tombstone_ms is None else span("tombstone_ms", tombstone_ms), *ids),
-        lambda reply: cast("list[CancelStatus]", words(reply, ids, get_args(CancelStatus))),
+        lambda reply: cast("list[CancelStatus]", answers(reply, ids, asked, get_args(CancelStatus))),
         lambda answer: [
-            events.Cancelled(keys.name, tuple(id for id, word in zip(ids, answer, strict=True) if word == "cancelled"))
+            events.Cancelled(
+                keys.name, tuple(id for id, word in zip(asked, answer, strict=True) if word == "cancelled")
+            )
         ],
     )
 
@@ -97,12 +99,12 @@ def reschedule(
     keys: Keys, ids: Sequence[str], *, at_ms: int | None = None, delay_ms: int = 0, clock: int | None = None
 ) -> Call[list[RescheduleStatus]]:
     """Give waiting messages another due time: `at_ms`, or `delay_ms` from now."""
-    bounded("ids", ids)
+    ids, asked = once(bounded("ids", ids)), ids
     return Call(
         script("reschedule"),
         (keys.pending, keys.unack, keys.retries_left, keys.lease, keys.wake, keys.watch, *map(keys.msg, ids)),
         (clock_arg(clock), bare_arg(keys), "" if at_ms is None else at_ms, delay_ms, *ids),
-        lambda reply: cast("list[RescheduleStatus]", words(reply, ids, get_args(RescheduleStatus))),
+        lambda reply: cast("list[RescheduleStatus]", answers(reply, ids, asked, get_args(RescheduleStatus))),
     )
 
 

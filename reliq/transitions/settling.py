@@ -12,7 +12,7 @@ from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import Claimed, Delivery
 from reliq.text import clean_text
-from reliq.transitions.protocol import bare_arg, bounded, clock_arg, span
+from reliq.transitions.protocol import bare_arg, bounded, clock_arg, span, texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def ack(
         script("ack"),
         (*lead, keys.ends, keys.history, keys.windows, *tail_keys),
         args,
-        lambda reply: Settled(_at(ids, reply)),
+        lambda reply: Settled(_of(ids, reply)),
         lambda answer: _settled(keys, ids, answer, "ack", happened),
     )
 
@@ -79,7 +79,7 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
         script("nack"),
         (*lead, keys.wake, keys.watch, *(keys.msg(id) for id in ids)),
         args,
-        lambda reply: Settled(_at(ids, reply[0]), _at(ids, reply[1])),
+        lambda reply: Settled(_of(ids, reply[0]), _of(ids, reply[1])),
         lambda answer: _settled(keys, ids, answer, "nack", events.Nacked),
     )
 
@@ -114,7 +114,7 @@ def extend(keys: Keys, receipts: Sequence[Claimed], *, lease_ms: int, clock: int
         script("extend"),
         (keys.unack, keys.lease),
         (clock_arg(clock), span("lease_ms", lease_ms), *(part for one in receipts for part in (one.id, one.nonce))),
-        lambda reply: Settled(_at(ids, reply[0]), _at(ids, reply[1])),
+        lambda reply: Settled(_of(ids, reply[0]), _of(ids, reply[1])),
     )
 
 
@@ -128,7 +128,7 @@ def release(keys: Keys, receipts: Sequence[Claimed], *, clock: int | None = None
         script("release"),
         (keys.unack, keys.ready, keys.retries_left, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),
         args,
-        lambda reply: Settled(_at(ids, reply)),
+        lambda reply: Settled(_of(ids, reply)),
         lambda answer: _settled(keys, ids, answer, "release", events.Released),
     )
 
@@ -144,16 +144,19 @@ def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | 
         script("snooze"),
         (*lead, keys.wake, keys.watch, *(keys.msg(id) for id in ids)),
         args,
-        lambda reply: Settled(_at(ids, reply[0]), _at(ids, reply[1])),
+        lambda reply: Settled(_of(ids, reply[0]), _of(ids, reply[1])),
         lambda answer: _settled(keys, ids, answer, "snooze", events.Snoozed),
     )
 
 
-def _at(ids: Sequence[str], indexes: Sequence[int]) -> tuple[str, ...]:
-    """Return the ids at Lua's `indexes`, which begin with 1; raise IndexError for one that is none."""
-    if not all(0 < index <= len(ids) for index in indexes):
-        raise IndexError
-    return tuple(ids[index - 1] for index in indexes)
+def _of(ids: Sequence[str], reply: Sequence[bytes]) -> tuple[str, ...]:
+    """Return the ids of a reply; raise ValueError for one that was not in the call."""
+    if reply == []:
+        return ()
+    told = texts(reply)
+    if not set(told) <= set(ids):
+        raise ValueError
+    return told
 
 
 def _settled(

@@ -1,19 +1,23 @@
 """Workers and operators keep a queue in order: dead letters, emptying, counting and looking."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
 from reliq import events
-from reliq.call import Arg, Call, id_text
+from reliq.call import Call
 from reliq.errors import ProtocolError
-from reliq.foreign import printable, whole_number
+from reliq.foreign import whole_number
 from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import Counts
-from reliq.transitions.protocol import bare_arg, bounded, clock_arg, texts, words
+from reliq.transitions.protocol import bare_arg, bounded, clock_arg, once, texts, words
 
 RedriveStatus = Literal["redriven", "alive", "not_found"]
-_NO_WISH = ("",) * 7
+#: The kinds of `Counts.totals`; other fields of the hash are nobody's, and may be many.
+TOTAL_KINDS = (
+    *("published", "redriven", "acked", "dead", "expired", "cancelled", "purged", "promoted", "claimed", "nacked"),
+    *("retried_lease", "retried_nack", "released", "snoozed", "letters_dropped"),
+)
 
 
 def collect(
@@ -73,7 +77,7 @@ def purge(
 
     A chosen id stays taken for its `dedup`, as after any end, unless `free_ids`.
     """
-    bounded("ids", ids)
+    ids = once(bounded("ids", ids))
     lead = (keys.pending, keys.ready, keys.retry, keys.garbage, keys.retries_left, keys.lease, keys.errors, keys.totals)
     return Call(
         script("purge"),
@@ -99,7 +103,7 @@ def forget(keys: Keys, *, letters: bool, clock: int | None = None) -> Call[tuple
 def counts(keys: Keys, *, clock: int | None = None) -> Call[Counts]:
     """Count the queue's messages by place, and every total, at one moment."""
     places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.dead, keys.totals, keys.paused)
-    return Call(script("counts"), places, (clock_arg(clock),), _counts)
+    return Call(script("counts"), places, (clock_arg(clock), *TOTAL_KINDS), _counts)
 
 
 def tidy(
@@ -114,53 +118,16 @@ def tidy(
     )
 
 
-def check(
-    keys: Keys,
-    ids: Sequence[str],
-    *,
-    part: Literal["", "ready", "retry", "both"] = "",
-    piece: tuple[int, int] = (1, 0),
-    wishes: Mapping[str, Sequence[Arg]] | None = None,
-    clock: int | None = None,
-) -> Call[tuple[int, list[Any]]]:
-    """
-    Tell the state of each id, read at one moment, and set right those that have a wish.
-
-    Args:
-        part: the list that is looked through in its `piece`, from one index to another; `both` is all of both.
-        wishes: the fields after the id in the script's ARGV, by id.
-
-    Returns:
-        The time in ms, and a row for each id: its state, or for a wish `mended`, or `changed` where the state is no
-        longer the one that was seen.
-    """
-    bounded("ids", ids)
-    lead = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.retries_left, keys.lease, keys.errors)
-    args: list[Arg] = [clock_arg(clock), part, *piece]
-    for id in ids:
-        args += (id, *(wishes[id] if wishes else _NO_WISH))
-    return Call(
-        script("check"),
-        (
-            *(*lead, keys.dead, keys.ends, keys.totals, keys.wake, keys.watch, keys.windows),
-            *map(keys.msg, ids),
-            *map(keys.dedup, ids),
-        ),
-        args,
-        lambda reply: (int(reply[0]), reply[1:]),
-    )
-
-
 def _counts(reply: list[Any]) -> Counts:
     pending, ready, unack, retry, garbage, dead, paused = (int(size) for size in reply[:7])
-    totals = {id_text(reply[at]): _total(*reply[at : at + 2]) for at in range(7, len(reply), 2)}
+    totals = {kind: _total(kind, text) for kind, text in zip(TOTAL_KINDS, reply[7:], strict=True) if text is not None}
     return Counts(pending, ready, unack, retry, garbage, dead, bool(paused), totals)
 
 
-def _total(name: bytes, text: bytes) -> int:
+def _total(kind: str, text: bytes) -> int:
     number = whole_number(text)
     if number is None:
-        raise ProtocolError(f"the total {printable(id_text(name))[:40]} is not a number; `reliq check` says more")
+        raise ProtocolError(f"the total {kind} is not a number; `reliq check` says more")
     if number < 0:
-        raise ProtocolError(f"the total {printable(id_text(name))[:40]} is spoilt: {number}; `reliq check` says more")
+        raise ProtocolError(f"the total {kind} is spoilt: {number}; `reliq check` says more")
     return number

@@ -16,6 +16,7 @@ from reliq import Admin, ConfigurationError, Layout, PublishFailed, Queue, Redis
 from reliq import transitions as t
 from reliq.admin import queries, server
 from reliq.admin.acl import roles
+from reliq.admin.fsck.ids import CHECK
 from reliq.client.client import Client
 from reliq.lua import script_names
 from reliq.rights import USES
@@ -319,7 +320,7 @@ def test_an_exporter_is_refused_bodies_letters_and_every_change(login, url):
 @cache
 def made_by(path):
     """The scripts and commands that a module makes by their names, such as `transitions.ack` and `commands.bodies`."""
-    homes = {"transitions": set(script_names())}
+    homes = {"transitions": set(script_names()), "ids": {"check_ids"}}
     homes |= {home.__name__.rpartition(".")[2]: set(vars(home)) for home in (commands, queries, server)}
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -329,7 +330,7 @@ def made_by(path):
             found |= {((node.module or "").rpartition(".")[2], alias.name) for alias in node.names}
     made = {(home, name) for home, name in found if name in homes.get(home, ())}
     known = {(made.__module__.rpartition(".")[2], made.__name__) for made in USES}
-    return {(home, name) for home, name in made if home == "transitions" or (home, name) in known}
+    return {(home, name) for home, name in made if home in ("transitions", "ids") or (home, name) in known}
 
 
 def paths_of(role):
@@ -346,7 +347,7 @@ def paths_of(role):
 def test_a_role_has_what_its_modules_make_and_nothing_else(role):
     made = {one for path in paths_of(role) for one in made_by(path)}
 
-    named = {("transitions", name) for name in roles.SCRIPTS[role]}
+    named = {("ids", "check_ids") if one is CHECK else ("transitions", one.name) for one in roles.SCRIPTS[role]}
     named |= {(one.__module__.rpartition(".")[2], one.__name__) for one in roles.COMMANDS[role]}
     assert named == made
 

@@ -37,10 +37,12 @@ class Mutant:
 
 #: Whatever is in unack counts as held, by whomever.
 _ANY_RECEIPT = """
-for _, i in ipairs(lost) do
-  if redis.call('ZSCORE', unack, ids[i]) then
-    held[#held + 1] = i
-    WORDS
+for _, id in ipairs(lost) do
+  for i = 1, redis.call('ZSCORE', unack, id) and #ids or 0 do
+    if ids[i] == id then
+      held[#held + 1] = i
+      WORDS
+    end
   end
 end
 """
@@ -95,7 +97,7 @@ MUTANTS = (
         "release spends a retry",
         "lua/release.lua",
         "  freed[#freed + 1] = id\n",
-        "  freed[#freed + 1] = id\n  redis.call('HINCRBY', counts, id, -1)\n",
+        "  freed[#freed + 1] = id\n  redis.call('HINCRBY', retries_left, id, -1)\n",
         examples=100,
     ),
     Mutant(
@@ -175,7 +177,7 @@ MUTANTS = (
         "",
         examples=200,
     ),
-    Mutant("what comes due wakes nobody", "lua/promote.lua", "  push_token()\n", "", examples=200),
+    Mutant("what comes due wakes nobody", "lua/promote.lua", "then push_token() end", "then end", examples=200),
     Mutant(
         "a nack does not move the expiry",
         "lua/prelude.lua",

@@ -3,6 +3,7 @@
 from held_clock import NOON, micros
 
 from reliq import transitions as t
+from reliq.admin.fsck.ids import check_ids
 
 LATER = micros(ms=60_000)
 WINDOW_MS = 600_000
@@ -46,13 +47,13 @@ def stage(run, client, keys):
     client.delete(keys.wake, keys.watch)
     client.hdel(keys.retries_left, "no-count")
     letters = [(name.decode(), letter[b"id"].decode(), 3) for name, letter in client.xrange(keys.dead)]
-    seen = run(t.check(keys, ["no-count"], part="both"))[1][0][-1]
+    seen = run(check_ids(keys, ["no-count"], part="both"))[1][0][-1]
     wish = {"no-count": [seen, "=", "", 0, "=", "", ""]}
     by_id = {one.id: one for one in held}
     return {
         "ack": t.ack(keys, [(by_id["acked"], WINDOW_MS)], history=5, took_ms=[7], clock=LATER),
         "cancel": t.cancel(keys, ["cancelled", "waiting", "ready", "extended", "unknown"], clock=LATER),
-        "check": t.check(keys, ["no-count"], part="both", wishes=wish, clock=LATER),
+        "check": check_ids(keys, ["no-count"], part="both", wishes=wish, clock=LATER),
         "claim": t.claim(
             keys, t.CallNumber("w", 99), limit=10, lease_ms=1000, first="retry", watcher="me", clock=LATER
         ),

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.foreign_hands
 STATES, LONG_STATES, STEPS = 6, 150, 40
 #: A claim takes so many in its hand, and puts those back that must wait.
 LIMIT = 4
-#: They only look, or write once; `check` acts on what is unsound, and is made again where it was cut off.
-LOOKS = {"check", "counts", "forget"}
+#: They only look, or write once; `check`, which acts on what is unsound, is made again where one of these was cut off.
+LOOKS = {"counts", "forget"}
 #: What may stay wrong after a repair: the account cannot be mended, the others pass by themselves.
 ALLOWED = {"account", "no-body", "no-word"}
 

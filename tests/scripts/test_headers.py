@@ -2,24 +2,20 @@
 
 import inspect
 import re
-from importlib.resources import files
 from itertools import chain
 
 import pytest
 from every_call import stage
+from every_script import NAMES, SCRIPTS, source
 
 import reliq.lua
 from reliq import transitions as t
 from reliq.keys import Keys
 from reliq.lua import script, script_names
 
-KEY_NAMES = set(chain.from_iterable(script(name).keys for name in script_names()))
+KEY_NAMES = set(chain.from_iterable(one.keys for one in SCRIPTS.values()))
 TAIL_KEYS = {"msg": "body", "dedup": "mark"}
-every_script = pytest.mark.parametrize("name", script_names())
-
-
-def source(name):
-    return files(reliq.lua).joinpath(f"{name}.lua").read_text("utf-8")
+every_script = pytest.mark.parametrize("name", NAMES)
 
 
 def code(text):
@@ -53,7 +49,7 @@ def test_the_prelude_has_the_helpers_that_this_test_looks_for():
 
 @every_script
 def test_every_key_and_argument_of_a_header_is_used(name):
-    header = script(name)
+    header = SCRIPTS[name]
     run = everything_run_by(name)
 
     assert {*header.keys, *header.args} <= run
@@ -65,8 +61,8 @@ def test_every_key_and_argument_of_a_header_is_used(name):
 def test_every_key_that_is_used_is_in_the_header(name):
     run = everything_run_by(name)
 
-    assert run & KEY_NAMES <= {*script(name).keys}
-    assert run & {*TAIL_KEYS.values()} <= {TAIL_KEYS[key] for key in script(name).tail_keys}
+    assert run & KEY_NAMES <= {*SCRIPTS[name].keys}
+    assert run & {*TAIL_KEYS.values()} <= {TAIL_KEYS[key] for key in SCRIPTS[name].tail_keys}
 
 
 @every_script
@@ -84,29 +80,29 @@ def test_a_header_says_what_returns_and_what_happens_when_there_is_nothing_to_do
 
 @every_script
 def test_a_header_names_the_commands_of_the_text(name):
-    run = re.findall(r"(?:redis\.p?call|\bread|\brun)\(([^,)]*)", script(name).text)
-    tables = re.findall(r"= \{ ('[A-Z]+'(?:, '[A-Z]+')*) \}", script(name).text)
+    run = re.findall(r"(?:redis\.p?call|\bread|\brun)\(([^,)]*)", SCRIPTS[name].text)
+    tables = re.findall(r"= \{ ('[A-Z]+'(?:, '[A-Z]+')*) \}", SCRIPTS[name].text)
 
     said = {command for part in (*run, *tables) for command in re.findall(r"'([A-Z]+)'", part)}
 
-    assert said == {command for command, _ in script(name).uses}
+    assert said == {command for command, _ in SCRIPTS[name].uses}
 
 
 @every_script
 def test_a_header_names_no_key_but_its_own_in_what_it_runs(name):
-    assert {key for _, key in script(name).uses} - {""} <= {*script(name).keys, *script(name).tail_keys}
+    assert {key for _, key in SCRIPTS[name].uses} - {""} <= {*SCRIPTS[name].keys, *SCRIPTS[name].tail_keys}
 
 
 @every_script
 def test_a_call_passes_the_keys_that_the_header_declares(name, run, client, keys):
     call = stage(run, client, keys)[name]
-    head = script(name).keys
+    head = SCRIPTS[name].keys
 
     lead, tail = call.keys[: len(head)], call.keys[len(head) :]
 
     for key, spelled in zip(head, lead, strict=True):
         assert spelled.startswith(keys.lane("")) if key == "lane" else spelled == getattr(keys, key)
-    half = len(tail) // max(1, len(script(name).tail_keys))
+    half = len(tail) // max(1, len(SCRIPTS[name].tail_keys))
     assert all(key.startswith(keys.msg("")) for key in tail[:half])
     assert all(key.startswith(keys.dedup("")) for key in tail[half:])
 
@@ -114,24 +110,25 @@ def test_a_call_passes_the_keys_that_the_header_declares(name, run, client, keys
 @every_script
 def test_a_call_passes_the_arguments_that_the_header_declares(name, run, client, keys):
     call = stage(run, client, keys)[name]
-    head, tail = script(name).args, script(name).tail_args
-    messages = len(call.keys) - len(script(name).keys)
+    head, tail = SCRIPTS[name].args, SCRIPTS[name].tail_args
+    messages = len(call.keys) - len(SCRIPTS[name].keys)
 
     items, over = divmod(len(call.args) - len(head), max(1, len(tail)))
 
     assert over == 0
-    assert messages in (0, items * len(script(name).tail_keys))
+    assert messages in (0, items * len(SCRIPTS[name].tail_keys))
 
 
 #: Lines of code of the layer, and of its longest script; the prelude is shared by all.
-LAYER_LINES, SCRIPT_LINES = 660, 60
+LAYER_LINES, SCRIPT_LINES = 588, 60
 
 
 def test_the_scripts_are_as_short_as_we_want_them():
-    lines = {name: len([line for line in code(source(name)).splitlines() if line.strip()]) for name in script_names()}
+    lines = {name: len([line for line in code(source(name)).splitlines() if line.strip()]) for name in NAMES}
 
     assert {name: size for name, size in lines.items() if size > SCRIPT_LINES} == {}
-    assert sum(lines.values()) + len([line for line in PRELUDE.splitlines() if line.strip()]) <= LAYER_LINES
+    prelude = len([line for line in PRELUDE.splitlines() if line.strip()])
+    assert prelude + sum(lines[name] for name in script_names()) <= LAYER_LINES
 
 
 def test_there_is_one_transition_for_each_script():
@@ -147,7 +144,7 @@ def test_there_is_one_transition_for_each_script():
 
 @every_script
 def test_redis_knows_a_script_by_the_digest_of_its_text(name, client):
-    assert client.script_load(script(name).text) == script(name).sha
+    assert client.script_load(SCRIPTS[name].text) == SCRIPTS[name].sha
 
 
 def test_a_script_whose_header_is_not_in_the_form_is_refused(monkeypatch, tmp_path):

@@ -7,12 +7,14 @@ import pytest
 import redis
 from cutting import run_by
 from every_call import LATER, stage
+from every_script import NAMES
+from every_script import SCRIPTS as BY_NAME
 from held_clock import HOUR_MS
 
 from reliq import transitions as t
 from reliq.admin.acl.roles import COMMANDS, ROLES, SCRIPTS, uses_of
 from reliq.admin.acl.rule import acl_rule
-from reliq.lua import script, script_names
+from reliq.admin.fsck.ids import check_ids
 from reliq.rights import USES
 
 #: What a connection says of itself, and what the test asks.
@@ -78,10 +80,10 @@ def _mendings(run, client, keys):
     wishes = {"twice": ("ready", 0, "0", "=", "", ""), "both": ("unack", 2**40, "=", "", "", "")}
     wishes |= {"stray": ("", 0, "", "", "dead", "lost - x"), "nowhere": ("retry", 0, "=", "=", "", "")}
     ids = list(wishes)
-    _, rows = run(t.check(keys, ids, part="both"))
+    _, rows = run(check_ids(keys, ids, part="both"))
     digests = {id: row[-1] for id, row in zip(ids, rows, strict=True)}
     wishes = {id: (digests[id], *wish) for id, wish in wishes.items()}
-    return [t.check(keys, ids, part="both", wishes=wishes), t.check(keys, ids, part="retry", piece=(0, 9))]
+    return [check_ids(keys, ids, part="both", wishes=wishes), check_ids(keys, ids, part="retry", piece=(0, 9))]
 
 
 @pytest.fixture
@@ -121,7 +123,7 @@ UNREACHED = {
     "release": "lease:HSET",
     "reschedule": "wake:LPUSH watch:DEL",
     "snooze": "wake:LPUSH watch:DEL",
-    "tidy": "errors:HDEL lease:HDEL",
+    "tidy": "errors:HDEL lease:HDEL retries_left:HDEL",
 }
 
 
@@ -129,19 +131,19 @@ def named(uses):
     return " ".join(sorted(f"{key}:{command}" for command, key in uses))
 
 
-@pytest.mark.parametrize("name", script_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_script_runs_what_its_header_says_and_nothing_else(name, calls, client):
     ran = {use for call in calls[name] for use in run_by(client, call)} | {("TIME", "")}
 
-    assert ran <= script(name).uses
-    assert named(script(name).uses - ran) == UNREACHED.get(name, "")
+    assert ran <= BY_NAME[name].uses
+    assert named(BY_NAME[name].uses - ran) == UNREACHED.get(name, "")
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_may_run_every_script_that_it_makes_and_nothing_that_it_does_not_run(role, calls, play, ran):
     ran()
 
-    refused = play(role, [call for name in SCRIPTS[role] for call in calls[name]])
+    refused = play(role, [call for one in SCRIPTS[role] for call in calls[one.name]])
 
     alone = {use for made in COMMANDS[role] for use in USES[made]}
     assert refused == set()

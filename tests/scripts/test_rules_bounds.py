@@ -4,6 +4,7 @@ import pytest
 from held_clock import micros
 
 from reliq import transitions as t
+from reliq.admin.fsck.ids import check_ids
 from reliq.errors import ConfigurationError
 from reliq.message import Claimed
 
@@ -165,7 +166,7 @@ HELD = [Claimed(id, "w.1:5", 1) for id in TOO_MANY]
         lambda keys: t.collect(keys, TOO_MANY, letters_max=1, letters_ms=1),
         lambda keys: t.redrive(keys, [("0-1", id, 1) for id in TOO_MANY], ttl_ms=1),
         lambda keys: t.purge(keys, TOO_MANY, state="ready"),
-        lambda keys: t.check(keys, TOO_MANY),
+        lambda keys: check_ids(keys, TOO_MANY),
     ],
 )
 def test_a_call_takes_five_hundred_and_no_more(build, keys):

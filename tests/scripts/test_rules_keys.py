@@ -3,20 +3,20 @@
 import pytest
 import redis
 from every_call import LATER, stage
+from every_script import NAMES, SCRIPTS
 
 from reliq import transitions as t
 from reliq.keys import Keys
-from reliq.lua import script, script_names
 
 #: In the words of 6.2, and of 7.0.
 OOM = r"OOM|maxmemory"
 READERS = {"counts"}
-WRITERS = [name for name in script_names() if name not in READERS]
+WRITERS = [name for name in NAMES if name not in READERS]
 #: Written late and never in the way.
 LATE = ("totals", "ends", "history", "windows")
 #: Of any type they are written anew.
 ANY_TYPE = ("watch", "paused")
-CHECKED = {(name, key) for name in script_names() for key in script(name).keys if key not in (*LATE, *ANY_TYPE)}
+CHECKED = {(name, key) for name in NAMES for key in SCRIPTS[name].keys if key not in (*LATE, *ANY_TYPE)}
 #: It is read for an id that is taken, and not else.
 CHECKED -= {("publish", "unack")}
 
@@ -26,7 +26,7 @@ def calls(run, client, keys):
     return stage(run, client, keys)
 
 
-@pytest.mark.parametrize("name", script_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_script_changes_no_key_that_it_was_not_given(name, calls, run, client, dump):
     stage(run, client, Keys("other"))
     before = dump()
@@ -39,7 +39,7 @@ def test_a_script_changes_no_key_that_it_was_not_given(name, calls, run, client,
     assert changed or name in (*READERS, "forget")  # it removes nothing of a queue that has messages
 
 
-@pytest.mark.parametrize("name", script_names())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_user_who_may_touch_only_the_declared_keys_can_run_a_script(name, calls, client, url):
     call = calls[name]
     client.acl_setuser("keys-only", enabled=True, nopass=True, reset=True, categories=["+@all"], keys=call.keys)
@@ -57,7 +57,7 @@ def test_a_key_of_the_wrong_type_is_named_and_nothing_is_changed(name, key, call
     call = calls[name]
     if (name, key) == ("publish", "ready"):  # the staged one is due later
         call = t.publish(keys, [("new", b"body")], t.CallNumber("p", 99), ttl_ms=1000, retries=1, clock=LATER)
-    broken = call.keys[script(name).keys.index(key)]
+    broken = call.keys[SCRIPTS[name].keys.index(key)]
     client.delete(broken)
     if key == "lane":
         client.sadd(broken, "x")
@@ -80,7 +80,7 @@ def expected(run, client):
 
 
 @pytest.mark.foreign_hands
-@pytest.mark.parametrize("name", [name for name in WRITERS if "totals" in script(name).keys])
+@pytest.mark.parametrize("name", [name for name in WRITERS if "totals" in SCRIPTS[name].keys])
 def test_totals_of_the_wrong_type_never_stop_a_transition(name, calls, expected, run, client, keys):
     client.set(keys.totals, "not a hash")
 
@@ -89,7 +89,7 @@ def test_totals_of_the_wrong_type_never_stop_a_transition(name, calls, expected,
     assert client.get(keys.totals) == b"not a hash"
 
 
-@pytest.mark.parametrize("name", [name for name in WRITERS if "ends" in script(name).keys])
+@pytest.mark.parametrize("name", [name for name in WRITERS if "ends" in SCRIPTS[name].keys])
 def test_ends_that_cannot_be_noted_never_stop_a_transition(name, calls, expected, run, client, keys):
     for key in (keys.ends, keys.history):
         client.set(key, "not a stream")
@@ -149,7 +149,7 @@ def test_at_maxmemory_a_publish_of_nothing_new_is_refused_too(full, publish, dum
     assert dump() == before
 
 
-@pytest.mark.parametrize("name", [name for name in script_names() if name != "publish"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "publish"])
 def test_at_maxmemory_everything_that_drains_goes_on(name, full, calls, expected, run):
     answer = expected(name)
     full()

@@ -3,12 +3,12 @@
 import pytest
 import redis
 from every_call import stage
+from every_script import NAMES, SCRIPTS
 
-from reliq.lua import script, script_names
 from reliq.transitions import CallNumber, publish
 
 #: `counts` writes nothing that could be left half done.
-WRITERS = [name for name in script_names() if name != "counts"]
+WRITERS = [name for name in NAMES if name != "counts"]
 #: What is not in the script: a greeting, and how it is run.
 HARMLESS = ("ping", "eval", "evalsha")
 
@@ -46,7 +46,7 @@ def test_a_read_that_is_refused_is_named_and_nothing_is_changed(command, keys, a
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_user_who_has_the_commands_of_a_script_alone_can_run_it(name, calls, as_user):
-    commands = {command for command, _ in script(name).uses}
+    commands = {command for command, _ in SCRIPTS[name].uses}
     granted = [f"+{command.lower()}" for command in (*commands, *HARMLESS)]
 
     answer = as_user(calls[name], "-@all", *granted)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from reliq import commands
 from reliq import transitions as moves
+from reliq.admin.fsck.ids import check_ids
 from reliq.call import Call
 from reliq.errors import ConfigurationError, ProtocolError
 from reliq.keys import Keys, Layout
@@ -43,7 +44,7 @@ REQUESTS = [
     moves.forget(KEYS, letters=True),
     moves.counts(KEYS),
     moves.tidy(KEYS),
-    moves.check(KEYS, ["a"]),
+    check_ids(KEYS, ["a"]),
     commands.bodies(KEYS, ["a"]),
     commands.wake_token(KEYS, 1),
     commands.garbage(KEYS, 1),
@@ -72,9 +73,9 @@ replies = atoms | st.lists(atoms, max_size=12) | st.lists(atoms | st.lists(atoms
 @pytest.mark.parametrize(
     ("request_", "reply"),
     [
-        (moves.ack(KEYS, [(ONE, None)]), [0]),
-        (moves.ack(KEYS, [(ONE, None)]), [2]),
-        (moves.extend(KEYS, [ONE], lease_ms=30_000), [[-1], []]),
+        (moves.ack(KEYS, [(ONE, None)]), [1]),
+        (moves.ack(KEYS, [(ONE, None)]), [b"b"]),
+        (moves.extend(KEYS, [ONE], lease_ms=30_000), [[b""], []]),
         (moves.cancel(KEYS, ["a"]), []),
         (moves.cancel(KEYS, ["a"]), [b"cancelled", b"cancelled"]),
         (moves.cancel(KEYS, ["a"]), [b"redriven"]),
@@ -91,7 +92,7 @@ def test_a_reply_to_another_question_is_none(request_, reply):
 
 
 def test_every_script_is_asked():
-    assert {request.script.name for request in REQUESTS if isinstance(request, Call)} == set(script_names())
+    assert {request.script.name for request in REQUESTS if isinstance(request, Call)} == {*script_names(), "check"}
 
 
 @SEEDED

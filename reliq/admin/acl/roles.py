@@ -6,26 +6,29 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from reliq import commands
 from reliq.admin import queries, server
+from reliq.admin.fsck.ids import CHECK
 from reliq.lua import script
 from reliq.rights import USES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from reliq.lua import Use
+    from reliq.lua import Script, Use
 
 Role = Literal["producer", "consumer", "operator", "exporter"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
-SCRIPTS: dict[Role, tuple[str, ...]] = {
+_TRANSITIONS: dict[Role, tuple[str, ...]] = {
     "producer": ("publish",),
     "consumer": (
         *("ack", "claim", "collect", "counts", "extend", "nack"),
         *("promote", "reclaim", "release", "snooze", "tidy"),
     ),
-    "operator": ("cancel", "check", "counts", "forget", "publish", "purge", "redrive", "reschedule"),
+    "operator": ("cancel", "counts", "forget", "publish", "purge", "redrive", "reschedule"),
     "exporter": ("counts",),
 }
+SCRIPTS: dict[Role, tuple[Script, ...]] = {role: tuple(map(script, names)) for role, names in _TRANSITIONS.items()}
+SCRIPTS["operator"] += (CHECK,)
 
 _TO_PUBLISH = (commands.register,)
 _TO_LOOK = (
@@ -57,4 +60,4 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
 def uses_of(role: Role) -> set[Use]:
     """Return every command that a role runs, in scripts or alone, with the name of its key."""
     alone = {use for made in COMMANDS[role] for use in USES[made]}
-    return alone | {use for name in SCRIPTS[role] for use in script(name).uses}
+    return alone | {use for one in SCRIPTS[role] for use in one.uses}

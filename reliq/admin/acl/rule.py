@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from reliq.admin.acl.roles import ROLES, SCRIPTS, uses_of
 from reliq.errors import ConfigurationError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, pattern, worker_key
-from reliq.lua import Use, script
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from reliq.admin.acl.roles import Role
     from reliq.keys import Keys
+    from reliq.lua import Use
 
 #: Keys of a queue that there is one of for each message, call or fault.
 FAMILIES = frozenset({"msg", "dedup", "lane", "aside"})
@@ -146,10 +146,10 @@ def acl_rule(
         raise ConfigurationError(f"an ACL rule needs at least one role of {', '.join(ROLES)}")
     if not queues:
         raise ConfigurationError("an ACL rule needs at least one queue: name it with --queue")
-    scripts = {name for role in known for name in SCRIPTS[role]}
+    scripts = {script for role in known for script in SCRIPTS[role]}
     uses = {use for role in known for use in uses_of(role)}
     alone = {command for command, key in uses if not key} | ({"SELECT"} if select else set())
-    declared = {key for name in scripts for key in (*script(name).keys, *script(name).tail_keys)}
+    declared = {key for script in scripts for key in (*script.keys, *script.tail_keys)}
     runs_scripts = ("EVALSHA",) if without_eval else SCRIPT_COMMANDS
     for_scripts = {(command, key) for command in runs_scripts for key in declared}
     rules = (_selectors if selectors else _flat)(uses, alone, for_scripts, queues)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from reliq import commands, transitions
 from reliq.admin import queries
+from reliq.admin.fsck.ids import check_ids
 from reliq.admin.fsck.repair import repair_of
 from reliq.admin.fsck.report import CheckReport, FaultTally
 from reliq.admin.fsck.state import IdState, faults_of, read_state
@@ -243,7 +244,7 @@ class Checker:
         if not repairs:
             return set()
         ids = list(repairs)
-        _, rows = self._queue.run(transitions.check(self._keys, ids, part=part, piece=piece, wishes=repairs))
+        _, rows = self._queue.run(check_ids(self._keys, ids, part=part, piece=piece, wishes=repairs))
         return {id for id, row in zip(ids, rows, strict=True) if row == b"mended"}
 
     def _faults(self, state: IdState, now_ms: int) -> list[Any]:
@@ -252,7 +253,7 @@ class Checker:
     def _states(
         self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)
     ) -> tuple[int, list[IdState]]:
-        now_ms, rows = self._queue.run(transitions.check(self._keys, ids, part=part, piece=piece))
+        now_ms, rows = self._queue.run(check_ids(self._keys, ids, part=part, piece=piece))
         return now_ms, [read_state(id, row) for id, row in zip(ids, rows, strict=True)]
 
     def _pieces(self, part: List) -> Iterator[tuple[int, list[str]]]:

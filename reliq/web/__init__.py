@@ -1,1 +1,0 @@
-"""Web pages of the queues."""
