@@ -26,6 +26,7 @@ RULES = HERE.parent / "grafana" / "rules.yml"
 GRAPHS = {
     "messages by state": 'reliq_messages{queue="demo"}',
     "acked and nacked a second": "rate(reliq_acked_total[1m]) or rate(reliq_nacked_total[1m])",
+    "alerts that are pending or fire": "ALERTS",
     "lag, 99 %": "histogram_quantile(0.99, sum by (le) (rate(reliq_lag_seconds_bucket[1m])))",
 }
 
@@ -46,7 +47,7 @@ def prometheus(folder: Path, worker_port: int, port: int) -> list[str]:
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "5s"},
         "rule_files": [str(RULES)],
-        "scrape_configs": [{"job_name": "reliq-worker", "static_configs": [{"targets": [f"127.0.0.1:{worker_port}"]}]}],
+        "scrape_configs": [{"job_name": "reliq", "static_configs": [{"targets": [f"127.0.0.1:{worker_port}"]}]}],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
     data = f"--storage.tsdb.path={folder / 'data'}"
@@ -67,7 +68,7 @@ def main() -> None:
         stack.enter_context(running(sys.executable, str(HERE / "publish_errands.py")))
         stack.enter_context(running(*prometheus(folder, metrics_port, port)))
         print(f"The worker's metrics: http://127.0.0.1:{metrics_port}/metrics")
-        print(f"Prometheus: http://127.0.0.1:{port}/alerts")
+        print(f"Prometheus: http://127.0.0.1:{port}/")
         for title, query in GRAPHS.items():
             print(f"  {title}: http://127.0.0.1:{port}/graph?g0.expr={quote(query)}&g0.tab=0&g0.range_input=5m")
         print("Ctrl-C ends it.", flush=True)

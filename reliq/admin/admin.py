@@ -10,7 +10,7 @@ from reliq.admin.account import Account, account_of
 from reliq.admin.acl.rule import acl_roles, acl_rule
 from reliq.admin.discover import chosen
 from reliq.admin.doctor.probe import examine
-from reliq.admin.ends import End, ends_of
+from reliq.admin.ends import End, check_ends, ends_of
 from reliq.admin.filters import EVERY_LETTER, EVERYTHING, Filter, LetterFilter, ignore
 from reliq.admin.forget import forget
 from reliq.admin.fsck.check import OnProgress, check
@@ -157,7 +157,8 @@ class Admin:
 
     def running(self, queue: str, *, longer_than: Duration = 0.0) -> list[Running]:
         """Return the handlers that have run for `longer_than` seconds, the longest running first."""
-        return running_in(workers_alive(self._redis.queue(queue)), queue, seconds("longer_than", longer_than))
+        least = seconds("longer_than", longer_than)
+        return running_in(workers_alive(self._redis.queue(queue)), queue, least)
 
     def account(self, queue: str) -> Account:
         """Return what came in, how it ended and what is alive, at one moment."""
@@ -169,6 +170,7 @@ class Admin:
 
     def ends(self, queue: str, *, kind: str | None = None, limit: int = 100) -> list[End]:
         """Return how the last messages ended, newest first: all that were not acked, or those of one kind."""
+        check_ends(kind, limit)
         return ends_of(self._redis.queue(queue), kind=kind, limit=limit)
 
     def messages(
@@ -291,8 +293,7 @@ class Admin:
     def resume(self, queue: str) -> bool:
         """Have consumers claim again; return whether the queue was paused."""
         known = self._redis.queue(queue)
-        was_paused, *_ = known.run_all([commands.unpause(known.keys), *commands.push_wake_token(known.keys)])
-        return bool(was_paused)
+        return bool(known.run_all([commands.unpause(known.keys), *commands.push_wake_token(known.keys)])[0])
 
     def paused(self, queue: str) -> Pause | None:
         """Return who paused a queue, when and why; None when it is not paused."""

@@ -62,16 +62,15 @@ class End:
     letter: str = ""
 
 
-def ends_of(queue: QueueSession, *, kind: str | None, limit: int) -> list[End]:
-    """
-    Return the last abnormal ends, or the last ends of one kind, newest first.
-
-    Raises:
-        ConfigurationError: there is no such kind, or the limit is not 1 to 100,000.
-    """
+def check_ends(kind: str | None, limit: int) -> None:
+    """Raise ConfigurationError when there is no such kind of end, or the limit is not 1 to 100,000."""
     whole("limit", limit, least=1, most=LIST_LIMIT)
     if kind is not None and kind not in END_KINDS:
         raise ConfigurationError(f"kind must be one of {', '.join(END_KINDS)}, not {str(kind)[:40]!r}")
+
+
+def ends_of(queue: QueueSession, *, kind: str | None, limit: int) -> list[End]:
+    """Return the last abnormal ends, or the last ends of one kind, newest first."""
     found: list[End] = []
     for page in _pages(queue, "history" if kind == "acked" else "ends"):
         found += [end for end in page if kind in (None, end.kind)]

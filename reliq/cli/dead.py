@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from reliq.admin import Admin, LetterFilter, RedriveOptions, RedriveResult
-from reliq.cli.bodies import pretty, start_of
 from reliq.cli.ends import clock
 from reliq.cli.list import TABLE_BODY, TABLE_ERROR, when_text
 from reliq.cli.options import (
@@ -37,6 +36,7 @@ from reliq.cli.progress import progress_bar
 from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 from reliq.message import Letter
+from reliq.readable import pretty, start_of
 from reliq.settings import whole
 
 dead = typer.Typer(help="The dead letters of a queue: list, show, redrive, purge.", no_args_is_help=True)

@@ -7,8 +7,9 @@ import typer
 
 from reliq.admin import End
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
-from reliq.cli.output import print_json, say, spoken
+from reliq.cli.output import print_json, say
 from reliq.cli.tables import print_table
+from reliq.readable import spoken
 
 
 def ends(

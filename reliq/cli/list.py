@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from reliq.admin.list import Entry
-from reliq.cli.bodies import start_of
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
     Headers,
@@ -19,9 +18,10 @@ from reliq.cli.options import (
     admin,
     filter_of,
 )
-from reliq.cli.output import print_json, spoken
+from reliq.cli.output import print_json
 from reliq.cli.progress import progress_bar
 from reliq.cli.tables import print_table
+from reliq.readable import spoken, start_of
 
 #: Characters of a body in a table and in JSON; `reliq show` has all of it.
 TABLE_BODY, JSON_BODY = 60, 1000

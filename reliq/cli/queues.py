@@ -7,9 +7,10 @@ import typer
 
 from reliq.admin import QueueView
 from reliq.cli.options import Json, Url, admin, duration
-from reliq.cli.output import amount, print_json, rate, say, spoken
+from reliq.cli.output import print_json, say
 from reliq.cli.tables import print_table
 from reliq.message import Pause
+from reliq.readable import amount, rate, spoken
 
 COLUMNS = ("queue", "late", "ready", "pending", "leased", "backoff", "retry", "garbage", "dead")
 RATES = ("in/s", "acked/s", "failed/s")

@@ -5,9 +5,10 @@ from typing import Annotated
 import typer
 
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, duration
-from reliq.cli.output import print_json, say, say_age, spoken
+from reliq.cli.output import print_json, say, say_age
 from reliq.cli.tables import print_table
 from reliq.keys import Layout
+from reliq.readable import spoken
 
 
 def running(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from reliq.cli.output import amount, rate, spoken
 from reliq.cli.queues import pause_text
 from reliq.foreign import printable
+from reliq.readable import amount, rate, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -7,11 +7,11 @@ import msgspec
 import typer
 
 from reliq.admin import MessageView
-from reliq.cli.bodies import as_value, pretty
 from reliq.cli.ends import clock, why
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
-from reliq.cli.output import print_facts, print_json, say, spoken
+from reliq.cli.output import print_facts, print_json, say
 from reliq.errors import ConfigurationError
+from reliq.readable import as_value, pretty, spoken
 
 
 def show(

@@ -12,10 +12,11 @@ from rich.live import Live
 from reliq.admin import Moment, Watcher
 from reliq.cli.ends import why
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, duration
-from reliq.cli.output import complain, console, print_json, rate, say, spoken
+from reliq.cli.output import complain, console, print_json, say
 from reliq.cli.screen import Screen
 from reliq.errors import ConfigurationError, ReliqError
 from reliq.foreign import printable
+from reliq.readable import rate, spoken
 
 LEAST_SECONDS = 0.1
 

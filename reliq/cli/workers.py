@@ -3,8 +3,9 @@
 import time
 
 from reliq.cli.options import Json, Url, admin
-from reliq.cli.output import print_json, say, say_age, spoken
+from reliq.cli.output import print_json, say, say_age
 from reliq.cli.tables import print_table
+from reliq.readable import spoken
 
 
 def workers(json: Json = False, url: Url = None) -> None:

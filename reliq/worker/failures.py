@@ -42,7 +42,7 @@ class Failures:
     Args:
         hooks: `Consumer.on_error`'s.
         error_text: write the texts of exceptions too, which may hold a part of a body.
-        job_of: makes the job of a held, given its body.
+        job_of: makes the job of a delivery, given its body.
     """
 
     def __init__(

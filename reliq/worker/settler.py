@@ -45,7 +45,7 @@ class Settler:
     """
     Collects outcomes and settles all that are there in one round trip, again and again until it is made.
 
-    Whatever raises, no outcome is forgotten: a held leaves when Redis has said what became of its call, or when not
+    Whatever raises, no outcome is forgotten: a delivery leaves when Redis has said what became of its call, or when not
     even its failure can be told; its lease then ends.
     """
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from reliq.cli.bodies import DEEPEST, as_value
 from reliq.cli.options import duration
-from reliq.cli.output import print_json, spoken
+from reliq.cli.output import print_json
 from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
+from reliq.readable import DEEPEST, as_value, spoken
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ LAYERS = {
         "roster",
         "logs",
     }
-    | {"health", "embedded", "error_text", "rights"},
+    | {"health", "embedded", "error_text", "rights", "readable"},
     "what a person may set, what Redis may answer": {"settings", "replies"},
     "what can be asked of Redis, and the connections": {"transitions", "commands", "ids", "transport"},
     "who asks: tries again, and translates errors; how a delivery is settled": {"client", "settlement"},
@@ -30,7 +30,7 @@ LAYERS = {
     "handlers as they are registered, and operators": {"handlers", "admin"},
     "what runs handlers": {"worker"},
     "the consumer of the public interface": {"consumer"},
-    "processes of workers, traces, benchmarks": {"process", "tracing", "bench"},
+    "processes of workers, web pages, traces, benchmarks": {"process", "web", "tracing", "bench"},
     "the command line": {"cli"},
     "python -m reliq": {"__main__"},
 }

@@ -13,6 +13,8 @@ import pytest
 import reliq
 
 ROOT = Path(__file__).parents[2]
+#: Sources: what Python and Redis run, and what a browser shows.
+SHIPPED = {".py", ".lua", ".html", ".css", ".js", ".svg"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def files(wheel):
 
 
 def test_the_wheel_has_every_script_and_the_mark_that_it_is_typed(files):
-    ours = {str(path.relative_to(ROOT)) for path in (ROOT / "reliq").rglob("*") if path.suffix in {".py", ".lua"}}
+    ours = {str(path.relative_to(ROOT)) for path in (ROOT / "reliq").rglob("*") if path.suffix in SHIPPED}
 
     assert len([name for name in ours if name.endswith(".lua")]) > 10
     assert ours | {"reliq/py.typed"} <= files
@@ -46,7 +48,7 @@ def test_the_wheel_has_nothing_else(files):
     sources = {name for name in files if name.startswith("reliq/")}
 
     assert {name for name in files - sources if not name.startswith("reliq-")} == set()
-    assert {Path(name).suffix for name in sources} == {".py", ".lua", ".typed"}
+    assert {Path(name).suffix for name in sources} == {*SHIPPED, ".typed"}
 
 
 def test_the_wheel_has_the_licence_and_the_command(wheel, files):

@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from urllib.parse import parse_qs, urlsplit
+from urllib.request import urlopen
 
 from panels import ROOT
 from patience import Prometheus, eventually, scrape, value
@@ -19,14 +21,19 @@ def test_the_demos_figures_reach_a_prometheus():
     command = [sys.executable, str(ROOT / "examples" / "monitor.py")]
 
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        told = iter(process.stdout.readline, "Ctrl-C ends it.\n")
-        places = re.findall(r"http://127\.0\.0\.1:(\d+)/(metrics|alerts)", "".join(told))
-        ports = {page: int(port) for port, page in places}
-        prometheus = Prometheus(ports["alerts"])
+        told = "".join(iter(process.stdout.readline, "Ctrl-C ends it.\n"))
+        links = re.findall(r"http://\S+", told)
+        ports = {link.path: link.port for link in map(urlsplit, links)}
+        prometheus = Prometheus(ports["/"])
         eventually(lambda: prometheus.ask('reliq_acked_total{queue="demo"} > 5'), "errands are handled and scraped")
-        counted = value(scrape(ports["metrics"]), "reliq_acked_total", queue="demo")
+        counted = value(scrape(ports["/metrics"]), "reliq_acked_total", queue="demo")
+        answers = [urlopen(link, timeout=30).status for link in links]
+        queries = [query for link in links for query in parse_qs(urlsplit(link).query).get("g0.expr", ())]
+        for query in set(queries) - {"ALERTS"}:
+            eventually(lambda query=query: prometheus.ask(query), f"the graph of {query} has something to show")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
 
     assert counted > 5
+    assert (len(queries), set(answers)) == (4, {200})
     assert process.returncode == 0

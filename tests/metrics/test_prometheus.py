@@ -53,7 +53,7 @@ def test_every_panel_returns_data_that_agrees_with_what_was_published_acked_and_
     assert [told[f"{state}: {{{{queue}}}}"] for state in ("ready", "unack", "retry", "garbage")] == [0, 0, 0, 0]
     assert answers["unack: {{queue}}"][("queue", "blocked"),] == 2
     assert answers["Unack by kind: {{queue}} {{kind}}"][("kind", "leased"), ("queue", "blocked")] == 2
-    assert answers["In held: {{phase}}"][("phase", "running"),] == 2
+    assert answers["In flight: {{phase}}"][("phase", "running"),] == 2
     assert answers["Restarts: {{reason}}"][("reason", "crashed"),] == KILLED
     assert sum(answers["Restarts: {{reason}}"].values()) == KILLED
     assert sum(answers["Worker processes: {{instance}}"].values()) == 2

@@ -231,7 +231,7 @@ WRONG = {
 def test_a_key_of_the_wrong_type_is_named_and_nothing_written(queue, call, client, part):
     key = getattr(queue.keys, part)
     WRONG[part](client, key)
-    name = {"dead": "letters", "retry": "counts"}.get(part, "publish")
+    name = {"dead": "letters", "retry": "counts", "unack": "counts"}.get(part, "publish")
     options = (
         {"pending": {"delay": 1}, "ready": {}, "retries_left": {}}.get(part, {"id": "x"}) if name == "publish" else {}
     )

@@ -3,10 +3,12 @@
 import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from pages import README, commands, programs
+import yaml
+from pages import README, ROOT, commands, programs
 from typer.main import get_command
 
 from reliq.cli.app import app, main
@@ -39,12 +41,25 @@ def shop(tmp_path, url, monkeypatch, capsys):
 
     def run(line, known):
         words = shlex.split(line)
+        if words[:2] == ["docker", "compose"]:
+            return composed(*words[2:])
         if line in known or words[1] in ONLY_PARSED or "--metrics-port" in words:
             parse(words[1:])
             return ""
         code, out, error = start(*words) if words[0] == "python" or "worker" in words else typed(*words)
         assert code in EXITS.get(words[1], (0,)), (line, out, error)
         return out
+
+    def composed(file_option, file, action, *words):
+        """Read a command of Docker Compose: its file is there, its services are in it, what they run is a command."""
+        services = yaml.safe_load((ROOT / file).read_text("utf-8"))["services"]
+        scaled = {word.partition("=")[0] for option, word in pairwise(words) if option == "--scale"}
+        assert (file_option, scaled - set(services)) == ("-f", set())
+        if action == "exec":
+            service, _, *rest = words
+            assert service in services
+            parse(rest)
+        return ""
 
     def start(*words):
         words = ("python", "-m", *words) if words[0] == "reliq" else words

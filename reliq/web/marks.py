@@ -1,0 +1,56 @@
+"""The marks of a queue: why it wants a person's look."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from reliq.readable import spoken
+
+if TYPE_CHECKING:
+    from reliq.admin import QueueView
+
+#: A message that has waited for this many seconds is late, and is much too late, as the alerts have it.
+LATE_SECONDS, TOO_LATE_SECONDS = 60.0, 300.0
+#: The share of deliveries that fail from which a queue is marked, and is marked as wrong.
+SOME_FAIL, MOST_FAIL = 0.1, 0.5
+
+
+class QueueMark(NamedTuple):
+    """A few words beside a queue; `bad` is red, `warn` asks for a look, and "" only tells."""
+
+    level: Literal["bad", "warn", ""]
+    text: str
+
+
+def alive(view: QueueView) -> int:
+    """Return how many messages have not ended."""
+    return view.pending + view.ready + view.unack + view.retry + view.garbage
+
+
+def is_unwatched(view: QueueView) -> bool:
+    """Return whether messages wait in a queue that nobody works on: no worker is there, and nothing is acked."""
+    return view.workers == 0 and alive(view) > 0 and not (view.rates and view.rates.acked)
+
+
+def marks(view: QueueView) -> list[QueueMark]:
+    """Return why a queue wants a look, the gravest first; nothing for a queue that is well."""
+    found = [QueueMark("bad", "nobody works on it")] if is_unwatched(view) else []
+    if view.pause is not None:
+        found.append(QueueMark("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
+    elif (view.late or 0.0) >= LATE_SECONDS:
+        found.append(
+            QueueMark("bad" if (view.late or 0.0) >= TOO_LATE_SECONDS else "warn", f"{spoken(view.late or 0)} late")
+        )
+    failing = failed_share(view)
+    if failing >= SOME_FAIL:
+        found.append(QueueMark("bad" if failing >= MOST_FAIL else "warn", f"{failing:.0%} of deliveries fail"))
+    if view.workers and view.busy >= view.slots > 0:
+        found.append(QueueMark("warn", "all slots busy"))
+    return found
+
+
+def failed_share(view: QueueView) -> float:
+    """Return which part of the deliveries failed; 0 while nothing was counted."""
+    if view.rates is None or view.rates.failed <= 0:
+        return 0.0
+    return view.rates.failed / (view.rates.failed + view.rates.acked)

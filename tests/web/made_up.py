@@ -1,0 +1,47 @@
+"""What templates are given, made up: a queue that is well, and others that are not."""
+
+from types import SimpleNamespace
+
+from reliq.admin import Overview, QueueView, Rates, Worker
+
+NOW = 1_795_336_800.0
+
+
+def url(route, **params):
+    return f"/{route}?" + "&".join(f"{name}={value}" for name, value in params.items())
+
+
+def view(queue="orders", **fields):
+    """A queue at rest, but for `fields`."""
+    states = dict.fromkeys(("pending", "ready", "unack", "retry", "garbage", "backoff", "dead"), 0)
+    rest = {
+        "layout": "reliq",
+        "late": 0.0,
+        "oldest": {},
+        "rates": None,
+        "workers": 1,
+        "slots": 16,
+        "busy": 0,
+        "pause": None,
+    }
+    return QueueView(queue=queue, **(states | rest | fields))
+
+
+def rates(acked=0.0, failed=0.0, arrived=0.0):
+    return Rates(arrived=arrived, acked=acked, failed=failed, ended=0.0, over_seconds=60.0)
+
+
+def worker(**fields):
+    said = {"id": "w", "host": "shop", "pid": 7, "version": "1", "queues": ("orders",), "slots": 16, "busy": 0}
+    return Worker(**(said | {"started": NOW - 60, "last_claim": NOW, "seen": NOW} | fields))
+
+
+def overview(*views, workers=()):
+    return Overview(list(views), list(workers), {}, {}, {}, NOW)
+
+
+def context(**fields):
+    """What every page is given, and `fields`."""
+    everything = SimpleNamespace(may_write=True, may_read_bodies=True)
+    shared = {"url": url, "route": "queues", "access": everything, "user": "ada", "place": "redis://there/0"}
+    return shared | {"now": NOW, "said": "", "may_log_out": True} | fields

@@ -1,0 +1,218 @@
+"""
+Make the pictures of docs/images from the pages of a made-up shop: `pip install pillow`, then `python tests/web/screenshots.py`.
+
+Pages and style are the real ones; the numbers are made up, so the pictures change only when the pages do.
+"""
+
+import io
+import math
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+from chromium import chromium
+from made_up import NOW, context, rates, view, worker
+from PIL import Image
+
+from reliq.admin import MessageView, Overview, Running, Slot
+from reliq.message import DEATH_REASONS, Pause
+from reliq.web.pages import TEMPLATES, Pages
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+ORIGIN = "http://reliq.example"
+CONNECT = "ConnectError at shop/payments.py:88"
+CHANCE = random.Random(4)
+
+
+def some(**fields):
+    return SimpleNamespace(**fields)
+
+
+def hour(level, fails=0.0, oldest=0.2, stopped=60):
+    """The minutes of an hour in which about `level` messages a second came; from minute `stopped` on none was acked."""
+    rows = []
+    for minute in range(60):
+        came = level * 60 * (1 + 0.4 * math.sin(minute / 9) + CHANCE.uniform(-0.1, 0.1))
+        waited = CHANCE.uniform(0.2, 1) * oldest if minute < stopped else (minute - stopped + 1) * 60
+        acked = came * CHANCE.uniform(0.93, 1.02) if minute < stopped else 0
+        failed = came * fails * CHANCE.uniform(0.4, 1.6)
+        rows.append(some(published=round(came), acked=round(acked), failed=round(failed), oldest=waited))
+    return rows
+
+
+def made_ids(count):
+    return [f"0M3XKQ7T9W{number:02d}VJ5RN8PAZ2C" for number in range(count)]
+
+
+ORDERS = view(
+    pending=18_240,
+    ready=12,
+    unack=22,
+    backoff=8,
+    retry=3,
+    dead=106,
+    rates=rates(40.9, 0.8, 41.6),
+    late=0.4,
+    workers=2,
+    slots=32,
+    busy=14,
+    oldest={"ready": 0.4, "retry": 0.1},
+)
+VIEWS = [
+    view("emails", pending=20, unack=5, rates=rates(3.4, 0, 3.4), workers=2, slots=32, busy=5),
+    view("invoices", ready=1833, dead=4, rates=rates(0, 0, 2.1), late=870.0, workers=0, slots=0),
+    ORDERS,
+    view(
+        "payments",
+        pending=3,
+        ready=240,
+        unack=8,
+        retry=6,
+        dead=31,
+        rates=rates(8.2, 1.4, 9.1),
+        late=72.0,
+        slots=8,
+        busy=8,
+    ),
+    view(
+        "reports", pending=3, ready=51, rates=rates(0, 0, 0.2), late=640.0, pause=Pause("grace", NOW, "warehouse moves")
+    ),
+    view("thumbnails", unack=2, rates=rates(1.2, 0, 1.2), slots=4, busy=2),
+]
+HOURS = {
+    "emails": hour(3.4),
+    "invoices": hour(2.1, stopped=46),
+    "orders": hour(41, 0.02),
+    "payments": hour(9, 0.15, oldest=80),
+    "reports": hour(0.2, stopped=49),
+    "thumbnails": hour(1.2),
+}
+RUNNING = [
+    Running("orders", id, 1, NOW - 3, 4.1 - at / 2, "w", "shop-1", 4121, NOW) for at, id in enumerate(made_ids(6))
+]
+BEGAN = NOW - 412
+
+
+def event(after, kind, attempt=None, by="", reason="", raised="", error="", took=None):
+    return some(
+        at=BEGAN + after, kind=kind, attempt=attempt, by=by, reason=reason, raised=raised, error=error, took=took
+    )
+
+
+STORY = [
+    event(0, "published", by="web-2:811"),
+    event(30, "due"),
+    event(30, "claimed", 1, "shop-1:4121"),
+    event(32, "failed", 1, "shop-1:4121", "error", CONNECT, "ConnectError: pay.example refused", 2.04),
+    event(35, "claimed", 2, "shop-1:4122"),
+    event(65, "failed", 2, "shop-1:4122", "timeout", "TimeoutError at shop/payments.py:91", "", 30.0),
+    event(71, "claimed", 3, "shop-1:4121"),
+    event(72, "failed", 3, "shop-1:4121", "error", CONNECT, "ConnectError: pay.example refused", 0.8),
+    event(72, "dead", 3, "", "error", CONNECT),
+]
+MESSAGE = MessageView(
+    "orders",
+    "order-4711",
+    "dead",
+    due=BEGAN + 71,
+    deliveries=3,
+    retries_left=0,
+    headers={"tenant": "acme"},
+    body=b'{"number":4711,"customer":"ada@example.com","total":"129.00 EUR"}',
+    taken_seconds=3300.0,
+)
+GROUPS = [
+    some(reason=reason, raised=raised, count=count, newest=NOW - age, example=id)
+    for reason, raised, count, age, id in (
+        ("error", CONNECT, 74, 340, "order-4711"),
+        ("reject", "Reject at shop/jobs.py:14", 19, 3000, made_ids(2)[1]),
+        ("lease", "", 9, 90_000, made_ids(3)[2]),
+        ("timeout", "TimeoutError at shop/stock.py:51", 4, 190_000, made_ids(4)[3]),
+    )
+]
+LETTERS = [
+    some(id=group.example, when=group.newest, attempt=13, reason=group.reason, raised=group.raised) for group in GROUPS
+]
+FILTER = dict.fromkeys(("reason", "text", "error", "header", "older", "newer"), "") | {"raised": None}
+WORKERS = [
+    worker(id="a", busy=9, running=tuple(Slot("orders", id, 1, NOW - 3) for id in made_ids(9))),
+    worker(id="b", busy=8),
+    worker(id="c", busy=8, slots=8),
+    worker(id="d", busy=2, slots=4),
+]
+#: Picture -> template, what it is given, and how high the window is.
+PICTURES = {
+    "queues": ("queues.html", {"overview": Overview(VIEWS, WORKERS, {}, {}, {}, NOW), "histories": HOURS}, 690),
+    "queue": (
+        "queue.html",
+        {
+            "view": ORDERS,
+            "history": HOURS["orders"],
+            "running": RUNNING,
+            "failures": [some(reason="error", raised=CONNECT, count=31, sampled=40)],
+        },
+        1060,
+    ),
+    "message": ("message.html", {"message": MESSAGE, "story": STORY, "show_bodies": True}, 800),
+    "dead": (
+        "dead.html",
+        {
+            "queue": "orders",
+            "view": ORDERS,
+            "groups": GROUPS,
+            "looked": 106,
+            "of": 106,
+            "filter": FILTER,
+            "reasons": DEATH_REASONS,
+            "page": some(items=LETTERS, after="more", looked=None, of=None),
+            "show_bodies": False,
+        },
+        900,
+    ),
+}
+
+
+def url(route, **params):
+    return f"/static/{params['path']}" if route == "static" else f"/{route}"
+
+
+def answer(pages, route):
+    """Answer a request of the browser: a page, or a file of the style."""
+    name = route.request.url.removeprefix(ORIGIN).removeprefix("/")
+    if name in PICTURES:
+        template, fields, _ = PICTURES[name]
+        route.fulfill(
+            body=pages.render(template, **context(url=url, may_log_out=False, **fields)), content_type="text/html"
+        )
+    elif name.startswith("static/"):
+        route.fulfill(path=TEMPLATES.parent / name)
+    else:
+        route.fulfill(body="event: message\ndata:\n\n" if name == "live" else "", status=204)
+
+
+def save(png, path):
+    """Write a picture with a palette: a fifth of its bytes, and nobody sees it."""
+    image = (
+        Image.open(io.BytesIO(png))
+        .convert("RGB")
+        .quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    )
+    image.save(path, optimize=True)
+    print(path, path.stat().st_size)
+
+
+def main():
+    IMAGES.mkdir(exist_ok=True)
+    pages = Pages()
+    with chromium() as browser:
+        for scheme in ("light", "dark"):
+            window = browser.new_context(color_scheme=scheme, java_script_enabled=False).new_page()
+            window.route("**/*", lambda route: answer(pages, route))
+            for name, (_, _, height) in PICTURES.items():
+                window.set_viewport_size({"width": 1280, "height": height})
+                window.goto(f"{ORIGIN}/{name}")
+                save(window.screenshot(), IMAGES / f"web-{name}-{scheme}.png")
+
+
+if __name__ == "__main__":
+    main()
