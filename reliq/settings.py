@@ -15,6 +15,8 @@ DAY_SECONDS = 86_400.0
 LONGEST_SECONDS = 3650 * DAY_SECONDS
 MIB = 1_048_576
 BATCH_LIMIT = 500
+#: One round trip brings no more bytes of bodies than about this: neither Redis nor the process is held up for long.
+READ_BYTES = 8 * MIB
 LINGER_SECONDS, LONGEST_LINGER_SECONDS = 0.05, 60.0
 
 

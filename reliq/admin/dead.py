@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from reliq.queue import Queue
 
 #: The first step reads one letter, for it may be of any size; each later step reads at most twice as many as the one
-#: before, and as many as STEP_BYTES are expected to hold.
-FIRST_STEP, STEP_BYTES = 1, MIB
+#: before, and as many as LETTERS_STEP_BYTES are expected to hold.
+FIRST_STEP, LETTERS_STEP_BYTES = 1, MIB
 #: A message that came from another queue stays known for this many seconds after its end: within them a redrive or move
 #: that was cut off can be made again without publishing twice.
 COPY_WINDOW_SECONDS = 7 * DAY_SECONDS
@@ -130,7 +130,7 @@ def walk_letters(queue: QueueSession, where: Filter) -> Iterator[tuple[int, list
         yield len(letters), [letter for letter in letters if test(letter)]
         start = f"({letters[-1].letter}"
         weight = max(1, sum(len(letter.payload) for letter in letters) // len(letters))
-        count = max(1, min(BATCH_LIMIT, count * 2, STEP_BYTES // weight))
+        count = max(1, min(BATCH_LIMIT, count * 2, LETTERS_STEP_BYTES // weight))
 
 
 def redrive(

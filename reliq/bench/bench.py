@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Progress = Callable[[str, int, int], None]
 
 PARTS = ("drain", "publish", "lateness", "pickup", "idle", "memory")
-RATES = (100, 1000)
+LATENESS_RATES = (100, 1000)
 _MIB = 1_048_576
 
 
@@ -101,7 +101,7 @@ class Bench:
                 ("publish: many", partial(publish.many, stage)),
                 ("publish: concurrently", partial(publish.concurrently, stage)),
             ],
-            "lateness": [(f"lateness: {rate}/s", partial(delays.lateness, stage, rate)) for rate in RATES],
+            "lateness": [(f"lateness: {rate}/s", partial(delays.lateness, stage, rate)) for rate in LATENESS_RATES],
             "pickup": [("pickup", partial(delays.pickup, stage))],
             "idle": [("idle", partial(resting.idle, stage))],
             "memory": [("memory", partial(resting.memory, stage))],

@@ -7,7 +7,7 @@ from typing import Any
 
 from reliq.bench import bare
 from reliq.bench.report import Figure, percentile
-from reliq.bench.stage import ANSWER_SECONDS, BODY, Stage
+from reliq.bench.stage import BODY, CLIENT_TIMEOUT_SECONDS, Stage
 from reliq.bench.workers import Workers
 from reliq.errors import ReliqError
 from reliq.message import Outgoing
@@ -70,7 +70,7 @@ def _rows(stage: Stage, workers: Workers, count: int) -> list[tuple[float, float
     for _ in stage.until_empty(workers):
         pass
     rows: list[tuple[float, float, float]] = []
-    until = time.monotonic() + ANSWER_SECONDS
+    until = time.monotonic() + CLIENT_TIMEOUT_SECONDS
     while len(rows) < count:
         workers.check()
         if time.monotonic() > until:
