@@ -54,25 +54,20 @@ class Renewer:
         self._is_away = False  # Redis did not answer the last renewals
         self._asked_at = self._answered_at = 0.0  # when the last renewals were sent, and their answer came
         self._held_at = 0.0  # when there was something to look at
-        self._done_until = 0.0  # what was due before then has been renewed, or refused
 
     def is_behind(self, queue: str) -> bool:
         """
         Return whether Redis has yet to hear of a delivery of `queue` whose renewal is due: its renewal or its outcome.
 
-        A renewal may wait for an answer, or for this process, which was held up. An outcome counts for a third of a
-        lease after the lease is over: Redis may refuse it for longer.
+        The renewal may wait for an answer, or for this process, which was held up. One that Redis refuses is not
+        waited for, and an outcome for a third of a lease after the lease has ended: Redis may refuse it for longer.
         """
         now = time.monotonic()
+        is_refused = self._backoff.has(queue)
         return any(
-            held.renew_at <= now
-            and (
-                now < held.lease_until + held.handler.lease_seconds / 3
-                if held.settling
-                else held.renew_at > self._done_until
-            )
+            now < held.lease_until + held.handler.lease_seconds / 3 if held.settling else not is_refused
             for held in self._inflight.deliveries()
-            if held.queue == queue and not (held.lost or held.abandoned)
+            if held.queue == queue and held.renew_at <= now and not (held.lost or held.abandoned)
         )
 
     def step(self) -> float:
@@ -98,7 +93,6 @@ class Renewer:
         due = [f for f in deliveries if now >= f.renew_at and not (f.settling or f.lost or f.abandoned)]
         if due:
             self._extend(due)
-        self._done_until = now
         return self._look_seconds if time.monotonic() - now < self._look_seconds else 0.0
 
     def _extend(self, due: list[HeldDelivery]) -> None:
