@@ -43,14 +43,14 @@ _DEATH = re.compile(r"\.\d{13,}-\d+$")
 @dataclass(frozen=True, slots=True)
 class RedriveResult:
     """
-    What became of dead letters that were to be published again.
+    How many dead letters a redrive found, and how each ended.
 
     Attributes:
-        found: letters that were meant.
+        found: letters that the ids or the filter chose.
         redriven: published again.
-        alive: left as they are, for a message of their id is alive in the queue.
-        kept: left as they are, for another queue cannot have them: their headers or size are such as nobody may publish.
-        gone: somebody else redrove or deleted them meanwhile.
+        alive: left as they are, because a message of their id is alive in the queue.
+        kept: left as they are, because the target queue refuses their headers or their size, as it would in a publish.
+        gone: redriven or deleted by somebody else meanwhile.
     """
 
     found: int = 0

@@ -1,4 +1,4 @@
-"""What this Redis can do: the same scripts, a SET and a list, driven by one client with nothing around them."""
+"""The limits of a Redis: the same scripts, a SET and a list, driven by one client with nothing around them."""
 
 import json
 import time
@@ -19,7 +19,7 @@ from reliq.wireformat import envelope_rest
 
 CALL_SIZE = 100
 LEASE_MS = 30_000
-#: Between two looks for what is due, at the least.
+#: The shortest sleep, in seconds, between two looks for what is due.
 LEAST_SLEEP_SECONDS = 0.0002
 
 
@@ -73,7 +73,7 @@ def begin_when_due(stage: Stage, dues: Sequence[float], note: Callable[[float], 
     The messages were published; their due times are unix seconds of this machine, in order.
 
     Raises:
-        ReliqError: some are gone: they did not come long after the last was due.
+        ReliqError: some have not come PART_SECONDS after the last was due.
     """
     lane, done, number = token(), 0, 0
     while done < len(dues):
@@ -98,7 +98,7 @@ def list_of(queue: Queue[Any]) -> str:
 
 @contextmanager
 def handing_over(stage: Stage) -> Iterator[Callable[[], object]]:
-    """Yield what pushes a body with the time in it to the list that `take_over` waits at."""
+    """Yield a function that pushes a body with the time in it to the list that `take_over` waits at."""
     with plain_client(stage.url, CLIENT_TIMEOUT_SECONDS) as client:
         key = list_of(stage.queue)
         yield lambda: client.lpush(key, json.dumps({**BODY, "sent": time.time()}))

@@ -90,7 +90,7 @@ def _wait(url: str, queue: Queue[dict[str, Any]], diary: Diary) -> None:
 def _work(url: str, queue: Queue[dict[str, Any]], kind: str, diary: Diary) -> None:
     consumer = CountedConsumer(url)
     register(consumer, queue, kind, diary)
-    # It was made sure that there is room: nothing will be evicted for a benchmark.
+    # The parent has seen that there is room, so nothing is evicted for a benchmark.
     consumer.start(WorkerSettings(allow_eviction=True))
     _answer_looks(diary, lambda: consumer.counted.round_trips)
     consumer.stop(WORKER_STOP_SECONDS)

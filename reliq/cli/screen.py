@@ -36,10 +36,10 @@ STATE_STYLES = {"ready": "yellow", "pending": "blue", "leased": "green", "backof
 @dataclass(frozen=True, slots=True)
 class Screen:
     """
-    What `reliq watch` shows.
+    The screen of `reliq watch`.
 
     Attributes:
-        place: which Redis.
+        place: the Redis, as its URL without the password.
         interval: seconds between two looks.
         trouble: why the moment is not the latest; empty when it is.
     """

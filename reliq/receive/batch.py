@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reliq import commands, settlement, transitions
+from reliq.answers import Ack, Nack, Reject, Snooze
 from reliq.client.lanes import Lanes
 from reliq.errors import RedisUnavailableError
 from reliq.events import Handled
-from reliq.message import BARE, Ack, Delivery, Nack, Reject, Snooze
+from reliq.message import BARE, Delivery
 from reliq.settings import BATCH_LIMIT, READ_BYTES, HandlerSettings, seconds, whole
 from reliq.settlement import EXPIRED, RELEASED, Ending
 from reliq.wireformat import open_envelope

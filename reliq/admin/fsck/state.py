@@ -46,7 +46,7 @@ _COUNT = re.compile(r"\d{1,6}")
 @dataclass(frozen=True, slots=True)
 class IdState:
     """
-    What is known of an id, at one moment.
+    Everything that Redis knows of an id, at one moment.
 
     Attributes:
         pending, unack: its score, in unix seconds, None where it is not.
@@ -57,7 +57,7 @@ class IdState:
         error: whether a last error is kept.
         body: the type of its body's key, `none` without one.
         due_ms: as the envelope of its body says, None without one.
-        digest: of all that; a mending is only made where it is still the same.
+        digest: of all that; a repair is made only while it is still the same.
     """
 
     id: str
