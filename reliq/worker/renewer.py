@@ -140,7 +140,13 @@ class Renewer:
             notify(self._client.observers, [RenewalLate(first.queue, late, cause)])
 
     def _overran(self, run: HandlerCall, now: float) -> None:
-        """Cancel a coroutine; a thread cannot be stopped: its lease is left to end and its slot is lost."""
+        """
+        Cancel a coroutine; a thread cannot be stopped: its lease is left to end and its slot is lost.
+
+        A coroutine that has not ended CANCEL_SECONDS after it was cancelled is like a thread.
+        """
+        if run.abandoned and run.hangs:
+            run.leave_leases()
         if run.abandoned or (run.handler.is_async and run.task is None):
             return
         self._inflight.abandon(run)

@@ -17,6 +17,7 @@ from reliq.events import (
     Claimed,
     Handled,
     Lost,
+    Nacked,
     Reclaimed,
     RedisAway,
     RedisBack,
@@ -151,6 +152,31 @@ def test_a_coroutine_that_overruns_its_timeout_is_cancelled_and_tried_again(queu
     assert (first.outcome, second.outcome) == ("timeout", "ack")
     assert "timeout" in first.error
     assert queue.counts().totals["retried_nack"] == 1
+
+
+def test_a_coroutine_keeps_its_lease_while_it_ends_after_its_timeout(queue, consumer, start, recorder):
+    ends = asyncio.Event()
+
+    @consumer.handler(queue, timeout=0.1, lease=LEASE, backoff=wait_fixed(600))
+    async def handle(body):
+        try:
+            await asyncio.sleep(600)
+        finally:
+            cancelled.set()
+            await ends.wait()
+
+    cancelled = threading.Event()
+    queue.publish("x")
+    engine = start()
+    assert cancelled.wait(30)
+    (held,) = engine.inflight.deliveries()
+    until = held.lease_until
+
+    eventually(lambda: held.lease_until > until, "its lease is renewed", seconds=4)
+
+    engine._tasks.ping(ends.set)
+    recorder.wait_for(Nacked)
+    assert recorder.of(Lost) == []
 
 
 def test_a_thread_that_overruns_loses_its_message_to_another_worker(queue, consumer, start, recorder, gate, url):
