@@ -25,7 +25,7 @@ WIDE = 150
 #: The workers and the failures have at least this many lines each, with their titles.
 LEAST_LINES = 4
 #: A message that has been due for this many seconds is shown as late, and as very late.
-SHOWN_LATE_SECONDS, SHOWN_VERY_LATE_SECONDS = 10.0, 60.0
+YELLOW_SECONDS, RED_SECONDS = 10.0, 60.0
 SLOT_WIDTH, LATE_WIDTH, INDENT = 38, 7, 2
 #: A picture beside the numbers has at least this many columns.
 LEAST_PICTURE = 24
@@ -154,13 +154,7 @@ def _backlog(view: QueueView) -> int:
 
 def _numbers(view: QueueView, width: int) -> Text:
     late = "?" if view.late is None else spoken(view.late if view.late >= 1 else 0)
-    style = (
-        "bold red"
-        if (view.late or 0) >= SHOWN_VERY_LATE_SECONDS
-        else "yellow"
-        if (view.late or 0) >= SHOWN_LATE_SECONDS
-        else ""
-    )
+    style = "bold red" if (view.late or 0) >= RED_SECONDS else "yellow" if (view.late or 0) >= YELLOW_SECONDS else ""
     line = Text(f"{late:>{LATE_WIDTH}}", style)
     for state, number in [*_sizes(view).items(), ("dead", view.dead)]:
         line.append(f"{_short(number):>{_cell(state, width)}}", "dim" if not number else STATE_STYLES.get(state, "red"))
