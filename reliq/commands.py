@@ -85,6 +85,12 @@ def first_score(keys: Keys, place: SortedSet) -> Command[float | None]:
     )
 
 
+@runs("pending:ZCOUNT")
+def due_count(keys: Keys, now_seconds: float) -> Command[int]:
+    """Count the pending messages whose due time has come."""
+    return Command(("ZCOUNT", keys.pending, "-inf", f"{now_seconds:.3f}"), int)
+
+
 @runs("unack:ZRANGE")
 def held(keys: Keys, at: int = 0) -> Command[list[tuple[str, float]]]:
     """Read BATCH_LIMIT ids in unack from the place `at`, the first to end first, with when lease or backoff is over."""
@@ -135,7 +141,7 @@ def letters_between(
     )
 
 
-# ---- waiting for work, and waking who waits
+# ---- waiting for work, waking who waits, and the pause
 
 
 @runs("wake:BLPOP")
@@ -175,9 +181,6 @@ def poke(key: str, lasts_ms: int) -> list[Command[int]]:
 def drop_watch(keys: Keys) -> Command[int]:
     """Let another process watch for the next due time."""
     return Command(("DEL", keys.watch), int)
-
-
-# ---- the pause
 
 
 @runs("paused:SET")

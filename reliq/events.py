@@ -1,11 +1,11 @@
 """
-Events: values that say what happened, and the observers that are called with them.
+What happened, as values, and who may watch.
 
-Logs, metrics and the tests' recorder are observers of the same events. An observer that raises does no harm: `notify`
-goes on with the next.
+Logs, metrics and the tests' recorder are observers of the same events. An observer that raises
+does no harm: `notify` goes on with the next.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, Protocol
 
 import msgspec
@@ -24,10 +24,23 @@ class Published(Event, frozen=True, gc=False):
 
 
 class Unconfirmed(Event, frozen=True, gc=False):
-    """Messages were published, and the confirmations that their `durability` asks for did not come in time."""
+    """Messages were published, and what their `durability` asks for was not confirmed in time."""
 
     ids: tuple[str, ...]
     why: str
+
+
+class PublishEnded(Event, frozen=True, gc=False):
+    """
+    A call that publishes messages ended after `seconds`.
+
+    Attributes:
+        outcomes: what became of the messages -> of how many: `published`, `duplicate`, `tombstoned`; of a call that
+            failed `refused`, or `unknown` when Redis may have them.
+    """
+
+    seconds: float
+    outcomes: Mapping[str, int]
 
 
 class Promoted(Event, frozen=True, gc=False):
@@ -87,7 +100,7 @@ class Released(Event, frozen=True, gc=False):
 
 
 class Lost(Event, frozen=True, gc=False):
-    """The leases of these messages had run out when `verb` (ack, nack, extend, …) came: it changed nothing."""
+    """These receipts no longer held when `verb` came: the lease had run out and the message went on without us."""
 
     ids: tuple[str, ...]
     verb: str
@@ -118,7 +131,7 @@ class Purged(Event, frozen=True, gc=False):
 
 
 class Started(Event, frozen=True, gc=False):
-    """A handler begins with message `id`; `lag`: seconds since it was due, by this machine's clock, None when unknown."""
+    """A handler begins with `id`; `lag` is seconds since it was due, by this machine's clock, or None."""
 
     id: str
     attempt: int | None
@@ -130,11 +143,10 @@ class Handled(Event, frozen=True, gc=False):
     A handler ended with `outcome` after `seconds`.
 
     Attributes:
-        attempt: 1 for the first delivery; None for a bare body.
-        seconds: how long the handler ran; of a batch, the share of one message.
-        error: the reason; for an exception its class and text, which may hold a piece of the body.
-        raised: class and place of an exception, which never hold a piece of the body; empty without one.
-        failed: an exception, a timeout, a body that does not decode, or a `Nack` with no retry left.
+        error: why; of an exception its class and text, and a text may hold a piece of the body.
+        raised: class and place of an exception, which hold none; empty when `error` is no exception's.
+        failed: an exception, a timeout, a body that does not decode, or a `Nack` after which no retry is left.
+        trace_id: of the trace that the delivery is a part of, as `Job.trace_id` has it; empty without one.
     """
 
     id: str
@@ -144,6 +156,7 @@ class Handled(Event, frozen=True, gc=False):
     error: str = ""
     raised: str = ""
     failed: bool = False
+    trace_id: str = ""
 
 
 class RenewalLate(Event, frozen=True, gc=False):
@@ -151,7 +164,7 @@ class RenewalLate(Event, frozen=True, gc=False):
     A lease was renewed `seconds` later than planned.
 
     Attributes:
-        cause: `redis` when Redis took most of that time to answer the renewal before; else `process`: something held
+        cause: `redis` when most of that time Redis took to answer the renewal before, else `process`: something held
             this process up.
     """
 
@@ -183,6 +196,13 @@ class RedisBack(Event, frozen=True, gc=False):
     part: str
 
 
+class RedisRefused(Event, frozen=True, gc=False):
+    """Redis refused a command of a part of the worker, which tries again; `queue` is empty when it was for none."""
+
+    part: str
+    error: str
+
+
 class WorkerReady(Event, frozen=True, gc=False):
     """This process begins to work on `queues`. `queue` is empty."""
 
@@ -205,16 +225,14 @@ class ProcessEnded(Event, frozen=True, gc=False):
 
 class Observer(Protocol):
     """
-    A callable that is called with every event.
+    Whoever wants to know.
 
-    An observer with an attribute `kinds`, a tuple of event classes, may be called with these alone. A worker does not
-    make events that no observer wants: those of single messages are most of the cost of watching.
-
-    Example: `Consumer(observers=[lambda event: print(event)])`
+    One that has `kinds`, a tuple of classes of events, may be told of these alone: a worker does not even make what
+    nobody wants, and the events of single messages are most of what watching costs.
     """
 
     def __call__(self, event: Event, /) -> None:
-        """Take note of `event`. It is called in the thread where that happened, which waits: be quick."""
+        """Take note of `event`; called in the thread where it happened, so be quick."""
 
 
 def wanting(observers: Iterable[Observer], kind: type[Event]) -> list[Observer]:
@@ -223,7 +241,7 @@ def wanting(observers: Iterable[Observer], kind: type[Event]) -> list[Observer]:
 
 
 def notify(observers: Iterable[Observer], events: Iterable[Event]) -> None:
-    """Call every observer with every event; go on with the next when one raises, even what would end the thread."""
+    """Tell every observer of every event; one that raises is passed over, also when it would end the thread."""
     for event in events:
         for observer in observers:
             try:

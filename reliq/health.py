@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 #: A process that has completed no claim round for 30 s hangs.
 CLAIM_SECONDS = 30.0
-#: A process that starts, or finds Redis away, has 5 minutes: a restart would not help it.
+#: A process that starts, or has found Redis away, has 5 minutes until the next sign of life, which is that it finds
+#: Redis away again: a restart would not help it.
 PATIENT_SECONDS = 300.0
+#: The parts of a process whose tries to reach Redis are its signs of life: those that claim, or will.
+CLAIMING = ("fetcher", "start")
 #: The figures of a process are sampled twice a second.
 SAMPLE_SECONDS = 0.5
 
@@ -38,7 +41,9 @@ class EngineStats:
         is_broken: one of its parts has ended by itself.
         running, held: messages that handlers run, and messages that wait for a slot.
         longest_seconds: for how long the oldest running handler has run, 0.0 when none runs.
-        slots, hung_slots: handlers that may run at once, and how many of them overran their time and cannot be ended.
+        slots: handlers that may run at once.
+        busy_slots: how many run.
+        hung_slots: how many of those overran their time and cannot be ended.
     """
 
     last_claim_at: float
@@ -47,6 +52,7 @@ class EngineStats:
     held: int
     longest_seconds: float
     slots: int
+    busy_slots: int
     hung_slots: int
 
 
@@ -76,8 +82,8 @@ class Pulse:
             self._write(time.monotonic(), 0.0)
 
     def __call__(self, event: Event, /) -> None:
-        """Note when Redis is away."""
-        if isinstance(event, RedisAway):
+        """Note a try of a claiming part that found Redis away."""
+        if isinstance(event, RedisAway) and event.part in CLAIMING:
             with self._lock:
                 claimed_at, _, ready, broken = self._read()
                 self._write(claimed_at, time.monotonic(), ready=bool(ready), broken=bool(broken))
@@ -96,9 +102,11 @@ class Pulse:
         claimed_at, away_at, ready, broken = self._read()
         if broken:
             return "a part of it ended by itself"
-        limit = CLAIM_SECONDS if ready and away_at <= claimed_at else PATIENT_SECONDS
-        age = now - claimed_at
-        return f"no claim round for {age:.0f} s" if age > limit else ""
+        is_away = away_at > claimed_at
+        age = now - max(claimed_at, away_at)
+        if age <= (CLAIM_SECONDS if ready and not is_away else PATIENT_SECONDS):
+            return ""
+        return f"no claim round{', and no try to reach Redis,' if is_away else ''} for {age:.0f} s"
 
     @property
     def is_ready(self) -> bool:

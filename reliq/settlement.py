@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from reliq import transitions
-from reliq.answers import Ack, Nack, Reject, Snooze
 from reliq.error_text import described, placed
 from reliq.errors import ConfigurationError, Stopped, UndecodableError
 from reliq.ids import chosen_window_ms
+from reliq.message import Ack, Nack, Reject, Snooze
 from reliq.retry import seconds_after
 from reliq.settings import BATCH_LIMIT, milliseconds, seconds
 from reliq.text import class_name, clean_text
@@ -121,9 +121,11 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
         case Stopped():
             return RELEASED
         case UndecodableError() if settings.undecodable == "reject":
-            return Outcome("reject", reason="undecodable", error=str(error), failed=True)
+            return Outcome("reject", 0, "undecodable", str(error), class_name(error), failed=True)
         case UndecodableError():
-            return Outcome("nack", _backoff_ms(attempt, settings), "undecodable", str(error), failed=True)
+            return Outcome(
+                "nack", _backoff_ms(attempt, settings), "undecodable", str(error), class_name(error), failed=True
+            )
     text, place = described(error), placed(error)
     retry = isinstance(error, settings.retry_on) or not isinstance(error, Exception)
     if isinstance(error, settings.reject_on) or not retry:

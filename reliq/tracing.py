@@ -14,8 +14,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from reliq import extras
-from reliq.answers import Snooze
-from reliq.message import Outgoing
+from reliq.message import Outgoing, Snooze
 from reliq.queue import Queue
 
 try:
@@ -78,6 +77,9 @@ def handling(tracer: Tracer, job: Job[Any]) -> Iterator[None]:
         record_exception=False,
         set_status_on_exception=False,
     ) as span:
+        context = span.get_span_context()
+        if context.is_valid and context.trace_flags.sampled:
+            job.trace_id = f"{context.trace_id:032x}"
         try:
             yield
         except Snooze:

@@ -1,4 +1,4 @@
-"""The figures of a benchmark, as values."""
+"""What a benchmark found, as values."""
 
 import math
 from collections.abc import Sequence

@@ -4,8 +4,8 @@ import logging
 import os
 import re
 import sys
-from contextlib import nullcontext, suppress
-from typing import Annotated, Literal
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,8 +18,9 @@ from reliq.errors import ConfigurationError, ReliqError
 from reliq.handlers.handler import Handler
 from reliq.logs.setup import FORMATS, LEVELS, configure_logging
 from reliq.metrics import serving
-from reliq.metrics.endpoint import DEFAULT_HOST, Endpoint
+from reliq.metrics.endpoint import DEFAULT_HOST
 from reliq.metrics.files import FOLDER_VARIABLE
+from reliq.process.folder import METRICS_FOLDER
 from reliq.process.plan import ChildPlan, environment_of_children
 from reliq.process.supervisor import STALL_SECONDS, Supervisor
 from reliq.settings import WorkerSettings, seconds, whole
@@ -56,6 +57,9 @@ def worker(
     ] = False,
     metrics_port: Annotated[int | None, typer.Option(help="Serve /metrics, /live and /ready on this port.")] = None,
     metrics_host: Annotated[str, typer.Option(help="The address to serve them on.")] = DEFAULT_HOST,
+    no_queue_metrics: Annotated[
+        bool, typer.Option("--no-queue-metrics", help="Leave the figures of queues to an exporter.")
+    ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="text, json, or auto: colours on a terminal.")] = "auto",
     log_error_text: Annotated[
@@ -94,8 +98,7 @@ def worker(
         _print_handlers(handlers, f"{processes} processes of {concurrency} on {found.connection(handlers).name}")
     limit = None if max_memory is None else size(max_memory)
     supervisor = Supervisor(found, plan, processes=processes, max_memory=limit, stall=stall)
-    endpoint = None if metrics_port is None else _served(supervisor, found, handlers, metrics_port, metrics_host)
-    with endpoint or nullcontext():
+    with _served(supervisor, found, handlers, metrics_port, metrics_host, with_queues=not no_queue_metrics):
         raise typer.Exit(supervisor.run())
 
 
@@ -151,9 +154,13 @@ def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ConfigurationError(f"{option} must be one of {', '.join(allowed)}, not {value!r}")
 
 
-def _served(supervisor: Supervisor, found: Consumer, handlers: list[Handler], port: int, host: str) -> Endpoint:
-    """Return the endpoint of the parent, and have the children keep their figures where it finds them."""
-    folder = supervisor.folder / "metrics"
+def _served(
+    supervisor: Supervisor, found: Consumer, handlers: list[Handler], port: int | None, host: str, *, with_queues: bool
+) -> AbstractContextManager[Any]:
+    """Return the endpoint of the parent, if there is a port, and have the children keep figures where it finds them."""
+    if port is None:
+        return nullcontext()
+    folder = supervisor.folder / METRICS_FOLDER
     endpoint, processes = serving.of_children(
         port,
         host,
@@ -161,7 +168,8 @@ def _served(supervisor: Supervisor, found: Consumer, handlers: list[Handler], po
         queues=[handler.queue.keys for handler in handlers],
         folder=folder,
         pulses=supervisor.pulses,
-        living=supervisor.living,
+        pids=supervisor.pids,
+        with_queues=with_queues,
     )
     supervisor.observers.append(processes)
     os.environ[FOLDER_VARIABLE] = str(folder)

@@ -26,6 +26,7 @@ class DeliveryState(Protocol):
         cancelled: its message was cancelled meanwhile.
         lost: its receipt no longer holds.
         lease_until: monotonic seconds until which no other worker can have the message.
+        trace_id: of the trace that its handling is a part of; empty without one.
     """
 
     queue: str
@@ -33,6 +34,7 @@ class DeliveryState(Protocol):
     cancelled: bool
     lost: bool
     lease_until: float
+    trace_id: str
 
 
 class Deadline(Protocol):
@@ -99,6 +101,15 @@ class Job(Generic[B]):
     def headers(self) -> Mapping[str, str]:
         """The headers given at the publish."""
         return self._held.delivery.header.headers
+
+    @property
+    def trace_id(self) -> str:
+        """The trace that this delivery is a part of, 32 hexadecimal digits; empty where `reliq.tracing` records none."""
+        return self._held.trace_id
+
+    @trace_id.setter
+    def trace_id(self, trace_id: str) -> None:
+        self._held.trace_id = trace_id
 
     @property
     def stopping(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import logging
 import socket
 import socketserver
@@ -13,15 +14,13 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 
-from prometheus_client.exposition import choose_encoder
-
 from reliq.errors import ConfigurationError
 from reliq.settings import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from prometheus_client import CollectorRegistry
+    from reliq.metrics.exposition import Page
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +31,9 @@ REQUEST_SECONDS = 10.0
 CONNECTION_LIMIT = 32
 #: Pause before the next accept when this process has no descriptor left for a connection.
 EXHAUSTED_SECONDS = 0.1
+#: A page of more than 1,400 bytes, which is a packet, is compressed for a client that takes gzip; a higher level would
+#: cost several times the time and save a fifth.
+GZIP_BYTES, GZIP_LEVEL = 1400, 1
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PLAIN = "text/plain; charset=utf-8"
 _REFUSALS = {
@@ -57,14 +59,14 @@ class Endpoint:
         port: int,
         host: str | None,
         *,
-        registry: CollectorRegistry,
+        page: Page,
         live: Callable[[], str],
         ready: Callable[[], str],
     ) -> None:
         whole("metrics port", port, most=65535)
         chosen = host or DEFAULT_HOST
         try:
-            self._server = _Server(chosen, port, registry, {"/live": live, "/ready": ready})
+            self._server = _Server(chosen, port, page, {"/live": live, "/ready": ready})
         except (OSError, UnicodeError) as error:
             why = _REFUSALS.get(getattr(error, "errno", None) or 0, str(error))
             raise ConfigurationError(
@@ -100,8 +102,8 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = CONNECTION_LIMIT
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, checks: dict[str, Callable[[], str]]) -> None:
-        self.registry, self.checks = registry, checks
+    def __init__(self, host: str, port: int, page: Page, checks: dict[str, Callable[[], str]]) -> None:
+        self.page, self.checks = page, checks
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._accepted_at: dict[socket.socket, float] = {}  # the oldest first
         self._lock = threading.Lock()
@@ -163,8 +165,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer one request."""
         path = self.path.partition("?")[0]
         if path == "/metrics":
-            encode, kind = _encoder(self.headers.get("Accept", ""))
-            self._answer(HTTPStatus.OK, encode(self.server.registry), kind)
+            body, kind = self.server.page.encode(self.headers.get("Accept", ""))
+            self._answer(HTTPStatus.OK, body, kind)
         elif path in self.server.checks:
             complaint = self.server.checks[path]()
             status = HTTPStatus.SERVICE_UNAVAILABLE if complaint else HTTPStatus.OK
@@ -182,15 +184,19 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
+        if len(body) > GZIP_BYTES and _takes_gzip(self.headers.get("Accept-Encoding", "")):
+            body = gzip.compress(body, GZIP_LEVEL)
+            self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
 
-def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
-    """Return the format that an Accept header asks for; the text format for a header that makes no sense."""
-    try:
-        return choose_encoder(accept)
-    except (TypeError, ValueError):
-        return choose_encoder("")
+def _takes_gzip(accepted: str) -> bool:
+    """Say whether an Accept-Encoding header allows gzip."""
+    for one in accepted.lower().split(","):
+        name, _, quality = one.partition(";")
+        if name.strip() == "gzip":
+            return quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False

@@ -1,5 +1,5 @@
 """
-The files in which child processes keep their figures: added up for a scrape, folded when their process is dead.
+The files in which handlers' own metrics of Prometheus' client are: added up for a scrape, folded when their process died.
 
 A file of a dead process is folded into one of its kind, so a thousand restarts leave no more files than one.
 """
@@ -56,7 +56,7 @@ class Files:
             merged: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
             return list(merged)
 
-    def sweep(self) -> None:
+    def sweep(self, _pid: int = 0) -> None:
         """Fold the files of all processes that are no more."""
         with self._lock:
             for file in self._folder.glob("*.db"):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-STATES = ("pending", "ready", "unack", "retry", "garbage", "dead")
+STATES = ("pending", "ready", "unack", "retry", "garbage")
 
 #: The totals that Redis counts for a queue, by their names in `B:totals`; `retried` has one for each cause.
 TOTALS = {
@@ -23,21 +23,44 @@ TOTALS = {
     "letters_dropped": "Dead letters dropped by age or number.",
 }
 CAUSES = ("nack", "lease")
+#: Classes of exceptions that a queue has series for; those that come after them are `other`.
+CLASSES_LIMIT = 20
+OTHER = "other"
 
-_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
-#: Buckets in seconds: from 1 ms to 10 minutes for handlers, to an hour for the lag.
-HANDLER_BUCKETS = _SHORT
-LAG_BUCKETS = (*_SHORT, 1800.0, 3600.0)
+#: Buckets in seconds: from 1 ms to 10 minutes for handlers and publishes, to an hour for the lag. From 0.1 s on a bucket
+#: ends at most twice as late as the one before it, from 30 s down mostly half as late again: a quantile is off by less.
+HANDLER_BUCKETS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7),
+    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+LAG_BUCKETS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0),
+    *(45.0, 60.0, 90.0, 120.0, 180.0, 240.0, 300.0, 420.0, 600.0, 900.0, 1800.0, 3600.0),
+)
+PUBLISH_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One metric, by the name that is scraped."""
+    """
+    One metric, by the name that is scraped.
+
+    Attributes:
+        buckets: of a histogram, the upper bounds of its buckets but the last, which has none.
+        merged: how the values of several processes become one, of a gauge.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    merged: Literal["sum", "max", "min"] = "sum"
+
+    @property
+    def size(self) -> int:
+        """How many numbers a series has: of a histogram one for each bucket, the last included, and the sum."""
+        return len(self.buckets) + 2 if self.kind == "histogram" else 1
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -49,7 +72,17 @@ class Spec:
         )
 
 
-MESSAGES = Spec("reliq_messages", "gauge", "Messages in each state; `dead` are letters.", ("queue", "state"))
+MESSAGES = Spec("reliq_messages", "gauge", "Messages in each state; their sum is alive.", ("queue", "state"))
+DEAD_LETTERS = Spec("reliq_dead_letters", "gauge", "Dead letters that are kept.", ("queue",))
+BACKLOG = Spec(
+    "reliq_backlog", "gauge", "Messages that wait for a worker: ready, retry, and pending that is due.", ("queue",)
+)
+MISSING = Spec(
+    "reliq_account_missing",
+    "gauge",
+    "Published + redriven - every end - alive: 0 in a queue whose account is balanced.",
+    ("queue",),
+)
 UNACK = Spec(
     "reliq_unack",
     "gauge",
@@ -86,27 +119,78 @@ REDIS_CLIENTS = Spec("reliq_redis_clients", "gauge", "Clients connected to Redis
 REDIS_EVICTED = Spec("reliq_redis_evicted_keys_total", "counter", "Keys that Redis evicted since it started.")
 REDIS_EVICTION = Spec("reliq_redis_eviction_enabled", "gauge", "1 when maxmemory-policy lets Redis delete messages.")
 REDIS_AOF = Spec("reliq_redis_aof_enabled", "gauge", "1 when Redis writes an append-only file.")
+REDIS_INFO = Spec("reliq_redis_info", "gauge", "1; the label names the version of Redis.", ("version",))
 SCRAPE = Spec("reliq_redis_scrape_seconds", "gauge", "How long it took to ask Redis for this scrape.")
 
-HANDLER = Spec("reliq_handler_seconds", "histogram", "How long handlers took.", ("queue", "outcome"))
-LAG = Spec("reliq_lag_seconds", "histogram", "From the due time to the start of the handler.", ("queue",))
+HANDLER = Spec(
+    "reliq_handler_seconds", "histogram", "How long handlers took.", ("queue", "outcome"), buckets=HANDLER_BUCKETS
+)
+HANDLER_FAILURES = Spec(
+    "reliq_handler_failures_total",
+    "counter",
+    "Failures of handlers by the class of the exception; `other` after 20 classes in a queue.",
+    ("queue", "exception"),
+)
+LAG = Spec(
+    "reliq_lag_seconds",
+    "histogram",
+    "From the due time to the start of the handler.",
+    ("queue",),
+    buckets=LAG_BUCKETS,
+)
 INFLIGHT = Spec("reliq_inflight", "gauge", "Messages in worker processes: running, or held for a slot.", ("phase",))
-LONGEST = Spec("reliq_longest_running_seconds", "gauge", "For how long the oldest running handler has run.")
+LONGEST = Spec(
+    "reliq_longest_running_seconds", "gauge", "For how long the oldest running handler has run.", merged="max"
+)
 SLOTS = Spec("reliq_slots", "gauge", "Handlers that may run at once.")
+SLOTS_BUSY = Spec("reliq_slots_busy", "gauge", "Slots that a call of a handler has, hung ones included.")
 SLOTS_HUNG = Spec("reliq_slots_hung", "gauge", "Slots lost to handlers that overran their time and cannot be ended.")
-LOST = Spec("reliq_lost_total", "counter", "Answers that came too late: the lease was over.", ("queue",))
+LOST = Spec("reliq_leases_lost_total", "counter", "Answers that came too late: the lease was over.", ("queue",))
 LATE = Spec("reliq_renewals_late_total", "counter", "Renewals of leases that came late: a process was held up.")
 LAST_CLAIM = Spec(
-    "reliq_last_claim_timestamp_seconds", "gauge", "When the process that is behind most completed a claim round."
+    "reliq_last_claim_timestamp_seconds",
+    "gauge",
+    "When the process that is behind most completed a claim round.",
+    merged="min",
+)
+REDIS_ERRORS = Spec(
+    "reliq_redis_errors_total",
+    "counter",
+    "Rounds of a worker's parts that failed: Redis was `away`, or `refused` a command.",
+    ("reason",),
+)
+RECONNECTS = Spec(
+    "reliq_redis_reconnects_total", "counter", "How often Redis was away for a process and answered it again."
 )
 
 WORKERS = Spec("reliq_workers", "gauge", "Worker processes that run.")
 RESTARTS = Spec("reliq_restarts_total", "counter", "Worker processes that ended and were replaced.", ("reason",))
-BUILD = Spec("reliq_build_info", "gauge", "1; the labels name the versions that run.", ("version", "python"))
+BUILD = Spec(
+    "reliq_build_info", "gauge", "1; the labels name the versions that run.", ("version", "python", "redis_py")
+)
+CPU = Spec("process_cpu_seconds_total", "counter", "Processor time of a process of the worker.", ("process",))
+MEMORY = Spec("process_resident_memory_bytes", "gauge", "Memory of a process of the worker.", ("process",))
+OPEN_FDS = Spec("process_open_fds", "gauge", "Files and connections that a process of the worker has.", ("process",))
+STARTED = Spec("process_start_time_seconds", "gauge", "When a process of the worker started.", ("process",))
 
-_OF_QUEUES = (MESSAGES, UNACK, OLDEST, PAUSED, SHARED, *COUNTED.values(), RETRIED, LEFT_OUT)
+PUBLISH = Spec(
+    "reliq_publish_seconds",
+    "histogram",
+    "How long calls of publish took, failed ones too.",
+    ("queue",),
+    buckets=PUBLISH_BUCKETS,
+)
+PUBLISHED = Spec(
+    "reliq_publish_messages_total",
+    "counter",
+    "Messages of calls of publish, by what became of them.",
+    ("queue", "outcome"),
+)
+
+_OF_QUEUES = (MESSAGES, DEAD_LETTERS, BACKLOG, MISSING, UNACK, OLDEST, PAUSED, SHARED, *COUNTED.values(), RETRIED)
 _OF_REDIS = (
     REDIS_UP,
+    REDIS_INFO,
     REDIS_MEMORY,
     REDIS_MEMORY_LIMIT,
     REDIS_CLIENTS,
@@ -115,8 +199,20 @@ _OF_REDIS = (
     REDIS_AOF,
     SCRAPE,
 )
-_OF_PROCESSES = (HANDLER, LAG, INFLIGHT, LONGEST, SLOTS, SLOTS_HUNG, LOST, LATE, LAST_CLAIM)
-_OF_WORKERS = (WORKERS, RESTARTS, BUILD)
+_OF_PROCESSES = (
+    *(HANDLER, HANDLER_FAILURES, LAG, INFLIGHT, LONGEST, SLOTS, SLOTS_BUSY, SLOTS_HUNG, LOST, LATE, LAST_CLAIM),
+    *(REDIS_ERRORS, RECONNECTS),
+)
+_OF_WORKERS = (WORKERS, RESTARTS, BUILD, CPU, MEMORY, OPEN_FDS, STARTED)
 
-#: Every metric by its name.
-ALL: Mapping[str, Spec] = {one.name: one for one in (*_OF_QUEUES, *_OF_REDIS, *_OF_PROCESSES, *_OF_WORKERS)}
+
+def _by_name(*specs: Spec) -> dict[str, Spec]:
+    return {one.name: one for one in specs}
+
+
+#: The metrics that the processes of a worker measure themselves, by name.
+MEASURED: Mapping[str, Spec] = _by_name(*_OF_PROCESSES)
+#: Every metric on the page of a worker.
+SERVED: Mapping[str, Spec] = _by_name(*_OF_QUEUES, LEFT_OUT, *_OF_REDIS, *_OF_PROCESSES, *_OF_WORKERS)
+#: Every metric; those of producers are in the registry of their application.
+ALL: Mapping[str, Spec] = {**SERVED, **_by_name(PUBLISH, PUBLISHED)}

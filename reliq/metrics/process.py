@@ -1,84 +1,143 @@
-"""The figures that one worker process knows and Redis cannot: times, lost leases, running handlers."""
+"""The figures that one worker process knows and Redis cannot: times, failures, lost leases, running handlers."""
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import TYPE_CHECKING, Any
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from typing import TYPE_CHECKING
 
 from reliq import events
 from reliq.metrics import names
+from reliq.metrics.exemplars import Exemplars
+from reliq.metrics.exposition import Collector
+from reliq.metrics.figures import Figures, FiguresReader
+from reliq.metrics.sums import Sums
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from reliq.events import Event
     from reliq.health import EngineStats
+    from reliq.metrics.exposition import Family
     from reliq.metrics.names import Spec
 
 
-class ProcessMetrics:
+class ProcessMetrics(Collector):
     """
-    An observer of events that keeps the figures of this process, in a registry of its own.
+    An observer of events that keeps the figures of this process.
 
     Args:
         queues: names of the queues that have series from the start.
+        path: a file that the supervisor reads, None when this process serves the figures itself.
+        look: returns what the process does at this moment, for a scrape of this process.
     """
 
-    kinds = (events.Handled, events.Started, events.Lost, events.RenewalLate)
+    kinds = (
+        *(events.Handled, events.Started, events.Lost, events.RenewalLate),
+        *(events.RedisAway, events.RedisBack, events.RedisRefused),
+    )
 
-    def __init__(self, queues: Iterable[str] = ()) -> None:
-        self.registry = registry = CollectorRegistry()
-        self._handler = Histogram(*_of(names.HANDLER), buckets=names.HANDLER_BUCKETS, registry=registry)
-        self._lag = Histogram(*_of(names.LAG), buckets=names.LAG_BUCKETS, registry=registry)
-        self._lost = Counter(*_of(names.LOST), registry=registry)
-        self._late = Counter(*_of(names.LATE), registry=registry)
-        self._inflight = self._gauge(names.INFLIGHT, "livesum")
-        self._longest = self._gauge(names.LONGEST, "livemax")
-        self._slots = self._gauge(names.SLOTS, "livesum")
-        self._hung = self._gauge(names.SLOTS_HUNG, "livesum")
-        self._last_claim = self._gauge(names.LAST_CLAIM, "livemin")
+    def __init__(
+        self,
+        queues: Iterable[str] = (),
+        path: Path | None = None,
+        look: Callable[[], EngineStats | None] | None = None,
+    ) -> None:
+        self._figures, self._reader, self._look = Figures(path), FiguresReader(), look
+        self._exemplars = Exemplars(path)
+        self._lock = threading.Lock()
+        self._away: set[str] = set()  # the parts for which Redis is away
+        self._places: dict[tuple[str, ...], int] = {}
+        self._classes: dict[str, set[str]] = {}
         for queue in queues:
             # A series that begins with 0 shows its first event as a rate.
-            self._lost.labels(queue)
-            self._lag.labels(queue)
-            self._handler.labels(queue, "ack")
-            self._handler.labels(queue, "nack")
-        # `labels()` costs more than the observation, so its answers are kept.
-        self._handler_of: dict[tuple[str, str], Any] = {}
-        self._lag_of: dict[str, Any] = {}
+            self._place(names.LOST, queue)
+            self._place(names.LAG, queue)
+            self._place(names.HANDLER, queue, "ack")
+        for reason in ("away", "refused"):
+            self._place(names.REDIS_ERRORS, reason)
+        for spec in (names.LATE, names.RECONNECTS):
+            self._place(spec)
 
     def __call__(self, event: Event, /) -> None:
         """Count `event`."""
         match event:
-            case events.Handled(queue, _, _, outcome, seconds):
-                key = (queue, outcome)
-                if key not in self._handler_of:
-                    self._handler_of[key] = self._handler.labels(queue, outcome)
-                self._handler_of[key].observe(seconds)
+            case events.Handled():
+                self._handled(event)
             case events.Started(queue, _, _, lag) if lag is not None:
-                if queue not in self._lag_of:
-                    self._lag_of[queue] = self._lag.labels(queue)
-                self._lag_of[queue].observe(lag)
+                self._figures.observe(self._place(names.LAG, queue), names.LAG.buckets, lag)
             case events.Lost(queue, ids):
-                self._lost.labels(queue).inc(len(ids))
+                self._figures.add(self._place(names.LOST, queue), len(ids))
             case events.RenewalLate():
-                self._late.inc()
+                self._figures.add(self._place(names.LATE))
+            case events.RedisAway(_, part):
+                with self._lock:
+                    self._away.add(part)
+                self._figures.add(self._place(names.REDIS_ERRORS, "away"))
+            case events.RedisRefused():
+                self._figures.add(self._place(names.REDIS_ERRORS, "refused"))
+            case events.RedisBack(_, part):
+                with self._lock:
+                    is_last = self._away == {part}
+                    self._away.discard(part)
+                if is_last:
+                    self._figures.add(self._place(names.RECONNECTS))
 
     def sample(self, stats: EngineStats | None) -> None:
         """Set the gauges to what the process does at this moment; None when nothing runs."""
-        self._inflight.labels("running").set(stats.running if stats else 0)
-        self._inflight.labels("held").set(stats.held if stats else 0)
-        self._longest.set(stats.longest_seconds if stats else 0.0)
-        self._slots.set(stats.slots if stats else 0)
-        self._hung.set(stats.hung_slots if stats else 0)
+        for spec, labels, number in (
+            (names.INFLIGHT, ("running",), stats.running if stats else 0),
+            (names.INFLIGHT, ("held",), stats.held if stats else 0),
+            (names.LONGEST, (), stats.longest_seconds if stats else 0.0),
+            (names.SLOTS, (), stats.slots if stats else 0),
+            (names.SLOTS_BUSY, (), stats.busy_slots if stats else 0),
+            (names.SLOTS_HUNG, (), stats.hung_slots if stats else 0),
+        ):
+            self._set(spec, labels, number)
         if stats:
-            self._last_claim.set(time.time() - (time.monotonic() - stats.last_claim_at))
+            self._set(names.LAST_CLAIM, (), time.time() - (time.monotonic() - stats.last_claim_at))
+        self._exemplars.write()
 
-    def _gauge(self, spec: Spec, mode: Any) -> Gauge:
-        return Gauge(*_of(spec), multiprocess_mode=mode, registry=self.registry)
+    def families(self, *, exemplars: bool = False) -> Iterable[Family]:
+        """Return the figures of this process as they are now."""
+        if self._look is not None:
+            self.sample(self._look())
+        sums = Sums()
+        sums.add(self._reader.series(self._figures.raw()))
+        return sums.families(self._exemplars.newest() if exemplars else {})
 
+    def _handled(self, event: events.Handled) -> None:
+        """Count the end of a handler, and why it failed if it did."""
+        place = self._place(names.HANDLER, event.queue, event.outcome)
+        self._figures.observe(place, names.HANDLER.buckets, event.seconds)
+        if event.trace_id:
+            self._exemplars.note((names.HANDLER.name, event.queue, event.outcome), event.seconds, event.trace_id)
+        if event.raised or event.failed:
+            self._figures.add(self._place(names.HANDLER_FAILURES, event.queue, self._class(event)))
 
-def _of(spec: Spec) -> tuple[str, str, tuple[str, ...]]:
-    return spec.name, spec.help, spec.labels
+    def _class(self, event: events.Handled) -> str:
+        """Return the class of the exception that a handler raised, `other` when its queue has had many others."""
+        name = event.raised.partition(" ")[0] or "Nack"
+        with self._lock:
+            known = self._classes.setdefault(event.queue, set())
+            if name not in known and len(known) >= names.CLASSES_LIMIT:
+                return names.OTHER
+            known.add(name)
+        return name
+
+    def _set(self, spec: Spec, labels: tuple[str, ...], number: float) -> None:
+        """Set a gauge, which begins with this value: a reader must not take 0 for it."""
+        place = self._places.get((spec.name, *labels))
+        if place is None:
+            self._places[(spec.name, *labels)] = self._figures.place((spec.name, *labels), number)
+        else:
+            self._figures.set(place, number)
+
+    def _place(self, spec: Spec, *labels: str) -> int:
+        """Return where a series is; a new one begins with zeros."""
+        key = (spec.name, *labels)
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = self._figures.place(key, *(0.0,) * spec.size)
+        return place

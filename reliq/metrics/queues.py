@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
 from reliq.errors import ReliqError
+from reliq.health import PATIENT_SECONDS
 from reliq.metrics import names
+from reliq.metrics.exposition import Collector, Family
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from prometheus_client.core import Metric
-
+    from reliq.metrics.exposition import Labels
     from reliq.metrics.names import Spec
     from reliq.snapshot.queue_look import QueueSnapshot
     from reliq.snapshot.snapshot import Snapshot
@@ -27,44 +27,57 @@ SCRAPE_SECONDS = 1.5
 SCRAPE_REPLY_SECONDS = 0.7
 
 
-class QueueCollector:
+class QueueCollector(Collector):
     """
     The metrics of a snapshot of Redis; `reliq_redis_up 0` alone when Redis does not answer.
 
     A thread of its own takes the snapshot: a server that hangs, or a name that does not resolve, holds up no scrape
     for longer than SCRAPE_SECONDS. Scrapes at the same time share one snapshot.
+
+    Args:
+        with_queues: false leaves the figures of queues out, for another process serves them.
     """
 
-    def __init__(self, look: Callable[[], Snapshot]) -> None:
-        self._look = look
+    def __init__(self, look: Callable[[], Snapshot], *, with_queues: bool = True) -> None:
+        self._look, self._with_queues = look, with_queues
         self._lock = threading.Lock()
         self._under_way: Future[Snapshot] | None = None
+        self._begun_at = 0.0
 
-    def describe(self) -> list[Metric]:
-        """Return no descriptions: registering must not ask Redis."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
+    def families(self, *, exemplars: bool = False) -> Iterator[Family]:  # noqa: ARG002  Redis keeps no traces
         """Yield every metric that Redis can tell."""
-        try:
-            look = self._begun().result(SCRAPE_SECONDS)
-        except (ReliqError, TimeoutError):
-            yield gauge(names.REDIS_UP, 0)
+        look = self._looked()
+        yield single(names.REDIS_UP, look is not None)
+        if look is None:
             return
-        yield gauge(names.REDIS_UP, 1)
-        yield gauge(names.SCRAPE, look.seconds)
+        yield single(names.SCRAPE, look.seconds)
         yield from _of_redis(look.facts)
-        yield from _of_queues(look.queues)
-        missing: dict[str, float] = {"unreadable": len(look.unreadable), "many": look.left_out}
-        family = GaugeMetricFamily(names.LEFT_OUT.name, names.LEFT_OUT.help, labels=names.LEFT_OUT.labels)
-        for reason, number in missing.items():
-            family.add_metric((reason,), number)
-        yield family
+        if self._with_queues:
+            yield from _of_queues(look.queues)
+            yield Family(names.LEFT_OUT, {("unreadable",): len(look.unreadable), ("many",): look.left_out})
+
+    def redis_answers(self) -> bool:
+        """Say whether Redis answers now."""
+        return self._looked() is not None
+
+    def complaint(self) -> str:
+        """Return why this process should be restarted: a look at Redis that never ends; empty when it should not."""
+        with self._lock:
+            hangs = self._under_way is not None and not self._under_way.done()
+            age = time.monotonic() - self._begun_at if hangs else 0.0
+        return f"a look at Redis has not ended for {age:.0f} s" if age > PATIENT_SECONDS else ""
+
+    def _looked(self) -> Snapshot | None:
+        """Return a snapshot, None when Redis does not answer in time."""
+        try:
+            return self._begun().result(SCRAPE_SECONDS)
+        except (ReliqError, TimeoutError):
+            return None
 
     def _begun(self) -> Future[Snapshot]:
         with self._lock:
             if self._under_way is None or self._under_way.done():
-                self._under_way = Future()
+                self._under_way, self._begun_at = Future(), time.monotonic()
                 threading.Thread(target=self._run, args=(self._under_way,), name="reliq-look", daemon=True).start()
             return self._under_way
 
@@ -75,50 +88,46 @@ class QueueCollector:
             future.set_exception(error)
 
 
-def gauge(spec: Spec, value: float) -> GaugeMetricFamily:
-    """Return a gauge without labels."""
-    return GaugeMetricFamily(spec.name, spec.help, value=value)
+def single(spec: Spec, value: float) -> Family:
+    """Return a metric without labels."""
+    return Family(spec, {(): int(value) if isinstance(value, bool) else value})
 
 
-def counter(spec: Spec, rows: Mapping[tuple[str, ...], float]) -> CounterMetricFamily:
-    """Return a counter with a value for each row of labels."""
-    family = CounterMetricFamily(spec.name, spec.help, labels=spec.labels)
-    for labels, value in rows.items():
-        family.add_metric(labels, value)
-    return family
-
-
-def _of_redis(facts: Mapping[str, str]) -> Iterator[Metric]:
+def _of_redis(facts: Mapping[str, str]) -> Iterator[Family]:
     """Yield the metrics of INFO; nothing where this user may not read it."""
     for spec, field in (
         (names.REDIS_MEMORY, "used_memory"),
         (names.REDIS_MEMORY_LIMIT, "maxmemory"),
         (names.REDIS_CLIENTS, "connected_clients"),
         (names.REDIS_AOF, "aof_enabled"),
+        (names.REDIS_EVICTED, "evicted_keys"),
     ):
         if facts.get(field, "").isdigit():
-            yield gauge(spec, int(facts[field]))
+            yield single(spec, int(facts[field]))
     if "maxmemory_policy" in facts:
-        yield gauge(names.REDIS_EVICTION, facts["maxmemory_policy"] != "noeviction")
-    if facts.get("evicted_keys", "").isdigit():
-        yield counter(names.REDIS_EVICTED, {(): int(facts["evicted_keys"])})
+        yield single(names.REDIS_EVICTION, facts["maxmemory_policy"] != "noeviction")
+    if "redis_version" in facts:
+        yield Family(names.REDIS_INFO, {(facts["redis_version"],): 1})
 
 
-def _of_queues(snapshots: Sequence[QueueSnapshot]) -> Iterator[Metric]:
+def _of_queues(snapshots: Sequence[QueueSnapshot]) -> Iterator[Family]:
     rows = _labelled(snapshots)
-    yield _family(names.MESSAGES, rows, lambda one: {state: getattr(one.counts, state) for state in names.STATES})
-    yield _family(names.UNACK, rows, lambda one: {"leased": one.counts.unack - one.backoff, "backoff": one.backoff})
-    yield _family(names.OLDEST, rows, lambda one: one.oldest)
-    paused, shared = (GaugeMetricFamily(one.name, one.help, labels=one.labels) for one in (names.PAUSED, names.SHARED))
-    for queue, one in rows.items():
-        paused.add_metric((queue,), one.counts.paused)
-        shared.add_metric((queue,), one.keys.bare)
-    yield paused
-    yield shared
+    yield _by_label(names.MESSAGES, rows, lambda one: {state: getattr(one.counts, state) for state in names.STATES})
+    yield _by_label(names.UNACK, rows, lambda one: {"leased": one.counts.unack - one.backoff, "backoff": one.backoff})
+    yield _by_label(names.OLDEST, rows, lambda one: one.oldest)
+    yield _by_queue(names.DEAD_LETTERS, rows, lambda one: one.counts.dead)
+    yield _by_queue(names.BACKLOG, rows, lambda one: one.backlog)
+    yield _by_queue(names.PAUSED, rows, lambda one: int(one.counts.paused))
+    yield _by_queue(names.SHARED, rows, lambda one: int(one.keys.bare))
+    alone = {queue: one for queue, one in rows.items() if not one.keys.bare}
+    yield _by_queue(names.MISSING, alone, lambda one: one.counts.missing)
     for kind, spec in names.COUNTED.items():
-        yield counter(spec, {(queue,): one.counts.totals.get(kind, 0) for queue, one in rows.items()})
-    retried = {(queue, cause): f"retried_{cause}" for queue in rows for cause in names.CAUSES}
-    yield counter(names.RETRIED, {row: rows[row[0]].counts.totals.get(kind, 0) for row, kind in retried.items()})
+        yield Family(spec, {(queue,): one.counts.totals.get(kind, 0) for queue, one in rows.items()})
+    yield _by_label(
+        names.RETRIED,
+        rows,
+        lambda one: {cause: one.counts.totals.get(f"retried_{cause}", 0) for cause in names.CAUSES},
+    )
 
 
 def _labelled(snapshots: Sequence[QueueSnapshot]) -> dict[str, QueueSnapshot]:
@@ -130,11 +139,15 @@ def _labelled(snapshots: Sequence[QueueSnapshot]) -> dict[str, QueueSnapshot]:
     }
 
 
-def _family(
+def _by_queue(spec: Spec, rows: Mapping[str, QueueSnapshot], value: Callable[[QueueSnapshot], float]) -> Family:
+    return Family(spec, {(queue,): value(one) for queue, one in rows.items()})
+
+
+def _by_label(
     spec: Spec, rows: Mapping[str, QueueSnapshot], values: Callable[[QueueSnapshot], Mapping[str, float]]
-) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
+) -> Family:
+    found: dict[Labels, float] = {}
     for queue, one in rows.items():
         for label, value in values(one).items():
-            family.add_metric((queue, label), value)
-    return family
+            found[queue, label] = value
+    return Family(spec, found)

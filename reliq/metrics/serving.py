@@ -2,103 +2,48 @@
 
 from __future__ import annotations
 
-import platform
-import threading
-from collections import Counter
+import os
 from contextlib import contextmanager
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
 
-from reliq import events, health
+from reliq import health
 from reliq.client.client import Client
 from reliq.health import Pulse, Sampler
-from reliq.metrics import names
 from reliq.metrics.endpoint import Endpoint
+from reliq.metrics.exposition import Page
 from reliq.metrics.files import Files
 from reliq.metrics.process import ProcessMetrics
-from reliq.metrics.queues import SCRAPE_REPLY_SECONDS, QueueCollector, counter, gauge
+from reliq.metrics.queues import SCRAPE_REPLY_SECONDS, QueueCollector
+from reliq.metrics.sums import Children
+from reliq.metrics.workers import Build, Processes, Usage
 from reliq.snapshot.snapshot import SnapshotReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from prometheus_client.core import Metric
-
-    from reliq.events import Event, Observer
+    from reliq.events import Observer
     from reliq.health import EngineStats
     from reliq.keys import Keys
+    from reliq.metrics.exposition import Collector
     from reliq.transport.connection import Connection
 
 #: A registry that a user hands in, for our metrics beside theirs.
 Registry = CollectorRegistry
-#: The reasons for which a process is replaced.
-REASONS = ("crashed", "killed", "hung", "overran", "memory", "jobs")
 
 
-class Build:
-    """The versions of reliq and Python, as the labels of a metric."""
+def queue_collector(connection: Connection, queues: Sequence[Keys] = (), *, with_queues: bool = True) -> QueueCollector:
+    """
+    Return what asks `connection` for the figures of `queues`, of all that the registry has when none is named.
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metric."""
-        family = GaugeMetricFamily(names.BUILD.name, names.BUILD.help, labels=names.BUILD.labels)
-        family.add_metric((version("reliq"), platform.python_version()), 1)
-        yield family
-
-
-class Processes:
-    """An observer in the parent: how many processes run, and how many ended and were replaced, by reason."""
-
-    def __init__(self, living: Callable[[], int], files: Files | None = None) -> None:
-        self._living, self._files = living, files
-        self._lock = threading.Lock()
-        self._restarts: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
-
-    def __call__(self, event: Event, /) -> None:
-        """Count a restart, and keep the figures of the dead."""
-        if isinstance(event, events.ProcessEnded):
-            if self._files is not None:
-                self._files.sweep()
-            if event.reason:
-                with self._lock:
-                    self._restarts[event.reason] += 1
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the figures."""
-        yield gauge(names.WORKERS, self._living())
-        with self._lock:
-            rows: dict[tuple[str, ...], float] = {(reason,): count for reason, count in self._restarts.items()}
-        yield counter(names.RESTARTS, rows)
-
-
-class _Sampled:
-    """Has the process's gauges read at each scrape; it comes first in its registry and yields nothing itself."""
-
-    def __init__(self, sample: Callable[[], None]) -> None:
-        self._sample = sample
-
-    def describe(self) -> list[Metric]:
-        """Return no descriptions."""
-        return []
-
-    def collect(self) -> list[Metric]:
-        """Sample."""
-        self._sample()
-        return []
-
-
-def queue_collector(connection: Connection, queues: Sequence[Keys] = ()) -> QueueCollector:
-    """Return what asks `connection` for the figures of `queues`, of all that the registry has when none is named."""
+    Args:
+        with_queues: false asks for the figures of Redis itself alone.
+    """
     client = Client(connection.wire(SCRAPE_REPLY_SECONDS))
-    return QueueCollector(SnapshotReader(client, (lambda: queues) if queues else None).look)
-
-
-def redis_answers(collector: QueueCollector) -> bool:
-    """Say whether Redis answers now."""
-    return next(iter(collector.collect())).samples[0].value == 1
+    chosen = (lambda: queues if with_queues else ()) if queues or not with_queues else None
+    return QueueCollector(SnapshotReader(client, chosen).look, with_queues=with_queues)
 
 
 @contextmanager
@@ -119,34 +64,34 @@ def of_one_process(
         observers: of the worker; those of the metrics are among them while they are served.
         look: returns what the worker does at this moment, None when nothing runs.
     """
-    into = registry if registry is not None else CollectorRegistry()
-    metrics, pulse = ProcessMetrics([keys.name for keys in queues]), Pulse()
+    metrics, pulse = ProcessMetrics([keys.name for keys in queues], look=look), Pulse()
     asked = queue_collector(connection, queues)
-    sampled = _Sampled(lambda: metrics.sample(look()))
-    parts: list[Any] = [sampled, metrics.registry, Build(), Processes(lambda: 1), asked]
+    collectors: list[Collector] = [metrics, Build(), Processes(lambda: 1), asked]
+    page = Page([*collectors, Usage(lambda: {"0": os.getpid()})]) if registry is None else Page(foreign=registry)
+    into = CollectorRegistry() if registry is None else registry  # which has process metrics of its own
     observers += [metrics, pulse]
     try:
-        with _registered(into, parts), _sampling(Sampler(look, pulse.note)):
+        with _registered(into, collectors), _sampling(Sampler(look, pulse.note)):
             if port is None:
                 yield None
                 return
-            live, ready = (lambda: health.live([pulse])), (lambda: health.ready([pulse], lambda: redis_answers(asked)))
-            with Endpoint(port, host, registry=into, live=live, ready=ready) as endpoint:
+            live, ready = (lambda: health.live([pulse])), (lambda: health.ready([pulse], asked.redis_answers))
+            with Endpoint(port, host, page=page, live=live, ready=ready) as endpoint:
                 yield endpoint
     finally:
         observers[:] = [one for one in observers if one not in (metrics, pulse)]
 
 
 @contextmanager
-def _registered(registry: Registry, parts: Sequence[Any]) -> Iterator[None]:
-    """Have `parts` in `registry` for a while."""
-    for part in parts:
-        registry.register(part)
+def _registered(registry: Registry, collectors: Sequence[Collector]) -> Iterator[None]:
+    """Have `collectors` in `registry` for a while."""
+    for collector in collectors:
+        registry.register(collector)
     try:
         yield
     finally:
-        for part in parts:
-            registry.unregister(part)
+        for collector in collectors:
+            registry.unregister(collector)
 
 
 @contextmanager
@@ -167,20 +112,27 @@ def of_children(
     queues: Sequence[Keys],
     folder: Path,
     pulses: Callable[[], Sequence[Pulse]],
-    living: Callable[[], int],
+    pids: Callable[[], Mapping[str, int]],
+    with_queues: bool = True,
 ) -> tuple[Endpoint, Processes]:
-    """Return the parent's endpoint, over the files its children keep in `folder`, and the observer that feeds it."""
-    files = Files(folder)
-    processes, asked = Processes(living, files), queue_collector(connection, queues)
-    registry = CollectorRegistry()
-    for part in (files, processes, Build(), asked):
-        registry.register(part)
+    """
+    Return the parent's endpoint, over the files its children keep in `folder`, and the observer that feeds it.
+
+    Args:
+        pids: returns the processes that run, by label; this one is among them.
+        with_queues: false leaves the figures of queues to an exporter.
+    """
+    children, files = Children(folder), Files(folder)
+    processes = Processes(lambda: len(pids()) - 1, children.bury, files.sweep)
+    asked = queue_collector(connection, queues, with_queues=with_queues)
+    foreign = CollectorRegistry()
+    foreign.register(files)
     endpoint = Endpoint(
         port,
         host,
-        registry=registry,
+        page=Page([children, processes, Build(), Usage(pids), asked], foreign),
         live=lambda: health.live(pulses()),
-        ready=lambda: health.ready(pulses(), lambda: redis_answers(asked)),
+        ready=lambda: health.ready(pulses(), asked.redis_answers),
     )
     return endpoint, processes
 
@@ -188,13 +140,10 @@ def of_children(
 def of_queues(port: int, host: str | None, *, connection: Connection, queues: Sequence[Keys]) -> Endpoint:
     """Return the exporter's endpoint: the figures of queues, with no worker alive."""
     asked = queue_collector(connection, queues)
-    registry = CollectorRegistry()
-    for part in (Build(), asked):
-        registry.register(part)
     return Endpoint(
         port,
         host,
-        registry=registry,
-        live=lambda: "",
-        ready=lambda: "" if redis_answers(asked) else "Redis does not answer",
+        page=Page([Build(), asked]),
+        live=asked.complaint,
+        ready=lambda: "" if asked.redis_answers() else "Redis does not answer",
     )

@@ -16,6 +16,7 @@ import psutil
 
 from reliq.consumer.consumer import EXIT_HUNG, EXIT_REPLACE
 from reliq.process.board import BoardView, Row
+from reliq.process.folder import METRICS_FOLDER
 from reliq.process.gil import Activity, activities, gil_holders
 from reliq.worker.delivery import CANCEL_SECONDS
 
@@ -139,7 +140,8 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if self.process.stdin is not None:
-            own = replace(plan, board=str(path), report=str(self.report), pulse=str(self.pulse.path))
+            figures = str(self.folder / METRICS_FOLDER) if plan.metrics else ""
+            own = replace(plan, board=str(path), report=str(self.report), pulse=str(self.pulse.path), figures=figures)
             self.process.stdin.write(own.as_line())
             self.process.stdin.flush()
 

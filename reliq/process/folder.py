@@ -17,6 +17,8 @@ except ImportError:  # without a Unix there are no locks, and nothing is swept
     fcntl = None  # type: ignore[assignment]
 
 PREFIX = "reliq-worker-"
+#: The folder within it for the figures of processes.
+METRICS_FOLDER = "metrics"
 #: A folder is not swept in its first minute: it may not be locked yet.
 YOUNG_SECONDS = 60.0
 

@@ -30,6 +30,7 @@ from reliq.health import Pulse, Sampler
 from reliq.logs.observer import LogObserver
 from reliq.logs.setup import configure_logging, limiter
 from reliq.metrics.process import ProcessMetrics
+from reliq.metrics.sums import file_of
 from reliq.process.board import Board
 from reliq.process.plan import EXIT_CONFIG, EXIT_CRASHED, STOP_MARGIN_SECONDS, ChildPlan
 from reliq.settings import WorkerSettings
@@ -132,7 +133,8 @@ def _keep_figures(consumer: Consumer, plan: ChildPlan) -> None:
     if not plan.metrics:
         Sampler(consumer.stats, pulse.note).start()
         return
-    metrics = ProcessMetrics([handler.queue.name for handler in consumer.chosen(plan.queues)])
+    queues = [handler.queue.name for handler in consumer.chosen(plan.queues)]
+    metrics = ProcessMetrics(queues, file_of(Path(plan.figures), os.getpid()))
     consumer.observers.append(metrics)
     Sampler(consumer.stats, pulse.note, metrics.sample).start()
 

@@ -26,7 +26,8 @@ class ChildPlan:
         board: the file in which the process writes what it runs.
         report: the file in which the process names what it could not finish.
         pulse: the file in which the process notes that it claims.
-        metrics: whether the process keeps figures for its supervisor.
+        metrics: whether the processes keep figures for their supervisor.
+        figures: the folder in which they do.
     """
 
     consumer: str
@@ -41,6 +42,7 @@ class ChildPlan:
     report: str
     pulse: str = ""
     metrics: bool = False
+    figures: str = ""
     log_format: str = "auto"
     log_error_text: bool = False
 

@@ -14,7 +14,7 @@ from reliq.consumer.signals import EXIT_SECOND_SIGNAL, SignalNotes
 from reliq.events import ProcessEnded, notify
 from reliq.health import Pulse
 from reliq.process.child import HARD_LIMIT_SECONDS, Child
-from reliq.process.folder import Folder
+from reliq.process.folder import METRICS_FOLDER, Folder
 from reliq.process.guard import Guard
 from reliq.process.plan import EXIT_CONFIG, STOP_MARGIN_SECONDS
 from reliq.process.recovery import Recovery
@@ -103,9 +103,11 @@ class Supervisor:
         """The folder that is removed with the supervisor."""
         return self._folder.path
 
-    def living(self) -> int:
-        """Return how many processes run now."""
-        return sum(child.process is not None for child in self._all)
+    def pids(self) -> dict[str, int]:
+        """Return the processes that run now, this one included, by a label that a successor takes over."""
+        places = {str(at): child.pid for at, child in enumerate(self.children)}
+        leaving = {f"leaving-{at}": child.pid for at, child in enumerate(self._leaving)}
+        return {"supervisor": os.getpid(), **{label: pid for label, pid in {**places, **leaving}.items() if pid}}
 
     def pulses(self) -> Sequence[Pulse]:
         """Return the pulse of each child that is to run."""
@@ -203,7 +205,7 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         """Start a process; what the system refuses is tried again at the next look."""
         try:
-            self._folder.restore("metrics" if self._plan.metrics else "")
+            self._folder.restore(METRICS_FOLDER if self._plan.metrics else "")
             if child.pulse.path is None or not child.pulse.path.exists():
                 child.pulse = Pulse(self.folder / f"pulse-{child.number}")
             child.start(self._plan)

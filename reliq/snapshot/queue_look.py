@@ -31,17 +31,24 @@ class QueueSnapshot:
     Attributes:
         oldest: state -> seconds since its first message was due; a state whose first message tells no time is left out.
         backoff: how many of unack wait after a nack.
+        overdue: how many pending messages are due.
     """
 
     keys: Keys
     counts: Counts
     oldest: Mapping[str, float]
     backoff: int
+    overdue: int
 
     @property
     def queue(self) -> str:
         """The queue's name."""
         return self.keys.name
+
+    @property
+    def backlog(self) -> int:
+        """How many messages wait for a worker."""
+        return self.counts.ready + self.counts.retry + self.overdue
 
 
 class QueueLook:
@@ -62,6 +69,8 @@ class QueueLook:
         self._due_ms: dict[str, float] = {}
         self._newest: dict[str, str] = {}
         self._waiting = 0.0
+        self._now_ms = 0.0
+        self._overdue = 0
 
     def first_requests(self) -> list[Request[Any]]:
         """Return what can be asked at once."""
@@ -69,7 +78,7 @@ class QueueLook:
 
     def take_first(self, answers: Sequence[Any], now_ms: float) -> None:
         """Take the answers to `first_requests`; a queue with a spoilt key says why, and hides no other."""
-        self._told = dict(zip(self._questions(), answers, strict=False))
+        self._told, self._now_ms = dict(zip(self._questions(), answers, strict=False)), now_ms
         for answer in self._told.values():
             if isinstance(answer, RedisRefusedError | ProtocolError):
                 self.refusal = str(answer)
@@ -93,6 +102,8 @@ class QueueLook:
             asked.append(commands.state_words(self.keys, self._told["sample"]))
         if self._newest:
             asked.append(commands.retries_left(self.keys, [*self._newest.values()]))
+        if self._is_overdue:
+            asked.append(commands.due_count(self.keys, self._now_ms / 1000))
         return asked
 
     def take_second(self, answers: Sequence[Any], now_ms: float) -> None:
@@ -109,6 +120,8 @@ class QueueLook:
         if self._newest:
             lefts = next(rest)
             self._waits.remember(self.keys, self._newest, lefts if isinstance(lefts, list) else [], now_ms)
+        if self._is_overdue and isinstance(overdue := next(rest), int):
+            self._overdue = overdue
 
     def snapshot(self, now_ms: float) -> QueueSnapshot:
         """Return what was seen; an empty state has nothing late."""
@@ -117,7 +130,12 @@ class QueueLook:
         for place in ("pending", "unack", *LISTS):
             if not getattr(counts, place):
                 oldest.setdefault(place, 0.0)
-        return QueueSnapshot(self.keys, counts, oldest, round(counts.unack * self._waiting))
+        return QueueSnapshot(self.keys, counts, oldest, round(counts.unack * self._waiting), self._overdue)
+
+    @property
+    def _is_overdue(self) -> bool:
+        """Whether the first pending message is due: the rest is asked about only then."""
+        return self._due_ms.get("pending", self._now_ms + 1) <= self._now_ms
 
     def _questions(self) -> dict[str, Request[Any]]:
         return {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from reliq.client.client import Client
     from reliq.snapshot.queue_look import QueueSnapshot
 
-INFO_SECTIONS = ("memory", "persistence", "stats", "clients")
+INFO_SECTIONS = ("server", "memory", "persistence", "stats", "clients")
 #: Queues of the registry that one snapshot has at most: anybody who may publish may write names there.
 QUEUES_LIMIT = 2000
 

@@ -78,7 +78,7 @@ class ClusterWire:
 
 
 class AsyncClusterWire:
-    """As `ClusterWire`, for asyncio."""
+    """The same for asyncio."""
 
     def __init__(self, nodes: Nodes[AsyncPooledWire]) -> None:
         self._nodes = nodes

@@ -51,7 +51,7 @@ class Primary(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Address:
     """
-    Where a Redis is and how it is reached, as a URL or a client says.
+    What a target says of where Redis is and how it is spoken to.
 
     Attributes:
         hosts: names or addresses; none for a Unix socket.

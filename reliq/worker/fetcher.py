@@ -70,7 +70,7 @@ class Fetcher:
         self._queues = [QueueClaims(handler) for handler in handlers]
         self._name = token()
         self._poke_key = self._queues[0].keys.lane(f"{self._name}.poke")
-        self._order, self._backoff = FairOrder(), QueueBackoff("fetcher")
+        self._order, self._backoff = FairOrder(), QueueBackoff("fetcher", client.observers)
         self._reader = BodyReader(handlers, inflight, self._backoff, submit, settle)
         self._polled_at = self._glanced_at = time.monotonic()
         self._idle = False  # whether the last wait ended without a token

@@ -31,7 +31,7 @@ class Janitor:
         self._client, self._queues = client, {queue.name: queue for queue in queues}
         self._cursors = {queue.name: (0, 0) for queue in queues}
         self._claims: dict[str, int] = {}
-        self._backoff = QueueBackoff("janitor")
+        self._backoff = QueueBackoff("janitor", client.observers)
         self._round_at = 0.0
 
     def step(self) -> float:

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from reliq.errors import RedisUnavailableError
-from reliq.events import Observer, RedisAway, RedisBack, notify
+from reliq.errors import RedisRefusedError, RedisUnavailableError
+from reliq.events import Observer, RedisAway, RedisBack, RedisRefused, notify
 from reliq.retry import RECONNECT, seconds_after
 
 logger = logging.getLogger(__name__)
 
 #: A step waits at most this long for the next: due times of foreign writers may lie further ahead than a thread can wait.
-LONGEST_SLEEP_SECONDS = 3600.0
+LONGEST_WAIT_SECONDS = 3600.0
 
 
 class Loop:
@@ -68,7 +68,7 @@ class Loop:
                 if self._is_away:
                     self._note_return()
                 if wait_seconds > 0:
-                    self._woken.wait(min(wait_seconds, LONGEST_SLEEP_SECONDS))
+                    self._woken.wait(min(wait_seconds, LONGEST_WAIT_SECONDS))
                 self._woken.clear()
             except BaseException as error:
                 self._failures += 1
@@ -86,6 +86,8 @@ class Loop:
             self._is_away = True
             notify(self._observers, [RedisAway("", self._name, str(error))])
         else:
+            if isinstance(error, RedisRefusedError):
+                notify(self._observers, [RedisRefused("", self._name, str(error))])
             logger.error("the %s failed and tries again", self._name, exc_info=error)
 
 
@@ -97,8 +99,8 @@ class QueueBackoff:
         until: when each of them may be tried again; empty while all is well.
     """
 
-    def __init__(self, part: str) -> None:
-        self._part = part
+    def __init__(self, part: str, observers: Sequence[Observer] = ()) -> None:
+        self._part, self._observers = part, observers
         self._failures: dict[str, int] = {}
         self.until: dict[str, float] = {}
 
@@ -108,6 +110,8 @@ class QueueBackoff:
             raise error
         failures = self._failures[queue] = self._failures.get(queue, 0) + 1
         self.until[queue] = time.monotonic() + seconds_after(RECONNECT, failures)
+        if isinstance(error, RedisRefusedError):
+            notify(self._observers, [RedisRefused(queue, self._part, str(error))])
         if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
             logger.error("queue %s: the %s failed for the %d. time: %s", queue, self._part, failures, error)
 

@@ -243,5 +243,5 @@ def _started(held: HeldDelivery) -> Started:
 def _handled(run: HandlerCall, held: HeldDelivery, outcome: Outcome, seconds: float) -> Handled:
     kind: Any = "timeout" if run.abandoned else outcome.kind
     delivery = held.delivery
-    said = (outcome.error, outcome.raised, is_failure(held, outcome))
+    said = (outcome.error, outcome.raised, is_failure(held, outcome), held.trace_id)
     return Handled(held.queue, delivery.claimed.id, delivery.attempt, kind, seconds, *said)

@@ -59,7 +59,7 @@ class Settler:
         self._unsettled: dict[HeldDelivery, None] = {}
         self._latest = 0  # how many outcomes the last round trip had
         self._refused: dict[str, list[HeldDelivery]] = defaultdict(list)
-        self._backoff = QueueBackoff("settler")
+        self._backoff = QueueBackoff("settler", client.observers)
 
     def settle(self, deliveries: Sequence[HeldDelivery], outcome: Outcome | None = None) -> None:
         """Queue `deliveries` for settling, with one outcome for all or the one that each has."""

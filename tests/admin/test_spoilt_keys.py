@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, worker_key
-from reliq.metrics.serving import queue_collector, redis_answers
+from reliq.metrics.serving import queue_collector
 from reliq.transport.connection import Connection
 
 SPOILT = Keys("spoilt")
@@ -55,7 +55,7 @@ def test_the_exporter_counts_the_queues_that_it_cannot_read(reason, url):
     assert registry.get_sample_value("reliq_redis_up") == 1
     assert registry.get_sample_value("reliq_messages", {"queue": "q", "state": "ready"}) == 1
     assert registry.get_sample_value("reliq_queues_left_out", {"reason": "unreadable"}) == bool(reason)
-    assert redis_answers(collector)
+    assert collector.redis_answers()
 
 
 def test_the_other_queue_can_be_checked_and_accounted_for(reason, command):

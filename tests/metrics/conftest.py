@@ -134,6 +134,7 @@ def prometheus(tmp_path):
         running = Prometheus(free_port())
         options = [f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}"]
         options += [f"--web.listen-address=127.0.0.1:{running.port}", "--log.level=error"]
+        options += ["--enable-feature=exemplar-storage"]
         started.append(subprocess.Popen([found, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         eventually(lambda: running.ask("up == 1"), "Prometheus scrapes")
         return running

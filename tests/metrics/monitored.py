@@ -3,12 +3,16 @@
 import os
 import threading
 
+from prometheus_client import Counter
 from tenacity import wait_fixed
 
 from reliq import Consumer, Job, Queue, Reject
 
 SHOP = Queue("shop", str, retries=3)
 BLOCKED = Queue("blocked", int, retries=3)
+
+#: A metric of the application's own.
+BODIES = Counter("shop_bodies", "Bodies that were handled.")
 
 consumer = Consumer()
 
@@ -22,6 +26,7 @@ def shop(body: str, job: Job[str]) -> None:
         raise ValueError("not today")
     if body == "killer" and job.attempt == 1:
         os._exit(9)
+    BODIES.inc()
 
 
 @consumer.handler(BLOCKED, lease=30)

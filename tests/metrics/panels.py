@@ -35,4 +35,4 @@ def filled(promql):
 
 def metrics_in(text):
     """The names of our metrics in a query; recorded ones have colons."""
-    return set(re.findall(r"(?<![\w:])reliq_[a-z0-9_]+(?![\w:])", text))
+    return set(re.findall(r"(?<![\w:])(?:reliq|process)_[a-z0-9_]+(?![\w:])", text))

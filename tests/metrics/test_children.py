@@ -17,9 +17,9 @@ HANDLED = "reliq_handler_seconds_count"
 
 
 def counters(found):
-    """Only what may never go back."""
+    """Only what may never go back; the processor time of a process begins anew with its successor."""
     ends = ("_total", "_count", "_bucket", "_sum")
-    return {key: figure for key, figure in found.items() if key[0].endswith(ends)}
+    return {key: figure for key, figure in found.items() if key[0].endswith(ends) and key[0].startswith("reliq_")}
 
 
 def _exceeds(figure, before):
@@ -65,9 +65,10 @@ def test_what_dead_children_measured_stays_in_the_sums_and_their_files_do_not(wo
 
     assert value(scrape(port), HANDLED, queue="shop", outcome="ack") == 60
     (child,) = eventually(running.children, "the place is taken again")
-    folder = child.environ()["PROMETHEUS_MULTIPROC_DIR"]
-    kinds = {"counter", "histogram", "gauge_livesum", "gauge_livemax", "gauge_livemin"}
-    assert len(list(Path(folder).glob("*.db"))) <= 2 * len(kinds)
+    folder = Path(child.environ()["PROMETHEUS_MULTIPROC_DIR"])
+    eventually(lambda: [file.name for file in folder.glob("*.figures")] == [f"{child.pid}.figures"], "it counts")
+    assert {file.name for file in folder.glob("*.db")} <= {"counter_dead.db", f"counter_{child.pid}.db"}
+    assert value(scrape(port), "shop_bodies_total") == 60
 
 
 @pytest.fixture
@@ -118,6 +119,26 @@ def test_a_file_that_its_process_did_not_come_to_fill_disturbs_no_scrape(tmp_pat
     assert sums(files) == {"jobs_total": 5}
     files.sweep()
     assert sums(files) == {"jobs_total": 5}
+
+
+def test_each_process_is_told_with_what_it_uses_and_its_label_stays_when_it_is_replaced(worker, jobs):
+    running, port = worker()
+
+    def usage(name):
+        return {dict(labels)["process"]: figure for (found, labels), figure in scrape(port).items() if found == name}
+
+    first = usage("process_start_time_seconds")
+    running.children()[0].send_signal(signal.SIGKILL)
+    eventually(lambda: value(scrape(port), "reliq_restarts_total", reason="killed") == 1, "the restart is counted")
+    eventually(lambda: len(usage("process_start_time_seconds")) == 3, "its place is taken again")
+
+    started = usage("process_start_time_seconds")
+    assert set(first) == set(started) == {"supervisor", "0", "1"}
+    assert sum(started[label] != first[label] for label in first) == 1
+    memory = usage("process_resident_memory_bytes")["supervisor"]
+    assert memory == pytest.approx(psutil.Process(running.process.pid).memory_info().rss, rel=0.5)
+    assert min(usage("process_open_fds").values()) >= 3
+    assert usage("process_cpu_seconds_total")["supervisor"] > 0
 
 
 def test_the_endpoint_stops_with_its_worker_and_leaves_no_process(worker, jobs):

@@ -9,10 +9,11 @@ from reliq.events import RedisAway, Started, wanting
 from reliq.health import Pulse
 from reliq.logs.observer import LogObserver
 from reliq.metrics.process import ProcessMetrics
+from reliq.metrics.producers import PublishMetrics
 from reliq.process.main import Board
 
 
-@pytest.mark.parametrize("observer", [LogObserver, ProcessMetrics, Pulse, Board])
+@pytest.mark.parametrize("observer", [LogObserver, ProcessMetrics, PublishMetrics, Pulse, Board])
 def test_an_observer_names_exactly_the_kinds_that_it_reads(observer):
     tree = ast.parse(inspect.getsource(observer))
     cases = [node.cls for node in ast.walk(tree) if isinstance(node, ast.MatchClass)]

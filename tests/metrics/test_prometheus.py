@@ -31,7 +31,7 @@ def story(jobs, worker, command, prometheus):
     jobs.BLOCKED.publish_many([3600, 3600])
 
     def is_told():
-        if not running.ask(f'min(reliq_messages{{queue="shop",state="dead"}}) == {POISON}'):
+        if not running.ask(f'min(reliq_dead_letters{{queue="shop"}}) == {POISON}'):
             return False
         done = running.ask(f'min(reliq_acked_total{{queue="shop"}}) == {ACKED} and min(reliq_workers) == 2')
         return done and running.ask('sum(reliq_inflight{phase="running"}) == 2 and sum(reliq_slots) == 32')

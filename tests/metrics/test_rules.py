@@ -33,7 +33,7 @@ CASES = {
         {READY: "7x60", f"reliq_claimed_total{Q}": "5x60"}, {READY: "7x60", f"reliq_claimed_total{Q}": "5+60x60"}
     ),
     "ReliqDeadLettersRising": Case({f"reliq_dead_total{Q}": "0x30 1x30"}, {f"reliq_dead_total{Q}": "3x60"}),
-    "ReliqLeasesLost": Case({f"reliq_lost_total{Q}": "0x30 1x30"}, {f"reliq_lost_total{Q}": "2x60"}),
+    "ReliqLeasesLost": Case({f"reliq_leases_lost_total{Q}": "0x30 1x30"}, {f"reliq_leases_lost_total{Q}": "2x60"}),
     "ReliqRetryStorm": Case(
         {f"reliq_nacked_total{Q}": "0+60x60", f"reliq_claimed_total{Q}": "0+70x60"},
         {f"reliq_nacked_total{Q}": "0+20x60", f"reliq_claimed_total{Q}": "0+70x60"},

@@ -19,6 +19,7 @@ from reliq.errors import ConfigurationError
 from reliq.events import RedisAway
 from reliq.health import CLAIM_SECONDS, PATIENT_SECONDS, EngineStats, Pulse
 from reliq.metrics.endpoint import Endpoint
+from reliq.metrics.exposition import Page
 from reliq.metrics.serving import of_one_process
 
 
@@ -74,11 +75,11 @@ def test_a_port_in_use_is_one_line_that_says_so(reliq, arguments):
 )
 def test_a_place_where_nobody_can_listen_is_refused(port, host, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
-        Endpoint(port, host, registry=CollectorRegistry(), live=str, ready=str)
+        Endpoint(port, host, page=Page(), live=str, ready=str)
 
 
 def test_other_pages_are_not_found_and_a_head_has_no_body():
-    with Endpoint(0, None, registry=CollectorRegistry(), live=str, ready=lambda: "starting") as endpoint:
+    with Endpoint(0, None, page=Page(), live=str, ready=lambda: "starting") as endpoint:
         assert get(endpoint.port, "/")[0] == 404
         assert get(endpoint.port, "/live") == (200, "ok\n")
         assert get(endpoint.port, "/ready?x=1") == (503, "starting\n")
@@ -147,6 +148,19 @@ def test_the_exporter_tells_of_queues_that_no_worker_serves_and_waits_for_redis(
         eventually(lambda: get(port, "/ready")[0] == 200, "and is ready")
 
 
+def test_a_worker_may_leave_the_figures_of_queues_to_an_exporter(worker, jobs, client):
+    jobs.SHOP.publish("good")
+    _, port = worker("--no-queue-metrics", processes=1)
+
+    found = eventually(
+        lambda: value(page := scrape(port), "reliq_lag_seconds_count", queue="shop") == 1 and page, "it is handled"
+    )
+
+    assert value(found, "reliq_redis_up") == 1
+    assert value(found, "reliq_redis_memory_bytes") > 0
+    assert {name for name, _ in found} & {"reliq_messages", "reliq_acked_total", "reliq_queues_left_out"} == set()
+
+
 def served(consumer, **options):
     """The figures of a consumer in this process, as `Consumer.run(metrics_port=...)` serves them."""
     keys = [handler.queue.keys for handler in consumer.handlers]
@@ -201,6 +215,29 @@ class TestOneProcess:
         assert value(found, "reliq_redis_up") == 1
         assert set(after) == {("mine_total", ())}
 
+    def test_a_worker_without_redis_is_alive_and_not_ready_and_goes_on_trying(self, server_path):
+        with EmbeddedRedis(server=server_path, port=free_port()) as server:
+            consumer, tries = Consumer(), []
+            consumer.handler(Queue("single", int, url=server.url))(lambda body: None)
+            consumer.observers.append(lambda event: isinstance(event, RedisAway) and tries.append(event.part))
+            with served(consumer, port=0) as endpoint:
+                consumer.start()
+                try:
+                    eventually(lambda: get(endpoint.port, "/ready")[0] == 200, "it is ready")
+                    server.kill()
+                    eventually(lambda: tries.count("fetcher") >= 3, "the part that claims tries again and again")
+                    assert get(endpoint.port, "/live") == (200, "ok\n")
+                    assert get(endpoint.port, "/ready") == (503, "Redis does not answer\n")
+                    found = scrape(endpoint.port)
+                    server.start()
+                    eventually(lambda: value(scrape(endpoint.port), "reliq_redis_reconnects_total") == 1, "it is back")
+                    assert get(endpoint.port, "/ready") == (200, "ok\n")
+                finally:
+                    consumer.stop()
+
+        assert value(found, "reliq_redis_errors_total", reason="away") >= 3
+        assert value(found, "reliq_redis_reconnects_total") == 0
+
     def test_run_serves_until_it_ends(self, environment, jobs):
         port = free_port()
         text = f"import monitored; raise SystemExit(monitored.consumer.run(metrics_port={port}))"
@@ -219,7 +256,7 @@ class TestPulse:
 
     @staticmethod
     def stats(last_claim_at):
-        return EngineStats(last_claim_at, is_broken=False, running=0, held=0, longest_seconds=0, slots=1, hung_slots=0)
+        return EngineStats(last_claim_at, False, 0, 0, 0.0, slots=1, busy_slots=0, hung_slots=0)
 
     def test_a_process_that_claims_is_alive_and_one_that_stopped_claiming_is_not(self, tmp_path):
         pulse = Pulse(tmp_path / "pulse")
@@ -230,13 +267,30 @@ class TestPulse:
         assert pulse.complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
         assert Pulse(tmp_path / "pulse").complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
 
-    def test_one_that_cannot_reach_redis_has_five_minutes(self):
+    def test_one_that_cannot_reach_redis_is_alive_as_long_as_it_tries(self):
         pulse = Pulse()
         pulse.note(self.stats(pulse._read()[0]))
-        pulse(RedisAway("", "fetcher", "gone"))
+        for part in ("fetcher", "start"):
+            pulse(RedisAway("", part, "gone"))
+            tried = pulse._read()[1]
 
-        assert pulse.complaint(pulse._read()[0] + PATIENT_SECONDS - 1) == ""
-        assert pulse.complaint(pulse._read()[0] + PATIENT_SECONDS + 1) != ""
+            assert pulse.complaint(tried + PATIENT_SECONDS - 1) == ""
+            assert "no try to reach Redis" in pulse.complaint(tried + PATIENT_SECONDS + 1)
+
+    def test_tries_of_other_parts_hide_no_part_that_claims_and_hangs(self):
+        pulse = Pulse()
+        pulse.note(self.stats(pulse._read()[0]))
+        pulse(RedisAway("", "scheduler", "gone"))
+
+        assert pulse.complaint(pulse._read()[0] + CLAIM_SECONDS + 1) == "no claim round for 31 s"
+
+    def test_one_that_has_reached_redis_again_has_as_long_as_any(self):
+        pulse = Pulse()
+        pulse(RedisAway("", "fetcher", "gone"))
+        claimed = pulse._read()[1] + 1
+        pulse.note(self.stats(claimed))
+
+        assert pulse.complaint(claimed + CLAIM_SECONDS + 1) == "no claim round for 31 s"
 
     def test_one_that_is_starting_has_as_long_and_one_that_starts_again_and_again_no_longer(self, tmp_path):
         first = Pulse(tmp_path / "pulse")

@@ -10,15 +10,15 @@ from itertools import pairwise
 
 import pytest
 from patience import eventually, get
-from prometheus_client import CollectorRegistry
 
 from reliq.metrics import endpoint as endpoint_module
 from reliq.metrics.endpoint import CONNECTION_LIMIT, EXHAUSTED_SECONDS, Endpoint
+from reliq.metrics.exposition import Page
 
 
 @pytest.fixture
 def endpoint():
-    with Endpoint(0, None, registry=CollectorRegistry(), live=str, ready=str) as one:
+    with Endpoint(0, None, page=Page(), live=str, ready=str) as one:
         yield one
 
 

@@ -48,11 +48,13 @@ def test_each_state_and_every_total_is_what_counts_says(url, connection):
     found = page(queue_collector(connection, [queue.keys]))
 
     counts = queue.counts()
-    for state in ("pending", "ready", "unack", "retry", "garbage", "dead"):
+    for state in ("pending", "ready", "unack", "retry", "garbage"):
         assert value(found, "reliq_messages", queue="q", state=state) == getattr(counts, state)
     assert value(found, "reliq_published_total", queue="q") == 6
     assert value(found, "reliq_acked_total", queue="q") == 2
     assert value(found, "reliq_dead_total", queue="q") == 0
+    assert value(found, "reliq_backlog", queue="q") == counts.ready == 3
+    assert value(found, "reliq_account_missing", queue="q") == 0
     assert value(found, "reliq_paused", queue="q") == 0
     queue.pause()
     assert value(page(queue_collector(connection, [queue.keys])), "reliq_paused", queue="q") == 1
@@ -84,6 +86,50 @@ def test_a_due_time_that_has_passed_counts_from_then(url, client, look):
     assert oldest["ready"] == pytest.approx(1000, abs=100)
     assert oldest["pending"] == pytest.approx(500, abs=100)
     assert oldest["unack"] == pytest.approx(200, abs=100)
+
+
+def test_the_backlog_has_what_is_due_in_pending_and_asks_for_it_only_then(url, client, connection):
+    wire, queue = Counted(connection.wire(5.0)), Queue("q", int, url=url)
+    collector = QueueCollector(SnapshotReader(Client(wire), lambda: [queue.keys]).look)
+    queue.publish(1)
+    queue.publish(2, delay=3600)
+    page(collector)
+    wire.trips.clear()
+    assert value(page(collector), "reliq_backlog", queue="q") == 1
+    asked = sum(wire.trips)
+
+    seconds, _ = client.time()
+    client.zadd(queue.keys.pending, {f"late{number}": seconds - 500 for number in range(7)})
+    client.rpush(queue.keys.retry, "again")
+    wire.trips.clear()
+
+    assert value(page(collector), "reliq_backlog", queue="q") == 1 + 7 + 1
+    assert sum(wire.trips) == asked + 2  # how many are due, and since when the first of retry was
+
+
+def test_dead_letters_are_no_messages_and_what_the_account_misses_is_told(url, client, connection):
+    queue = Queue("q", int, url=url, retries=0)
+    queue.publish_many([1, 2])
+    with queue.receive() as [job]:
+        job.reject(reason="no")
+    assert queue.moves.collect([job.id], letters_max=10, letters_ms=10**9)
+    client.lpop(queue.keys.ready)  # somebody has laid hands on it
+
+    found = page(queue_collector(connection, [queue.keys]))
+
+    assert value(found, "reliq_dead_letters", queue="q") == 1
+    assert value(found, "reliq_messages", queue="q", state="dead") is None
+    assert sum(figure for (name, _), figure in found.items() if name == "reliq_messages") == 0
+    assert value(found, "reliq_account_missing", queue="q") == 1
+
+
+def test_nobody_can_know_what_the_account_of_a_shared_queue_misses(url, connection):
+    queue = Queue("q", bytes, url=url, layout=Layout.hdt3213())
+
+    found = page(queue_collector(connection, [queue.keys]))
+
+    assert value(found, "reliq_shared", queue="q") == 1
+    assert value(found, "reliq_account_missing", queue="q") is None
 
 
 def test_unack_is_split_into_leases_and_waits_exactly_while_it_is_short(url, client, look):
@@ -131,6 +177,7 @@ def test_redis_tells_of_its_memory_its_eviction_policy_and_its_file(url, client,
 
     assert value(found, "reliq_redis_up") == 1
     assert value(found, "reliq_redis_memory_bytes") > 0
+    assert value(found, "reliq_redis_info", version=client.info("server")["redis_version"]) == 1
     assert value(found, "reliq_redis_eviction_enabled") == 0
     assert value(found, "reliq_redis_aof_enabled") == 0
     client.config_set("maxmemory-policy", "allkeys-lru")
@@ -229,7 +276,7 @@ def test_a_redis_that_is_away_is_told_as_such_and_nothing_else_is():
     assert page(collector) == {("reliq_redis_up", ()): 0}
 
 
-def test_a_look_that_hangs_holds_up_no_scrape_and_is_not_begun_twice():
+def test_a_look_that_hangs_holds_up_no_scrape_is_not_begun_twice_and_ends_the_life_of_an_exporter(monkeypatch):
     hangs, begun = threading.Event(), []
 
     def hanging():
@@ -240,6 +287,9 @@ def test_a_look_that_hangs_holds_up_no_scrape_and_is_not_begun_twice():
     try:
         assert page(collector) == {("reliq_redis_up", ()): 0}
         assert page(collector) == {("reliq_redis_up", ()): 0}
+        assert collector.complaint() == ""
+        monkeypatch.setattr("reliq.metrics.queues.PATIENT_SECONDS", -1.0)
+        assert "a look at Redis has not ended" in collector.complaint()
     finally:
         hangs.set()
 

@@ -84,6 +84,6 @@ def test_the_structures_of_the_table_are_those_of_the_code():
 
 
 def test_every_metric_is_in_the_table_and_no_other():
-    named = set(re.findall(r"`(reliq_[a-z_]+)[`{]", page("monitoring.md")))
+    named = set(re.findall(r"`((?:reliq|process)_[a-z_]+)[`{]", page("monitoring.md")))
 
     assert named == set(ALL)

@@ -96,11 +96,11 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class CheckReport:
     """
-    The findings of one check.
+    What a check found.
 
     Attributes:
         looked_at: how many ids were looked at.
-        unproved: ids that may be wrong, in lists that are too long to be read at one moment.
+        unproved: ids that may be wrong in lists too long to be looked through at one moment.
     """
 
     queue: str

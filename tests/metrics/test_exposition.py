@@ -1,0 +1,184 @@
+"""The page that Prometheus reads: both formats, exemplars, compression, and what is made once."""
+
+import gzip
+import http.client
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from patience import eventually, figures
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+
+from reliq import Consumer, Queue, events
+from reliq.metrics import exposition, names
+from reliq.metrics.endpoint import GZIP_BYTES, Endpoint
+from reliq.metrics.exemplars import EXEMPLARS_LIMIT
+from reliq.metrics.exposition import Collector, Family, Page
+from reliq.metrics.process import ProcessMetrics
+from reliq.metrics.serving import of_one_process
+from reliq.metrics.sums import Children, file_of
+from reliq.tracing import instrument, uninstrument
+
+OPEN = "application/openmetrics-text; version=1.0.0; q=0.7, text/plain; q=0.3"
+EVIL = 'a "quoted"\\ name\nof two lines'
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+class Told(Collector):
+    """Whatever a test wants to be told."""
+
+    def __init__(self, *told):
+        self.told = told
+
+    def families(self, *, exemplars=False):
+        return self.told
+
+
+@pytest.fixture
+def metrics():
+    """The figures of a process that has worked on two queues."""
+    found = ProcessMetrics(["calm", EVIL])
+    found(events.Handled("calm", "id", 1, "ack", 0.25))
+    found(events.Handled("calm", "id", 1, "ack", 1e9))
+    found(events.Handled(EVIL, "id", 1, "nack", 0.004, raised="ValueError at x.py:1", failed=True))
+    return found
+
+
+def read(page, accept=""):
+    """Return what is told in a format: {(name, labels): value}, as Prometheus' own client reads it."""
+    text = page.encode(accept)[0].decode()
+    if not accept:
+        return figures(text)
+    samples = [sample for family in read_openmetrics(text) for sample in family.samples]
+    return {(one.name, tuple(sorted(one.labels.items()))): one.value for one in samples}
+
+
+def test_both_formats_and_a_registry_tell_the_same(metrics):
+    registry = CollectorRegistry()
+    registry.register(metrics)
+
+    plain, opened = read(Page([metrics])), read(Page([metrics]), OPEN)
+
+    assert plain == opened == figures(generate_latest(registry).decode())
+    assert plain["reliq_handler_seconds_bucket", (("le", "+Inf"), ("outcome", "ack"), ("queue", "calm"))] == 2
+    assert plain["reliq_handler_seconds_bucket", (("le", "0.3"), ("outcome", "ack"), ("queue", "calm"))] == 1
+    assert plain["reliq_handler_failures_total", (("exception", "ValueError"), ("queue", EVIL))] == 1
+
+
+def test_numbers_without_end_are_spelled_as_prometheus_reads_them():
+    page = Page([Told(Family(names.OLDEST, {("q", "ready"): float("inf"), ("q", "retry"): float("nan")}))])
+
+    assert '{queue="q",state="ready"} +Inf\n' in page.encode()[0].decode()
+    assert '{queue="q",state="retry"} NaN\n' in page.encode()[0].decode()
+
+
+def test_a_page_makes_what_stands_before_its_numbers_once_and_forgets_what_is_gone(metrics, monkeypatch):
+    made, make = [], exposition._line_starts
+    monkeypatch.setattr(exposition, "_line_starts", lambda spec, labels: made.append(labels) or make(spec, labels))
+    gone = Told(Family(names.BACKLOG, {("gone",): 1}))
+    page = Page([metrics, gone])
+    page.encode()
+    first = len(made)
+
+    metrics(events.Lost("calm", ("a",), "ack"))
+    gone.told = ()
+    page.encode(OPEN)
+    assert len(made) == first
+
+    gone.told = (Family(names.BACKLOG, {("gone",): 1}),)
+    page.encode()
+    assert made[first:] == [("gone",)]
+
+
+def test_what_else_is_in_a_registry_comes_after_and_the_page_ends_once(metrics):
+    registry = CollectorRegistry()
+    Counter("mine", "of the application", registry=registry).inc(3)
+    page = Page([metrics], registry)
+
+    assert read(page)["mine_total", ()] == 3
+    assert read(page, OPEN)["mine_total", ()] == 3
+    assert page.encode(OPEN)[0].count(b"# EOF") == 1
+
+
+def exemplars(page, accept=OPEN):
+    text = page.encode(accept)[0].decode()
+    found = [(one, one.exemplar) for family in read_openmetrics(text) for one in family.samples if one.exemplar]
+    return [(one.labels["queue"], one.labels["le"], told.labels["trace_id"], told.value) for one, told in found]
+
+
+def test_the_newest_trace_of_each_bucket_is_its_exemplar_also_from_another_process(tmp_path):
+    here, child = ProcessMetrics(), ProcessMetrics(path=file_of(tmp_path, 1))
+    (tmp_path / "folder").mkdir()
+    for metrics in (here, child):
+        for seconds, trace in ((0.25, "1" * 32), (0.26, TRACE), (7.0, TRACE), (0.2501, "")):
+            metrics(events.Handled("q", "id", 1, "ack", seconds, trace_id=trace))
+        metrics.sample(None)
+    other = Children(tmp_path / "folder")
+    for file in (*tmp_path.glob("1.*"),):
+        file.rename(tmp_path / "folder" / file.name)
+
+    for page in (Page([here]), Page([other])):
+        assert exemplars(page) == [("q", "0.3", TRACE, 0.26), ("q", "7.0", TRACE, 7.0)]
+        assert TRACE not in page.encode()[0].decode()
+    other.bury(1)
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+def test_exemplars_are_few_however_many_series_there_are():
+    metrics = ProcessMetrics()
+    for number in range(EXEMPLARS_LIMIT + 100):
+        metrics(events.Handled(f"q{number}", "id", 1, "ack", 0.25, trace_id=TRACE))
+
+    assert len(exemplars(Page([metrics]))) == EXEMPLARS_LIMIT
+
+
+def test_the_trace_of_a_handler_is_an_exemplar_of_the_page(url, patient_looks):
+    queue, consumer, seen = Queue("traced", int, url=url), Consumer(), []
+    consumer.handler(queue)(lambda body, job: seen.append(job.trace_id))
+    instrument(consumer, tracer_provider=TracerProvider())
+    keys = [handler.queue.keys for handler in consumer.handlers]
+    connection = consumer.connection(consumer.handlers)
+    with of_one_process(consumer.observers, consumer.stats, connection, keys, port=0) as endpoint:
+        consumer.start()
+        try:
+            queue.publish(1)
+            page = endpoint._server.page
+            [[name, _, trace_id, _]] = eventually(lambda: exemplars(page), "the handler is counted with its trace")
+        finally:
+            uninstrument()
+            consumer.stop()
+            queue.close()
+
+    assert (name, [trace_id]) == ("traced", seen)
+    assert len(trace_id) == 32
+
+
+def fetched(port, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", "/metrics", headers=headers)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer, body
+
+
+def test_a_page_is_compressed_for_who_takes_that(metrics):
+    with Endpoint(0, None, page=Page([metrics]), live=str, ready=str) as endpoint:
+        plain, body = fetched(endpoint.port)
+        packed, small = fetched(endpoint.port, **{"Accept-Encoding": "deflate, gzip;q=0.5"})
+        refused, large = fetched(endpoint.port, **{"Accept-Encoding": "gzip;q=0, deflate"})
+
+    assert plain.getheader("Content-Encoding") is refused.getheader("Content-Encoding") is None
+    assert packed.getheader("Content-Encoding") == "gzip"
+    assert gzip.decompress(small) == body == large
+    assert len(small) < len(body) / 5
+
+
+def test_a_page_of_one_packet_is_not_compressed():
+    told = Told(Family(names.WORKERS, {(): 1}))
+    with Endpoint(0, None, page=Page([told]), live=str, ready=str) as endpoint:
+        answer, body = fetched(endpoint.port, **{"Accept-Encoding": "gzip"})
+
+    assert answer.getheader("Content-Encoding") is None
+    assert len(body) < GZIP_BYTES
+    assert read(Page([told])) == {("reliq_workers", ()): 1}

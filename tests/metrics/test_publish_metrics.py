@@ -1,0 +1,79 @@
+"""Publishes are measured where they are made: how long they took, and what became of their messages."""
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from reliq import Queue
+from reliq.errors import ConfigurationError, PublishFailed
+from reliq.metrics import PublishMetrics
+from reliq.settings import Durability
+
+
+@pytest.fixture
+def registry():
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def told(registry):
+    """Return how many calls of a queue were measured, and the messages by what became of them."""
+
+    def read(queue):
+        samples = [one for family in registry.collect() for one in family.samples if one.labels.get("queue") == queue]
+        outcomes = {one.labels["outcome"]: one.value for one in samples if one.name == "reliq_publish_messages_total"}
+        return registry.get_sample_value("reliq_publish_seconds_count", {"queue": queue}), outcomes
+
+    return read
+
+
+def test_every_call_is_measured_and_every_message_counted_by_what_became_of_it(url, registry, told):
+    queue = Queue("q", int, url=url, observers=[PublishMetrics(registry)])
+
+    async def publish():
+        await queue.apublish(1)
+        await queue.apublish_many([2, 3], chunk=1)
+        await queue.aclose()
+
+    queue.publish(1, id="a")
+    queue.publish(1, id="a")
+    queue.cancel("b", tombstone=60)
+    queue.publish(1, id="b")
+    queue.publish_many(range(10), chunk=4)
+    asyncio.run(publish())
+    queue.close()
+
+    assert told("q") == (3 + 3 + 1 + 2, {"published": 14, "duplicate": 1, "tombstoned": 1})
+    assert 0 < registry.get_sample_value("reliq_publish_seconds_sum", {"queue": "q"}) < 60
+
+
+def test_a_call_that_failed_is_measured_too_and_its_messages_are_refused_or_nobody_knows(client, url, registry, told):
+    metrics = PublishMetrics(registry)
+    away = Queue("away", int, url="redis://127.0.0.1:1/0", observers=[metrics])
+    wrong = Queue("wrong", int, url=url, observers=[metrics])
+    client.set(wrong.keys.ready, "not a list")
+
+    with pytest.raises(PublishFailed) as failed:
+        away.publish(1)
+    with pytest.raises(PublishFailed):
+        wrong.publish(1)
+    with pytest.raises(ConfigurationError):
+        wrong.publish(1, delay=-1)
+    wrong.close()
+
+    assert told("away") == (1, {failed.value.outcome: 1})
+    assert told("wrong") == (1, {"refused": 1})
+
+
+def test_a_registry_takes_one_and_one_serves_many_queues(url, registry, told):
+    metrics = PublishMetrics(registry)
+    queues = [Queue(name, int, url=url, observers=[metrics]) for name in ("a", "b")]
+
+    for queue in queues:
+        queue.publish(1, durability=Durability.NONE)
+        queue.close()
+
+    assert told("a") == told("b") == (1, {"published": 1})
+    with pytest.raises(ValueError, match="Duplicated"):
+        PublishMetrics(registry)
