@@ -8,10 +8,12 @@ supervisor knows since when the process is silent, what had started, and under w
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import struct
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from reliq.consumer.consumer import Consumer
     from reliq.events import Event
     from reliq.handlers.handler import Handler
+
+logger = logging.getLogger(__name__)
 
 #: A process gives a sign of life, and clears what has ended, four times a second.
 BOARD_SECONDS = 0.25
@@ -113,9 +117,13 @@ class Board:
         self._lock = threading.Lock()
 
     def keep_up(self) -> None:
-        """Look again and again, for ever."""
+        """Look again and again, for ever, whatever goes wrong: a handler may have taken all memory for a moment."""
         while True:
-            self.look()
+            try:
+                self.look()
+            except Exception:
+                with suppress(BaseException):
+                    logger.exception("the board of this process could not be brought up to date; trying again")
             time.sleep(BOARD_SECONDS)
 
     def __call__(self, event: Event, /) -> None:
@@ -205,9 +213,13 @@ class BoardView:
 
     @property
     def beat(self) -> float:
-        """The last sign of life, in monotonic seconds; 0.0 before the first."""
+        """
+        The last sign of life, in monotonic seconds; 0.0 before the first.
+
+        A handler that has begun since the last look is one too: on a busy machine the thread that looks may wait long.
+        """
         (at,) = _BEAT.unpack_from(self._memory, 0)
-        return float(at)
+        return max([float(at), *(row.started_at for row in self.rows())])
 
     @property
     def lanes(self) -> Mapping[str, str]:
