@@ -9,6 +9,7 @@ from waiting import eventually
 
 from reliq.errors import ReliqError
 from reliq.events import Acked, Lost
+from reliq.failure_note import FailureNote
 from reliq.message import BARE, Claimed, Delivery
 from reliq.settlement import ACKED, RELEASED, Outcome
 from reliq.transitions import CallNumber
@@ -110,7 +111,7 @@ def test_an_answer_that_cannot_be_told_ends_as_a_dead_letter_that_says_it_and_it
 
     assert inflight.deliveries() == []
     assert client.smembers(queue.keys.garbage) == {b"250"}
-    assert client.hget(queue.keys.errors, "250") == b"failed - its answer could not be told to Redis"
+    assert FailureNote.parse(client.hget(queue.keys.errors, "250")).text == "its answer could not be told to Redis"
     totals = queue.counts().totals
     assert (totals["acked"], totals["nacked"]) == (300, 299 + 1)
     assert "an answer cannot be told to Redis" in caplog.text
