@@ -10,6 +10,7 @@ if sys.platform == "win32":
 
 
 from reliq.admin import Admin
+from reliq.answers import Ack, Answer, Nack, Reject, Snooze
 from reliq.consumer.consumer import Consumer
 from reliq.errors import (
     BodyError,
@@ -27,7 +28,7 @@ from reliq.errors import (
 )
 from reliq.handlers.job import Job
 from reliq.keys import Layout
-from reliq.message import Ack, Answer, BulkResult, Counts, Letter, Nack, Outgoing, Pause, Receipt, Reject, Snooze
+from reliq.message import BulkResult, Counts, Letter, Outgoing, Pause, Receipt
 from reliq.queue import Queue
 from reliq.settings import Durability, WorkerSettings
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: At most this many exceptions of a chain, and members of a group, are written.
 CHAIN_LIMIT = 5
-#: Of a traceback this many innermost frames are written.
+#: At most this many frames of a traceback are written, the innermost.
 FRAMES_LIMIT = 50
 #: The places beside a text have at most this many characters.
 PLACES_LIMIT = 280
@@ -27,16 +27,17 @@ _LINKS = {
 
 
 def described(error: BaseException) -> str:
-    """Return class and text of `error`, at most 200 characters of text, on one line."""
+    """Return the class of `error` and at most 200 characters of its text, on one line."""
     text = " ".join(clean_text(error, 1000).split())[:200]
     return f"{class_name(error)}: {text}" if text else class_name(error)
 
 
 def placed(error: BaseException) -> str:
     """
-    Return class of `error`, the line of the handler that it came through and the one that raised it, and its causes.
+    Return the class of `error`, the line of the handler that it came through, the line that raised it, and its causes.
 
-    The text is left out, so anybody may read it: `ValueError at jobs.py:31 > gateway.py:77, from KeyError at cache.py:12`.
+    Example: `ValueError at jobs.py:31 > gateway.py:77, from KeyError at cache.py:12`. There is no text of an exception
+    in it, which may hold a piece of a body.
     """
     return f"{class_name(error)} {_places(error)}".rstrip()
 

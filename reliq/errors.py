@@ -5,17 +5,17 @@ Everything reliq raises.
     ├── ConfigurationError (ValueError)   a setting, a name or an argument that is not allowed
     ├── BodyError (ValueError)            a body that cannot be sent
     ├── UndecodableError (ValueError)     a body that is not of the handler's type
-    ├── PublishFailed                     a publish that gave up, with its outcome
+    ├── PublishFailed                     a publish that gave up; `outcome` says what may have been written
     ├── RedisUnavailableError             Redis cannot be reached or cannot answer now
     ├── RedisRefusedError                 Redis answered with an error: rights, memory, a key's type
     │   ├── LoginError                    a wrong user or password, or no such database
     │   └── WrongKeyTypeError             a key of the queue holds something else
-    ├── ProtocolError                     a reply that is none of ours
-    └── Stopped                           `Job.check()`: stopping, cancelled or lost
+    ├── ProtocolError                     a reply that no script of reliq gives
+    └── Stopped                           raised by `Job.check()`: the handler should end
 
 and what it warns of:
 
-    InsecureWarning (UserWarning)         what goes to Redis could be read by others
+    InsecureWarning (UserWarning)         others could read what is sent to Redis
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 
 class ReliqError(Exception):
-    """What all errors of reliq have in common."""
+    """The base class of all errors of reliq."""
 
 
 class ConfigurationError(ReliqError, ValueError):
@@ -42,14 +42,20 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
     """
     A publish gave up.
 
-    The same publish through the same `Queue` object, with these ids and all options as before, is written once at
-    most, for five minutes and unless the message is cancelled. Elsewhere an id is protected as far as `dedup` goes: a
-    chosen one also after its message has ended, a generated one only while its message is alive.
+    Publish again with the same `id` to be sure. Within five minutes, through the same `Queue` object and with the same
+    options, the message is written at most once, unless it is cancelled meanwhile. Later, or from another process, an
+    id is as safe as `dedup` makes it: a chosen one also after its message has ended, a generated one only while its
+    message is alive.
 
     Attributes:
         ids: of the messages in the call that failed.
-        outcome: `refused`, nothing was written; `unknown`, it may have been.
+        outcome: `refused`: nothing was written; `unknown`: it may have been.
+        why: the reason, as text.
         confirmed: how many messages of the same `publish_many` were confirmed before.
+
+    Example:
+        except PublishFailed as failed:
+            queue.publish(body, id=failed.id)  # published once, also when the first one was written
     """
 
     def __init__(
@@ -107,7 +113,7 @@ class RedisRefusedError(ReliqError):
 
 
 class LoginError(RedisRefusedError):
-    """Redis is there and lets nobody in by this URL or client: a wrong user or password, or no such database."""
+    """Redis refuses this URL or client: a wrong user or password, or a database that it does not have."""
 
 
 class WrongKeyTypeError(RedisRefusedError):
@@ -122,14 +128,14 @@ class WrongKeyTypeError(RedisRefusedError):
 
 
 class ProtocolError(ReliqError):
-    """Redis sent a reply that none of our scripts gives; whatever ran, ran."""
+    """Redis sent a reply that no script of reliq gives; the script may have run."""
 
     maybe_ran = True
 
 
 class Stopped(ReliqError):  # noqa: N818  what happened; a handler may let it pass
-    """Raised by `Job.check()`: the worker stops, or the message was cancelled or lost."""
+    """Raised by `Job.check()`: the worker stops, or the message was cancelled, or its lease was lost."""
 
 
 class InsecureWarning(UserWarning):
-    """What goes to Redis could be read by others: a password in the clear, or a certificate that nobody checks."""
+    """Others could read what is sent to Redis: a password goes in the clear, or no certificate is checked."""

@@ -1,8 +1,8 @@
 """
-What happened, as values, and who may watch.
+Events: values that say what happened, and the observers that are called with them.
 
-Logs, metrics and the tests' recorder are observers of the same events. An observer that raises
-does no harm: `notify` goes on with the next.
+Logs, metrics and the tests' recorder are observers of the same events. An observer that raises does no harm: `notify`
+goes on with the next.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ class Published(Event, frozen=True, gc=False):
 
 
 class Unconfirmed(Event, frozen=True, gc=False):
-    """Messages were published, and what their `durability` asks for was not confirmed in time."""
+    """Messages were published, and the confirmations that their `durability` asks for did not come in time."""
 
     ids: tuple[str, ...]
     why: str
@@ -100,7 +100,7 @@ class Released(Event, frozen=True, gc=False):
 
 
 class Lost(Event, frozen=True, gc=False):
-    """These receipts no longer held when `verb` came: the lease had run out and the message went on without us."""
+    """The leases of these messages had run out when `verb` (ack, nack, extend, …) came: it changed nothing."""
 
     ids: tuple[str, ...]
     verb: str
@@ -131,7 +131,7 @@ class Purged(Event, frozen=True, gc=False):
 
 
 class Started(Event, frozen=True, gc=False):
-    """A handler begins with `id`; `lag` is seconds since it was due, by this machine's clock, or None."""
+    """A handler begins with message `id`; `lag`: seconds since it was due, by this machine's clock, None when unknown."""
 
     id: str
     attempt: int | None
@@ -143,9 +143,11 @@ class Handled(Event, frozen=True, gc=False):
     A handler ended with `outcome` after `seconds`.
 
     Attributes:
-        error: why; of an exception its class and text, and a text may hold a piece of the body.
-        raised: class and place of an exception, which hold none; empty when `error` is no exception's.
-        failed: an exception, a timeout, a body that does not decode, or a `Nack` after which no retry is left.
+        attempt: 1 for the first delivery; None for a bare body.
+        seconds: how long the handler ran; of a batch, the share of one message.
+        error: the reason; for an exception its class and text, which may hold a piece of the body.
+        raised: class and place of an exception, which never hold a piece of the body; empty without one.
+        failed: an exception, a timeout, a body that does not decode, or a `Nack` with no retry left.
         trace_id: of the trace that the delivery is a part of, as `Job.trace_id` has it; empty without one.
     """
 
@@ -164,7 +166,7 @@ class RenewalLate(Event, frozen=True, gc=False):
     A lease was renewed `seconds` later than planned.
 
     Attributes:
-        cause: `redis` when most of that time Redis took to answer the renewal before, else `process`: something held
+        cause: `redis` when Redis took most of that time to answer the renewal before; else `process`: something held
             this process up.
     """
 
@@ -225,14 +227,16 @@ class ProcessEnded(Event, frozen=True, gc=False):
 
 class Observer(Protocol):
     """
-    Whoever wants to know.
+    A callable that is called with every event.
 
-    One that has `kinds`, a tuple of classes of events, may be told of these alone: a worker does not even make what
-    nobody wants, and the events of single messages are most of what watching costs.
+    An observer with an attribute `kinds`, a tuple of event classes, may be called with these alone. A worker does not
+    make events that no observer wants: those of single messages are most of the cost of watching.
+
+    Example: `Consumer(observers=[lambda event: print(event)])`
     """
 
     def __call__(self, event: Event, /) -> None:
-        """Take note of `event`; called in the thread where it happened, so be quick."""
+        """Take note of `event`. It is called in the thread where that happened, which waits: be quick."""
 
 
 def wanting(observers: Iterable[Observer], kind: type[Event]) -> list[Observer]:
@@ -241,7 +245,7 @@ def wanting(observers: Iterable[Observer], kind: type[Event]) -> list[Observer]:
 
 
 def notify(observers: Iterable[Observer], events: Iterable[Event]) -> None:
-    """Tell every observer of every event; one that raises is passed over, also when it would end the thread."""
+    """Call every observer with every event; go on with the next when one raises, even what would end the thread."""
     for event in events:
         for observer in observers:
             try:

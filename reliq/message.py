@@ -27,7 +27,7 @@ RescheduleStatus = Literal["rescheduled", "running", "not_found"]
 
 
 class PublishOptions(TypedDict, total=False):
-    """The options of one message, for type checkers: `Queue.publish` tells what each means."""
+    """The options of one message, for type checkers; the docstring of `Queue.publish` describes each."""
 
     delay: Duration
     at: datetime | None
@@ -42,7 +42,7 @@ class PublishOptions(TypedDict, total=False):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing(Generic[B]):
     """
-    One message for `publish_many`, with options of its own, as those of `Queue.publish`.
+    One message for `publish_many`, with options of its own: those of `Queue.publish`, which describes them.
 
     Example: `queue.publish_many([Outgoing(body=order, id=f"order-{order.id}", delay=60) for order in orders])`
     """
@@ -64,12 +64,14 @@ class Receipt:
     The result of one publish: true when it was published, false when not.
 
     Attributes:
-        status: `published`; `duplicate`, the id is alive or ended a short while ago; `tombstoned`, it was
-            cancelled with a tombstone.
+        status: `published`; `duplicate`: a message of this id is alive or ended less than `dedup` ago; `tombstoned`:
+            one was cancelled with a tombstone, which has not expired.
         due: when the message is due, in unix seconds by Redis' clock.
         durable: whether all that `durability` asks for was confirmed in time; None when it asks for nothing.
-        replicas: how many replicas confirmed, None when nobody was asked.
-        on_disk: whether the server's own append-only file was on disk, None when that was not asked.
+        replicas: how many replicas confirmed; None when `durability` asks for none.
+        on_disk: whether the server has it in its append-only file on disk; None when `durability` does not ask.
+
+    Example: `if not queue.publish(order, id=order.id): log.info("already published")`
     """
 
     id: str
@@ -80,7 +82,7 @@ class Receipt:
     on_disk: bool | None = None
 
     def __bool__(self) -> bool:
-        """Say whether the message was published; one that is not durable was."""
+        """Return whether the message was published, durable or not."""
         return self.status == "published"
 
 
@@ -114,9 +116,9 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     One message held under a lease; with `nonce` and `left` it is the receipt for settling it.
 
     Attributes:
-        nonce: of the claim call; it ends in the lease in ms.
+        nonce: names the claim; it ends in the lease in ms.
         left: retries left, as claimed.
-        deaths: deliveries in a row that ended by their lease; with one it is a suspect, that may kill its worker.
+        deaths: how many deliveries in a row ended by their lease; after one the message is a suspect.
     """
 
     id: str
@@ -126,7 +128,7 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def suspect(self) -> bool:
-        """Whether it may be what killed its last worker."""
+        """Whether it may have killed its last worker."""
         return self.deaths > 0
 
 
@@ -137,13 +139,14 @@ class Header(
     rename={"due": "d", "retries": "r", "enqueued": "e", "window_ms": "w", "headers": "h"},
 ):
     """
-    The header of a message, in JSON with short names, for every message carries them. A bare body has `BARE`.
+    The header of a message. In JSON its names are short, because every message carries them. A bare body has `BARE`.
 
     Attributes:
         due: unix ms, or None.
         retries: as published, or None.
-        enqueued: unix ms, or None; of a generated id it is in the id.
-        window_ms: for how long the chosen id stays taken after its end; None for a generated id.
+        enqueued: when it was published, unix ms; None when the id is generated, for that holds it.
+        window_ms: how long the chosen id stays taken after its end; None for a generated id.
+        headers: the publisher's texts.
     """
 
     due: int | None = None
@@ -171,7 +174,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def attempt(self) -> int | None:
-        """Which delivery this is, 1 for the first, bounded by what retries allow; None for a bare body."""
+        """The number of this delivery, 1 for the first, bounded by what retries allow; None for a bare body."""
         retries = self.header.retries
         return None if retries is None else min(max(1, retries - self.claimed.left + 1), RETRIES_LIMIT + 1)
 
@@ -179,9 +182,13 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 @dataclass(frozen=True, slots=True)
 class Counts:
     """
-    A queue at one moment.
+    How many messages a queue has at one moment, by state.
 
     Attributes:
+        unack: leased, or waiting for a redelivery after a nack.
+        garbage: about to become dead letters.
+        dead: dead letters that are kept.
+        paused: whether claims answer nothing.
         totals: kind -> how many ever: published, acked, dead, expired, cancelled, purged, redriven, …
     """
 
@@ -196,7 +203,7 @@ class Counts:
 
     @property
     def alive(self) -> int:
-        """Messages that have not ended."""
+        """How many messages have not ended."""
         return self.pending + self.ready + self.unack + self.retry + self.garbage
 
     @property
@@ -214,9 +221,9 @@ class Pause:
 
     Attributes:
         by: who paused it, as user@host; empty when something else than reliq did.
-        at: since when, unix seconds by that person's clock, or None.
-        reason: what they said; empty when nothing.
-        until: when it ends by itself, by the same clock; None when it waits for `resume`, or nobody said.
+        at: since when, unix seconds by the clock of that host; None when unknown.
+        reason: the text that they gave; empty without one.
+        until: when it ends by itself, by the same clock; None when it lasts until `resume`.
     """
 
     by: str
@@ -231,9 +238,10 @@ class Letter:
     A dead letter.
 
     Attributes:
-        letter: names this death; an id can die more than once.
+        letter: the id of this letter; a message id can have several, for it can die more than once.
         reason: one of `DEATH_REASONS`, unless something else than reliq wrote it.
         attempts: how many deliveries there were, None when that is unknown.
+        error: the last failure, as text; empty when none was kept.
         died: unix seconds by Redis' clock.
         raised: class and place of the last exception, without the text that `error` has; empty when there was none.
     """
@@ -247,51 +255,3 @@ class Letter:
     header: Header
     payload: bytes
     raised: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """A handler's answer: done. Any other value it returns says the same."""
-
-
-class Answer(Exception):  # noqa: N818  answers are raised, but they are not errors
-    """
-    An answer of a handler, returned or raised: `Nack`, `Reject` or `Snooze`.
-
-    Code that catches every exception lets it pass with `except Answer: raise`.
-    """
-
-    reason: str
-
-    def __repr__(self) -> str:
-        told = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if value not in (None, ""))
-        return f"{type(self).__name__}({told})"
-
-    def __str__(self) -> str:
-        return str(self.reason)
-
-
-class Nack(Answer):
-    """Deliver again: after `delay` (seconds or timedelta), or after the handler's backoff."""
-
-    def __init__(self, delay: Duration | None = None, reason: str = "") -> None:
-        super().__init__(delay, reason)
-        self.delay = delay
-        self.reason = reason
-
-
-class Reject(Answer):
-    """Never deliver again: a dead letter at once."""
-
-    def __init__(self, reason: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Snooze(Answer):
-    """Deliver again after `delay`, and spend no retry."""
-
-    def __init__(self, delay: Duration, reason: str = "") -> None:
-        super().__init__(delay, reason)
-        self.delay = delay
-        self.reason = reason

@@ -1,4 +1,4 @@
-"""`Queue`: what users hold, over both clients."""
+"""`Queue`: publishes messages and receives them, in blocking and in async code."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class QueueOptions(SettingsOptions, total=False):
 
 class Queue(Control, Generic[B]):
     """
-    A queue of bodies of one type. Making it connects to nothing.
+    A queue of bodies of one type. Making one does not connect to Redis.
 
     Args:
         name: 1 to 128 of A-Z a-z 0-9 _ . - ; in the layout of the Go original any 1 to 512 printable characters.
@@ -55,19 +55,23 @@ class Queue(Control, Generic[B]):
             scalar, `str` or `bytes`.
         retries: deliveries after the first.
         ttl: seconds or timedelta after the due time in which a delivery may start.
-        max_body: bytes of an encoded body.
-        dedup: for how long a chosen id stays taken after its end.
-        letters_max, letters_ttl: how many dead letters are kept, and for how long.
+        max_body: the most bytes of an encoded body.
+        dedup: seconds or timedelta for which a chosen id stays taken after its end.
+        letters_max, letters_ttl: how many dead letters are kept, and for how long (seconds or timedelta).
         history: how many of the last acked messages are remembered, with when and how long they ran.
-        durability: who must have a publish before it returns: `Durability.replicas(1)`, `Durability.aof()`.
-        validate: a publish reads the body back and refuses one that a worker would not get as it was sent; False saves
-            those microseconds.
+        durability: who must have a message before its publish returns: `Durability.replicas(1)`, `Durability.aof()`.
+        validate: whether a publish reads the body back and refuses one that a worker would not get as it was sent;
+            False saves those microseconds.
         url: a Redis URL or a redis-py client; None means RELIQ_URL when it is first needed.
         layout: how keys are spelled; `Layout.hdt3213()` shares a queue with the Go original.
-        observers: called with every event.
+        observers: callables that are called with every event.
 
     Raises:
         ConfigurationError: a name or setting is not allowed.
+
+    Example:
+        orders = Queue("orders", Order, retries=5)
+        orders.publish(Order(42), delay=60)
     """
 
     @overload
@@ -108,25 +112,25 @@ class Queue(Control, Generic[B]):
 
     def publish(self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]) -> Receipt:
         """
-        Publish one message and return what became of it.
+        Publish one message and return its receipt, which is true when it was published.
 
         Args:
-            body: of the queue's type.
+            body: a value of the queue's type.
             delay: seconds or timedelta until it is due.
             at: when it is due, as an aware datetime, instead of `delay`.
-            id: chosen by you: not published again while it lives and for `dedup` after its end.
+            id: an id of your own: it is not published again while its message lives, and for `dedup` after its end.
             retries: deliveries after the first, None for the queue's.
             ttl: seconds or timedelta after the due time in which a delivery may start, None for the queue's.
-            headers: short texts that travel beside the body.
+            headers: short texts that travel beside the body, name -> text.
             dedup: seconds or timedelta for which the chosen id stays taken after its end, None for the queue's.
             replace: publish although the id ended a short while ago or has a tombstone.
-            durability: who must have it before the publish returns, None for the queue's.
+            durability: who must have the message before the publish returns, None for the queue's.
 
         Raises:
             ConfigurationError: an option is not allowed.
             BodyError: the body cannot be encoded or is too large.
-            PublishFailed: Redis is away (for 2 s, and what `durability` waits) or refused; say the same again with its
-                `id` to be sure.
+            PublishFailed: Redis was away for 2 s (and what `durability` waits), or refused; publish again with its `id`
+                to be sure.
 
         Example: `queue.publish({"order": 42}, id="order-42", delay=60, headers={"tenant": "a"})`
         """
@@ -149,14 +153,21 @@ class Queue(Control, Generic[B]):
         durability: Durability | None = None,
     ) -> BulkResult:
         """
-        Publish bodies, or `Outgoing` with options of their own, in calls of up to `chunk`; return how many.
+        Publish bodies, or `Outgoing` with options of their own; return how many were published.
 
-        The items are read as they are sent, never all at once. With `max_backlog` each call waits until fewer
-        messages than that are pending, ready or waiting for a retry. Each call waits for its `durability`.
+        The items are read as they are sent, never all at once.
+
+        Args:
+            items: bodies and `Outgoing`, mixed as you like.
+            chunk: at most this many messages go in one call to Redis.
+            max_backlog: each call waits until fewer messages than this are pending, ready or waiting for a retry.
+            durability: who must have the messages of a call before the next is made, None for the queue's.
 
         Raises:
             ConfigurationError, BodyError: an item is not allowed; those of earlier calls are published.
             PublishFailed: Redis is away or refused; `confirmed` says how many were published before.
+
+        Example: `queue.publish_many(Order(number) for number in range(10_000)).published`
         """
         tally, durability = BulkTally(max_backlog), self._durability(durability)
         with ThreadPoolExecutor(1, "reliq-publish") as sending:  # while Redis works on a call, the next one is made
@@ -197,6 +208,20 @@ class Queue(Control, Generic[B]):
 
         Leases are renewed while the block runs. A message that was not answered (`job.nack()`, …) is acked at the
         end, or nacked with the default backoff when the block raises.
+
+        Args:
+            limit: the most messages to take.
+            wait: seconds or timedelta to wait for the first; 0 returns at once.
+            lease: seconds or timedelta after which another worker may have them, when this process dies.
+
+        Raises:
+            ConfigurationError: an argument is not allowed.
+            RedisUnavailableError: Redis is away.
+
+        Example:
+            with orders.receive(limit=10, wait=5) as jobs:
+                for job in jobs:
+                    ship(job.body)
         """
         batch = self._receiver.batch(limit=limit, lease=lease)
         with receiving(

@@ -1,4 +1,4 @@
-"""Every setting: its default, its unit and what is allowed, checked when made."""
+"""Every setting: its default, its unit and what is allowed; each is checked when it is made."""
 
 import math
 from dataclasses import dataclass, field
@@ -15,6 +15,8 @@ DAY_SECONDS = 86_400.0
 LONGEST_SECONDS = 3650 * DAY_SECONDS
 MIB = 1_048_576
 BATCH_LIMIT = 500
+#: One round trip brings no more bytes of bodies than about this: neither Redis nor the process is held up for long.
+READ_BYTES = 8 * MIB
 LINGER_SECONDS, LONGEST_LINGER_SECONDS = 0.05, 60.0
 
 
@@ -38,7 +40,7 @@ def whole(name: str, value: int, *, least: int = 0, most: int) -> int:
 
 
 def _shown(value: object) -> str:
-    """Return a number as it is, unless it is too long to be read, and of anything else the type."""
+    """Return a number as text, unless it is too long to be read, and the type of anything else."""
     if isinstance(value, int) and abs(value) >= 10**20:
         return "a number of more than 20 digits"
     return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
@@ -58,15 +60,17 @@ def milliseconds(duration: Duration) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durability:
     """
-    Who must have a publish before it returns: replicas, or files on disk. Made by `replicas` or `aof`.
+    Who must have a message before its publish returns: replicas, or files on disk. `replicas` and `aof` make one.
 
     The receipt says what was not confirmed in time; the message is published all the same.
+
+    Example: `Queue("orders", durability=Durability.replicas(1))`
 
     Attributes:
         kind: `none`, `replicas` (Redis' WAIT) or `aof` (WAITAOF).
         count: how many replicas must confirm.
         local: whether the server's own append-only file must be on disk.
-        timeout: seconds until what has not confirmed counts as missing.
+        timeout: seconds or timedelta that the publish waits for confirmations (0.001..60).
     """
 
     kind: Literal["none", "replicas", "aof"] = "none"
@@ -79,7 +83,7 @@ class Durability:
     @classmethod
     def replicas(cls, count: int, timeout: Duration = 0.5) -> Self:
         """
-        Have `count` replicas hold the publish in memory, as far as they confirm it within `timeout`.
+        Wait until `count` replicas have the message in memory, at most `timeout` (seconds or timedelta).
 
         Raises:
             ConfigurationError: `count` is not 1 to 100, or `timeout` not 0.001 to 60 seconds.
@@ -89,7 +93,7 @@ class Durability:
     @classmethod
     def aof(cls, *, local: bool = True, replicas: int = 0, timeout: Duration = 2.0) -> Self:
         """
-        Have the publish on disk (fsync): in the server's own append-only file, in those of `replicas`, or both.
+        Wait until the message is on disk (fsync): in the server's own append-only file, in those of `replicas`, or both.
 
         It needs Redis 7.2. With `appendfsync everysec` a confirmation takes up to a second and more.
 
@@ -107,7 +111,7 @@ class Durability:
 
     @classmethod
     def checked(cls, given: Any) -> "Durability":
-        """Return what is one; raise ConfigurationError for anything else."""
+        """Return `given` when it is a Durability; raise ConfigurationError for anything else."""
         if not isinstance(given, Durability):
             raise ConfigurationError(
                 f"durability must be Durability.replicas(1), Durability.aof() or Durability.NONE, not {_shown(given)}"
@@ -121,17 +125,17 @@ Durability.NONE = Durability()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
     """
-    The settings of a queue's messages; a publish may give its own.
+    The settings of a queue, keyword arguments of `Queue`; durations are seconds or timedelta.
 
     Attributes:
         retries: deliveries after the first (0..1000).
-        ttl: seconds after the due time in which a delivery may start.
-        max_body: bytes of an encoded body (1..16 MiB).
-        dedup: seconds for which a chosen id stays taken after its end.
+        ttl: for how long after the due time a delivery may start.
+        max_body: the most bytes of an encoded body (1..16 MiB).
+        dedup: for how long a chosen id stays taken after its end.
         letters_max: how many dead letters are kept; 0 deletes a message at its end, as the Go original does.
-        letters_ttl: seconds for which a dead letter is kept.
-        history: how many of the last acked messages are remembered; of other ends always the last 1,000 are.
-        durability: who must have a publish before it returns.
+        letters_ttl: for how long a dead letter is kept.
+        history: how many of the last acked messages are remembered; of other ends, the last 1,000 always are.
+        durability: who must have a message before its publish returns.
     """
 
     retries: int = 12
@@ -168,18 +172,21 @@ class SettingsOptions(TypedDict, total=False):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSettings:
     """
-    How a handler's messages are worked.
+    The settings of a handler, keyword arguments of `Consumer.handler`; durations are seconds or timedelta.
 
     Attributes:
-        lease: seconds until a silent worker's message goes to another (0.05..86400); renewed while it runs.
-        timeout: seconds a handler may take, or None for no limit.
-        concurrency: most of this queue's messages that run at once in a process, None for no limit of its own.
+        lease: after this time a silent worker's message goes to another (0.05 s to a day); renewed while it runs.
+        timeout: how long a handler may take; None for no limit.
+        concurrency: at most this many calls run at once in a process; None for no limit but the worker's.
         weight: this queue's share of free slots, relative to the others'.
         backoff: tenacity's wait strategy between a failure and the next delivery.
-        retry_on: exceptions that nack; others reject. `reject_on` wins.
-        undecodable: `retry` a body that does not decode with backoff, or `reject` it at once.
-        batch: most messages in one call of a handler that takes a list (1..500), None for one that takes a body.
-        linger: seconds that a batch waits at most to be full (0..60), None for 0.05; only with `batch`.
+        retry_on: exceptions after which the message is delivered again; after others it is rejected.
+        reject_on: exceptions after which the message is rejected, also those of `retry_on`.
+        undecodable: `retry` a body that does not decode, with backoff, or `reject` it at once.
+        batch: the most messages in one call of a handler that takes a list (1..500); None for one that takes a body.
+        linger: how long a batch waits at most to be full (0..60 s); None for 0.05; only with `batch`.
+
+    Example: `@consumer.handler(orders, lease=60, timeout=timedelta(minutes=5), concurrency=4)`
     """
 
     lease: Duration = 30.0
@@ -229,15 +236,17 @@ class HandlerSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
     """
-    One worker process.
+    The settings of one worker process, for `Consumer.run` and `Consumer.start`.
 
     Attributes:
-        concurrency: how many handlers run at once.
-        grace: seconds that running handlers have after a stop.
+        concurrency: how many calls of handlers run at once.
+        grace: how long running handlers have after a stop (seconds or timedelta).
         max_jobs: handlers started before the process is replaced, None for no limit.
-        burst: stop when the queues are empty but for what is due later; `delayed` waits for that, too.
+        burst: stop when the queues are empty, but for messages that are due later; `delayed` waits for those too.
         allow_eviction: start although Redis may evict messages at `maxmemory`.
-        log_error_text: log what exceptions say too; that may hold a piece of a body.
+        log_error_text: log the texts of exceptions too, which may hold pieces of bodies.
+
+    Example: `consumer.run(WorkerSettings(concurrency=32, grace=60))`
     """
 
     concurrency: int = 16

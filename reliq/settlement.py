@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from reliq import transitions
+from reliq.answers import Ack, Nack, Reject, Snooze
 from reliq.error_text import described, placed
 from reliq.errors import ConfigurationError, Stopped, UndecodableError
 from reliq.ids import chosen_window_ms
-from reliq.message import Ack, Nack, Reject, Snooze
 from reliq.retry import seconds_after
 from reliq.settings import BATCH_LIMIT, milliseconds, seconds
 from reliq.text import class_name, clean_text

@@ -14,7 +14,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from reliq import extras
-from reliq.message import Outgoing, Snooze
+from reliq.answers import Snooze
+from reliq.message import Outgoing
 from reliq.queue import Queue
 
 try:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from reliq.queue import Queue
 
 #: The first step reads one letter, for it may be of any size; each later step reads at most twice as many as the one
-#: before, and as many as STEP_BYTES are expected to hold.
-FIRST_STEP, STEP_BYTES = 1, MIB
+#: before, and as many as LETTERS_STEP_BYTES are expected to hold.
+FIRST_STEP, LETTERS_STEP_BYTES = 1, MIB
 #: A message that came from another queue stays known for this many seconds after its end: within them a redrive or move
 #: that was cut off can be made again without publishing twice.
 COPY_WINDOW_SECONDS = 7 * DAY_SECONDS
@@ -43,14 +43,14 @@ _DEATH = re.compile(r"\.\d{13,}-\d+$")
 @dataclass(frozen=True, slots=True)
 class RedriveResult:
     """
-    What became of dead letters that were to be published again.
+    How many dead letters a redrive found, and how each ended.
 
     Attributes:
-        found: letters that were meant.
+        found: letters that the ids or the filter chose.
         redriven: published again.
-        alive: left as they are, for a message of their id is alive in the queue.
-        kept: left as they are, for another queue cannot have them: their headers or size are such as nobody may publish.
-        gone: somebody else redrove or deleted them meanwhile.
+        alive: left as they are, because a message of their id is alive in the queue.
+        kept: left as they are, because the target queue refuses their headers or their size, as it would in a publish.
+        gone: redriven or deleted by somebody else meanwhile.
     """
 
     found: int = 0
@@ -130,7 +130,7 @@ def walk_letters(queue: QueueSession, where: Filter) -> Iterator[tuple[int, list
         yield len(letters), [letter for letter in letters if test(letter)]
         start = f"({letters[-1].letter}"
         weight = max(1, sum(len(letter.payload) for letter in letters) // len(letters))
-        count = max(1, min(BATCH_LIMIT, count * 2, STEP_BYTES // weight))
+        count = max(1, min(BATCH_LIMIT, count * 2, LETTERS_STEP_BYTES // weight))
 
 
 def redrive(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STEP_KEYS = 1000
 #: A queue is known by keys with these ends, of these types: every queue that holds a message has its retries left,
 #: whoever wrote it; a drained queue may have its dead letters alone.
-ENDS = {":retry:cnt": "hash", ":dead": "stream"}
+KEY_ENDINGS = {":retry:cnt": "hash", ":dead": "stream"}
 #: The pattern matches both ends, and little else.
 _PATTERN = "*:[dr]e[at][dr]*"
 
@@ -67,9 +67,9 @@ def scanned(session: Session) -> list[Keys]:
 
 def _bases(session: Session, keys: list[str]) -> set[str]:
     """Return the beginnings of those of `keys` by whose ends a queue is known."""
-    ending = [(key, end) for key in keys for end in ENDS if key.endswith(end)]
+    ending = [(key, end) for key in keys for end in KEY_ENDINGS if key.endswith(end)]
     types = session.try_all([server.type_of_key(key) for key, _ in ending])
-    return {key.removesuffix(end) for (key, end), kind in zip(ending, types, strict=True) if kind == ENDS[end]}
+    return {key.removesuffix(end) for (key, end), kind in zip(ending, types, strict=True) if kind == KEY_ENDINGS[end]}
 
 
 def _queue(session: Session, base: str) -> Keys | None:

@@ -26,7 +26,7 @@ EndKind = Literal["dead", "expired", "cancelled", "purged", "acked"]
 END_KINDS: tuple[EndKind, ...] = ("dead", "expired", "cancelled", "purged", "acked")
 
 #: One list has at most this many ends.
-LIST_LIMIT = 100_000
+ENDS_LIMIT = 100_000
 #: Entries in one read of a stream.
 PAGE = 1000
 #: The first read of a search is one letter, for it may be of any size; each later read has at most twice as many as the
@@ -64,7 +64,7 @@ class End:
 
 def check_ends(kind: str | None, limit: int) -> None:
     """Raise ConfigurationError when there is no such kind of end, or the limit is not 1 to 100,000."""
-    whole("limit", limit, least=1, most=LIST_LIMIT)
+    whole("limit", limit, least=1, most=ENDS_LIMIT)
     if kind is not None and kind not in END_KINDS:
         raise ConfigurationError(f"kind must be one of {', '.join(END_KINDS)}, not {str(kind)[:40]!r}")
 

@@ -165,15 +165,12 @@ def _entry(
     if moving is not None:
         when = (moving - MOVING_MS) / 1000
     retries_left = whole_number(left or b"")
-    attempt = None
-    if one.header.retries is not None and retries_left is not None:
-        attempt = max(0, one.header.retries - retries_left) + (state == "unack")
     return Entry(
         id=one.id,
         state=state,
         mark=_mark(state, word, moving),
         when=when,
-        attempt=attempt,
+        attempt=_attempt(state, one.header.retries, retries_left),
         retries_left=retries_left,
         reason=note.reason,
         raised=note.raised,
@@ -182,6 +179,13 @@ def _entry(
         size=None if one.is_gone else size - one.overhead,
         body=one.body,
     )
+
+
+def _attempt(state: Place, retries: int | None, left: int | None) -> int | None:
+    """Return how many deliveries there were, the one that is under way included; None when that is unknown."""
+    if retries is None or left is None:
+        return None
+    return max(0, retries - left) + (state == "unack")
 
 
 def _mark(state: Place, word: StateWord, moving: int | None) -> EntryMark:

@@ -59,14 +59,14 @@ STEP_BYTES = 8 * MIB
 @dataclass(frozen=True, slots=True)
 class MoveResult:
     """
-    What became of messages that were to go to another queue.
+    How many messages a move found, and how each ended.
 
     Attributes:
-        found: messages that were meant, with those that an earlier move had left half way.
+        found: messages that the ids or the filter chose, and those that an earlier move left half way.
         moved: they are there now.
-        kept: not moved, for the other queue has a message of their id or had one a short while ago, also since an
-            earlier move, or cannot have it: its id, headers, due time, retries or size are such as nobody may publish.
-        running: not moved, for a worker has them.
+        kept: not moved, because the other queue has a message of their id, or had one a short while ago (an earlier
+            move may have brought it), or refuses their id, headers, due time, retries or size, as in a publish.
+        running: not moved, because a worker has them.
         gone: ended meanwhile.
     """
 

@@ -39,7 +39,7 @@ CALL_BYTES = 4 * MIB
 @dataclass(frozen=True, slots=True)
 class FilePublished:
     """
-    What became of the lines of a file.
+    How many lines a file has, and how each ended.
 
     Attributes:
         lines: that have a body; blank ones have none.

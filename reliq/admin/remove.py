@@ -40,10 +40,10 @@ PURGEABLE: tuple[Place, ...] = ("pending", "ready", "unack", "retry", "garbage")
 @dataclass(frozen=True, slots=True)
 class RemoveResult:
     """
-    What became of messages that were to be deleted or cancelled.
+    How many messages a purge or a cancel found, and how each ended.
 
     Attributes:
-        found: messages that were meant.
+        found: messages that the ids or the filter chose.
         purged: deleted at once.
         cancelled: deleted too; one in the middle of a list leaves it when a worker meets it.
         running: a worker has them: they are not retried, and their handlers are told.

@@ -37,7 +37,7 @@ class Trend:
 @dataclass(frozen=True, slots=True)
 class Failure:
     """
-    What goes wrong in a queue.
+    One kind of failure in a queue.
 
     Attributes:
         ended: how a message ended, or None for an error of messages that are alive.

@@ -1,4 +1,4 @@
-"""What `reliq bench` measures: this reliq on that Redis, beside what the bare scripts do there."""
+"""`reliq bench`: measures this reliq on a Redis, beside the bare scripts on the same one."""
 
 from reliq.bench.bench import PARTS, Bench
 from reliq.bench.report import Figure, Report

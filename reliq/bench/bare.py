@@ -1,4 +1,4 @@
-"""What this Redis can do: the same scripts, a SET and a list, driven by one client with nothing around them."""
+"""The limits of a Redis: the same scripts, a SET and a list, driven by one client with nothing around them."""
 
 import json
 import time
@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from reliq import commands
-from reliq.bench.stage import ANSWER_SECONDS, BODY, PART_SECONDS, Stage
+from reliq.bench.stage import BODY, CLIENT_TIMEOUT_SECONDS, PART_SECONDS, Stage
 from reliq.errors import ReliqError
 from reliq.ids import new_id, token
 from reliq.queue import Queue
@@ -17,9 +17,9 @@ from reliq.transitions import CallNumber
 from reliq.transport.pool import plain_client
 from reliq.wireformat import envelope_rest
 
-BATCH = 100
+CALL_SIZE = 100
 LEASE_MS = 30_000
-#: Between two looks for what is due, at the least.
+#: The shortest sleep, in seconds, between two looks for what is due.
 LEAST_SLEEP_SECONDS = 0.0002
 
 
@@ -37,7 +37,7 @@ def in_turns(stage: Stage, ours: Callable[[], float], limit: Callable[[Stage], f
 def sets(stage: Stage) -> float:
     """Return how many SETs of 100 bytes a second redis-py makes, one by one."""
     key, body = list_of(stage.queue), b"x" * 100
-    with plain_client(stage.url, ANSWER_SECONDS) as client:
+    with plain_client(stage.url, CLIENT_TIMEOUT_SECONDS) as client:
         client.ping()
         began = time.perf_counter()
         for _ in range(stage.scale.singles):
@@ -57,13 +57,13 @@ def publishes(stage: Stage) -> float:
 def drains(stage: Stage) -> float:
     """Return how many messages a second the scripts claim and ack, the bodies read between, 100 a call."""
     _fill(stage)
-    lane, calls = token(), stage.scale.many // BATCH
+    lane, calls = token(), stage.scale.many // CALL_SIZE
     began = time.perf_counter()
     for number in range(1, calls + 1):
-        taken = stage.queue.moves.claim(CallNumber(lane, number), limit=BATCH, lease_ms=LEASE_MS).claimed
+        taken = stage.queue.moves.claim(CallNumber(lane, number), limit=CALL_SIZE, lease_ms=LEASE_MS).claimed
         stage.ask(commands.bodies(stage.queue.keys, [one.id for one in taken]))
         stage.queue.moves.ack([(one, None) for one in taken])
-    return calls * BATCH / (time.perf_counter() - began)
+    return calls * CALL_SIZE / (time.perf_counter() - began)
 
 
 def begin_when_due(stage: Stage, dues: Sequence[float], note: Callable[[float], None]) -> None:
@@ -73,16 +73,16 @@ def begin_when_due(stage: Stage, dues: Sequence[float], note: Callable[[float], 
     The messages were published; their due times are unix seconds of this machine, in order.
 
     Raises:
-        ReliqError: some are gone: they did not come long after the last was due.
+        ReliqError: some have not come PART_SECONDS after the last was due.
     """
     lane, done, number = token(), 0, 0
     while done < len(dues):
         if time.time() > dues[-1] + PART_SECONDS:
             raise ReliqError(f"only {done} of {len(dues)} messages came due; does something else take them?")
         time.sleep(max(LEAST_SLEEP_SECONDS, dues[done] - time.time()))
-        stage.queue.moves.promote(limit=BATCH)
+        stage.queue.moves.promote(limit=CALL_SIZE)
         number += 1
-        taken = stage.queue.moves.claim(CallNumber(lane, number), limit=BATCH, lease_ms=LEASE_MS).claimed
+        taken = stage.queue.moves.claim(CallNumber(lane, number), limit=CALL_SIZE, lease_ms=LEASE_MS).claimed
         if taken:
             stage.ask(commands.bodies(stage.queue.keys, [one.id for one in taken]))
         for due in dues[done : done + len(taken)]:
@@ -98,15 +98,15 @@ def list_of(queue: Queue[Any]) -> str:
 
 @contextmanager
 def handing_over(stage: Stage) -> Iterator[Callable[[], object]]:
-    """Yield what pushes a body with the time in it to the list that `take_over` waits at."""
-    with plain_client(stage.url, ANSWER_SECONDS) as client:
+    """Yield a function that pushes a body with the time in it to the list that `take_over` waits at."""
+    with plain_client(stage.url, CLIENT_TIMEOUT_SECONDS) as client:
         key = list_of(stage.queue)
         yield lambda: client.lpush(key, json.dumps({**BODY, "sent": time.time()}))
 
 
 def take_over(url: str, key: str, note: Callable[[float], None]) -> None:
     """Wait for bodies in the list at `key`, for ever; call `note` with the time when each was sent."""
-    with plain_client(url, ANSWER_SECONDS) as client:
+    with plain_client(url, CLIENT_TIMEOUT_SECONDS) as client:
         while True:
             if taken := client.blpop([key], timeout=1):
                 note(float(json.loads(taken[1])["sent"]))
@@ -116,11 +116,11 @@ def _fill(stage: Stage) -> float:
     """Publish by the script, with the terms of a queue's defaults; return messages a second."""
     terms = QueueSettings()
     value = envelope_rest(terms.retries) + stage.queue.codec.encode(BODY)
-    lane, calls = token(), stage.scale.many // BATCH
-    batches = [[(new_id(), value) for _ in range(BATCH)] for _ in range(calls)]
+    lane, calls = token(), stage.scale.many // CALL_SIZE
+    batches = [[(new_id(), value) for _ in range(CALL_SIZE)] for _ in range(calls)]
     began = time.perf_counter()
     for number, batch in enumerate(batches, 1):
         stage.queue.moves.publish(
             batch, CallNumber(lane, number), ttl_ms=milliseconds(terms.ttl), retries=terms.retries
         )
-    return calls * BATCH / (time.perf_counter() - began)
+    return calls * CALL_SIZE / (time.perf_counter() - began)

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     Step = tuple[str, Callable[[], list[Figure]]]
-    #: Is told what begins, how many steps are done, and how many there are.
+    #: Called with the name of the step that begins, how many are done, and how many there are.
     Progress = Callable[[str, int, int], None]
 
 PARTS = ("drain", "publish", "lateness", "pickup", "idle", "memory")
-RATES = (100, 1000)
+LATENESS_RATES = (100, 1000)
 _MIB = 1_048_576
 
 
@@ -36,7 +36,7 @@ class Bench:
     Args:
         url: None for RELIQ_URL.
         only: some of PARTS; none means all.
-        scale: how much is sent through: FULL takes three minutes, QUICK half of one with rougher figures.
+        scale: how many messages are worked: FULL takes three minutes, QUICK half a minute and has rougher figures.
 
     Raises:
         ConfigurationError: there is no such part, or no Redis is named.
@@ -51,7 +51,7 @@ class Bench:
 
     @property
     def bytes_needed(self) -> int:
-        """About how much memory the benchmark takes in Redis while it runs."""
+        """About how many bytes the benchmark takes in Redis while it runs."""
         return self._scale.bytes_needed
 
     def in_use(self) -> str:
@@ -101,7 +101,7 @@ class Bench:
                 ("publish: many", partial(publish.many, stage)),
                 ("publish: concurrently", partial(publish.concurrently, stage)),
             ],
-            "lateness": [(f"lateness: {rate}/s", partial(delays.lateness, stage, rate)) for rate in RATES],
+            "lateness": [(f"lateness: {rate}/s", partial(delays.lateness, stage, rate)) for rate in LATENESS_RATES],
             "pickup": [("pickup", partial(delays.pickup, stage))],
             "idle": [("idle", partial(resting.idle, stage))],
             "memory": [("memory", partial(resting.memory, stage))],

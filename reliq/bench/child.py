@@ -20,7 +20,7 @@ from reliq.queue import Queue
 from reliq.settings import WorkerSettings
 from reliq.transport.connection import Connection
 
-STOP_SECONDS = 1.0
+WORKER_STOP_SECONDS = 1.0
 
 
 class CountedPool:
@@ -90,10 +90,10 @@ def _wait(url: str, queue: Queue[dict[str, Any]], diary: Diary) -> None:
 def _work(url: str, queue: Queue[dict[str, Any]], kind: str, diary: Diary) -> None:
     consumer = CountedConsumer(url)
     register(consumer, queue, kind, diary)
-    # It was made sure that there is room: nothing will be evicted for a benchmark.
+    # The parent has seen that there is room, so nothing is evicted for a benchmark.
     consumer.start(WorkerSettings(allow_eviction=True))
     _answer_looks(diary, lambda: consumer.counted.round_trips)
-    consumer.stop(STOP_SECONDS)
+    consumer.stop(WORKER_STOP_SECONDS)
 
 
 def _answer_looks(diary: Diary, round_trips: Callable[[], int]) -> None:

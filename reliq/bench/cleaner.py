@@ -1,8 +1,8 @@
 """
 Has every key of a benchmark removed, however the benchmark ends.
 
-A process of its own waits for it: its standard input is held open by the benchmark and by all its workers, so its end
-means that all of them are gone, were they killed or not.
+A process of its own does that. The benchmark and all its workers hold its standard input open; when that ends, all of
+them have ended, by themselves or killed.
 """
 
 import json
@@ -18,7 +18,7 @@ WAIT_SECONDS = 120.0
 
 
 class Cleaner:
-    """The process, seen from the benchmark: it begins on entering, and on leaving the keys are gone."""
+    """The process that removes the keys: it begins when the block is entered, and has removed them when it is left."""
 
     def __init__(self, url: str, queue: str) -> None:
         self._plan = json.dumps({"url": url, "queue": queue}) + "\n"

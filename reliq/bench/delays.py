@@ -7,12 +7,12 @@ from typing import Any
 
 from reliq.bench import bare
 from reliq.bench.report import Figure, percentile
-from reliq.bench.stage import ANSWER_SECONDS, BODY, Stage
+from reliq.bench.stage import BODY, CLIENT_TIMEOUT_SECONDS, Stage
 from reliq.bench.workers import Workers
 from reliq.errors import ReliqError
 from reliq.message import Outgoing
 
-#: Messages a second that a client surely publishes one by one: the first is due when the last is published.
+#: Any client publishes at least this many messages a second, so the first is due after the last is published.
 SLOWEST_PUBLISH = 1500
 PICKUP_PAUSE_SECONDS = 0.03
 #: Publishes before the clock counts.
@@ -21,7 +21,7 @@ MS = 1000
 
 
 def lateness(stage: Stage, rate: int) -> list[Figure]:
-    """Have messages come due at `rate` a second, one idle worker waiting; never early is shown by the least."""
+    """Let messages come due at `rate` a second while an idle worker waits; the least figure shows that none is early."""
     count = round(rate * stage.scale.late_seconds)
     offset = stage.clock_offset()
     with stage.workers("timed") as workers:
@@ -56,7 +56,7 @@ def _due(dues: Sequence[float], offset: float) -> Iterator[Outgoing[dict[str, An
 
 
 def _picked_up(stage: Stage, workers: Workers, send: Callable[[], object]) -> list[float]:
-    """Send to idle workers, one message at a time; return after how many ms each was there."""
+    """Send to idle workers, one message at a time; return how many ms each took to arrive."""
     for count in (WARM_UP, stage.scale.pickups):
         for _ in range(count):
             time.sleep(PICKUP_PAUSE_SECONDS)
@@ -66,11 +66,11 @@ def _picked_up(stage: Stage, workers: Workers, send: Callable[[], object]) -> li
 
 
 def _rows(stage: Stage, workers: Workers, count: int) -> list[tuple[float, float, float]]:
-    """Return what was noted once everything is done: `count` rows."""
+    """Wait until everything is done; return the `count` rows that the handlers noted: began, due, sent (unix seconds)."""
     for _ in stage.until_empty(workers):
         pass
     rows: list[tuple[float, float, float]] = []
-    until = time.monotonic() + ANSWER_SECONDS
+    until = time.monotonic() + CLIENT_TIMEOUT_SECONDS
     while len(rows) < count:
         workers.check()
         if time.monotonic() > until:

@@ -9,19 +9,19 @@ from reliq.bench.stage import Stage
 
 #: Kinds of handler and numbers of processes.
 COURSES = (*((kind, 1) for kind in KINDS), ("plain", 2))
-#: What is worked before the clock starts: by then every process is at work.
+#: This share of the messages is worked before the clock starts: by then every process is at work.
 HEAD_SHARE = 0.1
 
 
 def drain(stage: Stage, kind: str, processes: int) -> list[Figure]:
-    """Work a full queue with default settings."""
+    """Work a full queue with default settings; return its rate beside that of the bare scripts."""
     name = f"{kind} handler, {processes} process" + ("es" if processes > 1 else "")
     rate, limit = bare.in_turns(stage, lambda: drain_rate(stage, kind, processes), bare.drains)
     return [Figure(part="drain", name=name, value=rate, unit="messages/s", bare=limit)]
 
 
 def drain_rate(stage: Stage, kind: str, processes: int) -> float:
-    """Return messages a second, from when a tenth is done, or just before, until all are acked."""
+    """Return messages a second, from the last look before a tenth is done until all are acked."""
     stage.queue.pause(reason="benchmark")
     stage.fill(stage.scale.drained)
     with stage.workers(kind, processes) as workers:

@@ -16,12 +16,12 @@ def one_by_one(stage: Stage) -> list[Figure]:
 
 
 def many(stage: Stage) -> list[Figure]:
-    """Publish an iterator."""
+    """Publish many at once, from an iterator."""
     return [_figure("publish_many", bare.in_turns(stage, lambda: _many(stage), bare.publishes))]
 
 
 def concurrently(stage: Stage) -> list[Figure]:
-    """Publish one by one in each of many coroutines."""
+    """Publish one by one in each of PUBLISHERS coroutines."""
     rates = bare.in_turns(stage, lambda: asyncio.run(_concurrently(stage)), bare.publishes)
     return [_figure(f"{PUBLISHERS} coroutines", rates)]
 

@@ -1,7 +1,7 @@
 """
 The process that removes a benchmark's keys: `python -m reliq.bench.removal`.
 
-The end of its standard input means that everyone who could write another key is gone.
+When its standard input ends, everyone who could write another key has ended.
 """
 
 import json
@@ -42,7 +42,7 @@ def _dismiss(client: Client, keys: Keys) -> None:
 
 
 def main() -> int:
-    """Wait until everyone is gone, then remove the keys of the queue that the first line names."""
+    """Wait until the input ends, then remove the keys of the queue that its first line names; return the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     plan = json.loads(sys.stdin.readline())

@@ -1,4 +1,4 @@
-"""What a benchmark found, as values."""
+"""The figures of a benchmark, as values."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What reliq costs when nothing happens: round trips of an idle worker, and memory of messages that wait."""
+"""The cost of reliq at rest: round trips of an idle worker, and memory of messages that wait."""
 
 import time
 from datetime import timedelta

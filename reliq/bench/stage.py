@@ -17,9 +17,9 @@ from reliq.transport.connection import Connection
 
 #: A body of 100 bytes once it is JSON.
 BODY: dict[str, Any] = {"sent": 0, "text": "x" * 80}
-ANSWER_SECONDS = 5.0
+CLIENT_TIMEOUT_SECONDS = 5.0
 AWAY_SECONDS = 5.0
-LOOK_SECONDS = 0.02
+CHECK_DRAIN_SECONDS = 0.02
 #: No part takes longer; one that does has failed.
 PART_SECONDS = 180.0
 #: A delayed message with its body, and room for lists and hashes that grow by doubling.
@@ -63,7 +63,7 @@ class Stage:
         self.url, self.scale = url, scale
         self.queue: Queue[dict[str, Any]] = Queue(name, url=url)
         self._lifeline = lifeline
-        self.client = Client(Connection.to(url).wire(ANSWER_SECONDS))
+        self.client = Client(Connection.to(url).wire(CLIENT_TIMEOUT_SECONDS))
 
     def workers(self, kind: str, processes: int = 1) -> Workers:
         """Return processes that run the handler called `kind`."""
@@ -90,7 +90,7 @@ class Stage:
             if alive == 0:
                 return
             workers.check()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(CHECK_DRAIN_SECONDS)
         raise ReliqError(f"messages were left after {PART_SECONDS:g} s; is this Redis very slow, or the queue paused?")
 
     def facts(self, section: str) -> dict[str, str]:

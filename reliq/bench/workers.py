@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from reliq.errors import ReliqError
 
-START_SECONDS = 60.0
-ANSWER_SECONDS = 60.0
+WORKER_START_SECONDS = 60.0
+WORKER_ANSWER_SECONDS = 60.0
 END_SECONDS = 10.0
 
 
@@ -36,7 +36,7 @@ class Workers:
             for _ in range(self._number):
                 self._processes.append(self._started())
             for process in self._processes:
-                self._answer(process, START_SECONDS)
+                self._answer(process, WORKER_START_SECONDS)
         except BaseException:
             self._end(peaceful=False)
             raise
@@ -51,7 +51,7 @@ class Workers:
         """Return what each process has noted since the last look: `rows`, and `round_trips` since its start."""
         for process in self._processes:
             self._send(process, "\n")
-        return [self._answer(process, ANSWER_SECONDS) for process in self._processes]
+        return [self._answer(process, WORKER_ANSWER_SECONDS) for process in self._processes]
 
     def check(self) -> None:
         """Raise ReliqError when a process has ended."""

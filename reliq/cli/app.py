@@ -21,7 +21,7 @@ from reliq.cli.forget import forget
 from reliq.cli.health import health
 from reliq.cli.list import list_messages
 from reliq.cli.move import move
-from reliq.cli.output import EXIT_USAGE, complain, say
+from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, say
 from reliq.cli.pause import pause, resume
 from reliq.cli.publish import publish
 from reliq.cli.purge import purge
@@ -36,7 +36,7 @@ from reliq.errors import BodyError, ConfigurationError, RedisUnavailableError, R
 
 #: Exit codes of commands: 0 done, 1 failed, 2 wrong usage, 3 nothing was published, 78 the set-up cannot work, 130
 #: interrupted.
-EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+EXIT_FAILED = 1
 
 #: Typer raises this for an unknown option or a missing argument, and gives it no public name.
 UsageError: Any = typer.BadParameter.__base__

@@ -21,11 +21,9 @@ from reliq.cli.options import (
     filter_of,
     state_option,
 )
-from reliq.cli.output import confirm, print_found, print_json, say
+from reliq.cli.output import EXIT_UNKNOWN_ID, confirm, print_found, print_json, say
 from reliq.cli.progress import progress_bar
 from reliq.errors import ConfigurationError
-
-EXIT_UNKNOWN_ID = 2
 
 Tombstone = Annotated[
     float | None,

@@ -10,7 +10,7 @@ import typer
 
 from reliq.admin import Admin, LetterFilter, RedriveOptions, RedriveResult
 from reliq.cli.ends import clock
-from reliq.cli.list import TABLE_BODY, TABLE_ERROR, when_text
+from reliq.cli.list import JSON_BODY, TABLE_BODY, TABLE_ERROR, when_text
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
     All,
@@ -31,7 +31,7 @@ from reliq.cli.options import (
     duration,
     letter_filter_of,
 )
-from reliq.cli.output import complain, confirm, print_facts, print_found, print_json, say
+from reliq.cli.output import EXIT_UNKNOWN_ID, complain, confirm, print_facts, print_found, print_json, say
 from reliq.cli.progress import progress_bar
 from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
@@ -41,13 +41,11 @@ from reliq.settings import whole
 
 dead = typer.Typer(help="The dead letters of a queue: list, show, redrive, purge.", no_args_is_help=True)
 
-EXIT_UNKNOWN_ID = 2
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?:/([smh]))?")
 _PERIODS = {"s": 1, "m": 60, "h": 3600}
 
-COLUMNS = ("id", "died", "reason", "error", "attempts", "size", "body")
-JSON_BODY = 1000
-LIST_LIMIT = 10_000
+LETTER_COLUMNS = ("id", "died", "reason", "error", "attempts", "size", "body")
+LETTERS_LIMIT = 10_000
 
 
 @dead.command("list")
@@ -73,12 +71,12 @@ def list_letters(
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong filter.
     """
     where = letter_filter_of(ids, reason, error, older_than, newer_than, header, match)
-    most = whole("--limit", limit, least=1, most=LIST_LIMIT)
+    most = whole("--limit", limit, least=1, most=LETTERS_LIMIT)
     found = list(islice(admin(url, layout).letters(queue, where), most))
     if json:
         print_json([as_json(one, start_of(one.payload, JSON_BODY)) for one in found])
     else:
-        print_table(COLUMNS, [_row(one) for one in found], long=("error", "body"))
+        print_table(LETTER_COLUMNS, [_row(one) for one in found], long=("error", "body"))
 
 
 @dead.command()

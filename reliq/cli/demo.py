@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from reliq.admin.places import PLACES
 from reliq.cli.demo_jobs import ERRANDS, Errand, Mood
 from reliq.cli.output import console as terminal
 from reliq.embedded import EmbeddedRedis
@@ -26,7 +27,6 @@ from reliq.settings import whole
 from reliq.transport.connection import URL_VARIABLE
 from reliq.transport.url import check_url
 
-STATES = ("pending", "ready", "unack", "retry", "garbage", "dead")
 ENDS = ("acked", "dead", "expired", "cancelled", "purged")
 #: The share of the jobs by mood; the rest are good.
 SHARES: dict[Mood, float] = {"slow": 0.1, "flaky": 0.1, "poison": 0.01}
@@ -136,7 +136,7 @@ def _ended(counts: Counts) -> int:
 def _picture(counts: Counts, killed: int | None) -> Group:
     whole_count = max(1, counts.totals.get("published", 1))
     table = Table.grid(padding=(0, 1))
-    for state in STATES:
+    for state in PLACES:
         number = getattr(counts, state)
         table.add_row(state, str(number), Text("█" * round(BAR_WIDTH * number / whole_count), style="cyan"))
     table.add_row("ended", str(_ended(counts)), Text("█" * round(BAR_WIDTH * _ended(counts) / whole_count), "green"))

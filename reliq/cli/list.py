@@ -26,7 +26,7 @@ from reliq.readable import spoken, start_of
 #: Characters of a body in a table and in JSON; `reliq show` has all of it.
 TABLE_BODY, JSON_BODY = 60, 1000
 TABLE_ERROR = 60
-COLUMNS = ("id", "", "when", "attempt", "left", "size", "body", "error")
+MESSAGE_COLUMNS = ("id", "", "when", "attempt", "left", "size", "body", "error")
 
 
 def list_messages(
@@ -57,7 +57,7 @@ def list_messages(
     if json:
         print_json([as_json(one) for one in found])
     else:
-        print_table(COLUMNS, [_row(one) for one in found], long=("body", "error"))
+        print_table(MESSAGE_COLUMNS, [_row(one) for one in found], long=("body", "error"))
 
 
 def as_json(entry: Entry) -> dict[str, Any]:

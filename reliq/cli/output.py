@@ -15,8 +15,8 @@ from reliq.errors import ConfigurationError
 from reliq.foreign import printable
 from reliq.readable import spoken
 
-#: Exit code of a command that was used wrongly.
-EXIT_USAGE = 2
+#: Exit codes: a command that was used wrongly, one that named a message that is not there, one that Ctrl-C ended.
+EXIT_USAGE, EXIT_UNKNOWN_ID, EXIT_INTERRUPTED = 2, 2, 130
 
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
 

@@ -7,10 +7,7 @@ from typing import Generic, TypeVar
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from reliq.cli.output import complain, console
-
-#: Exit code of a command that Ctrl-C ended.
-EXIT_INTERRUPTED = 130
+from reliq.cli.output import EXIT_INTERRUPTED, complain, console
 
 T = TypeVar("T")
 

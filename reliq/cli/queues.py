@@ -12,8 +12,8 @@ from reliq.cli.tables import print_table
 from reliq.message import Pause
 from reliq.readable import amount, rate, spoken
 
-COLUMNS = ("queue", "late", "ready", "pending", "leased", "backoff", "retry", "garbage", "dead")
-RATES = ("in/s", "acked/s", "failed/s")
+QUEUE_COLUMNS = ("queue", "late", "ready", "pending", "leased", "backoff", "retry", "garbage", "dead")
+RATE_COLUMNS = ("in/s", "acked/s", "failed/s")
 
 
 def queues(
@@ -41,7 +41,7 @@ def queues(
     else:
         foreign = any(view.layout != "reliq" for view in seen.queues)
         rated = any(view.rates is not None for view in seen.queues)
-        columns = (*COLUMNS, *(RATES if rated else ()), "workers", *(("layout",) if foreign else ()))
+        columns = (*QUEUE_COLUMNS, *(RATE_COLUMNS if rated else ()), "workers", *(("layout",) if foreign else ()))
         print_table(columns, [_row(view, rated=rated, foreign=foreign) for view in seen.queues])
     for view in seen.queues:
         if view.pause is not None:

@@ -25,21 +25,21 @@ WIDE = 150
 #: The workers and the failures have at least this many lines each, with their titles.
 LEAST_LINES = 4
 #: A message that has been due for this many seconds is shown as late, and as very late.
-LATE, VERY_LATE = 10.0, 60.0
+YELLOW_SECONDS, RED_SECONDS = 10.0, 60.0
 SLOT_WIDTH, LATE_WIDTH, INDENT = 38, 7, 2
 #: A picture beside the numbers has at least this many columns.
 LEAST_PICTURE = 24
 SPARKS = "▁▂▃▄▅▆▇█"
-STATES = {"ready": "yellow", "pending": "blue", "leased": "green", "backoff": "magenta", "retry": "red"}
+STATE_STYLES = {"ready": "yellow", "pending": "blue", "leased": "green", "backoff": "magenta", "retry": "red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Screen:
     """
-    What `reliq watch` shows.
+    The screen of `reliq watch`.
 
     Attributes:
-        place: which Redis.
+        place: the Redis, as its URL without the password.
         interval: seconds between two looks.
         trouble: why the moment is not the latest; empty when it is.
     """
@@ -106,13 +106,13 @@ def _sides(left: Text, right: Text, width: int) -> Text:
 def _queues(moment: Moment, width: int, most: int) -> list[Text]:
     """Return a title and the queues that fit; when not all do, the latest and largest."""
     views = list(moment.overview.queues)
-    columns = [*STATES, "dead", "in/s", "acked/s", "failed/s"]
+    columns = [*STATE_STYLES, "dead", "in/s", "acked/s", "failed/s"]
     named = max(map(cell_len, ("queue", *(view.queue for view in views)))) + 1
     beside = LATE_WIDTH + sum(_cell(name, width) for name in columns) + (LEAST_PICTURE if width >= WIDE else 0)
     stacked = named > width - beside  # a name is never cut: it has a line with the picture then
     title = Text(f"{'' if stacked else 'queue':<{INDENT if stacked else named}}{'late':>{LATE_WIDTH}}")
     for name in columns:
-        title.append(f"{name:>{_cell(name, width)}}", STATES.get(name, ""))  # the colours of the bars
+        title.append(f"{name:>{_cell(name, width)}}", STATE_STYLES.get(name, ""))  # the colours of the bars
     title.stylize("bold underline")
     room = max(1, (most - 1) // (1 if width >= WIDE and not stacked else 2))
     if len(views) > room:
@@ -154,10 +154,10 @@ def _backlog(view: QueueView) -> int:
 
 def _numbers(view: QueueView, width: int) -> Text:
     late = "?" if view.late is None else spoken(view.late if view.late >= 1 else 0)
-    style = "bold red" if (view.late or 0) >= VERY_LATE else "yellow" if (view.late or 0) >= LATE else ""
+    style = "bold red" if (view.late or 0) >= RED_SECONDS else "yellow" if (view.late or 0) >= YELLOW_SECONDS else ""
     line = Text(f"{late:>{LATE_WIDTH}}", style)
     for state, number in [*_sizes(view).items(), ("dead", view.dead)]:
-        line.append(f"{_short(number):>{_cell(state, width)}}", "dim" if not number else STATES.get(state, "red"))
+        line.append(f"{_short(number):>{_cell(state, width)}}", "dim" if not number else STATE_STYLES.get(state, "red"))
     if view.rates is not None:
         rates = (view.rates.arrived, view.rates.acked, view.rates.failed)
         for column, per_second in zip(("in/s", "acked/s", "failed/s"), rates, strict=True):
@@ -173,7 +173,7 @@ def _short(number: int) -> str:
 def _sizes(view: QueueView) -> dict[str, int]:
     leased = view.unack - view.backoff
     sizes = (view.ready, view.pending, leased, view.backoff, view.retry)
-    return dict(zip(STATES, sizes, strict=True))
+    return dict(zip(STATE_STYLES, sizes, strict=True))
 
 
 def _picture(view: QueueView, trends: Mapping[str, Trend], width: int) -> Text:
@@ -199,7 +199,7 @@ def _bar(sizes: Mapping[str, int], width: int) -> Text:
     cells = {state: max(1, size * width // whole) for state, size in there.items()}
     largest = max(cells, key=lambda state: there[state])
     cells[largest] = max(1, cells[largest] + width - sum(cells.values()))
-    return Text.assemble(*(("█" * number, STATES[state]) for state, number in cells.items()))
+    return Text.assemble(*(("█" * number, STATE_STYLES[state]) for state, number in cells.items()))
 
 
 def _spark(numbers: Sequence[float], width: int) -> str:

@@ -10,6 +10,7 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
+from reliq.answers import Answer
 from reliq.consumer.loader import found
 from reliq.consumer.main_loop import check_main_thread, work
 from reliq.consumer.signals import StoppedEarly, StopSignals
@@ -18,7 +19,6 @@ from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.events import RedisAway, RedisBack, WorkerReady, WorkerStopping, notify
 from reliq.handlers.handler import check_lifespan
 from reliq.handlers.registration import Registration
-from reliq.message import Answer
 from reliq.retry import RECONNECT, seconds_after
 from reliq.settings import WorkerSettings, seconds
 from reliq.worker.engine import Engine

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from reliq.consumer.consumer import Consumer
     from reliq.events import Event
     from reliq.handlers.handler import Handler
+    from reliq.worker.delivery import HandlerCall
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 BOARD_SECONDS = 0.25
 
 _BEAT, _COUNT = struct.Struct("<d"), struct.Struct("<I")
-_COUNT_AT, _LANES_LENGTH_AT, _LEAVES_AT, _LEAVE_ASKED_AT = 8, 12, 16, 17
+_COUNT_AT, _LANES_LENGTH_AT, _LEAVES_AT, _LEAVE_ASKED_AT, _HUNG_COUNT_AT = 8, 12, 16, 17, 20
 _LANES_AT, _LANES_BYTES = 64, 64 * 1024
 _ROWS_AT = _LANES_AT + _LANES_BYTES
 _ROW = struct.Struct("<ddqHH480s")  # since when (0: nothing), until when, thread, queue, bytes of the id, the id
@@ -44,18 +45,23 @@ _COROUTINES = 0xFFFF
 
 
 def board_bytes(concurrency: int) -> int:
-    """Return the bytes of a board with a row for each slot, and one for the coroutines."""
+    """Return the bytes of a board: a row for each slot, one for the coroutines, and one for each that may hang."""
+    return _hung_at(concurrency) + _ROW.size * concurrency
+
+
+def _hung_at(concurrency: int) -> int:
+    """Return where the rows of the coroutines begin that overran their timeouts and cannot be ended."""
     return _ROWS_AT + _ROW.size * (concurrency + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """
-    One thread of a process, and what it runs.
+    One thread of a process, and what it runs; or a coroutine that overran its timeout and goes on.
 
     Attributes:
-        thread: its number for the system.
-        queue: empty for coroutines, which share their thread.
+        thread: its number for the system, 0 for such a coroutine.
+        queue: empty for the row of the coroutines, which share their thread.
         id: the message; empty for a batch, which may have all that is held of the queue.
         started_at, timeout_at: monotonic seconds; 0.0 for no limit.
     """
@@ -107,13 +113,14 @@ class Board:
     def __init__(self, path: Path, consumer: Consumer, handlers: Sequence[Handler], concurrency: int) -> None:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), board_bytes(concurrency))
-        self._consumer = consumer
+        self._consumer, self._concurrency = consumer, concurrency
         self._facts = {
             one.queue.name: _HandlerFacts(at, one.timeout_seconds, one.is_batch, not one.is_async or concurrency == 1)
             for at, one in enumerate(handlers)
         }
         self._lanes: dict[str, str] = {}
         self._cells: dict[int, _Cell] = {}
+        self._hung: list[HandlerCall] = []
         self._lock = threading.Lock()
 
     def keep_up(self) -> None:
@@ -149,20 +156,24 @@ class Board:
         return cell
 
     def _write(self, cell: _Cell, number: int, queue: str, id: str, now: float, until: float) -> None:
-        raw = b"" if number == _COROUTINES or self._facts[queue].is_batch else id.encode("utf-8", "surrogateescape")
-        raw = raw if len(raw) <= _ID_BYTES else b""
+        raw = b"" if number == _COROUTINES else self._raw_id(queue, id)
         with self._lock:
             cell.number, cell.queue, cell.id, cell.started_at, cell.timeout_at = number, queue, id, now, until
             place = _ROWS_AT + cell.place * _ROW.size
             _ROW.pack_into(self._memory, place, now, until, cell.thread, number, len(raw), raw)
+
+    def _raw_id(self, queue: str, id: str) -> bytes:
+        raw = b"" if self._facts[queue].is_batch else id.encode("utf-8", "surrogateescape")
+        return raw if len(raw) <= _ID_BYTES else b""
 
     def look(self) -> None:
         """Give a sign of life, clear what has ended, write changed timeouts, hear the supervisor's request."""
         if self._memory[_LEAVE_ASKED_AT]:
             self._consumer.leave()
         self._memory[_LEAVES_AT] = self._consumer.is_leaving
-        now = time.monotonic()
-        runs = {(one.queue, one.delivery.id): run for run in self._consumer.running() for one in run.deliveries}
+        now, running = time.monotonic(), self._consumer.running()
+        self._note_hung([run for run in running if run.handler.is_async and run.hangs])
+        runs = {(one.queue, one.delivery.id): run for run in running for one in run.deliveries}
         for cell in list(self._cells.values()):
             started_at = cell.started_at  # read once: its thread may begin something else at any moment
             if cell.number == _COROUTINES or not 0 < started_at < now:
@@ -182,6 +193,19 @@ class Board:
             if cell.started_at == known:
                 cell.started_at, cell.timeout_at = started_at, timeout_at
                 struct.pack_into("<dd", self._memory, _ROWS_AT + cell.place * _ROW.size, started_at, timeout_at)
+
+    def _note_hung(self, hung: list[HandlerCall]) -> None:
+        """Write a row for each coroutine that hangs; one that is alone in its process has its row from its start."""
+        hung = [run for run in hung if not self._facts[run.handler.queue.name].is_alone][: self._concurrency]
+        if hung == self._hung:
+            return
+        self._hung = hung
+        for at, run in enumerate(hung):
+            queue = run.handler.queue.name
+            raw, until = self._raw_id(queue, run.deliveries[0].delivery.id), run.timeout_at or 0.0
+            place = _hung_at(self._concurrency) + at * _ROW.size
+            _ROW.pack_into(self._memory, place, run.started_at, until, 0, self._facts[queue].number, len(raw), raw)
+        _COUNT.pack_into(self._memory, _HUNG_COUNT_AT, len(hung))
 
     def _note_lanes(self) -> None:
         """Write the names under which this process claims: by them the supervisor finds its leases in Redis."""
@@ -209,7 +233,7 @@ class BoardView:
         with path.open("r+b") as file:
             file.truncate(board_bytes(concurrency))  # pages that nobody writes take no room
             self._memory = mmap.mmap(file.fileno(), board_bytes(concurrency))
-        self._queues = queues
+        self._queues, self._concurrency = queues, concurrency
 
     @property
     def beat(self) -> float:
@@ -243,11 +267,12 @@ class BoardView:
     def rows(self) -> list[Row]:
         """Return what the process runs, or has run until a moment ago."""
         (count,) = _COUNT.unpack_from(self._memory, _COUNT_AT)
+        (hung,) = _COUNT.unpack_from(self._memory, _HUNG_COUNT_AT)
+        places = [_ROWS_AT + at * _ROW.size for at in range(count)]
+        places += [_hung_at(self._concurrency) + at * _ROW.size for at in range(hung)]
         found = []
-        for place in range(count):
-            started_at, until, thread, number, length, raw = _ROW.unpack_from(
-                self._memory, _ROWS_AT + place * _ROW.size
-            )
+        for place in places:
+            started_at, until, thread, number, length, raw = _ROW.unpack_from(self._memory, place)
             if started_at:
                 queue = "" if number == _COROUTINES else self._queues[number]
                 found.append(Row(thread, queue, raw[:length].decode("utf-8", "surrogateescape"), started_at, until))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: One round trip carries at most this many calls, and this many bytes of bodies unless one call alone has more.
 TOGETHER_LIMIT, TOGETHER_BYTES = 500, 8 * MIB
 #: After this many seconds the next round trip begins beside one that has no answer: Redis may be away.
-ROUND_SECONDS = 0.1
+OVERLAP_SECONDS = 0.1
 
 
 class Waiting(NamedTuple):
@@ -72,7 +72,7 @@ class Batcher:
             one_round = asyncio.create_task(self._make(self._next()))
             self._rounds.add(one_round)
             one_round.add_done_callback(self._rounds.discard)
-            await asyncio.wait([one_round], timeout=ROUND_SECONDS)
+            await asyncio.wait([one_round], timeout=OVERLAP_SECONDS)
 
     def _next(self) -> list[Waiting]:
         """Take what goes in one round trip."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reliq import commands, settlement, transitions
+from reliq.answers import Ack, Nack, Reject, Snooze
 from reliq.client.lanes import Lanes
 from reliq.errors import RedisUnavailableError
 from reliq.events import Handled
-from reliq.message import BARE, Ack, Delivery, Nack, Reject, Snooze
-from reliq.settings import BATCH_LIMIT, MIB, HandlerSettings, seconds, whole
+from reliq.message import BARE, Delivery
+from reliq.settings import BATCH_LIMIT, READ_BYTES, HandlerSettings, seconds, whole
 from reliq.settlement import EXPIRED, RELEASED, Ending
 from reliq.wireformat import open_envelope
 
@@ -30,8 +31,6 @@ B = TypeVar("B")
 
 #: The longest wait in Redis between two looks, in seconds: shorter than the time-out for a reply.
 LOOK_SECONDS = 0.6
-#: One reply carries at most this many bytes of bodies, as far as they keep to `max_body`.
-READ_BYTES = 8 * MIB
 
 
 @dataclass(slots=True)

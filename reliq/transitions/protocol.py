@@ -9,7 +9,7 @@ from reliq.keys import Keys
 from reliq.settings import BATCH_LIMIT, whole
 
 #: A lease, a tombstone or any other span in ms: a hundred years.
-LONGEST_MS = 100 * 366 * 86_400_000
+LONGEST_SPAN_MS = 100 * 366 * 86_400_000
 
 S = TypeVar("S")
 
@@ -59,9 +59,9 @@ def limit_arg(limit: int, *, least: int = 0) -> int:
 
 def span(name: str, ms: int) -> int:
     """Return a time in ms; raise ConfigurationError for one below 1 or over a hundred years."""
-    if type(ms) is int and 0 < ms <= LONGEST_MS:
+    if type(ms) is int and 0 < ms <= LONGEST_SPAN_MS:
         return ms
-    return whole(name, ms, least=1, most=LONGEST_MS)
+    return whole(name, ms, least=1, most=LONGEST_SPAN_MS)
 
 
 def texts(reply: Iterable[bytes]) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ class ClusterWire:
 
 
 class AsyncClusterWire:
-    """The same for asyncio."""
+    """As `ClusterWire`, for asyncio."""
 
     def __init__(self, nodes: Nodes[AsyncPooledWire]) -> None:
         self._nodes = nodes

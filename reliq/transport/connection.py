@@ -1,7 +1,7 @@
 """
-Which Redis, and the wires to it: one `Connection` for each URL or client in a process.
+`Connection`: the wires to one Redis; a process has one for each URL or client.
 
-The environment is read here and, for its own variables, by the command; nowhere else.
+The environment is read here, and by the CLI for variables of its own; nowhere else.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from reliq.transport.url import check_url, masked
 from reliq.transport.wire import AsyncPooledWire, Gate, PooledWire
 
 URL_VARIABLE = "RELIQ_URL"
-#: A publish tries at a Redis that is away for this many seconds.
+#: A publish tries for this many seconds while Redis is away.
 PUBLISH_SECONDS = 2.0
-#: A publish waits this many seconds for one reply: two tries that hang fit in.
+#: A publish waits this many seconds for one reply: two tries that hang fit into PUBLISH_SECONDS.
 PUBLISH_TIMEOUT_SECONDS = 0.9
-#: A worker waits this many seconds for one reply: it blocks in Redis for a second, the rest is for a slow server.
+#: A worker waits at most this many seconds for one reply: it blocks in Redis for one, the others are for a slow server.
 WORKER_TIMEOUT_SECONDS = 5.0
 
 
@@ -56,11 +56,11 @@ class OfLoop:
 
 
 class Connection:
-    """The wires to one Redis in this process, by time-out: blocking ones and, per event loop, ones for asyncio."""
+    """The wires to one Redis in this process, one for each time-out: blocking ones, and asyncio ones for each event loop."""
 
     def __init__(self, target: Target) -> None:
         self._url = target if isinstance(target, str) else ""
-        # A client goes when its owner lets it go, and this connection with it.
+        # When the owner of a client drops it, the client and this connection are freed.
         self._client = None if isinstance(target, str) else weakref.ref(target)
         self._gate = Gate()
         #: Queue -> until when this process need not name it in the registry, by the monotonic clock.
@@ -75,7 +75,7 @@ class Connection:
         Return the connection to a URL or around a client; for each there is one in a process.
 
         Raises:
-            ConfigurationError: there is neither an argument nor RELIQ_URL, or it is none that reliq can use.
+            ConfigurationError: `target` is None and RELIQ_URL is not set, or it names no Redis that reliq can use.
         """
         chosen = default_url() if target is None else target
         return _shared.connection(chosen)
@@ -87,7 +87,7 @@ class Connection:
 
     @property
     def address(self) -> Address:
-        """Where it is, as the URL or the client says."""
+        """The hosts, database and kind of the connection, as the URL or the client says."""
         return address(self._target())
 
     def wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Wire:
@@ -109,7 +109,7 @@ class Connection:
 
     @cached_property
     def places_to_wait(self) -> threading.BoundedSemaphore:
-        """A place is held by a call that blocks in Redis: half of the connections are for calls that do not."""
+        """Held by each call that blocks in Redis; there are places for half of the connections, the rest stay free."""
         return threading.BoundedSemaphore(self._places_to_wait())
 
     def async_places_to_wait(self) -> asyncio.Semaphore:
@@ -136,7 +136,7 @@ class Connection:
     def _of_loop(self) -> OfLoop:
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
-            for closed in [one for one in self._loops if one.is_closed()]:  # not as `asyncio.run` does it
+            for closed in [one for one in self._loops if one.is_closed()]:  # and did not end its generators first
                 del self._loops[closed]
             self._loops[loop] = OfLoop(self._places_to_wait())
         return self._loops[loop]

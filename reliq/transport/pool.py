@@ -51,7 +51,7 @@ class Primary(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Address:
     """
-    What a target says of where Redis is and how it is spoken to.
+    Where a Redis is and how it is reached, as a URL or a client says.
 
     Attributes:
         hosts: names or addresses; none for a Unix socket.

@@ -1,5 +1,5 @@
 """
-What a Redis URL may say: read and checked before anything is connected, and shown without its password.
+Redis URLs: read and checked before anything is connected, and shown without their password.
 
 `redis://`, `rediss://` (TLS) and `unix://` as redis-py has them; `redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB` and
 `rediss+sentinel://` ask Sentinel for the primary.

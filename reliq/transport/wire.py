@@ -28,7 +28,7 @@ class NotSentError(redis.ConnectionError):
 
 
 class Gate:
-    """Lets nothing through before the server is known to be new enough; one that hides its version is trusted."""
+    """Lets no command through before the server is known to be new enough; one that hides its version passes."""
 
     #: Asked on a new connection; it is part of the connection's beginning, as redis-py's own HELLO is.
     question = ("INFO", "server")
@@ -46,8 +46,8 @@ class Trust:
     """
     Which kept connections of a pool may be used as they are.
 
-    A balancer or a firewall drops what was idle without a word, and a failover leaves every connection at the old
-    server. When one of them fails, the others that have not been used since are suspect: a new one is made instead.
+    A balancer or a firewall drops idle connections silently, and a failover leaves every connection at the old server.
+    When one fails, those that have not worked since are in doubt: a new connection is made in the place of each.
 
     Attributes:
         failures: how many connections have failed; before the first there is no doubt.
@@ -132,7 +132,7 @@ class PooledWire:
 
 
 class AsyncPooledWire:
-    """The same for asyncio."""
+    """As `PooledWire`, for asyncio."""
 
     def __init__(self, pool: Any, gate: Gate) -> None:
         self._pool = pool

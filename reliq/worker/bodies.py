@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from reliq import commands
 from reliq.errors import RedisRefusedError
 from reliq.message import Delivery
-from reliq.settings import BATCH_LIMIT, MIB
+from reliq.settings import BATCH_LIMIT, READ_BYTES
 from reliq.settlement import EXPIRED, RELEASED
 from reliq.wireformat import open_envelope
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.inflight import Inflight
     from reliq.worker.loop import QueueBackoff
-
-#: One round trip brings no more bytes of bodies than about this, so that neither Redis nor this process is held up.
-READ_BYTES = 8 * MIB
 
 #: A queue, and its deliveries whose bodies one call reads.
 Read = tuple[str, list["HeldDelivery"]]

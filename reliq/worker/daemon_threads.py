@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 class DaemonThreads(ThreadPoolExecutor):
     """
-    What an event loop takes for its default executor, on daemon threads of its own.
+    A default executor for event loops, on daemon threads of its own.
 
     Python waits at its end for the threads of an ordinary ThreadPoolExecutor, however long after a worker's grace.
     """
@@ -29,7 +29,7 @@ class DaemonThreads(ThreadPoolExecutor):
         self._busy = self._started = 0
 
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Call `function` on a thread that has nothing to do, on a new one, or when one of as many as there may be is free."""
+        """Call `function` on an idle thread, on a new one, or, when there are as many as may be, on the first that is free."""
         future: Future[T] = Future()
         self._calls.put(lambda: _call(future, function, args, kwargs))
         with self._count_lock:

@@ -41,7 +41,7 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
         took_ms: how long its handler took for it.
         lost: its receipt no longer holds.
         cancelled: its message was cancelled meanwhile.
-        abandoned: its handler overran its time and its lease is left to end.
+        abandoned: its handler overran its time, goes on all the same, and its lease is left to end.
         settling: its outcome is on the way to Redis.
         outcome: what that is; meaningless before.
         tried: its outcome may have reached Redis without our knowing.
@@ -114,8 +114,13 @@ class HandlerCall(msgspec.Struct, eq=False):
     task: Any = None
 
     def abandon(self) -> None:
-        """Expect no answer any more: the handler overran its time."""
+        """Note that the handler overran its time; a coroutine is cancelled, a thread cannot be ended."""
         self.abandoned = True
+        if not self.handler.is_async:
+            self.leave_leases()
+
+    def leave_leases(self) -> None:
+        """Leave the leases to end: only the end of the process ends the handler."""
         for held in self.deliveries:
             held.abandoned = True
 

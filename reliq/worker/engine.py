@@ -75,17 +75,15 @@ class Engine:
         self._settler = Settler(client, inflight, self._collect_soon, self._poke)
         settle, error_text = self._settler.settle, settings.log_error_text
         self._runner = Runner(settle, middleware, observers, self.stopping, on_error=on_error, error_text=error_text)
-        self._threads = ThreadExecutor(self._runner, inflight, settings.concurrency)
+        self._threads = threads = ThreadExecutor(self._runner, inflight, settings.concurrency)
         self._tasks = AsyncExecutor(self._runner, inflight)
         self._lifespan = Lifespan(lifespan, self._tasks)
-        self._scheduler = Scheduler(client, handlers, self._collect_soon)
+        self._renewer = renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.overran)
+        self._scheduler = Scheduler(client, handlers, self._collect_soon, renewer.is_behind)
         self._heartbeat = heartbeat = Heartbeat(client, handlers, inflight, lambda: self.last_claim_at)
-        submit = self._threads.submit
-        self._fetcher = Fetcher(client, handlers, inflight, self._scheduler, submit, settle, heartbeat.soon)
-        self._renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.overran)
+        self._fetcher = Fetcher(client, handlers, inflight, self._scheduler, threads.submit, settle, heartbeat.soon)
         self._drained = Drained(client, handlers, inflight)
         self._loops = self._make_loops(observers)
-        self._scheduler.wake = self._loops["scheduler"].wake
         inflight.nudge, inflight.call_loop = self._settler.nudge, self._tasks.more
 
     def start(self) -> None:
@@ -199,7 +197,9 @@ class Engine:
             "heartbeat": self._heartbeat.step,
             "fetcher": self._fetcher.step,
         }
-        return {name: Loop(name, step, observers, self._scheduler.spare_all) for name, step in steps.items()}
+        loops = {name: Loop(name, step, observers, self._scheduler.spare_all) for name, step in steps.items()}
+        self._scheduler.wake = loops["scheduler"].wake
+        return loops
 
     def _end_loops(self) -> None:
         others = [loop for name, loop in self._loops.items() if name != "fetcher"]

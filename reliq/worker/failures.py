@@ -9,10 +9,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from reliq.answers import Nack
 from reliq.error_text import placed, traceback_of
 from reliq.errors import UndecodableError
 from reliq.foreign import printable
-from reliq.message import Nack
 from reliq.settlement import is_final
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from reliq.retry import RECONNECT, seconds_after
 logger = logging.getLogger(__name__)
 
 #: A step waits at most this long for the next: due times of foreign writers may lie further ahead than a thread can wait.
-LONGEST_WAIT_SECONDS = 3600.0
+LONGEST_SLEEP_SECONDS = 3600.0
 
 
 class Loop:
@@ -68,7 +68,7 @@ class Loop:
                 if self._is_away:
                     self._note_return()
                 if wait_seconds > 0:
-                    self._woken.wait(min(wait_seconds, LONGEST_WAIT_SECONDS))
+                    self._woken.wait(min(wait_seconds, LONGEST_SLEEP_SECONDS))
                 self._woken.clear()
             except BaseException as error:
                 self._failures += 1

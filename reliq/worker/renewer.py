@@ -55,6 +55,21 @@ class Renewer:
         self._asked_at = self._answered_at = 0.0  # when the last renewals were sent, and their answer came
         self._held_at = 0.0  # when there was something to look at
 
+    def is_behind(self, queue: str) -> bool:
+        """
+        Return whether Redis has yet to hear of a delivery of `queue` whose renewal is due: its renewal or its outcome.
+
+        The renewal may wait for an answer, or for this process, which was held up. One that Redis refuses is not
+        waited for, and an outcome for a third of a lease after the lease has ended: Redis may refuse it for longer.
+        """
+        now = time.monotonic()
+        is_refused = self._backoff.has(queue)
+        return any(
+            now < held.lease_until + held.handler.lease_seconds / 3 if held.settling else not is_refused
+            for held in self._inflight.deliveries()
+            if held.queue == queue and held.renew_at <= now and not (held.lost or held.abandoned)
+        )
+
     def step(self) -> float:
         """Look once; return how long nothing can need it."""
         now = time.monotonic()
@@ -78,7 +93,7 @@ class Renewer:
         due = [f for f in deliveries if now >= f.renew_at and not (f.settling or f.lost or f.abandoned)]
         if due:
             self._extend(due)
-        return self._look_seconds
+        return self._look_seconds if time.monotonic() - now < self._look_seconds else 0.0
 
     def _extend(self, due: list[HeldDelivery]) -> None:
         """Extend the leases of `due` in one round trip."""
@@ -125,7 +140,13 @@ class Renewer:
             notify(self._client.observers, [RenewalLate(first.queue, late, cause)])
 
     def _overran(self, run: HandlerCall, now: float) -> None:
-        """Cancel a coroutine; a thread cannot be stopped: its lease is left to end and its slot is lost."""
+        """
+        Cancel a coroutine; a thread cannot be stopped: its lease is left to end and its slot is lost.
+
+        A coroutine that has not ended CANCEL_SECONDS after it was cancelled is like a thread.
+        """
+        if run.abandoned and run.hangs:
+            run.leave_leases()
         if run.abandoned or (run.handler.is_async and run.task is None):
             return
         self._inflight.abandon(run)

@@ -10,7 +10,7 @@ from reliq import transitions
 from reliq.errors import RedisUnavailableError
 from reliq.settings import BATCH_LIMIT
 from reliq.transitions import NOTHING_DUE
-from reliq.worker.loop import LONGEST_WAIT_SECONDS, QueueBackoff
+from reliq.worker.loop import LONGEST_SLEEP_SECONDS, QueueBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ MOVE_LIMIT = 2 * BATCH_LIMIT
 LEAST_MOVED = 20
 
 
-class Plan(NamedTuple):
+class DueMove(NamedTuple):
     """Which queue's `verb` is next."""
 
     queue: str
@@ -40,14 +40,22 @@ class Scheduler:
     Knows the next due time of the queues this process watches (rule: one watcher for each queue).
 
     After a start or an outage nobody's lease is taken back for a third of it: its worker may be
-    alive and about to renew it.
+    alive and about to renew it. No lease of a queue is taken back either while this process is
+    behind with what it holds of that queue itself: Redis, which hung, could do that before the
+    renewal that waits beside it.
     """
 
-    def __init__(self, client: Client, handlers: Sequence[Handler], buried: Callable[[], None]) -> None:
-        self._client, self._buried = client, buried
+    def __init__(
+        self,
+        client: Client,
+        handlers: Sequence[Handler],
+        buried: Callable[[], None],
+        is_behind: Callable[[str], bool] = lambda _queue: False,
+    ) -> None:
+        self._client, self._buried, self._is_behind = client, buried, is_behind
         self._handlers = {handler.queue.name: handler for handler in handlers}
         self._lock = threading.Lock()
-        self._plans: dict[Plan, float] = {}
+        self._due: dict[DueMove, float] = {}
         self._backoff = QueueBackoff("scheduler", client.observers)
         self._spare_until: dict[str, float] = {}
         self.spare_all()
@@ -62,18 +70,18 @@ class Scheduler:
     def watches(self, queue: str) -> bool:
         """Return whether this process waits for a due time of `queue`."""
         with self._lock:
-            return any(plan.queue == queue for plan in self._plans)
+            return any(move.queue == queue for move in self._due)
 
     def note(self, queue: str, answer: ClaimAnswer, at: float) -> None:
         """Update the next due times from the answer of a claim at `at`; drop them when another process watches."""
         sooner = False
         with self._lock:
             for verb, wait_ms in (("promote", answer.promote_in_ms), ("reclaim", answer.reclaim_in_ms)):
-                plan = Plan(queue, verb)
-                before = self._plans.pop(plan, None)
+                move = DueMove(queue, verb)
+                before = self._due.pop(move, None)
                 if wait_ms >= 0:
-                    self._plans[plan] = at + wait_ms / 1000
-                    sooner = sooner or before is None or self._plans[plan] < before
+                    self._due[move] = at + wait_ms / 1000
+                    sooner = sooner or before is None or self._due[move] < before
         if sooner:
             self.wake()
 
@@ -81,64 +89,64 @@ class Scheduler:
         """Move what is due; return the wait until the next due time."""
         now = time.monotonic()
         with self._lock:
-            due = {plan: at for plan, at in self._plans.items() if at <= now}
+            due = {move: at for move, at in self._due.items() if at <= now}
         if due:
             self._move(due)
         with self._lock:
-            return max(0.0, min(self._plans.values(), default=now + LONGEST_WAIT_SECONDS) - time.monotonic())
+            return max(0.0, min(self._due.values(), default=now + LONGEST_SLEEP_SECONDS) - time.monotonic())
 
-    def _move(self, due: dict[Plan, float]) -> None:
+    def _move(self, due: dict[DueMove, float]) -> None:
         limit = max(LEAST_MOVED, min(BATCH_LIMIT, MOVE_LIMIT // len(due)))
-        answers = self._client.run_all([self._call(plan, limit) for plan in due])
+        answers = self._client.run_all([self._call(move, limit) for move in due])
         now = time.monotonic()
         away: RedisUnavailableError | None = None
-        for plan, answer in zip(due, answers, strict=True):
+        for move, answer in zip(due, answers, strict=True):
             try:
-                wait = self._wait(plan, answer, limit)
+                wait = self._wait(move, answer, limit)
             except RedisUnavailableError as error:
                 away = error
             else:
-                self._replan(plan, due[plan], None if wait is None else now + wait)
+                self._set_next(move, due[move], None if wait is None else now + wait)
         if away is not None:
             raise away
 
-    def _replan(self, plan: Plan, was: float, at: float | None) -> None:
+    def _set_next(self, move: DueMove, was: float, at: float | None) -> None:
         """Set the next time, unless a claim has set a newer one meanwhile."""
         with self._lock:
-            if self._plans.get(plan) != was:
+            if self._due.get(move) != was:
                 return
             if at is None:
-                del self._plans[plan]
+                del self._due[move]
             else:
-                self._plans[plan] = at
+                self._due[move] = at
 
-    def _call(self, plan: Plan, limit: int) -> Call[Any]:
-        keys = self._handlers[plan.queue].queue.keys
-        if plan.verb == "promote":
+    def _call(self, move: DueMove, limit: int) -> Call[Any]:
+        keys = self._handlers[move.queue].queue.keys
+        if move.verb == "promote":
             return transitions.promote(keys, limit=limit)
-        return transitions.reclaim(keys, limit=limit, spare_leases=self._spares(plan.queue))
+        return transitions.reclaim(keys, limit=limit, spare_leases=self._spares(move.queue))
 
-    def _wait(self, plan: Plan, answer: Any, limit: int) -> float | None:
-        """Return the seconds until `plan`, which moved `limit` at most, is due again; None when nothing is."""
+    def _wait(self, move: DueMove, answer: Any, limit: int) -> float | None:
+        """Return the seconds until `move`, which moved `limit` at most, is due again; None when nothing is."""
         if isinstance(answer, Exception):
-            self._backoff.note(plan.queue, answer)
-            return self._backoff.seconds_of(plan.queue)
-        self._backoff.over(plan.queue)
-        if plan.verb == "reclaim" and answer.buried:
+            self._backoff.note(move.queue, answer)
+            return self._backoff.seconds_of(move.queue)
+        self._backoff.over(move.queue)
+        if move.verb == "reclaim" and answer.buried:
             self._buried()
-        moved, next_ms = answer if plan.verb == "promote" else (answer.count, answer.next_in_ms)
+        moved, next_ms = answer if move.verb == "promote" else (answer.count, answer.next_in_ms)
         if moved >= limit:
             return 0.0
         if next_ms == NOTHING_DUE:
             return None
-        if next_ms == 0 and plan.verb == "reclaim" and self._spares(plan.queue):
+        if next_ms == 0 and move.verb == "reclaim" and self._spares(move.queue):
             return SPARED_SECONDS
         return _bounded(next_ms)
 
     def _spares(self, queue: str) -> bool:
-        return time.monotonic() < self._spare_until[queue]
+        return time.monotonic() < self._spare_until[queue] or self._is_behind(queue)
 
 
 def _bounded(wait_ms: int) -> float:
     """Return a wait in seconds; a score so far ahead that Redis cannot answer it as a number is less than none."""
-    return min(wait_ms / 1000, LONGEST_WAIT_SECONDS) if wait_ms >= 0 else LONGEST_WAIT_SECONDS
+    return min(wait_ms / 1000, LONGEST_SLEEP_SECONDS) if wait_ms >= 0 else LONGEST_SLEEP_SECONDS

@@ -55,7 +55,7 @@ _SHORTEST_SECONDS = 1e-5
 
 class QueueSlots:
     """
-    What one queue has in this process.
+    The messages and calls of one queue in this process.
 
     Attributes:
         limit: how many calls there may be at once.

@@ -19,6 +19,7 @@ from reliq.transport.connection import default_url
 HELD = Queue("held", str, retries=0)
 LIMITED = Queue("limited", str, retries=0)
 HANGING = Queue("hanging", str, retries=0)
+SWALLOWING = Queue("swallowing", str, retries=0)
 WAITING = Queue("waiting", str, retries=3)
 GOOD = Queue("good", int, retries=5)
 AGOOD = Queue("agood", int, retries=5)
@@ -30,7 +31,7 @@ OVERDUE_ASYNC = Queue("overdue-async", str, retries=0)
 DEADLY = Queue("deadly", str, retries=0)
 DEADLY_ASYNC = Queue("deadly-async", str, retries=0)
 QUEUES = (
-    *(HELD, LIMITED, HANGING, WAITING, GOOD, AGOOD),
+    *(HELD, LIMITED, HANGING, SWALLOWING, WAITING, GOOD, AGOOD),
     *(PLAIN, ASYNC, SLOW, DEADLY, DEADLY_ASYNC, OVERDUE, OVERDUE_ASYNC),
 )
 #: A good handler, and as many slots as this, bound the rate of its queue, not the machine.
@@ -75,6 +76,13 @@ def hanging(_: str, job: Job[str]) -> None:
     """Never end, and let others run."""
     notes().hincrby("started", job.id)
     threading.Event().wait()
+
+
+@consumer.handler(SWALLOWING, lease=3, timeout=1)
+async def swallowing(_: str, job: Job[str]) -> None:
+    """Never end, and let others run, whoever cancels it."""
+    await asyncio.to_thread(notes().hincrby, "started", job.id)
+    await table.swallow()
 
 
 @consumer.handler(WAITING, lease=1, timeout=600)

@@ -3,6 +3,7 @@
 import signal
 
 import psutil
+import pytest
 from waiting import eventually
 
 
@@ -50,24 +51,28 @@ def test_a_handler_that_holds_the_interpreter_beyond_its_timeout_is_ended_then(w
     assert deeds.WAITING.counts().totals.get("retried_lease", 0) == 0
 
 
-def test_a_thread_that_hangs_beyond_its_timeout_ends_with_its_process_while_others_work(worker, deeds, client):
+@pytest.mark.parametrize("queue", ["HANGING", "SWALLOWING"])
+def test_a_handler_that_goes_on_beyond_its_timeout_ends_with_its_process_while_others_work(
+    worker, deeds, client, queue
+):
+    hangs = getattr(deeds, queue)
     process = worker("--concurrency", "8")
     waiting = deeds.WAITING.publish("bell").id
     eventually(lambda: started(client, waiting) == 1, "a neighbour runs")
     (first,) = process.children()
 
-    bad = deeds.HANGING.publish("").id
-    eventually(lambda: process.said(f"a handler overran its timeout: hanging {bad}; replacing"), "it is seen")
+    bad = hangs.publish("").id
+    eventually(lambda: process.said(f"a handler overran its timeout: {hangs.name} {bad}; replacing"), "it is seen")
     deeds.GOOD.publish_many(range(50))
 
     eventually(lambda: deeds.GOOD.counts().totals.get("acked") == 50, "a successor works")
     eventually(lambda: started(client, waiting) == 2, "the neighbour, which took too long, runs again")
     client.rpush("bell", "1")
     eventually(lambda: deeds.WAITING.counts().totals.get("acked") == 1, "and comes to its end")
-    eventually(lambda: deeds.HANGING.counts().dead == 1, "the one that hung ends")
+    eventually(lambda: hangs.counts().dead == 1, "the one that hung ends")
     assert not first.is_running()
     assert (started(client, waiting), started(client, bad)) == (2, 1)
-    assert deeds.HANGING.letters()[0].reason == "lease"
+    assert hangs.letters()[0].reason == "lease"
     assert deeds.WAITING.counts().totals.get("retried_lease", 0) == 0
 
 

@@ -17,12 +17,16 @@ from reliq.events import (
     Claimed,
     Handled,
     Lost,
+    Nacked,
+    Reclaimed,
     RedisAway,
     RedisBack,
     Released,
     RenewalLate,
     Started,
 )
+from reliq.transitions import NOTHING_DUE, ClaimAnswer
+from reliq.worker.scheduler import Scheduler
 
 LEASE = 0.6
 #: Long enough that a machine with ten times its work still runs the renewing thread before two thirds of it are over.
@@ -148,6 +152,31 @@ def test_a_coroutine_that_overruns_its_timeout_is_cancelled_and_tried_again(queu
     assert (first.outcome, second.outcome) == ("timeout", "ack")
     assert "timeout" in first.error
     assert queue.counts().totals["retried_nack"] == 1
+
+
+def test_a_coroutine_keeps_its_lease_while_it_ends_after_its_timeout(queue, consumer, start, recorder):
+    ends = asyncio.Event()
+
+    @consumer.handler(queue, timeout=0.1, lease=LEASE, backoff=wait_fixed(600))
+    async def handle(body):
+        try:
+            await asyncio.sleep(600)
+        finally:
+            cancelled.set()
+            await ends.wait()
+
+    cancelled = threading.Event()
+    queue.publish("x")
+    engine = start()
+    assert cancelled.wait(30)
+    (held,) = engine.inflight.deliveries()
+    until = held.lease_until
+
+    eventually(lambda: held.lease_until > until, "its lease is renewed", seconds=4)
+
+    engine._tasks.ping(ends.set)
+    recorder.wait_for(Nacked)
+    assert recorder.of(Lost) == []
 
 
 def test_a_thread_that_overruns_loses_its_message_to_another_worker(queue, consumer, start, recorder, gate, url):
@@ -338,4 +367,54 @@ def test_a_renewal_that_waited_for_a_slow_redis_is_not_blamed_on_this_process(ow
 
     assert recorder.wait_for(RenewalLate)[0].cause == "redis"
     gate.open()
+    consumer.stop()
+
+
+def test_a_process_takes_no_lease_back_whose_renewal_it_has_yet_to_send(
+    queue, consumer, start, gate, recorder, caller, client
+):
+    """As when Redis hung, or this process, and both a renewal and a look at what is overdue are to be made."""
+    held_up = threading.Event()
+    consumer.observers.append(lambda event: isinstance(event, RenewalLate) and held_up.wait(60))
+    consumer.handler(queue, lease=60)(lambda body: gate.pass_through())
+    queue.publish("x", id="x")
+    engine = start(concurrency=2)
+    gate.wait_for()
+    scheduler = Scheduler(caller, consumer.handlers, lambda: None, engine._scheduler._is_behind)
+    scheduler._spare_until["q"] = 0.0  # its start is long ago
+    (held,) = engine.inflight.deliveries()
+    held.renew_at, held.lease_until = held.renew_at - 60, held.lease_until - 60
+    client.zadd(queue.keys.unack, {"x": 1})  # its lease is over
+    recorder.wait_for(RenewalLate)
+
+    scheduler.note("q", ClaimAnswer(NOTHING_DUE, 0, 0, []), time.monotonic())
+    wait = scheduler.step()
+
+    assert 0 < wait <= 1  # it looks again
+    assert recorder.of(Reclaimed) == []
+    held_up.set()
+    eventually(lambda: not engine._renewer.is_behind("q"), "the lease is renewed")
+    gate.open()
+    recorder.wait_for(Acked)
+    assert recorder.of(Lost) == []
+
+
+def test_a_process_takes_no_lease_back_whose_outcome_is_on_its_way(own_server, recorder, gate):
+    queue = Queue("q", str, url=own_server.url)
+    consumer = Consumer(observers=[recorder])
+    consumer.handler(queue, lease=CALM_LEASE)(lambda body: gate.pass_through())
+    queue.publish("x")
+    consumer.start()
+    gate.wait_for()
+    renewer = consumer.engine()._renewer
+    assert not renewer.is_behind("q")
+
+    with redis.Redis.from_url(own_server.url) as admin:
+        admin.client_pause(60_000, all=False)
+        gate.open()
+        eventually(lambda: renewer.is_behind("q"), "the renewal is due")
+        admin.client_unpause()
+
+    recorder.wait_for(Acked)
+    eventually(lambda: not renewer.is_behind("q"), "it is settled")
     consumer.stop()

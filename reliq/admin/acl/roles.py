@@ -1,4 +1,4 @@
-"""What each role does: the scripts that it runs, and the plain commands that it makes."""
+"""The roles of a Redis user: which scripts each runs, and which plain commands it makes."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ SCRIPT_COMMANDS = ("EVAL", "EVALSHA")
 @dataclass(frozen=True, slots=True)
 class AclRule:
     """
-    What ACL SETUSER is to be told of a user.
+    The rules of one Redis user, as ACL SETUSER takes them.
 
     Attributes:
         rules: one after another; they leave the user's passwords, and whether it is on, as they are.

@@ -32,7 +32,7 @@ class Finding:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """
-    What the doctor read of a server; None, or an empty value, stands for what it may not read.
+    Facts that the doctor read from a server; None, or an empty value, stands for a fact that it may not read.
 
     Attributes:
         info: of INFO, all sections that it may read.

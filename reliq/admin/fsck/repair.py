@@ -27,7 +27,7 @@ RepairKind = Literal["", "stray", "expired", "cancelled", "dead"]
 @dataclass(frozen=True, slots=True)
 class Repair:
     """
-    What is to become of an id.
+    How a repair leaves an id.
 
     Attributes:
         place: where it belongs, `=` where it is, empty for nowhere.

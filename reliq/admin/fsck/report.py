@@ -96,11 +96,11 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class CheckReport:
     """
-    What a check found.
+    The findings of one check.
 
     Attributes:
         looked_at: how many ids were looked at.
-        unproved: ids that may be wrong in lists too long to be looked through at one moment.
+        unproved: ids that may be wrong, in lists that are too long to be read at one moment.
     """
 
     queue: str

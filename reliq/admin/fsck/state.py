@@ -36,7 +36,7 @@ FaultName = Literal[
 #: September 2001: a smaller number is no time in unix ms.
 FIRST_MS = 10**12
 #: Due times and leases lie at most this many ms ahead.
-LONGEST_MS = 3660 * 86_400_000
+LONGEST_AHEAD_MS = 3660 * 86_400_000
 #: A lease may seem this many ms longer than it is.
 CLOCK_SLACK_MS = 1000
 
@@ -46,7 +46,7 @@ _COUNT = re.compile(r"\d{1,6}")
 @dataclass(frozen=True, slots=True)
 class IdState:
     """
-    What is known of an id, at one moment.
+    Everything that Redis knows of an id, at one moment.
 
     Attributes:
         pending, unack: its score, in unix seconds, None where it is not.
@@ -57,7 +57,7 @@ class IdState:
         error: whether a last error is kept.
         body: the type of its body's key, `none` without one.
         due_ms: as the envelope of its body says, None without one.
-        digest: of all that; a mending is only made where it is still the same.
+        digest: of all that; a repair is made only while it is still the same.
     """
 
     id: str
@@ -149,7 +149,7 @@ def faults_of(state: IdState, now_ms: int, *, bare: bool) -> list[FaultName]:
     return _of_a_living(state, now_ms, bare=bare)
 
 
-def is_time(ms: float, now_ms: int, *, ahead_ms: int = LONGEST_MS) -> bool:
+def is_time(ms: float, now_ms: int, *, ahead_ms: int = LONGEST_AHEAD_MS) -> bool:
     """Say whether a score, in ms, can be a time of this queue: after 2001, and not further ahead than it may be."""
     return math.isfinite(ms) and FIRST_MS <= ms <= now_ms + ahead_ms
 
@@ -222,7 +222,7 @@ def _is_in_time(state: IdState, now_ms: int) -> bool:
     held = state.unack is not None and state.lease_ms is not None
     if not held and score * 1000 >= MOVING_MS:  # put off by a move that is not finished
         return is_time(score * 1000 - MOVING_MS, now_ms)
-    return is_time(score * 1000, now_ms, ahead_ms=(state.lease_ms or 0) + CLOCK_SLACK_MS if held else LONGEST_MS)
+    return is_time(score * 1000, now_ms, ahead_ms=(state.lease_ms or 0) + CLOCK_SLACK_MS if held else LONGEST_AHEAD_MS)
 
 
 def _score(text: str) -> float | None:
