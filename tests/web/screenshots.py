@@ -142,7 +142,7 @@ WORKERS = [
 ]
 #: Picture -> template, what it is given, and how high the window is.
 PICTURES = {
-    "queues": ("queues.html", {"overview": Overview(VIEWS, WORKERS, {}, {}, {}, NOW), "histories": HOURS}, 690),
+    "queues": ("queues.html", {"overview": Overview(VIEWS, WORKERS, {}, {}, {}, NOW), "histories": HOURS}, 760),
     "queue": (
         "queue.html",
         {
@@ -153,7 +153,7 @@ PICTURES = {
         },
         1060,
     ),
-    "message": ("message.html", {"message": MESSAGE, "story": STORY, "show_bodies": True}, 800),
+    "message": ("message.html", {"message": MESSAGE, "story": STORY, "show_bodies": True}, 840),
     "dead": (
         "dead.html",
         {
@@ -177,7 +177,7 @@ def url(route, **params):
 
 
 def answer(pages, route):
-    """Answer a request of the browser: a page, or a file of the style."""
+    """Answer a request of the browser for a page or a file of its style; the stream never begins."""
     name = route.request.url.removeprefix(ORIGIN).removeprefix("/")
     if name in PICTURES:
         template, fields, _ = PICTURES[name]
@@ -186,8 +186,6 @@ def answer(pages, route):
         )
     elif name.startswith("static/"):
         route.fulfill(path=TEMPLATES.parent / name)
-    else:
-        route.fulfill(body="event: message\ndata:\n\n" if name == "live" else "", status=204)
 
 
 def save(png, path):
@@ -195,7 +193,7 @@ def save(png, path):
     image = (
         Image.open(io.BytesIO(png))
         .convert("RGB")
-        .quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        .quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     )
     image.save(path, optimize=True)
     print(path, path.stat().st_size)
@@ -206,10 +204,10 @@ def main():
     pages = Pages()
     with chromium() as browser:
         for scheme in ("light", "dark"):
-            window = browser.new_context(color_scheme=scheme, java_script_enabled=False).new_page()
+            window = browser.new_page(color_scheme=scheme)
             window.route("**/*", lambda route: answer(pages, route))
             for name, (_, _, height) in PICTURES.items():
-                window.set_viewport_size({"width": 1280, "height": height})
+                window.set_viewport_size({"width": 1360, "height": height})
                 window.goto(f"{ORIGIN}/{name}")
                 save(window.screenshot(), IMAGES / f"web-{name}-{scheme}.png")
 

@@ -94,7 +94,7 @@ def test_a_queue_nobody_works_on_stands_out_in_the_table_and_in_its_picture():
     page = Pages().render("live/queue.html", **context(view=waits, history=[], running=[], failures=[]))
 
     assert is_unwatched(waits)
-    assert re.search(r'<tr id="queue-1" class="bad">', table)
+    assert re.search(r'<tr id="queue-reliq-invoices" class="bad">', table)
     assert "Nobody works on this queue" in page
     assert re.search(r'class="wrong" aria-label="ready: 7"', page)
 

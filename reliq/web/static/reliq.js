@@ -22,13 +22,22 @@ function morph(old, fresh) {
   morphChildren(old, fresh);
 }
 
+// Children in their order; white space between them is no child. One with an id is known by it.
+function solid(node) {
+  return [...node.childNodes].filter((child) => child.nodeType !== Node.TEXT_NODE || child.data.trim());
+}
+
 function morphChildren(old, fresh) {
-  const wanted = [...fresh.childNodes];
+  const wanted = solid(fresh);
+  const ids = new Set(wanted.map((child) => child.id));
+  for (const child of solid(old)) if (child.id && !ids.has(child.id)) child.remove();
+  const there = solid(old);
+  const known = new Set(there.map((child) => child.id));
   for (const [at, child] of wanted.entries()) {
-    if (at < old.childNodes.length) morph(old.childNodes[at], child);
-    else old.append(child.cloneNode(true));
+    if (at < there.length && (!child.id || known.has(child.id))) morph(there[at], child);
+    else there.splice(at, 0, old.insertBefore(child.cloneNode(true), there[at] ?? null));
   }
-  while (old.childNodes.length > wanted.length) old.lastChild.remove();
+  for (const child of there.slice(wanted.length)) child.remove();
 }
 
 function tell(state, text) {
@@ -48,19 +57,14 @@ function open() {
   source.onmessage = (message) => {
     tell("", "live");
     morphChildren(region, new DOMParser().parseFromString(message.data, "text/html").body);
-    if (region.querySelector("[data-finished]")) finish();
+    stopped = button.hidden = region.querySelector("[data-finished]") !== null;
+    if (stopped) close();
   };
   source.addEventListener("away", (message) => tell("away", message.data));
   source.onerror = () => {
     tell("away", "no connection, trying again");
     if (source?.readyState === EventSource.CLOSED) close();
   };
-}
-
-function finish() {
-  stopped = true;
-  close();
-  button.hidden = true;
 }
 
 if (region) {
