@@ -33,7 +33,7 @@ SCRIPTS["operator"] += (CHECK,)
 _TO_PUBLISH = (commands.register,)
 _TO_LOOK = (
     *(commands.body_start, commands.state_words, commands.retries_left, commands.scores, commands.first_score),
-    *(commands.held_sample, commands.end_of),
+    *(commands.held_sample, commands.end_of, commands.due_count),
     *(commands.registry_size, commands.registry_page, commands.server_facts, commands.server_ms),
 )
 COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
