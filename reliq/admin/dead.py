@@ -109,12 +109,12 @@ OnLetters = Callable[[int, int], None]
 
 
 def letters_of(queue: QueueSession, where: LetterFilter) -> Iterator[Letter]:
-    """Yield the dead letters that are meant, oldest first, read as they are asked for."""
+    """Yield the chosen dead letters, oldest first; each is read when it is asked for."""
     return (letter for _, some in walk_letters(queue, where) for letter in some)
 
 
 def walk_letters(queue: QueueSession, where: Filter) -> Iterator[tuple[int, list[Letter]]]:
-    """Yield how many letters were looked at in each step, oldest first, and those meant; not those who die meanwhile."""
+    """Yield for each step how many letters it looked at, and the chosen ones, oldest first; later deaths are left out."""
     asked = where if isinstance(where, LetterFilter) else LetterFilter(headers=where.headers, match=where.match)
     test = asked.letter_tester()
     start, last = asked.span(queue.run(commands.server_ms()))
@@ -158,7 +158,7 @@ def redrive(
 
 
 def count(queue: QueueSession, where: LetterFilter, on_step: OnLetters) -> int:
-    """Count the letters that are meant; tell `on_step` how many each step looked at, and the sum."""
+    """Count the chosen letters; call `on_step` after each step with how many it looked at, and the sum."""
     found = 0
     for looked, letters in walk_letters(queue, where):
         found += len(letters)
@@ -200,7 +200,7 @@ class Pace:
 
 
 def _steps(queue: QueueSession, where: LetterFilter, options: RedriveOptions) -> Iterator[list[Letter]]:
-    """Yield the letters that are meant, as many at a time as limit and rate allow."""
+    """Yield the chosen letters, as many at a time as limit and rate allow."""
     size = BATCH_LIMIT if options.rate is None else max(1, min(BATCH_LIMIT, round(options.rate * STEP_SECONDS)))
     left = options.limit
     for _, letters in walk_letters(queue, where):

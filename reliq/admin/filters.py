@@ -1,4 +1,4 @@
-"""Which messages and which dead letters are meant."""
+"""Filters: which messages, and which dead letters, an operator chooses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """
-    Messages by what they carry; without anything said, all of them.
+    A choice of messages by what they carry; without arguments, all of them.
 
     Attributes:
         headers: names and values that a message's headers must have.
@@ -35,7 +35,7 @@ class Filter:
         return bool(self.headers or self.match)
 
     def tester(self) -> Callable[[Header, bytes], bool]:
-        """Return the test whether a message is meant, by its header and body."""
+        """Return a function that says whether the filter chooses a message, given its header and body."""
         wanted, needles = self.headers.items(), _spellings(self.match)
 
         def test(header: Header, payload: bytes) -> bool:
@@ -47,7 +47,7 @@ class Filter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterFilter(Filter):
     """
-    Dead letters by what they carry and how they died; without anything said, all of them.
+    A choice of dead letters by what they carry and how they died; without arguments, all of them.
 
     Attributes:
         ids: of messages; empty for all.
@@ -82,7 +82,7 @@ class LetterFilter(Filter):
         return any(said) or (self.raised, self.older_than, self.newer_than) != (None, None, None)
 
     def letter_tester(self) -> Callable[[Letter], bool]:
-        """Return the test whether a letter is meant; its age is no part of it, see `span`."""
+        """Return a function that says whether the filter chooses a letter; it does not look at its age (see `span`)."""
         carries = self.tester()
 
         def test(letter: Letter) -> bool:
@@ -97,7 +97,7 @@ class LetterFilter(Filter):
         return test
 
     def span(self, now_ms: int) -> tuple[str, str]:
-        """Return between which names of letters the age asked for lies."""
+        """Return the first and the last id that letters of the wanted age can have."""
         first = "-" if self.newer_than is None else f"{max(0, now_ms - round(self.newer_than * 1000))}"
         last = "+" if self.older_than is None else f"{max(0, now_ms - round(self.older_than * 1000))}"
         return first, last

@@ -154,7 +154,7 @@ class Mover:
         return True
 
     def _left_behind(self) -> Iterator[list[tuple[str, int]]]:
-        """Yield messages that are put off, wherever they are, with the time until when."""
+        """Yield the messages that are put off, wherever they are, each with the time until when."""
         first, last = MOVING_MS // 1000, 2 * MOVING_MS // 1000
         places: tuple[SortedSet, ...] = ("pending", "unack")
         for place in places:

@@ -42,10 +42,10 @@ class FilePublished:
     How many lines a file has, and how each ended.
 
     Attributes:
-        lines: that have a body; blank ones have none.
-        published: now.
-        before: by an earlier run, as its progress file or Redis knows.
-        cancelled: somebody cancelled them a short while ago.
+        lines: how many have a body; blank ones have none.
+        published: how many this run published.
+        before: how many an earlier run published, as the progress file or Redis says.
+        cancelled: how many are not published because somebody cancelled them a short while ago.
         malformed: numbers of lines that are no JSON or too large, from 1, at most 20 of them.
         skipped: how many those are in all.
     """

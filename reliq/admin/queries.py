@@ -1,4 +1,4 @@
-"""The plain commands by which operators look at one queue, and mend it; see `reliq.commands` for those of everyone."""
+"""The plain commands by which operators look at one queue, and repair it; `reliq.commands` has those of everyone."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def newest_entries(keys: Keys, stream: Stream, before: str, count: int) -> Comma
 
 @runs("dead:XDEL")
 def delete_letters(keys: Keys, letters: Iterable[str]) -> Command[int]:
-    """Delete dead letters; return how many there were."""
+    """Delete dead letters; return how many were deleted."""
     return Command(("XDEL", keys.dead, *letters), int)
 
 

@@ -124,7 +124,7 @@ def cancel(
 
 
 def count(queue: QueueSession, state: str, where: Filter, on_step: OnStep) -> int:
-    """Count the messages of a state that are meant."""
+    """Count the chosen messages of a state."""
     place = check_place(state, PURGEABLE)
     if not where.is_set:
         return queue.run(size(queue.keys, place))

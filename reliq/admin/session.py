@@ -1,4 +1,4 @@
-"""How an operator asks one Redis, and one queue there: every request has the same patience."""
+"""Sessions of an operator with one Redis and one queue: every request is tried for the same time."""
 
 from __future__ import annotations
 

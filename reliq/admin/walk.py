@@ -55,7 +55,7 @@ class Walk:
         self._where, self._offset, self._at, self._ids_only = where, offset, offset, ids_only
 
     def pieces(self) -> Iterator[tuple[int, list[Found]]]:
-        """Yield how many ids were looked at in each step, and those messages that are meant."""
+        """Yield for each step how many ids it looked at, and the chosen messages."""
         test = self._where.tester()
         for ids in self._ids():
             found = [Found(id, BARE, b"", 0, False) for id in ids] if self._ids_only else self._read(ids)

@@ -1,4 +1,4 @@
-"""Overviews one after another, for a person who watches: how the rates went, and what fails."""
+"""Overviews one after another, for a person who watches: the trend of the rates, and the latest failures."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Moment:
 
 class Watcher:
     """
-    Looks again and again.
+    Makes an overview at each `look`.
 
     Args:
         queues: says which; asked anew for each look.

@@ -29,7 +29,7 @@ Read = tuple[str, list["HeldDelivery"]]
 
 class BodyReader:
     """
-    Has bodies read, a bounded number of bytes in one round trip, and lets what has its body start.
+    Makes the calls that read bodies, a bounded number of bytes in one round trip, and submits what has its body.
 
     The largest body so far says how large a queue's bodies are; before the first, the queue's `max_body` does. The
     first is read alone: a foreign publisher's bodies may be larger.
@@ -123,7 +123,7 @@ class BodyReader:
         return filled
 
     def _expect(self, name: str, size: int) -> None:
-        """Take the bodies of a queue to be so large, and have no more claimed ahead than is soon read."""
+        """Expect bodies of this size in a queue; no more of its messages are claimed ahead than three reads bring."""
         self._expected[name] = size
         self._inflight.limit_reads(name, _fitting(READ_BYTES, size))
 

@@ -98,7 +98,7 @@ class QueueClaims:
 
     Attributes:
         hot: worth a claim without waiting for its token.
-        unsure: nobody said so, but it is time to look.
+        unsure: nobody said that it has work, but it is time to look.
         waits_for_suspect: it holds messages that may be claimed once a suspect that is here has ended.
         asked: the limit of a claim whose answer has not come; it is made again under the same number.
     """

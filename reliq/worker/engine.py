@@ -155,7 +155,7 @@ class Engine:
         return hung > 0 and (2 * hung >= self._settings.concurrency or len(self.inflight.runs()) <= hung)
 
     def dead_parts(self) -> list[str]:
-        """Return the names of the parts whose threads have ended although nobody stopped them: none, ever."""
+        """Return the names of the parts whose threads have ended although nobody stopped them; there should be none."""
         if self.stopping.is_set():
             return []
         parts: dict[str, Loop | ThreadExecutor | AsyncExecutor] = {**self._loops}

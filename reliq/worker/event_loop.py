@@ -29,8 +29,8 @@ class AsyncExecutor:
 
     def __init__(self, runner: Runner, inflight: Inflight) -> None:
         self._runner, self._inflight = runner, inflight
-        self._done: list[HandlerCall] = []  # whose slots are to be freed
-        self._filling = False  # and the loop will see to it
+        self._done: list[HandlerCall] = []  # calls whose slots are to be freed
+        self._filling = False  # whether the loop will call `_fill`
         self._timer: asyncio.TimerHandle | None = None  # for a batch that lingers
         self._thread = threading.Thread(target=self._serve, name="reliq-asyncio", daemon=True)
         self._context = contextvars.copy_context()  # of the consumer's start; each handler gets a copy

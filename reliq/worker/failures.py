@@ -1,4 +1,4 @@
-"""Failures as people see them: a line, the traceback of a new one, and whoever asked to be told."""
+"""Reports failures: a log line for each, a traceback for a new kind, and the hooks of `Consumer.on_error`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_failure(held: HeldDelivery, outcome: Outcome) -> bool:
 
 class Failures:
     """
-    Tells of failed deliveries; nothing that it meets is raised.
+    Reports failed deliveries; it never raises.
 
     Args:
         hooks: `Consumer.on_error`'s.

@@ -92,7 +92,7 @@ class Fetcher:
         return 0.0
 
     def _hot_with_room(self, queues: list[QueueClaims]) -> list[Offer]:
-        """Return what can be claimed of without a look at the other queues; nothing when it is time for one."""
+        """Return the hot queues that have room; none when it is time to look at the others."""
         now = time.monotonic()
         hot = [one for one in queues if one.hot]
         if not hot or now - self._polled_at >= POLL_SECONDS:
@@ -214,7 +214,7 @@ class Fetcher:
 
     def _claim(self, hot: list[Offer], reads: list[Read]) -> None:
         """Claim from `hot` and make `reads` of earlier claims in one round trip; then submit what has its body."""
-        asked = self._offered(hot) if hot else []  # a round without claims is none of the turns
+        asked = self._offered(hot) if hot else []  # only rounds with claims count
         requests = [one.claim(part, self._name) for one, part in asked]
         sent_at = time.monotonic()
         answers = self._client.run_all([*self._reader.requests(reads), *requests])

@@ -35,7 +35,7 @@ LATE_PART = 0.5
 
 
 class Renewer:
-    """One look at everything held, in a thread that no handler shares."""
+    """Looks at everything that is held, in a thread of its own, which no handler can keep waiting."""
 
     def __init__(
         self,

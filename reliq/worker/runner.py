@@ -225,7 +225,7 @@ def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> Ou
 
 
 def _nonsense(held: HeldDelivery, why: BaseException) -> Outcome:
-    """Return the outcome of an answer that is not allowed; only a text of our own is told without being asked for."""
+    """Return the outcome of an answer that is not allowed; of a foreign exception the log has class and place alone."""
     text, place = "the handler's answer is not allowed", ""
     with suppress(BaseException):  # a class of errors may raise when it is asked for its name
         text, place = described(why), "" if isinstance(why, ConfigurationError) else placed(why)

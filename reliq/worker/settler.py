@@ -1,4 +1,4 @@
-"""Answers Redis: every outcome, in batches, until Redis has it."""
+"""Sends every outcome to Redis, in batches, until Redis has it."""
 
 from __future__ import annotations
 
