@@ -6,30 +6,20 @@ from typing import TYPE_CHECKING, Unpack
 
 from reliq import commands
 from reliq.admin import dead, remove
-from reliq.admin.account import Account, account_of
 from reliq.admin.acl.rule import acl_roles, acl_rule
-from reliq.admin.discover import chosen
 from reliq.admin.doctor.probe import examine
-from reliq.admin.ends import End, check_ends, ends_of
-from reliq.admin.filters import EVERY_LETTER, EVERYTHING, Filter, LetterFilter, ignore
+from reliq.admin.filters import EVERYTHING, Filter, LetterFilter, ignore
 from reliq.admin.forget import forget
 from reliq.admin.fsck.check import OnProgress, check
-from reliq.admin.list import Entry, OnLook, messages_of, size_of
 from reliq.admin.move import Mover, MoveResult, OnMoved
 from reliq.admin.publish import publish
 from reliq.admin.publish_file import FilePublished, OnBytes, OnError, publish_file
-from reliq.admin.queues import Overview, overview, with_rates
+from reliq.admin.reader import Reader
 from reliq.admin.scripts import load_scripts
-from reliq.admin.session import Sessions
-from reliq.admin.show import MessageReader, MessageView
-from reliq.admin.watch import Watcher
-from reliq.admin.workers import Running, running_in, workers_alive
 from reliq.control import pausing
-from reliq.keys import Keys, Layout
-from reliq.settings import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from reliq.admin.acl.rule import AclRule
@@ -37,43 +27,17 @@ if TYPE_CHECKING:
     from reliq.admin.doctor.facts import Finding
     from reliq.admin.fsck.report import CheckReport
     from reliq.admin.remove import RemoveResult
-    from reliq.message import CancelStatus, Duration, Letter, Pause, PublishOptions, Receipt
-    from reliq.roster import Worker
-    from reliq.transport.pool import Target
+    from reliq.message import CancelStatus, Duration, PublishOptions, Receipt
 
 
-class Admin:
+class Admin(Reader):
     """
-    The operator's view of one Redis.
+    All that an operator sees and does in one Redis.
 
-    A method that takes a queue raises ConfigurationError when there is no such queue, and for an argument that is not
-    allowed. Any method raises RedisUnavailableError or RedisRefusedError. A bulk method works in bounded steps beside
-    those who use the queue, and calls `on_step` after each: with how many ids the step looked at, and the sum so far.
-    Cut off at any point nothing is lost; called again it goes on with the rest.
-
-    Args:
-        url: a Redis URL or a redis-py client; None for RELIQ_URL.
-        layout: how the keys of its queues are spelled.
-
-    Raises:
-        ConfigurationError: no Redis is named, or reliq cannot use it.
+    A bulk method works in bounded steps beside those who use the queue, and calls `on_step` after each: with how many
+    ids the step looked at, and the sum so far. Cut off at any point nothing is lost; called again it goes on with the
+    rest.
     """
-
-    def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ) -> None:
-        self._redis = Sessions(url, layout)
-
-    @property
-    def place(self) -> str:
-        """The URL without its password, or the kind of client."""
-        return self._redis.connection.name
-
-    def keys(self, queue: str) -> Keys:
-        """Return the keys of a queue; raise ConfigurationError for a name that is not allowed."""
-        return self._redis.keys(queue)
-
-    def close(self) -> None:
-        """Close the connections; the next call opens them again."""
-        self._redis.connection.close()
 
     def check(
         self, queue: str, *, repair: bool = False, patience: Duration = 5.0, progress: OnProgress = ignore
@@ -133,63 +97,6 @@ class Admin:
         known = acl_roles(roles)
         return examine(self._redis.session(), self._redis.connection.address, known, self.keys(queue))
 
-    def queues(self, names: Sequence[str] = (), *, scan: bool = False, interval: Duration = 0.5) -> Overview:
-        """
-        Return the queues named, or all of the registry: what is where, how late, how fast, who works.
-
-        Args:
-            names: in this admin's layout.
-            scan: also find queues that no registry names, in any layout, by a walk over all keys in short steps.
-            interval: seconds over which the rates are counted; 0 for no rates and no wait.
-        """
-        over, session = seconds("interval", interval, most=60), self._redis.session()
-        queues = chosen(session, [self._redis.queue(name).keys for name in names], scan=scan)
-        return with_rates(session, queues, over) if over else overview(session, queues)
-
-    def watch(self, names: Sequence[str] = ()) -> Watcher:
-        """Return a watcher of the queues named, or of all in the registry."""
-        named, session = [self._redis.queue(name).keys for name in names], self._redis.session()
-        return Watcher(session, lambda: chosen(session, named))
-
-    def workers(self) -> list[Worker]:
-        """Return the record of every worker process that is alive, at most 5 s old."""
-        return workers_alive(self._redis.session())
-
-    def running(self, queue: str, *, longer_than: Duration = 0.0) -> list[Running]:
-        """Return the handlers that have run for `longer_than` seconds, the longest running first."""
-        least = seconds("longer_than", longer_than)
-        return running_in(workers_alive(self._redis.queue(queue)), queue, least)
-
-    def account(self, queue: str) -> Account:
-        """Return what came in, how it ended and what is alive, at one moment."""
-        return account_of(self._redis.queue(queue))
-
-    def show(self, queue: str, id: str) -> MessageView:
-        """Return where a message is, what it holds and who has it, or how it ended; raise when nothing is known of it."""
-        return MessageReader(self._redis.queue(queue), id).view()
-
-    def ends(self, queue: str, *, kind: str | None = None, limit: int = 100) -> list[End]:
-        """Return how the last messages ended, newest first: all that were not acked, or those of one kind."""
-        check_ends(kind, limit)
-        return ends_of(self._redis.queue(queue), kind=kind, limit=limit)
-
-    def messages(
-        self,
-        queue: str,
-        state: str,
-        *,
-        limit: int = 20,
-        offset: int = 0,
-        where: Filter = EVERYTHING,
-        on_look: OnLook = ignore,
-    ) -> list[Entry]:
-        """Return messages of a state, what comes first first; call `on_look` with how many ids each step looked at."""
-        return messages_of(self._redis.queue(queue), state, where, limit=limit, offset=offset, on_look=on_look)
-
-    def size(self, queue: str, state: str) -> int:
-        """Return how many messages a state has."""
-        return size_of(self._redis.queue(queue), state)
-
     def publish(self, queue: str, body: bytes, *, raw: bool = False, **options: Unpack[PublishOptions]) -> Receipt:
         """Publish a body as it is, as `Queue.publish` does; without `raw` it must be JSON, or BodyError is raised."""
         return publish(self._redis.publisher(queue), body, raw=raw, options=options)
@@ -223,12 +130,6 @@ class Admin:
         """
         return remove.cancel_each(self._redis.queue(queue), ids, tombstone)
 
-    def count_messages(
-        self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: remove.OnStep = ignore
-    ) -> int:
-        """Count the messages of a state, except dead, that `where` means."""
-        return remove.count(self._redis.queue(queue), state, where, on_step)
-
     def cancel_where(
         self,
         queue: str,
@@ -260,14 +161,6 @@ class Admin:
         """Move messages of a state to another queue; raise for a move to a third queue that was cut off before."""
         return Mover(self._redis.queue(queue), self._redis.other(queue, to)).move(state, where, limit, on_step)
 
-    def letters(self, queue: str, where: LetterFilter = EVERY_LETTER) -> Iterator[Letter]:
-        """Yield the dead letters that `where` means, oldest first, read as they are asked for."""
-        return dead.letters_of(self._redis.queue(queue), where)
-
-    def count_letters(self, queue: str, where: LetterFilter = EVERY_LETTER, *, on_step: dead.OnLetters = ignore) -> int:
-        """Count the dead letters that `where` means."""
-        return dead.count(self._redis.queue(queue), where, on_step)
-
     def redrive(
         self,
         queue: str,
@@ -294,7 +187,3 @@ class Admin:
         """Have consumers claim again; return whether the queue was paused."""
         known = self._redis.queue(queue)
         return bool(known.run_all([commands.unpause(known.keys), *commands.push_wake_token(known.keys)])[0])
-
-    def paused(self, queue: str) -> Pause | None:
-        """Return who paused a queue, when and why; None when it is not paused."""
-        return self._redis.session().run(commands.paused(self.keys(queue)))

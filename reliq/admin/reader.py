@@ -1,0 +1,134 @@
+"""`Reader`: everything that an operator sees of queues, for programs; it changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reliq import commands
+from reliq.admin import dead, remove
+from reliq.admin.account import Account, account_of
+from reliq.admin.discover import chosen
+from reliq.admin.ends import End, check_ends, ends_of
+from reliq.admin.filters import EVERY_LETTER, EVERYTHING, Filter, LetterFilter, ignore
+from reliq.admin.list import Entry, OnLook, messages_of, size_of
+from reliq.admin.queues import Overview, overview, with_rates
+from reliq.admin.session import Sessions
+from reliq.admin.show import MessageReader, MessageView
+from reliq.admin.watch import Watcher
+from reliq.admin.workers import Running, running_in, workers_alive
+from reliq.keys import Keys, Layout
+from reliq.settings import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from reliq.message import Duration, Letter, Pause
+    from reliq.roster import Worker
+    from reliq.transport.pool import Target
+
+
+class Reader:
+    """
+    An operator's view of one Redis, which changes nothing there.
+
+    A method that takes a queue raises ConfigurationError when there is no such queue, and for an argument that is not
+    allowed. Any method raises RedisUnavailableError or RedisRefusedError. Threads may share it.
+
+    Args:
+        url: a Redis URL or a redis-py client; None for RELIQ_URL.
+        layout: how the keys of its queues are spelled.
+
+    Raises:
+        ConfigurationError: no Redis is named, or reliq cannot use it.
+    """
+
+    def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ) -> None:
+        self._redis = Sessions(url, layout)
+
+    @property
+    def place(self) -> str:
+        """The URL without its password, or the kind of client."""
+        return self._redis.connection.name
+
+    def keys(self, queue: str) -> Keys:
+        """Return the keys of a queue; raise ConfigurationError for a name that is not allowed."""
+        return self._redis.keys(queue)
+
+    def close(self) -> None:
+        """Close the connections; the next call opens them again."""
+        self._redis.connection.close()
+
+    def queues(self, names: Sequence[str] = (), *, scan: bool = False, interval: Duration = 0.5) -> Overview:
+        """
+        Return the queues named, or all of the registry: what is where, how late, how fast, who works.
+
+        Args:
+            names: in this admin's layout.
+            scan: also find queues that no registry names, in any layout, by a walk over all keys in short steps.
+            interval: seconds over which the rates are counted; 0 for no rates and no wait.
+        """
+        over, session = seconds("interval", interval, most=60), self._redis.session()
+        queues = chosen(session, [self._redis.queue(name).keys for name in names], scan=scan)
+        return with_rates(session, queues, over) if over else overview(session, queues)
+
+    def watch(self, names: Sequence[str] = ()) -> Watcher:
+        """Return a watcher of the queues named, or of all in the registry."""
+        named, session = [self._redis.queue(name).keys for name in names], self._redis.session()
+        return Watcher(session, lambda: chosen(session, named))
+
+    def workers(self) -> list[Worker]:
+        """Return the record of every worker process that is alive, at most 5 s old."""
+        return workers_alive(self._redis.session())
+
+    def running(self, queue: str, *, longer_than: Duration = 0.0) -> list[Running]:
+        """Return the handlers that have run for `longer_than` seconds, the longest running first."""
+        least = seconds("longer_than", longer_than)
+        return running_in(workers_alive(self._redis.queue(queue)), queue, least)
+
+    def account(self, queue: str) -> Account:
+        """Return what came in, how it ended and what is alive, at one moment."""
+        return account_of(self._redis.queue(queue))
+
+    def show(self, queue: str, id: str) -> MessageView:
+        """Return where a message is, what it holds and who has it, or how it ended; raise when nothing is known of it."""
+        return MessageReader(self._redis.queue(queue), id).view()
+
+    def ends(self, queue: str, *, kind: str | None = None, limit: int = 100) -> list[End]:
+        """Return how the last messages ended, newest first: all that were not acked, or those of one kind."""
+        check_ends(kind, limit)
+        return ends_of(self._redis.queue(queue), kind=kind, limit=limit)
+
+    def messages(
+        self,
+        queue: str,
+        state: str,
+        *,
+        limit: int = 20,
+        offset: int = 0,
+        where: Filter = EVERYTHING,
+        on_look: OnLook = ignore,
+    ) -> list[Entry]:
+        """Return messages of a state, what comes first first; call `on_look` with how many ids each step looked at."""
+        return messages_of(self._redis.queue(queue), state, where, limit=limit, offset=offset, on_look=on_look)
+
+    def size(self, queue: str, state: str) -> int:
+        """Return how many messages a state has."""
+        return size_of(self._redis.queue(queue), state)
+
+    def count_messages(
+        self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: remove.OnStep = ignore
+    ) -> int:
+        """Count the messages of a state, except dead, that `where` means."""
+        return remove.count(self._redis.queue(queue), state, where, on_step)
+
+    def letters(self, queue: str, where: LetterFilter = EVERY_LETTER) -> Iterator[Letter]:
+        """Yield the dead letters that `where` means, oldest first, read as they are asked for."""
+        return dead.letters_of(self._redis.queue(queue), where)
+
+    def count_letters(self, queue: str, where: LetterFilter = EVERY_LETTER, *, on_step: dead.OnLetters = ignore) -> int:
+        """Count the dead letters that `where` means."""
+        return dead.count(self._redis.queue(queue), where, on_step)
+
+    def paused(self, queue: str) -> Pause | None:
+        """Return who paused a queue, when and why; None when it is not paused."""
+        return self._redis.session().run(commands.paused(self.keys(queue)))
