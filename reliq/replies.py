@@ -44,8 +44,13 @@ def read_ids(reply: Sequence[bytes]) -> list[str]:
 
 def read_scores(reply: Any) -> list[tuple[str, float]]:
     """Return ids with their scores, as RESP 2 and RESP 3 tell them."""
+    return [(id, moment(score)) for id, score in read_raw_scores(reply)]
+
+
+def read_raw_scores(reply: Any) -> list[tuple[str, float]]:
+    """Return ids with their scores as Redis has them: any numbers."""
     pairs = reply if reply and isinstance(reply[0], list | tuple) else zip(reply[::2], reply[1::2], strict=True)
-    return [(id_text(member), moment(float(score))) for member, score in pairs]
+    return [(id_text(member), float(score)) for member, score in pairs]
 
 
 def read_facts(reply: bytes) -> dict[str, str]:

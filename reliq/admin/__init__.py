@@ -5,10 +5,13 @@ from reliq.admin.admin import Admin
 from reliq.admin.dead import RedriveOptions, RedriveResult
 from reliq.admin.ends import End
 from reliq.admin.filters import Filter, LetterFilter
+from reliq.admin.groups import DeadGroup, DeadGroups
 from reliq.admin.list import Entry
 from reliq.admin.move import MoveResult
+from reliq.admin.page import Page, SearchResult
 from reliq.admin.publish_file import FilePublished
 from reliq.admin.queues import Overview, QueueView, Rates
+from reliq.admin.reader import Reader
 from reliq.admin.remove import RemoveResult
 from reliq.admin.show import MessageView
 from reliq.admin.watch import Failure, Moment, Trend, Watcher
@@ -18,6 +21,8 @@ from reliq.roster import Slot, Worker
 __all__ = [
     "Account",
     "Admin",
+    "DeadGroup",
+    "DeadGroups",
     "End",
     "Entry",
     "Failure",
@@ -28,12 +33,15 @@ __all__ = [
     "Moment",
     "MoveResult",
     "Overview",
+    "Page",
     "QueueView",
     "Rates",
+    "Reader",
     "RedriveOptions",
     "RedriveResult",
     "RemoveResult",
     "Running",
+    "SearchResult",
     "Slot",
     "Trend",
     "Watcher",

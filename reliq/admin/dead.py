@@ -20,7 +20,7 @@ from reliq.message import Outgoing
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, MIB, QueueSettings, milliseconds, seconds, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from reliq.admin.filters import Filter
     from reliq.admin.session import QueueSession
@@ -128,9 +128,13 @@ def walk_letters(queue: QueueSession, where: Filter) -> Iterator[tuple[int, list
         if not letters:
             return
         yield len(letters), [letter for letter in letters if test(letter)]
-        start = f"({letters[-1].letter}"
-        weight = max(1, sum(len(letter.payload) for letter in letters) // len(letters))
-        count = max(1, min(BATCH_LIMIT, count * 2, LETTERS_STEP_BYTES // weight))
+        start, count = f"({letters[-1].letter}", next_step(count, letters)
+
+
+def next_step(count: int, letters: Sequence[Letter]) -> int:
+    """Return how many letters the next step reads, after one that was to read `count` and read these."""
+    weight = max(1, sum(len(letter.payload) for letter in letters) // len(letters))
+    return max(1, min(BATCH_LIMIT, count * 2, LETTERS_STEP_BYTES // weight))
 
 
 def redrive(

@@ -9,7 +9,7 @@ from reliq.call import Command, id_text
 from reliq.commands import LISTS
 from reliq.failure_note import FailureNote
 from reliq.keys import QUEUES_KEY, pattern
-from reliq.replies import read_ids, read_scores, read_text
+from reliq.replies import read_ids, read_raw_scores, read_scores, read_text
 from reliq.rights import runs
 from reliq.wireformat import StateWord
 
@@ -71,13 +71,6 @@ def is_in_garbage(keys: Keys, id: str) -> Command[bool]:
     return Command(("SISMEMBER", keys.garbage, id), bool)
 
 
-@runs("ready:LPOS retry:LPOS")
-def is_in_list(keys: Keys, place: List, id: str, *, newest_first: bool, most: int) -> Command[bool]:
-    """Say whether an id is among the first, or the newest, `most` of a list."""
-    rank = "1" if newest_first else "-1"
-    return Command(("LPOS", _list(keys, place), id, "RANK", rank, "MAXLEN", most), lambda reply: reply is not None)
-
-
 @runs("dedup:GET")
 def marker(keys: Keys, id: str) -> Command[bytes | None]:
     """Read why a chosen id is taken after its end; None when it is not."""
@@ -112,6 +105,37 @@ def ids_at(keys: Keys, place: Place, at: int, count: int) -> Command[list[str]]:
     if place in LISTS:
         return Command(("LRANGE", getattr(keys, place), -at - count, -at - 1), lambda reply: read_ids(reply[::-1]))
     return Command(("ZRANGE", getattr(keys, place), at, at + count - 1), read_ids)
+
+
+@runs("pending:ZRANGE unack:ZRANGE")
+def scored_at(keys: Keys, place: SortedSet, at: int, count: int) -> Command[list[tuple[str, float]]]:
+    """Read ids of a sorted set from the place `at`, each with its score as Redis has it."""
+    return Command(("ZRANGE", getattr(keys, place), at, at + count - 1, "WITHSCORES"), read_raw_scores)
+
+
+@runs("pending:ZRANK unack:ZRANK")
+def rank(keys: Keys, place: SortedSet, id: str) -> Command[int | None]:
+    """Return how many of a sorted set come before an id; None when it is not there."""
+    return Command(("ZRANK", getattr(keys, place), id), _as_it_is)
+
+
+@runs("pending:ZSCORE unack:ZSCORE")
+def score(keys: Keys, place: SortedSet, id: str) -> Command[float | None]:
+    """Return the score of an id as Redis has it; None when it is not there."""
+    return Command(("ZSCORE", getattr(keys, place), id), lambda reply: None if reply is None else float(reply))
+
+
+@runs("pending:ZCOUNT unack:ZCOUNT")
+def count_to(keys: Keys, place: SortedSet, score: float, *, without: bool = False) -> Command[int]:
+    """Count those of a sorted set up to a score, or with `without` those below it."""
+    return Command(("ZCOUNT", getattr(keys, place), "-inf", f"{'(' * without}{score!r}"), int)
+
+
+@runs("ready:LPOS retry:LPOS")
+def index_of(keys: Keys, place: List, id: str, *, newest_first: bool, most: int) -> Command[int | None]:
+    """Return the index of an id in a list, 0 for the newest, when it is among the first or the newest `most`."""
+    rank = "1" if newest_first else "-1"
+    return Command(("LPOS", _list(keys, place), id, "RANK", rank, "MAXLEN", most), _as_it_is)
 
 
 @runs("ready:LRANGE retry:LRANGE")
@@ -271,5 +295,5 @@ def _list(keys: Keys, place: List) -> str:
     return keys.ready if place == "ready" else keys.retry
 
 
-def _as_it_is(reply: bytes | None) -> bytes | None:
+def _as_it_is(reply: Any) -> Any:
     return reply

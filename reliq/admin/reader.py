@@ -10,7 +10,9 @@ from reliq.admin.account import Account, account_of
 from reliq.admin.discover import chosen
 from reliq.admin.ends import End, check_ends, ends_of
 from reliq.admin.filters import EVERY_LETTER, EVERYTHING, Filter, LetterFilter, ignore
+from reliq.admin.groups import DeadGroups, GroupBy, dead_groups
 from reliq.admin.list import Entry, OnLook, messages_of, size_of
+from reliq.admin.page import Page, SearchResult, page_of, search_in
 from reliq.admin.queues import Overview, overview, with_rates
 from reliq.admin.session import Sessions
 from reliq.admin.show import MessageReader, MessageView
@@ -110,6 +112,52 @@ class Reader:
     ) -> list[Entry]:
         """Return messages of a state, what comes first first; call `on_look` with how many ids each step looked at."""
         return messages_of(self._redis.queue(queue), state, where, limit=limit, offset=offset, on_look=on_look)
+
+    def page(self, queue: str, state: str, *, after: str | None = None, limit: int = 50) -> Page:
+        """
+        Return the next messages of a state, what comes first first, of dead letters the newest.
+
+        The place is kept while the queue moves: a message that stays where it is is in one page alone. One that comes
+        into the state before the place of the page is not seen; one that moves back, as a renewed lease does, is seen
+        again; one in a list may be seen again when many were claimed meanwhile, and in garbage at any time.
+
+        Args:
+            after: the `after` of the page before; None for the first page.
+            limit: the most messages, up to 200. Letters of large bodies are fewer, messages in garbage may be.
+        """
+        return page_of(self._redis.queue(queue), state, after, limit)
+
+    def search(
+        self,
+        queue: str,
+        state: str,
+        where: Filter,
+        *,
+        after: str | None = None,
+        limit: int = 50,
+        for_seconds: float = 1.0,
+    ) -> SearchResult:
+        """
+        Look through a state for messages that `where` means, in the order of `page`, for a moment.
+
+        Args:
+            where: a LetterFilter for the state dead.
+            after: the `after` of the search that this one goes on with.
+            limit: the search ends when it has found so many, up to 200.
+            for_seconds: and after this time, at most a minute.
+        """
+        return search_in(self._redis.queue(queue), state, where, after, limit, for_seconds)
+
+    def dead_groups(
+        self,
+        queue: str,
+        *,
+        where: LetterFilter = EVERY_LETTER,
+        by: Sequence[GroupBy] = ("reason", "raised"),
+        for_seconds: float = 1.0,
+    ) -> DeadGroups:
+        """Group the newest dead letters by why they died, looking for `for_seconds`, at most a minute."""
+        return dead_groups(self._redis.queue(queue), where, by, for_seconds)
 
     def size(self, queue: str, state: str) -> int:
         """Return how many messages a state has."""

@@ -202,8 +202,8 @@ class MessageReader:
         places: tuple[List, ...] = ("retry", "ready")
         for newest_first in (False, True):
             for place in places:
-                look = queries.is_in_list(self._keys, place, self._id, newest_first=newest_first, most=LOOK_THROUGH)
-                if self._queue.run(look):
+                look = queries.index_of(self._keys, place, self._id, newest_first=newest_first, most=LOOK_THROUGH)
+                if self._queue.run(look) is not None:
                     return place
         return "ready or retry"
 

@@ -9,10 +9,10 @@ from reliq import commands
 from reliq.admin import queries
 from reliq.admin.places import STEP_IDS, Place
 from reliq.message import BARE
-from reliq.wireformat import HEADER_LIMIT, open_envelope
+from reliq.wireformat import HEADER_LIMIT, MAGIC, open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from reliq.admin.filters import Filter
     from reliq.admin.session import QueueSession
@@ -58,7 +58,11 @@ class Walk:
         """Yield for each step how many ids it looked at, and the chosen messages."""
         test = self._where.tester()
         for ids in self._ids():
-            found = [Found(id, BARE, b"", 0, False) for id in ids] if self._ids_only else self._read(ids)
+            found = (
+                [Found(id, BARE, b"", 0, False) for id in ids]
+                if self._ids_only
+                else read_messages(self._queue, ids, whole=bool(self._where.match))
+            )
             if self._where.is_set:
                 found = [one for one in found if not one.is_gone and test(one.header, one.body)]
             yield len(ids), found
@@ -91,17 +95,33 @@ class Walk:
             if ids:
                 yield ids
 
-    def _read(self, ids: list[str]) -> list[Found]:
-        values = self._queue.read_each([commands.body_start(self._keys, id, START_BYTES) for id in ids], b"")
-        for at, start in enumerate(values):
-            if self._where.match and len(start) == START_BYTES:
-                values[at] = self._queue.run(queries.value(self._keys, ids[at])) or b""
-        gone = {id for id, value in zip(ids, values, strict=True) if not value}
-        if gone and self._keys.bare:  # only a bare body can be empty
-            there = self._queue.run_all([queries.has_value(self._keys, id) for id in gone])
-            gone -= {id for id, is_there in zip(gone, there, strict=True) if is_there}
-        return [self._found(id, value, id in gone) for id, value in zip(ids, values, strict=True)]
 
-    def _found(self, id: str, value: bytes, is_gone: bool) -> Found:
-        header, body = open_envelope(value, bare=self._keys.bare)
-        return Found(id, header, body, len(value) - len(body), is_gone)
+def read_messages(
+    queue: QueueSession, ids: Sequence[str], *, length: int = START_BYTES, whole: bool = False
+) -> list[Found]:
+    """Read the first `length` bytes of messages, of long headers more, or with `whole` all of each."""
+    keys = queue.keys
+    values = queue.read_each([commands.body_start(keys, id, length) for id in ids], b"")
+    cut = [
+        at for at, start in enumerate(values) if len(start) == length and (whole or not _has_header(start, keys.bare))
+    ]
+    for at in cut:
+        if whole:
+            values[at] = queue.run(queries.value(keys, ids[at])) or b""
+        else:
+            values[at] = queue.run(commands.body_start(keys, ids[at], START_BYTES))
+    gone = {id for id, value in zip(ids, values, strict=True) if not value}
+    if gone and keys.bare:  # only a bare body can be empty
+        there = queue.run_all([queries.has_value(keys, id) for id in gone])
+        gone -= {id for id, is_there in zip(gone, there, strict=True) if is_there}
+    return [_found(id, value, id in gone, bare=keys.bare) for id, value in zip(ids, values, strict=True)]
+
+
+def _has_header(start: bytes, bare: bool) -> bool:
+    """Say whether the start of a value holds its whole header, or it has none."""
+    return bare or not start.startswith(MAGIC) or b"\n" in start
+
+
+def _found(id: str, value: bytes, is_gone: bool, *, bare: bool) -> Found:
+    header, body = open_envelope(value, bare=bare)
+    return Found(id, header, body, len(value) - len(body), is_gone)

@@ -62,11 +62,13 @@ GIVEN = {
     "pause": (Pause("me", 1.0, "why"),),
     "poke": (KEYS.lane("w.poke"),),
     "queues": ([KEYS],),
+    "score": (1.5,),
     "script": (script("ack"),),
     "section": ("server",),
     "stamp": (1,),
     "stream": ("ends", "history", "dead"),
     "to": ("other",),
+    "without": (False, True),
     "worker": (Worker("a", "h", 1, "1", ("q",), 1, 0, 1.0, 1.0, 1.0),),
 }
 #: What a parameter may be given that means something else in other functions.
@@ -76,8 +78,12 @@ PLACES = {
     "end_of": ("ready", "retry"),
     "due_between": ("pending", "unack"),
     "ids_at": ("pending", "ready", "unack", "retry"),
-    "is_in_list": ("ready", "retry"),
+    "index_of": ("ready", "retry"),
     "newest_ids": ("ready", "retry"),
+    "scored_at": ("pending", "unack"),
+    "rank": ("pending", "unack"),
+    "score": ("pending", "unack"),
+    "count_to": ("pending", "unack"),
     "size": PLACES,
 }
 

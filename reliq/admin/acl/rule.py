@@ -65,6 +65,7 @@ ONLY_READ = frozenset(
         "HRANDFIELD",
         "ZRANGE",
         "ZRANGEBYSCORE",
+        "ZRANK",
         "ZSCAN",
         "ZSCORE",
     }
