@@ -14,6 +14,7 @@ from reliq.admin.queues import Overview, QueueView, Rates
 from reliq.admin.reader import Reader
 from reliq.admin.remove import RemoveResult
 from reliq.admin.show import MessageView
+from reliq.admin.story import Story, StoryEvent
 from reliq.admin.watch import Failure, Moment, Trend, Watcher
 from reliq.admin.workers import Running
 from reliq.roster import Slot, Worker
@@ -43,6 +44,8 @@ __all__ = [
     "Running",
     "SearchResult",
     "Slot",
+    "Story",
+    "StoryEvent",
     "Trend",
     "Watcher",
     "Worker",

@@ -59,6 +59,18 @@ def failure_notes(keys: Keys, ids: Sequence[str]) -> Command[list[FailureNote]]:
     return Command(("HMGET", keys.errors, *ids), lambda reply: [FailureNote.parse(one) for one in reply])
 
 
+@runs("errors:HGET")
+def failures(keys: Keys, id: str) -> Command[list[FailureNote]]:
+    """Read each failure of a message that is kept, the newest first."""
+    return Command(("HGET", keys.errors, id), FailureNote.parse_all)
+
+
+@runs("dead:XRANGE")
+def letter_failures(keys: Keys, letter: str) -> Command[list[FailureNote]]:
+    """Read each failure that a dead letter keeps, the newest first."""
+    return Command(("XRANGE", keys.dead, letter, letter), _letter_failures)
+
+
 @runs("retries_left:HEXISTS")
 def is_alive(keys: Keys, id: str) -> Command[bool]:
     """Say whether a message has a retry count: it is pending, in a list or in unack."""
@@ -289,6 +301,11 @@ def noted_move(keys: Keys) -> Command[str]:
 def drop_move(keys: Keys) -> Command[int]:
     """Note that no messages are being moved."""
     return Command(("DEL", keys.moving), int)
+
+
+def _letter_failures(reply: Any) -> list[FailureNote]:
+    fields = reply[0][1] if reply else []
+    return FailureNote.parse_all(dict(zip(fields[::2], fields[1::2], strict=True)).get(b"note"))
 
 
 def _list(keys: Keys, place: List) -> str:

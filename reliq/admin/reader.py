@@ -16,6 +16,7 @@ from reliq.admin.page import Page, SearchResult, page_of, search_in
 from reliq.admin.queues import Overview, overview, with_rates
 from reliq.admin.session import Sessions
 from reliq.admin.show import MessageReader, MessageView
+from reliq.admin.story import Story, story_of
 from reliq.admin.watch import Watcher
 from reliq.admin.workers import Running, running_in, workers_alive
 from reliq.keys import Keys, Layout
@@ -94,6 +95,10 @@ class Reader:
     def show(self, queue: str, id: str) -> MessageView:
         """Return where a message is, what it holds and who has it, or how it ended; raise when nothing is known of it."""
         return MessageReader(self._redis.queue(queue), id).view()
+
+    def story(self, queue: str, id: str) -> Story:
+        """Return what happened to a message, the oldest first, as far as it is known; raise when nothing is."""
+        return story_of(self.show(queue, id))
 
     def ends(self, queue: str, *, kind: str | None = None, limit: int = 100) -> list[End]:
         """Return how the last messages ended, newest first: all that were not acked, or those of one kind."""

@@ -10,7 +10,9 @@ from reliq.admin import queries
 from reliq.admin.ends import End, ends_of_one, letter_searched, letters_of_one
 from reliq.admin.workers import running_in, workers_alive
 from reliq.errors import ConfigurationError
+from reliq.failure_note import FailureNote
 from reliq.foreign import moment, whole_number
+from reliq.ids import made_at
 from reliq.message import BARE, Header
 from reliq.wireformat import Delayed, StateWord, open_envelope
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from reliq.admin.session import QueueSession
     from reliq.admin.workers import Running
     from reliq.commands import List
-    from reliq.failure_note import FailureNote
     from reliq.message import Letter
 
 MessageState = Literal["pending", "ready", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "gone"]
@@ -48,6 +49,8 @@ class MessageView:
         cancelled: it was cancelled and ends where it is met next.
         suspect: its last delivery ended by its lease, so it may be what killed its worker.
         reason, error: of its last failure; empty when there was none.
+        failures: each that is kept, the newest first: at most ten.
+        published: when; by its maker's clock for a generated id, by Redis' for another. None when nobody knows.
         headers: those its publisher gave it.
         body: its bytes; None when they are gone.
         holder: the handler that runs it; None when none does, or its process does not say (`Queue.receive`).
@@ -69,6 +72,8 @@ class MessageView:
     suspect: bool = False
     reason: str = ""
     error: str = ""
+    failures: Sequence[FailureNote] = ()
+    published: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
     holder: Running | None = None
@@ -86,7 +91,7 @@ class _Traces:
     unack: float | None
     word: StateWord
     left: bytes | None
-    note: FailureNote
+    failures: Sequence[FailureNote]
     in_garbage: bool
     value: bytes | None
     ttl_ms: int
@@ -119,8 +124,9 @@ class MessageReader:
             view = self._of_living(traces)
         elif letters:
             view = _of_letter(letters[0])
+            view["failures"] = self._queue.run(queries.letter_failures(self._keys, letters[0].letter))
         elif ends or traces.mark is not None:
-            view = {"state": "gone"}
+            view = {"state": "gone", "published": _published(self._id, BARE)}
         else:
             raise self._unknown(searched_all=searched_all)
         return MessageView(
@@ -142,13 +148,13 @@ class MessageReader:
 
     def _traces(self) -> _Traces:
         keys, id = self._keys, self._id
-        (pending,), (unack,), (word,), (left,), (note,), *rest = self._queue.run_all(
+        (pending,), (unack,), (word,), (left,), *rest = self._queue.run_all(
             [
                 commands.scores(keys, "pending", [id]),
                 commands.scores(keys, "unack", [id]),
                 commands.state_words(keys, [id]),
                 commands.retries_left(keys, [id]),
-                queries.failure_notes(keys, [id]),
+                queries.failures(keys, id),
                 queries.is_in_garbage(keys, id),
                 queries.value(keys, id),
                 queries.ttl_ms(keys, id),
@@ -156,13 +162,13 @@ class MessageReader:
                 queries.marker_ms(keys, id),
             ]
         )
-        return _Traces(pending, unack, word, left, note, *rest)
+        return _Traces(pending, unack, word, left, *rest)
 
     def _of_living(self, traces: _Traces) -> dict[str, Any]:
         header, body = (BARE, None) if traces.value is None else open_envelope(traces.value, bare=self._keys.bare)
-        left = whole_number(traces.left or b"")
+        left, note = whole_number(traces.left or b""), next(iter(traces.failures), FailureNote())
         state = self._state(traces, never_failed=left is not None and left == header.retries)
-        deliveries = traces.note.attempt
+        deliveries = note.attempt
         if left is not None and header.retries is not None:
             deliveries = max(0, header.retries - left + (state in ("leased", "backoff")))
         return {
@@ -174,8 +180,10 @@ class MessageReader:
             "ttl_left": traces.ttl_ms / 1000 if traces.ttl_ms >= 0 else None,
             "cancelled": traces.word.cancelled,
             "suspect": traces.word.deaths > 0,
-            "reason": traces.note.reason,
-            "error": traces.note.error,
+            "reason": note.reason,
+            "error": note.error,
+            "failures": traces.failures,
+            "published": _published(self._id, header),
             "headers": header.headers,
             "body": body,
             "holder": self._holder() if state == "leased" else None,
@@ -217,6 +225,11 @@ def _due(state: MessageState, traces: _Traces, header: Header) -> float | None:
     return None if ms is None else moment(ms / 1000)
 
 
+def _published(id: str, header: Header) -> float | None:
+    at = made_at(id) if header.enqueued is None else header.enqueued
+    return None if at is None else moment(at / 1000)
+
+
 def _of_letter(letter: Letter) -> dict[str, Any]:
     return {
         "state": "dead",
@@ -224,6 +237,7 @@ def _of_letter(letter: Letter) -> dict[str, Any]:
         "deliveries": letter.attempts,
         "reason": letter.reason,
         "error": letter.error,
+        "published": _published(letter.id, letter.header),
         "headers": letter.header.headers,
         "body": letter.payload,
     }

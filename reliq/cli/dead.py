@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reliq.admin import Admin, LetterFilter, RedriveOptions, RedriveResult
+from reliq.admin import Admin, DeadGroups, LetterFilter, RedriveOptions, RedriveResult
 from reliq.cli.ends import clock
 from reliq.cli.list import JSON_BODY, TABLE_BODY, TABLE_ERROR, when_text
 from reliq.cli.options import (
@@ -24,6 +24,7 @@ from reliq.cli.options import (
     NewerThan,
     OlderThan,
     QueueName,
+    Raised,
     Reason,
     Url,
     Yes,
@@ -46,6 +47,8 @@ _PERIODS = {"s": 1, "m": 60, "h": 3600}
 
 LETTER_COLUMNS = ("id", "died", "reason", "error", "attempts", "size", "body")
 LETTERS_LIMIT = 10_000
+#: Letters are grouped for this many seconds.
+GROUP_SECONDS = 5.0
 
 
 @dead.command("list")
@@ -53,25 +56,32 @@ def list_letters(
     queue: QueueName,
     ids: Ids = None,
     reason: Reason = "",
+    raised: Raised = None,
     error: Error = "",
     older_than: OlderThan = None,
     newer_than: NewerThan = None,
     header: Headers = None,
     match: Match = "",
     limit: Annotated[int, typer.Option(help="The most to show.")] = 20,
+    group: Annotated[bool, typer.Option("--group", help="How many died of what, the most first, and where.")] = False,
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
-    List dead letters, oldest first.
+    List dead letters, oldest first; or with --group how many died of what.
 
     Example: reliq dead list orders --error 'card declined' --newer-than 2h
 
+    A group is looked for among the newest letters, for some seconds; `dead redrive --reason … --raised …` takes it.
+
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong filter.
     """
-    where = letter_filter_of(ids, reason, error, older_than, newer_than, header, match)
+    where = letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match)
     most = whole("--limit", limit, least=1, most=LETTERS_LIMIT)
+    if group:
+        _list_groups(admin(url, layout).dead_groups(queue, where=where, for_seconds=GROUP_SECONDS), most, json=json)
+        return
     found = list(islice(admin(url, layout).letters(queue, where), most))
     if json:
         print_json([as_json(one, start_of(one.payload, JSON_BODY)) for one in found])
@@ -117,6 +127,7 @@ def redrive(
     queue: QueueName,
     ids: Ids = None,
     reason: Reason = "",
+    raised: Raised = None,
     error: Error = "",
     older_than: OlderThan = None,
     newer_than: NewerThan = None,
@@ -142,7 +153,7 @@ def redrive(
     Ctrl-C stops it and says how far it came; run again, it goes on. Exit codes: 0 done, 1 Redis did not answer or you
     did not agree, 2 an unknown queue, id or filter, 130 interrupted.
     """
-    where = _meant(letter_filter_of(ids, reason, error, older_than, newer_than, header, match), every=every)
+    where = _meant(letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match), every=every)
     options = RedriveOptions(
         limit=limit,
         rate=None if rate is None else per_second(rate),
@@ -168,6 +179,7 @@ def purge(
     queue: QueueName,
     ids: Ids = None,
     reason: Reason = "",
+    raised: Raised = None,
     error: Error = "",
     older_than: OlderThan = None,
     newer_than: NewerThan = None,
@@ -188,7 +200,7 @@ def purge(
     Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue, id or filter, 130
     interrupted.
     """
-    where = _meant(letter_filter_of(ids, reason, error, older_than, newer_than, header, match), every=every)
+    where = _meant(letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match), every=every)
     desk = admin(url, layout)
     found = _count(desk, queue, where)
     if dry_run:
@@ -202,9 +214,19 @@ def purge(
     _complain(queue, missing)
 
 
+def _list_groups(found: DeadGroups, most: int, *, json: bool) -> None:
+    if json:
+        print_json({"groups": found.groups[:most], "looked": found.looked, "of": found.of})
+        return
+    rows = [(one.count, one.reason, one.raised, when_text(one.newest), one.example) for one in found.groups[:most]]
+    print_table(("count", "reason", "raised", "newest", "example"), rows)
+    if found.looked < found.of:
+        say(f"these are of the newest {found.looked:,} letters looked at, of {found.of:,}")
+
+
 def as_json(letter: Letter, body: str) -> dict[str, Any]:
     """Return a dead letter as JSON holds it."""
-    names = ("id", "letter", "reason", "error", "attempts", "died")
+    names = ("id", "letter", "reason", "raised", "error", "attempts", "died")
     facts = {name: getattr(letter, name) for name in names}
     return facts | {"headers": letter.header.headers, "size": len(letter.payload), "body": body}
 
@@ -226,7 +248,9 @@ def per_second(text: str) -> float:
 def _meant(where: LetterFilter, *, every: bool) -> LetterFilter:
     """Return the filter; raise ConfigurationError when it says nothing, or says something beside --all."""
     if where.is_set == every:
-        raise ConfigurationError("say which dead letters: ids, --reason, --error, an age, --header, --match; or --all")
+        raise ConfigurationError(
+            "say which dead letters: ids, --reason, --raised, --error, an age, --header, --match; or --all"
+        )
     return where
 
 

@@ -48,6 +48,12 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many are m
 OlderThan = Annotated[str | None, typer.Option(metavar="TIME", help="Only those dead for longer: 30s, 10m, 2h, 1d.")]
 NewerThan = Annotated[str | None, typer.Option(metavar="TIME", help="Only those that died within: 30s, 10m, 2h, 1d.")]
 Error = Annotated[str, typer.Option(metavar="TEXT", help="Only with this text in the last error.")]
+Raised = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PLACE", help="Only of this exception and place, as `dead list --group` shows it; '' of none."
+    ),
+]
 Reason = Annotated[
     str, typer.Option(help=f"Only those: {', '.join(DEATH_REASONS)}.", autocompletion=state_option(DEATH_REASONS))
 ]
@@ -87,6 +93,7 @@ def filter_of(headers: Sequence[str] | None, match: str) -> Filter:
 def letter_filter_of(
     ids: Sequence[str] | None,
     reason: str,
+    raised: str | None,
     error: str,
     older_than: str | None,
     newer_than: str | None,
@@ -99,6 +106,7 @@ def letter_filter_of(
         match=match,
         ids=frozenset(ids or ()),
         reason=reason,
+        raised=raised,
         error=error,
         older_than=None if older_than is None else duration(older_than),
         newer_than=None if newer_than is None else duration(newer_than),

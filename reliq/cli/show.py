@@ -11,6 +11,8 @@ from reliq.cli.ends import clock, why
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
 from reliq.cli.output import print_facts, print_json, say
 from reliq.errors import ConfigurationError
+from reliq.failure_note import FailureNote
+from reliq.foreign import moment
 from reliq.readable import as_value, pretty, spoken
 
 
@@ -49,6 +51,7 @@ def show(
 def _lines(found: MessageView) -> list[tuple[str, Any]]:
     """Return the names and values to show, each for one line."""
     said: list[tuple[str, Any]] = [("id", found.id), ("state", _state(found))]
+    said += [("published", clock(found.published) + " UTC")] if found.published is not None else []
     said += [("due", clock(found.due) + " UTC")] if found.due is not None else []
     if found.holder is not None:
         holder = found.holder
@@ -63,6 +66,7 @@ def _lines(found: MessageView) -> list[tuple[str, Any]]:
     said += [("expires", f"in {spoken(found.ttl_left)}")] if found.ttl_left is not None else []
     if found.reason:
         said.append(("last error", found.reason + (f": {found.error}" if found.error else "")))
+    said += [("failed", _failure(note)) for note in reversed(found.failures)]
     said += [("header", f"{name}: {value}") for name, value in found.headers.items()]
     if found.taken_seconds is not None:
         said.append(("id taken", f"for {spoken(found.taken_seconds)} more"))
@@ -71,6 +75,15 @@ def _lines(found: MessageView) -> list[tuple[str, Any]]:
     if not found.searched_all:
         said.append(("note", "there are too many dead letters to look through; an older one of it may be among them"))
     return said
+
+
+def _failure(note: FailureNote) -> str:
+    """Return one failure in a line: when, which delivery, where, and why."""
+    said = [] if note.at_ms is None else [f"{clock(moment(note.at_ms / 1000))} UTC "]
+    said += [] if note.attempt is None else [f"attempt {note.attempt}"]
+    said += [] if note.took_ms is None else [f"after {spoken(note.took_ms / 1000)}"]
+    said += [f"in {note.by}"] if note.by else []
+    return " ".join([*said, note.summary])
 
 
 def _state(found: MessageView) -> str:

@@ -49,6 +49,7 @@ GIVEN = {
     "key": (KEYS.lane("w.poke"),),
     "keys": (KEYS,),
     "last": ("+",),
+    "letter": ("1-0",),
     "letters": (["1-0"],),
     "lasts_ms": (5,),
     "length": (5,),
