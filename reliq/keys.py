@@ -161,6 +161,7 @@ class Keys:
         "history",
         "layout",
         "lease",
+        "minutes",
         "moving",
         "name",
         "paused",
@@ -197,6 +198,7 @@ class Keys:
         self.ends = base + ":ends"  # stream: the last messages that ended otherwise than by an ack
         self.history = base + ":history"  # stream: the last acked ones, for a queue that wants them
         self.totals = base + ":totals"  # hash: kind -> how many ever
+        self.minutes = base + ":minutes"  # hash: totals of the last 180 minutes, as a worker noted them
         self.wake = base + ":wake"  # list: at most one token
         self.watch = base + ":watch"  # string: the process that waits for the next due time
         self.windows = base + ":windows"  # hash: chosen id -> for how many ms it stays taken after its end

@@ -6,6 +6,7 @@ from reliq.admin.dead import RedriveOptions, RedriveResult
 from reliq.admin.ends import End
 from reliq.admin.filters import Filter, LetterFilter
 from reliq.admin.groups import DeadGroup, DeadGroups
+from reliq.admin.history import Minute
 from reliq.admin.list import Entry
 from reliq.admin.move import MoveResult
 from reliq.admin.page import Page, SearchResult
@@ -31,6 +32,7 @@ __all__ = [
     "Filter",
     "LetterFilter",
     "MessageView",
+    "Minute",
     "Moment",
     "MoveResult",
     "Overview",

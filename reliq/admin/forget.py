@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from reliq import commands, transitions
-from reliq.admin import queries
+from reliq.admin import queue_queries
 from reliq.errors import ConfigurationError
 from reliq.foreign import whole_number
 from reliq.publish.registry import NAMING_SECONDS
@@ -38,8 +38,8 @@ def forget(queue: QueueSession, workers: Sequence[Worker], *, letters: bool) -> 
         )
     if kept and not letters:
         raise ConfigurationError(f"queue {keys.name!r} has {kept} dead letter(s); --letters removes them too")
-    queue.run(queries.drop_move(keys))
-    queue.run(queries.unregister(keys))
+    queue.run(queue_queries.drop_move(keys))
+    queue.run(queue_queries.unregister(keys))
     return kept
 
 
@@ -49,7 +49,7 @@ def _check_unnamed(queue: QueueSession) -> None:
 
     It names a queue no more often than each NAMING_SECONDS, so what it published meanwhile would be in no registry.
     """
-    told = queue.run(queries.registered_at(queue.keys))
+    told = queue.run(queue_queries.registered_at(queue.keys))
     named, now_ms = whole_number(told), queue.run(commands.server_ms())
     left = 0 if named is None else math.ceil(NAMING_SECONDS + 1 - (now_ms / 1000 - named))
     if 0 < left <= NAMING_SECONDS + 1:

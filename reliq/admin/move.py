@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from reliq import commands, transitions
-from reliq.admin import queries
+from reliq.admin import queries, queue_queries
 from reliq.admin.dead import COPY_WINDOW_SECONDS
 from reliq.admin.list import entries
 from reliq.admin.places import MOVING_MS, STEP_IDS, Place, check_place
@@ -134,17 +134,17 @@ class Mover:
             on_step(looked, sum_of)
             if left <= 0:
                 break
-        self._queue.run(queries.drop_move(self._keys))
+        self._queue.run(queue_queries.drop_move(self._keys))
         return sum_of
 
     def _note_destination(self) -> bool:
         """Note where messages go; return whether that was noted already, by a move that was cut off."""
         to = self._to.name
-        if self._queue.run(queries.note_move(self._keys, to, only_first=True)):
+        if self._queue.run(queue_queries.note_move(self._keys, to, only_first=True)):
             return False
-        noted = self._queue.run(queries.noted_move(self._keys))
+        noted = self._queue.run(queue_queries.noted_move(self._keys))
         if not is_name(noted, self._keys.layout):  # no move wrote that
-            self._queue.run(queries.note_move(self._keys, to, only_first=False))
+            self._queue.run(queue_queries.note_move(self._keys, to, only_first=False))
             return False
         if noted != to:
             raise ConfigurationError(

@@ -49,7 +49,7 @@ class Page:
 @dataclass(frozen=True, slots=True)
 class SearchResult:
     """
-    What a search found in its time.
+    The messages that a search found in its time.
 
     Attributes:
         items: as those of a page.

@@ -25,6 +25,7 @@ TYPES = {
     "windows": "hash",
     "dead": "stream",
     "totals": "hash",
+    "minutes": "hash",
     "wake": "list",
     "watch": "string",
     "paused": "string",

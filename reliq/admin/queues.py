@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from reliq import commands, transitions
-from reliq.admin import queries
+from reliq.admin import queue_queries
 from reliq.admin.workers import running_in, workers_alive
 from reliq.message import Pause
 from reliq.snapshot.snapshot import SnapshotReader
@@ -136,7 +136,7 @@ def with_rates(session: Session, chosen: Chosen, interval: float) -> Overview:
 def _pauses(session: Session, paused: Sequence[Keys]) -> dict[Keys, Pause]:
     """Return the pause of each of `paused`; its end is the one that Redis has."""
     told = session.try_all([commands.paused(keys) for keys in paused])
-    lasting = session.try_all([queries.pause_ms(keys) for keys in paused])
+    lasting = session.try_all([queue_queries.pause_ms(keys) for keys in paused])
     pauses = {}
     for keys, pause, ttl_ms in zip(paused, told, lasting, strict=True):
         if isinstance(pause, Pause) and isinstance(ttl_ms, int):

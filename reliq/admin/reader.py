@@ -11,6 +11,7 @@ from reliq.admin.discover import chosen
 from reliq.admin.ends import End, check_ends, ends_of
 from reliq.admin.filters import EVERY_LETTER, EVERYTHING, Filter, LetterFilter, ignore
 from reliq.admin.groups import DeadGroups, GroupBy, dead_groups
+from reliq.admin.history import Minute, histories_of, overview_by_notes
 from reliq.admin.list import Entry, OnLook, messages_of, size_of
 from reliq.admin.page import Page, SearchResult, page_of, search_in
 from reliq.admin.queues import Overview, overview, with_rates
@@ -73,6 +74,22 @@ class Reader:
         over, session = seconds("interval", interval, most=60), self._redis.session()
         queues = chosen(session, [self._redis.queue(name).keys for name in names], scan=scan)
         return with_rates(session, queues, over) if over else overview(session, queues)
+
+    def overview(self, names: Sequence[str] = ()) -> Overview:
+        """Return the queues named, or all of the registry, at once: the rates are those since a worker's last note."""
+        session = self._redis.session()
+        return overview_by_notes(session, chosen(session, [self._redis.queue(name).keys for name in names]))
+
+    def history(self, queue: str, *, minutes: int = 60) -> list[Minute]:
+        """Return a queue's last minutes, up to 180, the oldest first, as its workers noted them."""
+        session = self._redis.queue(queue)
+        return histories_of(session, [session.keys], minutes)[session.keys]
+
+    def histories(self, names: Sequence[str] = (), *, minutes: int = 60) -> dict[str, list[Minute]]:
+        """Return the last minutes of the queues named, or of all in the registry, each by its queue's name."""
+        session = self._redis.session()
+        queues = chosen(session, [self.keys(name) for name in names]).queues
+        return {keys.name: told for keys, told in histories_of(session, queues, minutes).items()}
 
     def watch(self, names: Sequence[str] = ()) -> Watcher:
         """Return a watcher of the queues named, or of all in the registry."""

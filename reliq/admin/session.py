@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands
-from reliq.admin import queries
+from reliq.admin import queue_queries
 from reliq.client.client import Client
 from reliq.errors import ConfigurationError, RedisRefusedError, WrongKeyTypeError
 from reliq.keys import Keys, Layout, check_layout, is_name
@@ -98,7 +98,7 @@ class QueueSession(Session):
         The registry says so, or a structure, a total, a dead letter or an end. The error names the layout that has it.
         """
         keys = self.keys
-        if self.run(queries.key_count(keys)) or self.run(queries.is_registered(keys)):
+        if self.run(queue_queries.key_count(keys)) or self.run(queue_queries.is_registered(keys)):
             return
         elsewhere = " and ".join(f"--layout {layout}" for layout in self._other_layouts())
         raise ConfigurationError(
@@ -109,7 +109,7 @@ class QueueSession(Session):
     def _other_layouts(self) -> list[Layout]:
         """Return the other layouts in which a queue of this name has messages or totals; a refusal counts as none."""
         others = [layout for layout in LAYOUTS if layout != self.keys.layout and is_name(self.name, layout)]
-        answers = self.try_all([queries.is_used(Keys(self.name, layout)) for layout in others])
+        answers = self.try_all([queue_queries.is_used(Keys(self.name, layout)) for layout in others])
         return [layout for layout, answer in zip(others, answers, strict=True) if answer is True]
 
 

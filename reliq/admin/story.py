@@ -16,7 +16,7 @@ StoryKind = Literal["published", "failed", "claimed", "due", "dead", "expired", 
 @dataclass(frozen=True, slots=True)
 class StoryEvent:
     """
-    What happened to a message.
+    Something that happened to a message.
 
     Attributes:
         at: when, in unix seconds, by Redis' clock but for `published` of a generated id, and `claimed`; None when

@@ -9,7 +9,7 @@ import signal
 import sys
 
 from reliq import commands
-from reliq.admin import queries, server
+from reliq.admin import queue_queries, server
 from reliq.client.client import Client
 from reliq.errors import ReliqError
 from reliq.keys import Keys, pattern
@@ -30,7 +30,7 @@ def remove(client: Client, keys: Keys) -> None:
         if cursor == "0":
             break
     _dismiss(client, keys)
-    client.run(queries.unregister(keys), for_seconds=CLEANUP_SECONDS)
+    client.run(queue_queries.unregister(keys), for_seconds=CLEANUP_SECONDS)
 
 
 def _dismiss(client: Client, keys: Keys) -> None:

@@ -91,10 +91,10 @@ def purge(
 def forget(keys: Keys, *, letters: bool, clock: int | None = None) -> Call[tuple[int, int]]:
     """Remove an empty queue, its dead letters too with `letters`; return how many messages and letters there are."""
     places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.retries_left, keys.dead)
-    rest = (keys.lease, keys.errors, keys.totals, keys.ends, keys.history, keys.wake, keys.watch, keys.paused)
+    rest = (keys.lease, keys.errors, keys.totals, keys.ends, keys.history)
     return Call(
         script("forget"),
-        (*places, *rest, keys.windows),
+        (*places, *rest, keys.minutes, keys.wake, keys.watch, keys.paused, keys.windows),
         (clock_arg(clock), int(letters)),
         lambda reply: (int(reply[0]), int(reply[1])),
     )

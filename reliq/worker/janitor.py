@@ -10,6 +10,7 @@ from reliq import commands, transitions
 from reliq.events import WentBack, notify
 from reliq.settings import milliseconds
 from reliq.worker.loop import QueueBackoff
+from reliq.worker.minute_notes import MinuteNotes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,7 @@ class Janitor:
     def __init__(self, client: Client, queues: Sequence[Queue[Any]]) -> None:
         self._client, self._queues = client, {queue.name: queue for queue in queues}
         self._cursors = {queue.name: (0, 0) for queue in queues}
+        self._minutes = MinuteNotes(client, [queue.keys for queue in queues])
         self._claims: dict[str, int] = {}
         self._backoff = QueueBackoff("janitor", client.observers)
         self._round_at = 0.0
@@ -44,14 +46,14 @@ class Janitor:
         return max(0.0, self._round_at - time.monotonic())
 
     def _tidy(self) -> None:
-        """Name every queue in the registry, tidy a part of each, and check that its account goes forward."""
+        """Name every queue in the registry, tidy a part of each, see that its account goes forward, and note its minute."""
         calls: list[Request[Any]] = [
             transitions.tidy(queue.keys, cursor=self._cursors[name][0], lease_cursor=self._cursors[name][1])
             for name, queue in self._queues.items()
         ]
         calls += [commands.claims(queue.keys) for queue in self._queues.values()]
         naming = commands.register([queue.keys.entry for queue in self._queues.values()], int(time.time()))
-        answers = self._client.run_all([*calls, naming])
+        now_ms, *answers = self._client.run_all([commands.server_ms(), *calls, naming])
         if isinstance(registered := answers.pop(), Exception):
             self._backoff.note("", registered)
         tidied, claims = answers[: len(self._queues)], answers[len(self._queues) :]
@@ -62,6 +64,8 @@ class Janitor:
                 self._cursors[name] = answer[:2]
             if not isinstance(count, Exception):
                 self._compare(name, count)
+        if not isinstance(now_ms, Exception):
+            self._minutes.step(now_ms)
 
     def _compare(self, name: str, claims: int) -> None:
         """Notify observers when the account of a queue went back."""

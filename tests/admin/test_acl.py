@@ -12,9 +12,9 @@ import pytest
 import redis
 from typed import reliq
 
-from reliq import Admin, ConfigurationError, Layout, PublishFailed, Queue, RedisRefusedError, commands
+from reliq import Admin, ConfigurationError, Layout, PublishFailed, Queue, RedisRefusedError, commands, minutes
 from reliq import transitions as t
-from reliq.admin import queries, server
+from reliq.admin import queries, queue_queries, server
 from reliq.admin.acl import roles
 from reliq.admin.fsck.ids import CHECK
 from reliq.client.client import Client
@@ -27,7 +27,7 @@ PACKAGE = Path(commands.__file__).parent
 #: The modules and folders that play a role.
 PLAYERS = {
     "producer": ("publish",),
-    "consumer": ("worker", "receive", "process", "settlement.py"),
+    "consumer": ("worker", "receive", "process", "settlement.py", "snapshot"),
     "operator": ("admin", "control.py", "publish", "snapshot"),
     "exporter": ("snapshot", "metrics"),
 }
@@ -321,7 +321,10 @@ def test_an_exporter_is_refused_bodies_letters_and_every_change(login, url):
 def made_by(path):
     """The scripts and commands that a module makes by their names, such as `transitions.ack` and `commands.bodies`."""
     homes = {"transitions": set(script_names()), "ids": {"check_ids"}}
-    homes |= {home.__name__.rpartition(".")[2]: set(vars(home)) for home in (commands, queries, server)}
+    homes |= {
+        home.__name__.rpartition(".")[2]: set(vars(home))
+        for home in (commands, minutes, queries, queue_queries, server)
+    }
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

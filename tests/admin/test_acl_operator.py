@@ -18,8 +18,8 @@ from reliq.roster import Slot, Worker
 
 #: What the doctor asks on the off chance; what it is not told, it calls unknown.
 OFF_CHANCE = ("client", "info", "config", "slowlog", "acl")
-#: Rights that the test does not come to need: to watch, to mend what somebody else broke, or one of two that do.
-ELSEWHERE = {"HRANDFIELD", "LREM", "RENAMENX", "EVAL"}
+#: Rights that the test does not come to need: to watch, to go on with a page, to mend what somebody else broke, or one of two that do.
+ELSEWHERE = {"HRANDFIELD", "LREM", "RENAMENX", "EVAL", "ZCOUNT", "ZRANK"}
 
 
 @pytest.fixture(params=[(), ("--server", "6.2")], ids=["printed-for-this-server", "printed-for-6.2"])

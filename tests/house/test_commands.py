@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from reliq import commands
+from reliq import commands, minutes
 from reliq import keys as key_names
-from reliq.admin import queries, server
+from reliq.admin import queries, queue_queries, server
 from reliq.admin.places import PLACES, TYPES
 from reliq.keys import Keys, worker_key
 from reliq.lua import script
@@ -19,7 +19,7 @@ from reliq.roster import Worker
 from reliq.settings import Durability
 
 PACKAGE = Path(commands.__file__).parent
-MODULES = (commands, queries, server)
+MODULES = (commands, minutes, queries, queue_queries, server)
 FUNCTIONS = [
     function
     for module in MODULES
@@ -53,6 +53,7 @@ GIVEN = {
     "letters": (["1-0"],),
     "lasts_ms": (5,),
     "length": (5,),
+    "minutes": ([1],),
     "most": (5,),
     "name": tuple(TYPES),
     "newest": (False, True),
@@ -69,6 +70,7 @@ GIVEN = {
     "stamp": (1,),
     "stream": ("ends", "history", "dead"),
     "to": ("other",),
+    "totals": (minutes.Totals(1, 2, 3, 4, 5, 6, 7, None),),
     "without": (False, True),
     "worker": (Worker("a", "h", 1, "1", ("q",), 1, 0, 1.0, 1.0, 1.0),),
 }

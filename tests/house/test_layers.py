@@ -13,7 +13,7 @@ LAYERS = {
     "how they are spelled, in Redis and in logs": {"keys", "wireformat", "failure_note", "codec", "call", "retry"}
     | {"roster", "logs", "health", "embedded", "error_text", "rights", "readable"},
     "what a person may set, what a handler and Redis may answer": {"settings", "answers", "replies"},
-    "what can be asked of Redis, and the connections": {"transitions", "commands", "ids", "transport"},
+    "what can be asked of Redis, and the connections": {"transitions", "commands", "minutes", "ids", "transport"},
     "who asks: tries again, and translates errors; how a delivery is settled": {"client", "settlement"},
     "messages in, messages out, and a look at all": {"publish", "receive", "snapshot"},
     "metrics; a queue without its bodies": {"metrics", "control"},
@@ -29,7 +29,8 @@ LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in 
 LAYERS_LIMIT = 14
 #: Parts that only compute: no Redis, clock, thread, chance or log.
 PURE = {"errors", "events", "extras", "foreign", "message", "text", "lua", "keys", "wireformat", "codec", "call"}
-PURE |= {"failure_note", "answers", "retry", "rights", "roster", "settings", "replies", "transitions", "commands"}
+PURE |= {"failure_note", "minutes"}
+PURE |= {"answers", "retry", "rights", "roster", "settings", "replies", "transitions", "commands"}
 OUTSIDE = {"redis", "time", "threading", "random", "logging", "socket", "asyncio", "os", "subprocess", "secrets"}
 #: `python -m reliq.x` begins another process, which imports for itself: a text behind `-m` is no import.
 IMPORTERS = {"import_module", "__import__", "find_spec", "resolve_name"}

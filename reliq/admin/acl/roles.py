@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from reliq import commands
-from reliq.admin import queries, server
+from reliq import commands, minutes
+from reliq.admin import queries, queue_queries, server
 from reliq.admin.fsck.ids import CHECK
 from reliq.lua import script
 from reliq.rights import USES
@@ -43,15 +43,16 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
         *(commands.garbage, commands.claims),
         *(commands.wake_token, commands.wake_token_at_once, commands.first_wake_token, commands.push_wake_token),
         *(commands.poke, commands.drop_watch),
-        *(commands.register, commands.write_worker, commands.remove_worker, commands.server_facts),
+        *(commands.register, commands.write_worker, commands.remove_worker),
+        *(*_TO_LOOK, minutes.noted, minutes.note),
     ),
     "operator": (
         *(*_TO_PUBLISH, *_TO_LOOK),
         *(commands.letters, commands.letters_between),
         *(commands.pause, commands.paused, commands.unpause, commands.push_wake_token),
         *(commands.worker_ids, commands.worker_records),
-        *(made for made in USES if made.__module__ == queries.__name__),
-        *(server.keys_scanned, server.type_of_key),
+        *(made for made in USES if made.__module__ in (queries.__name__, queue_queries.__name__)),
+        *(server.keys_scanned, server.type_of_key, minutes.noted),
     ),
     "exporter": _TO_LOOK,
 }

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from reliq import commands, transitions
-from reliq.admin import queries
+from reliq.admin import queries, queue_queries
 from reliq.admin.fsck.ids import check_ids
 from reliq.admin.fsck.repair import repair_of
 from reliq.admin.fsck.report import CheckReport, FaultTally
@@ -101,12 +101,12 @@ class Checker:
         """Look at the types of the queue's keys; return whether scripts can run."""
         all_right = True
         for name, wanted in TYPES.items():
-            found = self._queue.run(queries.type_of(self._keys, name))
+            found = self._queue.run(queue_queries.type_of(self._keys, name))
             if found in (wanted, "none"):
                 continue
             self._tally.found("wrong-type", f"{getattr(self._keys, name)} is a {found}, not a {wanted}")
             # Scripts refuse to touch a key of the wrong type: it is the same key still.
-            if self._repair and self._queue.run(queries.put_aside(self._keys, name, time.time_ns() // 1_000_000)):
+            if self._repair and self._queue.run(queue_queries.put_aside(self._keys, name, time.time_ns() // 1_000_000)):
                 self._tally.was_mended("wrong-type")
             else:
                 all_right = False
@@ -207,7 +207,7 @@ class Checker:
 
     def _check_account(self) -> None:
         """Compare what was published with what has ended and what lives, at one moment."""
-        totals = self._queue.run(queries.raw_totals(self._keys))
+        totals = self._queue.run(queue_queries.raw_totals(self._keys))
         numbers = {totals[at]: whole_number(totals[at + 1]) for at in range(0, len(totals), 2)}
         bad = [name for name, number in numbers.items() if number is None or number < 0]
         for name in bad:

@@ -1,0 +1,122 @@
+"""The last minutes of queues, as their workers noted them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from reliq import commands, minutes
+from reliq.admin.queues import Rates, overview
+from reliq.minutes import MINUTE_MS, MINUTES_LIMIT, Totals
+from reliq.settings import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from reliq.admin.queues import Overview
+    from reliq.admin.session import Session
+    from reliq.keys import Keys
+    from reliq.snapshot.snapshot import Chosen
+
+#: Rates of an overview are counted since a note that is from so many to so many ms old.
+FRESH_MS, STALE_MS = 20_000, 3 * MINUTE_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """
+    One minute of a queue; where no worker noted those before it, the mean of them.
+
+    Attributes:
+        at: its end, in unix seconds by Redis' clock.
+        published, acked, failed, dead: messages that were published or redriven; that ended well; deliveries that
+            ended in an error or by their lease; messages that became dead letters.
+        waiting: how many were due and not delivered, at its end.
+        oldest: for how many seconds the first of them had been due; None when none waited, or nobody knows.
+    """
+
+    at: float
+    published: int
+    acked: int
+    failed: int
+    dead: int
+    waiting: int
+    oldest: float | None
+
+
+def histories_of(session: Session, queues: Sequence[Keys], last: int) -> dict[Keys, list[Minute]]:
+    """Return the last minutes of queues, the oldest first, in one round trip; none of one that refuses."""
+    whole("minutes", last, least=1, most=MINUTES_LIMIT)
+    now_ms, *answers = session.try_all(
+        [commands.server_ms(), *(minutes.noted(keys, range(MINUTES_LIMIT)) for keys in queues)]
+    )
+    if isinstance(now_ms, Exception):
+        raise now_ms
+    told = {}
+    for keys, answer in zip(queues, answers, strict=True):
+        notes = [one for one in answer if _age(one, now_ms) <= last * MINUTE_MS] if isinstance(answer, list) else []
+        told[keys] = [_minute(before, one) for before, one in pairwise(notes)]
+    return told
+
+
+def overview_by_notes(session: Session, chosen: Chosen) -> Overview:
+    """Look at queues, with the rates of each since a note of about a minute ago."""
+    now_ms = session.run(commands.server_ms())
+    this = now_ms // MINUTE_MS
+    asked = [minutes.noted(keys, range(this - STALE_MS // MINUTE_MS, this + 1)) for keys in chosen.queues]
+    before: dict[str, Totals] = {}
+    for keys, answer in zip(chosen.queues, session.try_all(asked), strict=True):
+        notes = [one for one in answer if FRESH_MS <= _age(one, now_ms) <= STALE_MS] if isinstance(answer, list) else []
+        before |= {keys.totals: notes[-1]} if notes else {}
+    seen = overview(session, chosen)
+    return replace(
+        seen,
+        queues=[
+            replace(view, rates=_rates(before.get(keys.totals), seen.totals.get(keys.totals, {}), now_ms))
+            for keys, view in zip(_shown(chosen, seen), seen.queues, strict=True)
+        ],
+    )
+
+
+def _shown(chosen: Chosen, seen: Overview) -> list[Keys]:
+    """Return the keys of the queues that an overview shows, in its order."""
+    return [keys for keys in chosen.queues if keys.totals in seen.totals]
+
+
+def _age(note: Totals, now_ms: int) -> float:
+    """Return how many ms ago a note was made; one of the future is of no use."""
+    return now_ms - note.at_ms if note.at_ms <= now_ms else float("inf")
+
+
+def _minute(before: Totals, note: Totals) -> Minute:
+    def per_minute(number: int, earlier: int) -> int:
+        return round(max(0, number - earlier) * MINUTE_MS / max(1, note.at_ms - before.at_ms))
+
+    return Minute(
+        note.at_ms / 1000,
+        per_minute(note.arrived, before.arrived),
+        per_minute(note.acked, before.acked),
+        per_minute(note.failed, before.failed),
+        per_minute(note.dead, before.dead),
+        note.waiting,
+        None if note.due_ms is None else max(0.0, (note.at_ms - note.due_ms) / 1000),
+    )
+
+
+def _rates(before: Totals | None, totals: Mapping[str, int], now_ms: int) -> Rates | None:
+    if before is None:
+        return None
+    over = (now_ms - before.at_ms) / 1000
+    arrived, acked, failed, _, ended = Totals.sums(totals)
+
+    def rate(number: int, earlier: int) -> float:
+        return round(max(0, number - earlier) / over, 2)
+
+    return Rates(
+        arrived=rate(arrived, before.arrived),
+        acked=rate(acked, before.acked),
+        failed=rate(failed, before.failed),
+        ended=rate(ended, before.ended),
+        over_seconds=round(over, 6),
+    )
