@@ -9,7 +9,7 @@ from reliq.admin.groups import DeadGroup, DeadGroups
 from reliq.admin.history import Minute
 from reliq.admin.list import Entry
 from reliq.admin.move import MoveResult
-from reliq.admin.page import Page, SearchResult
+from reliq.admin.page import MessagePage, SearchResult
 from reliq.admin.publish_file import FilePublished
 from reliq.admin.queues import Overview, QueueView, Rates
 from reliq.admin.reader import Reader
@@ -31,12 +31,12 @@ __all__ = [
     "FilePublished",
     "Filter",
     "LetterFilter",
+    "MessagePage",
     "MessageView",
     "Minute",
     "Moment",
     "MoveResult",
     "Overview",
-    "Page",
     "QueueView",
     "Rates",
     "Reader",

@@ -33,7 +33,7 @@ LONGEST_SEARCH = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class MessagePage:
     """
     A page of messages.
 
@@ -64,7 +64,7 @@ class SearchResult:
     after: str | None
 
 
-def page_of(queue: QueueSession, state: str, after: str | None, limit: int) -> Page:
+def page_of(queue: QueueSession, state: str, after: str | None, limit: int) -> MessagePage:
     """Return the next messages of a state; raise ConfigurationError for a state, place or limit that is not allowed."""
     place, most = check_place(state), whole("limit", limit, least=1, most=PAGE_LIMIT)
     cursor = Cursor.parse(after, place)
@@ -73,7 +73,7 @@ def page_of(queue: QueueSession, state: str, after: str | None, limit: int) -> P
     rows, more = rows_after(queue, place, cursor, most)
     found = read_messages(queue, [row.id for row in rows], length=BODY_BYTES)
     items = [_cut(entry) for entry in entries(queue, place, found)]
-    return Page(items, str(rows[-1]) if more else None)
+    return MessagePage(items, str(rows[-1]) if more else None)
 
 
 def search_in(
@@ -114,15 +114,17 @@ def span_of(queue: QueueSession, where: LetterFilter) -> tuple[str, str]:
     return where.span(queue.run(commands.server_ms()))
 
 
-def _page_of_letters(queue: QueueSession, after: Cursor | None, most: int) -> Page:
+def _page_of_letters(queue: QueueSession, after: Cursor | None, most: int) -> MessagePage:
     letters, size = list[Letter](), 0
     for some in letters_back(queue, "-", f"({after.id}" if after else "+"):
         for letter in some:
             if len(letters) == most or size >= LETTERS_BYTES:
-                return Page([_cut(of_letter(one)) for one in letters], str(Cursor("dead", 0, 0, letters[-1].letter)))
+                return MessagePage(
+                    [_cut(of_letter(one)) for one in letters], str(Cursor("dead", 0, 0, letters[-1].letter))
+                )
             letters.append(letter)
             size += len(letter.payload)
-    return Page([_cut(of_letter(one)) for one in letters], None)
+    return MessagePage([_cut(of_letter(one)) for one in letters], None)
 
 
 def _letters_meant(queue: QueueSession, where: Filter, after: Cursor | None) -> Iterator[tuple[Cursor, Entry | None]]:

@@ -13,7 +13,7 @@ from reliq.admin.filters import EVERY_LETTER, EVERYTHING, Filter, LetterFilter, 
 from reliq.admin.groups import DeadGroups, GroupBy, dead_groups
 from reliq.admin.history import Minute, histories_of, overview_by_notes
 from reliq.admin.list import Entry, OnLook, messages_of, size_of
-from reliq.admin.page import Page, SearchResult, page_of, search_in
+from reliq.admin.page import MessagePage, SearchResult, page_of, search_in
 from reliq.admin.queues import Overview, overview, with_rates
 from reliq.admin.session import Sessions
 from reliq.admin.show import MessageReader, MessageView
@@ -135,7 +135,7 @@ class Reader:
         """Return messages of a state, what comes first first; call `on_look` with how many ids each step looked at."""
         return messages_of(self._redis.queue(queue), state, where, limit=limit, offset=offset, on_look=on_look)
 
-    def page(self, queue: str, state: str, *, after: str | None = None, limit: int = 50) -> Page:
+    def page(self, queue: str, state: str, *, after: str | None = None, limit: int = 50) -> MessagePage:
         """
         Return the next messages of a state, what comes first first, of dead letters the newest.
 

@@ -48,7 +48,7 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
     ),
     "operator": (
         *(*_TO_PUBLISH, *_TO_LOOK),
-        *(commands.letters, commands.letters_between),
+        *(commands.letters, commands.letters_between, commands.claims),
         *(commands.pause, commands.paused, commands.unpause, commands.push_wake_token),
         *(commands.worker_ids, commands.worker_records),
         *(made for made in USES if made.__module__ in (queries.__name__, queue_queries.__name__)),
