@@ -9,7 +9,12 @@ from reliq.errors import ConfigurationError
 from reliq.transitions import CallNumber
 
 STATES = ("pending", "ready", "unack", "retry", "garbage", "dead")
-MANY = 1_000_000
+
+
+@pytest.fixture
+def many(request):
+    """How many messages a long queue has."""
+    return 1_000_000 if request.config.getoption("--long") else 100_000
 
 
 @pytest.fixture
@@ -200,18 +205,14 @@ def test_a_page_of_large_letters_ends_after_some_bytes_and_goes_on(desk, queue, 
 
 
 @pytest.mark.parametrize("state", ["ready", "pending"])
-def test_a_page_amid_a_million_messages_costs_few_commands_and_bytes(desk, queue, client, state):
+def test_a_page_amid_very_many_messages_costs_few_commands_and_bytes(desk, queue, client, state, many):
     queue.publish({})
-    fill_up = {
-        "ready": "redis.call('RPUSH', KEYS[1], unpack(ids))",
-        "pending": "for i, id in ipairs(ids) do ids[i] = nil redis.call('ZADD', KEYS[1], 1900000000, id) end",
-    }[state]
-    client.eval(
-        f"for at = 1, ARGV[1], 1000 do local ids = {{}} "
-        f"for i = at, at + 999 do ids[#ids + 1] = string.format('m%07d', i) end {fill_up} end",
-        *(1, getattr(queue.keys, state), MANY),
-    )
-    middle = cursor.Cursor(state, 1_900_000_000 if state == "pending" else MANY // 2, 0, "m0500000x")
+    key, middle = getattr(queue.keys, state), cursor.Cursor(state, 1_900_000_000, 0, f"m{many // 2:07}x")
+    for start in range(0, many, 10_000):
+        ids = [f"m{number:07}" for number in range(start, start + 10_000)]
+        client.rpush(key, *ids) if state == "ready" else client.zadd(key, dict.fromkeys(ids, 1_900_000_000))
+    if state == "ready":
+        middle = cursor.Cursor(state, many // 2, 0, "gone")
     client.config_resetstat()
 
     one = desk.page("q", state, after=str(middle))
@@ -219,7 +220,7 @@ def test_a_page_amid_a_million_messages_costs_few_commands_and_bytes(desk, queue
     assert len(one.items) == 50
     ran = client.info("commandstats")
     assert sum(row["calls"] for name, row in ran.items() if name.startswith(("cmdstat_z", "cmdstat_l"))) < 40
-    assert client.info("stats")["total_net_output_bytes"] < 100_000
+    assert client.info("stats")["total_net_output_bytes"] < 150_000
 
 
 def test_a_search_finds_by_header_and_text_and_says_how_many_it_looked_at(desk, queue):
