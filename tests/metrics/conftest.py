@@ -93,10 +93,10 @@ def command(environment):
 def worker(command):
     """Start a worker and return its metrics port with it, once all its processes are ready."""
 
-    def start(*options, processes=2):
+    def start(*options, processes=2, app="monitored:consumer"):
         port = free_port()
         options = ("--processes", str(processes), "--metrics-port", str(port), "--grace", "1", *options)
-        running = command("worker", "monitored:consumer", *options)
+        running = command("worker", app, *options)
         eventually(lambda: get(port, "/ready")[0] == 200, f"the worker is ready: {running.lines}")
         return running, port
 
@@ -118,16 +118,20 @@ def promtool():
 
 @pytest.fixture
 def prometheus(tmp_path):
-    """Start a Prometheus with our rules that scrapes ports of this machine twice a second."""
+    """Start a Prometheus with rules that scrapes ports of this machine twice a second, each job with these labels."""
     found = shutil.which("prometheus") or must_run_in_ci("Prometheus is not installed (apt-get install prometheus)")
     started = []
 
-    def start(**ports):
+    def start(rules, labels, **jobs):
         config = {
-            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "1s"},
-            "rule_files": [str(GRAFANA / "rules.yml")],
+            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+            "rule_files": [str(rules)],
             "scrape_configs": [
-                {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]} for job, port in ports.items()
+                {
+                    "job_name": job,
+                    "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports], "labels": labels}],
+                }
+                for job, ports in jobs.items()
             ],
         }
         (tmp_path / "prometheus.yml").write_text(json.dumps(config))
@@ -136,7 +140,8 @@ def prometheus(tmp_path):
         options += [f"--web.listen-address=127.0.0.1:{running.port}", "--log.level=error"]
         options += ["--enable-feature=exemplar-storage"]
         started.append(subprocess.Popen([found, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-        eventually(lambda: running.ask("up == 1"), "Prometheus scrapes")
+        targets = sum(map(len, jobs.values()))
+        eventually(lambda: running.ask(f"count(up == 1) == {targets}"), "Prometheus scrapes")
         return running
 
     yield start

@@ -13,6 +13,8 @@ RULES = yaml.safe_load((GRAFANA / "rules.yml").read_text("utf-8"))
 RUNBOOK = (GRAFANA / "RUNBOOK.md").read_text("utf-8")
 
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+BY_TITLE = {panel["title"]: panel for panel in PANELS}
+ANNOTATIONS = {one["name"]: one["expr"] for one in DASHBOARD["annotations"]["list"] if "expr" in one}
 QUERIES = [
     (f"{panel['title']}: {target['legendFormat']}", panel, target["expr"])
     for panel in PANELS
@@ -21,8 +23,16 @@ QUERIES = [
 ALL_RULES = [rule for group in RULES["groups"] for rule in group["rules"]]
 ALERTS = [rule for rule in ALL_RULES if "alert" in rule]
 
-#: What Grafana puts in place of its variables: everything, and a window that holds the whole test.
-FILLED = {"$queue": ".*", "$instance": ".*", "$__rate_interval": "10m"}
+#: What Grafana puts in place of its variables: the tests' cluster, everything in it, a window of some scrapes.
+FILLED = {"$cluster": "test", "$queue": ".*", "$job": ".*", "$instance": ".*", "$__rate_interval": "8s"}
+
+
+def row(title):
+    """Return the panels below a row's title."""
+    titles = [panel["title"] for panel in DASHBOARD["panels"]]
+    below = DASHBOARD["panels"][titles.index(title) + 1 :]
+    ends = [at for at, panel in enumerate(below) if panel["type"] == "row"]
+    return below[: ends[0]] if ends else below
 
 
 def filled(promql):
@@ -36,3 +46,18 @@ def filled(promql):
 def metrics_in(text):
     """The names of our metrics in a query; recorded ones have colons."""
     return set(re.findall(r"(?<![\w:])(?:reliq|process)_[a-z0-9_]+(?![\w:])", text))
+
+
+def properties(panel, column):
+    """Return what is special about a column of a table."""
+    (found,) = [one for one in panel["fieldConfig"]["overrides"] if one["matcher"]["options"] == column]
+    return {one["id"]: one["value"] for one in found["properties"]}
+
+
+def colour(field, value):
+    """Return the colour that Grafana gives to a value: that of its mapping, else of the last threshold it reaches."""
+    for mapping in field.get("mappings", ()):
+        if (said := mapping["options"].get(f"{value:g}")) and "color" in said:
+            return said["color"]
+    reached = [one["color"] for one in field["thresholds"]["steps"] if one["value"] is None or value >= one["value"]]
+    return reached[-1]

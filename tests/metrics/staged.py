@@ -1,0 +1,33 @@
+"""The handlers of the story: quick ones, and slow ones that wait at a gate."""
+
+import os
+import threading
+from pathlib import Path
+
+from tenacity import wait_fixed
+
+from reliq import Consumer, Queue, Reject
+
+ORDERS = Queue("orders", str, retries=3)
+REPORTS = Queue("reports", int)
+#: A queue that nothing happens to, for what must stay as it is.
+QUIET = Queue("quiet", int)
+
+consumer = Consumer()
+
+
+#: The leases are such as no busy machine outlasts.
+@consumer.handler(ORDERS, lease=60, backoff=wait_fixed(0.1))
+def orders(body: str) -> None:
+    if body == "poison":
+        raise Reject(reason="poison")
+
+
+@consumer.handler(REPORTS, lease=60)
+def reports(_number: int) -> None:
+    while Path(os.environ["STORY_GATE"]).exists():
+        threading.Event().wait(0.02)
+
+
+@consumer.handler(QUIET, lease=60)
+def quiet(_number: int) -> None: ...
