@@ -11,7 +11,7 @@ LONGEST_FIRST = (
     "house/test_types.py",
     "readme/test_readme.py",
     "metrics/test_children.py",
-    "metrics/test_prometheus.py",
+    "metrics/test_story.py",
     "bench/test_bench_command.py",
     "admin/test_hostile_queue.py",
 )

@@ -78,6 +78,11 @@ class Stage:
         """Return the names of the alerts that fire."""
         return {dict(labels)["alertname"] for labels in self.prometheus.ask('ALERTS{alertstate="firing"}')}
 
+    def rules_in_trouble(self):
+        """Return the rules that Prometheus could not evaluate."""
+        groups = self.prometheus.api("rules")["groups"]
+        return [rule["name"] for group in groups for rule in group["rules"] if rule["health"] != "ok"]
+
     def fires(self, *alerts, meanwhile=lambda: None):
         """Wait until these alerts fire."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tenacity import wait_fixed
 
-from reliq import Consumer, Queue, Reject
+from reliq import Consumer, Queue
 
 ORDERS = Queue("orders", str, retries=3)
 REPORTS = Queue("reports", int)
@@ -20,7 +20,7 @@ consumer = Consumer()
 @consumer.handler(ORDERS, lease=60, backoff=wait_fixed(0.1))
 def orders(body: str) -> None:
     if body == "poison":
-        raise Reject(reason="poison")
+        raise ValueError("poison")
 
 
 @consumer.handler(REPORTS, lease=60)

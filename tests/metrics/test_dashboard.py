@@ -234,7 +234,8 @@ def test_every_query_is_of_the_chosen_cluster():
 
 
 def test_a_refresh_is_not_faster_than_a_scrape_and_grafana_knows_its_interval():
-    (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yml").read_text())["datasources"]
+    sources = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yml").read_text())["datasources"]
+    (source,) = [one for one in sources if one["type"] == "prometheus"]
     scrapes = yaml.safe_load((GRAFANA / "prometheus.yml").read_text())["global"]["scrape_interval"]
 
     assert DASHBOARD["refresh"] == "30s"

@@ -1,0 +1,47 @@
+"""Every command of the runbook runs, with the URL of Redis alone."""
+
+import re
+import shlex
+
+import pytest
+from panels import RUNBOOK
+from typer.testing import CliRunner
+
+from reliq import Queue
+from reliq.cli.app import app
+from reliq.embedded import EmbeddedRedis
+
+BLOCKS = [line for block in re.findall(r"```sh\n(.*?)```", RUNBOOK, re.DOTALL) for line in block.splitlines()]
+INLINE = [one for one in re.findall(r"`(reliq [^`]+)`", RUNBOOK.replace("\n  ", " "))]
+#: Those that are named without what they need, or that need what is not here: nobody listens, the queue is in use.
+MAY_END_WITH = {"reliq health live --port 9464": 1, "reliq dead purge": 2, "reliq forget QUEUE": 2}
+#: Those that ask before they act.
+ASK = ("reliq dead purge QUEUE", "reliq dead redrive QUEUE", "reliq forget")
+COMMANDS = sorted({*BLOCKS, *INLINE})
+
+
+@pytest.fixture(scope="module")
+def shop(server_path):
+    """A Redis with a queue, of which `reliq doctor` finds nothing bad."""
+    options = {"appendonly": "yes", "maxmemory": "1gb"}
+    with EmbeddedRedis(server=server_path, options=options) as server:
+        queue = Queue("shop", str, url=server.url)
+        queue.publish("now")
+        queue.publish("later", delay=600)
+        yield server.url
+        queue.close()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_runbook_runs(shop, command):
+    words = shlex.split(command.replace("QUEUE", "shop").replace("…", "the reason"))[1:]
+    agreed = ["--yes"] if command.startswith(ASK) else []
+    done = CliRunner().invoke(app, [*words, *agreed], env={"RELIQ_URL": shop})
+
+    assert done.exit_code in {0, MAY_END_WITH.get(command, 0)}, done.output
+
+
+def test_it_leads_with_commands_and_names_the_one_setting():
+    assert len(BLOCKS) > 30
+    assert "reliq queues" in RUNBOOK.partition("\n## ")[0]
+    assert "RELIQ_URL" in RUNBOOK.partition("\n## ")[0]
