@@ -12,7 +12,7 @@ from reliq.cli.app import app
 from reliq.embedded import EmbeddedRedis
 
 BLOCKS = [line for block in re.findall(r"```sh\n(.*?)```", RUNBOOK, re.DOTALL) for line in block.splitlines()]
-INLINE = [one for one in re.findall(r"`(reliq [^`]+)`", RUNBOOK.replace("\n  ", " "))]
+INLINE = re.findall(r"`(reliq [^`]+)`", RUNBOOK.replace("\n  ", " "))
 #: Those that are named without what they need, or that need what is not here: nobody listens, the queue is in use.
 MAY_END_WITH = {"reliq health live --port 9464": 1, "reliq dead purge": 2, "reliq forget QUEUE": 2}
 #: Those that ask before they act.
