@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import importlib
 import inspect
+import pkgutil
 
 import pytest
 
+import reliq
 from reliq.client.aio import AsyncClient
 from reliq.client.client import Client
 from reliq.publish.sender import Sender
@@ -13,6 +16,8 @@ from reliq.queue import Queue
 from reliq.transport.cluster import AsyncClusterWire, ClusterWire
 from reliq.transport.wire import AsyncPooledWire, PooledWire
 
+#: Modules that are programs: their import runs something.
+NO_IMPORT = {"reliq.__main__"}
 #: Queue methods that talk to Redis.
 BLOCKING = [
     "publish",
@@ -61,15 +66,32 @@ def test_every_method_that_talks_to_redis_has_a_twin():
     assert methods - {"connection"} == {*BLOCKING, *(f"a{name}" for name in BLOCKING)}
 
 
-@pytest.mark.parametrize(
-    ("plain", "twin"),
-    [(Client, AsyncClient), (PooledWire, AsyncPooledWire), (ClusterWire, AsyncClusterWire)],
-)
-def test_the_inner_twins_have_the_same_methods(plain, twin):
+def twins():
+    """Each class of the package and the one that is called the same with `Async` before it, wherever they are."""
+    modules = [
+        importlib.import_module(one.name)
+        for one in pkgutil.walk_packages(reliq.__path__, "reliq.")
+        if one.name not in NO_IMPORT
+    ]
+    classes = {kind.__name__: kind for one in modules for _, kind in inspect.getmembers(one, inspect.isclass)}
+    ours = {name: kind for name, kind in classes.items() if kind.__module__.startswith("reliq.")}
+    return [
+        (ours[name.removeprefix("Async")], kind)
+        for name, kind in ours.items()
+        if name.startswith("Async") and name.removeprefix("Async") in ours
+    ]
+
+
+@pytest.mark.parametrize(("plain", "twin"), twins(), ids=lambda kind: kind.__name__)
+def test_twins_have_the_same_methods(plain, twin):
     ours = {name: signature(getattr(plain, name)) for name in public(plain)}
     theirs = {name: signature(getattr(twin, name)) for name in public(twin)}
 
     assert ours == theirs
+
+
+def test_the_twins_are_found():
+    assert {(Client, AsyncClient), (PooledWire, AsyncPooledWire), (ClusterWire, AsyncClusterWire)} <= set(twins())
 
 
 def test_the_sender_has_one_signature():
