@@ -1,4 +1,4 @@
-"""Where the parts of a benchmark are played: one queue of its own, and how much is sent through it."""
+"""The queue on which the parts of a benchmark run, and how many messages each sends through it."""
 
 import time
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ BYTES_PER_MESSAGE = 700
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is sent through: numbers of messages, seconds, and rounds for rates."""
+    """The size of a benchmark: numbers of messages, seconds, and rounds for rates."""
 
     rounds: int = 3
     drained: int = 100_000
@@ -82,7 +82,7 @@ class Stage:
                 self.ask(transitions.purge(keys, ids, state=place))
 
     def until_empty(self, workers: Workers) -> Iterator[tuple[float, int]]:
-        """Yield monotonic seconds and how many are alive, again and again, until none is; raise when it takes long."""
+        """Yield monotonic seconds and how many messages are alive, until none is; raise after PART_SECONDS."""
         until = time.monotonic() + PART_SECONDS
         while time.monotonic() < until:
             alive = self.ask(transitions.counts(self.queue.keys)).alive

@@ -18,7 +18,7 @@ END_SECONDS = 10.0
 
 class Workers:
     """
-    Processes that run one of the benchmark's handlers; started on entering, gone on leaving.
+    Processes that run one of the benchmark's handlers; a `with` block starts and ends them.
 
     Args:
         lifeline: a file descriptor that every process holds open as long as it lives.

@@ -1,4 +1,4 @@
-"""The command's root: its options, its commands, and how an error reaches a person."""
+"""The root of the command `reliq`: its options, its subcommands, and what it prints of an error."""
 
 import sys
 from inspect import getdoc
@@ -81,7 +81,7 @@ def root(
 
 
 def _without_value(argument: str) -> str:
-    """Return --burst=delayed as an option of its own: what parses the arguments knows none that may have a value."""
+    """Return --burst=delayed as an option of its own: Typer knows no option with a value that may be left out."""
     name, given, value = argument.partition("=")
     if name != "--burst" or not given:
         return argument
@@ -93,7 +93,7 @@ def _without_value(argument: str) -> str:
 def main() -> None:
     """Run the command; an error is one line that says what to do."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows few characters shows the others so
+        sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal that cannot show every character
     try:
         sys.exit(app([_without_value(one) for one in sys.argv[1:]], standalone_mode=False))
     except UsageError as error:

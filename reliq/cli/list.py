@@ -41,7 +41,7 @@ def list_messages(
     layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
-    List the messages of one state, what comes first first.
+    List the messages of one state, the next to come first.
 
     Example: reliq list orders --state unack --match '"number": 42'
 

@@ -19,7 +19,7 @@ _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
 
 
 def state_option(words: Sequence[str]) -> Callable[[], list[str]]:
-    """Return a completion of option values: these words."""
+    """Return a function that completes an option's value from these words."""
     return lambda: list(words)
 
 

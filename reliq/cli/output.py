@@ -1,4 +1,4 @@
-"""How the commands answer: texts for a person, JSON for a script, and a question before what cannot be undone."""
+"""The output of the commands: text for a person, JSON for a script, and a question before what cannot be undone."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def say_age(seen: Iterable[float]) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Have a person agree, unless `yes`; with nobody at the terminal it is an error."""
+    """Ask a person to agree, unless `yes`; without a terminal it is an error."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""How far a long command is: a bar on a terminal, and a line when it is interrupted."""
+"""The progress of a long command: a bar on a terminal, and a line when it is interrupted."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ def progress_bar(
     Show a bar on stderr when that is a terminal; on Ctrl-C say in one line how far it came, and exit with 130.
 
     Args:
-        what: is done, such as "moving".
+        what: the work, such as "moving".
         total: how many there are to look at, if that is known.
         first: what has been done before the first step.
         summary: returns what was done, in one line.

@@ -26,7 +26,7 @@ def queues(
     url: Url = None,
 ) -> None:
     """
-    Show every queue: what is where, how late the first message is, how fast it moves, who works on it.
+    Show every queue: its messages by state, how late the first one is, how fast it moves, who works on it.
 
     Exit codes: 0 done, 1 Redis is away or refuses, 2 wrong usage or an unknown queue.
 

@@ -177,7 +177,7 @@ def _sizes(view: QueueView) -> dict[str, int]:
 
 
 def _picture(view: QueueView, trends: Mapping[str, Trend], width: int) -> Text:
-    """Return a bar of the states and how the rates went; of a paused queue who paused it."""
+    """Return a bar of the states and the trend of the rates; for a paused queue, who paused it."""
     if view.pause is not None:
         return Text(printable(pause_text(view.pause, time.time()))[: max(0, width)], "black on yellow")
     bar = max(0, min(60, width * 2 // 5))

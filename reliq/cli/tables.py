@@ -1,4 +1,4 @@
-"""Rows under their columns, on a terminal of any width: what tells rows apart is never cut off."""
+"""Tables on a terminal of any width: the columns that tell rows apart are never cut off."""
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -43,7 +43,7 @@ def watch(
         raise ConfigurationError(f"interval must be at least {LEAST_SECONDS} seconds, not {interval}")
     view = admin(url, layout)
     watcher = view.watch(queues or ())
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is left clean then too
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM leaves the terminal clean too
     try:
         if json or not sys.stdout.isatty():
             _write(watcher, seconds, json=json)
@@ -51,7 +51,7 @@ def watch(
             _show(watcher, view.place, seconds)
     except KeyboardInterrupt:
         return
-    except BrokenPipeError:  # whoever read has enough
+    except BrokenPipeError:  # the reader of the pipe has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -59,7 +59,7 @@ def watch(
 
 def _show(watcher: Watcher, place: str, seconds: float) -> None:
     """Draw each moment over the last one; while Redis is away the last one stays, and says so."""
-    moment = watcher.look()  # an error that stays is shown before the screen is taken
+    moment = watcher.look()  # an error at the start is shown without the full screen
     trouble = ""
     with Live(Screen(moment, place, seconds), console=console(), screen=True, auto_refresh=False) as live:
         while True:

@@ -111,7 +111,7 @@ def _check_options(log_level: str, log_format: str, processes: int, stall: float
 
 
 def _prepare_process() -> None:
-    """Have signals end this process before it serves, and its standard streams and its children's environment set."""
+    """Let signals end this process before it serves; set up its standard streams and its children's environment."""
     for number in STOPS:  # a container's first process ignores a signal for which it has no handler
         take(number, end_at_once)
     _fill_standard_streams()
@@ -196,7 +196,7 @@ def _use_url(found: Consumer, url: str | None) -> None:
 
 
 def _print_handlers(handlers: list[Handler], title: str) -> None:
-    """Say on standard error what is served, and how."""
+    """Print the handlers and their settings on standard error."""
     rows = [
         (
             handler.queue.name,

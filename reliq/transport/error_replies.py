@@ -25,7 +25,7 @@ _IN_SCRIPT = re.compile(r"^(?:ERR )?Error running script .*: -([A-Z]+) ")
 
 
 def code(error: Exception) -> str:
-    """Return the word that says what Redis refused for; a proxy may write ERR before it."""
+    """Return the first word of an error reply, its code; a proxy may write ERR before it."""
     if known := _CODES.get(type(error)):
         return known
     text = str(error)

@@ -1,7 +1,7 @@
 """
-Connection pools as reliq needs them: bounded, no hidden retries, time-outs always set, bytes as replies.
+Connection pools: bounded, without hidden retries, with time-outs, and with replies as bytes.
 
-Of a client that someone else made, only its address and its rights are taken; it is never changed.
+From a client that the application made, only the address and the rights are taken; it is never changed.
 """
 
 import inspect
@@ -67,7 +67,7 @@ class Address:
 
 
 def address(target: Target) -> Address:
-    """Return where a target is, without asking anybody."""
+    """Return where a target is, without a connection."""
     given = _given(target)
     hosts = [given["host"]] if given.get("host") else []
     if isinstance(target, redis.RedisCluster):
@@ -131,7 +131,7 @@ def sentinels(one: Any) -> list[Any]:
 
 
 def weakness(target: Target) -> str:
-    """Return why what goes to `target` could be read by others; empty when it could not, or the URL says `insecure`."""
+    """Return why others could read what is sent to `target`; empty when they cannot, or the URL says `insecure`."""
     if isinstance(target, str):
         return EXPOSED if check_url(target).is_exposed else ""
     given = _given(target)
@@ -203,7 +203,7 @@ def _accepted(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _primary(target: Target) -> Primary | None:
-    """Return whom to ask for the primary, None when `target` does not go by Sentinel."""
+    """Return the sentinels to ask for the primary, None when `target` does not use Sentinel."""
     if isinstance(target, str):
         url = check_url(target)
         rights: dict[str, Any] = dict(url.sentinel_rights)

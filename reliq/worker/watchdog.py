@@ -1,4 +1,4 @@
-"""Finds out whether the event loop of the handlers runs, and has it harm nothing but coroutines while it does not."""
+"""Finds out whether the event loop of the handlers runs; while it does not, only coroutines wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which commands of a role a user may not run, asked without running one."""
+"""Finds out which commands of a role a user may not run, without running one."""
 
 from __future__ import annotations
 

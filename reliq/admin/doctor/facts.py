@@ -17,9 +17,9 @@ class Finding:
     One thing the doctor looked at.
 
     Attributes:
-        what: was found.
-        means: for the queues.
-        mend: how; empty where there is nothing to mend.
+        what: the finding, in one line.
+        means: its consequence for the queues.
+        mend: what to do; empty where there is nothing to mend.
     """
 
     name: str
