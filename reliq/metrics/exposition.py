@@ -92,7 +92,7 @@ class Page:
             for family in collector.families(exemplars=is_open):
                 self._write(family, pieces, starts, is_open=is_open)
         self._starts = starts  # what has no series any more is forgotten
-        return "".join(pieces).encode() + encoder(self._foreign), kind
+        return "".join(pieces).encode("utf-8", "replace") + encoder(self._foreign), kind
 
     def _write(
         self, family: Family, pieces: list[str], starts: dict[tuple[str, Labels], Sequence[str]], *, is_open: bool

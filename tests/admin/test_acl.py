@@ -281,6 +281,7 @@ def test_an_exporter_sees_every_figure(login, refused, url, client, layout):
     queue = Queue("q", bytes, url=url, layout=layout)
     queue.publish_many([b"body"] * 3)
     queue.publish(b"late", delay=60)
+    client.zadd(queue.keys.pending, {"overdue": client.time()[0] - 60})
     queue.moves.claim(t.CallNumber("w", 1), limit=1, lease_ms=60_000)
     client.hset("reliq:queues", queue.keys.entry, 1)
     caller = Client(Connection.to(login("exporter", "q", layout=layout)).wire())
@@ -290,7 +291,8 @@ def test_an_exporter_sees_every_figure(login, refused, url, client, layout):
     look = snapshots.look()  # of a queue that Go may share, the first look does not tell for how long messages wait
 
     [sight] = look.queues
-    assert (sight.counts.ready, sight.counts.pending, sight.counts.unack) == (2, 1, 1)
+    assert (sight.counts.ready, sight.counts.pending, sight.counts.unack) == (2, 2, 1)
+    assert sight.backlog == 3
     assert {"pending", "ready", "unack"} <= sight.oldest.keys()
     assert look.facts["maxmemory_policy"]
     assert refused() == []

@@ -22,13 +22,18 @@ def counters(found):
     return {key: figure for key, figure in found.items() if key[0].endswith(ends) and key[0].startswith("reliq_")}
 
 
+def of_processes(found, name):
+    """One figure of each process, by its label."""
+    return {dict(labels)["process"]: figure for (one, labels), figure in found.items() if one == name}
+
+
 def _exceeds(figure, before):
     return figure() == before + 1
 
 
 def test_a_child_killed_during_a_scrape_loop_fails_no_scrape_turns_no_counter_back_and_is_counted(worker, jobs):
     running, port = worker()
-    pages = []
+    pages = [scrape(port)]
 
     def killed():
         pages.append(scrape(port))
@@ -48,6 +53,14 @@ def test_a_child_killed_during_a_scrape_loop_fails_no_scrape_turns_no_counter_ba
     while len(whole()) <= 10:
         killed()
 
+    first, last = (of_processes(page, "process_start_time_seconds") for page in (pages[0], pages[-1]))
+    assert set(first) == set(last) == {"supervisor", "0", "1"}  # a successor takes over the label
+    assert first["supervisor"] == last["supervisor"]
+    assert first != last
+    memory = of_processes(pages[-1], "process_resident_memory_bytes")["supervisor"]
+    assert memory == pytest.approx(psutil.Process(running.process.pid).memory_info().rss, rel=0.5)
+    assert min(of_processes(pages[-1], "process_open_fds").values()) >= 3
+    assert of_processes(pages[-1], "process_cpu_seconds_total")["supervisor"] > 0
     for earlier, later in itertools.pairwise(whole()):
         gone_back = {key for key, figure in counters(earlier).items() if later.get(key, -1) < figure}
         assert gone_back == set()
@@ -119,26 +132,6 @@ def test_a_file_that_its_process_did_not_come_to_fill_disturbs_no_scrape(tmp_pat
     assert sums(files) == {"jobs_total": 5}
     files.sweep()
     assert sums(files) == {"jobs_total": 5}
-
-
-def test_each_process_is_told_with_what_it_uses_and_its_label_stays_when_it_is_replaced(worker, jobs):
-    running, port = worker()
-
-    def usage(name):
-        return {dict(labels)["process"]: figure for (found, labels), figure in scrape(port).items() if found == name}
-
-    first = usage("process_start_time_seconds")
-    running.children()[0].send_signal(signal.SIGKILL)
-    eventually(lambda: value(scrape(port), "reliq_restarts_total", reason="killed") == 1, "the restart is counted")
-    eventually(lambda: len(usage("process_start_time_seconds")) == 3, "its place is taken again")
-
-    started = usage("process_start_time_seconds")
-    assert set(first) == set(started) == {"supervisor", "0", "1"}
-    assert sum(started[label] != first[label] for label in first) == 1
-    memory = usage("process_resident_memory_bytes")["supervisor"]
-    assert memory == pytest.approx(psutil.Process(running.process.pid).memory_info().rss, rel=0.5)
-    assert min(usage("process_open_fds").values()) >= 3
-    assert usage("process_cpu_seconds_total")["supervisor"] > 0
 
 
 def test_the_endpoint_stops_with_its_worker_and_leaves_no_process(worker, jobs):

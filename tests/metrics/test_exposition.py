@@ -11,8 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from reliq import Consumer, Queue, events
 from reliq.metrics import exposition, names
-from reliq.metrics.endpoint import GZIP_BYTES, Endpoint
-from reliq.metrics.exemplars import EXEMPLARS_LIMIT
+from reliq.metrics.endpoint import Endpoint
 from reliq.metrics.exposition import Collector, Family, Page
 from reliq.metrics.process import ProcessMetrics
 from reliq.metrics.serving import of_one_process
@@ -72,6 +71,12 @@ def test_numbers_without_end_are_spelled_as_prometheus_reads_them():
     assert '{queue="q",state="retry"} NaN\n' in page.encode()[0].decode()
 
 
+def test_a_name_that_no_text_can_hold_spoils_no_page():
+    page = Page([Told(Family(names.BACKLOG, {("\ud800",): 1, ("sound",): 2}))])
+
+    assert read(page) == {("reliq_backlog", (("queue", "?"),)): 1, ("reliq_backlog", (("queue", "sound"),)): 2}
+
+
 def test_a_page_makes_what_stands_before_its_numbers_once_and_forgets_what_is_gone(metrics, monkeypatch):
     made, make = [], exposition._line_starts
     monkeypatch.setattr(exposition, "_line_starts", lambda spec, labels: made.append(labels) or make(spec, labels))
@@ -124,12 +129,13 @@ def test_the_newest_trace_of_each_bucket_is_its_exemplar_also_from_another_proce
     assert list((tmp_path / "folder").iterdir()) == []
 
 
-def test_exemplars_are_few_however_many_series_there_are():
+def test_exemplars_are_few_however_many_series_there_are(monkeypatch):
+    monkeypatch.setattr("reliq.metrics.exemplars.EXEMPLARS_LIMIT", 20)
     metrics = ProcessMetrics()
-    for number in range(EXEMPLARS_LIMIT + 100):
+    for number in range(30):
         metrics(events.Handled(f"q{number}", "id", 1, "ack", 0.25, trace_id=TRACE))
 
-    assert len(exemplars(Page([metrics]))) == EXEMPLARS_LIMIT
+    assert {queue for queue, *_ in exemplars(Page([metrics]))} == {f"q{number}" for number in range(10, 30)}
 
 
 def test_the_trace_of_a_handler_is_an_exemplar_of_the_page(url, patient_looks):
@@ -162,23 +168,16 @@ def fetched(port, **headers):
     return answer, body
 
 
-def test_a_page_is_compressed_for_who_takes_that(metrics):
-    with Endpoint(0, None, page=Page([metrics]), live=str, ready=str) as endpoint:
+def test_a_page_is_compressed_for_who_takes_that_unless_it_is_one_packet(metrics):
+    told = Told()
+    with Endpoint(0, None, page=Page([told]), live=str, ready=str) as endpoint:
+        short, _ = fetched(endpoint.port, **{"Accept-Encoding": "gzip"})
+        told.told = tuple(metrics.families())
         plain, body = fetched(endpoint.port)
         packed, small = fetched(endpoint.port, **{"Accept-Encoding": "deflate, gzip;q=0.5"})
         refused, large = fetched(endpoint.port, **{"Accept-Encoding": "gzip;q=0, deflate"})
 
-    assert plain.getheader("Content-Encoding") is refused.getheader("Content-Encoding") is None
+    assert {one.getheader("Content-Encoding") for one in (short, plain, refused)} == {None}
     assert packed.getheader("Content-Encoding") == "gzip"
     assert gzip.decompress(small) == body == large
     assert len(small) < len(body) / 5
-
-
-def test_a_page_of_one_packet_is_not_compressed():
-    told = Told(Family(names.WORKERS, {(): 1}))
-    with Endpoint(0, None, page=Page([told]), live=str, ready=str) as endpoint:
-        answer, body = fetched(endpoint.port, **{"Accept-Encoding": "gzip"})
-
-    assert answer.getheader("Content-Encoding") is None
-    assert len(body) < GZIP_BYTES
-    assert read(Page([told])) == {("reliq_workers", ()): 1}

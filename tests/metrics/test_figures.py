@@ -47,7 +47,7 @@ class TestAFile:
         counted = Figures(tmp_path / "1.figures")
 
         def count(thread):
-            for number in range(1000):
+            for number in range(300):
                 counted.add(counted.place(("all",), 0.0))
                 counted.place((str(thread), str(number)), *(0.0,) * 5)
 
@@ -57,7 +57,7 @@ class TestAFile:
         for one in threads:
             one.join()
 
-        assert dict(FiguresReader().series(counted.raw()))["all",] == (4000.0,)
+        assert dict(FiguresReader().series(counted.raw()))["all",] == (1200.0,)
 
     def test_a_key_is_read_once_however_often_its_numbers_are(self, tmp_path, monkeypatch):
         counted, reader, read = Figures(tmp_path / "1.figures"), FiguresReader(), []
@@ -105,10 +105,10 @@ class TestManyProcesses:
         assert found["reliq_last_claim_timestamp_seconds",] == 200
         assert found["reliq_slots",] == 32
 
-    def test_a_thousand_restarts_leave_no_file_and_every_count(self, children, process, tmp_path):
+    def test_however_many_restarts_leave_no_file_and_every_count(self, children, process, tmp_path):
         living = process(1, "q")
         living(events.Lost("q", ("a",), "ack"))
-        for pid in range(2, 1002):
+        for pid in range(2, 202):
             one = process(pid)
             one(events.Lost("q", ("b",), "ack"))
             one.sample(None)
@@ -116,7 +116,7 @@ class TestManyProcesses:
 
         found = rows(children)
 
-        assert found["reliq_leases_lost_total", "q"] == 1001
+        assert found["reliq_leases_lost_total", "q"] == 201
         assert ("reliq_slots",) not in found
         assert [file.name for file in tmp_path.iterdir()] == ["1.figures"]
 
