@@ -43,11 +43,12 @@ class TestAFile:
         assert found["first",] == (3.0,)
         assert found["many", "999"] == (0, 1, *(0,) * 37, 0.5)
 
-    def test_threads_lose_no_count_while_new_series_come(self, tmp_path):
-        counted = Figures(tmp_path / "1.figures")
+    @pytest.mark.parametrize("name", ["1.figures", None])
+    def test_threads_lose_no_count_while_new_series_come(self, tmp_path, name):
+        counted = Figures(name and tmp_path / name)
 
         def count(thread):
-            for number in range(300):
+            for number in range(400):
                 counted.add(counted.place(("all",), 0.0))
                 counted.place((str(thread), str(number)), *(0.0,) * 5)
 
@@ -57,7 +58,7 @@ class TestAFile:
         for one in threads:
             one.join()
 
-        assert dict(FiguresReader().series(counted.raw()))["all",] == (1200.0,)
+        assert dict(FiguresReader().series(counted.raw()))["all",] == (1600.0,)
 
     def test_a_key_is_read_once_however_often_its_numbers_are(self, tmp_path, monkeypatch):
         counted, reader, read = Figures(tmp_path / "1.figures"), FiguresReader(), []

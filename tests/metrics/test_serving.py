@@ -185,7 +185,7 @@ class TestOneProcess:
         consumer.stop()
         queue.close()
 
-    def test_it_serves_its_own_figures_while_it_runs(self, consumer):
+    def test_it_serves_its_own_figures_while_it_runs(self, consumer, client):
         with served(consumer, port=0) as endpoint:
             assert get(endpoint.port, "/ready") == (503, "starting: process 0\n")
             consumer.start(WorkerSettings(concurrency=3))
@@ -197,8 +197,15 @@ class TestOneProcess:
                 "the handler was counted",
             )
             found = scrape(endpoint.port)
+            client.set(consumer.queue.keys.pending, "no sorted set")
+            eventually(
+                lambda: value(scrape(endpoint.port), "reliq_redis_errors_total", reason="refused") > 0,
+                "what Redis refuses is counted",
+            )
 
+        assert value(found, "reliq_redis_errors_total", reason="refused") == 0
         assert value(found, "reliq_slots") == 3
+        assert value(found, "reliq_slots_busy") == 0
         assert value(found, "reliq_workers") == 1
         assert value(found, "reliq_messages", queue="single", state="ready") == 0
         assert consumer.observers == []
@@ -269,7 +276,7 @@ class TestPulse:
 
     def test_one_that_cannot_reach_redis_is_alive_as_long_as_it_tries(self):
         pulse = Pulse()
-        pulse.note(self.stats(pulse._read()[0]))
+        pulse._write(pulse._read()[0] - 10 * PATIENT_SECONDS, 0.0, ready=True)  # its last claim round was long ago
         for part in ("fetcher", "start"):
             pulse(RedisAway("", part, "gone"))
             tried = pulse._read()[1]
