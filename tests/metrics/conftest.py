@@ -138,7 +138,6 @@ def prometheus(tmp_path):
         running = Prometheus(free_port())
         options = [f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}"]
         options += [f"--web.listen-address=127.0.0.1:{running.port}", "--log.level=error"]
-        options += ["--enable-feature=exemplar-storage"]
         started.append(subprocess.Popen([found, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         targets = sum(map(len, jobs.values()))
         eventually(lambda: running.ask(f"count(up == 1) == {targets}"), "Prometheus scrapes")
