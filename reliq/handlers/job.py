@@ -57,6 +57,11 @@ class Job(Generic[B]):
         queue: the queue's name.
         body: the decoded body.
         state: what the consumer's `lifespan` yielded, None without one.
+
+    Example:
+        for page in pages:
+            job.check()  # ends here when the worker stops, or the message was cancelled or lost
+            fetch(page)
     """
 
     __slots__ = ("_deadline", "_held", "_stopping", "body", "id", "queue", "state")
@@ -74,7 +79,7 @@ class Job(Generic[B]):
 
     @property
     def attempt(self) -> int | None:
-        """Which delivery this is, 1 for the first; None for a bare body."""
+        """The number of this delivery, 1 for the first; None for a bare body."""
         return self._held.delivery.attempt
 
     @property
@@ -113,7 +118,7 @@ class Job(Generic[B]):
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker is stopping: what can be put off should be."""
+        """Whether the worker is stopping: put off what can be put off."""
         return self._stopping.is_set()
 
     @property

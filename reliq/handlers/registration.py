@@ -60,7 +60,7 @@ class Registration:
         """
         Register the decorated function, plain or async, for the messages of `queue`; the function stays as it is.
 
-        It takes the body and, as an optional second parameter, the `Job`. Returning acks; `Nack`, `Reject` and `Snooze`
+        The function takes the body and, as an optional second parameter, the `Job`. Returning acks; `Nack`, `Reject` and `Snooze`
         may be returned or raised; any other exception nacks with backoff.
 
         With `batch` it takes a list of bodies and, as an optional second parameter, the list of their jobs, on one
@@ -70,19 +70,24 @@ class Registration:
 
         Args:
             queue: a `Queue`, or the name of an untyped one.
-            batch: most messages in one call (1..500); None for a function that takes one body.
+            batch: the most messages in one call (1..500); None for a function that takes one body.
             linger: seconds that a batch waits at most to be full (0.05), from its first message on.
-            lease: seconds until a silent worker's message goes to another (30); renewed while the handler runs.
-            timeout: seconds a call may take (600), or None. A coroutine is cancelled; a thread ends with its process.
-            concurrency: most calls for this queue that run at once in a process.
+            lease: seconds after which a silent worker's message goes to another (30); renewed while the handler runs.
+            timeout: seconds a call may take (600), or None. A coroutine is cancelled; a thread, or a coroutine that
+                goes on all the same, ends with its process.
+            concurrency: the most calls for this queue that run at once in a process.
             weight: this queue's share of free slots.
             backoff: tenacity's wait strategy between a failure and the next delivery.
-            retry_on: exceptions that are worth another delivery; others reject.
-            reject_on: exceptions that are not; wins over `retry_on`.
+            retry_on: exceptions after which the message is delivered again; after others it is rejected.
+            reject_on: exceptions after which the message is rejected, also those of `retry_on`.
             undecodable: `retry` a body that does not decode with backoff, or `reject` it at once.
 
         Raises:
-            ConfigurationError: a setting is not allowed, the signature is another, or the queue has a handler.
+            ConfigurationError: a setting or the signature is not allowed, or the queue has a handler.
+
+        Example:
+            @consumer.handler(orders, timeout=60, concurrency=4)
+            def ship(order: Order, job: Job) -> None: ...
         """
         check_queue(queue)
         settings = HandlerSettings(batch=batch, linger=linger, **options)  # type: ignore[arg-type]  # a single class becomes a tuple there
