@@ -107,10 +107,12 @@ class Container:
             return get(int(words[-1]), "/live")[0] == 200
         return subprocess.run(words, env=self.environment, capture_output=True, check=False).returncode == 0
 
-    def stop(self):
-        """Stop it as Docker does, and return its exit code."""
-        self.process.terminate()
-        return self.process.wait(60)
+
+def stop(containers):
+    """Stop them as Docker does, and return their exit codes."""
+    for one in containers:
+        one.process.terminate()
+    return {one.name: one.process.wait(60) for one in containers}
 
 
 def targets(prometheus):
@@ -126,7 +128,7 @@ def main(folder):
     serve_names(folder)
     redis = Container("redis", folder)
     eventually(redis.is_healthy, "Redis is healthy")
-    services = [redis, *(Container(name, folder) for name in ("worker", "exporter", "shop", "prometheus"))]
+    others = [Container(name, folder) for name in ("worker", "exporter", "shop", "prometheus")]
     prometheus = Prometheus(9090)
     expected = sum(len(ADDRESSES[name]) for name in ("worker", "exporter"))
     eventually(lambda: len(targets(prometheus)) == expected, "every address is scraped")
@@ -134,8 +136,8 @@ def main(folder):
     found = {
         "targets": targets(prometheus),
         "alertmanagers": [one["url"] for one in prometheus.api("alertmanagers")["activeAlertmanagers"]],
-        "unhealthy": [one.name for one in services if not one.is_healthy()],
-        "ended": {one.name: one.stop() for one in reversed(services)},
+        "unhealthy": [one.name for one in (redis, *others) if not one.is_healthy()],
+        "ended": stop(others) | stop([redis]),
     }
     print(json.dumps(found))
 
