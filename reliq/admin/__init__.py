@@ -2,6 +2,7 @@
 
 from reliq.admin.account import Account
 from reliq.admin.admin import Admin
+from reliq.admin.aio import AsyncAdmin
 from reliq.admin.dead import RedriveOptions, RedriveResult
 from reliq.admin.ends import End
 from reliq.admin.filters import Filter, LetterFilter
@@ -23,6 +24,7 @@ from reliq.roster import Slot, Worker
 __all__ = [
     "Account",
     "Admin",
+    "AsyncAdmin",
     "DeadGroup",
     "DeadGroups",
     "End",

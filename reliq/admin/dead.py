@@ -7,11 +7,12 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands, transitions
 from reliq.admin import queries
-from reliq.admin.filters import LetterFilter
+from reliq.admin.filters import LetterFilter, ignore
 from reliq.admin.publish import taker
 from reliq.control import by_bytes
 from reliq.errors import ConfigurationError
@@ -157,7 +158,7 @@ def redrive(
             sum_of.kept + words.count("kept"),
         )
         on_step(len(letters), sum_of)
-        pace.wait(words.count("redriven"))
+        pace.wait(words.count("redriven"), partial(on_step, 0, sum_of))
     return sum_of
 
 
@@ -196,11 +197,15 @@ class Pace:
     def __init__(self, per_second: float | None) -> None:
         self._per_second, self._free_at = per_second, time.monotonic()
 
-    def wait(self, done: int) -> None:
-        """Sleep until `done` more fit the rate."""
-        if self._per_second is not None:
-            self._free_at = max(self._free_at, time.monotonic() - STEP_SECONDS) + done / self._per_second
-            time.sleep(max(0.0, self._free_at - time.monotonic()))
+    def wait(self, done: int, meanwhile: Callable[[], None] = ignore) -> None:
+        """Sleep until `done` more fit the rate; call `meanwhile` now and then in a long sleep: it may raise to end it."""
+        if self._per_second is None:
+            return
+        self._free_at = max(self._free_at, time.monotonic() - STEP_SECONDS) + done / self._per_second
+        while (left := self._free_at - time.monotonic()) > STEP_SECONDS:
+            time.sleep(STEP_SECONDS)
+            meanwhile()
+        time.sleep(max(0.0, left))
 
 
 def _steps(queue: QueueSession, where: LetterFilter, options: RedriveOptions) -> Iterator[list[Letter]]:

@@ -9,6 +9,7 @@ import pkgutil
 import pytest
 
 import reliq
+from reliq.admin import Admin, AsyncAdmin
 from reliq.client.aio import AsyncClient
 from reliq.client.client import Client
 from reliq.publish.sender import Sender
@@ -96,6 +97,23 @@ def test_the_twins_are_found():
 
 def test_the_sender_has_one_signature():
     assert signature(Sender.send) == signature(Sender.asend)
+
+
+#: What an operator does in a thread of its own: a watcher's looks go with one thread, and `keys` asks nobody.
+ADMIN = sorted(public(Admin) - {"watch", "keys", "close"})
+
+
+def test_every_method_of_an_admin_has_a_twin_by_the_same_name():
+    assert public(AsyncAdmin) == {*ADMIN, "aclose"}
+
+
+@pytest.mark.parametrize("name", ADMIN)
+def test_an_admin_and_its_twin_have_one_signature_and_the_twin_is_awaited(name):
+    plain, twin = getattr(Admin, name), inspect.getattr_static(AsyncAdmin, name)
+
+    assert signature(plain) == signature(twin)
+    code = inspect.unwrap(twin, stop=lambda one: one.__wrapped__ is plain)
+    assert inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code)
 
 
 def test_receive_is_a_context_manager_in_both_kinds_of_code():

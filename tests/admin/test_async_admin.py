@@ -1,0 +1,111 @@
+"""The twin of `Admin` for async code: nothing blocks the event loop, and a cancelled bulk method ends between two steps."""
+
+import asyncio
+import threading
+
+import pytest
+
+from reliq.admin import Admin, AsyncAdmin, LetterFilter, RedriveOptions
+from reliq.errors import ConfigurationError
+
+
+@pytest.fixture
+def ask(url):
+    """Run async code with an AsyncAdmin of the test's Redis."""
+
+    def run(code):
+        async def main():
+            desk = AsyncAdmin(url)
+            try:
+                return await asyncio.wait_for(code(desk), 60)
+            finally:
+                await desk.aclose()
+
+        return asyncio.run(main())
+
+    return run
+
+
+def test_what_an_admin_answers_its_twin_answers_too(ask, url, die):
+    die("a", "b", "c")
+    desk = Admin(url)
+
+    async def code(twin):
+        groups, size = await asyncio.gather(twin.dead_groups("q"), twin.size("q", "dead"))
+        return groups, size, [letter.id async for letter in twin.letters("q")], await twin.account("q")
+
+    assert ask(code) == (desk.dead_groups("q"), 3, ["a", "b", "c"], desk.account("q"))
+
+
+def test_an_error_of_an_admin_comes_out_of_its_twin(ask):
+    with pytest.raises(ConfigurationError, match="there is no queue"):
+        ask(lambda twin: twin.size("none", "dead"))
+
+
+def test_progress_is_told_on_the_event_loop(ask, die):
+    die(*(f"m{number}" for number in range(20)))
+
+    async def code(twin):
+        here, seen = threading.get_ident(), []
+        await twin.redrive(
+            "q",
+            LetterFilter(),
+            RedriveOptions(),
+            on_step=lambda *step: seen.append((threading.get_ident() == here, *step)),
+        )
+        return seen
+
+    seen = ask(code)
+
+    assert all(is_here for is_here, _, _ in seen)
+    assert (sum(looked for _, looked, _ in seen), seen[-1][2].redriven) == (20, 20)
+
+
+@pytest.mark.parametrize("rate", [None, 2.0], ids=["without-a-rate", "while-it-waits-for-its-rate"])
+def test_a_cancelled_redrive_ends_between_two_steps_and_another_call_goes_on(ask, queue, die, rate):
+    ids = [f"m{number}" for number in range(40)]
+    die(*ids)
+
+    async def code(twin):
+        begun = asyncio.Event()
+        options = RedriveOptions(rate=rate)
+        task = asyncio.create_task(twin.redrive("q", LetterFilter(), options, on_step=lambda *_: begun.set()))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        first = queue.counts()
+        rest = await twin.redrive("q", LetterFilter(), RedriveOptions())
+        return first, rest.redriven
+
+    first, rest = ask(code)
+
+    assert (first.missing, first.dead + first.ready, rest) == (0, 40, first.dead)
+    assert 0 < first.ready <= (40 if rate is None else 10)
+    assert queue.counts().ready == 40
+
+
+def test_closing_ends_a_long_redrive(url, die, queue):
+    die(*(f"m{number}" for number in range(40)))
+
+    async def main():
+        twin, begun = AsyncAdmin(url), asyncio.Event()
+        options = RedriveOptions(rate=0.001)
+        task = asyncio.create_task(twin.redrive("q", LetterFilter(), options, on_step=lambda *_: begun.set()))
+        await begun.wait()
+        await twin.aclose()
+        with pytest.raises(RuntimeError, match="ended between two steps"):
+            await task
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+    assert queue.counts().ready == 1
+
+
+def test_many_callers_wait_for_the_threads_and_all_get_their_answers(ask, queue):
+    queue.publish({})
+
+    async def code(twin):
+        return await asyncio.gather(*(twin.size("q", "ready") for _ in range(60)))
+
+    assert ask(code) == [1] * 60
