@@ -5,7 +5,7 @@ import re
 import time
 
 import yaml
-from panels import ANNOTATIONS, BY_TITLE, GRAFANA, PANELS, colour, filled, row
+from panels import ANNOTATIONS, BY_TITLE, GRAFANA, PANELS, colour, filled, properties, row
 from patience import eventually
 
 #: A minute of the rules is a second of the story; what must hold for a while holds for much less.
@@ -73,6 +73,19 @@ class Stage:
         """Return the tiles' colours: title -> colour."""
         told = self.now()
         return {panel["title"]: colour(panel["fieldConfig"]["defaults"], told[panel["title"]]) for panel in TILES}
+
+    def alarming(self):
+        """Return what is yellow or red of every panel: (panel, column or legend, value)."""
+        found = set()
+        for panel in PANELS:
+            for target in panel["targets"]:
+                field = panel["fieldConfig"]["defaults"]
+                if panel["type"] == "table":
+                    field = {"thresholds": field["thresholds"], **properties(panel, target["legendFormat"])}
+                answers = self.prometheus.ask(filled(target["expr"])).values()
+                wrong = {value for value in answers if colour(field, value) not in WELL}
+                found |= {(panel["title"], target["legendFormat"], value) for value in wrong}
+        return found
 
     def firing(self):
         """Return the names of the alerts that fire."""

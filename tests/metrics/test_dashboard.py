@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 import yaml
-from panels import ANNOTATIONS, BY_TITLE, DASHBOARD, GRAFANA, PANELS, QUERIES, properties, row
+from panels import ANNOTATIONS, BY_TITLE, DASHBOARD, GRAFANA, PANELS, QUERIES, filled, properties, row
 
 ROWS = ["Now", "Health", "Flow", "Latency", "States", "Workers", "Redis"]
 COLUMNS = 24
@@ -251,3 +251,43 @@ def test_a_figure_that_every_scraper_tells_the_same_is_never_summed_over_instanc
         assert f"sum(rate({name}" not in text
         assert f"sumby(queue)({name}" not in text
         assert f"sumby(queue)(rate({name}" not in text
+
+
+#: Series of two workers, of which one is full and one does not answer any more, and what panels then show.
+FLEET = {
+    "reliq_slots_busy": {"a": 16, "b": 0},
+    "reliq_slots": {"a": 16, "b": 32},
+    "reliq_account_missing": {"a": 0, "b": -3},
+    "up": {"a": 1, "b": 1, "gone": 0},
+    "reliq_workers": {"a": 2, "b": 4},
+    "reliq_paused": {"a": 0, "b": 0},
+}
+SHOWN = {
+    "Fullest worker": [("{}", 1)],
+    "Targets down": [("{}", 1)],
+    "Worker processes": [('{instance="a"}', 2), ('{instance="b"}', 4), ('{instance="gone"}', 0)],
+}
+
+
+def test_slots_are_told_by_instance_and_a_worker_that_is_gone_has_a_line_at_nothing(promtool, tmp_path):
+    where = 'cluster="test",job="reliq"'
+    fleet = [
+        {"series": f'{name}{{{where},instance="{instance}",queue="shop"}}', "values": f"{value}x9"}
+        for name, values in FLEET.items()
+        for instance, value in values.items()
+    ]
+    expressions = {title: BY_TITLE[title]["targets"][0]["expr"] for title in SHOWN}
+    expressions["missing"] = BY_TITLE["The account"]["targets"][8]["expr"]
+    wanted = {title: SHOWN.get(title, [('{queue="shop"}', -3)]) for title in expressions}
+    asked = [
+        {
+            "expr": filled(expression),
+            "eval_time": "1m",
+            "exp_samples": [{"labels": labels, "value": value} for labels, value in wanted[title]],
+        }
+        for title, expression in expressions.items()
+    ]
+    tests = [{"interval": "15s", "input_series": fleet, "promql_expr_test": asked}]
+    (tmp_path / "tests.yml").write_text(json.dumps({"evaluation_interval": "15s", "tests": tests}))
+
+    assert "SUCCESS" in promtool("test", "rules", tmp_path / "tests.yml")
