@@ -60,7 +60,7 @@ function open() {
     stopped = button.hidden = region.querySelector("[data-finished]") !== null;
     if (stopped) close();
   };
-  source.addEventListener("away", (message) => tell("away", message.data));
+  source.addEventListener("away", (message) => tell("away", "stands still: " + message.data));
   source.onerror = () => {
     tell("away", "no connection, trying again");
     if (source?.readyState === EventSource.CLOSED) close();
