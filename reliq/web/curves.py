@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from reliq.admin.history import Minute
+
 #: A curve is drawn in a box of this many units; the picture is stretched to its place.
 WIDTH, HEIGHT = 240.0, 60.0
+#: A curve of fewer minutes begins so much further to the right.
+MINUTES_SHOWN = 60
 
 
 class Curve:
@@ -22,13 +26,8 @@ class Curve:
     """
 
     def __init__(self, numbers: Sequence[float | None], top: float | None = None) -> None:
-        self.numbers = numbers
+        self.numbers = [*[None] * (MINUTES_SHOWN - len(numbers)), *numbers]
         self.top = top or max((number for number in numbers if number is not None), default=0.0) or 1.0
-
-    @property
-    def last(self) -> float | None:
-        """The latest number; None when nobody counted."""
-        return self.numbers[-1] if self.numbers else None
 
     def lines(self) -> list[str]:
         """Return the points of a line for each stretch without a gap."""
@@ -44,8 +43,13 @@ class Curve:
         ]
 
     def _point(self, index: int, number: float) -> str:
-        across = index * WIDTH / max(1, len(self.numbers) - 1)
+        across = index * WIDTH / (len(self.numbers) - 1)
         return f"{across:.1f},{HEIGHT - 1 - (HEIGHT - 2) * min(1.0, number / self.top):.1f}"
+
+
+def ages(minutes: Sequence[Minute]) -> list[float | None]:
+    """Return for each minute how long the oldest message had waited: 0 when none did, None when nobody knows."""
+    return [minute.oldest if minute.waiting else 0.0 for minute in minutes]
 
 
 def share(part: float, whole: float) -> float:

@@ -36,7 +36,7 @@ def hour(level, fails=0.0, oldest=0.2, stopped=60):
         waited = CHANCE.uniform(0.2, 1) * oldest if minute < stopped else (minute - stopped + 1) * 60
         acked = came * CHANCE.uniform(0.93, 1.02) if minute < stopped else 0
         failed = came * fails * CHANCE.uniform(0.4, 1.6)
-        rows.append(some(published=round(came), acked=round(acked), failed=round(failed), oldest=waited))
+        rows.append(some(waiting=1, published=round(came), acked=round(acked), failed=round(failed), oldest=waited))
     return rows
 
 

@@ -2,12 +2,13 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from made_up import NOW, context, overview, rates, view, worker
 
 from reliq.message import Pause
-from reliq.web.curves import HEIGHT, WIDTH, Curve, share
+from reliq.web.curves import HEIGHT, WIDTH, Curve, ages, share
 from reliq.web.marks import is_unwatched, marks
 from reliq.web.pages import TEMPLATES, Pages
 
@@ -58,8 +59,11 @@ def test_a_queue_at_rest_is_not_marked_and_nothing_on_its_page_is_red():
 
     html = Pages().render("live/queues.html", **context(overview=overview(at_rest, workers=[worker()]), histories={}))
 
+    hour = [SimpleNamespace(published=3, acked=3, failed=0, waiting=0, oldest=None)] * 60
+    html += Pages().render("live/queue.html", **context(view=at_rest, history=hour, running=[], failures=[]))
+
     assert marks(at_rest) == []
-    assert re.findall(r'class="[^"]*\b(bad|warn|is-bad)\b', html) == []
+    assert re.findall(r'class="[^"]*\b(bad|warn|is-bad|fail|wrong)\b', html) == []
 
 
 @pytest.mark.parametrize(
@@ -139,12 +143,24 @@ def test_a_lone_surrogate_of_a_foreign_id_is_printed_so_that_it_can_be_sent():
 
 
 def test_a_curve_touches_the_upper_edge_with_its_highest_number_and_leaves_a_gap_where_nobody_counted():
-    drawn = Curve([0.0, 10.0, None, 5.0, 0.0])
+    drawn = Curve([0.0, 10.0, *[None] * 56, 5.0, 0.0])
 
     first, second = drawn.lines()
-    assert first.split() == [f"0.0,{HEIGHT - 1:.1f}", f"{WIDTH / 4:.1f},1.0"]
-    assert second.split()[0] == f"{3 * WIDTH / 4:.1f},{HEIGHT / 2:.1f}"
+    assert first.split() == [f"0.0,{HEIGHT - 1:.1f}", f"{WIDTH / 59:.1f},1.0"]
+    assert second.split()[0] == f"{58 * WIDTH / 59:.1f},{HEIGHT / 2:.1f}"
     assert len(drawn.areas()) == 2
+
+
+def test_a_curve_of_some_minutes_ends_now():
+    [line] = Curve([1.0, 2.0]).lines()
+
+    assert line.split()[-1] == f"{WIDTH:.1f},1.0"
+
+
+def test_a_minute_in_which_nothing_waited_has_an_age_of_none_but_one_that_nobody_knows_has_a_gap():
+    minutes = [SimpleNamespace(waiting=waiting, oldest=oldest) for waiting, oldest in ((0, None), (3, 7.5), (3, None))]
+
+    assert ages(minutes) == [0.0, 7.5, None]
 
 
 @pytest.mark.parametrize("numbers", [[], [None], [0.0], [0.0, 0.0], [None, None, 3.0]])
