@@ -104,7 +104,8 @@ class ProcessMetrics(Collector):
         if self._look is not None:
             self.sample(self._look())
         sums = Sums()
-        sums.add(self._reader.series(self._figures.raw()))
+        with self._lock:  # two scrapes at a time would note a new series twice
+            sums.add(self._reader.series(self._figures.raw()))
         return sums.families(self._exemplars.newest() if exemplars else {})
 
     def _handled(self, event: events.Handled) -> None:

@@ -1,6 +1,7 @@
 """The figures of processes: counted by one, read by another, added up, kept when their process died."""
 
 import os
+import sys
 import threading
 from itertools import pairwise
 
@@ -150,6 +151,24 @@ class TestManyProcesses:
 
 
 class TestOneProcess:
+    def test_scrapes_at_the_same_time_count_nothing_twice(self):
+        metrics = ProcessMetrics([f"q{number}" for number in range(200)])
+        for number in range(200):
+            metrics(events.Lost(f"q{number}", ("a",), "ack"))
+        before, found = sys.getswitchinterval(), []
+        sys.setswitchinterval(1e-6)
+        try:
+            scrapes = [threading.Thread(target=lambda: found.append(rows(metrics))) for _ in range(8)]
+            for one in scrapes:
+                one.start()
+            for one in scrapes:
+                one.join()
+        finally:
+            sys.setswitchinterval(before)
+
+        lost = [sum(figure for key, figure in one.items() if key[0] == "reliq_leases_lost_total") for one in found]
+        assert lost == [200] * 8
+
     def test_failures_are_told_by_class_and_answers_that_fail_for_good_as_nack(self):
         metrics = ProcessMetrics(["q"])
         for event in (
