@@ -179,13 +179,18 @@ def rescheduling(keys: Keys, id: str | UUID, delay: Duration, at: datetime | Non
     return transitions.reschedule(keys, [check_id(id)], at_ms=at_ms, delay_ms=delay_ms)
 
 
-def pausing(keys: Keys, reason: str, for_: Duration | None) -> Command[None]:
-    """Return the command that pauses a queue; raise ConfigurationError for a reason or time that is not allowed."""
+def pausing(keys: Keys, reason: str, for_: Duration | None, by: str = "") -> Command[None]:
+    """
+    Return the command that pauses a queue; raise ConfigurationError for a reason or time that is not allowed.
+
+    Args:
+        by: who pauses it; by default user@host of this process.
+    """
     if not isinstance(reason, str) or not reason.isprintable() or len(reason) > REASON_LIMIT:
         raise ConfigurationError(f"reason must be one line of at most {REASON_LIMIT} characters")
     for_seconds = None if for_ is None else seconds("for_", for_, least=0.001)
     now = round(time.time(), 3)
-    pause = Pause(_who(), now, reason, None if for_seconds is None else now + for_seconds)
+    pause = Pause(by or who(), now, reason, None if for_seconds is None else now + for_seconds)
     return commands.pause(keys, pause, None if for_seconds is None else milliseconds(for_seconds))
 
 
@@ -227,8 +232,8 @@ def by_bytes(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
         yield piece
 
 
-def _who() -> str:
-    """Return user@host; a container's user may have no name."""
+def who() -> str:
+    """Return user@host of this process; a container's user may have no name."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

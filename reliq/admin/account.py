@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reliq import transitions
+from reliq.errors import RedisUnavailableError
 
 if TYPE_CHECKING:
-    from reliq.admin.session import QueueSession
+    from collections.abc import Mapping, Sequence
+
+    from reliq.admin.session import QueueSession, Session
+    from reliq.keys import Keys
+    from reliq.message import Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +44,26 @@ class Account:
 
 def account_of(queue: QueueSession) -> Account:
     """Return the account of a queue at one moment."""
-    counts = queue.run(transitions.counts(queue.keys))
+    return _account(queue.keys, queue.run(transitions.counts(queue.keys)))
+
+
+def accounts_of(session: Session, queues: Sequence[Keys]) -> tuple[list[Account], Mapping[str, str]]:
+    """Return the account of each queue, in one round trip, and which cannot be read, with the reason."""
+    answers = session.try_all([transitions.counts(keys) for keys in queues])
+    accounts, unreadable = list[Account](), dict[str, str]()
+    for keys, answer in zip(queues, answers, strict=True):
+        if isinstance(answer, RedisUnavailableError):
+            raise answer
+        if isinstance(answer, Exception):
+            unreadable[keys.entry] = str(answer)
+        else:
+            accounts.append(_account(keys, answer))
+    return accounts, unreadable
+
+
+def _account(keys: Keys, counts: Counts) -> Account:
     kinds = ("published", "redriven", "acked", "dead", "expired", "cancelled", "purged")
     numbers = {kind: counts.totals.get(kind, 0) for kind in kinds}
-    missing = None if queue.keys.bare else counts.missing
+    missing = None if keys.bare else counts.missing
     balanced = None if missing is None else missing == 0
-    return Account(queue.name, **numbers, alive=counts.alive, missing=missing, balanced=balanced)
+    return Account(keys.name, **numbers, alive=counts.alive, missing=missing, balanced=balanced)

@@ -16,10 +16,11 @@ from reliq.admin.publish import publish
 from reliq.admin.publish_file import FilePublished, OnBytes, OnError, publish_file
 from reliq.admin.reader import Reader
 from reliq.admin.scripts import load_scripts
-from reliq.control import pausing
+from reliq.control import pausing, rescheduling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
     from pathlib import Path
 
     from reliq.admin.acl.rule import AclRule
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from reliq.admin.doctor.facts import Finding
     from reliq.admin.fsck.report import CheckReport
     from reliq.admin.remove import RemoveResult
-    from reliq.message import CancelStatus, Duration, PublishOptions, Receipt
+    from reliq.message import CancelStatus, Duration, PublishOptions, Receipt, RescheduleStatus
 
 
 class Admin(Reader):
@@ -178,9 +179,18 @@ class Admin(Reader):
         """Delete dead letters; return how many."""
         return dead.delete(self._redis.queue(queue), where, on_step)
 
-    def pause(self, queue: str, *, reason: str = "", for_: Duration | None = None) -> None:
-        """Have consumers stop claiming within a second, for `for_` seconds or until `resume`; running handlers finish."""
-        request = pausing(self.keys(queue), reason, for_)
+    def reschedule(self, queue: str, id: str, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
+        """Give a waiting message another due time: `rescheduled`, or it is `running` or `not_found`."""
+        return self._redis.queue(queue).run(rescheduling(self.keys(queue), id, delay, at))[0]
+
+    def pause(self, queue: str, *, reason: str = "", for_: Duration | None = None, by: str = "") -> None:
+        """
+        Have consumers stop claiming within a second, for `for_` seconds or until `resume`; running handlers finish.
+
+        Args:
+            by: who pauses it; by default user@host of this process.
+        """
+        request = pausing(self.keys(queue), reason, for_, by)
         self._redis.queue(queue).run(request)
 
     def resume(self, queue: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,12 @@ from reliq.message import DEATH_REASONS
 from reliq.settings import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from reliq.message import Header, Letter
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,27 @@ EVERYTHING, EVERY_LETTER = Filter(), LetterFilter()
 
 def ignore(*_seen: Any) -> None:
     """Do nothing with a step: its caller does not ask how far it is."""
+
+
+def duration(text: str) -> float:
+    """Return `30s`, `10m`, `2h`, `1d`, `1h30m`, `250ms` or plain seconds as seconds; else raise ConfigurationError."""
+    parts = _PART.findall(text)
+    if parts and "".join(number + unit for number, unit in parts) == text:
+        return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        return float(text)
+    raise ConfigurationError(f"a duration is written 30s, 10m, 2h, 1d or 1h30m, not {text[:40]!r}")
+
+
+def headers_of(given: Sequence[str] | None) -> dict[str, str]:
+    """Return `NAME=VALUE` texts as headers; raise ConfigurationError for another form."""
+    headers = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not name or not equals:
+            raise ConfigurationError(f"a header is written NAME=VALUE, such as tenant=acme, not {one[:40]!r}")
+        headers[name] = value
+    return headers
 
 
 def _spellings(text: str) -> tuple[bytes, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from reliq import commands
 from reliq.admin import dead, remove
-from reliq.admin.account import Account, account_of
+from reliq.admin.account import Account, account_of, accounts_of
 from reliq.admin.discover import chosen
 from reliq.admin.ends import End, check_ends, ends_of
 from reliq.admin.filters import EVERY_LETTER, EVERYTHING, Filter, LetterFilter, ignore
@@ -24,7 +24,7 @@ from reliq.keys import Keys, Layout
 from reliq.settings import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from reliq.message import Duration, Letter, Pause
     from reliq.roster import Worker
@@ -57,6 +57,10 @@ class Reader:
     def keys(self, queue: str) -> Keys:
         """Return the keys of a queue; raise ConfigurationError for a name that is not allowed."""
         return self._redis.keys(queue)
+
+    def in_layout(self, layout: Layout) -> Self:
+        """Return the same for queues whose keys are spelled otherwise."""
+        return type(self)(self._redis.target, layout=layout)
 
     def close(self) -> None:
         """Close the connections; the next call opens them again."""
@@ -108,6 +112,11 @@ class Reader:
     def account(self, queue: str) -> Account:
         """Return what came in, how it ended and what is alive, at one moment."""
         return account_of(self._redis.queue(queue))
+
+    def accounts(self, names: Sequence[str] = ()) -> tuple[list[Account], Mapping[str, str]]:
+        """Return the account of each queue named, or of all of the registry, and which cannot be read, with the reason."""
+        session = self._redis.session()
+        return accounts_of(session, chosen(session, [self.keys(name) for name in names]).queues)
 
     def show(self, queue: str, id: str) -> MessageView:
         """Return where a message is, what it holds and who has it, or how it ended; raise when nothing is known of it."""

@@ -32,6 +32,10 @@ LARGEST_BODY = 16 * MIB
 LAYOUTS = (Layout.RELIQ, Layout.hdt3213(), Layout.hdt3213(hash_tag=True))
 
 
+class UnknownQueueError(ConfigurationError):
+    """Nothing in Redis says that there is a queue of that name."""
+
+
 class Session:
     """
     One Redis, as an operator asks it.
@@ -93,7 +97,7 @@ class QueueSession(Session):
 
     def check_known(self) -> None:
         """
-        Raise ConfigurationError when nothing in Redis says that the queue exists: a name mistyped is no empty queue.
+        Raise UnknownQueueError when nothing in Redis says that the queue exists: a name mistyped is no empty queue.
 
         The registry says so, or a structure, a total, a dead letter or an end. The error names the layout that has it.
         """
@@ -101,7 +105,7 @@ class QueueSession(Session):
         if self.run(queue_queries.key_count(keys)) or self.run(queue_queries.is_registered(keys)):
             return
         elsewhere = " and ".join(f"--layout {layout}" for layout in self._other_layouts())
-        raise ConfigurationError(
+        raise UnknownQueueError(
             f"there is no queue {keys.name!r} here{f' in the layout {keys.layout}' if keys.bare else ''}; "
             + (f"there is one with {elsewhere}" if elsewhere else "`reliq queues --scan` lists what there is")
         )
@@ -118,6 +122,7 @@ class Sessions:
     The way to one Redis and to its queues.
 
     Attributes:
+        target: what was given.
         connection: to that Redis.
 
     Raises:
@@ -125,7 +130,7 @@ class Sessions:
     """
 
     def __init__(self, url: Target | None, layout: Layout) -> None:
-        self._target, self._layout = url, layout
+        self.target, self._layout = url, layout
         self.connection = Connection.to(url)
         check_layout(layout)
         check_slots(url, layout)
@@ -146,7 +151,7 @@ class Sessions:
 
     def publisher(self, name: str) -> Queue[bytes]:
         """Return a queue whose bodies are bytes."""
-        return Queue(name, bytes, url=self._target, layout=self._layout, max_body=LARGEST_BODY)
+        return Queue(name, bytes, url=self.target, layout=self._layout, max_body=LARGEST_BODY)
 
     def other(self, queue: str, to: str) -> Queue[bytes]:
         """Return the queue that messages of `queue` go to; raise ConfigurationError for the same, or an unknown one."""

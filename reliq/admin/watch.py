@@ -43,6 +43,7 @@ class Failure:
         ended: how a message ended, or None for an error of messages that are alive.
         reason, error: of the last failure.
         count, sampled: how many of a sample of such messages have it, and how many were looked at.
+        raised: class and place of the exception, of messages that are alive; empty when nothing was raised.
     """
 
     queue: str
@@ -51,6 +52,7 @@ class Failure:
     error: str
     count: int = 1
     sampled: int = 1
+    raised: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,11 @@ class Watcher:
         asked = [queries.failure_sample(keys, SAMPLE) for keys in queues]
         answers = zip(queues, self._session.try_all(asked), strict=True)
         failures = [
-            Failure(keys.name, None, reason, error, count, len(notes))
+            Failure(keys.name, None, reason, error, count, len(notes), raised)
             for keys, notes in answers
             if not isinstance(notes, Exception)
-            for (reason, error), count in Counter((note.reason, note.error) for note in notes).most_common()
+            for (reason, error, raised), count in Counter(
+                (note.reason, note.error, note.raised) for note in notes
+            ).most_common()
         ]
         return sorted(failures, key=lambda one: -one.count)

@@ -30,6 +30,7 @@ from reliq.cli.running import running
 from reliq.cli.scripts import scripts
 from reliq.cli.show import show
 from reliq.cli.watch import watch
+from reliq.cli.web import web
 from reliq.cli.worker import worker
 from reliq.cli.workers import workers
 from reliq.errors import BodyError, ConfigurationError, RedisUnavailableError, ReliqError
@@ -54,7 +55,7 @@ app = typer.Typer(
 )
 for title, commands in (
     ("Run", (worker, demo, exporter, health)),
-    ("See", (queues, workers, running, list_messages, show, ends, watch)),
+    ("See", (queues, workers, running, list_messages, show, ends, watch, web)),
     ("Act", (publish, cancel, move, purge, pause, resume, forget)),
     ("Check", (account, check, doctor, acl)),
     ("Measure", (bench,)),

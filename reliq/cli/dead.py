@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from reliq.admin import Admin, DeadGroups, LetterFilter, RedriveOptions, RedriveResult
+from reliq.admin.filters import duration
 from reliq.cli.ends import clock
 from reliq.cli.list import JSON_BODY, TABLE_BODY, TABLE_ERROR, when_text
 from reliq.cli.options import (
@@ -29,7 +30,6 @@ from reliq.cli.options import (
     Url,
     Yes,
     admin,
-    duration,
     letter_filter_of,
 )
 from reliq.cli.output import EXIT_UNKNOWN_ID, complain, confirm, print_facts, print_found, print_json, say

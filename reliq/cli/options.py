@@ -1,21 +1,17 @@
 """The options that commands share, and the values they stand for."""
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
 
 from reliq.admin import Admin, Filter, LetterFilter
+from reliq.admin.filters import duration, headers_of
 from reliq.admin.places import PLACES
-from reliq.errors import ConfigurationError
 from reliq.keys import Layout
 from reliq.message import DEATH_REASONS
 
 DEFAULT_LAYOUT = str(Layout.RELIQ)
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
 
 
 def state_option(words: Sequence[str]) -> Callable[[], list[str]]:
@@ -62,27 +58,6 @@ Reason = Annotated[
 def admin(url: str | None, layout: str = DEFAULT_LAYOUT) -> Admin:
     """Return the Admin of a Redis and a layout."""
     return Admin(url, layout=Layout.parse(layout))
-
-
-def duration(text: str) -> float:
-    """Return `30s`, `10m`, `2h`, `1d`, `1h30m`, `250ms` or plain seconds as seconds; else raise ConfigurationError."""
-    parts = _PART.findall(text)
-    if parts and "".join(number + unit for number, unit in parts) == text:
-        return sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
-        return float(text)
-    raise ConfigurationError(f"a duration is written 30s, 10m, 2h, 1d or 1h30m, not {text[:40]!r}")
-
-
-def headers_of(given: Sequence[str] | None) -> dict[str, str]:
-    """Return `NAME=VALUE` texts as headers; raise ConfigurationError for another form."""
-    headers = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
-        if not name or not equals:
-            raise ConfigurationError("--header is written NAME=VALUE, such as --header tenant=acme")
-        headers[name] = value
-    return headers
 
 
 def filter_of(headers: Sequence[str] | None, match: str) -> Filter:

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, duration
+from reliq.admin.filters import duration
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
 from reliq.cli.output import print_json, say
 from reliq.settings import seconds
 

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from reliq.admin import Admin, FilePublished
+from reliq.admin.filters import duration, headers_of
 from reliq.admin.publish_file import OnError
 from reliq.admin.session import LARGEST_BODY
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, duration, headers_of
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
 from reliq.cli.output import complain, print_json, say
 from reliq.cli.progress import progress_bar
 from reliq.errors import ConfigurationError

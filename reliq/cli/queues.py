@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from reliq.admin import QueueView
-from reliq.cli.options import Json, Url, admin, duration
+from reliq.admin.filters import duration
+from reliq.cli.options import Json, Url, admin
 from reliq.cli.output import print_json, say
 from reliq.cli.tables import print_table
 from reliq.message import Pause

@@ -10,8 +10,9 @@ import typer
 from rich.live import Live
 
 from reliq.admin import Moment, Watcher
+from reliq.admin.filters import duration
 from reliq.cli.ends import why
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, duration
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin
 from reliq.cli.output import complain, console, print_json, say
 from reliq.cli.screen import Screen
 from reliq.errors import ConfigurationError, ReliqError

@@ -19,6 +19,8 @@ LINE_KINDS_LIMIT = 1000
 HELD_IDS = 100
 #: The event of that summary, which is never held back itself.
 HELD_BACK = "held_back"
+#: The event of a line that says who changed what on the page: each of them counts.
+WEB_WRITE = "web_write"
 
 
 @dataclass(slots=True)
@@ -107,6 +109,6 @@ def _kind(record: logging.LogRecord) -> Any:
     told = getattr(record, "reliq", None)
     if told is None:
         return record.name, record.levelno, str(record.msg)
-    if told.get("event") == HELD_BACK:
+    if told.get("event") in (HELD_BACK, WEB_WRITE):
         return None
     return tuple(told.get(name) for name in ("event", "queue", "outcome", "error_type", "place", "verb", "part"))

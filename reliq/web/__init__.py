@@ -1,1 +1,20 @@
-"""Web pages of the queues."""
+"""
+The page: queues, messages, dead letters and workers in a browser, alone or mounted in an ASGI application.
+
+It comes with reliq's extra `web`.
+"""
+
+from reliq import extras
+
+try:
+    import jinja2 as _jinja2
+    import starlette as _starlette
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(extras.missing("reliq.web", "starlette and jinja2", "web")) from missing
+
+from reliq.web.access import Access, Visitor
+from reliq.web.application import app
+
+__all__ = ["Access", "Visitor", "app"]
+
+del _jinja2, _starlette

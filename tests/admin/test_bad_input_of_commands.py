@@ -30,7 +30,7 @@ WRONG = {
     "list: a state": (("list", "q", "--state", "lost"), "state must be one of pending, ready"),
     "list: a limit": (("list", "q", "--limit", "0"), "limit must be 1 to 10000, not 0"),
     "list: an offset": (("list", "q", "--offset", "-1"), "offset must be 0 to"),
-    "list: a header": (("list", "q", "--header", "tenant"), "--header is written NAME=VALUE"),
+    "list: a header": (("list", "q", "--header", "tenant"), "a header is written NAME=VALUE"),
     "publish: no body": (("publish", "q"), "say the BODY"),
     "publish: no JSON": (("publish", "q", "{"), "the body is not JSON"),
     "publish: an id": (("publish", "q", "{}", "--id", "a b"), "id must be 1 to 128 of"),

@@ -15,7 +15,7 @@ from reliq.cli.app import app, main
 
 ROOT = Path(__file__).parents[2]
 #: Commands that print no answer a script would read: they run, or answer by their exit code alone.
-NO_JSON = {"worker", "demo", "exporter", "health"}
+NO_JSON = {"worker", "demo", "exporter", "health", "web"}
 #: Commands whose queues say their layouts themselves, in the code.
 NO_LAYOUT = {"worker", "bench"}
 #: Commands that ask no Redis.

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from reliq.cli.options import duration
+from reliq.admin.filters import duration
 from reliq.cli.output import print_json
 from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError

@@ -1,0 +1,81 @@
+"""`reliq web`: queues, messages, dead letters and workers in a browser."""
+
+import ipaddress
+import secrets
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+from reliq.cli.options import Url, admin
+from reliq.cli.output import say
+from reliq.control import who
+from reliq.errors import ConfigurationError
+from reliq.logs.setup import configure_logging
+
+DEFAULT_WEB_PORT, DEFAULT_WEB_HOST = 9470, "127.0.0.1"
+TOKEN_VARIABLE = "RELIQ_WEB_TOKEN"  # noqa: S105  the name of one
+
+
+def web(
+    port: Annotated[int, typer.Option(help="Serve the page on this port; 0 for any that is free.")] = DEFAULT_WEB_PORT,
+    host: Annotated[str, typer.Option(help="The address to serve it on.")] = DEFAULT_WEB_HOST,
+    write: Annotated[
+        bool, typer.Option("--write", help="Visitors may pause, cancel, redrive and delete; else they only look.")
+    ] = False,
+    bodies: Annotated[
+        bool, typer.Option("--bodies", help="Visitors may see bodies, headers and errors, when they ask for them.")
+    ] = False,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar=TOKEN_VARIABLE, help="Opens the page too. Others see a command line: set the variable."),
+    ] = None,
+    title: Annotated[str, typer.Option(help="Stands in the browser's tab.")] = "reliq",
+    url: Url = None,
+) -> None:
+    """
+    Serve a page of queues, messages, dead letters and workers until SIGTERM or Ctrl-C.
+
+    It prints an address that lets one browser in. Programs and other browsers need the token; beyond this machine the
+    page is served only with one, and its connections are not encrypted: put a proxy with TLS before it.
+
+    Example: reliq web --write
+
+    Exit codes: 0 it was stopped, 2 a wrong option, a port that is taken, or the extra `web` is missing.
+    """
+    if not token and not _is_loopback(host):
+        raise ConfigurationError(f"--host {host} is reached from other machines: give a token, in {TOKEN_VARIABLE}")
+    page, server = _parts()
+    grants = page.Access.READ
+    grants |= page.Access.WRITE if write else page.Access.NONE
+    grants |= page.Access.BODIES if bodies else page.Access.NONE
+    app = page.app(admin(url), token=token or secrets.token_urlsafe(), grants=grants.by(who()), title=title)
+    with server.listen(host, port) as listener:
+        configure_logging("info")
+        at = f"[{host}]" if ":" in host else host
+        say(
+            f"http://{at}:{listener.getsockname()[1]}/enter/{app.desk.token.once()}",
+            f"This address works once. Visitors may {_allowed(write=write, bodies=bodies)}.",
+        )
+        server.serve(app, listener)
+
+
+def _parts() -> tuple[Any, Any]:
+    """Return the page and its server; raise ConfigurationError when their extra is not installed."""
+    try:
+        return import_module("reliq.web"), import_module("reliq.web.serve")
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _allowed(*, write: bool, bodies: bool) -> str:
+    """Return what visitors may do, in words."""
+    see = "see bodies, headers and errors" if bodies else "look, without bodies, headers and errors"
+    return f"{see}, and change things" if write else f"{see}; --write lets them change things"

@@ -1,0 +1,144 @@
+"""Who may do what on the page, and how the page knows who it is."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import threading
+from dataclasses import dataclass
+from enum import Flag
+
+from reliq.errors import ConfigurationError
+
+#: A cookie is good for this many seconds.
+LOGIN_SECONDS = 12 * 3600
+#: A shorter token could be guessed.
+TOKEN_LENGTH = 16
+
+
+class Access(Flag):
+    """
+    The rights of a visitor; `Access.WRITE | Access.BODIES` is everything, for each of them lets one look.
+
+    Attributes:
+        NONE: nothing.
+        READ: see queues, messages and workers, without what a message carries.
+        BODIES: also see bodies, headers and the texts of errors, when the visitor asks for them.
+        WRITE: also pause, cancel, redrive, delete.
+    """
+
+    NONE = 0
+    READ = 1
+    BODIES = 2
+    WRITE = 4
+
+    def by(self, who: str) -> Visitor:
+        """Return a visitor of that name who may do this."""
+        return Visitor(self, who)
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """
+    Who makes a request.
+
+    Attributes:
+        access: what they may do.
+        who: a name for the log, and for the pauses that they make; empty when nobody knows.
+    """
+
+    access: Access = Access.NONE
+    who: str = ""
+
+    def may(self, needs: Access) -> bool:
+        """Say whether they may do what `needs` it; who may do anything may look."""
+        return bool(self.access) if needs is Access.READ else needs in self.access
+
+    @property
+    def may_read_bodies(self) -> bool:
+        """Whether they may see bodies, headers and the texts of errors."""
+        return self.may(Access.BODIES)
+
+    @property
+    def may_write(self) -> bool:
+        """Whether they may change anything."""
+        return self.may(Access.WRITE)
+
+
+def visitor_of(answer: object) -> Visitor:
+    """Return what an access resolver answered as a visitor; raise TypeError for anything else."""
+    if isinstance(answer, Visitor) and isinstance(answer.access, Access) and isinstance(answer.who, str):
+        return answer
+    if isinstance(answer, Access):
+        return Visitor(answer)
+    raise TypeError(f"access must return an Access, or Access.READ.by('name'), not {type(answer).__name__}")
+
+
+class Token:
+    """
+    A secret that programs send in a header, and that a person exchanges for a cookie.
+
+    The cookie is no copy of the token: it says until when it is good, signed with the token, so every process that has
+    the token knows it. The path of `once` is known to this process alone.
+
+    Args:
+        text: the token.
+
+    Raises:
+        ConfigurationError: it is too short.
+    """
+
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str) or len(text) < TOKEN_LENGTH:
+            raise ConfigurationError(
+                f"the token must have at least {TOKEN_LENGTH} characters; "
+                "python -c 'import secrets; print(secrets.token_urlsafe())' makes one"
+            )
+        self._key = hashlib.sha256(text.encode()).digest()
+        self._lock = threading.Lock()
+        self._once: set[str] = set()
+        self._ended: dict[str, float] = {}
+        #: Browsers send a cookie to every port of a host: two servers must not overwrite each other's.
+        self.cookie = f"reliq_{hashlib.sha256(b'name' + self._key).hexdigest()[:8]}"
+
+    def is_token(self, text: str) -> bool:
+        """Say whether `text` is the token, in the same time for every text."""
+        return hmac.compare_digest(hashlib.sha256(text.encode("utf-8", "replace")).digest(), self._key)
+
+    def once(self) -> str:
+        """Return a word that `take` accepts once."""
+        word = secrets.token_urlsafe(24)
+        with self._lock:
+            self._once.add(word)
+        return word
+
+    def take(self, word: str) -> bool:
+        """Say whether `word` is one of `once` that nobody has used."""
+        with self._lock:
+            used = word in self._once
+            self._once.discard(word)
+        return used
+
+    def login(self, now: float) -> str:
+        """Return a cookie's value that is good from `now` on, in unix seconds."""
+        said = f"{round(now) + LOGIN_SECONDS}.{secrets.token_urlsafe(12)}"
+        return f"{said}.{self._sign(said)}"
+
+    def is_login(self, value: str, now: float) -> bool:
+        """Say whether `value` is a cookie's value that is still good."""
+        said, _, signature = value.rpartition(".")
+        if not value.isascii() or not hmac.compare_digest(signature, self._sign(said)):
+            return False
+        with self._lock:
+            return int(said.partition(".")[0]) > now and value not in self._ended
+
+    def logout(self, value: str, now: float) -> None:
+        """Let a cookie's value be good no more, in this process."""
+        if self.is_login(value, now):
+            with self._lock:
+                self._ended = {old: until for old, until in self._ended.items() if until > now}
+                self._ended[value] = now + LOGIN_SECONDS
+
+    def _sign(self, said: str) -> str:
+        return hmac.new(self._key, b"login" + said.encode("utf-8", "replace"), hashlib.sha256).hexdigest()

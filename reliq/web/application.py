@@ -1,0 +1,274 @@
+"""The page as an ASGI application: who may, which page, and what is said when it cannot be given."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from reliq.admin.session import UnknownQueueError
+from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError
+from reliq.web.access import LOGIN_SECONDS, Access, Token, Visitor, visitor_of
+from reliq.web.desk import Desk
+from reliq.web.guard import SAFE_METHODS, HeaderGuard, is_foreign
+from reliq.web.live import Part, Stream
+from reliq.web.reading import LIVE, rendered
+from reliq.web.routes import OTHERS, PAGES, PATHS, WebPage
+from reliq.web.visit import Fields, Refusal, Visit
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
+
+    from reliq.admin import Admin
+    from reliq.transport.pool import Target
+    from reliq.web.desk import Resolver
+
+logger = logging.getLogger(__name__)
+
+STATIC = Path(__file__).parent / "static"
+#: A form has at most this many bytes.
+FORM_BYTES = 65_536
+#: A page that Redis did not let us make asks again after this many seconds.
+RETRY_SECONDS = 5
+FORM_TYPE = "application/x-www-form-urlencoded"
+#: Keys under which a scope keeps who makes the request, and what it was before it came here: `request.app` is that of
+#: the application in which the page is mounted.
+VISITOR, HOST = "reliq.visitor", "reliq.host"
+
+
+class Application:
+    """
+    The page of one Redis.
+
+    Attributes:
+        desk: what its pages share.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        routes: list[Any] = [
+            Route(page.path, self._safe(partial(self._page, page)), methods=[page.method], name=page.name)
+            for page in PAGES
+        ]
+        routes += [
+            Route(OTHERS["live"], self._safe(self._stream)),
+            Route(OTHERS["login"], self._safe(self._login), methods=["GET", "POST"]),
+            Route(OTHERS["enter"], self._safe(self._enter)),
+            Route(OTHERS["logout"], self._safe(self._logout), methods=["POST"]),
+            Route(OTHERS["health"], self._health),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+        inner = Starlette(routes=routes, exception_handlers={HTTPException: self._missing})
+        inner.router.redirect_slashes = False
+        self._guarded = HeaderGuard(inner)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        await self._guarded({**scope, HOST: scope}, receive, send)
+
+    def _safe(self, answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Any]]:
+        """Return `answer` with a page in place of an exception."""
+
+        async def endpoint(request: Request) -> Any:
+            try:
+                return await answer(request)
+            except Exception as error:
+                return await run_in_threadpool(self._refused, request, error)
+
+        return endpoint
+
+    async def _page(self, page: WebPage, request: Request) -> Response:
+        return await run_in_threadpool(page.answer, await self._allowed(request, page.name, page.needs))
+
+    async def _allowed(self, request: Request, route: str, needs: Access) -> Visit:
+        """Return the request as pages see it; raise Refusal when it is not allowed."""
+        visitor = request.scope[VISITOR] = await self.desk.visitor(Request(request.scope[HOST]))
+        if not visitor.may(needs):
+            raise self._not_allowed(visitor, needs)
+        return self._visit(request, route, request.scope["query_string"], await _form(request))
+
+    def _not_allowed(self, visitor: Visitor, needs: Access) -> Refusal:
+        if not visitor.access and self.desk.token is not None:
+            return Refusal(401, "A token is wanted")
+        if not visitor.access:
+            return Refusal(403, "You may not see this")
+        return Refusal(403, "You may only look", f"This needs {needs.name}.")
+
+    def _visit(self, request: Request, route: str, query: bytes = b"", form: bytes = b"") -> Visit:
+        return Visit(
+            desk=self.desk,
+            route=route,
+            visitor=request.scope.get(VISITOR, Visitor()),
+            path=request.path_params,
+            query=Fields(query),
+            form=Fields(form),
+            root=root_of(request),
+            asker=_asker(request),
+            may_log_out=self.desk.token is not None and self.desk.token.cookie in request.cookies,
+        )
+
+    async def _stream(self, request: Request) -> Stream:
+        visit = await self._allowed(request, "live", Access.READ)
+        query = visit.query
+        part = Part(query.text("page"), query.text("queue") or query.text("id"), query.text("layout"), visit.root)
+        if part.page not in LIVE:
+            raise Refusal(404, "There is no such stream", f"There are {', '.join(LIVE)}.")
+        return Stream(self.desk.live, part)
+
+    async def _login(self, request: Request) -> Response:
+        token = self._token()
+        if request.method != "POST":
+            return self._visit(request, "login").page("login.html", failed=False)
+        if not token.is_token(Fields(await _form(request)).text("token")):
+            raise Refusal(401, "A token is wanted", "That is not the token")
+        return self._logged_in(request, token)
+
+    async def _enter(self, request: Request) -> Response:
+        token = self._token()
+        if request.method != "GET" or not token.take(request.path_params["once"]):
+            raise Refusal(401, "This address was used", "It works once.")
+        return self._logged_in(request, token)
+
+    async def _logout(self, request: Request) -> Response:
+        token, root = self._token(), root_of(request)
+        await _form(request)
+        token.logout(request.cookies.get(token.cookie, ""), time.time())
+        response = RedirectResponse(f"{root}{PATHS['login']}", 303)
+        response.delete_cookie(token.cookie, path=root or "/")
+        return response
+
+    def _token(self) -> Token:
+        """Return the token; raise Refusal when there is none."""
+        if self.desk.token is None:
+            raise Refusal(404, "There is no token here", "Who may see this page is decided elsewhere.")
+        return self.desk.token
+
+    def _logged_in(self, request: Request, token: Token) -> Response:
+        """Return the answer that gives a browser its cookie."""
+        root = root_of(request)
+        response = RedirectResponse(f"{root}/", 303)
+        response.set_cookie(
+            token.cookie,
+            token.login(time.time()),
+            max_age=LOGIN_SECONDS,
+            path=root or "/",
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        logger.info("somebody at %s logged in", _asker(request))
+        return response
+
+    async def _health(self, _request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _missing(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else HTTPStatus.INTERNAL_SERVER_ERROR
+        heading = "There is no such page" if status == HTTPStatus.NOT_FOUND else "That is not done here"
+        return await run_in_threadpool(self._refused, request, Refusal(status, heading))
+
+    def _refused(self, request: Request, error: Exception) -> Response:
+        """Return the page that says why there is no other."""
+        visit, refusal = self._visit(request, ""), _refusal(error, request.method)
+        if refusal.status == HTTPStatus.UNAUTHORIZED:
+            response = visit.page("login.html", refusal.status, failed=bool(refusal.detail))
+            response.headers["WWW-Authenticate"] = "Bearer"
+            return response
+        return visit.page(
+            "error.html",
+            refusal.status,
+            status=int(refusal.status),
+            heading=refusal.heading,
+            detail=refusal.detail,
+            advice=list(refusal.advice),
+            retry_seconds=RETRY_SECONDS if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE else 0,
+        )
+
+
+def _refusal(error: Exception, method: str) -> Refusal:
+    """Return what a page says about an error: nothing about one that nobody expects."""
+    match error:
+        case Refusal():
+            return error
+        case RedisUnavailableError():
+            return Refusal(503, "Redis does not answer", str(error), "This page asks again by itself.")
+        case RedisRefusedError():
+            return Refusal(503, "Redis refuses", str(error), "`reliq acl viewer` says which rights the page needs.")
+        case UnknownQueueError():
+            return Refusal(404, "There is no such queue", str(error))
+        case ConfigurationError() if method in SAFE_METHODS:
+            return Refusal(404, "There is no such thing here", str(error))
+        case ConfigurationError():
+            return Refusal(400, "That cannot be done", str(error))
+    logger.error("a page failed", exc_info=error)
+    return Refusal(500, "The page failed", "Its log says more.")
+
+
+async def _form(request: Request) -> bytes:
+    """Return the body of a form; raise Refusal for one of another site, one that is too large, or what is no form."""
+    if request.method in SAFE_METHODS:
+        return b""
+    if is_foreign(request):
+        raise Refusal(403, "This came from another site", "A page of another site may not act here.")
+    if request.headers.get("content-type", FORM_TYPE).partition(";")[0].strip().lower() != FORM_TYPE:
+        raise Refusal(415, "That is no form", f"Send {FORM_TYPE}.")
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > FORM_BYTES:
+            raise Refusal(413, "That form is too large", f"A form has at most {FORM_BYTES:,} bytes.")
+    return body
+
+
+def _asker(request: Request) -> str:
+    return request.client.host if request.client else "an unknown address"
+
+
+def root_of(request: Request) -> str:
+    """Return where the page is mounted: empty at the top, else such as /ops/reliq."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def app(
+    admin: Admin | Target | None = None,
+    *,
+    access: Resolver | None = None,
+    token: str | None = None,
+    grants: Access | Visitor = Access.READ,
+    title: str = "reliq",
+) -> Application:
+    """
+    Return the page of one Redis as an ASGI application, to be served, or mounted in another under a prefix.
+
+    Args:
+        admin: the Redis: an `Admin`, a URL or a redis-py client; None for RELIQ_URL.
+        access: is called with each request, a Starlette `Request`, and returns what its visitor may do, with or without
+            a name: `Access.READ`, `Access.WRITE.by("alice")`. It may be async.
+        token: opens the page too: a person enters it once, a program sends it as `Authorization: Bearer`.
+        grants: what the bearer of the token may do.
+        title: stands in the browser's tab.
+
+    Raises:
+        ConfigurationError: neither `access` nor `token` says who may see the page; the token is too short; or reliq
+            cannot use the Redis.
+    """
+    if access is None and not token:
+        raise ConfigurationError(
+            "say who may see the page: access=..., which is called with each request, or token=..."
+        )
+    known = Token(token) if token else None
+    return Application(Desk(admin, access, known, visitor_of(grants), title, PATHS, rendered))

@@ -1,0 +1,197 @@
+"""The pages that show: what each has beside what every page has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from reliq.admin.story import story_of
+from reliq.admin.workers import running_in
+from reliq.errors import ConfigurationError
+from reliq.message import DEATH_REASONS
+from reliq.web.access import Access, Visitor
+from reliq.web.redact import redacted
+from reliq.web.visit import Fields, Refusal, Visit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from starlette.responses import Response
+
+    from reliq.admin import Failure, QueueView
+    from reliq.web.desk import Desk, Now
+    from reliq.web.live import Part
+
+
+def queues(visit: Visit) -> Response:
+    """Show every queue at a glance."""
+    return visit.page("queues.html", **_queues(visit, visit.desk.last.get()))
+
+
+def queue(visit: Visit) -> Response:
+    """Show one queue: where its messages are, and who works on it."""
+    return visit.page("queue.html", **_queue(visit, visit.desk.last.get()))
+
+
+def workers(visit: Visit) -> Response:
+    """Show who is alive, and what runs where."""
+    return visit.page("workers.html", **_workers(visit, visit.desk.last.get()))
+
+
+def work(visit: Visit) -> Response:
+    """Show one write that takes a while, and how far it is."""
+    return visit.page("work.html", **_work(visit))
+
+
+def works(visit: Visit) -> Response:
+    """Show every write of this process that takes a while."""
+    return visit.page("works.html", works=visit.desk.works.all())
+
+
+def message(visit: Visit) -> Response:
+    """Show one message: where it is, and what became of it."""
+    id = visit.query.text("id")
+    found = visit.admin.show(visit.queue, id)
+    story = story_of(found).events
+    return visit.page(
+        "message.html",
+        queue=visit.queue,
+        message=found if visit.shows_bodies else redacted(found),
+        story=story if visit.shows_bodies else redacted(story),
+        show_bodies=visit.shows_bodies,
+    )
+
+
+def messages(visit: Visit) -> Response:
+    """Show the messages of a state, or those of them that a search finds."""
+    admin, query, queue, state = visit.admin, visit.query, visit.queue, visit.path["state"]
+    where, after = visit.filter(query), query.text("after") or None
+    found: Any = (
+        admin.search(queue, state, where, after=after) if where.is_set else admin.page(queue, state, after=after)
+    )
+    return visit.page(
+        "messages.html",
+        queue=queue,
+        state=state,
+        view=view_of(visit, visit.desk.last.get()),
+        page=_page(visit, found),
+        search={"text": query.text("text"), "header": query.text("header")},
+        show_bodies=visit.shows_bodies,
+        is_further=after is not None,
+    )
+
+
+def dead(visit: Visit) -> Response:
+    """Show why messages died, and the letters that are meant."""
+    admin, query, queue = visit.admin, visit.query, visit.queue
+    where, after = visit.letter_filter(query), query.text("after") or None
+    groups = admin.dead_groups(queue, where=where)
+    found: Any = (
+        admin.search(queue, "dead", where, after=after) if where.is_set else admin.page(queue, "dead", after=after)
+    )
+    names = ("reason", "text", "error", "header", "older", "newer")
+    return visit.page(
+        "dead.html",
+        queue=queue,
+        view=view_of(visit, visit.desk.last.get()),
+        groups=groups.groups,
+        looked=groups.looked,
+        of=groups.of,
+        filter={**{name: query.text(name) for name in names}, "raised": where.raised},
+        reasons=DEATH_REASONS,
+        page=_page(visit, found),
+        show_bodies=visit.shows_bodies,
+    )
+
+
+def account(visit: Visit) -> Response:
+    """Show what came into each queue, and how it ended."""
+    accounts, unreadable = visit.admin.accounts()
+    return visit.page("account.html", accounts=accounts, unreadable=unreadable)
+
+
+def doctor(visit: Visit) -> Response:
+    """Show whether this Redis is fit for queues."""
+    return visit.page("doctor.html", findings=visit.admin.doctor())
+
+
+def rendered(desk: Desk, parts: Iterable[Part]) -> Mapping[Part, str]:
+    """Look at Redis once, and return each part as HTML; one whose queue or work is gone is left out."""
+    now, found = desk.last.get(), {}
+    for part in parts:
+        visit = _viewer(desk, part)
+        try:
+            context = LIVE[part.page](visit, now)
+        except (ConfigurationError, Refusal):
+            continue
+        found[part] = visit.text(f"live/{part.page}.html", **context)
+    return found
+
+
+def _viewer(desk: Desk, part: Part) -> Visit:
+    """Return the request of nobody in particular: a part is the same for all its viewers."""
+    path = {"queue": part.of, "id": part.of}
+    query = Fields(b"layout=" + part.layout.encode("ascii", "replace"))
+    return Visit(desk, part.page, Visitor(Access.READ), path, query, Fields(b""), part.root, "", may_log_out=False)
+
+
+def _queues(_visit: Visit, now: Now) -> dict[str, Any]:
+    return {"overview": now.overview, "histories": now.histories}
+
+
+def _queue(visit: Visit, now: Now) -> dict[str, Any]:
+    view = view_of(visit, now)
+    return {
+        "view": view,
+        "history": now.histories.get(view.queue, ()),
+        "running": running_in(list(now.overview.workers), view.queue),
+        "failures": _grouped([one for one in now.moment.errors if one.queue == view.queue]),
+    }
+
+
+def _workers(_visit: Visit, now: Now) -> dict[str, Any]:
+    return {"workers": now.overview.workers}
+
+
+def _work(visit: Visit, _now: Now | None = None) -> dict[str, Any]:
+    found = visit.desk.works.get(visit.path["id"])
+    if found is None:
+        raise Refusal(404, "There is no such work", "It has long ended, or was begun by another process.")
+    return {"work": found}
+
+
+#: The part of a page that goes on changing -> what it shows.
+LIVE: Mapping[str, Callable[[Visit, Now], dict[str, Any]]] = {
+    "queues": _queues,
+    "queue": _queue,
+    "workers": _workers,
+    "work": _work,
+}
+
+
+def view_of(visit: Visit, now: Now) -> QueueView:
+    """Return the queue of the address; raise ConfigurationError when there is none."""
+    layout = visit.query.text("layout") or "reliq"
+    for view in now.overview.queues:
+        if (view.queue, view.layout) == (visit.queue, layout):
+            return view
+    asked = visit.admin.overview([visit.queue])
+    if not asked.queues:
+        raise Refusal(503, f"Queue {visit.queue} cannot be read", "".join(asked.unreadable.values()))
+    return asked.queues[0]
+
+
+def _page(visit: Visit, found: Any) -> dict[str, Any]:
+    """Return a piece of a list for the template: its entries, where the next are, and how far a search has looked."""
+    items = found.items if visit.shows_bodies else redacted(found.items)
+    looked, of = getattr(found, "looked", None), getattr(found, "of", None)
+    return {"items": items, "after": found.after, "looked": looked, "of": of}
+
+
+def _grouped(failures: Sequence[Failure]) -> list[Failure]:
+    """Return failures without the texts of their errors, those alike counted together."""
+    counted: Counter[Failure] = Counter()
+    for one in failures:
+        counted[replace(one, error="", count=0)] += one.count
+    return [replace(one, count=count) for one, count in counted.most_common()]

@@ -1,0 +1,143 @@
+"""The pages that change something. Each write has its line in the log, which says who."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from reliq.admin.dead import RedriveOptions
+from reliq.admin.places import check_place
+from reliq.admin.remove import PURGEABLE
+from reliq.errors import ConfigurationError
+from reliq.foreign import printable
+from reliq.logs.limiter import WEB_WRITE
+from reliq.web.visit import Refusal
+from reliq.web.works import Work, new_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.responses import Response
+
+    from reliq.web.visit import Visit
+    from reliq.web.works import Step
+
+logger = logging.getLogger(__name__)
+
+#: A slower redrive could not be stopped within ten seconds.
+SLOWEST_RATE = 0.1
+
+
+def pause(visit: Visit) -> Response:
+    """Have consumers of a queue stop claiming."""
+    reason, for_ = visit.form.text("reason"), visit.form.seconds("for")
+    visit.admin.pause(visit.queue, reason=reason, for_=for_, by=visit.visitor.who)
+    note(visit, "paused", f"reason {reason!r}")
+    return visit.go("queue", queue=visit.queue, said="paused")
+
+
+def resume(visit: Visit) -> Response:
+    """Have consumers of a queue claim again."""
+    was_paused = visit.admin.resume(visit.queue)
+    note(visit, "resumed")
+    return visit.go("queue", queue=visit.queue, said="resumed" if was_paused else "not_paused")
+
+
+def cancel(visit: Visit) -> Response:
+    """Cancel one message."""
+    id = visit.form.text("id")
+    said = visit.admin.cancel(visit.queue, [id])[id]
+    note(visit, "cancelled", f"message {id}: {said}")
+    return visit.go("message", queue=visit.queue, id=id, said=said)
+
+
+def reschedule(visit: Visit) -> Response:
+    """Give one message another due time."""
+    id = visit.form.text("id")
+    said = visit.admin.reschedule(visit.queue, id, delay=visit.form.seconds("delay") or 0.0)
+    note(visit, "rescheduled", f"message {id}: {said}")
+    return visit.go("message", queue=visit.queue, id=id, said="still_running" if said == "running" else said)
+
+
+def purge(visit: Visit) -> Response:
+    """Delete the messages of a state."""
+    admin, queue, where = visit.admin, visit.queue, visit.filter(visit.form)
+    state = check_place(visit.form.text("state"), PURGEABLE)
+    return _begin(
+        visit,
+        f"delete of {state} messages",
+        admin.size(queue, state),
+        lambda step: str(admin.purge(queue, state, where, on_step=lambda looked, done: step(looked, str(done)))),
+    )
+
+
+def redrive(visit: Visit) -> Response:
+    """Publish dead letters again."""
+    admin, queue, where, form = visit.admin, visit.queue, visit.letter_filter(visit.form), visit.form
+    rate = form.number("rate", float)
+    if rate is not None and rate < SLOWEST_RATE:
+        raise ConfigurationError(f"rate must be at least {SLOWEST_RATE} in a second, not {rate:g}")
+    options = RedriveOptions(
+        limit=form.number("limit", int),
+        rate=rate,
+        retries=form.number("retries", int),
+        delay=form.seconds("delay") or 0.0,
+    )
+    return _begin(
+        visit,
+        "redrive",
+        admin.size(queue, "dead"),
+        lambda step: str(admin.redrive(queue, where, options, on_step=lambda looked, done: step(looked, str(done)))),
+    )
+
+
+def delete(visit: Visit) -> Response:
+    """Delete dead letters."""
+    admin, queue, where = visit.admin, visit.queue, visit.letter_filter(visit.form)
+
+    def run(step: Step) -> str:
+        deleted = admin.delete_letters(queue, where, on_step=lambda looked, sum_of: step(looked, f"{sum_of} deleted"))
+        return f"{deleted} deleted"
+
+    return _begin(visit, "delete of dead letters", admin.size(queue, "dead"), run)
+
+
+def check(visit: Visit) -> Response:
+    """Look at every id of a queue for what contradicts the model; nothing is changed."""
+    admin, queue = visit.admin, visit.queue
+    admin.account(queue)  # an unknown queue is refused at once
+
+    def run(step: Step) -> str:
+        report = admin.check(queue, progress=lambda what, looked: step(0, f"reading {what}: {looked:,} ids"))
+        faults = ", ".join(f"{fault.count} {fault.name}" for fault in report.faults)
+        verdict = "sound" if report.is_sound else "NOT sound"
+        return f"the queue is {verdict}; {report.looked_at:,} ids looked at" + (f"; {faults}" if faults else "")
+
+    return _begin(visit, "check", None, run)
+
+
+def stop(visit: Visit) -> Response:
+    """Have a work stop after its step."""
+    stopped = visit.desk.works.stop(visit.path["id"])
+    note(visit, "stopped", f"the work {visit.path['id']}")
+    return visit.go("work", id=visit.path["id"], said="stopping" if stopped else "ended")
+
+
+def note(visit: Visit, what: str, more: str = "") -> None:
+    """Write down who did what, and have the next page look at Redis anew."""
+    visit.desk.last.forget()
+    queue, who = visit.path.get("queue", ""), visit.visitor.who or "somebody"
+    line = " ".join(part for part in (f"{who} at {visit.asker}", what, queue, more) if part)
+    told = {"event": WEB_WRITE, "verb": visit.route, "queue": queue, "who": who, "from": visit.asker}
+    logger.info("%s", printable(line), extra={"reliq": told})
+
+
+def _begin(visit: Visit, title: str, total: int | None, run: Callable[[Step], Any]) -> Response:
+    """Begin a work, and lead to its page."""
+    layout = visit.query.text("layout")
+    work = Work(new_id(), title, visit.queue, layout, visit.visitor.who, time.time(), total)
+    if not visit.desk.works.start(work, run):
+        raise Refusal(429, "Too much is under way", "Wait until one of the others has ended.")
+    note(visit, "began a", f"{title}")
+    return visit.go("work", id=work.id)

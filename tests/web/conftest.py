@@ -1,0 +1,67 @@
+"""A page for each test, and queues with something in them."""
+
+import pytest
+from site_page import site_of
+from waiting import eventually
+
+from reliq import Admin, Consumer, Queue, WorkerSettings
+from reliq.web import Access
+
+
+@pytest.fixture
+def admin(url):
+    return Admin(url)
+
+
+@pytest.fixture(scope="session")
+def served(redis_server):
+    """The pages that many tests ask: of who may do everything, and of who may only look."""
+    with site_of(redis_server.url) as site, site_of(redis_server.url, grants=Access.READ) as lookers:
+        yield site, lookers
+
+
+@pytest.fixture
+def site(url, served):
+    """Who has its token may do everything."""
+    served[0].desk.last.forget()
+    return served[0]
+
+
+@pytest.fixture
+def lookers(url, served):
+    """Who has its token may only look, and sees no bodies."""
+    served[1].desk.last.forget()
+    return served[1]
+
+
+@pytest.fixture
+def orders(url):
+    queue = Queue("orders", dict, url=url)
+    queue.publish({"n": 1}, id="x")
+    return queue
+
+
+@pytest.fixture
+def fail(url, admin):
+    """Have a worker call a handler that raises, until all messages of a queue are dead, or wait for their redelivery."""
+
+    def work(queue, error, *, dead=0, backoff=0):
+        consumer = Consumer(url)
+
+        @consumer.handler(queue)
+        def handle(_body):
+            raise error
+
+        consumer.start(WorkerSettings(concurrency=4))
+        try:
+            eventually(
+                lambda: (
+                    (admin.size(queue.name, "dead"), admin.queues([queue.name], interval=0).queues[0].backoff)
+                    == (dead, backoff)
+                ),
+                f"{dead} die and {backoff} wait",
+            )
+        finally:
+            consumer.stop()
+
+    return work

@@ -1,0 +1,85 @@
+"""A page that is really served, and browsers and programs that ask it."""
+
+import asyncio
+import threading
+from contextlib import ExitStack, contextmanager
+
+import httpx
+
+from reliq.web import Access, app
+from reliq.web.serve import PageServer, listen
+
+TOKEN = "a token that nobody guesses"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+EVERYTHING = Access.WRITE | Access.BODIES
+
+
+class Site:
+    """
+    One page at one address.
+
+    Attributes:
+        app: of the page; `desk` in it knows its streams and works.
+        url: where it is served, without a slash at the end.
+    """
+
+    def __init__(self, served, port, prefix, clients, loop):
+        self.clients, self._loop = clients, loop
+        self.app, self.desk = served, served.desk
+        self.url = f"http://127.0.0.1:{port}{prefix}"
+
+    def tasks(self):
+        """The tasks of the server's event loop."""
+        return set(asyncio.all_tasks(self._loop))
+
+    def client(self, **headers):
+        """A client that sends these headers; it is closed with the site."""
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.clients.enter_context(httpx.Client(base_url=self.url, headers=sent, timeout=30))
+
+    def program(self):
+        """A client that sends the token."""
+        return self.client(**BEARER)
+
+    def browser(self):
+        """A client that has a cookie, and sends what a browser sends with a form of the page itself."""
+        client = self.client(Sec_Fetch_Site="same-origin")
+        assert client.get(f"/enter/{self.desk.token.once()}").status_code == 303
+        return client
+
+
+@contextmanager
+def serving(served, *, mounted=None, prefix=""):
+    """Serve a page, or the application in which it is `mounted`, from a thread; yield the site."""
+    with listen("127.0.0.1", 0) as listener, ExitStack() as clients:
+        server = PageServer(served)
+        if mounted is not None:
+            server.config.app = mounted
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=lambda: _run(loop, server.serve([listener])), name="the page's server")
+        server.capture_signals = _no_signals
+        thread.start()
+        try:
+            yield Site(served, listener.getsockname()[1], prefix, clients, loop)
+        finally:
+            clients.close()
+            server.should_exit = True
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def _run(loop, serving):
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(serving)
+
+
+@contextmanager
+def _no_signals():
+    yield
+
+
+@contextmanager
+def site_of(url, *, grants=EVERYTHING, **options):
+    """Serve the page of a Redis; its token's bearer may do everything, and is called alice."""
+    with serving(app(url, token=TOKEN, grants=grants.by("alice"), **options)) as site:
+        yield site

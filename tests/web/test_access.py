@@ -1,0 +1,217 @@
+"""Who may do what: at every address that there is, and with every way to say who one is."""
+
+import logging
+
+import httpx
+import pytest
+from site_page import BEARER, EVERYTHING, TOKEN, serving
+
+from reliq import ConfigurationError
+from reliq.web import Access, app
+from reliq.web.access import LOGIN_SECONDS, Token
+from reliq.web.guard import HEADERS
+from reliq.web.routes import OTHERS, PAGES
+
+FOREIGN = {"Sec-Fetch-Site": "cross-site", "Origin": "http://evil.example"}
+OURS = {"Sec-Fetch-Site": "same-origin"}
+
+
+def asked(client, page, **headers):
+    """Ask for an address; a form says as much as it can."""
+    path = page.path.replace("{queue}", "orders").replace("{state}", "ready").replace("{id}", "none")
+    form = {"id": "x", "state": "ready", "delay": "1h"} if page.method == "POST" else None
+    query = {"id": "x"} if page.name == "message" else None
+    return client.request(page.method, path, params=query, data=form, headers=headers)
+
+
+@pytest.fixture
+def levels(url):
+    """A page whose resolver believes a header: what no real one does."""
+    with serving(app(url, token=TOKEN, access=lambda request: Access[request.headers.get("x-level", "NONE")])) as site:
+        yield site
+
+
+def test_every_address_asks_who_one_is_and_what_one_may(orders, levels):
+    client = levels.client(**OURS)
+    seen = {}
+    for page in PAGES:
+        unknown = asked(client, page).status_code
+        wrong = asked(client, page, Authorization="Bearer wrong").status_code
+        refused = {asked(client, page, **{"X-Level": level}).status_code for level in ("READ", "BODIES")}
+        seen[page.name] = (unknown, wrong, refused if page.needs is Access.WRITE else 403 in refused)
+    before = orders.counts()
+    foreign = {page.name: asked(client, page, **FOREIGN, **{"X-Level": "WRITE"}).status_code for page in PAGES}
+
+    assert seen == {page.name: (401, 401, {403} if page.needs is Access.WRITE else False) for page in PAGES}
+    assert {name for name, status in foreign.items() if status == 403} == {
+        page.name for page in PAGES if page.method == "POST"
+    }
+    assert (orders.counts(), orders.counts().paused) == (before, False)
+
+
+def test_with_access_every_address_does_what_it_says(orders, levels):
+    client = levels.client(**OURS, X_Level="WRITE")
+    statuses = {page.name: asked(client, page).status_code for page in PAGES}
+
+    expected = {page.name: 200 if page.method == "GET" else 303 for page in PAGES}
+    assert statuses == expected | {"work": 404}  # there is none of that id
+    assert orders.counts().paused is False  # it was resumed
+
+
+def test_every_address_is_in_the_table_and_no_other_is_open(levels):
+    client = levels.client()
+    others = {name: client.get(path.replace("{path:path}", "reliq.css")).status_code for name, path in OTHERS.items()}
+
+    assert others == {"live": 401, "login": 200, "enter": 401, "logout": 405, "health": 200, "static": 200}
+    assert client.get("/nothing").status_code == 404
+    assert client.get("/static/../pages.py").status_code == 404
+
+
+def test_every_answer_has_the_headers_errors_too(orders, levels):
+    client = levels.client(X_Level="READ")
+    answers = [
+        client.get(path) for path in ("/", "/nothing", "/queues/none", "/static/reliq.css", "/static/none", "/login")
+    ]
+    answers += [client.post("/queues/orders/pause"), client.put("/"), client.get("/", headers={"X-Level": "NO"})]
+
+    assert [one.status_code for one in answers] == [200, 404, 404, 200, 404, 200, 403, 405, 500]
+    assert [{name: one.headers.get(name) for name in HEADERS} for one in answers] == [HEADERS] * len(answers)
+    assert "unsafe" not in HEADERS["Content-Security-Policy"]
+
+
+def test_a_token_is_taken_from_a_header_and_from_nowhere_else(orders, site):
+    client = site.client()
+
+    assert client.get("/", headers=BEARER).status_code == 200
+    assert client.get("/", params={"token": TOKEN}).status_code == 401
+    assert client.get(f"/enter/{TOKEN}").status_code == 401
+    assert client.get("/", headers={"Authorization": f"Basic {TOKEN}"}).status_code == 401
+    assert client.get("/", headers={"Cookie": f"{site.desk.token.cookie}={TOKEN}"}).status_code == 401
+    assert client.get("/").headers["www-authenticate"] == "Bearer"
+
+
+def test_the_address_that_is_printed_lets_one_browser_in(site):
+    path = f"/enter/{site.desk.token.once()}"
+    looked = httpx.head(site.url + path)  # what a chat program does with an address
+    first, second = httpx.get(site.url + path), httpx.get(site.url + path)
+
+    assert (looked.status_code, first.status_code, second.status_code) == (401, 303, 401)
+    cookie = first.headers["set-cookie"].lower()
+    assert [part in cookie for part in ("httponly", "samesite=strict", "path=/;", "secure")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert TOKEN not in cookie
+
+
+def test_a_person_logs_in_by_the_token_and_out_again(site):
+    client = site.client(**OURS)
+
+    assert client.post("/login", data={"token": "another token of that length"}).status_code == 401
+    assert client.post("/login", data={"token": TOKEN}, headers=FOREIGN).status_code == 403
+    assert client.post("/login", data={"token": TOKEN}).status_code == 303
+    kept = httpx.Cookies(client.cookies)
+    assert client.get("/").status_code == 200
+    assert client.post("/logout").headers["location"] == "/login"
+    assert client.get("/").status_code == 401
+    assert httpx.get(f"{site.url}/", cookies=kept).status_code == 401  # a copy of the cookie is no good either
+
+
+def test_a_cookie_ends_and_cannot_be_made_longer():
+    token = Token(TOKEN)
+    value = token.login(1000.0)
+    until, salt, signature = value.split(".")
+
+    assert token.is_login(value, 1000.0 + LOGIN_SECONDS - 1)
+    assert Token(TOKEN).is_login(value, 1000.0)  # another process that has the token
+    assert not token.is_login(value, 1000.0 + LOGIN_SECONDS)
+    assert not token.is_login(f"{int(until) + 1}.{salt}.{signature}", 1000.0)
+    assert not Token(TOKEN + "!").is_login(value, 1000.0)
+    assert [token.is_login(text, 1000.0) for text in ("", ".", "x", "..", "\xe4.a.b", value + "x")] == [False] * 6
+
+
+#: What a browser says of where a form comes from -> the status of its answer.
+ORIGINS = [
+    ({"Sec-Fetch-Site": "same-origin"}, 303),
+    ({"Sec-Fetch-Site": "same-origin", "Origin": "https://before-a-proxy.example"}, 303),
+    ({"Sec-Fetch-Site": "same-site"}, 403),
+    ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ({"Sec-Fetch-Site": "none"}, 403),
+    ({"Origin": "http://evil.example"}, 403),
+    ({"Origin": "null"}, 403),
+    ({"Origin": ""}, 403),
+    ({}, 403),
+]
+
+
+def test_a_form_of_another_site_changes_nothing(orders, site):
+    client = site.browser()
+    client.headers.pop("Sec-Fetch-Site")
+    seen, paused = [], []
+    for headers, _ in ORIGINS:
+        orders.resume()
+        seen.append((headers, client.post("/queues/orders/pause", headers=headers).status_code))
+        paused.append(orders.counts().paused)
+
+    assert seen == ORIGINS
+    assert paused == [status == 303 for _, status in ORIGINS]
+
+
+def test_an_old_browser_says_its_origin_and_a_program_sends_its_token(orders, site):
+    browser = site.browser()
+    browser.headers.pop("Sec-Fetch-Site")
+
+    assert browser.post("/queues/orders/pause", headers={"Origin": site.url}).status_code == 303
+    assert site.program().post("/queues/orders/resume").status_code == 303
+    assert site.program().post("/queues/orders/pause", headers=FOREIGN).status_code == 403
+
+
+def test_every_write_says_who_in_the_log_and_in_redis(orders, admin, levels_by_name, caplog):
+    caplog.set_level(logging.INFO, "reliq")
+    client = levels_by_name.client(**OURS)
+    client.post("/queues/orders/pause", data={"reason": "the gateway is away"})
+    client.post("/queues/orders/cancel", data={"id": "x"})
+
+    assert admin.paused("orders").by == "carol"
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("reliq.web")]
+    assert lines == [
+        "carol at 127.0.0.1 paused orders reason 'the gateway is away'",
+        "carol at 127.0.0.1 cancelled orders message x: cancelled",
+    ]
+
+
+@pytest.fixture
+def levels_by_name(url):
+    """A page whose resolver is async and says a name."""
+
+    async def resolver(_request):
+        return EVERYTHING.by("carol")
+
+    with serving(app(url, access=resolver)) as site:
+        yield site
+
+
+def test_a_resolver_that_fails_or_answers_nonsense_lets_nobody_in(url, caplog):
+    answers = iter([RuntimeError("a secret of the resolver"), "READ", None])
+
+    def resolver(_request):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with serving(app(url, access=resolver)) as site:
+        pages = [httpx.get(site.url + "/") for _ in range(3)]
+
+    assert [page.status_code for page in pages] == [500, 500, 500]
+    assert "secret" not in "".join(page.text for page in pages)
+    assert "a secret of the resolver" in caplog.text
+
+
+def test_a_page_that_nobody_guards_is_not_made(url):
+    with pytest.raises(ConfigurationError, match="say who may see the page"):
+        app(url)
+    with pytest.raises(ConfigurationError, match="at least 16 characters"):
+        app(url, token="short")

@@ -1,0 +1,174 @@
+"""What messages carry is seen by who asks for it and may; what others wrote harms nobody who looks at it."""
+
+import re
+
+import pytest
+from site_page import EVERYTHING, site_of
+from streams import events_of
+
+from reliq import Queue
+from reliq.message import DEATH_REASONS
+from reliq.web import Access
+from reliq.web.routes import PAGES
+
+#: In a body, a header, and the text of an error.
+CANARIES = ("canary-body", "canary-header", "canary-error")
+HOSTILE = "<script>alert(1)</script>\x1b]0;x\x07\u202e"
+
+
+@pytest.fixture
+def told(url, fail):
+    """A queue whose messages in each state carry the canaries."""
+    queue = Queue("orders", str, url=url, retries=0)
+    carried = {"body": "canary-body", "headers": {"tenant": "canary-header"}}
+    queue.publish(**carried, id="dead")
+    fail(queue, ValueError("canary-error"), dead=1)
+    queue.publish(**carried, id="failed", retries=5)
+    fail(queue, ValueError("canary-error"), dead=1, backoff=1)
+    queue.publish(**carried, id="pending", delay=3600)
+    queue.publish(**carried, id="ready")
+    return queue
+
+
+def pages_of(client, **query):
+    """The text of every page that shows something, of the states and messages that there are."""
+    for page in PAGES:
+        if page.method == "GET" and page.name != "work":
+            states = ("pending", "ready", "unack", "dead") if "{state}" in page.path else ("",)
+            ids = ("dead", "failed", "pending", "ready") if page.name == "message" else (None,)
+            for state in states:
+                for id in ids:
+                    path = page.path.replace("{queue}", "orders").replace("{state}", state)
+                    answer = client.get(path, params=query | ({"id": id} if id else {}))
+                    assert answer.status_code == 200, (path, answer.text)
+                    yield answer.text
+
+
+def found_in(texts):
+    together = "".join(texts)
+    return {canary for canary in CANARIES if canary in together}
+
+
+#: What a visitor may, and whether they ask -> what they see.
+ASKED = {
+    (Access.READ, ""): set(),
+    (Access.READ, "1"): set(),
+    (Access.WRITE, "1"): set(),
+    (EVERYTHING, ""): set(),
+    (Access.BODIES, "1"): set(CANARIES),
+}
+
+
+def test_bodies_headers_and_errors_are_shown_when_asked_for_and_allowed(url, told):
+    seen = {}
+    for grants, bodies in ASKED:
+        with site_of(url, grants=grants) as site:
+            seen[grants, bodies] = found_in(pages_of(site.program(), bodies=bodies))
+
+    assert seen == ASKED
+
+
+def test_a_stream_never_has_what_messages_carry(site, told):
+    texts = [
+        events_of(site, f"/stream?page={page}&queue=orders&bodies=1", 1)[0].data
+        for page in ("queues", "queue", "workers")
+    ]
+
+    assert found_in(texts) == set()
+    assert "ValueError at" in texts[1]  # the place of an error is no part of what a message carries
+
+
+def test_who_may_not_read_may_not_search_either(lookers, told):
+    client = lookers.program()
+    searches = [
+        client.get(f"/queues/orders/{path}") for path in ("dead?text=x", "dead?error=x", "messages/ready?header=a=b")
+    ]
+
+    assert [one.status_code for one in searches] == [403, 403, 403]
+    assert client.get(f"/queues/orders/dead?reason={DEATH_REASONS[0]}").status_code == 200
+
+
+def test_who_may_not_read_cannot_delete_by_what_is_in_a_body(url, told, admin):
+    with site_of(url, grants=Access.WRITE) as site:
+        client = site.program()
+        answers = [
+            client.post("/queues/orders/dead/delete", data={"text": "canary-body"}),
+            client.post("/queues/orders/dead/redrive", data={"error": "canary"}),
+            client.post("/queues/orders/purge", data={"state": "ready", "header": "tenant=canary-header"}),
+        ]
+
+    assert [one.status_code for one in answers] == [403] * 3
+    assert (admin.size("orders", "dead"), admin.size("orders", "ready")) == (1, 1)
+
+
+def test_what_others_wrote_is_escaped_wherever_it_is_shown(url, client, site, admin):
+    Queue("orders", str, url=url).publish("x")
+    keys = admin.keys("orders")
+    client.lpush(keys.ready, HOSTILE)
+    client.hset(keys.retries_left, HOSTILE, 3)
+    client.set(keys.msg(HOSTILE), HOSTILE)
+    client.set(keys.paused, f'{{"by": "{HOSTILE[:25]}", "reason": "{HOSTILE[:25]}", "at": 1.0}}')
+    browser = site.browser()
+    texts = [
+        browser.get(path, params={"id": HOSTILE, "bodies": "1"}).text
+        for path in ("/", "/queues/orders", "/queues/orders/messages/ready", "/queues/orders/message")
+    ]
+    texts += [browser.post("/queues/orders/cancel", data={"id": "no id <script>alert(1)</script>" * 9}).text]
+
+    assert sum("&lt;script&gt;alert(1)" in text for text in texts) >= 4
+    for text in texts:
+        assert "<script>alert" not in text
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", text)
+
+
+#: An address -> the status of its page.
+NOTHING = {
+    "/queues/orders/message?id=%3Cscript%3Ealert(1)%3C/script%3E": 404,
+    "/queues/orders/message?id=%1b%5b2J%00%ff": 404,
+    "/queues/orders/message": 404,
+    "/queues/%3Cscript%3E": 404,
+    "/queues/none": 404,
+    "/queues/none/dead": 404,
+    "/queues/none/messages/ready": 404,
+    "/queues/orders/messages/everywhere": 404,
+    "/queues/orders/messages/ready?after=nonsense": 404,
+    "/queues/orders?layout=nonsense": 404,
+    "/queues/orders/dead?older=nonsense": 404,
+    "/progress/none": 404,
+    "/stream?page=everything": 404,
+    "/?" + "a=b&" * 2000: 400,
+}
+#: A form -> the status of its answer.
+NONSENSE = [
+    ("/queues/none/pause", {}, 404),
+    ("/queues/none/check", {}, 404),
+    ("/queues/orders/pause", {"for": "soon"}, 400),
+    ("/queues/orders/pause", {"reason": "two\nlines"}, 400),
+    ("/queues/orders/purge", {"state": "dead"}, 400),
+    ("/queues/orders/purge", {}, 400),
+    ("/queues/orders/dead/redrive", {"rate": "fast"}, 400),
+    ("/queues/orders/dead/redrive", {"rate": "0.01"}, 400),
+    ("/queues/orders/dead/redrive", {"limit": "0"}, 400),
+    ("/queues/orders/reschedule", {"id": "", "delay": "1h"}, 400),
+    ("/queues/orders/pause", {"reason": "x" * 70_000}, 413),
+]
+
+
+def test_what_there_is_not_has_a_page_that_says_so(orders, site):
+    answers = {path: site.program().get(path) for path in NOTHING}
+
+    assert {path: answer.status_code for path, answer in answers.items()} == NOTHING
+    assert [path for path, answer in answers.items() if "<h1>" not in answer.text] == []
+    assert [path for path, answer in answers.items() if "<script>alert" in answer.text] == []
+
+
+def test_a_form_that_makes_no_sense_is_refused_and_changes_nothing(orders, site):
+    before, program = orders.counts(), site.program()
+    seen = [(path, form, program.post(path, data=form).status_code) for path, form, _ in NONSENSE]
+
+    assert seen == NONSENSE
+    assert orders.counts() == before
+
+
+def test_only_a_form_is_taken(orders, site):
+    assert site.program().post("/queues/orders/pause", json={"reason": "x"}).status_code == 415

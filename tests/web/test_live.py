@@ -1,0 +1,192 @@
+"""Streams: one look a second whoever watches, the newest alone for who is slow, and Redis may be away."""
+
+import asyncio
+import itertools
+import threading
+from contextlib import AsyncExitStack
+
+import httpx
+import pytest
+from ports import free_port
+from site_page import BEARER, site_of
+from streams import events_of, viewing
+from waiting import eventually
+
+from reliq import Queue
+from reliq.embedded import EmbeddedRedis
+from reliq.web.live import EVENTS_LIMIT, Live, Part
+
+PART = Part("queues", "", "", "")
+VIEWERS = 50
+
+
+def looks_at_redis(client):
+    """How many scripts Redis has run: each look at one queue runs one."""
+    return client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+
+
+def test_fifty_viewers_cost_one_look_a_second_and_none_when_they_have_left(orders, site, client):
+    site.program().get("/")  # the script is known from here on
+    live, before, first = site.desk.live, looks_at_redis(client), site.desk.live.number
+
+    async def watch():
+        async with AsyncExitStack() as stack:
+            viewers = [await stack.enter_async_context(viewing(site, "/stream?page=queues")) for _ in range(VIEWERS)]
+            events = await asyncio.gather(*(viewer.until(lambda one: one.number >= first + 2) for viewer in viewers))
+            return events, live.viewers
+
+    events, viewers = asyncio.run(watch())
+    eventually(lambda: not live.is_looking, "the last look ends when the last viewer has left")
+
+    assert viewers == VIEWERS
+    assert {event.data for event in events if event.number == first + 2} == {events[0].data}
+    assert 1 <= looks_at_redis(client) - before <= live.number - first + 1
+
+
+def test_pages_that_are_asked_for_at_once_share_a_look(orders, site, client):
+    program = site.program()
+    program.get("/")
+    before = looks_at_redis(client)
+    for _ in range(20):
+        program.get("/")
+
+    assert looks_at_redis(client) - before <= 10  # 20 when each page looks
+
+
+def test_a_viewer_who_leaves_leaves_no_task(orders, site):
+    before = site.tasks()
+
+    async def come_and_go():
+        async with viewing(site, "/stream?page=queue&queue=orders") as viewer:
+            await viewer.event()
+            return site.tasks() - before
+
+    assert len(asyncio.run(come_and_go())) >= 2
+    eventually(lambda: site.tasks() <= before and not site.desk.live.viewers, "its tasks have ended")
+
+
+def test_a_slow_viewer_gets_the_newest_look_alone():
+    numbers = itertools.count(1)
+
+    async def watch():
+        live = Live(lambda parts: dict.fromkeys(parts, f"look {next(numbers)}"), 0)
+        live.join(PART)
+        events = live.events(PART)
+        seen = [await anext(events), await anext(events)]
+        slow = live.number + 3
+        while live.number < slow:  # noqa: ASYNC110  what passes is looks, not time
+            await asyncio.sleep(0)
+        seen.append(await anext(events))
+        live.leave(PART)
+        return seen, slow
+
+    (again, first, later), slow = asyncio.run(watch())
+
+    assert again == "retry: 2000\n\n"
+    assert "look 1\n" in first
+    assert int(later.split("look ")[1].split()[0]) > slow
+
+
+def test_a_stream_ends_so_that_access_is_asked_again():
+    async def watch():
+        live = Live(lambda parts: dict.fromkeys(parts, ""), 0)
+        live.join(PART)
+        events = [event async for event in live.events(PART)]
+        live.leave(PART)
+        return events, live.is_looking
+
+    events, is_looking = asyncio.run(watch())
+
+    assert len(events) == 1 + EVENTS_LIMIT
+    assert not is_looking
+
+
+def test_a_look_that_fails_is_told_and_the_next_one_is_made(caplog):
+    looks = iter([RuntimeError("a secret"), {PART: "well"}])
+
+    def render(_parts):
+        look = next(looks)
+        if isinstance(look, Exception):
+            raise look
+        return look
+
+    async def watch():
+        live = Live(render, 0)
+        live.join(PART)
+        events = live.events(PART)
+        seen = [await anext(events) for _ in range(3)]
+        live.leave(PART)
+        return seen
+
+    _, failed, well = asyncio.run(watch())
+
+    assert failed.startswith("event: away")
+    assert "secret" not in failed
+    assert "a secret" in caplog.text
+    assert "data: well" in well
+
+
+def test_a_server_that_stops_ends_its_streams(url, orders, caplog):
+    ended = []
+
+    async def watch(site, is_open):
+        async with viewing(site, "/stream?page=queues") as viewer:
+            await viewer.event()
+            is_open.set()
+            while (event := await viewer.event()) is not None:
+                ended.append(event)
+            ended.append(None)
+
+    with site_of(url) as site:
+        is_open = threading.Event()
+        watching = threading.Thread(target=lambda: asyncio.run(watch(site, is_open)))
+        watching.start()
+        assert is_open.wait(60)
+    watching.join(60)
+
+    assert ended[-1] is None
+    assert "exceeded" not in caplog.text  # no answer had to be cut off
+
+
+@pytest.fixture
+def own_server(server_path):
+    with EmbeddedRedis(server=server_path, port=free_port()) as server:
+        yield server
+
+
+def test_while_redis_is_away_pages_say_so_and_both_come_back_by_themselves(own_server):
+    queue = Queue("orders", str, url=own_server.url)
+    queue.publish("x")
+
+    async def watch(site):
+        async with viewing(site, "/stream?page=queues") as viewer:
+            before = await viewer.until(lambda one: one.kind == "message")
+            await asyncio.to_thread(own_server.kill)
+            away = await viewer.until(lambda one: one.kind == "away")
+            page, form = await asyncio.gather(
+                asyncio.to_thread(httpx.get, f"{site.url}/queues/orders", headers=BEARER, timeout=60),
+                asyncio.to_thread(httpx.post, f"{site.url}/queues/orders/pause", headers=BEARER, timeout=60),
+            )
+            await asyncio.to_thread(own_server.start)
+            await asyncio.to_thread(queue.publish, "y")
+            after = await viewer.until(lambda one: one.kind == "message")
+            return before, away, page, form, after
+
+    with site_of(own_server.url) as site:
+        before, away, page, form, after = asyncio.run(watch(site))
+        assert httpx.get(f"{site.url}/queues/orders", headers=BEARER, timeout=60).status_code == 200
+
+    queue.close()
+    assert "orders" in before.data
+    assert "orders" not in away.data
+    assert (page.status_code, form.status_code) == (503, 503)
+    assert "Redis does not answer" in page.text
+    assert 'http-equiv="refresh"' in page.text
+    assert "orders" in after.data
+
+
+def test_a_stream_of_what_there_is_not_waits_and_harms_no_other(orders, site):
+    [event] = events_of(site, "/stream?page=queue&queue=orders", 1)
+
+    assert event.kind == "message"
+    assert "orders" in event.data

@@ -1,0 +1,87 @@
+"""The page under a prefix, in an application of FastAPI, of Starlette, of Django, and behind a proxy: every link stays there."""
+
+import re
+
+import pytest
+from fastapi import FastAPI
+from site_page import TOKEN, serving
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount
+from streams import events_of
+
+from reliq.web import Access, app
+
+PREFIX = "/ops/reliq"
+LINK = re.compile(r'(?:href|src|action|data-live)="([^"]*)"')
+
+
+def in_fastapi(page):
+    api = FastAPI()
+    api.mount(PREFIX, page)
+    return api
+
+
+def in_starlette(page):
+    return Starlette(routes=[Mount("/ops", routes=[Mount("/reliq", page)])])
+
+
+def by_path(page):
+    """As beside Django: what is under the prefix goes to the page, all else to the application."""
+
+    async def application(scope, receive, send):
+        if scope["type"] == "http" and scope["path"].startswith(f"{PREFIX}/"):
+            await page({**scope, "root_path": PREFIX}, receive, send)
+        else:
+            await PlainTextResponse("the application", 404)(scope, receive, send)
+
+    return application
+
+
+@pytest.mark.parametrize("mount", [in_fastapi, in_starlette, by_path])
+def test_every_link_stays_under_the_prefix(url, orders, mount):
+    page = app(url, token=TOKEN, grants=Access.WRITE)
+    with serving(page, mounted=mount(page), prefix=PREFIX) as site:
+        browser = site.browser()
+        to_see, seen = {f"{PREFIX}/"}, {}
+        while to_see - seen.keys():
+            path = min(to_see - seen.keys())
+            answer = browser.get(path.removeprefix(PREFIX))
+            seen[path] = answer.status_code
+            if "html" in answer.headers["content-type"]:
+                to_see |= {link.replace("&amp;", "&") for link in LINK.findall(answer.text) if link and link[0] != "#"}
+                to_see = {
+                    path
+                    for path in to_see
+                    if not re.search("/(stream|pause|purge|cancel|reschedule|redrive|delete|check|logout)", path)
+                }
+        posted = browser.post("/queues/orders/pause")
+        [event] = events_of(site, "/stream?page=queues", 1)
+
+    assert len(seen) > 12
+    assert [path for path in seen if not path.startswith(f"{PREFIX}/")] == []
+    odd = {path: status for path, status in seen.items() if status != 200}
+    assert odd == {f"{PREFIX}/queues/orders/message": 404}  # the search for an id, without one
+    assert posted.headers["location"] == f"{PREFIX}/queues/orders?said=paused"
+    assert {link.startswith(f"{PREFIX}/") for link in LINK.findall(event.data)} == {True}
+
+
+def test_the_cookie_is_for_the_page_alone(url):
+    page = app(url, token=TOKEN)
+    with serving(page, mounted=in_fastapi(page), prefix=PREFIX) as site:
+        answer = site.client().get(f"/enter/{site.desk.token.once()}")
+
+    assert f"path={PREFIX};" in answer.headers["set-cookie"].lower()
+    assert answer.headers["location"] == f"{PREFIX}/"
+
+
+def test_a_resolver_sees_what_the_application_knows_of_its_user(url, orders):
+    def access(request):
+        return Access.READ.by(request.app.title) if request.headers.get("x-user") == "carol" else Access.NONE
+
+    page = app(url, access=access)
+    with serving(page, mounted=in_fastapi(page), prefix=PREFIX) as site:
+        stranger, carol = site.client().get("/"), site.client(X_User="carol").get("/")
+
+    assert (stranger.status_code, carol.status_code) == (403, 200)
+    assert ">FastAPI<" in carol.text

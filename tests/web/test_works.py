@@ -1,0 +1,117 @@
+"""Writes that take a while: how far they are, how they end, and that they can be stopped."""
+
+import asyncio
+import threading
+
+import pytest
+from streams import viewing
+from waiting import eventually
+
+from reliq import Queue
+from reliq.web.works import RUNNING_LIMIT, Work, Works
+
+
+@pytest.fixture
+def letters(url, fail):
+    """Thirty dead letters, ten of them of another error."""
+    queue = Queue("orders", str, url=url, retries=0)
+    queue.publish_many(["x"] * 20)
+    fail(queue, ValueError("canary"), dead=20)
+    queue.publish_many(["x"] * 10)
+    fail(queue, KeyError("canary"), dead=30)
+    return queue
+
+
+def ended(site, answer):
+    """The work that a form has begun, once it has ended."""
+    work = site.desk.works.get(answer.headers["location"].rpartition("/")[2])
+    eventually(lambda: work.state != "running", "the work ends")
+    return work
+
+
+def test_dead_letters_of_one_place_are_published_again(letters, admin, site):
+    place = admin.dead_groups("orders").groups[0].raised
+    work = ended(site, site.browser().post("/queues/orders/dead/redrive", data={"raised": place, "delay": "1h"}))
+
+    assert (work.state, work.done, work.total, work.by, work.outcome) == ("finished", 20, 30, "alice", "20 redriven")
+    assert (admin.size("orders", "pending"), admin.size("orders", "dead")) == (20, 10)
+    page = site.browser().get(f"/progress/{work.id}")
+    assert "20 redriven" in page.text
+    assert "data-live" not in page.text
+
+
+def test_a_slow_redrive_says_how_far_it_is_and_is_stopped_between_two_steps(letters, admin, site):
+    browser = site.browser()
+    location = browser.post("/queues/orders/dead/redrive", data={"rate": "10", "delay": "1h"}).headers["location"]
+    id = location.rpartition("/")[2]
+
+    async def watch():
+        async with viewing(site, f"/stream?page=work&id={id}") as viewer:
+            some = await viewer.event()
+            await asyncio.to_thread(browser.post, f"{location}/stop")
+            return some, await viewer.until(lambda event: "data-finished" in event.data)
+
+    some, last = asyncio.run(watch())
+    work = site.desk.works.get(id)
+
+    assert "running" in some.data
+    assert "stopped" in last.data
+    assert work.state == "stopped"
+    assert 0 < admin.size("orders", "pending") < 30
+    assert admin.size("orders", "pending") + admin.size("orders", "dead") == 30
+    assert work.outcome == f"{admin.size('orders', 'pending')} redriven"
+
+
+def test_letters_and_messages_are_deleted(letters, admin, site):
+    letters.publish_many(["y"] * 5)
+    browser = site.browser()
+    gone = ended(site, browser.post("/queues/orders/dead/delete", data={"raised": "-"}))
+    dead = ended(site, browser.post("/queues/orders/dead/delete"))
+    ready = ended(site, browser.post("/queues/orders/purge", data={"state": "ready"}))
+
+    assert [work.outcome for work in (gone, dead, ready)] == ["0 deleted", "30 deleted", "5 deleted"]
+    assert admin.account("orders").balanced
+
+
+def test_a_check_says_what_is_wrong(orders, client, admin, site):
+    sound = ended(site, site.browser().post("/queues/orders/check"))
+    client.zadd(admin.keys("orders").pending, {"x": 1})
+    wrong = ended(site, site.browser().post("/queues/orders/check"))
+
+    assert sound.outcome == "the queue is sound; 1 ids looked at"
+    assert "NOT sound" in wrong.outcome
+    assert "1 twice" in wrong.outcome
+
+
+def work_of(name):
+    return Work(name, "a title", "orders", "", "alice", 0.0, None)
+
+
+def test_a_work_that_fails_says_so_and_its_secret_is_in_the_log_alone(caplog):
+    works, work = Works(), work_of("w")
+
+    def run(step):
+        step(3, "3 redriven")
+        raise RuntimeError("a secret")
+
+    assert works.start(work, run)
+    eventually(lambda: work.state != "running", "the work ends")
+
+    assert (work.state, work.done) == ("failed", 3)
+    assert "secret" not in work.outcome
+    assert "a secret" in caplog.text
+
+
+def test_only_so_many_works_run_at_once():
+    works, go_on = Works(), threading.Event()
+
+    def run(_step):
+        go_on.wait()
+        return "done"
+
+    started = [works.start(work_of(str(number)), run) for number in range(RUNNING_LIMIT + 1)]
+    go_on.set()
+    eventually(lambda: all(work.state == "finished" for work in works.all()), "they end")
+
+    assert started == [True] * RUNNING_LIMIT + [False]
+    assert works.stop("0") is False
