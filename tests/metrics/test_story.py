@@ -234,6 +234,7 @@ def worker_dead(scene):
         "worker dead", Targets_down=1, Processes=0, Redis=1, Fullest_worker=-1, Longest_wait=lambda seconds: seconds > 3
     )
     assert shown["Alerts"] >= 4
+    assert {"ReliqTargetDown", "ReliqNoWorkers", "ReliqNobodyClaims"} <= set(scene.stage.table("Firing now"))
     colours = scene.stage.colours()
     assert {colours[title] for title in ("Targets down", "Processes", "Alerts")} == {"red"}
     # What came due and was promoted by nobody waits too; what is due in ten minutes does not.
