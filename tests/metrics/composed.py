@@ -128,7 +128,7 @@ def main(folder):
     serve_names(folder)
     redis = Container("redis", folder)
     eventually(redis.is_healthy, "Redis is healthy")
-    others = [Container(name, folder) for name in ("worker", "exporter", "shop", "prometheus")]
+    others = [Container(name, folder) for name in ("worker", "exporter", "shop", "web", "prometheus")]
     prometheus = Prometheus(9090)
     expected = sum(len(ADDRESSES[name]) for name in ("worker", "exporter"))
     eventually(lambda: len(targets(prometheus)) == expected, "every address is scraped")
