@@ -1,0 +1,65 @@
+"""The application as a browser gets it, with queues that have something to show."""
+
+import threading
+from contextlib import contextmanager
+
+from site_page import serving
+from waiting import eventually
+
+from reliq import Consumer, Outgoing, Queue, WorkerSettings
+from reliq.admin import Admin
+from reliq.web import Access, app
+
+#: As long as a queue allows: no page may become wider for it.
+LONG_ID = "long-" + "x" * 123
+DEAD = [*(f"dead-{number}" for number in range(7)), LONG_ID]
+EVERYTHING = Access.WRITE | Access.BODIES
+
+
+@contextmanager
+def served(url, access=EVERYTHING):
+    """The address of the page of a Redis, to which everybody has the same access, as ada."""
+    with serving(app(url, access=lambda _: access.by("ada"))) as site:
+        yield site.url
+
+
+@contextmanager
+def queues(url):
+    """Four queues: payments is worked on and fails, invoices has nobody, reports is paused, thumbnails is at rest."""
+    payments, admin, done = Queue("payments", dict, url=url), Admin(url), threading.Event()
+    consumer = Consumer(url)
+
+    @consumer.handler(payments)
+    def pay(body):
+        if body["fails"]:
+            raise ValueError("card 4111 refused")
+        done.wait(100)
+
+    for id in DEAD:
+        payments.publish({"fails": True, "secret": "CANARY"}, id=id, retries=0, headers={"tenant": "acme"})
+    payments.publish_many(Outgoing(body={"fails": False}, delay=3600) for _ in range(30))
+    publish_seven(url, "invoices", "reports", "thumbnails")
+    with Queue("thumbnails", dict, url=url).receive(limit=7) as jobs:
+        for job in jobs:
+            job.ack()
+    admin.pause("reports", reason="we move")
+    consumer.start(WorkerSettings(concurrency=4))
+    try:
+        eventually(lambda: admin.size("payments", "dead") == len(DEAD), "what fails has died")
+        payments.publish_many([{"fails": False}, {"fails": False}])
+        eventually(lambda: admin.size("payments", "unack") == 2, "two handlers run")
+        yield admin
+    finally:
+        done.set()
+        consumer.stop(5)
+        payments.close()
+        admin.close()
+
+
+def publish_seven(url, *names):
+    """Publish seven messages in each queue: NAME-0 to NAME-6."""
+    for name in names:
+        queue = Queue(name, dict, url=url)
+        for number in range(7):
+            queue.publish({"number": number}, id=f"{name}-{number}")
+        queue.close()
