@@ -128,7 +128,7 @@ def unencodable(body: Any, path: str = "$") -> str:
 
 
 def type_name(kind: Any) -> str:
-    """Return how a person writes the type `kind`."""
+    """Return the type `kind` as it is written in code."""
     return kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
 
 

@@ -1,4 +1,4 @@
-"""Asks a server all that the doctor wants to know; each question may be refused."""
+"""Reads from a server the facts that the doctor needs; Redis may refuse each."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A queue's own fsck."""
+"""`reliq check`: finds what contradicts the model in a queue, and repairs it."""

@@ -1,4 +1,4 @@
-"""One script tells the state of ids at one moment, and sets right those that are still as they were seen."""
+"""The script `check`: it reads the state of ids at one moment, and repairs those that are still as they were seen."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

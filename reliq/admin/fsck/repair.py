@@ -1,5 +1,5 @@
 """
-Where an id belongs that is not as it should be: no clock, no Redis.
+Decides where an id with a fault belongs: no clock, no Redis.
 
 Nothing is guessed. A message that is in two places stays in the one that is further on; one that is in none goes back
 to where its envelope says, or, when it has none, to the dead letters; what is nobody's goes.

@@ -18,7 +18,7 @@ class FaultKind:
     One way in which a queue can be wrong.
 
     Attributes:
-        means: in one sentence.
+        means: its meaning, in one sentence.
         repair: what `--repair` does about it.
         passes: whether it goes by itself, and a sound queue may have it.
     """
@@ -130,7 +130,7 @@ class FaultTally:
             shown.append(example)
 
     def was_mended(self, name: FaultName) -> None:
-        """Note that one of them was set right."""
+        """Note that an id with this fault was repaired."""
         self.mended[name] = self.mended.get(name, 0) + 1
 
     def faults(self, *, bare: bool = False) -> tuple[Fault, ...]:

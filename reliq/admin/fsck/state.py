@@ -96,7 +96,7 @@ class IdState:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it ends where it is met."""
+        """Whether it was cancelled, and ends when a worker meets it."""
         return self.word.cancelled
 
     @property
