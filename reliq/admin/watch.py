@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from reliq.admin import queries
 from reliq.admin.ends import last_ends
+from reliq.admin.history import histories_of
 from reliq.admin.queues import overview
 from reliq.snapshot.waits import Waits
 
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
 
 #: A trend has the rates of this many looks.
 TREND_LOOKS = 120
+#: It begins with this many minutes that workers have noted.
+NOTED_MINUTES = 60
 #: From a queue this many ends are read, and as many errors of messages that are to be delivered again.
 SAMPLE = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """How many messages a second arrived and were acked, a number for each look, the latest last."""
+    """How many messages a second arrived and were acked: of the minutes before the first look, then of each look."""
 
     arrived: Sequence[float]
     acked: Sequence[float]
@@ -74,7 +77,7 @@ class Moment:
 
 class Watcher:
     """
-    Makes an overview at each `look`.
+    Makes an overview at each `look`, all of them in one thread: `Reader.overview` is for several.
 
     Args:
         queues: says which; asked anew for each look.
@@ -95,6 +98,8 @@ class Watcher:
         """
         chosen = self._queues()
         queues = chosen.queues
+        if self._last is None:
+            self._rates = _noted(self._session, queues)
         self._last = now = overview(self._session, chosen, self._last, self._waits)
         for view in now.queues:
             if view.rates is not None:
@@ -123,3 +128,15 @@ class Watcher:
             ).most_common()
         ]
         return sorted(failures, key=lambda one: -one.count)
+
+
+def _noted(session: Session, queues: Sequence[Keys]) -> dict[str, tuple[deque[float], deque[float]]]:
+    """Return the rates of the minutes that workers have noted, so that a first look has a past."""
+    told = {keys.name: minutes for keys, minutes in histories_of(session, queues, NOTED_MINUTES).items() if minutes}
+    return {
+        name: (
+            deque((one.published / 60 for one in minutes), maxlen=TREND_LOOKS),
+            deque((one.acked / 60 for one in minutes), maxlen=TREND_LOOKS),
+        )
+        for name, minutes in told.items()
+    }

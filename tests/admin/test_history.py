@@ -180,3 +180,16 @@ def test_a_queue_that_is_forgotten_has_no_history(desk, queue, client, notes, no
     desk.forget("q")
 
     assert client.keys("*q}:minutes") == []
+
+
+def test_the_first_look_of_a_watcher_has_the_minutes_before_it(desk, queue, note):
+    queue.publish({})
+    note(3, 0, 0, 0, 0, 0, 0)
+    note(2, 120, 60, 0, 0, 0, 0)
+    note(1, 180, 180, 0, 0, 0, 0)
+    watcher = desk.watch(["q"])
+
+    first, second = watcher.look().trends["q"], watcher.look().trends["q"]
+
+    assert (first.arrived, first.acked) == ((2, 1), (1, 2))
+    assert (second.arrived[:2], len(second.arrived)) == ((2, 1), 3)
