@@ -73,7 +73,7 @@ def list_letters(
 
     Example: reliq dead list orders --error 'card declined' --newer-than 2h
 
-    A group is looked for among the newest letters, for some seconds; `dead redrive --reason … --raised …` takes it.
+    Groups are made of the newest letters, as many as are read in 5 s; `dead redrive` takes one by --reason and --raised.
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong filter.
     """

@@ -53,7 +53,7 @@ ERRANDS = {
     "check": [(["q"], 1), (["q", "--repair"], 1), (["spoilt"], 1)],
     "doctor": [([], None)],
     "acl": [(["--role", "producer", "--queue", "q"], 0), (["--role", "\x1b[2J", "--queue", "q"], 2)],
-    "dead list": [(["q", "--limit", "500"], 0), (["q", "--reason", "\x1b"], 2)],
+    "dead list": [(["q", "--limit", "500"], 0), (["q", "--reason", "\x1b"], 2), (["q", "--group"], 0)],
     "dead show": [(["q", f"ID{at}"], 0) for at in (*range(9), *range(45, 60))] + [(["q", "\x9b"], 2)],
     "dead redrive": [(["q", "--all", "--yes", "--to", "other"], 0), (["q", "\x9b"], 2), (["q", "--all", "--yes"], 0)],
     "dead purge": [(["q", "\x9b", "--yes"], 2), (["q", "--all", "--yes"], 0)],

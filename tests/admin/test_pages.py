@@ -3,6 +3,7 @@
 import base64
 
 import pytest
+from hostile import spoil
 
 from reliq.admin import Admin, Filter, LetterFilter, RedriveOptions, cursor, page
 from reliq.errors import ConfigurationError
@@ -329,3 +330,28 @@ def test_letters_are_grouped_by_nothing_else(desk, queue, by):
 
     with pytest.raises(ConfigurationError, match="by must be some of"):
         desk.dead_groups("q", by=by)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_pages_and_searches_of_a_queue_that_anybody_wrote_come_to_an_end(desk, client, url, state):
+    ids = spoil(client)
+
+    met = [id for one in pages(desk, state, 50) for id in one]
+    found, after, searches = 0, None, 0
+    while searches == 0 or after is not None:
+        result = desk.search("q", state, Filter(match="a"), after=after, limit=20)
+        found, after, searches = found + len(result.items), result.after, searches + 1
+
+    assert found <= len(met) <= len(ids) + 500
+    assert searches <= len(met) + 1
+
+
+def test_stories_groups_and_histories_of_a_queue_that_anybody_wrote_are_told(desk, client):
+    ids = spoil(client)
+
+    groups = desk.dead_groups("q")
+    stories = [desk.story("q", id.decode("utf-8", "surrogateescape")) for id in ids[:40]]
+
+    assert sum(group.count for group in groups.groups) == groups.looked == groups.of
+    assert all(story.events for story in stories)
+    assert desk.history("q") == []
