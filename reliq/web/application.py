@@ -207,7 +207,9 @@ def _refusal(error: Exception, method: str) -> Refusal:
         case RedisUnavailableError():
             return Refusal(503, "Redis does not answer", str(error), "This page asks again by itself.")
         case RedisRefusedError():
-            return Refusal(503, "Redis refuses", str(error), "`reliq acl viewer` says which rights the page needs.")
+            return Refusal(
+                503, "Redis refuses", str(error), "The page needs the rights of the role `operator`: see `reliq acl`."
+            )
         case UnknownQueueError():
             return Refusal(404, "There is no such queue", str(error))
         case ConfigurationError() if method in SAFE_METHODS:

@@ -14,7 +14,18 @@ from typer.main import get_command
 from reliq.cli.app import app, main
 
 #: They go on until they are stopped, or take a port of the machine, and have tests of their own.
-ONLY_PARSED = {"watch", "exporter", "health", "bench"}
+ONLY_PARSED = {"watch", "exporter", "health", "bench", "web"}
+#: Asks an ASGI application for the health of the web pages that are mounted in it.
+ASK_HEALTH = """
+import asyncio, importlib, sys
+import httpx
+module, _, name = sys.argv[1].partition(":")
+transport = httpx.ASGITransport(getattr(importlib.import_module(module), name))
+async def ask():
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        print((await client.get("/ops/reliq/health")).text, (await client.get("/ops/reliq/")).status_code)
+asyncio.run(ask())
+"""
 #: A server with a known hole is found to be bad, and that is exit 1.
 EXITS = {"doctor": (0, 1)}
 
@@ -31,6 +42,7 @@ def parse(words):
 def shop(tmp_path, url, monkeypatch, capsys):
     """Write down the programs of the README and of a page; return what makes a command there."""
     monkeypatch.setenv("RELIQ_URL", url)
+    monkeypatch.setenv("RELIQ_WEB_TOKEN", "a token that nobody guesses")
     monkeypatch.chdir(tmp_path)
 
     def written(page):
@@ -43,6 +55,8 @@ def shop(tmp_path, url, monkeypatch, capsys):
         words = shlex.split(line)
         if words[:2] == ["docker", "compose"]:
             return composed(*words[2:])
+        if words[0] == "uvicorn":
+            words = ["python", "-c", ASK_HEALTH, *words[1:]]
         if line in known or words[1] in ONLY_PARSED or "--metrics-port" in words:
             parse(words[1:])
             return ""

@@ -60,6 +60,11 @@ def for_security(_client, _url):
     return lambda said: "ACL SETUSER" in said and "evalsha" in said
 
 
+def for_web(_client, _url):
+    """Both applications serve the pages, and let nobody in who says nothing: 403 by a resolver, 401 by a token."""
+    return lambda said: said.split() == ["ok", "403", "ok", "401"]
+
+
 #: What is in Redis before a page is read, and what its commands must have said.
 BEFORE = {
     "go.md": for_go,
@@ -67,6 +72,7 @@ BEFORE = {
     "dead-letters.md": for_dead_letters,
     "operations.md": for_operations,
     "security.md": for_security,
+    "web.md": for_web,
 }
 
 
