@@ -9,6 +9,7 @@ from browsing import DEAD, LONG_ID, publish_seven, queues, served
 from chromium import chromium
 from playwright.sync_api import expect
 from ports import free_port
+from site_page import TOKEN, site_of
 
 from reliq.embedded import EmbeddedRedis
 from reliq.web import Access, application
@@ -250,6 +251,7 @@ def test_dead_letters_of_a_group_are_published_again_with_a_rate_and_their_progr
         page.reload()
     expect(page.locator(".mark", has_text="finished")).to_be_visible(timeout=15_000)
     expect(page.locator(".facts")).to_contain_text(f"{len(DEAD)} redriven")
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_hidden()
 
 
 def test_a_reader_gets_no_body_and_no_form_that_writes(browser, redis_url, address):
@@ -261,6 +263,23 @@ def test_a_reader_gets_no_body_and_no_form_that_writes(browser, redis_url, addre
             assert [form for form in re.findall(r'method="post" action="([^"]*)"', html) if "/check" not in form] == []
         page.goto(elsewhere)
         expect(page.locator(".about")).to_contain_text("read-only")
+        page.context.close()
+
+
+@pytest.mark.parametrize("script", SCRIPT)
+def test_a_person_logs_in_with_the_token_and_out(browser, redis_url, address, script):
+    with site_of(redis_url) as other:
+        page = browser.new_context(java_script_enabled=script == "with").new_page()
+        page.goto(other.url)
+        page.get_by_label("Token").fill("not the token, but as long")
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("alert")).to_contain_text("That is not the token")
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Log in").click()
+
+        expect(page.locator("h1")).to_have_text("Queues")
+        page.get_by_role("button", name="Log out").click()
+        expect(page.locator("h1")).to_have_text("Log in")
         page.context.close()
 
 
