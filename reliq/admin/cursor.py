@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from reliq.commands import List, SortedSet
 
 #: A message of a list that was met is looked for this far before the place where it was, and then this far from both
-#: ends; that keeps Redis busy for some 5 ms.
-NEAR, FAR = 500, 200_000
+#: ends; that keeps Redis busy for some 3 ms.
+NEAR, FAR = 500, 100_000
 
 
 #: Scans and lists have no place beyond this one.
