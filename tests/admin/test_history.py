@@ -122,6 +122,7 @@ def test_one_process_of_many_notes_a_minute_and_each_asks_once(queue, client, no
         other.step(now_ms)
 
     assert client.hlen(queue.keys.minutes) == 1
+    assert ran(client, "hmget") == 3  # the notes twice, and the totals of the one look
     assert client.info("commandstats")["cmdstat_hset"]["calls"] == 3  # the publish, the registry, the note
     assert 0 < client.pttl(queue.keys.minutes) <= MINUTES_LIMIT * MINUTE_MS
 

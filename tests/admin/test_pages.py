@@ -123,9 +123,9 @@ def test_a_place_far_from_where_it_was_is_found_or_begun_before(desk, queue, fil
     first = desk.page("q", "ready", limit=20)
     claim(queue, 12)
 
-    second = desk.page("q", "ready", after=first.after, limit=40)
+    second = desk.page("q", "ready", after=first.after, limit=2)
 
-    assert [entry.id for entry in second.items] == ids[20:]
+    assert [entry.id for entry in second.items] == ids[20:22]
 
 
 def test_a_page_whose_last_message_was_claimed_is_followed_by_all_that_wait(desk, queue, fill):
@@ -146,6 +146,16 @@ def test_a_place_among_messages_of_one_time_stays_when_its_message_goes(desk, qu
     rest = [entry.id for entry in desk.page("q", "pending", after=first.after).items]
 
     assert rest == [id for at, id in enumerate(ids) if at > 6 and at not in gone]
+
+
+def test_every_place_among_messages_of_one_time_is_found_when_its_message_went(desk, queue, client):
+    ids = [f"m{number:02}" for number in range(30)]
+    for at in range(29):
+        client.zadd(queue.keys.pending, dict.fromkeys(ids, 1_900_000_000))
+        first = desk.page("q", "pending", limit=at + 1)
+        client.zrem(queue.keys.pending, ids[at])
+
+        assert desk.page("q", "pending", after=first.after, limit=1).items[0].id == ids[at + 1]
 
 
 def test_an_id_of_any_bytes_is_a_place_like_any_other(desk, queue, client):

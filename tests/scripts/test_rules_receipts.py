@@ -306,6 +306,7 @@ def test_of_many_failures_the_newest_ten_are_kept_and_of_long_ones_two_kib_besid
         run(t.reclaim(keys, clock=NOON))
 
     short, long = (client.hget(keys.errors, id) for id in ("short", "long"))
+    assert short.count(b"\x1e") == 9
     assert [one.attempt for one in FailureNote.parse_all(short)] == [*range(14, 4, -1)]
     assert [one.attempt for one in FailureNote.parse_all(long)] == [14, 13, 12]
 
