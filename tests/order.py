@@ -13,5 +13,6 @@ LONGEST_FIRST = (
     "metrics/test_children.py",
     "metrics/test_story.py",
     "bench/test_bench_command.py",
+    "web/test_browser.py",
     "admin/test_hostile_queue.py",
 )

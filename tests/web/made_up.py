@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from reliq.admin import Overview, QueueView, Rates, Worker
+from reliq.admin.history import Minute
 
 NOW = 1_795_336_800.0
 
@@ -34,6 +35,10 @@ def rates(acked=0.0, failed=0.0, arrived=0.0):
 def worker(**fields):
     said = {"id": "w", "host": "shop", "pid": 7, "version": "1", "queues": ("orders",), "slots": 16, "busy": 0}
     return Worker(**(said | {"started": NOW - 60, "last_claim": NOW, "seen": NOW} | fields))
+
+
+def minute(published=0, acked=0, failed=0, waiting=0, oldest=None):
+    return Minute(NOW, published, acked, failed, 0, waiting, oldest)
 
 
 def overview(*views, workers=()):

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from chromium import chromium
-from made_up import NOW, context, rates, view, worker
+from made_up import NOW, context, minute, rates, view, worker
 from PIL import Image
 
 from reliq.admin import MessageView, Overview, Running, Slot
@@ -31,12 +31,12 @@ def some(**fields):
 def hour(level, fails=0.0, oldest=0.2, stopped=60):
     """The minutes of an hour in which about `level` messages a second came; from minute `stopped` on none was acked."""
     rows = []
-    for minute in range(60):
-        came = level * 60 * (1 + 0.4 * math.sin(minute / 9) + CHANCE.uniform(-0.1, 0.1))
-        waited = CHANCE.uniform(0.2, 1) * oldest if minute < stopped else (minute - stopped + 1) * 60
-        acked = came * CHANCE.uniform(0.93, 1.02) if minute < stopped else 0
+    for past in range(60):
+        came = level * 60 * (1 + 0.4 * math.sin(past / 9) + CHANCE.uniform(-0.1, 0.1))
+        waited = CHANCE.uniform(0.2, 1) * oldest if past < stopped else (past - stopped + 1) * 60
+        acked = came * CHANCE.uniform(0.93, 1.02) if past < stopped else 0
         failed = came * fails * CHANCE.uniform(0.4, 1.6)
-        rows.append(some(waiting=1, published=round(came), acked=round(acked), failed=round(failed), oldest=waited))
+        rows.append(minute(round(came), round(acked), round(failed), 1, waited))
     return rows
 
 

@@ -2,10 +2,9 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from made_up import NOW, context, overview, rates, view, worker
+from made_up import NOW, context, minute, overview, rates, view, worker
 
 from reliq.message import Pause
 from reliq.web.curves import HEIGHT, WIDTH, Curve, ages, share
@@ -59,7 +58,7 @@ def test_a_queue_at_rest_is_not_marked_and_nothing_on_its_page_is_red():
 
     html = Pages().render("live/queues.html", **context(overview=overview(at_rest, workers=[worker()]), histories={}))
 
-    hour = [SimpleNamespace(published=3, acked=3, failed=0, waiting=0, oldest=None)] * 60
+    hour = [minute(published=3, acked=3)] * 60
     html += Pages().render("live/queue.html", **context(view=at_rest, history=hour, running=[], failures=[]))
 
     assert marks(at_rest) == []
@@ -112,6 +111,17 @@ def test_one_worker_is_no_workers_and_two_are():
     assert re.findall(r"\d+ workers?\b", html) == ["1 worker", "2 workers", "1 worker"]
 
 
+def test_the_last_hour_of_a_queue_is_drawn_in_the_table_and_on_its_page():
+    hour = [minute(published=2, acked=1, failed=1, waiting=1, oldest=20.0)] * 30
+
+    table = Pages().render("live/queues.html", **context(overview=overview(view()), histories={"orders": hour}))
+    page = Pages().render("live/queue.html", **context(view=view(), history=hour, running=[], failures=[]))
+
+    assert re.findall(r'<polyline class="curve (\w+)" points="122.0', table) == ["out", "in", "age"]
+    assert re.findall(r'<polyline class="curve (\w+)" points="122.0', page) == ["out", "in", "fail", "age"]
+    assert "at most 20s" in page
+
+
 def test_the_last_row_sums_up():
     views = view("a", ready=2, dead=1, rates=rates(acked=1.5)), view("b", ready=3, retry=4, rates=rates(acked=2.0))
 
@@ -158,7 +168,7 @@ def test_a_curve_of_some_minutes_ends_now():
 
 
 def test_a_minute_in_which_nothing_waited_has_an_age_of_none_but_one_that_nobody_knows_has_a_gap():
-    minutes = [SimpleNamespace(waiting=waiting, oldest=oldest) for waiting, oldest in ((0, None), (3, 7.5), (3, None))]
+    minutes = [minute(), minute(waiting=3, oldest=7.5), minute(waiting=3)]
 
     assert ages(minutes) == [0.0, 7.5, None]
 
