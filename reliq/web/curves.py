@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,28 +11,38 @@ if TYPE_CHECKING:
 
 #: A curve is drawn in a box of this many units; the picture is stretched to its place.
 WIDTH, HEIGHT = 240.0, 60.0
-#: A curve of fewer minutes begins so much further to the right.
-MINUTES_SHOWN = 60
+#: The box shows an hour. Notes that lie further apart than this were not made by workers alive in between: a gap.
+HOUR_SECONDS, GAP_SECONDS = 3600.0, 150.0
 
 
 class Curve:
     """
-    Some numbers, one for each minute, and where they lie in a box.
+    A number of each minute, and where it lies in a box whose right edge is now.
 
     Args:
-        numbers: the oldest first; None where nobody counted, which leaves a gap.
+        minutes: the oldest first; those that nobody noted are missing.
+        numbers: one for each of them; None where nobody knows.
+        now: in unix seconds.
         top: the number that touches the upper edge.
     """
 
-    def __init__(self, numbers: Sequence[float | None], top: float | None = None) -> None:
-        self.numbers = [*[None] * (MINUTES_SHOWN - len(numbers)), *numbers]
-        self.top = top or max((number for number in numbers if number is not None), default=0.0) or 1.0
+    def __init__(self, minutes: Sequence[Minute], numbers: Sequence[float | None], now: float, top: float) -> None:
+        self._noted = [
+            (minute.at, number)
+            for minute, number in zip(minutes, numbers, strict=True)
+            if number is not None and now - minute.at <= HOUR_SECONDS
+        ]
+        self._now, self._top = now, top or 1.0
 
     def lines(self) -> list[str]:
         """Return the points of a line for each stretch without a gap."""
-        placed = [(index, number) for index, number in enumerate(self.numbers)]
-        stretches = (list(some) for is_gap, some in groupby(placed, lambda one: one[1] is None) if not is_gap)
-        return [" ".join(self._point(index, number or 0.0) for index, number in some) for some in stretches]
+        stretches, last = list[list[str]](), float("-inf")
+        for at, number in self._noted:
+            if at - last > GAP_SECONDS:
+                stretches.append([])
+            stretches[-1].append(self._point(at, number))
+            last = at
+        return [" ".join(points) for points in stretches]
 
     def areas(self) -> list[str]:
         """Return the points around the area below each line."""
@@ -42,9 +51,9 @@ class Curve:
             for line in self.lines()
         ]
 
-    def _point(self, index: int, number: float) -> str:
-        across = index * WIDTH / (len(self.numbers) - 1)
-        return f"{across:.1f},{HEIGHT - 1 - (HEIGHT - 2) * min(1.0, number / self.top):.1f}"
+    def _point(self, at: float, number: float) -> str:
+        across = WIDTH * min(1.0, 1 - (self._now - at) / HOUR_SECONDS)
+        return f"{across:.1f},{HEIGHT - 1 - (HEIGHT - 2) * min(1.0, number / self._top):.1f}"
 
 
 def ages(minutes: Sequence[Minute]) -> list[float | None]:

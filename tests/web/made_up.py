@@ -37,8 +37,8 @@ def worker(**fields):
     return Worker(**(said | {"started": NOW - 60, "last_claim": NOW, "seen": NOW} | fields))
 
 
-def minute(published=0, acked=0, failed=0, waiting=0, oldest=None):
-    return Minute(NOW, published, acked, failed, 0, waiting, oldest)
+def minute(published=0, acked=0, failed=0, waiting=0, oldest=None, ago=0.0):
+    return Minute(NOW - ago, published, acked, failed, 0, waiting, oldest)
 
 
 def overview(*views, workers=()):

@@ -36,7 +36,7 @@ def hour(level, fails=0.0, oldest=0.2, stopped=60):
         waited = CHANCE.uniform(0.2, 1) * oldest if past < stopped else (past - stopped + 1) * 60
         acked = came * CHANCE.uniform(0.93, 1.02) if past < stopped else 0
         failed = came * fails * CHANCE.uniform(0.4, 1.6)
-        rows.append(minute(round(came), round(acked), round(failed), 1, waited))
+        rows.append(minute(round(came), round(acked), round(failed), 1, waited, ago=60 * (59 - past)))
     return rows
 
 

@@ -112,13 +112,13 @@ def test_one_worker_is_no_workers_and_two_are():
 
 
 def test_the_last_hour_of_a_queue_is_drawn_in_the_table_and_on_its_page():
-    hour = [minute(published=2, acked=1, failed=1, waiting=1, oldest=20.0)] * 30
+    hour = [minute(2, 1, 1, 1, 20.0, ago=60 * past) for past in reversed(range(31))]
 
     table = Pages().render("live/queues.html", **context(overview=overview(view()), histories={"orders": hour}))
     page = Pages().render("live/queue.html", **context(view=view(), history=hour, running=[], failures=[]))
 
-    assert re.findall(r'<polyline class="curve (\w+)" points="122.0', table) == ["out", "in", "age"]
-    assert re.findall(r'<polyline class="curve (\w+)" points="122.0', page) == ["out", "in", "fail", "age"]
+    assert re.findall(r'<polyline class="curve (\w+)" points="120.0', table) == ["out", "in", "age"]
+    assert re.findall(r'<polyline class="curve (\w+)" points="120.0', page) == ["out", "in", "fail", "age"]
     assert "at most 20s" in page
 
 
@@ -152,32 +152,38 @@ def test_a_lone_surrogate_of_a_foreign_id_is_printed_so_that_it_can_be_sent():
     html.partition("<tbody>")[2].replace("queue=a\udcff", "").encode()
 
 
-def test_a_curve_touches_the_upper_edge_with_its_highest_number_and_leaves_a_gap_where_nobody_counted():
-    drawn = Curve([0.0, 10.0, *[None] * 56, 5.0, 0.0])
+def curve(noted, top=10.0):
+    """The curve of numbers, by how many seconds ago they were noted."""
+    return Curve([minute(ago=ago) for ago in noted], list(noted.values()), NOW, top)
+
+
+def test_a_curve_ends_now_and_touches_the_upper_edge_with_its_highest_number():
+    drawn = curve({3600: 0.0, 3540: 10.0, 60: 5.0, 0: 0.0})
 
     first, second = drawn.lines()
-    assert first.split() == [f"0.0,{HEIGHT - 1:.1f}", f"{WIDTH / 59:.1f},1.0"]
-    assert second.split()[0] == f"{58 * WIDTH / 59:.1f},{HEIGHT / 2:.1f}"
+    assert first.split() == [f"0.0,{HEIGHT - 1:.1f}", f"{WIDTH / 60:.1f},1.0"]
+    assert second.split() == [f"{59 * WIDTH / 60:.1f},{HEIGHT / 2:.1f}", f"{WIDTH:.1f},{HEIGHT - 1:.1f}"]
     assert len(drawn.areas()) == 2
 
 
-def test_a_curve_of_some_minutes_ends_now():
-    [line] = Curve([1.0, 2.0]).lines()
+def test_a_curve_whose_workers_died_ends_when_they_did():
+    [line] = curve({1920: 1.0, 1860: 1.0, 1800: 1.0}).lines()
 
-    assert line.split()[-1] == f"{WIDTH:.1f},1.0"
+    assert line.split()[-1].startswith(f"{WIDTH / 2:.1f},")
+
+
+@pytest.mark.parametrize("noted", [{}, {0: None}, {7200: 1.0}, {0: 0.0}, {120: None, 60: 3.0}, {-5: 1.0}])
+def test_a_curve_of_little_or_nothing_can_be_drawn(noted):
+    drawn = curve(noted, top=0.0)
+
+    shown = [number for ago, number in noted.items() if number is not None and ago <= 3600]
+    assert len(drawn.lines()) == len(drawn.areas()) == len(shown)
 
 
 def test_a_minute_in_which_nothing_waited_has_an_age_of_none_but_one_that_nobody_knows_has_a_gap():
     minutes = [minute(), minute(waiting=3, oldest=7.5), minute(waiting=3)]
 
     assert ages(minutes) == [0.0, 7.5, None]
-
-
-@pytest.mark.parametrize("numbers", [[], [None], [0.0], [0.0, 0.0], [None, None, 3.0]])
-def test_a_curve_of_little_or_nothing_can_be_drawn(numbers):
-    drawn = Curve(numbers)
-
-    assert len(drawn.lines()) == len(drawn.areas()) == (any(number is not None for number in numbers))
 
 
 @pytest.mark.parametrize(("part", "whole", "percent"), [(1, 2, 50.0), (3, 2, 100.0), (0, 0, 0.0), (1, 0, 0.0)])
