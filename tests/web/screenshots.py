@@ -81,7 +81,7 @@ VIEWS = [
 ]
 HOURS = {
     "emails": hour(3.4),
-    "invoices": hour(2.1, stopped=46),
+    "invoices": hour(2.1)[:46],  # nobody notes a queue that nobody works on
     "orders": hour(41, 0.02),
     "payments": hour(9, 0.15, oldest=80),
     "reports": hour(0.2, stopped=49),
