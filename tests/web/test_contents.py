@@ -9,6 +9,7 @@ from streams import events_of
 from reliq import Queue
 from reliq.message import DEATH_REASONS
 from reliq.web import Access
+from reliq.web.redact import redacted
 from reliq.web.routes import PAGES
 
 #: In a body, a header, and the text of an error.
@@ -66,6 +67,16 @@ def test_bodies_headers_and_errors_are_shown_when_asked_for_and_allowed(url, tol
             seen[grants, bodies] = found_in(pages_of(site.program(), bodies=bodies))
 
     assert seen == ASKED
+
+
+def test_whatever_admin_tells_of_messages_has_nothing_left_of_what_they_carry(told, admin):
+    values = [admin.page("orders", state).items for state in ("pending", "ready", "unack", "dead")]
+    values += [admin.show("orders", id) for id in ("dead", "failed", "pending", "ready")]
+    values += [admin.story("orders", id) for id in ("dead", "failed")]
+    values += [list(admin.letters("orders")), admin.ends("orders"), admin.watch().look()]
+
+    assert found_in(map(repr, values)) == set(CANARIES)
+    assert found_in(map(repr, map(redacted, values))) == set()
 
 
 def test_a_stream_never_has_what_messages_carry(site, told):
