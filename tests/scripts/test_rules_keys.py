@@ -13,7 +13,7 @@ OOM = r"OOM|maxmemory"
 READERS = {"counts"}
 WRITERS = [name for name in NAMES if name not in READERS]
 #: Written late and never in the way.
-LATE = ("totals", "ends", "history", "windows")
+LATE = ("totals", "ends", "history", "minutes", "windows")
 #: Of any type they are written anew.
 ANY_TYPE = ("watch", "paused")
 CHECKED = {(name, key) for name in NAMES for key in SCRIPTS[name].keys if key not in (*LATE, *ANY_TYPE)}
