@@ -19,8 +19,8 @@ from reliq.transport.wire import AsyncPooledWire, PooledWire
 
 #: Modules that are programs: their import runs something.
 NO_IMPORT = {"reliq.__main__"}
-#: Methods that only one of two twins has: a watcher's looks go with one thread, and `keys` asks nobody.
-ALONE = {Admin: {"watch", "keys", "close"}, AsyncAdmin: {"aclose"}}
+#: Methods that only one of two twins has: a watcher's looks go with one thread, `keys` and `in_layout` ask nobody.
+ALONE = {Admin: {"watch", "keys", "in_layout", "close"}, AsyncAdmin: {"aclose"}}
 #: Queue methods that talk to Redis.
 BLOCKING = [
     "publish",
