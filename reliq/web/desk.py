@@ -9,6 +9,7 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING
 
 from reliq.admin import Admin
+from reliq.errors import RedisUnavailableError
 from reliq.keys import Layout
 from reliq.web.access import Visitor, visitor_of
 from reliq.web.guard import bearer_of
@@ -62,22 +63,33 @@ class LastMoment:
     def __init__(self, admin: Admin) -> None:
         self._admin, self._watcher, self._lock = admin, admin.watch(), threading.Lock()
         self._now: Now | None = None
-        self._at = self._noted_at = float("-inf")
+        self._at = self._noted_at = self._away_at = float("-inf")
+        self._away = ""
         self._is_fresh = False
 
     def get(self) -> Now:
-        """Return a look that is at most a second old."""
+        """Return a look that is at most a second old; raise RedisUnavailableError when Redis was away within it."""
         with self._lock:
             at = time.monotonic()
             if self._now is None or not self._is_fresh or at >= self._at + FRESH_SECONDS * 0.9:
+                if at < self._away_at + FRESH_SECONDS:
+                    raise RedisUnavailableError(self._away)
                 self._is_fresh = True
-                self._now = self._look(at)
+                self._now = self._tried(at)
                 self._at = at
             return self._now
 
     def forget(self) -> None:
         """Have the next page look for itself: something has been written."""
         self._is_fresh = False
+
+    def _tried(self, at: float) -> Now:
+        """Look; who waited meanwhile learns that Redis is away, instead of waiting for it once more."""
+        try:
+            return self._look(at)
+        except RedisUnavailableError as error:
+            self._away, self._away_at = str(error), time.monotonic()
+            raise
 
     def _look(self, at: float) -> Now:
         if at > self._at + OLD_LOOK_SECONDS:

@@ -1,7 +1,9 @@
 """Streams: one look a second whoever watches, the newest alone for who is slow, and Redis may be away."""
 
 import asyncio
+import contextlib
 import itertools
+import socket
 import threading
 from contextlib import AsyncExitStack
 
@@ -12,8 +14,9 @@ from site_page import BEARER, site_of
 from streams import events_of, viewing
 from waiting import eventually
 
-from reliq import Queue
+from reliq import Admin, Queue, RedisUnavailableError
 from reliq.embedded import EmbeddedRedis
+from reliq.web.desk import LastMoment
 from reliq.web.live import EVENTS_LIMIT, Live, Part
 
 PART = Part("queues", "", "", "")
@@ -183,6 +186,30 @@ def test_while_redis_is_away_pages_say_so_and_both_come_back_by_themselves(own_s
     assert "Redis does not answer" in page.text
     assert 'http-equiv="refresh"' in page.text
     assert "orders" in after.data
+
+
+def test_pages_that_wait_while_redis_is_away_do_not_try_one_after_another():
+    tries = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up():
+            with contextlib.suppress(OSError):
+                while True:
+                    listener.accept()[0].close()
+                    tries.append(1)
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        last = LastMoment(Admin(f"redis://127.0.0.1:{listener.getsockname()[1]}/0"))
+        with pytest.raises(RedisUnavailableError):
+            last.get()
+        before = len(tries)
+        with pytest.raises(RedisUnavailableError):
+            last.get()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(60)
+
+    assert (before > 0, len(tries)) == (True, before)
 
 
 def test_a_stream_of_what_there_is_not_waits_and_harms_no_other(orders, site):
