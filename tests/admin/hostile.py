@@ -2,6 +2,7 @@
 
 import json
 import time
+import unicodedata
 
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, worker_key
 
@@ -66,6 +67,13 @@ def bodies():
         b"",
         b"null",
         b"RELIQ/1 {",
+    )
+
+
+def complaints(text):
+    """What in a text a terminal obeys, hides or shows elsewhere."""
+    return sorted(
+        {repr(one) for one in text if one != "\n" and unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
     )
 
 

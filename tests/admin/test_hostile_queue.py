@@ -8,11 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-import unicodedata
 import urllib.request
 
 import pytest
-from hostile import TEXTS, spoil
+from hostile import TEXTS, complaints, spoil
 from ports import free_port
 from terminal import Terminal
 from test_every_command import COMMANDS, options
@@ -26,8 +25,8 @@ OF_THEIR_OWN = {
     "bench": "runs messages of its own",
     "worker": "shows its own handlers; what it logs is in tests/metrics/test_logs.py and tests/worker",
 }
-#: Commands that run until they are told to stop, or ask no Redis, each with a test below.
-BY_THEMSELVES = {"watch", "exporter", "health"}
+#: Commands that run until they are told to stop, or ask no Redis, each with a test below, or in tests/web.
+BY_THEMSELVES = {"watch", "exporter", "health", "web"}
 #: The words after a command's name, and its exit code as its help says. `ID0` and so on are ids of the queue.
 ERRANDS = {
     "queues": [(["--interval", "0"], 0), (["q", "spoilt", "--interval", "0"], 0), (["--scan"], 0)],
@@ -58,13 +57,6 @@ ERRANDS = {
     "dead redrive": [(["q", "--all", "--yes", "--to", "other"], 0), (["q", "\x9b"], 2), (["q", "--all", "--yes"], 0)],
     "dead purge": [(["q", "\x9b", "--yes"], 2), (["q", "--all", "--yes"], 0)],
 }
-
-
-def complaints(text):
-    """What in a text a terminal obeys, hides or shows elsewhere."""
-    return sorted(
-        {repr(one) for one in text if one != "\n" and unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
-    )
 
 
 def get(port, path):
@@ -170,8 +162,8 @@ def test_the_exporter_stays_up(hostile, url):
         _, err = exporter.communicate(timeout=60)
 
     assert (ready, complaints(page), complaints(err.decode())) == ("ok\n", [], [])
-    assert "reliq_redis_up 1.0" in page
-    assert 'reliq_queues_left_out{reason="unreadable"} 1.0' in page
+    assert "reliq_redis_up 1\n" in page
+    assert 'reliq_queues_left_out{reason="unreadable"} 1\n' in page
 
 
 @pytest.mark.parametrize("status", [200, 503])
