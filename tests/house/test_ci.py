@@ -44,3 +44,10 @@ def test_a_test_that_a_bare_machine_skips_fails_in_ci_unless_it_is_known_why_not
 
 def test_the_files_that_begin_first_are_there():
     assert [name for name in LONGEST_FIRST if not (ROOT / "tests" / name).is_file()] == []
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """Files are imported by their names alone: of two with one name pytest collects the first."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+
+    assert sorted({name for name in names if names.count(name) > 1}) == []

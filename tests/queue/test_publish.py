@@ -9,6 +9,7 @@ import pytest
 
 from reliq import Durability, Layout, Outgoing, Queue
 from reliq.errors import ConfigurationError
+from reliq.events import Published, PublishEnded
 
 
 def redis_now(client):
@@ -283,7 +284,8 @@ def test_an_observer_sees_what_was_published(url, call):
 
     receipt = call(queue, "publish", {})
 
-    assert [event.ids for event in seen] == [(receipt.id,)]
+    assert [event.ids for event in seen if isinstance(event, Published)] == [(receipt.id,)]
+    assert [event.outcomes for event in seen if isinstance(event, PublishEnded)] == [{"published": 1}]
     queue.close()
 
 

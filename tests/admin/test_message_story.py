@@ -55,7 +55,7 @@ def test_a_message_that_failed_twice_and_runs_tells_each_failure_and_who_has_it(
         (1, "ValueError: no", "failed"),
         (2, "KeyError: 'k'", "failed"),
     ]
-    assert first.raised.startswith("ValueError at test_story.py:")
+    assert first.raised.startswith("ValueError at test_message_story.py:")
     assert first.by.rpartition(":")[2].isdigit()
     assert (claimed.by, claimed.attempt) == ("db1:7", 3)
 

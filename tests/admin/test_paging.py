@@ -301,9 +301,9 @@ def test_dead_letters_are_grouped_by_reason_and_place_without_their_text(desk, f
     assert (told.looked, told.of) == (6, 6)
     seen = [(one.reason, one.raised.partition(":")[0], one.count, one.example) for one in told.groups]
     assert seen == [
-        ("rejected", "KeyError at test_pages.py", 3, "c"),
+        ("rejected", "KeyError at test_paging.py", 3, "c"),
         ("rejected", "", 2, "f"),
-        ("rejected", "ValueError at test_pages.py", 1, "d"),
+        ("rejected", "ValueError at test_paging.py", 1, "d"),
     ]
     assert "canary" not in repr(told)
     assert [(one.reason, one.raised, one.count) for one in desk.dead_groups("q", by=["reason"]).groups] == [
