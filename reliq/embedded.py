@@ -85,6 +85,11 @@ class EmbeddedRedis:
             raise RuntimeError("the embedded Redis does not run")
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there, if only as one that is stopped."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> Self:
         """Start it (again, on the same data) and return when it answers."""
         command = [str(self._server), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]

@@ -13,6 +13,7 @@ from ports import free_port
 from reliq.embedded import EmbeddedRedis, bundled_server, find_server
 from reliq.errors import ConfigurationError
 from reliq.transport.connection import Connection
+from tests.cluster_servers import LiveCluster
 
 # However slow this machine is: an example may take its time.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -64,3 +65,18 @@ def url(redis_server: EmbeddedRedis) -> str:
 def client(url: str) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(url) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def live_cluster(server_path: Path) -> Iterator[LiveCluster]:
+    """Three primaries and three replicas, started when a test first asks for them."""
+    cluster = LiveCluster(server_path).start()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def cluster(live_cluster: LiveCluster) -> LiveCluster:
+    """The Cluster of the session, whole and empty."""
+    live_cluster.heal()
+    return live_cluster

@@ -1,0 +1,197 @@
+"""A real Redis Cluster on loopback: three primaries with a replica each, broken by tests and mended after them."""
+
+import os
+import signal
+from contextlib import suppress
+from itertools import permutations
+from pathlib import Path
+from typing import Self
+
+import redis
+
+from reliq.embedded import EmbeddedRedis
+from tests.ports import free_port
+from tests.waiting import eventually
+
+SLOTS = 16_384
+#: A node that is silent for this long has failed; a replica takes its place about as long after.
+NODE_TIMEOUT_MS = 1000
+
+OPTIONS = {
+    "cluster-enabled": "yes",
+    "cluster-node-timeout": str(NODE_TIMEOUT_MS),
+    "cluster-require-full-coverage": "no",  # a slot that nobody serves fails its own keys alone
+    "cluster-replica-validity-factor": "0",  # a replica takes over however long it was cut off
+    "cluster-migration-barrier": "5",  # no replica moves to another primary
+    "repl-diskless-sync-delay": "0",
+    "repl-ping-replica-period": "1",
+}
+
+
+#: First and last slot, and the ports of who has them: the primary, then its replicas.
+Range = tuple[int, int, tuple[int, ...]]
+
+
+class LiveCluster:
+    """
+    Servers that form a Cluster, each in a process of its own.
+
+    Args:
+        server: which server to run.
+        primaries: how many have slots.
+        replicas: how many follow each of them.
+        options: further lines of each server's configuration.
+    """
+
+    def __init__(
+        self, server: Path, primaries: int = 3, replicas: int = 1, options: dict[str, str] | None = None
+    ) -> None:
+        self._primaries = primaries
+        self.nodes = [
+            EmbeddedRedis(server=server, port=free_port(), options=OPTIONS | (options or {}))
+            for _ in range(primaries * (1 + replicas))
+        ]
+        self._clients = {one.port: redis.Redis(port=one.port, socket_timeout=5.0) for one in self.nodes}
+
+    @property
+    def url(self) -> str:
+        """Every server, whatever it is at the moment."""
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{one.port}" for one in self.nodes)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Start every server and return when the Cluster serves every slot, each by a primary whose replicas follow."""
+        try:
+            self._begin()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End every server."""
+        for client in self._clients.values():
+            client.close()
+        for one in self.nodes:
+            self.resume(one)
+            one.kill()
+            one.stop()
+
+    def client(self, server: EmbeddedRedis) -> redis.Redis:
+        """Return a client of one server alone."""
+        return self._clients[server.port]
+
+    def ask(self, server: EmbeddedRedis, *command: object) -> object:
+        """Make a command at one server."""
+        return self.client(server).execute_command(*command)
+
+    def primary_of(self, key: str) -> EmbeddedRedis:
+        """Return the server that has the slot of `key`, as a healthy one says; raise LookupError when none has."""
+        return self._owners_of(key)[0]
+
+    def replica_of(self, key: str) -> EmbeddedRedis:
+        """Return a replica of that server; raise LookupError when there is none."""
+        return self._owners_of(key)[1]
+
+    def server_at(self, port: int) -> EmbeddedRedis:
+        """Return the server at a port."""
+        return next(one for one in self.nodes if one.port == port)
+
+    def primaries(self) -> list[EmbeddedRedis]:
+        """Return the servers that have slots, as a healthy one says."""
+        return [self.server_at(port) for port in dict.fromkeys(ports[0] for _, _, ports in self._slots())]
+
+    def pause(self, server: EmbeddedRedis) -> None:
+        """Have a server stand still: it takes connections and answers nothing."""
+        os.kill(server.pid, signal.SIGSTOP)
+
+    def resume(self, server: EmbeddedRedis) -> None:
+        """Have a server go on."""
+        with suppress(RuntimeError, ProcessLookupError):
+            os.kill(server.pid, signal.SIGCONT)
+
+    def heal(self) -> None:
+        """Have every server run and the Cluster be whole; then forget every key."""
+        for one in self.nodes:
+            self.resume(one)
+            if not one.is_running:
+                one.start()
+        self.wait_until_ok()
+        for one in self.primaries():
+            self.client(one).flushall()
+
+    def wait_until_ok(self) -> None:
+        """Return when every server serves, all agree on who has which slot, and each primary has its replicas in step."""
+        eventually(self._is_whole, "the Cluster is whole")
+
+    def _begin(self) -> None:
+        for one in self.nodes:
+            one.start()
+        for number, one in enumerate(self.nodes, 1):
+            self.ask(one, "CLUSTER", "SET-CONFIG-EPOCH", number)
+        for one, other in permutations(self.nodes, 2):
+            self.ask(one, "CLUSTER", "MEET", "127.0.0.1", other.port)
+        leaders, followers = self.nodes[: self._primaries], self.nodes[self._primaries :]
+        edges = [SLOTS * number // self._primaries for number in range(self._primaries + 1)]
+        for one, first, end in zip(leaders, edges, edges[1:], strict=False):
+            self.ask(one, "CLUSTER", "ADDSLOTS", *range(first, end))
+        for number, one in enumerate(followers):
+            leader = self.ask(leaders[number % self._primaries], "CLUSTER", "MYID")
+            eventually(lambda one=one, leader=leader: self._follows(one, leader), "a replica knows its primary")
+        self.wait_until_ok()
+
+    def _follows(self, server: EmbeddedRedis, leader: object) -> bool:
+        try:
+            return bool(self.ask(server, "CLUSTER", "REPLICATE", leader))
+        except redis.ResponseError:  # it has not heard of that node yet
+            return False
+
+    def _owners_of(self, key: str) -> list[EmbeddedRedis]:
+        slot = redis.cluster.key_slot(key.encode())
+        for first, last, ports in self._slots():
+            if first <= slot <= last:
+                return [self.server_at(port) for port in ports]
+        raise LookupError(f"nobody has slot {slot}")
+
+    def _slots(self) -> list[Range]:
+        for one in self.nodes:
+            with suppress(redis.RedisError):
+                if one.is_running and not _is_stopped(one.pid):
+                    return self._view(one)
+        raise LookupError("no server of the Cluster answers")
+
+    def _view(self, server: EmbeddedRedis) -> list[Range]:
+        """Return who has which slots, as one server says."""
+        rows = self.client(server).execute_command("CLUSTER", "SLOTS")
+        return sorted((row[0], row[1], tuple(node[1] for node in row[2:])) for row in rows)
+
+    def _is_whole(self) -> bool:
+        """Say whether all servers agree on who has which slot, and each primary has its replicas in step."""
+        try:
+            views = [[(first, last, ports[0]) for first, last, ports in self._view(one)] for one in self.nodes]
+            if any(view != views[0] for view in views) or sum(last - first + 1 for first, last, _ in views[0]) < SLOTS:
+                return False
+            each = len(self.nodes) // self._primaries - 1
+            return all(self._serves(one, each) for one in self.nodes)
+        except redis.RedisError:
+            return False
+
+    def _serves(self, server: EmbeddedRedis, replicas: int) -> bool:
+        client = self.client(server)
+        facts = dict(row.split(":") for row in client.execute_command("CLUSTER", "INFO").decode().split())
+        told = client.info("replication")
+        if facts["cluster_state"] != "ok" or facts["cluster_slots_fail"] != "0" or facts["cluster_slots_pfail"] != "0":
+            return False
+        if told["role"] == "slave":
+            return told["master_link_status"] == "up" and not told["master_sync_in_progress"]
+        follows = [told.get(f"slave{number}", {}).get("state") for number in range(told["connected_slaves"])]
+        return len(follows) == replicas and set(follows) <= {"online"}
+
+
+def _is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
