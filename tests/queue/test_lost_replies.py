@@ -56,13 +56,13 @@ def test_many_whose_replies_are_lost_are_published_once(through, call, queue, pr
 
 
 def test_a_message_that_was_consumed_before_its_publish_was_confirmed_is_not_published_again(
-    through, call, queue, proxy
+    through, call, queue, proxy, hurried
 ):
     call(through, "publish", {})
     with queue.receive():
         pass
     proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
-    through._sender._try_seconds = 0.2
+    hurried(0.2)
     with pytest.raises(PublishFailed) as caught:
         call(through, "publish", {"n": 1})
     proxy.lose_reply_to("", times=0)
@@ -76,12 +76,12 @@ def test_a_message_that_was_consumed_before_its_publish_was_confirmed_is_not_pub
     assert queue.counts().totals["published"] == 2
 
 
-def test_another_body_under_the_id_of_an_unknown_publish_is_another_publish(through, call, queue, proxy):
+def test_another_body_under_the_id_of_an_unknown_publish_is_another_publish(through, call, queue, proxy, hurried):
     call(through, "publish", {})
     with queue.receive():
         pass
     proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
-    through._sender._try_seconds = 0.2
+    hurried(0.2)
     with pytest.raises(PublishFailed):
         call(through, "publish", {"n": 1}, id="a", dedup=0)
     proxy.lose_reply_to("", times=0)
@@ -95,17 +95,24 @@ def test_another_body_under_the_id_of_an_unknown_publish_is_another_publish(thro
 
 
 @pytest.fixture
-def unknown(through, call, queue, proxy):
+def hurried(monkeypatch):
+    """A publish gives up after so many seconds, until the test ends."""
+    return lambda seconds: monkeypatch.setattr("reliq.publish.sender.PUBLISH_SECONDS", seconds)
+
+
+@pytest.fixture
+def unknown(through, call, queue, proxy, monkeypatch):
     """Publish body 1 as `a` so that it is worked and nobody heard of it; the id is free again at once."""
 
     def publish(**terms):
         call(through, "publish", {})
-        through._sender._try_seconds = 0.0  # one try is enough to lose
         with queue.receive():
             pass
         proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
-        with pytest.raises(PublishFailed):
-            call(through, "publish", {"n": 1}, id="a", dedup=0, **terms)
+        with monkeypatch.context() as during:
+            during.setattr("reliq.publish.sender.PUBLISH_SECONDS", 0.0)  # one try is enough to lose
+            with pytest.raises(PublishFailed):
+                call(through, "publish", {"n": 1}, id="a", dedup=0, **terms)
         proxy.lose_reply_to("", times=0)
         with queue.receive() as [job]:
             assert job.body == {"n": 1}
@@ -230,9 +237,9 @@ def test_what_is_made_again_after_a_lost_reply_happens_once(name, through, call,
     )
 
 
-def test_a_server_that_is_away_refuses(call):
+def test_a_server_that_is_away_refuses(call, hurried):
     nobody = Queue("q", url="redis://127.0.0.1:1/0")
-    nobody._sender._try_seconds = 0.1
+    hurried(0.1)
 
     with pytest.raises(PublishFailed) as caught:
         call(nobody, "publish", {}, id="m")
@@ -242,9 +249,9 @@ def test_a_server_that_is_away_refuses(call):
     assert str(caught.value).endswith("; it can be published again")
 
 
-def test_a_failed_publish_has_one_cause(call):
+def test_a_failed_publish_has_one_cause(call, hurried):
     nobody = Queue("q", url="redis://127.0.0.1:1/0")
-    nobody._sender._try_seconds = 0.1
+    hurried(0.1)
 
     with pytest.raises(PublishFailed) as caught:
         call(nobody, "publish", {})
@@ -327,8 +334,10 @@ def test_a_server_without_memory_refuses_and_what_drains_goes_on(own_server, cal
     queue.close()
 
 
-def test_a_failed_publish_of_many_says_what_was_confirmed_and_what_to_publish_again(through, call, queue, proxy):
-    through._sender._try_seconds = 0.2
+def test_a_failed_publish_of_many_says_what_was_confirmed_and_what_to_publish_again(
+    through, call, queue, proxy, hurried
+):
+    hurried(0.2)
     call(through, "publish", {})
 
     def items():
