@@ -1,36 +1,38 @@
 """reliq: a reliable, at-least-once job queue on the Redis you already run."""
 
 import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reliq.admin import Admin
+    from reliq.answers import Ack, Answer, Nack, Reject, Snooze
+    from reliq.consumer.consumer import Consumer
+    from reliq.errors import (
+        BodyError,
+        ConfigurationError,
+        InsecureWarning,
+        LoginError,
+        ProtocolError,
+        PublishFailed,
+        RedisRefusedError,
+        RedisUnavailableError,
+        ReliqError,
+        Stopped,
+        UndecodableError,
+        WrongKeyTypeError,
+    )
+    from reliq.handlers.job import Job
+    from reliq.keys import Layout
+    from reliq.message import BulkResult, Counts, Letter, Outgoing, Pause, Receipt
+    from reliq.queue import Queue
+    from reliq.settings import Durability, WorkerSettings
 
 if sys.platform == "win32":
     raise ImportError(
         "reliq needs a POSIX system: its connections use poll, its workers fork handlers and signals; "
         "on Windows, run it in WSL or in a container"
     )
-
-
-from reliq.admin import Admin
-from reliq.answers import Ack, Answer, Nack, Reject, Snooze
-from reliq.consumer.consumer import Consumer
-from reliq.errors import (
-    BodyError,
-    ConfigurationError,
-    InsecureWarning,
-    LoginError,
-    ProtocolError,
-    PublishFailed,
-    RedisRefusedError,
-    RedisUnavailableError,
-    ReliqError,
-    Stopped,
-    UndecodableError,
-    WrongKeyTypeError,
-)
-from reliq.handlers.job import Job
-from reliq.keys import Layout
-from reliq.message import BulkResult, Counts, Letter, Outgoing, Pause, Receipt
-from reliq.queue import Queue
-from reliq.settings import Durability, WorkerSettings
 
 __all__ = [
     "Ack",
@@ -66,3 +68,58 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+#: Module -> the public names that are imported from it when they are first used.
+_HOMES = {
+    "reliq.admin": ("Admin",),
+    "reliq.answers": (
+        "Ack",
+        "Answer",
+        "Nack",
+        "Reject",
+        "Snooze",
+    ),
+    "reliq.consumer.consumer": ("Consumer",),
+    "reliq.errors": (
+        "BodyError",
+        "ConfigurationError",
+        "InsecureWarning",
+        "LoginError",
+        "ProtocolError",
+        "PublishFailed",
+        "RedisRefusedError",
+        "RedisUnavailableError",
+        "ReliqError",
+        "Stopped",
+        "UndecodableError",
+        "WrongKeyTypeError",
+    ),
+    "reliq.handlers.job": ("Job",),
+    "reliq.keys": ("Layout",),
+    "reliq.message": (
+        "BulkResult",
+        "Counts",
+        "Letter",
+        "Outgoing",
+        "Pause",
+        "Receipt",
+    ),
+    "reliq.queue": ("Queue",),
+    "reliq.settings": (
+        "Durability",
+        "WorkerSettings",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: a command that asks no Redis need not wait for its client."""
+    for module, names in _HOMES.items():
+        if name in names:
+            globals()[name] = getattr(import_module(module), name)
+            return globals()[name]
+    raise AttributeError(f"module 'reliq' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,38 +1,13 @@
 """The root of the command `reliq`: its options, its subcommands, and what it prints of an error."""
 
 import sys
-from inspect import getdoc
 from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
 
-from reliq.cli.account import account
-from reliq.cli.acl import acl
-from reliq.cli.bench import bench
-from reliq.cli.cancel import cancel
-from reliq.cli.check import check
-from reliq.cli.dead import dead
-from reliq.cli.demo import demo
-from reliq.cli.doctor import doctor
-from reliq.cli.ends import ends
-from reliq.cli.exporter import exporter
-from reliq.cli.forget import forget
-from reliq.cli.health import health
-from reliq.cli.list import list_messages
-from reliq.cli.move import move
+from reliq.cli.lazy import LazyGroup, Place
 from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, say
-from reliq.cli.pause import pause, resume
-from reliq.cli.publish import publish
-from reliq.cli.purge import purge
-from reliq.cli.queues import queues
-from reliq.cli.running import running
-from reliq.cli.scripts import scripts
-from reliq.cli.show import show
-from reliq.cli.watch import watch
-from reliq.cli.web import web
-from reliq.cli.worker import worker
-from reliq.cli.workers import workers
 from reliq.errors import BodyError, ConfigurationError, RedisUnavailableError, ReliqError
 
 #: Exit codes of commands: 0 done, 1 failed, 2 wrong usage, 3 nothing was published, 78 the set-up cannot work, 130
@@ -42,31 +17,69 @@ EXIT_FAILED = 1
 #: Typer raises this for an unknown option or a missing argument, and gives it no public name.
 UsageError: Any = typer.BadParameter.__base__
 
+#: Heading -> command -> the first paragraph of its help.
+SUMMARIES = {
+    "Run": {
+        "worker": "Run the handlers of a Consumer until SIGTERM or Ctrl-C.",
+        "demo": "Run thousands of jobs through two processes, kill one half way, and balance the account.",
+        "exporter": "Serve the states, ages and totals of queues for Prometheus until SIGTERM or Ctrl-C.",
+        "health": "Ask a worker on its metrics port; exit 0 when all is well, else 1 with the reason.",
+    },
+    "See": {
+        "queues": "Show every queue: its messages by state, how late the first one is, how fast it moves, who "
+        "works on it.",
+        "workers": "Show every worker process that is alive: where it runs, what it claims, how busy it is.",
+        "running": "Show the handlers that run, the longest running first, as their workers say every 5 s.",
+        "list": "List the messages of one state, the next to come first.",
+        "show": "Show where a message is, what it holds, what went wrong and who has it; or what became of it.",
+        "ends": "Show how the last messages ended that were not acked, newest first, each with its time, reason "
+        "and error.",
+        "watch": "Watch queues live until Ctrl-C: states, rates, how late they are, workers and what each runs, "
+        "newest failures.",
+        "web": "Serve a page of queues, messages, dead letters and workers until SIGTERM or Ctrl-C.",
+    },
+    "Act": {
+        "publish": "Publish a message and say what became of it.",
+        "cancel": "Cancel messages: they do not start; one that runs is not retried, and its handler is told.",
+        "move": "Move messages of one state to another queue, with ids, due times, retries left and headers.",
+        "purge": "Delete the messages of one state for good; say --dry-run first.",
+        "pause": "Have consumers stop claiming within a second; running handlers finish, and publishing goes on.",
+        "resume": "Have consumers claim a paused queue again.",
+        "forget": "Remove queues with nothing in them: their names from the registry, their totals and ends.",
+        "dead": "The dead letters of a queue: list, show, redrive, purge.",
+    },
+    "Check": {
+        "account": "Show what came in, how it ended and what is alive, as Redis itself counts; say what does not "
+        "add up.",
+        "check": "Look at every message of a queue for what contradicts the model, beside those who use it.",
+        "doctor": "Say whether a Redis is fit for queues, what each finding means, and how to mend it.",
+        "acl": "Print the least Redis ACL rule for a role; passwords, and whether the user is on, stay as they are.",
+        "scripts": "Load the Lua scripts, for users whose rule is made with `reliq acl --without-eval`.",
+    },
+    "Measure": {
+        "bench": "Measure reliq on your Redis: drain, publish, lateness, pickup, idle cost, memory.",
+    },
+}
+#: The commands that do not have a module of their own name, or are not called as it is.
+ANOTHER_NAME = {"list": ("list", "list_messages"), "resume": ("pause", "resume")}
 
-def in_paragraphs(text: str) -> str:
-    """Return a text with each paragraph in one line: the terminal's width wraps it, not the source's."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+class Commands(LazyGroup):
+    """The commands of `reliq`."""
+
+    places = {  # noqa: RUF012  of the class
+        name: Place(panel, summary, *ANOTHER_NAME.get(name, (name, name)))
+        for panel, commands in SUMMARIES.items()
+        for name, summary in commands.items()
+    }
 
 
 app = typer.Typer(
+    cls=Commands,
     help="reliq: a reliable, at-least-once job queue on the Redis you already run.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for title, commands in (
-    ("Run", (worker, demo, exporter, health)),
-    ("See", (queues, workers, running, list_messages, show, ends, watch, web)),
-    ("Act", (publish, cancel, move, purge, pause, resume, forget)),
-    ("Check", (account, check, doctor, acl)),
-    ("Measure", (bench,)),
-):
-    for command in commands:
-        app.command("list" if command is list_messages else None, rich_help_panel=title)(command)
-app.add_typer(dead, name="dead", rich_help_panel="Act")
-app.add_typer(scripts, name="scripts", rich_help_panel="Check")
-for group in (app, dead, scripts):
-    for registered in group.registered_commands:
-        registered.help = in_paragraphs(getdoc(registered.callback) or "")
 
 
 @app.callback(invoke_without_command=True)

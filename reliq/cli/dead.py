@@ -40,7 +40,9 @@ from reliq.message import Letter
 from reliq.readable import pretty, start_of
 from reliq.settings import whole
 
-dead = typer.Typer(help="The dead letters of a queue: list, show, redrive, purge.", no_args_is_help=True)
+dead = typer.Typer(
+    help="The dead letters of a queue: list, show, redrive, purge.", no_args_is_help=True, add_completion=False
+)
 
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?:/([smh]))?")
 _PERIODS = {"s": 1, "m": 60, "h": 3600}

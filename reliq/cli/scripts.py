@@ -5,7 +5,9 @@ import typer
 from reliq.cli.options import Json, Url, admin
 from reliq.cli.output import print_json, say
 
-scripts = typer.Typer(help="Load the Lua scripts, for users whose rule is made with `reliq acl --without-eval`.")
+scripts = typer.Typer(
+    help="Load the Lua scripts, for users whose rule is made with `reliq acl --without-eval`.", add_completion=False
+)
 
 
 @scripts.callback()

@@ -7,11 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from reliq import __version__
-from reliq.cli.app import app, main
+from reliq.cli.app import Commands, app, main
 
 ROOT = Path(__file__).parents[2]
 #: Commands that print no answer a script would read: they run, or answer by their exit code alone.
@@ -22,16 +21,14 @@ NO_LAYOUT = {"worker", "bench"}
 NO_URL = {"health"}
 
 
-def walk(group, path=()):
-    """Every command below a group, by its words."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from walk(command, (*path, name))
-        else:
-            yield " ".join((*path, name)), command
-
-
-COMMANDS = dict(walk(typer.main.get_command(app)))
+LOADED = {name: Commands.load(name) for name in Commands.places}
+COMMANDS = {
+    " ".join([name, *below]): command
+    for name, group in LOADED.items()
+    for below, command in (
+        {(word,): one for word, one in getattr(group, "commands", {}).items()} or {(): group}
+    ).items()
+}
 every_command = pytest.mark.parametrize("name", COMMANDS)
 
 
@@ -42,6 +39,21 @@ def options(name):
 @every_command
 def test_the_help_of_a_command_has_an_example_of_itself(name):
     assert f"Example: reliq {name}" in " ".join((COMMANDS[name].help or "").split())
+
+
+def test_the_list_of_commands_shows_the_first_paragraph_of_each_help():
+    shown = {name: place.summary for name, place in Commands.places.items()}
+
+    assert shown == {name: command.help.split("\n\n")[0] for name, command in LOADED.items()}
+
+
+def test_the_list_of_commands_and_their_names_for_a_shell_need_no_redis_client():
+    code = "import sys, reliq.cli.app as app\ntry: app.app(['--help'])\nexcept SystemExit: print(*sys.modules)"
+
+    done = run("-c", code)
+
+    assert "redis" not in done.stdout.split()
+    assert "Publish a message" in done.stdout
 
 
 @every_command

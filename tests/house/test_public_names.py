@@ -24,11 +24,25 @@ def test_what_the_package_imports_is_listed():
     imported = {
         alias.asname or alias.name
         for node in ast.walk(ast.parse(inspect.getsource(reliq)))
-        if isinstance(node, ast.ImportFrom)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("reliq")
         for alias in node.names
     }
 
     assert imported == set(reliq.__all__)
+
+
+def test_a_public_name_is_imported_when_it_is_used_from_where_types_say_it_is():
+    listed = {
+        (node.module, alias.name)
+        for node in ast.walk(ast.parse(inspect.getsource(reliq)))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("reliq")
+        for alias in node.names
+    }
+
+    assert {(module, name) for module, names in reliq._HOMES.items() for name in names} == listed
+    assert set(reliq.__all__) <= set(dir(reliq))
+    with pytest.raises(AttributeError, match="has no attribute 'Queueue'"):
+        reliq.Queueue  # noqa: B018  it is what raises
 
 
 def test_every_exception_is_public_and_stands_in_the_tree():

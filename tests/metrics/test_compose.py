@@ -16,9 +16,8 @@ import yaml
 from compose_file import EXAMPLES, SERVICES, VOLUMES, health_check, mounts
 from panels import GRAFANA, ROOT
 from required import must_run_in_ci
-from typer.main import get_command
 
-from reliq.cli.app import app
+from reliq.cli.app import Commands
 
 HERE = Path(__file__).parent
 OURS = [name for name, service in SERVICES.items() if "build" in service]
@@ -86,7 +85,7 @@ def test_the_commands_of_our_services_are_ours_and_no_shell_stands_before_them(n
 
     for program, *words in commands:
         if program == "reliq":
-            command = get_command(app).commands[words[0]]
+            command = Commands.load(words[0])
             command.make_context(words[0], words[1:])
         else:
             assert program == "python"
@@ -95,7 +94,7 @@ def test_the_commands_of_our_services_are_ours_and_no_shell_stands_before_them(n
 
 @pytest.mark.parametrize("name", OURS)
 def test_our_services_have_longer_to_stop_than_their_handlers(name):
-    grace = next(one.default for one in get_command(app).commands["worker"].params if one.name == "grace")
+    grace = next(one.default for one in Commands.load("worker").params if one.name == "grace")
 
     assert name != "worker" or float(SERVICES[name]["stop_grace_period"].removesuffix("s")) > grace + 5
 

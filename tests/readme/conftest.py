@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 from pages import README, ROOT, commands, programs
-from typer.main import get_command
 
-from reliq.cli.app import app, main
+from reliq.cli.app import Commands, main
 
 #: They go on until they are stopped, or take a port of the machine, and have tests of their own.
 ONLY_PARSED = {"watch", "exporter", "health", "bench", "web"}
@@ -32,7 +31,7 @@ EXITS = {"doctor": (0, 1)}
 
 def parse(words):
     """Read a command's line as the shell's user would have it read, and do nothing."""
-    command = get_command(app)
+    command = Commands.load(words.pop(0))
     while hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
     command.make_context(command.name, words)

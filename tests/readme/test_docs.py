@@ -6,10 +6,9 @@ import tomllib
 import pytest
 from go_original import GoProgram
 from pages import BLOCK, DOCS, README, ROOT, commands, printed, programs
-from typer.main import get_command
 
 from reliq import Layout, Outgoing, Queue
-from reliq.cli.app import app
+from reliq.cli.app import Commands
 from reliq.keys import Keys
 
 each_page = pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
@@ -118,7 +117,7 @@ def test_a_page_begins_with_what_its_reader_can_do_after_it(page):
 def test_the_commands_and_layouts_that_a_page_names_are_there(page):
     text = page.read_text("utf-8")
 
-    assert set(re.findall(r"`reliq (\w+)", text)) - set(get_command(app).commands) == set()
+    assert set(re.findall(r"`reliq (\w+)", text)) - set(Commands.places) == set()
     for layout in re.findall(r"--layout ([\w:=,.-]+)", text):
         assert str(Layout.parse(layout)) == layout
 

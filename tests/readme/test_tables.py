@@ -4,16 +4,13 @@ import re
 
 import pytest
 from pages import ROOT
-from typer.main import get_command
 
 from reliq import Layout, Outgoing, Queue
-from reliq.cli.app import app
+from reliq.cli.app import Commands
 from reliq.metrics.names import ALL
 from reliq.settings import HandlerSettings, QueueSettings
 
-WORKER = {
-    option: one.default for one in get_command(app).commands["worker"].params if not one.hidden for option in one.opts
-}
+WORKER = {option: one.default for one in Commands.load("worker").params if not one.hidden for option in one.opts}
 
 
 def page(name):
