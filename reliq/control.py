@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from reliq import commands, transitions
 from reliq.client.client import Clients
 from reliq.client.lanes import Lanes
+from reliq.client.shards import Shards
 from reliq.errors import ConfigurationError
 from reliq.ids import check_id
 from reliq.message import Letter, Pause
@@ -42,7 +43,12 @@ class Control:
     """A queue without its bodies: its keys, settings and Redis, in both colours."""
 
     def __init__(
-        self, keys: Keys, settings: QueueSettings, target: Target | None, observers: Sequence[Observer]
+        self,
+        keys: Keys,
+        settings: QueueSettings,
+        target: Target | None,
+        observers: Sequence[Observer],
+        shards: int | None = None,
     ) -> None:
         self.keys = keys
         self.layout = keys.layout
@@ -51,11 +57,28 @@ class Control:
         self.observers = observers
         self._lanes = Lanes()
         self._clients = Clients(target, observers)
+        self._shards = Shards(keys, shards)
 
     @property
     def name(self) -> str:
         """The queue's name."""
         return self.keys.name
+
+    def shards(self) -> tuple[Keys, ...]:
+        """
+        Return the keys of every shard that may hold messages, as Redis says now: one, of a queue that is not sharded.
+
+        Raises:
+            ConfigurationError: there are not as many as the queue was made with.
+            RedisUnavailableError: Redis is away.
+        """
+        self._shards.read(self._clients.blocking())
+        return self._shards.all
+
+    async def ashards(self) -> tuple[Keys, ...]:
+        """As `shards`, in async code."""
+        await self._shards.aread(self._clients.asynchronous())
+        return self._shards.all
 
     def cancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
         """

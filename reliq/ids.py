@@ -1,12 +1,18 @@
-"""Ids: 22 characters, ordered by time: eight for the millisecond, fourteen (80 bits) of chance."""
+"""
+Ids: 22 characters, ordered by time: eight for the millisecond, fourteen (80 bits) of chance.
+
+One that was generated for another shard than 0 ends in that, as `0Vbf89lhRui2b337UWjH2Q~3`; a chosen id has no `~`.
+"""
 
 import os
 import re
 import time
 from binascii import b2a_base64
+from hashlib import sha256
 from uuid import UUID
 
 from reliq.errors import ConfigurationError
+from reliq.hashtags import SHARDS_LIMIT
 from reliq.message import Duration
 from reliq.settings import milliseconds
 
@@ -16,14 +22,36 @@ _TIME_LENGTH = 8
 _CHANCE_BYTES = 10
 _ID_LENGTH = 22
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_OF_SHARD = re.compile(r"[A-Za-z0-9]{8}[A-Za-z0-9_-]{14}~([1-9][0-9]{0,2})")
+#: Generated ids are of these times, in unix ms: from 2020 up to 2100. One of 86 other ids of their shape looks so too.
+_FIRST_MS, _LAST_MS = 1_577_836_800_000, 4_102_444_800_000
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 _last: tuple[int, str] = (0, "0" * _TIME_LENGTH)
 
 
-def new_id() -> str:
-    """Return an id that no other call returns."""
-    return _time_part() + token()
+def new_id(shard: int = 0) -> str:
+    """Return an id that no other call returns, for a message of a shard."""
+    return f"{_time_part()}{token()}~{shard}" if shard else _time_part() + token()
+
+
+def home(id: str, shards: int) -> int:
+    """
+    Return in which of so many shards a message of this id is.
+
+    A generated id says it; a chosen one goes by the first eight bytes of its SHA-256. What is in shard h of N is in
+    shard h mod M of M when M divides N, so that a number of shards that is doubled moves ids to new shards alone.
+    """
+    return 0 if shards == 1 else _place(id) % shards
+
+
+def _place(id: str) -> int:
+    if generated := _OF_SHARD.fullmatch(id):
+        return int(generated[1])
+    made = made_at(id)
+    if made is not None and _FIRST_MS <= made < _LAST_MS:
+        return 0
+    return int.from_bytes(sha256(id.encode("utf-8", "surrogateescape")).digest()[:8])
 
 
 def token() -> str:
@@ -33,6 +61,8 @@ def token() -> str:
 
 def made_at(id: str) -> int | None:
     """Return when a generated id was made, in unix ms by its maker's clock; None for another shape."""
+    if len(id) > _ID_LENGTH and _OF_SHARD.fullmatch(id):
+        id = id[:_ID_LENGTH]
     if len(id) != _ID_LENGTH or not all(digit in _VALUES for digit in id[:_TIME_LENGTH]):
         return None
     ms = 0
@@ -42,14 +72,25 @@ def made_at(id: str) -> int | None:
 
 
 def check_id(id: str | UUID) -> str:
-    """Return a chosen id as text; raise ConfigurationError when it is not 1 to 128 of `A-Z a-z 0-9 _ . : -`."""
+    """
+    Return an id as text.
+
+    Raises:
+        ConfigurationError: it is not 1 to 128 of `A-Z a-z 0-9 _ . : -`, nor one that reliq has generated.
+    """
     if isinstance(id, UUID):
         return str(id)
     if not isinstance(id, str):
         raise ConfigurationError(f"id must be a str or a UUID, not {type(id).__name__}: give str(…)")
-    if _ID.fullmatch(id) is None:
+    if _ID.fullmatch(id) is None and not _is_of_shard(id):
         raise ConfigurationError(f"id must be 1 to 128 of A-Z a-z 0-9 _ . : - , not {id[:40]!r}")
     return id
+
+
+def _is_of_shard(id: str) -> bool:
+    """Say whether an id was generated for another shard than 0."""
+    generated = _OF_SHARD.fullmatch(id)
+    return generated is not None and int(generated[1]) < SHARDS_LIMIT
 
 
 def chosen_window_ms(id: str, dedup: Duration) -> int | None:

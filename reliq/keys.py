@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from reliq.errors import ConfigurationError
+from reliq.hashtags import SHARDS_LIMIT, end_of_tag
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 #: The Go original takes any name; one that cannot be printed is taken by no command.
@@ -142,11 +143,11 @@ def is_name(name: object, layout: Layout = Layout.RELIQ) -> bool:
 
 class Keys:
     """
-    The keys of the queue `name` in `layout`.
+    The keys of a shard of the queue `name` in `layout`; a queue that is not sharded is its shard 0.
 
     Raises:
         ConfigurationError: the name is not 1 to 128 of A-Z a-z 0-9 _ . - ; a queue of the Go original may be called by
-            any 1 to 512 printable characters.
+            any 1 to 512 printable characters, and has one shard.
     """
 
     __slots__ = (
@@ -156,11 +157,13 @@ class Keys:
         "_msg",
         "dead",
         "ends",
+        "epoch",
         "errors",
         "garbage",
         "history",
         "layout",
         "lease",
+        "map",
         "minutes",
         "moving",
         "name",
@@ -169,6 +172,7 @@ class Keys:
         "ready",
         "retries_left",
         "retry",
+        "shard",
         "totals",
         "unack",
         "wake",
@@ -176,12 +180,13 @@ class Keys:
         "windows",
     )
 
-    def __init__(self, name: str, layout: Layout = Layout.RELIQ) -> None:
+    def __init__(self, name: str, layout: Layout = Layout.RELIQ, shard: int = 0) -> None:
         check_layout(layout)
         _check_name(name, layout)
-        self.name, self.layout = name, layout
-        base = _base(layout.prefix, name, layout.hash_tag)
-        self._msg = _base(layout.body_prefix, name, layout.hash_tag) + ":msg:"
+        _check_shard(shard, layout)
+        self.name, self.layout, self.shard = name, layout, shard
+        base = _base(layout.prefix, name + end_of_tag(f"{layout.prefix}:{name}", shard), layout.hash_tag)
+        self._msg = base + ":msg:" if shard else _base(layout.body_prefix, name, layout.hash_tag) + ":msg:"
         self._aside = base + ":aside:"
         self._dedup = base + ":dd:"
         self._lane = base + ":lane:"
@@ -203,6 +208,8 @@ class Keys:
         self.watch = base + ":watch"  # string: the process that waits for the next due time
         self.windows = base + ":windows"  # hash: chosen id -> for how many ms it stays taken after its end
         self.paused = base + ":paused"  # string: there while the queue is paused
+        self.map = base + ":map"  # string, in shard 0 alone: how many shards the queue has
+        self.epoch = base + ":epoch"  # string: the least epoch of the map that a publish to this shard must know
 
     @classmethod
     def registered(cls, entry: str) -> "Keys | None":
@@ -217,6 +224,10 @@ class Keys:
     def entry(self) -> str:
         """The queue's name in the registry, after its layout where that is not reliq's own."""
         return self.name if self.layout == Layout.RELIQ else f"{self.layout} {self.name}"
+
+    def of_shard(self, shard: int) -> "Keys":
+        """Return the keys of another shard of the same queue."""
+        return self if shard == self.shard else Keys(self.name, self.layout, shard)
 
     @property
     def bare(self) -> bool:
@@ -253,6 +264,14 @@ def _check_name(name: object, layout: Layout) -> None:
         is_gos = not layout.bare and isinstance(name, str) and ":" in name and is_name(name, Layout.hdt3213())
         hint = "; queues of Go may be called so: --layout hdt3213, or Layout.hdt3213()" if is_gos else ""
         raise ConfigurationError(f"queue name must be {wanted}, not {name!r}{hint}")
+
+
+def _check_shard(shard: int, layout: Layout) -> None:
+    """Raise ConfigurationError when a queue of `layout` has no such shard."""
+    if type(shard) is not int or not 0 <= shard < SHARDS_LIMIT:
+        raise ConfigurationError(f"a shard is a number from 0 to {SHARDS_LIMIT - 1}, not {shard!r}")
+    if shard and layout.bare:
+        raise ConfigurationError(f"a queue in the layout {layout} has one shard: the Go original knows of no others")
 
 
 def _base(prefix: str, name: str, hash_tag: bool) -> str:

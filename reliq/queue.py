@@ -19,6 +19,7 @@ from reliq.publish.sender import Sender, begun
 from reliq.receive.batch import Receiver
 from reliq.receive.receive import areceiving, receiving
 from reliq.settings import Durability, QueueSettings, SettingsOptions, seconds
+from reliq.shardmap import ShardMap
 from reliq.transport.connection import check_slots, check_target
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class QueueOptions(SettingsOptions, total=False):
     url: Target | None
     layout: Layout
     observers: Sequence[Observer]
+    shards: int | None
 
 
 class Queue(Control, Generic[B]):
@@ -65,6 +67,7 @@ class Queue(Control, Generic[B]):
         url: a Redis URL or a redis-py client; None means RELIQ_URL when it is first needed.
         layout: how keys are spelled; `Layout.hdt3213()` shares a queue with the Go original.
         observers: callables that are called with every event.
+        shards: how many shards the queue must have, a power of two; None takes as many as it has.
 
     Raises:
         ConfigurationError: a name or setting is not allowed.
@@ -92,13 +95,15 @@ class Queue(Control, Generic[B]):
         url: Target | None = None,
         layout: Layout = Layout.RELIQ,
         observers: Sequence[Observer] = (),
+        shards: int | None = None,
         **settings: Unpack[SettingsOptions],
     ) -> None:
         keys = Keys(name, layout)
         if url is not None:
             check_target(url)
             check_slots(url, layout)
-        super().__init__(keys, QueueSettings(**settings), url, observers)
+        wanted = None if shards is None else ShardMap.wanted(shards, layout)
+        super().__init__(keys, QueueSettings(**settings), url, observers, wanted)
         self.codec: Codec[B] = Codec(body, validate=validate)
         self.moves = Moves(self.keys, self._clients.blocking)
         self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)

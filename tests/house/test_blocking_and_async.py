@@ -25,6 +25,7 @@ ALONE = {Admin: {"watch", "keys", "in_layout", "close"}, AsyncAdmin: {"aclose"}}
 BLOCKING = [
     "publish",
     "publish_many",
+    "shards",
     "cancel",
     "reschedule",
     "counts",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reliq import commands, minutes
+from reliq import commands, minutes, shardmap
 from reliq import keys as key_names
 from reliq.admin import queries, queue_queries, server
 from reliq.admin.places import PLACES, TYPES
@@ -19,7 +19,7 @@ from reliq.roster import Worker
 from reliq.settings import Durability
 
 PACKAGE = Path(commands.__file__).parent
-MODULES = (commands, minutes, queries, queue_queries, server)
+MODULES = (commands, minutes, shardmap, queries, queue_queries, server)
 FUNCTIONS = [
     function
     for module in MODULES

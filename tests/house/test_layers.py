@@ -9,11 +9,18 @@ PACKAGE = Path(__file__).parents[2] / "reliq"
 
 #: From the bottom up. A part, which is a module or a folder, imports only from the lines above its own here.
 LAYERS = {
-    "words and values": {"errors", "events", "extras", "foreign", "message", "text", "lua"},
+    "words and values": {"errors", "events", "extras", "foreign", "message", "text", "lua", "hashtags"},
     "how they are spelled, in Redis and in logs": {"keys", "wireformat", "failure_note", "codec", "call", "retry"}
     | {"roster", "logs", "health", "embedded", "error_text", "rights", "readable"},
     "what a person may set, what a handler and Redis may answer": {"settings", "answers", "replies"},
-    "what can be asked of Redis, and the connections": {"transitions", "commands", "minutes", "ids", "transport"},
+    "what can be asked of Redis, and the connections": {
+        "transitions",
+        "commands",
+        "minutes",
+        "shardmap",
+        "ids",
+        "transport",
+    },
     "who asks: tries again, and translates errors; how a delivery is settled": {"client", "settlement"},
     "messages in, messages out, and a look at all": {"publish", "receive", "snapshot"},
     "metrics; a queue without its bodies": {"metrics", "control"},
@@ -29,7 +36,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in 
 LAYERS_LIMIT = 14
 #: Parts that only compute: no Redis, clock, thread, chance or log.
 PURE = {"errors", "events", "extras", "foreign", "message", "text", "lua", "keys", "wireformat", "codec", "call"}
-PURE |= {"failure_note", "minutes"}
+PURE |= {"failure_note", "minutes", "hashtags", "shardmap"}
 PURE |= {"answers", "retry", "rights", "roster", "settings", "replies", "transitions", "commands"}
 OUTSIDE = {"redis", "time", "threading", "random", "logging", "socket", "asyncio", "os", "subprocess", "secrets"}
 #: `python -m reliq.x` begins another process, which imports for itself: a text behind `-m` is no import.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from reliq import commands, minutes
+from reliq import commands, minutes, shardmap
 from reliq.admin import queries, queue_queries, server
 from reliq.admin.fsck.ids import CHECK
 from reliq.lua import script
@@ -30,11 +30,12 @@ _TRANSITIONS: dict[Role, tuple[str, ...]] = {
 SCRIPTS: dict[Role, tuple[Script, ...]] = {role: tuple(map(script, names)) for role, names in _TRANSITIONS.items()}
 SCRIPTS["operator"] += (CHECK,)
 
-_TO_PUBLISH = (commands.register,)
+_TO_PUBLISH = (commands.register, shardmap.shard_map)
 _TO_LOOK = (
     *(commands.body_start, commands.state_words, commands.retries_left, commands.scores, commands.first_score),
     *(commands.held_sample, commands.end_of, commands.due_count),
     *(commands.registry_size, commands.registry_page, commands.server_facts, commands.server_ms),
+    shardmap.shard_map,
 )
 COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
     "producer": _TO_PUBLISH,

@@ -1,0 +1,110 @@
+"""Values of sharded queues: keys, hash tags, ids, homes and the map."""
+
+from collections import Counter
+
+import pytest
+
+from reliq.errors import ConfigurationError
+from reliq.hashtags import SHARDS_LIMIT, end_of_tag, slot_of
+from reliq.ids import check_id, home, made_at, new_id
+from reliq.keys import Keys, Layout
+from reliq.shardmap import UNSHARDED, ShardMap
+
+
+def test_shard_0_is_the_queue_as_it_always_was():
+    keys, shard = Keys("orders"), Keys("orders", shard=0)
+
+    assert {name: getattr(shard, name) for name in Keys.__slots__} == {n: getattr(keys, n) for n in Keys.__slots__}
+    assert (shard.ready, shard.msg("a"), shard.map) == (
+        "{reliq:orders}:ready",
+        "{reliq:orders}:msg:a",
+        "{reliq:orders}:map",
+    )
+
+
+def test_the_keys_of_a_shard_never_change_their_spelling():
+    assert [Keys("orders", shard=k).ready for k in (1, 3, 15, 255)] == [
+        "{reliq:orders#1.176}:ready",
+        "{reliq:orders#3.52}:ready",
+        "{reliq:orders#15.53}:ready",
+        "{reliq:orders#255.232}:ready",
+    ]
+    assert Keys("orders", shard=3).msg("a") == "{reliq:orders#3.52}:msg:a"
+    assert Keys("orders", shard=3).of_shard(0).entry == "orders"
+
+
+@pytest.mark.parametrize("queue", ["orders", "mail", "a", "billing.eu", "x-1"])
+@pytest.mark.parametrize(("shards", "nodes"), [(8, 8), (16, 16), (64, 16), (256, 64)])
+def test_every_node_of_a_cluster_has_as_many_shards_as_any_other(queue, shards, nodes):
+    tags = [f"reliq:{queue}{end_of_tag(f'reliq:{queue}', k)}" for k in range(shards)]
+
+    on_nodes = Counter(slot_of(tag) * nodes // 16_384 for tag in tags)
+
+    assert set(on_nodes.values()) == {shards // nodes}
+    assert len(on_nodes) == nodes
+
+
+@pytest.mark.parametrize("shard", [-1, SHARDS_LIMIT, 1.0, True, "1", None])
+def test_what_is_no_shard_is_refused_by_its_value(shard):
+    with pytest.raises(ConfigurationError, match=f"0 to 255, not {shard!r}"):
+        Keys("orders", shard=shard)
+
+
+def test_a_queue_of_go_has_one_shard():
+    with pytest.raises(ConfigurationError, match="the Go original knows of no others"):
+        Keys("orders", Layout.hdt3213(), shard=1)
+
+
+def test_a_generated_id_says_its_shard_and_when_it_was_made():
+    id = new_id(3)
+
+    assert id.endswith("~3")
+    assert made_at(id) == made_at(id[:22])
+    assert check_id(id) == id
+    assert [home(id, n) for n in (1, 2, 4, 8, 256)] == [0, 1, 3, 3, 3]
+    assert {home(new_id(), n) for n in (1, 16, 256)} == {0}
+
+
+@pytest.mark.parametrize("id", ["a~1", "~", f"{new_id()}~0", f"{new_id()}~256", f"{new_id()}~1~2", f"{new_id()}~01"])
+def test_a_chosen_id_has_no_tilde(id):
+    with pytest.raises(ConfigurationError, match=r"id must be 1 to 128"):
+        check_id(id)
+
+
+def test_the_home_of_a_chosen_id_never_changes():
+    homes = {id: [home(id, n) for n in (1, 8, 16)] for id in ("order-1", "order-2", "0123456789ABCDEFGHIJKL", "a")}
+
+    assert homes == {"order-1": [0, 4, 12], "order-2": [0, 3, 3], "0123456789ABCDEFGHIJKL": [0, 7, 15], "a": [0, 2, 10]}
+
+
+def test_chosen_ids_go_to_all_shards_alike_and_a_larger_number_moves_them_to_new_ones_alone():
+    ids = [f"order-{number}" for number in range(8000)]
+
+    assert min(Counter(home(id, 8) for id in ids).values()) > 850
+    moved = [id for id in ids if home(id, 16) != home(id, 8)]
+    assert 3700 < len(moved) < 4300
+    assert all(home(id, 16) == home(id, 8) + 8 for id in moved)
+
+
+def test_a_map_is_json_that_another_version_may_add_to():
+    map = ShardMap(3, 16, 8, "growing")
+
+    assert map.text == b'{"epoch":3,"n":16,"was":8,"state":"growing"}'
+    assert ShardMap.parse(map.text) == map
+    assert ShardMap.parse(b'{"epoch":1,"n":2,"was":2,"state":"steady","more":1}') == ShardMap(1, 2, 2, "steady")
+    assert ShardMap.parse(b"") == UNSHARDED == ShardMap(0, 1, 1, "steady")
+    assert (map.served, ShardMap(4, 8, 16, "shrinking").served) == (16, 16)
+
+
+@pytest.mark.parametrize(
+    "text", [b"16", b"[]", b'{"n":0}', b'{"n":257}', b'{"n":"8"}', b'{"epoch":-1}', b'{"state":"half"}', b"\xff"]
+)
+def test_what_is_no_map_is_refused(text):
+    with pytest.raises(ValueError):
+        ShardMap.parse(text)
+
+
+@pytest.mark.parametrize("number", [0, -8, 3, 6, 12, 512, 16.0, True, "16", None])
+def test_a_number_of_shards_is_a_power_of_two(number):
+    with pytest.raises(ConfigurationError, match=r"power of two from 1 to 256, not"):
+        ShardMap.wanted(number, Layout.RELIQ)
