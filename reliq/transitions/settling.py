@@ -1,5 +1,6 @@
 """The holder of a receipt answers: ack, nack, extend, release, snooze."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -162,10 +163,12 @@ def _of(ids: Sequence[str], reply: Sequence[bytes]) -> tuple[str, ...]:
 def _settled(
     keys: Keys, ids: Sequence[str], answer: Settled, verb: str, happened: Callable[[str, tuple[str, ...]], Event]
 ) -> Iterable[Event]:
-    gone = {*answer.lost, *answer.cancelled}
-    done = tuple(id for id in ids if id not in gone)
+    done: Sequence[str] = ids
+    if answer.lost or answer.cancelled:  # one for one: a late receipt and the valid one of a message can be in one call
+        gone = Counter((*answer.lost, *answer.cancelled))
+        done = list((Counter(ids) - gone).elements())
     if done:
-        yield happened(keys.name, done)
+        yield happened(keys.name, tuple(done))
     if answer.lost:
         yield events.Lost(keys.name, answer.lost, verb)
     if answer.cancelled:

@@ -60,6 +60,24 @@ def test_the_nonce_of_an_earlier_delivery_changes_nothing(settle, held, claim, r
     assert refuses(settle, held, run, keys, dump)
 
 
+@pytest.mark.parametrize("verb", ["ack", "nack", "release"])
+def test_a_late_receipt_beside_the_valid_one_of_its_message_hides_no_outcome(verb, held, claim, run, keys):
+    run(t.reclaim(keys, clock=micros(1000)))
+    (valid,) = claim()
+    call = {
+        "ack": t.ack(keys, [(held, None), (valid, None)], clock=NOON),
+        "nack": t.nack(keys, [(one, 9, "failed 1 x", b"") for one in (held, valid)], clock=NOON),
+        "release": t.release(keys, [held, valid], clock=NOON),
+    }[verb]
+
+    told = list(call.events(run(call)))
+
+    assert [(type(one).__name__, one.ids) for one in told] == [
+        ({"ack": "Acked", "nack": "Nacked", "release": "Released"}[verb], ("m",)),
+        ("Lost", ("m",)),
+    ]
+
+
 @every_settle
 def test_a_nonce_of_another_lease_changes_nothing(settle, held, run, keys, dump):
     assert refuses(settle, replace(held, nonce="worker.9:1000"), run, keys, dump)
