@@ -1,7 +1,7 @@
 """A request to Redis as a value that has not been made yet, with the reader of its reply."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from reliq.errors import ProtocolError
@@ -11,6 +11,8 @@ from reliq.lua import Script
 T = TypeVar("T")
 
 Arg = str | bytes | int
+#: Returns unix microseconds.
+Clock = Callable[[], int]
 
 
 def id_text(raw: bytes) -> str:
@@ -56,6 +58,10 @@ class Call(Generic[T]):
         """The command with the script's text, for a server that does not know it yet."""
         return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
 
+    def at(self, us: int) -> "Call[T]":
+        """Return the call at that moment, in unix microseconds, instead of Redis' own; one that names a moment keeps it."""
+        return replace(self, args=(us, *self.args[1:])) if self.args[0] == "" else self
+
     def read(self, reply: Any) -> T:
         """Return the reply as `parse` reads it; raise ProtocolError for a reply that is not this script's."""
         try:
@@ -83,6 +89,10 @@ class Command(Generic[T]):
     def command_in_full(self) -> Sequence[Arg]:
         """The same: a command needs no text."""
         return self.command
+
+    def at(self, _us: int) -> "Command[T]":
+        """Return the same: a command goes by Redis' own clock."""
+        return self
 
     def read(self, reply: Any) -> T:
         """Return the reply as `parse` reads it; raise ProtocolError for a reply that is not this command's."""

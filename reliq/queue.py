@@ -108,9 +108,7 @@ class Queue(Control, Generic[B]):
         self.moves = Moves(self.keys, self._clients.blocking)
         self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)
         self._receiver = Receiver(self.keys, self.codec, self.settings)
-        self._sender = Sender(
-            self._writer, Registrar(self.keys, self.connection), self._lanes, self._clients, observers
-        )
+        self._sender = Sender(self._writer, Registrar(self.keys, self._clients), self._lanes, self._clients, observers)
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"

@@ -18,7 +18,7 @@ from reliq.wireformat import ServerVersion
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reliq.call import Request, T
+    from reliq.call import Clock, Request, T
     from reliq.transport.cluster import Wire
     from reliq.transport.pool import Target
 
@@ -45,8 +45,8 @@ class Session:
         is_cluster: whether it is a Cluster, of which no node can speak for all.
     """
 
-    def __init__(self, wire: Wire) -> None:
-        self.client, self.is_cluster = Client(wire), isinstance(wire, ClusterWire)
+    def __init__(self, wire: Wire, clock: Clock | None = None) -> None:
+        self.client, self.is_cluster = Client(wire, clock=clock), isinstance(wire, ClusterWire)
 
     def run(self, request: Request[T]) -> T:
         """Make a request; raise what Redis refused, or that it is away."""
@@ -86,8 +86,8 @@ class Session:
 class QueueSession(Session):
     """One queue, as an operator asks it."""
 
-    def __init__(self, wire: Wire, keys: Keys) -> None:
-        super().__init__(wire)
+    def __init__(self, wire: Wire, keys: Keys, clock: Clock | None = None) -> None:
+        super().__init__(wire, clock)
         self.keys = keys
 
     @property
@@ -141,11 +141,11 @@ class Sessions:
 
     def session(self) -> Session:
         """Return the session of the whole Redis."""
-        return Session(self.connection.wire(REPLY_SECONDS))
+        return Session(self.connection.wire(REPLY_SECONDS), self.connection.clock)
 
     def queue(self, name: str) -> QueueSession:
         """Return the session of a queue; raise ConfigurationError for an unknown one."""
-        session = QueueSession(self.connection.wire(REPLY_SECONDS), self.keys(name))
+        session = QueueSession(self.connection.wire(REPLY_SECONDS), self.keys(name), self.connection.clock)
         session.check_known()
         return session
 

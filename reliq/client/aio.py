@@ -3,28 +3,39 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import redis
 from tenacity import AsyncRetrying
 
-from reliq.call import Call, Command, Request, T
+from reliq.call import Call, Clock, Command, Request, T
 from reliq.client.errors import translated, unknown_script
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.retry import Tries
 from reliq.transport.cluster import AsyncWire
+from reliq.transport.connection import Connection
 
 S = TypeVar("S")
 
 
 class AsyncClient:
-    """Makes calls over one wire and tells the observers what happened."""
+    """
+    Makes calls over one wire and tells the observers what happened.
 
-    def __init__(self, wire: AsyncWire, observers: Sequence[Observer] = ()) -> None:
-        self._wire = wire
+    Args:
+        clock: what scripts take for the time; None is Redis' own clock.
+    """
+
+    def __init__(self, wire: AsyncWire, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
+        self._wire, self._clock = wire, clock
         self.observers = observers
+
+    @classmethod
+    def to(cls, connection: Connection, timeout_seconds: float, observers: Sequence[Observer] = ()) -> Self:
+        """As `Client.to`, for the running event loop."""
+        return cls(connection.async_wire(timeout_seconds), observers, connection.clock)
 
     async def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
         """
@@ -99,6 +110,8 @@ class AsyncClient:
             raise
 
     async def _exchange(self, requests: Sequence[Request[Any]], *, in_full: bool = False) -> list[Any]:
+        if self._clock is not None:
+            requests = [one.at(self._clock()) for one in requests]
         try:
             return await self._wire.exchange([one.command_in_full if in_full else one.command for one in requests])
         except (redis.RedisError, OSError) as error:

@@ -1,20 +1,20 @@
 """The client of blocking code, which makes each `Call` there, and the clients that a queue keeps."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import redis
 from tenacity import Retrying
 
-from reliq.call import Call, Command, Request, T
+from reliq.call import Call, Clock, Command, Request, T
 from reliq.client.aio import AsyncClient
 from reliq.client.errors import translated, unknown_script
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.retry import Tries
+from reliq.transport import connection as transport
 from reliq.transport.cluster import Wire
 from reliq.transport.connection import PUBLISH_TIMEOUT_SECONDS, Connection, default_url
 from reliq.transport.pool import Target
@@ -23,11 +23,21 @@ S = TypeVar("S")
 
 
 class Client:
-    """Makes calls over one wire and tells the observers what happened."""
+    """
+    Makes calls over one wire and tells the observers what happened.
 
-    def __init__(self, wire: Wire, observers: Sequence[Observer] = ()) -> None:
-        self._wire = wire
+    Args:
+        clock: what scripts take for the time; None is Redis' own clock.
+    """
+
+    def __init__(self, wire: Wire, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
+        self._wire, self._clock = wire, clock
         self.observers = observers
+
+    @classmethod
+    def to(cls, connection: Connection, timeout_seconds: float, observers: Sequence[Observer] = ()) -> Self:
+        """Return a client of `connection`, by its clock, that awaits a reply for at most `timeout_seconds`."""
+        return cls(connection.wire(timeout_seconds), observers, connection.clock)
 
     def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
         """
@@ -97,6 +107,8 @@ class Client:
             raise
 
     def _exchange(self, requests: Sequence[Request[Any]], *, in_full: bool = False) -> list[Any]:
+        if self._clock is not None:
+            requests = [one.at(self._clock()) for one in requests]
         commands = [one.command_in_full if in_full else one.command for one in requests]
         try:
             return self._wire.exchange(commands)
@@ -125,13 +137,18 @@ class Clients:
     """
     The clients of one queue: blocking ones, which are kept, and one for each call in async code.
 
-    They are made anew in a forked process and, where `target` is None, when RELIQ_URL names another Redis.
+    They are made anew in a forked process, when connections are redirected and, where `target` is None, when RELIQ_URL
+    names another Redis.
+
+    Attributes:
+        named_until: the queue need not be named in the registry before, by the monotonic clock.
     """
 
     def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
         self._target, self._observers = target, observers
-        self._pid, self._url = os.getpid(), ""
+        self._epoch, self._url = transport.epoch, ""
         self._blocking: dict[float, Client] = {}
+        self.named_until = 0.0
 
     def connection(self) -> Connection:
         """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
@@ -139,16 +156,21 @@ class Clients:
 
     def blocking(self, longer_seconds: float = 0.0) -> Client:
         """Return the client that awaits a reply for a publish's time-out and `longer_seconds`."""
-        url = default_url() if self._target is None else ""
-        if self._pid != os.getpid() or self._url != url:
-            self._pid, self._url, self._blocking = os.getpid(), url, {}
+        if self._target is None or self._epoch is not transport.epoch:
+            self._follow()
         if known := self._blocking.get(longer_seconds):
             return known
-        wire = self.connection().wire(PUBLISH_TIMEOUT_SECONDS + longer_seconds)
-        made = self._blocking[longer_seconds] = Client(wire, self._observers)
+        timeout_seconds = PUBLISH_TIMEOUT_SECONDS + longer_seconds
+        made = self._blocking[longer_seconds] = Client.to(self.connection(), timeout_seconds, self._observers)
         return made
 
     def asynchronous(self, longer_seconds: float = 0.0) -> AsyncClient:
         """As `blocking`, for the running event loop."""
-        wire = self.connection().async_wire(PUBLISH_TIMEOUT_SECONDS + longer_seconds)
-        return AsyncClient(wire, self._observers)
+        self._follow()
+        return AsyncClient.to(self.connection(), PUBLISH_TIMEOUT_SECONDS + longer_seconds, self._observers)
+
+    def _follow(self) -> None:
+        """Forget what belongs to another Redis, or to the process that this one was forked from."""
+        url = default_url() if self._target is None else ""
+        if self._epoch is not transport.epoch or self._url != url:
+            self._epoch, self._url, self._blocking, self.named_until = transport.epoch, url, {}, 0.0

@@ -41,7 +41,7 @@ def queue_collector(connection: Connection, queues: Sequence[Keys] = (), *, with
     Args:
         with_queues: false asks for the figures of Redis itself alone.
     """
-    client = Client(connection.wire(SCRAPE_REPLY_SECONDS))
+    client = Client.to(connection, SCRAPE_REPLY_SECONDS)
     chosen = (lambda: queues if with_queues else ()) if queues or not with_queues else None
     return QueueCollector(SnapshotReader(client, chosen).look, with_queues=with_queues)
 

@@ -63,7 +63,7 @@ class Leases:
         return handler.queue.keys
 
     def _client(self) -> Client:
-        return Client(self._consumer.connection(self._consumer.handlers).wire(PUBLISH_TIMEOUT_SECONDS))
+        return Client.to(self._consumer.connection(self._consumer.handlers), PUBLISH_TIMEOUT_SECONDS)
 
 
 def _pieces(claimed: Sequence[Claimed]) -> list[Sequence[Claimed]]:

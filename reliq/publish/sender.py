@@ -63,7 +63,7 @@ class Sender:
         done = receipts(orders, answer, told)
         if self._watching:
             self._tell(began, Counter(one.status for one in done))
-        if time.monotonic() >= self._registrar.quiet_until and (entry := self._registrar.due()):
+        if time.monotonic() >= self._clients.named_until and (entry := self._registrar.due()):
             with suppress(ReliqError):
                 self._clients.blocking().run(entry)
         return done
@@ -86,7 +86,7 @@ class Sender:
         done = receipts(orders, answer, told)
         if self._watching:
             self._tell(began, Counter(one.status for one in done))
-        if time.monotonic() >= self._registrar.quiet_until and (entry := self._registrar.due()):
+        if time.monotonic() >= self._clients.named_until and (entry := self._registrar.due()):
             with suppress(ReliqError):
                 await self._clients.asynchronous().run(entry)
         return done

@@ -12,20 +12,19 @@ from reliq.answers import Ack, Nack, Reject, Snooze
 from reliq.client.lanes import Lanes
 from reliq.errors import RedisUnavailableError
 from reliq.events import Handled
-from reliq.message import BARE, Delivery
-from reliq.settings import BATCH_LIMIT, READ_BYTES, HandlerSettings, seconds, whole
-from reliq.settlement import EXPIRED, RELEASED, Ending
-from reliq.wireformat import open_envelope
+from reliq.receive.take import Take
+from reliq.settings import BATCH_LIMIT, HandlerSettings, seconds, whole
+from reliq.settlement import Ending
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from reliq.call import Call, Command
     from reliq.codec.codec import Codec
     from reliq.keys import Keys
-    from reliq.message import Claimed, Duration
+    from reliq.message import Claimed, Delivery, Duration
     from reliq.settings import QueueSettings
-    from reliq.transitions import ClaimAnswer, Settled
+    from reliq.transitions import Settled
 
 B = TypeVar("B")
 
@@ -106,22 +105,25 @@ class Batch(Generic[B]):
 
     Attributes:
         lease_seconds: how long a lease lasts that is not renewed.
-        claimed: every message that the claim took.
         undecodable: events of those that were nacked because their body does not decode.
         jobs: those that the block works on.
         given_up: whether the caller has gone.
     """
 
     def __init__(self, receiver: Receiver[B], limit: int, handling: HandlerSettings) -> None:
-        self._receiver, self._limit, self._handling = receiver, limit, handling
-        self._keys, self._settings = receiver.keys, receiver.settings
+        self._receiver, self._handling, self._keys = receiver, handling, receiver.keys
+        self._take = Take(receiver.keys, receiver.settings, limit=limit, lease_ms=handling.lease_ms)
         self.lease_seconds = handling.lease_ms / 1000
         self._lane, _ = receiver.lanes.take()
-        self.claimed: list[Claimed] = []
         self.undecodable: list[Handled] = []
         self.jobs: list[Received[B]] = []
         self._deliveries: list[Delivery] = []  # of the jobs, in their order
         self.given_up = False
+
+    @property
+    def claimed(self) -> list[Claimed]:
+        """Every message that the claim took."""
+        return self._take.claimed
 
     def give_up(self) -> None:
         """Note that nobody waits for the messages any more."""
@@ -129,12 +131,7 @@ class Batch(Generic[B]):
 
     def look(self) -> list[Call[Any]]:
         """Return the calls of one look: messages that are due or overdue are moved before the claim."""
-        keys, lease_ms = self._keys, self._handling.lease_ms
-        return [
-            transitions.promote(keys),
-            transitions.reclaim(keys, spare_leases=self._receiver.spares_leases),
-            transitions.claim(keys, self._lane.next(), limit=self._limit, lease_ms=lease_ms),
-        ]
+        return self._take.look(self._lane.next(), spare_leases=self._receiver.spares_leases)
 
     @contextmanager
     def noting_outages(self) -> Iterator[None]:
@@ -147,14 +144,9 @@ class Batch(Generic[B]):
 
     def looked(self, answers: Sequence[Any]) -> float:
         """Keep what was claimed; return the seconds in which nothing else will come due. Raise what was refused."""
-        claim: ClaimAnswer | Exception = answers[2]
-        self.claimed = [] if isinstance(claim, Exception) else claim.claimed
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
+        self._take.looked(answers)
         self._receiver.answered(self.lease_seconds)
-        waits: list[float] = [due / 1000 for due in (answers[0][1], answers[1].next_in_ms) if due > 0]
-        return min([LOOK_SECONDS, *waits])
+        return min([LOOK_SECONDS, *(due_ms / 1000 for due_ms in self._take.next_in_ms)])
 
     def over(self) -> None:
         """Note that the last look has its answer: its lane is free."""
@@ -166,32 +158,21 @@ class Batch(Generic[B]):
 
     def reads(self) -> list[Command[list[bytes | None]]]:
         """Return the calls for the values of what was claimed, each of a bounded size."""
-        size = max(1, READ_BYTES // self._settings.max_body)
-        ids = [one.id for one in self.claimed]
-        return [commands.bodies(self._keys, ids[at : at + size]) for at in range(0, len(ids), size)]
+        return self._take.reads()
 
     def fill(self, answers: Sequence[Any]) -> list[Call[Settled]]:
         """Turn what was claimed into jobs; return the calls that settle what has no body or does not decode."""
-        values: list[bytes | None] = []
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-            values += answer
-        endings: list[Ending] = []
-        for one, value in zip(self.claimed, values, strict=True):
-            if value is None:
-                endings.append(Ending(Delivery(one, b"", BARE, b""), EXPIRED))
-                continue
-            delivery = Delivery(one, value, *open_envelope(value, bare=self._keys.bare))
+        deliveries, endings = self._take.opened(answers)
+        for delivery in deliveries:
             try:
                 self._add(delivery, self._receiver.codec.decode(delivery.payload))
             except Exception as error:
                 endings.append(self._undecodable(delivery, error))
-        return self._calls(endings)
+        return self._take.settle(endings)
 
     def release(self) -> list[Call[Settled]]:
         """Return the calls that give everything back unspent."""
-        return self._calls([Ending(Delivery(one, b"", BARE, b""), RELEASED) for one in self.claimed])
+        return self._take.release()
 
     def renew(self) -> Call[Settled]:
         """Return the call that extends every lease that still holds."""
@@ -207,13 +188,10 @@ class Batch(Generic[B]):
     def settle(self, error: BaseException | None) -> list[Call[Settled]]:
         """Return the calls that settle everything: unanswered jobs are acked, after an error nacked."""
         unanswered = Ack() if error is None else Nack(reason=type(error).__name__)
-        return self._calls(
+        return self._take.settle(
             Ending(delivery, settlement.answered(job.answer or unanswered, delivery.attempt, self._handling))
             for job, delivery in zip(self.jobs, self._deliveries, strict=True)
         )
-
-    def _calls(self, endings: Iterable[Ending]) -> list[Call[Settled]]:
-        return [call for call, _ in settlement.calls(self._keys, self._settings, endings)]
 
     def _add(self, delivery: Delivery, body: B) -> None:
         one, header = delivery.claimed, delivery.header

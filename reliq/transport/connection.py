@@ -9,14 +9,15 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
 import redis
 import redis.asyncio
 
+from reliq.call import Clock
 from reliq.errors import ConfigurationError, InsecureWarning
 from reliq.keys import Layout
 from reliq.transport.cluster import AsyncClusterWire, AsyncWire, ClusterWire, Nodes, Wire
@@ -56,9 +57,15 @@ class OfLoop:
 
 
 class Connection:
-    """The wires to one Redis in this process, one for each time-out: blocking ones, and asyncio ones for each event loop."""
+    """
+    The wires to one Redis in this process, one for each time-out: blocking ones, and asyncio ones for each event loop.
 
-    def __init__(self, target: Target) -> None:
+    Attributes:
+        clock: what scripts take for the time there; None is Redis' own clock.
+    """
+
+    def __init__(self, target: Target, clock: Clock | None = None) -> None:
+        self.clock = clock
         self._url = target if isinstance(target, str) else ""
         # When the owner of a client drops it, the client and this connection are freed.
         self._client = None if isinstance(target, str) else weakref.ref(target)
@@ -79,6 +86,10 @@ class Connection:
         """
         chosen = default_url() if target is None else target
         return _shared.connection(chosen)
+
+    def anew(self) -> "Connection":
+        """Return another one to the same Redis, with wires of its own."""
+        return Connection(self._target(), self.clock)
 
     @property
     def name(self) -> str:
@@ -192,6 +203,10 @@ class _Shared:
         self._by_url: dict[str, Connection] = {}
         self._by_client: weakref.WeakKeyDictionary[RedisClient, Connection] = weakref.WeakKeyDictionary()
 
+    def anew(self) -> "_Shared":
+        """Return those of a process that was forked from this one."""
+        return _Shared()
+
     def connection(self, target: Target) -> Connection:
         """Return the connection to `target`, which is checked when it is met for the first time."""
         if isinstance(target, str) and (met := self._by_url.get(target)):
@@ -207,23 +222,53 @@ class _Shared:
             return found
 
 
+class _Redirected(_Shared):
+    """One connection, whatever is named."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.only = connection
+
+    def connection(self, _target: Target) -> Connection:
+        """Return the only connection."""
+        return self.only
+
+    def anew(self) -> "_Shared":
+        """Return another connection to the same Redis."""
+        return _Redirected(self.only.anew())
+
+
 _shared = _Shared()
 _of_parents: list[_Shared] = []
+#: Another one after a fork, and when connections are redirected: whoever keeps a wire asks for a new one then.
+epoch = object()
 
 
 def _start_over() -> None:
     """Leave the parent's connections to the parent; were they collected here, that would disturb them there."""
-    global _shared  # noqa: PLW0603  a fork changes the process
+    global _shared, epoch
     _of_parents.append(_shared)
-    _shared = _Shared()
+    _shared, epoch = _shared.anew(), object()
 
 
 os.register_at_fork(after_in_child=_start_over)
 
 
+@contextmanager
+def redirected(connection: Connection) -> Iterator[None]:
+    """Have every URL and client in this process, and in those forked from it, mean `connection`, RELIQ_URL included."""
+    global _shared, epoch
+    before = _shared
+    _shared, epoch = _Redirected(connection), object()
+    try:
+        yield
+    finally:
+        _shared, epoch = before, object()
+
+
 def default_url() -> str:
     """Return RELIQ_URL; reliq never guesses a server."""
-    url = os.environ.get(URL_VARIABLE)
+    url = _shared.only.name if isinstance(_shared, _Redirected) else os.environ.get(URL_VARIABLE)
     if not url:
         raise ConfigurationError(
             f"no Redis given: pass url='redis://HOST:6379/0', or set {URL_VARIABLE} (a command takes --url)"

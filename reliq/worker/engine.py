@@ -67,7 +67,7 @@ class Engine:
         on_error: Sequence[ErrorHook] = (),
     ) -> None:
         self._handlers, self._settings = handlers, settings
-        self._client = client = Client(connection.wire(reply_seconds(handlers)), observers)
+        self._client = client = Client.to(connection, reply_seconds(handlers), observers)
         inflight = self.inflight = Inflight(handlers, settings.concurrency)
         #: Deliveries that the stop cut off, or could not give back; None before the end of its grace.
         self.unfinished: list[HeldDelivery] | None = None

@@ -7,7 +7,7 @@ import contextvars
 import logging
 import threading
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reliq.worker.daemon_threads import DaemonThreads
@@ -15,7 +15,6 @@ from reliq.worker.daemon_threads import DaemonThreads
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from reliq.handlers.job import Job
     from reliq.worker.delivery import HandlerCall
     from reliq.worker.inflight import Inflight
     from reliq.worker.runner import Runner
@@ -160,42 +159,21 @@ class AsyncExecutor:
         return run.task is not None
 
     async def _run(self, run: HandlerCall) -> None:
-        answer: Any = None
-        error: BaseException | None = None
         try:
-            if jobs := self._runner.jobs(run):
-                answer = await self._call(run, jobs)
-        except asyncio.CancelledError as cancelled:
-            error = TimeoutError("the handler overran its timeout") if run.abandoned else cancelled
-        except BaseException as raised_error:  # SystemExit too: a handler must not end the loop
-            error = raised_error
-        self._end(run, answer, error)
-
-    def _end(self, run: HandlerCall, answer: Any, error: BaseException | None) -> None:
-        """Hand over how `run` has ended, and have its slot freed."""
-        try:
-            self._runner.end(run, answer, error)
+            await self._runner.arun(run)
         finally:
-            self._done.append(run)
-            if not self._filling:
-                self._filling = True
-                self._loop.call_soon(self._fill)
+            self._free(run)
+
+    def _free(self, run: HandlerCall) -> None:
+        """Have the slot of `run` freed."""
+        self._done.append(run)
+        if not self._filling:
+            self._filling = True
+            self._loop.call_soon(self._fill)
 
     def _end_unbegun(self, run: HandlerCall) -> None:
         if run.unanswered:  # not seen to before
-            self._end(run, None, asyncio.CancelledError())
-
-    async def _call(self, run: HandlerCall, jobs: list[Job[Any]]) -> Any:
-        function = run.handler.function
-        if not self._runner.middleware:
-            return await function(*run.arguments(jobs))
-        async with AsyncExitStack() as stack:
-            for around in self._runner.middleware:
-                for job in jobs:
-                    manager = around(job)
-                    if hasattr(manager, "__aenter__"):
-                        await stack.enter_async_context(manager)
-                    else:
-                        stack.enter_context(manager)
-            return await function(*run.arguments(jobs))
-        return None  # a middleware has dealt with the error
+            try:
+                self._runner.end(run, None, asyncio.CancelledError())
+            finally:
+                self._free(run)

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from reliq.error_text import described, placed
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: A handler's answer, and what it raised.
+Returned = tuple[Any, BaseException | None]
 #: A message is delivered again this long after its handler gave an answer that is not allowed.
 NONSENSE_MS = 1000
 #: A start counts as at most this late, because due times are written by publishers.
@@ -41,7 +43,7 @@ _LAZY = (Generator, AsyncGenerator, map, filter, zip)
 
 class Runner:
     """
-    Runs one call of a handler. A plain one goes through `run`; the event loop awaits between `begin` and `end`.
+    Runs one call of a handler where it is asked to: a plain one by `run`, a coroutine by `begin` and then `arun`.
 
     Nothing that a message, a handler or an observer brings raises here, so that no thread and no slot is lost.
     """
@@ -62,10 +64,10 @@ class Runner:
         self._failures = Failures(on_error, error_text=error_text, job_of=self._job)
         self._told_starts, self._told_ends = wanting(observers, Started), wanting(observers, Handled)
 
-    def run(self, run: HandlerCall) -> None:
-        """Run a plain handler's call, from its messages' bodies to their outcomes."""
+    def run(self, run: HandlerCall) -> Returned:
+        """Run a plain handler's call, from its messages' bodies to their outcomes; return its answer, and what it raised."""
         if not self.begin(run):
-            return
+            return None, None
         answer: Any = None
         error: BaseException | None = None
         try:
@@ -74,6 +76,21 @@ class Runner:
         except BaseException as raised_error:  # SystemExit too: a handler must not end the thread
             error = raised_error
         self.end(run, answer, error)
+        return answer, error
+
+    async def arun(self, run: HandlerCall) -> Returned:
+        """As `run`, of a coroutine handler's call, which has begun."""
+        answer: Any = None
+        error: BaseException | None = None
+        try:
+            if jobs := self.jobs(run):
+                answer = await self._acall(run, jobs)
+        except asyncio.CancelledError as cancelled:
+            error = TimeoutError("the handler overran its timeout") if run.abandoned else cancelled
+        except BaseException as raised_error:  # SystemExit too: a handler must not end the loop
+            error = raised_error
+        self.end(run, answer, error)
+        return answer, error
 
     def begin(self, run: HandlerCall) -> bool:
         """Return whether the handler may start; a delivery without a lease goes back, unspent if nobody has taken it."""
@@ -122,6 +139,21 @@ class Runner:
                 for job in jobs:
                     stack.enter_context(around(job))
             return _done(function(*run.arguments(jobs)))
+        return None  # a middleware has dealt with the error
+
+    async def _acall(self, run: HandlerCall, jobs: list[Job[Any]]) -> Any:
+        function = run.handler.function
+        if not self.middleware:
+            return await function(*run.arguments(jobs))
+        async with AsyncExitStack() as stack:
+            for around in self.middleware:
+                for job in jobs:
+                    manager = around(job)
+                    if hasattr(manager, "__aenter__"):
+                        await stack.enter_async_context(manager)
+                    else:
+                        stack.enter_context(manager)
+            return await function(*run.arguments(jobs))
         return None  # a middleware has dealt with the error
 
     def _job(self, held: HeldDelivery, run: HandlerCall, body: Any) -> Job[Any]:

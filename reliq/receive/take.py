@@ -1,0 +1,85 @@
+"""One take from a queue: the calls that claim messages and read their values, and the deliveries that come of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from reliq import commands, settlement, transitions
+from reliq.message import BARE, Delivery
+from reliq.settings import READ_BYTES
+from reliq.settlement import EXPIRED, RELEASED, Ending
+from reliq.wireformat import open_envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from reliq.call import Call, Command
+    from reliq.keys import Keys
+    from reliq.message import Claimed
+    from reliq.settings import QueueSettings
+    from reliq.settlement import Ended
+    from reliq.transitions import CallNumber, ClaimAnswer, Settled
+
+
+class Take:
+    """
+    Messages of one queue, from the look that claims them to the calls that settle them; whoever holds it makes the calls.
+
+    Attributes:
+        claimed: every message that the last look took.
+        next_in_ms: after a look, until something else comes due; none: nothing will.
+    """
+
+    def __init__(self, keys: Keys, settings: QueueSettings, *, limit: int, lease_ms: int) -> None:
+        self.keys, self._settings = keys, settings
+        self._limit, self._lease_ms = limit, lease_ms
+        self.claimed: list[Claimed] = []
+        self.next_in_ms: list[int] = []
+
+    def look(self, call_number: CallNumber, *, spare_leases: bool = False) -> list[Call[Any]]:
+        """Return the calls of one look: messages that are due or overdue are moved before the claim."""
+        return [
+            transitions.promote(self.keys),
+            transitions.reclaim(self.keys, spare_leases=spare_leases),
+            transitions.claim(self.keys, call_number, limit=self._limit, lease_ms=self._lease_ms),
+        ]
+
+    def looked(self, answers: Sequence[Any]) -> None:
+        """Keep what was claimed; raise what Redis refused."""
+        claim: ClaimAnswer | Exception = answers[2]
+        self.claimed = [] if isinstance(claim, Exception) else claim.claimed
+        _raise_first(answers)
+        self.next_in_ms = [due for due in (answers[0][1], answers[1].next_in_ms) if due > 0]
+
+    def reads(self) -> list[Command[list[bytes | None]]]:
+        """Return the calls for the values of what was claimed, each of a bounded size."""
+        size = max(1, READ_BYTES // self._settings.max_body)
+        ids = [one.id for one in self.claimed]
+        return [commands.bodies(self.keys, ids[at : at + size]) for at in range(0, len(ids), size)]
+
+    def opened(self, answers: Sequence[Any]) -> tuple[list[Delivery], list[Ending]]:
+        """Return the deliveries of what was read, and the ends of those whose body is gone; raise what Redis refused."""
+        _raise_first(answers)
+        deliveries: list[Delivery] = []
+        gone: list[Ending] = []
+        values: Iterable[bytes | None] = (value for answer in answers for value in answer)
+        for one, value in zip(self.claimed, values, strict=True):
+            if value is None:
+                gone.append(Ending(Delivery(one, b"", BARE, b""), EXPIRED))
+            else:
+                deliveries.append(Delivery(one, value, *open_envelope(value, bare=self.keys.bare)))
+        return deliveries, gone
+
+    def release(self) -> list[Call[Settled]]:
+        """Return the calls that give everything back unspent."""
+        return self.settle(Ending(Delivery(one, b"", BARE, b""), RELEASED) for one in self.claimed)
+
+    def settle(self, endings: Iterable[Ended]) -> list[Call[Settled]]:
+        """Return the calls that tell Redis how deliveries ended."""
+        return [call for call, _ in settlement.calls(self.keys, self._settings, endings)]
+
+
+def _raise_first(answers: Sequence[Any]) -> None:
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
