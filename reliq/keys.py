@@ -35,6 +35,16 @@ def worker_key(id: str) -> str:
     return f"reliq:worker:{id}"
 
 
+def stack_request_key(id: str) -> str:
+    """Return the key that is there while somebody waits for the stacks of worker process `id`."""
+    return f"reliq:stack-request:{id}"
+
+
+def stacks_key(id: str) -> str:
+    """Return the key of the stacks that worker process `id` told last: a string that expires."""
+    return f"reliq:stacks:{id}"
+
+
 def pattern(key: str) -> str:
     """Return the pattern that matches `key` alone, for SCAN and ACL rules."""
     return _GLOB.sub(r"\\\g<0>", key)

@@ -18,8 +18,9 @@ from reliq.admin.remove import RemoveResult
 from reliq.admin.show import MessageView
 from reliq.admin.story import Story, StoryEvent
 from reliq.admin.watch import Failure, Moment, Trend, Watcher
-from reliq.admin.workers import Running
+from reliq.admin.workers import Running, WorkerView
 from reliq.roster import Slot, Worker
+from reliq.stacks import HandlerStack, StackReport
 
 __all__ = [
     "Account",
@@ -32,6 +33,7 @@ __all__ = [
     "Failure",
     "FilePublished",
     "Filter",
+    "HandlerStack",
     "LetterFilter",
     "MessagePage",
     "MessageView",
@@ -48,9 +50,11 @@ __all__ = [
     "Running",
     "SearchResult",
     "Slot",
+    "StackReport",
     "Story",
     "StoryEvent",
     "Trend",
     "Watcher",
     "Worker",
+    "WorkerView",
 ]

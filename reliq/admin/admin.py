@@ -16,10 +16,12 @@ from reliq.admin.publish import publish
 from reliq.admin.publish_file import FilePublished, OnBytes, OnError, publish_file
 from reliq.admin.reader import Reader
 from reliq.admin.scripts import load_scripts
+from reliq.admin.workers import ask_stacks, stacks_of
 from reliq.control import pausing, rescheduling
+from reliq.settings import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from datetime import datetime
     from pathlib import Path
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from reliq.admin.fsck.report import CheckReport
     from reliq.admin.remove import RemoveResult
     from reliq.message import CancelStatus, Duration, PublishOptions, Receipt, RescheduleStatus
+    from reliq.stacks import StackReport
 
 
 class Admin(Reader):
@@ -64,6 +67,21 @@ class Admin(Reader):
         """
         return forget(self._redis.queue(queue), self.workers(), letters=letters)
 
+    def ask_stacks(self, worker: str) -> None:
+        """
+        Ask a worker process where its handlers stand; `worker` has the answer, within 5 s.
+
+        It holds files, lines and functions, and no values. A process whose interpreter is held does not answer.
+
+        Raises:
+            ConfigurationError: there is no such worker, or it has said nothing for 15 s.
+        """
+        ask_stacks(self._redis.session(), worker)
+
+    def stacks(self, workers: Collection[str], *, for_seconds: Duration = 10.0) -> dict[str, StackReport]:
+        """Ask worker processes where their handlers stand, and return what came within `for_seconds`, at most a minute."""
+        return stacks_of(self._redis.session(), workers, seconds("for_seconds", for_seconds, most=60))
+
     def acl(
         self, roles: Sequence[str], queues: Sequence[str], *, user: str = "", without_eval: bool = False
     ) -> AclRule:
@@ -71,7 +89,7 @@ class Admin(Reader):
         Return the least ACL rule, in the form this server knows, for a user who plays `roles` on `queues`.
 
         Args:
-            roles: of `producer`, `consumer`, `operator`, `exporter`.
+            roles: of `producer`, `consumer`, `operator`, `viewer`, `exporter`.
             user: its name, by default reliq-ROLE.
             without_eval: whether it may run no scripts but those that `load_scripts` has loaded.
         """

@@ -19,7 +19,7 @@ from reliq.admin.session import Sessions
 from reliq.admin.show import MessageReader, MessageView
 from reliq.admin.story import Story, story_of
 from reliq.admin.watch import Watcher
-from reliq.admin.workers import Running, running_in, workers_alive
+from reliq.admin.workers import Running, WorkerView, running_in, worker_view, workers_alive
 from reliq.keys import Keys, Layout
 from reliq.settings import seconds
 
@@ -103,6 +103,10 @@ class Reader:
     def workers(self) -> list[Worker]:
         """Return the record of every worker process that is alive, at most 5 s old."""
         return workers_alive(self._redis.session())
+
+    def worker(self, id: str) -> WorkerView:
+        """Return one worker process, and the stacks of its handlers when `Admin.ask_stacks` asked for them."""
+        return worker_view(self._redis.session(), id)
 
     def running(self, queue: str, *, longer_than: Duration = 0.0) -> list[Running]:
         """Return the handlers that have run for `longer_than` seconds, the longest running first."""

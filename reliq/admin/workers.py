@@ -6,12 +6,18 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reliq import commands
-from reliq.errors import RedisUnavailableError
+from reliq import commands, stacks
+from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.roster import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from reliq.admin.session import Session
+    from reliq.stacks import StackReport
+
+#: A wait for stacks looks five times a second whether they have come.
+STACK_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,54 @@ class Running:
     host: str
     pid: int
     seen: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """
+    One worker process, and where its handlers stood.
+
+    Attributes:
+        record: the latest that it wrote; None when that is over 15 s ago: it is dead, or its interpreter is held.
+        asked: for how many seconds a request for its stacks has waited; None when none waits.
+        report: the stacks that it told last, kept for ten minutes; None when it told none since it was asked.
+    """
+
+    id: str
+    record: Worker | None
+    asked: float | None
+    report: StackReport | None
+
+
+def worker_view(session: Session, id: str) -> WorkerView:
+    """Return one worker process; raise ConfigurationError when none of that id was alive within the last hour."""
+    record, waits_ms, report, is_known = session.read_each([*commands.worker_records([id]), *stacks.look(id)], None)
+    if record is None and not is_known:
+        raise ConfigurationError(f"no worker {id[:40]!r} was alive within the last hour; `reliq workers` lists them")
+    return WorkerView(id, record, None if waits_ms is None else waits_ms / 1000, report)
+
+
+def ask_stacks(session: Session, id: str) -> None:
+    """Ask a worker process for its stacks; raise ConfigurationError when none of that id is alive."""
+    if worker_view(session, id).record is None:
+        raise ConfigurationError(
+            f"worker {id} has said nothing for 15 s: it is dead, or a handler holds its interpreter"
+        )
+    session.run_all(stacks.request(id))
+
+
+def stacks_of(session: Session, ids: Collection[str], for_seconds: float) -> dict[str, StackReport]:
+    """Ask worker processes for their stacks and wait for them; return those that came within the time, by worker."""
+    session.run_all([one for id in ids for one in stacks.request(id)])
+    found: dict[str, StackReport] = {}
+    until = time.monotonic() + for_seconds
+    while waiting := [id for id in ids if id not in found]:
+        reports = session.run_all([one for id in waiting for one in stacks.look(id)])[1::3]
+        found |= {id: report for id, report in zip(waiting, reports, strict=True) if report is not None}
+        if time.monotonic() >= until:
+            break
+        time.sleep(STACK_LOOK_SECONDS)
+    return found
 
 
 def workers_alive(session: Session) -> list[Worker]:

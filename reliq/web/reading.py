@@ -10,6 +10,7 @@ from reliq.admin.story import story_of
 from reliq.admin.workers import running_in
 from reliq.errors import ConfigurationError
 from reliq.message import DEATH_REASONS
+from reliq.roster import BEAT_SECONDS
 from reliq.web.access import Access, Visitor
 from reliq.web.redact import redacted
 from reliq.web.visit import Fields, Refusal, Visit
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from reliq.admin import Failure, QueueView
     from reliq.web.desk import Desk, Now
     from reliq.web.live import Part
+
+#: A worker that has not taken a request for its stacks after two of its beats does not answer.
+SILENT_SECONDS = 2 * BEAT_SECONDS
 
 
 def queues(visit: Visit) -> Response:
@@ -37,6 +41,11 @@ def queue(visit: Visit) -> Response:
 def workers(visit: Visit) -> Response:
     """Show who is alive, and what runs where."""
     return visit.page("workers.html", **_workers(visit, visit.desk.last.get()))
+
+
+def worker(visit: Visit) -> Response:
+    """Show one worker process, and where its handlers stood when somebody asked."""
+    return visit.page("worker.html", **_worker(visit))
 
 
 def work(visit: Visit) -> Response:
@@ -154,6 +163,10 @@ def _workers(_visit: Visit, now: Now) -> dict[str, Any]:
     return {"workers": now.overview.workers}
 
 
+def _worker(visit: Visit, _now: Now | None = None) -> dict[str, Any]:
+    return {"worker": visit.admin.worker(visit.path["id"]), "silent_seconds": SILENT_SECONDS}
+
+
 def _work(visit: Visit, _now: Now | None = None) -> dict[str, Any]:
     found = visit.desk.works.get(visit.path["id"])
     if found is None:
@@ -166,6 +179,7 @@ LIVE: Mapping[str, Callable[[Visit, Now], dict[str, Any]]] = {
     "queues": _queues,
     "queue": _queue,
     "workers": _workers,
+    "worker": _worker,
     "work": _work,
 }
 

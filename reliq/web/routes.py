@@ -42,6 +42,7 @@ PAGES = (
     WebPage("work", "/progress/{id}", Access.READ, reading.work),
     WebPage("works", "/progress", Access.READ, reading.works),
     WebPage("workers", "/workers", Access.READ, reading.workers),
+    WebPage("worker", "/workers/{id}", Access.READ, reading.worker),
     WebPage("account", "/account", Access.READ, reading.account),
     WebPage("doctor", "/doctor", Access.READ, reading.doctor),
     WebPage("check", "/queues/{queue}/check", Access.READ, writing.check, "POST"),
@@ -52,6 +53,7 @@ PAGES = (
     WebPage("reschedule", "/queues/{queue}/reschedule", Access.WRITE, writing.reschedule, "POST"),
     WebPage("redrive", "/queues/{queue}/dead/redrive", Access.WRITE, writing.redrive, "POST"),
     WebPage("delete", "/queues/{queue}/dead/delete", Access.WRITE, writing.delete, "POST"),
+    WebPage("stacks", "/workers/{id}/stacks", Access.WRITE, writing.stacks, "POST"),
     WebPage("stop", "/progress/{id}/stop", Access.WRITE, writing.stop, "POST"),
 )
 #: The addresses that the application answers itself: the stream, and those that need no access.

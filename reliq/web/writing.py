@@ -117,6 +117,14 @@ def check(visit: Visit) -> Response:
     return _begin(visit, "check", None, run)
 
 
+def stacks(visit: Visit) -> Response:
+    """Ask a worker process for the stacks of its handlers."""
+    id = visit.path["id"]
+    visit.admin.ask_stacks(id)
+    note(visit, "asked for the stacks of", f"worker {id}")
+    return visit.go("worker", id=id, said="asked")
+
+
 def stop(visit: Visit) -> Response:
     """Have a work stop after its step."""
     stopped = visit.desk.works.stop(visit.path["id"])

@@ -27,6 +27,7 @@ from reliq.worker.renewer import Renewer
 from reliq.worker.runner import Runner, ThreadExecutor
 from reliq.worker.scheduler import Scheduler
 from reliq.worker.settler import Settler
+from reliq.worker.stack_report import stack_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
     from reliq.handlers.job import Job
     from reliq.settings import WorkerSettings
+    from reliq.stacks import StackReport
     from reliq.transport.connection import Connection
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.failures import ErrorHook
@@ -80,7 +82,7 @@ class Engine:
         self._lifespan = Lifespan(lifespan, self._tasks)
         self._renewer = renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.overran)
         self._scheduler = Scheduler(client, handlers, self._collect_soon, renewer.is_behind)
-        self._heartbeat = heartbeat = Heartbeat(client, handlers, inflight, lambda: self.last_claim_at)
+        self._heartbeat = heartbeat = Heartbeat(client, handlers, inflight, lambda: self.last_claim_at, self._stacks)
         self._fetcher = Fetcher(client, handlers, inflight, self._scheduler, threads.submit, settle, heartbeat.soon)
         self._drained = Drained(client, handlers, inflight)
         self._loops = self._make_loops(observers)
@@ -198,7 +200,7 @@ class Engine:
             "fetcher": self._fetcher.step,
         }
         loops = {name: Loop(name, step, observers, self._scheduler.spare_all) for name, step in steps.items()}
-        self._scheduler.wake = loops["scheduler"].wake
+        self._scheduler.wake, self._heartbeat.wake = loops["scheduler"].wake, loops["heartbeat"].wake
         return loops
 
     def _end_loops(self) -> None:
@@ -212,6 +214,9 @@ class Engine:
 
     def _collect_soon(self) -> None:
         self._loops["janitor"].wake()
+
+    def _stacks(self) -> StackReport:
+        return stack_report(self.inflight.runs(), self._tasks.thread_id)
 
     def _poke(self) -> None:
         self._fetcher.poke()

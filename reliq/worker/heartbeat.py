@@ -1,4 +1,4 @@
-"""One record of this process in Redis, which expires when the process is killed."""
+"""One record of this process in Redis, which expires when the process is killed, and its stacks when they are asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from reliq import commands
+from reliq import commands, stacks
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.ids import token
 from reliq.roster import BEAT_SECONDS, SLOTS_LIMIT, Slot, Worker
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from reliq.call import Command
     from reliq.client.client import Client
     from reliq.handlers.handler import Handler
+    from reliq.stacks import StackReport
     from reliq.worker.delivery import HandlerCall
     from reliq.worker.inflight import Inflight
 
@@ -30,30 +31,43 @@ EARLY_SECONDS = 1.0
 
 class Heartbeat:
     """
-    Writes this process' record, and takes it away at a clean stop.
+    Writes this process' record, and takes it away at a clean stop; a request for stacks is taken along with it.
 
     Args:
         last_claim_at: says when the last claim round was completed, by the monotonic clock.
+        report: says where the handlers stand.
+
+    Attributes:
+        wake: lets the next step begin now.
     """
 
     def __init__(
-        self, client: Client, handlers: Sequence[Handler], inflight: Inflight, last_claim_at: Callable[[], float]
+        self,
+        client: Client,
+        handlers: Sequence[Handler],
+        inflight: Inflight,
+        last_claim_at: Callable[[], float],
+        report: Callable[[], StackReport],
     ) -> None:
-        self._client, self._inflight, self._last_claim_at = client, inflight, last_claim_at
+        self._client, self._inflight, self._last_claim_at, self._report = client, inflight, last_claim_at, report
+        self.wake: Callable[[], None] = lambda: None
+        self._asked = self._told = 0  # how many requests were taken, and which was the last that has its answer
         self._queues = tuple(handler.queue.name for handler in handlers)
         self._id, self._host, self._version = token(), socket.gethostname(), version("reliq")
         self._started = time.time()
         self._beat_at = float("-inf")
 
     def step(self) -> float:
-        """Write the record if it is time; return the wait until it is. Where Redis refuses it, the work goes on without."""
+        """Write what is asked for and due; return the wait until it is. Where Redis refuses it, the work goes on without."""
+        if self._told < self._asked:
+            asked = self._asked
+            self._run([stacks.write_report(self._id, self._report())])
+            self._told = asked
         rest = self._beat_at + BEAT_SECONDS - time.monotonic()
         if rest > 0:
             return rest
         began = time.monotonic()
-        for answer in self._client.run_all([*commands.write_worker(self._record())]):
-            if isinstance(answer, RedisUnavailableError):
-                raise answer
+        self._run(self._beat())
         self._beat_at = began  # what failed is written again as soon as Redis is back
         return BEAT_SECONDS
 
@@ -62,12 +76,25 @@ class Heartbeat:
         if self._beat_at + BEAT_SECONDS - EARLY_SECONDS > time.monotonic():
             return []
         self._beat_at = time.monotonic()
-        return commands.write_worker(self._record())
+        return self._beat()
 
     def leave(self) -> None:
         """Take the record away."""
         with suppress(ReliqError):
             self._client.run_all([*commands.remove_worker(self._id)])
+
+    def _beat(self) -> list[Command[None]]:
+        return [*commands.write_worker(self._record()), stacks.take_request(self._id, self._note_request)]
+
+    def _note_request(self) -> None:
+        self._asked += 1
+        self.wake()
+
+    def _run(self, requests: Sequence[Command[None]]) -> None:
+        """Make requests; raise when Redis is away."""
+        for answer in self._client.run_all(requests):
+            if isinstance(answer, RedisUnavailableError):
+                raise answer
 
     def _record(self) -> Worker:
         running = sorted(self._inflight.runs(), key=lambda run: run.started_at)

@@ -4,7 +4,7 @@ import json
 import time
 import unicodedata
 
-from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, worker_key
+from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, stacks_key, worker_key
 
 #: What a terminal obeys, hides, or shows elsewhere; what rich reads as more than text; what is no UTF-8.
 TEXTS = [
@@ -131,11 +131,18 @@ def _beside(many, keys, ids):
     for at, text in enumerate(TEXTS):
         many.set(worker_key(f"w{at}"), _record(text, ids[at], keys.name))
         many.zadd(WORKERS_KEY, {f"w{at}": at, text: at})
+        many.set(stacks_key(f"w{at}"), _report(text, ids[at], keys.name))
     for at, record in enumerate((b"[" * 5000, b"\xff", b'{"pid":' + b"9" * 400)):
         many.set(worker_key(f"x{at}"), record)
         many.zadd(WORKERS_KEY, {f"x{at}": at})
     many.rpush(worker_key("list"), "x")
     many.zadd(WORKERS_KEY, {"list": 1})
+
+
+def _report(text, id, queue):
+    said = text.decode("utf-8", "replace")
+    stack = {"queue": queue, "id": id.decode("utf-8", "replace"), "frames": [said, said * 2]}
+    return json.dumps({"at": 0.0, "stacks": [stack, {"queue": said, "id": said, "frames": []}], "left_out": 10**9})
 
 
 def _record(text, id, queue):

@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings, commands
 from reliq.admin import Admin
@@ -269,6 +270,31 @@ def test_running_tells_what_a_real_worker_runs(command, busy, queue):
     (row,) = rows
     assert (row["queue"], row["id"], row["attempt"]) == ("q", "stays", 1)
     assert row["seconds"] >= 0
+
+
+def test_running_tells_where_each_handler_stands(command, busy, queue, monkeypatch):
+    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
+    busy._beat_at = 0.0
+    busy.wake()
+    eventually(lambda: command("running", "q", "--json").json, "its record says that it runs")
+
+    told = command("running", "q", "--stacks").out
+
+    assert re.search(r"^stays in .*:\d+\n  /.*test_queues_command.py:\d+ busy.<locals>.stay$", told, re.MULTILINE)
+    (row,) = command("running", "q", "--stacks", "--json").json
+    assert row["stack"][0].endswith("busy.<locals>.stay")
+
+
+def test_running_says_which_process_tells_no_stack_and_which_handler_has_ended(
+    command, alive, queue, client, monkeypatch
+):
+    monkeypatch.setattr("reliq.admin.workers.STACK_LOOK_SECONDS", 0)
+    monkeypatch.setattr("reliq.cli.running.STACK_SECONDS", 0)
+    queue.publish({})
+    alive("w1", running=(Slot("q", "held", 1, time.time()),))
+
+    assert "no answer: a handler holds the interpreter" in command("running", "q", "--stacks").out
+    assert command("running", "q", "--stacks", "--json").json[0]["stack"] is None
 
 
 def test_nothing_runs(command, queue):

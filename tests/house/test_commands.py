@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from reliq import commands, minutes, shardmap
+from reliq import commands, minutes, shardmap, stacks
 from reliq import keys as key_names
 from reliq.admin import queries, queue_queries, server
 from reliq.admin.places import PLACES, TYPES
-from reliq.keys import Keys, worker_key
+from reliq.keys import Keys, stack_request_key, stacks_key, worker_key
 from reliq.lua import script
 from reliq.message import Pause
 from reliq.rights import USES
@@ -19,7 +19,7 @@ from reliq.roster import Worker
 from reliq.settings import Durability
 
 PACKAGE = Path(commands.__file__).parent
-MODULES = (commands, minutes, shardmap, queries, queue_queries, server)
+MODULES = (commands, minutes, shardmap, stacks, queries, queue_queries, server)
 FUNCTIONS = [
     function
     for module in MODULES
@@ -33,6 +33,7 @@ GIVEN = {
     "after": ("", "1-0"),
     "any_key": ("elsewhere",),
     "any_keys": (["elsewhere"],),
+    "asked": (list,),
     "at": (0,),
     "before": ("+",),
     "count": (2,),
@@ -64,6 +65,7 @@ GIVEN = {
     "pause": (Pause("me", 1.0, "why"),),
     "poke": (KEYS.lane("w.poke"),),
     "queues": ([KEYS],),
+    "report": (stacks.StackReport(1.0, ()),),
     "score": (1.5,),
     "script": (script("ack"),),
     "section": ("server",),
@@ -96,6 +98,7 @@ def spelled():
     fixed = {name: getattr(KEYS, name) for name in Keys.__slots__ if not name.startswith("_")}
     keys = {spelled: name for name, spelled in fixed.items() if isinstance(spelled, str) and name != "name"}
     keys |= {KEYS.msg("a"): "msg", KEYS.dedup("a"): "dedup", KEYS.lane("w.poke"): "lane", worker_key("a"): "worker_key"}
+    keys |= {stack_request_key("a"): "stack_request_key", stacks_key("a"): "stacks_key"}
     keys |= {KEYS.aside(name, 1): "aside" for name in TYPES}
     return keys | {value: name for name, value in vars(key_names).items() if name.endswith("_KEY")}
 

@@ -18,6 +18,7 @@ LAYERS = {
         "commands",
         "minutes",
         "shardmap",
+        "stacks",
         "ids",
         "transport",
     },
@@ -36,7 +37,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in 
 LAYERS_LIMIT = 14
 #: Parts that only compute: no Redis, clock, thread, chance or log.
 PURE = {"errors", "events", "extras", "foreign", "message", "text", "lua", "keys", "wireformat", "codec", "call"}
-PURE |= {"failure_note", "minutes", "hashtags", "shardmap"}
+PURE |= {"failure_note", "minutes", "hashtags", "shardmap", "stacks"}
 PURE |= {"answers", "retry", "rights", "roster", "settings", "replies", "transitions", "commands"}
 OUTSIDE = {"redis", "time", "threading", "random", "logging", "socket", "asyncio", "os", "subprocess", "secrets"}
 #: `python -m reliq.x` begins another process, which imports for itself: a text behind `-m` is no import.

@@ -1,10 +1,13 @@
 """A page for each test, and queues with something in them."""
 
+import time
+
 import pytest
 from site_page import site_of
 from waiting import eventually
 
-from reliq import Admin, Consumer, Queue, WorkerSettings
+from reliq import Admin, Consumer, Queue, WorkerSettings, commands
+from reliq.roster import Worker
 from reliq.web import Access
 
 
@@ -39,6 +42,18 @@ def orders(url):
     queue = Queue("orders", dict, url=url)
     queue.publish({"n": 1}, id="x")
     return queue
+
+
+@pytest.fixture
+def alive(client):
+    """Write the record of a worker process, as it would."""
+
+    def write(id):
+        now = time.time()
+        for beat in commands.write_worker(Worker(id, "shop", 7, "1.2", ("orders",), 4, 0, now, now, now)):
+            client.execute_command(*beat.command)
+
+    return write
 
 
 @pytest.fixture

@@ -49,7 +49,8 @@ def test_every_address_asks_who_one_is_and_what_one_may(orders, levels):
     assert (orders.counts(), orders.counts().paused) == (before, False)
 
 
-def test_with_access_every_address_does_what_it_says(orders, levels):
+def test_with_access_every_address_does_what_it_says(orders, levels, alive):
+    alive("none")
     client = levels.client(**OURS, X_Level="WRITE")
     statuses = {page.name: asked(client, page).status_code for page in PAGES}
 

@@ -18,8 +18,9 @@ HOSTILE = "<script>alert(1)</script>\x1b]0;x\x07\u202e"
 
 
 @pytest.fixture
-def told(url, fail):
+def told(url, fail, alive):
     """A queue whose messages in each state carry the canaries."""
+    alive("w")
     queue = Queue("orders", str, url=url, retries=0)
     carried = {"body": "canary-body", "headers": {"tenant": "canary-header"}}
     queue.publish(**carried, id="dead")
@@ -39,7 +40,7 @@ def pages_of(client, **query):
             ids = ("dead", "failed", "pending", "ready") if page.name == "message" else (None,)
             for state in states:
                 for id in ids:
-                    path = page.path.replace("{queue}", "orders").replace("{state}", state)
+                    path = page.path.replace("{queue}", "orders").replace("{state}", state).replace("{id}", "w")
                     answer = client.get(path, params=query | ({"id": id} if id else {}))
                     assert answer.status_code == 200, (path, answer.text)
                     yield answer.text

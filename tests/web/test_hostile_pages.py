@@ -7,10 +7,10 @@ import pytest
 from reliq import Queue
 from reliq.web.access import Access
 from reliq.web.routes import PAGES
-from tests.admin.hostile import complaints, spoil
+from tests.admin.hostile import TEXTS, complaints, spoil
 
 #: What stands for each part of an address.
-PARTS = {"queue": "q", "state": "ready", "id": "1"}
+PARTS = {"queue": "q", "state": "ready", "id": "w1"}
 #: Pages that anybody may ask who looks.
 LOOKS = [page for page in PAGES if page.needs == Access.READ and page.method == "GET" and page.name != "work"]
 STATES = ("pending", "ready", "unack", "retry", "garbage")
@@ -27,6 +27,8 @@ def addresses(page, ids):
         return [(page.path.format(queue="q", state=state), {}) for state in STATES]
     if page.name == "message":
         return [(page.path.format(queue="q"), {"id": id.decode("utf-8", "replace")}) for id in ids[:60]]
+    if page.name == "worker":
+        return [(page.path.format(id=f"w{at}"), {}) for at in range(len(TEXTS))]
     return [(page.path.format(**PARTS), {})]
 
 

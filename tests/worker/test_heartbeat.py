@@ -7,10 +7,11 @@ import time
 
 import pytest
 
-from reliq import Queue, commands
-from reliq.errors import RedisUnavailableError
+from reliq import Queue, commands, stacks
+from reliq.errors import RedisRefusedError, RedisUnavailableError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Layout
 from reliq.roster import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT
+from reliq.stacks import StackReport
 from reliq.worker.fetcher import POLL_SECONDS, Fetcher
 from reliq.worker.heartbeat import Heartbeat
 from reliq.worker.inflight import Inflight
@@ -46,12 +47,16 @@ def workers(caller):
     return look
 
 
+def no_stacks():
+    return StackReport(0.0, ())
+
+
 @pytest.fixture
 def heartbeat(caller, start):
     """A heartbeat beside an engine's own, whose steps the test makes."""
 
     def make(engine):
-        return Heartbeat(caller, engine._handlers, engine.inflight, lambda: engine.last_claim_at)
+        return Heartbeat(caller, engine._handlers, engine.inflight, lambda: engine.last_claim_at, no_stacks)
 
     return make
 
@@ -187,7 +192,7 @@ def test_the_record_of_an_idle_worker_goes_along_with_its_wait(consumer, queue, 
     monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", NEVER_SECONDS)  # however slow this machine is
     consumer.handler(queue)(lambda body: None)
     inflight = Inflight(consumer.handlers, 16)
-    beat = Heartbeat(caller, consumer.handlers, inflight, time.monotonic)
+    beat = Heartbeat(caller, consumer.handlers, inflight, time.monotonic, no_stacks)
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     settle = lambda deliveries, outcome: None  # noqa: E731
     fetcher = Fetcher(caller, consumer.handlers, inflight, scheduler, lambda deliveries: None, settle, beat.soon)
@@ -203,6 +208,36 @@ def test_the_record_of_an_idle_worker_goes_along_with_its_wait(consumer, queue, 
     assert beat.soon() == []
 
 
+def test_a_request_for_stacks_goes_along_with_the_wait_of_an_idle_worker(consumer, queue, caller, client):
+    consumer.handler(queue)(lambda body: None)
+    woken = []
+    beat = Heartbeat(caller, consumer.handlers, Inflight(consumer.handlers, 16), time.monotonic, no_stacks)
+    beat.wake = lambda: woken.append("heartbeat")
+    caller.run_all(stacks.request(beat._id))
+
+    caller.run_all(beat.soon())  # as the fetcher does, which reads no answer of these
+
+    assert woken == ["heartbeat"]
+    assert client.keys("reliq:stack*") == []
+    beat.step()
+    assert client.keys("reliq:stack*") == [f"reliq:stacks:{beat._id}".encode()]
+
+
+def test_where_redis_refuses_to_tell_of_requests_the_record_is_written_all_the_same(consumer, queue, caller, workers):
+    class OlderRule:
+        def run_all(self, requests):
+            answers = caller.run_all(requests)
+            return [
+                RedisRefusedError("no permission") if one.command[0] == "GETDEL" else answer
+                for one, answer in zip(requests, answers, strict=True)
+            ]
+
+    beat = Heartbeat(OlderRule(), consumer.handlers, Inflight(consumer.handlers, 16), time.monotonic, no_stacks)
+
+    assert beat.step() == BEAT_SECONDS
+    assert [one.id for one in workers()] == [beat._id]
+
+
 def test_a_record_that_redis_could_not_take_is_written_as_soon_as_it_can(consumer, queue, caller, workers):
     consumer.handler(queue)(lambda body: None)
 
@@ -213,7 +248,7 @@ def test_a_record_that_redis_could_not_take_is_written_as_soon_as_it_can(consume
             self.trips += 1
             return [RedisUnavailableError("away")] * len(requests) if self.trips == 1 else caller.run_all(requests)
 
-    beat = Heartbeat(AwayOnce(), consumer.handlers, Inflight(consumer.handlers, 16), time.monotonic)
+    beat = Heartbeat(AwayOnce(), consumer.handlers, Inflight(consumer.handlers, 16), time.monotonic, no_stacks)
     with pytest.raises(RedisUnavailableError):
         beat.step()
 

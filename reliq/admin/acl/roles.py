@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from reliq import commands, minutes, shardmap
+from reliq import commands, minutes, shardmap, stacks
 from reliq.admin import queries, queue_queries, server
 from reliq.admin.fsck.ids import CHECK
 from reliq.lua import script
@@ -15,8 +15,52 @@ if TYPE_CHECKING:
 
     from reliq.lua import Script, Use
 
-Role = Literal["producer", "consumer", "operator", "exporter"]
+Role = Literal["producer", "consumer", "operator", "viewer", "exporter"]
 ROLES: tuple[Role, ...] = get_args(Role)
+
+#: Commands that change nothing.
+ONLY_READ = frozenset(
+    {
+        "EXISTS",
+        "GET",
+        "GETRANGE",
+        "HEXISTS",
+        "HGET",
+        "HGETALL",
+        "HKEYS",
+        "HLEN",
+        "HMGET",
+        "HSCAN",
+        "LINDEX",
+        "LLEN",
+        "LPOS",
+        "LRANGE",
+        "MGET",
+        "PTTL",
+        "SCARD",
+        "SISMEMBER",
+        "SMISMEMBER",
+        "SRANDMEMBER",
+        "SSCAN",
+        "STRLEN",
+        "TTL",
+        "TYPE",
+        "XLEN",
+        "XRANGE",
+        "XREVRANGE",
+        "ZCARD",
+        "ZCOUNT",
+        "ZMSCORE",
+        "ZRANDMEMBER",
+        "ZREVRANGE",
+        "HRANDFIELD",
+        "ZRANGE",
+        "ZRANGEBYSCORE",
+        "ZRANK",
+        "ZSCAN",
+        "ZSCORE",
+    }
+)
 
 _TRANSITIONS: dict[Role, tuple[str, ...]] = {
     "producer": ("publish",),
@@ -25,10 +69,19 @@ _TRANSITIONS: dict[Role, tuple[str, ...]] = {
         *("promote", "reclaim", "release", "snooze", "tidy"),
     ),
     "operator": ("cancel", "counts", "forget", "publish", "purge", "redrive", "reschedule"),
+    "viewer": ("counts",),
     "exporter": ("counts",),
 }
 SCRIPTS: dict[Role, tuple[Script, ...]] = {role: tuple(map(script, names)) for role, names in _TRANSITIONS.items()}
 SCRIPTS["operator"] += (CHECK,)
+SCRIPTS["viewer"] += (CHECK,)
+
+
+def _reads(use: Use) -> bool:
+    """Say whether a command changes nothing; what a role makes without a key never does."""
+    command, key = use
+    return command in ONLY_READ or not key
+
 
 _TO_PUBLISH = (commands.register, shardmap.shard_map)
 _TO_LOOK = (
@@ -45,7 +98,7 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
         *(commands.wake_token, commands.wake_token_at_once, commands.first_wake_token, commands.push_wake_token),
         *(commands.poke, commands.drop_watch),
         *(commands.register, commands.write_worker, commands.remove_worker),
-        *(*_TO_LOOK, minutes.noted, minutes.note),
+        *(*_TO_LOOK, minutes.noted, minutes.note, stacks.take_request, stacks.write_report),
     ),
     "operator": (
         *(*_TO_PUBLISH, *_TO_LOOK),
@@ -53,13 +106,16 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
         *(commands.pause, commands.paused, commands.unpause, commands.push_wake_token),
         *(commands.worker_ids, commands.worker_records),
         *(made for made in USES if made.__module__ in (queries.__name__, queue_queries.__name__)),
-        *(server.keys_scanned, server.type_of_key, minutes.noted),
+        *(server.keys_scanned, server.type_of_key, minutes.noted, stacks.request, stacks.look),
     ),
     "exporter": _TO_LOOK,
 }
+COMMANDS["viewer"] = tuple(made for made in COMMANDS["operator"] if all(map(_reads, USES[made])))
 
 
 def uses_of(role: Role) -> set[Use]:
     """Return every command that a role runs, in scripts or alone, with the name of its key."""
     alone = {use for made in COMMANDS[role] for use in USES[made]}
-    return alone | {use for one in SCRIPTS[role] for use in one.uses}
+    in_scripts = {use for one in SCRIPTS[role] for use in one.uses}
+    # The script `check` looks, and mends only for an operator who says so.
+    return alone | (set(filter(_reads, in_scripts)) if role == "viewer" else in_scripts)

@@ -12,9 +12,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reliq.admin.acl.roles import ROLES, SCRIPTS, uses_of
+from reliq.admin.acl.roles import ONLY_READ, ROLES, SCRIPTS, uses_of
 from reliq.errors import ConfigurationError
-from reliq.keys import QUEUES_KEY, WORKERS_KEY, pattern, worker_key
+from reliq.keys import QUEUES_KEY, WORKERS_KEY, pattern, stack_request_key, stacks_key, worker_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -26,50 +26,14 @@ if TYPE_CHECKING:
 #: Keys of a queue that there is one of for each message, call or fault.
 FAMILIES = frozenset({"msg", "dedup", "lane", "aside"})
 #: Keys that belong to no queue, by the name that `reliq.keys` gives them; as patterns.
-SHARED_KEYS = {"QUEUES_KEY": QUEUES_KEY, "WORKERS_KEY": WORKERS_KEY, "worker_key": worker_key("*")}
-#: From 7.0 on, rights on keys are by what a command does with them; what is in neither may do both.
-ONLY_READ = frozenset(
-    {
-        "EXISTS",
-        "GET",
-        "GETRANGE",
-        "HEXISTS",
-        "HGET",
-        "HGETALL",
-        "HKEYS",
-        "HLEN",
-        "HMGET",
-        "HSCAN",
-        "LINDEX",
-        "LLEN",
-        "LPOS",
-        "LRANGE",
-        "MGET",
-        "PTTL",
-        "SCARD",
-        "SISMEMBER",
-        "SMISMEMBER",
-        "SRANDMEMBER",
-        "SSCAN",
-        "STRLEN",
-        "TTL",
-        "TYPE",
-        "XLEN",
-        "XRANGE",
-        "XREVRANGE",
-        "ZCARD",
-        "ZCOUNT",
-        "ZMSCORE",
-        "ZRANDMEMBER",
-        "ZREVRANGE",
-        "HRANDFIELD",
-        "ZRANGE",
-        "ZRANGEBYSCORE",
-        "ZRANK",
-        "ZSCAN",
-        "ZSCORE",
-    }
-)
+SHARED_KEYS = {
+    "QUEUES_KEY": QUEUES_KEY,
+    "WORKERS_KEY": WORKERS_KEY,
+    "worker_key": worker_key("*"),
+    "stack_request_key": stack_request_key("*"),
+    "stacks_key": stacks_key("*"),
+}
+#: From 7.0 on, rights on keys are by what a command does with them: what is neither here nor in ONLY_READ may do both.
 ONLY_WRITE = frozenset(
     {
         "DEL",

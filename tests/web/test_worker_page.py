@@ -1,0 +1,98 @@
+"""A worker's page: what it runs, and where its handlers stand when somebody who may write asks."""
+
+import html
+
+import pytest
+from site_page import EVERYTHING, site_of
+from streams import events_of
+
+from reliq.keys import stack_request_key, stacks_key, worker_key
+from reliq.stacks import REQUEST_MS, HandlerStack, StackReport, write_report
+
+FRAME = "/srv/shop/<jobs>.py:31 pay.<locals>.charge"
+
+
+@pytest.fixture
+def tell(client):
+    """Write the stacks of a worker, as its process would."""
+
+    def write(id, *stacks, left_out=0):
+        client.execute_command(*write_report(id, StackReport(1_795_336_800.0, stacks, left_out)).command)
+
+    return write
+
+
+def said_by(site, id="w"):
+    answer = site.program().get(f"/workers/{id}")
+    assert answer.status_code == 200
+    return html.unescape(answer.text)
+
+
+def test_a_request_waits_for_its_worker_until_that_has_had_the_time_to_answer(orders, alive, client, site, caplog):
+    caplog.set_level("INFO", "reliq")
+    alive("w")
+    assert "Nobody has asked" in said_by(site)
+
+    answer = site.browser().post("/workers/w/stacks")
+
+    assert (answer.status_code, answer.headers["location"]) == (303, "/workers/w?said=asked")
+    assert "it answers within 5 seconds" in said_by(site)
+    assert "alice at 127.0.0.1 asked for the stacks of worker w" in caplog.messages
+    client.pexpire(stack_request_key("w"), REQUEST_MS - 11_000)
+    assert "No answer for 11s: a handler holds the interpreter" in said_by(site)
+
+
+def test_stacks_are_shown_when_they_have_come_to_who_only_looks_too(orders, alive, tell, site, lookers):
+    alive("w")
+    tell("w", HandlerStack("", "", ("/usr/lib/asyncio.py:1 run",)), HandlerStack("orders", "x<y", (FRAME,)), left_out=1)
+
+    assert f'\n<pre tabindex="0">{FRAME}' in said_by(site)
+    assert "1 more handler not told" in said_by(site)
+    page = lookers.program().get("/workers/w").text
+    assert html.escape(FRAME) in page
+    assert FRAME not in page
+    assert "/workers/w/stacks" not in page
+    assert lookers.browser().post("/workers/w/stacks").status_code == 403
+    [_, event] = events_of(site, "/stream?page=worker&id=w", 2)
+    assert html.escape(FRAME) in event.data
+
+
+def test_a_worker_that_is_silent_or_unknown_has_a_page_that_says_so(orders, alive, client, site):
+    alive("w")
+    client.delete(worker_key("w"))
+
+    assert "said nothing for 15 seconds" in said_by(site)
+    assert site.browser().post("/workers/w/stacks").status_code == 400
+    assert site.program().get("/workers/nobody").status_code == 404
+    assert site.browser().post("/workers/nobody/stacks").status_code == 400
+    assert client.exists(stack_request_key("w"), stack_request_key("nobody"), stacks_key("w")) == 0
+
+
+def test_the_pages_of_who_only_looks_need_no_more_of_redis_than_a_viewer_has(orders, alive, admin, client, url):
+
+    alive("w")
+    rule = admin.acl(["viewer"], ["orders"], user="looks")
+    client.execute_command("ACL", "SETUSER", "looks", "reset", *rule.rules, "on", ">secret")
+    try:
+        with site_of(url.replace("redis://", "redis://looks:secret@"), grants=EVERYTHING) as site:
+            program = site.program()
+            paths = [
+                "/",
+                "/queues/orders",
+                "/queues/orders/messages/ready?bodies=1",
+                "/queues/orders/dead",
+                "/workers/w",
+            ]
+            paths += ["/queues/orders/message?id=x&bodies=1", "/workers", "/account", "/doctor"]
+            looks = {path: program.get(path).status_code for path in paths}
+            before = {key: client.dump(key) for key in client.scan_iter()}
+            writes = {
+                page: program.post(page, data={"id": "x"}).status_code
+                for page in ("/queues/orders/pause", "/queues/orders/cancel", "/workers/w/stacks")
+            }
+    finally:
+        client.acl_deluser("looks")
+
+    assert looks == dict.fromkeys(paths, 200)
+    assert set(writes.values()) == {503}
+    assert {key: client.dump(key) for key in client.scan_iter()} == before

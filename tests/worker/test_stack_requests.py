@@ -1,0 +1,176 @@
+"""An operator asks through Redis where the handlers of a worker stand; it answers with places, and with no values."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+from waiting import eventually
+
+from reliq import ConfigurationError, commands, stacks
+from reliq.admin import Admin, Worker
+from reliq.keys import stack_request_key, stacks_key
+from reliq.worker import heartbeat, stack_report
+from reliq.worker.stack_report import REPORT_CHARACTERS, STACK_FRAMES
+
+
+@pytest.fixture(autouse=True)
+def beats_quickly(monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.05)
+
+
+@pytest.fixture
+def over():
+    """Let the handlers end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def admin(url):
+    admin = Admin(url)
+    yield admin
+    admin.close()
+
+
+@pytest.fixture
+def running(queue, consumer, start, over, caller, admin):
+    """Run a handler until it stands; return its worker's stacks, as asked for through Redis."""
+
+    def run(handler, body="CANARY in a body", **options):
+        consumer.handler(queue, **options)(handler)
+        queue.publish(body, id="m1", headers={"tenant": "CANARY in a header"})
+        start(concurrency=2)
+        eventually(lambda: any(one.busy for one in admin.workers()), "it runs")
+        [worker] = admin.workers()
+        eventually(stands.is_set, "it stands where it is to be seen")
+        return admin.stacks([worker.id], for_seconds=30)[worker.id]
+
+    stands = run.stands = threading.Event()
+    return run
+
+
+def names(stack):
+    return [frame.rpartition(" ")[2].rpartition(".")[2] for frame in stack.frames]
+
+
+def test_a_plain_handler_tells_its_calls_from_the_handler_on(running, over):
+    def pay(body):
+        card = "CANARY in a variable"
+        charge(card)
+
+    def charge(card):
+        running.stands.set()
+        over.wait(60)  # CANARY in a line of code
+
+    report = running(pay)
+
+    [stack] = report.stacks
+    assert (stack.queue, stack.id, report.left_out) == ("q", "m1", 0)
+    assert names(stack)[:2] == ["pay", "charge"]
+    assert all(frame.startswith("/") and ".py:" in frame for frame in stack.frames)
+    assert "CANARY" not in str(report)
+
+
+def test_a_coroutine_tells_what_it_awaits_and_the_thread_that_all_of_them_share(running, over):
+    async def pay(body):
+        await charge("CANARY in a variable")
+
+    async def charge(card):
+        running.stands.set()
+        await asyncio.to_thread(over.wait, 60)
+
+    report = running(pay)
+
+    loop, stack = report.stacks
+    assert loop.queue == ""
+    assert names(stack)[:2] == ["pay", "charge"]
+    assert "CANARY" not in str(report)
+
+
+def test_a_coroutine_that_blocks_the_loop_is_seen_in_its_thread(running, over):
+    async def pay(body):
+        running.stands.set()
+        over.wait(60)
+
+    loop = running(pay).stacks[0]
+
+    assert "pay" in names(loop)
+
+
+def test_a_deep_stack_tells_its_innermost_frames(running, over):
+    def dive(depth):
+        if depth:
+            dive(depth - 1)
+        else:
+            running.stands.set()
+            over.wait(60)
+
+    def pay(body):
+        dive(100)
+
+    [stack] = running(pay).stacks
+
+    assert len(stack.frames) == STACK_FRAMES
+    assert "dive" in names(stack)
+
+
+def test_a_report_has_a_bounded_size_and_says_what_it_left_out(running, over, monkeypatch):
+    monkeypatch.setattr(stack_report, "REPORT_CHARACTERS", 10)
+
+    def pay(body):
+        running.stands.set()
+        over.wait(60)
+
+    report = running(pay)
+
+    assert (report.stacks, report.left_out) == ((), 1)
+    assert REPORT_CHARACTERS < 64 * 1024
+
+
+def test_an_answer_ends_and_so_does_a_request_that_nobody_takes(running, over, client, caller):
+    def pay(body):
+        running.stands.set()
+        over.wait(60)
+
+    running(pay)
+    [id] = caller.run(commands.worker_ids())
+    caller.run_all(stacks.request("dead"))
+
+    assert client.exists(stack_request_key(id)) == 0
+    assert 0 < client.pttl(stacks_key(id)) <= stacks.REPORT_MS
+    assert 0 < client.pttl(stack_request_key("dead")) <= stacks.REQUEST_MS
+
+
+def test_without_a_request_a_beat_makes_one_command_more_and_no_answer(queue, consumer, start, client, admin):
+    consumer.handler(queue)(lambda body: None)
+    start()
+    eventually(lambda: client.info("commandstats").get("cmdstat_getdel", {}).get("calls", 0) > 3, "it beats")
+
+    [worker] = admin.workers()
+    assert admin.worker(worker.id).report is None
+    figures = client.info("commandstats")
+    assert abs(figures["cmdstat_getdel"]["calls"] - figures["cmdstat_zremrangebyscore"]["calls"]) <= 1
+
+
+def test_a_worker_that_is_silent_or_unknown_is_not_asked(admin, client, caller):
+    now = time.time()
+    caller.run_all(commands.write_worker(Worker("silent", "h", 1, "1", ("q",), 1, 0, now, now, now)))
+    client.delete("reliq:worker:silent")
+
+    assert admin.worker("silent").record is None
+    for id, why in (("silent", "said nothing for 15 s"), ("nobody", "no worker 'nobody' was alive")):
+        with pytest.raises(ConfigurationError, match=why):
+            admin.ask_stacks(id)
+
+
+def test_what_something_else_wrote_is_no_report(admin, client, caller):
+    now = time.time()
+    caller.run_all(commands.write_worker(Worker("w", "h", 1, "1", ("q",), 1, 0, now, now, now)))
+    for text in (b"\xff", b"[" * 5000, b'{"at":1e400,"stacks":[]}', b'{"at":-1,"stacks":[]}', b"{}"):
+        client.set(stacks_key("w"), text)
+        assert admin.worker("w").report is None
+    client.delete(stacks_key("w"))
+    client.rpush(stacks_key("w"), "a list")
+    assert admin.worker("w").report is None
