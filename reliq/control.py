@@ -6,7 +6,7 @@ import getpass
 import re
 import socket
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from reliq import commands, transitions
 from reliq.client.client import Clients
@@ -226,7 +226,7 @@ def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:
 
 def redriving(
     keys: Keys, settings: QueueSettings, letters: Sequence[Letter], delay: Duration
-) -> list[Call[list[Literal["redriven", "alive", "not_found"]]]]:
+) -> list[Call[list[transitions.RedriveStatus]]]:
     """Return the calls that publish dead letters again; raise ConfigurationError for what is none, or too many."""
     if not isinstance(letters, list | tuple) or not all(isinstance(one, Letter) for one in letters):
         raise ConfigurationError(

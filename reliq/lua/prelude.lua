@@ -24,7 +24,7 @@ local now_up, now_down = math.ceil(us / 1000), math.floor(us / 1000)
 
 local function arg(i, field) return ARGV[HEAD_ARGS + (i - 1) * TAIL_ARGS + field] end
 local function body(i) return KEYS[HEAD_KEYS + i] end
-local function mark(j) return KEYS[HEAD_KEYS + ITEMS + j] end
+local function mark(j) return KEYS[#KEYS - ITEMS + j] end
 
 -- Read a key; one of another type ends the script, by name, before it has written anything.
 local function read(command, key, ...)
@@ -183,6 +183,26 @@ local function recall()
   return last == number and answer or 'stale', kept
 end
 local function remember(answer, ttl_ms) redis.call('SET', lane, number .. ' ' .. answer, 'PX', ttl_ms) end
+
+-- Why a chosen id is not published, the i-th of the tail; `revive` when it is cancelled and still in a list.
+local function standing(i, id)
+  local ended = replace == '' and read('GET', mark(i))
+  if ended and ended ~= 'freed' then return ended == 'ended' and 'duplicate' or 'tombstoned' end
+  if read('SISMEMBER', garbage, id) == 1 then return 'duplicate' end
+  if read('HEXISTS', retries_left, id) == 0 then return nil end
+  local in_list = read('HGET', lease, id) == '!' and not read('ZSCORE', unack, id)
+  return in_list and 'revive' or 'duplicate'
+end
+
+-- What a shard answers who knows too early a map (when that `binds`) or would fill a closed shard, else nil; and
+-- whether the shard has yet to hear of this epoch. Who says none has nothing to ask: shard 0 is never closed.
+local function fence(binds)
+  if known == '' then return nil, false end
+  local text, mine = read('GET', epoch) or '', tonumber(known)
+  local least = tonumber(text:match('^%d+')) or 0
+  if mine > least then return nil, true end
+  return (text:find('closed') or (binds and mine < least)) and 'epoch ' .. text or nil, false
+end
 
 -- The ids of the tail; the indexes of receipts that hold; the ids whose message was cancelled (unless they count as
 -- any other), and those whose receipt no longer holds; and the state words. A receipt is LANE.NUMBER, and a place in

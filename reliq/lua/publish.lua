@@ -1,15 +1,17 @@
 -- publish: new -> ready, or pending when it is due later
 --
--- KEYS  lane? pending? ready? unack? retries_left lease? garbage? totals ends wake watch windows | msg dedup
--- ARGV  clock number at delay_ms ttl_ms retries prefix window replace | id value
+-- KEYS  lane? pending? ready? unack? retries_left lease? garbage? totals ends wake watch windows epoch | msg dedup
+-- ARGV  clock number at delay_ms ttl_ms retries prefix window replace known | id value
 -- Runs  lane:GET,PEXPIRE,SET pending:ZADD,ZCARD,ZRANGE ready:LLEN,LPUSH unack:ZSCORE retries_left:HEXISTS,HSET
 --       lease:HDEL,HGET,HLEN,HSET garbage:SISMEMBER totals:HINCRBY ends:XADD wake:LLEN,LPUSH watch:DEL windows:HSET
---       msg:SET dedup:DEL,GET
--- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for what was not published
+--       epoch:GET,SET msg:SET dedup:DEL,GET
+-- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for what was not published; `epoch N` or
+--          `epoch N closed` when the fence has published nothing
 -- Nothing to do: a repeated call number gets its first answer, a lower one `stale`.
 --
 -- `window` is set when the ids were chosen by the caller; only then are there dedup keys. `prefix` starts the
 -- header, which ends in `value`; it is empty for a bare body. The first write is a SET: at maxmemory it is refused.
+-- `known` is the epoch of the publisher's map; it is empty for generated ids in shard 0, which go there under any map.
 
 local answer = recall()
 if answer then
@@ -17,6 +19,9 @@ if answer then
   redis.call('PEXPIRE', lane, 600000)
   return answer
 end
+
+local refused, is_new = fence(window ~= '')
+if refused then return refused end
 
 local due = tonumber(at) and math.max(tonumber(at), 1e12) or (tonumber(delay_ms) > 0 and now_up + delay_ms or now_down)
 local later, chosen, due_text = due > now_down, window ~= '', string.format('%.0f', due)
@@ -27,17 +32,6 @@ read(later and 'ZCARD' or 'LLEN', later and pending or ready)
 
 if chosen then
   read('HLEN', lease)
-
-  -- Why a chosen id is not published; `revive` when it is cancelled and still in a list.
-  local function standing(i, id)
-    local ended = replace == '' and read('GET', mark(i))
-    if ended and ended ~= 'freed' then return ended == 'ended' and 'duplicate' or 'tombstoned' end
-    if read('SISMEMBER', garbage, id) == 1 then return 'duplicate' end
-    if read('HEXISTS', retries_left, id) == 0 then return nil end
-    local in_list = read('HGET', lease, id) == '!' and not read('ZSCORE', unack, id)
-    return in_list and 'revive' or 'duplicate'
-  end
-
   local seen = {}
   for i = 1, ITEMS do
     local id = arg(i, ID)
@@ -45,6 +39,7 @@ if chosen then
   end
 end
 
+if is_new then redis.call('SET', epoch, known) end
 answer = due_text
 for i = 1, ITEMS do
   local id, reason = arg(i, ID), reasons[i]

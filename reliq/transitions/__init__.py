@@ -19,12 +19,14 @@ from reliq.transitions.delivering import (
 from reliq.transitions.protocol import CallNumber
 from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
 from reliq.transitions.settling import Settled, ack, extend, failure, nack, release, snooze
+from reliq.transitions.sharding import AskStatus, ask, remap
 from reliq.transitions.upkeep import RedriveStatus, collect, counts, forget, purge, redrive, tidy
 
 __all__ = [
     "LEASE_DEATHS",
     "NOTHING_DUE",
     "NOT_WATCHING",
+    "AskStatus",
     "CallNumber",
     "ClaimAnswer",
     "PublishAnswer",
@@ -33,6 +35,7 @@ __all__ = [
     "Settled",
     "Suspects",
     "ack",
+    "ask",
     "cancel",
     "claim",
     "collect",
@@ -47,6 +50,7 @@ __all__ = [
     "reclaim",
     "redrive",
     "release",
+    "remap",
     "reschedule",
     "snooze",
     "tidy",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast, get_args
 
 from reliq import events
@@ -19,10 +20,16 @@ EARLIEST_MS = 10**12
 
 @dataclass(frozen=True, slots=True)
 class PublishAnswer:
-    """The due time in ms, and the index of each message that was not published, with why."""
+    """
+    The due time in ms, and the index of each message that was not published, with why.
+
+    Attributes:
+        is_stale: nothing was published, for the shard knows a later map, or is closed.
+    """
 
     due_ms: int
     refused: dict[int, PublishStatus]
+    is_stale: bool = False
 
 
 def publish(
@@ -37,6 +44,7 @@ def publish(
     window_ms: int | None = None,
     replace: bool = False,
     bare: bool = False,
+    epoch: int = 0,
     clock: int | None = None,
 ) -> Call[PublishAnswer]:
     """
@@ -47,6 +55,7 @@ def publish(
         call_number: a call that is made again under its number gets its first answer.
         window_ms: for how long each id stays taken after its end, when the caller chose the ids; else None.
         replace: whether an id may be published that is still taken after its end.
+        epoch: of the map by which the publisher has found the shard.
     """
     if len(items) > BATCH_LIMIT:
         bounded("items", items)
@@ -57,15 +66,13 @@ def publish(
     at: Arg = "" if at_ms is None else max(at_ms, EARLIEST_MS)
     args: list[Arg] = ["" if clock is None else clock, call_number.number, at, delay_ms, ttl_ms, retries]
     args += ["" if bare else ENVELOPE_START, "" if window_ms is None else window_ms, "1" if replace else ""]
+    args.append(epoch if (keys.shard or window_ms is not None) and not bare else "")
     for item in items:
         args += item
     lead = (keys.lane(call_number.lane), keys.pending, keys.ready, keys.unack, keys.retries_left, keys.lease)
-    rest = (keys.garbage, keys.totals, keys.ends, keys.wake, keys.watch, keys.windows)
+    rest = (keys.garbage, keys.totals, keys.ends, keys.wake, keys.watch, keys.windows, keys.epoch)
 
-    def happened(answer: PublishAnswer) -> Iterable[events.Event]:
-        return [events.Published(keys.name, tuple(id for i, id in enumerate(ids) if i not in answer.refused))]
-
-    return Call(script("publish"), (*lead, *rest, *tail_keys), args, _publish_answer, happened)
+    return Call(script("publish"), (*lead, *rest, *tail_keys), args, _publish_answer, partial(_published, keys, ids))
 
 
 def cancel(
@@ -108,10 +115,18 @@ def reschedule(
     )
 
 
+def _published(keys: Keys, ids: Sequence[str], answer: PublishAnswer) -> Iterable[events.Event]:
+    if answer.is_stale:
+        return []
+    return [events.Published(keys.name, tuple(id for i, id in enumerate(ids) if i not in answer.refused))]
+
+
 def _publish_answer(reply: bytes) -> PublishAnswer:
     if b" " not in reply:
         return PublishAnswer(int(reply), {})
     due, *refused = reply.decode().split(" ")
+    if due == "epoch":
+        return PublishAnswer(0, {}, is_stale=True)
     parts = [one.split(":") for one in refused]
     if not {why for _, why in parts} <= set(get_args(PublishStatus)):
         raise ValueError

@@ -12,7 +12,7 @@ from reliq.lua import script
 from reliq.message import Counts
 from reliq.transitions.protocol import bare_arg, bounded, clock_arg, once, texts, words
 
-RedriveStatus = Literal["redriven", "alive", "not_found"]
+RedriveStatus = Literal["redriven", "alive", "not_found", "stale"]
 #: The kinds of `Counts.totals`; other fields of the hash are nobody's, and may be many.
 TOTAL_KINDS = (
     *("published", "redriven", "acked", "dead", "expired", "cancelled", "purged", "promoted", "claimed", "nacked"),
@@ -46,15 +46,27 @@ def redrive(
     *,
     ttl_ms: int,
     delay_ms: int = 0,
+    epoch: int = 0,
     clock: int | None = None,
 ) -> Call[list[RedriveStatus]]:
-    """Publish dead letters again, each by the name of its letter, its id and its retries."""
+    """
+    Publish dead letters again, each by the name of its letter, its id and its retries.
+
+    All are `stale` when the shard knows a later map than that of `epoch`, or is closed.
+    """
     bounded("letters", letters)
     lead = (keys.dead, keys.pending, keys.ready, keys.retries_left, keys.garbage, keys.lease, keys.totals)
     return Call(
         script("redrive"),
-        (*lead, keys.wake, keys.watch, keys.windows, *(keys.msg(id) for _, id, _ in letters)),
-        (clock_arg(clock), bare_arg(keys), delay_ms, ttl_ms, *(part for letter in letters for part in letter)),
+        (*lead, keys.wake, keys.watch, keys.windows, keys.epoch, *(keys.msg(id) for _, id, _ in letters)),
+        (
+            clock_arg(clock),
+            bare_arg(keys),
+            delay_ms,
+            ttl_ms,
+            "" if keys.bare else epoch,
+            *(part for letter in letters for part in letter),
+        ),
         lambda reply: cast("list[RedriveStatus]", words(reply, letters, get_args(RedriveStatus))),
         lambda answer: [
             events.Redriven(

@@ -52,6 +52,7 @@ def stage(run, client, keys):
     by_id = {one.id: one for one in held}
     return {
         "ack": t.ack(keys, [(by_id["acked"], WINDOW_MS)], history=5, took_ms=[7], clock=LATER),
+        "ask": t.ask(keys, ["cancelled-running", "died", "ready", "unknown"], epoch=2, closing=True, clock=LATER),
         "cancel": t.cancel(keys, ["cancelled", "waiting", "ready", "extended", "unknown"], clock=LATER),
         "check": check_ids(keys, ["no-count"], part="both", wishes=wish, clock=LATER),
         "claim": t.claim(
@@ -85,6 +86,7 @@ def stage(run, client, keys):
         "reclaim": t.reclaim(keys, clock=LATER),
         "redrive": t.redrive(keys, letters, ttl_ms=1000, delay_ms=1, clock=LATER),
         "release": t.release(keys, [by_id["released"], by_id["cancelled-running"]], clock=LATER),
+        "remap": t.remap(keys, b"", b'{"epoch":1,"n":2,"was":1,"state":"growing"}', clock=LATER),
         "reschedule": t.reschedule(keys, ["moved", "waiting", "ready-too", "extended"], delay_ms=1, clock=LATER),
         "snooze": t.snooze(keys, [(by_id["snoozed"], 5), (by_id["cancelled-running"], 5)], clock=LATER),
         "tidy": t.tidy(keys, clock=micros(ms=-7_200_000)),

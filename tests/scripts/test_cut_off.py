@@ -21,7 +21,7 @@ STATES, LONG_STATES, STEPS = 6, 150, 40
 #: A claim takes so many in its hand, and puts those back that must wait.
 LIMIT = 4
 #: They only look, or write once; `check`, which acts on what is unsound, is made again where one of these was cut off.
-LOOKS = {"counts", "forget"}
+LOOKS = {"ask", "counts", "forget", "remap"}
 #: What may stay wrong after a repair: the account cannot be mended, the others pass by themselves.
 ALLOWED = {"account", "no-body", "no-word"}
 

@@ -56,7 +56,9 @@ def calls(run, client, keys):
     calls["check"] += _mendings(run, client, keys)
     letter = client.xadd(keys.dead, {"id": "x", "value": b'RELIQ/1 {"d":1,"r":1}\n', "note": "failed 1 x"}).decode()
     calls["redrive"].append(t.redrive(keys, [(letter, "x", 1)], ttl_ms=HOUR_MS))
+    calls["redrive"].append(t.redrive(keys, [("1-1", "no", 1)], ttl_ms=1, epoch=8))
     client.hset(keys.lease, "in-garbage", "suspect")
+    calls["ask"].append(t.ask(keys, ["again"], epoch=9))
     return calls
 
 
@@ -65,7 +67,7 @@ def _publishes(client, keys):
     client.lpush(keys.ready, "again")
     client.hset(keys.retries_left, "again", 3)
     client.hset(keys.lease, "again", "!")
-    kinds = [("now", {}), ("sooner", {"delay_ms": 1}), ("again", {"delay_ms": 1, "window_ms": 9})]
+    kinds = [("now", {}), ("sooner", {"delay_ms": 1}), ("again", {"delay_ms": 1, "window_ms": 9, "epoch": 7})]
     return [
         t.publish(keys, [(id, b',"r":3}\nbody')], t.CallNumber("p", 100 + at), ttl_ms=HOUR_MS, retries=3, **options)
         for at, (id, options) in enumerate(kinds)

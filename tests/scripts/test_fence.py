@@ -1,0 +1,186 @@
+"""The fence of a shard: who knows an earlier map publishes no chosen id there, and a closed shard takes nothing."""
+
+import pytest
+from cutting import run_by
+from held_clock import HOUR_MS, NOON
+
+from reliq import transitions as t
+from reliq.keys import Keys
+from reliq.wireformat import envelope_rest
+
+OLD, NEW = 2, 3
+
+
+@pytest.fixture(params=[0, 5], ids=["shard 0", "shard 5"])
+def keys(request):
+    return Keys("q", shard=request.param)
+
+
+@pytest.fixture
+def fence(client, keys):
+    """Set what the shard knows; without a text return it."""
+    return lambda text=None: (client.get(keys.epoch) or b"").decode() if text is None else client.set(keys.epoch, text)
+
+
+@pytest.fixture
+def ask(run, keys):
+    return lambda *ids, epoch=NEW, **options: run(t.ask(keys, ids, epoch=epoch, clock=NOON, **options))
+
+
+def test_a_chosen_id_by_an_earlier_map_is_not_published_and_nothing_is_written(fence, publish, dump):
+    fence(f"{NEW}")
+    before = dump()
+
+    answer = publish("x", window_ms=1000, epoch=OLD)
+
+    assert (answer.is_stale, answer.refused) == (True, {})
+    assert dump() == before
+
+
+def test_a_chosen_id_by_the_map_of_the_shard_is_published(fence, publish, where):
+    fence(f"{NEW}")
+
+    assert not publish("x", window_ms=1000, epoch=NEW).is_stale
+
+    assert where() == {"ready": ["x"]}
+
+
+def test_whoever_knows_a_later_map_raises_the_fence(fence, publish, where):
+    publish("x", window_ms=1000, epoch=OLD)
+    publish("y", window_ms=1000, epoch=NEW)
+    late = publish("z", window_ms=1000, epoch=OLD)
+
+    assert fence() == f"{NEW}"
+    assert late.is_stale
+    assert where() == {"ready": ["x", "y"]}
+
+
+def test_a_generated_id_is_published_by_any_map(fence, publish, where):
+    fence(f"{NEW}")
+
+    assert not publish("x", epoch=OLD).is_stale
+
+    assert (where(), fence()) == ({"ready": ["x"]}, f"{NEW}")
+
+
+@pytest.mark.parametrize("epoch", [OLD, NEW])
+def test_a_closed_shard_takes_nothing_by_the_map_that_closed_it(epoch, ask, publish, keys, dump):
+    ask(closing=True)
+    before = dump()
+
+    assert publish("x", window_ms=1000, epoch=epoch).is_stale
+    assert keys.shard == 0 or publish("y", epoch=epoch).is_stale  # shard 0 is never closed
+
+    assert dump() == before
+
+
+def test_a_shard_is_open_again_by_a_later_map(ask, fence, publish, where):
+    ask(closing=True)
+
+    assert not publish("x", window_ms=1000, epoch=NEW + 1).is_stale
+
+    assert (where(), fence()) == ({"ready": ["x"]}, f"{NEW + 1}")
+
+
+def test_a_call_that_was_made_has_its_answer_whatever_the_fence_says_now(fence, run, keys, where):
+    call = t.publish(
+        keys,
+        [("x", envelope_rest(3, 1, 1000) + b"x")],
+        t.CallNumber("p", 1),
+        ttl_ms=HOUR_MS,
+        retries=3,
+        window_ms=1000,
+        epoch=OLD,
+    )
+    first = run(call)
+    fence(f"{NEW}")
+
+    assert run(call) == first
+    assert where() == {"ready": ["x"]}
+
+
+def test_an_old_home_tells_what_may_be_published_elsewhere(ask, publish, claim, run, keys, bury, die):
+    die("dead")
+    bury("in-garbage")
+    publish("ready", "running", "ended", "off", "free-again", window_ms=60_000)
+    held = {one.id: one for one in claim()}
+    run(t.ack(keys, [(held["ended"], 60_000)], clock=NOON))
+    run(t.release(keys, [held[id] for id in ("ready", "off", "free-again")], clock=NOON))
+    run(t.cancel(keys, ["off"], tombstone_ms=60_000, clock=NOON))
+    run(t.cancel(keys, ["free-again"], clock=NOON))
+
+    ids = ("ready", "running", "ended", "off", "free-again", "dead", "in-garbage", "unknown")
+    assert ask(*ids) == [
+        *("duplicate", "duplicate", "duplicate", "tombstoned", "free", "free", "duplicate", "free"),
+    ]
+    assert ask("ended", "off", "ready", replace=True) == ["free", "free", "duplicate"]
+
+
+def test_an_ask_raises_the_fence_with_its_answer(ask, fence, publish):
+    assert ask("x") == ["free"]
+
+    assert fence() == f"{NEW}"
+    assert publish("x", window_ms=1000, epoch=OLD).is_stale
+
+
+def test_who_asks_by_an_earlier_map_is_told_so(ask, fence):
+    fence(f"{NEW}")
+
+    assert ask("x", "y", epoch=OLD) == ["stale", "stale"]
+    assert fence() == f"{NEW}"
+
+
+def test_an_ask_leaves_a_closed_shard_closed(ask, fence):
+    ask(closing=True)
+    ask("x")
+    ask(closing=True, epoch=OLD)
+
+    assert fence() == f"{NEW} closed"
+
+
+def test_letters_are_redriven_by_the_map_of_the_shard_alone(die, fence, run, keys, where):
+    letter = die("x")
+    fence(f"{NEW}")
+
+    def redrive(epoch):
+        return run(t.redrive(keys, [(letter, "x", 3)], ttl_ms=HOUR_MS, epoch=epoch, clock=NOON))
+
+    assert redrive(OLD) == ["stale"]
+    assert where() == {"dead": ["x"]}
+    assert redrive(NEW) == ["redriven"]
+    assert where() == {"ready": ["x"]}
+
+
+def test_a_closed_shard_redrives_nothing_in_itself(die, ask, run, keys, where):
+    letter = die("x")
+    ask(closing=True)
+
+    assert run(t.redrive(keys, [(letter, "x", 3)], ttl_ms=HOUR_MS, epoch=NEW, clock=NOON)) == ["stale"]
+    assert where() == {"dead": ["x"]}
+
+
+def test_a_map_is_written_over_the_one_that_was_read_and_over_no_other(run, client, keys):
+    assert run(t.remap(keys, b"", b"one")) == b"one"
+    assert run(t.remap(keys, b"", b"two")) == b"one"
+    assert run(t.remap(keys, b"one", b"two")) == b"two"
+
+    assert client.get(keys.of_shard(0).map) == b"two"
+
+
+def test_a_queue_that_is_not_sharded_pays_for_the_fence_with_one_read_for_a_chosen_id(client):
+    keys = Keys("q")
+
+    def runs(**options):
+        call = t.publish(keys, [("x", b',"r":3}\nx')], t.CallNumber("p", 1), ttl_ms=HOUR_MS, retries=3, **options)
+        client.flushdb()
+        return {command for command, key in run_by(client, call) if key == "epoch"}
+
+    assert runs() == set()
+    assert runs(window_ms=1000) == {"GET"}
+
+
+def test_a_fence_that_nobody_wrote_of_ours_holds_nobody_up(fence, publish, where):
+    fence("what is this")
+
+    assert not publish("x", window_ms=1000, epoch=0).is_stale
+    assert where() == {"ready": ["x"]}
