@@ -186,14 +186,18 @@ class WentBack(Event, frozen=True, gc=False):
 
 
 class RedisAway(Event, frozen=True, gc=False):
-    """A part of the worker could not reach Redis; it tries again. `queue` is empty."""
+    """
+    A part of the worker could not reach Redis; it tries again.
+
+    `queue` is empty when nobody answered, and names a queue of which a server is away while others answer.
+    """
 
     part: str
     error: str
 
 
 class RedisBack(Event, frozen=True, gc=False):
-    """A part of the worker that could not reach Redis has reached it. `queue` is empty."""
+    """A part of the worker that could not reach Redis has reached it; `queue` is that of its `RedisAway`."""
 
     part: str
 

@@ -31,7 +31,7 @@ class LogObserver:
     def __init__(self, *, error_text: bool = False) -> None:
         self._error_text = error_text
         self._lock = threading.Lock()
-        self._away: dict[str, float] = {}  # part -> since when
+        self._away: dict[tuple[str, str], float] = {}  # queue and part -> since when
 
     kinds = (
         *(events.Handled, events.Lost, events.Reclaimed, events.Expired, events.Collected, events.Inconsistent),
@@ -44,10 +44,10 @@ class LogObserver:
         match event:
             case events.Handled(failed=False):
                 _handled(event, event.error if self._error_text else event.raised or event.error)
-            case events.RedisAway(_, part, error):
-                self._redis_away(part, error)
-            case events.RedisBack(_, part):
-                self._redis_back(part)
+            case events.RedisAway(queue, part, error):
+                self._redis_away(queue, part, error)
+            case events.RedisBack(queue, part):
+                self._redis_back(queue, part)
             case events.WorkerReady(_, queues):
                 enable_logging()  # a lifespan may just have configured logging
                 _info(f"ready: working on {', '.join(queues)}", event="ready", queues=queues)
@@ -85,22 +85,25 @@ class LogObserver:
                 text = f"{queue}: {cause}: the queue counted {before} claims and now counts {after}"
                 _warn(text, event="went_back", queue=queue, before=before, after=after)
 
-    def _redis_away(self, part: str, error: str) -> None:
-        """Log once that Redis is away, however many parts find it so."""
+    def _redis_away(self, queue: str, part: str, error: str) -> None:
+        """Log once that Redis, or the server of a queue, is away, however many parts find it so."""
         with self._lock:
-            is_first = not self._away
-            self._away.setdefault(part, time.monotonic())
+            is_first = not any(one == queue for one, _ in self._away)
+            self._away.setdefault((queue, part), time.monotonic())
         if is_first:
-            _warn(f"Redis is away, trying again until it is back ({error})", event="redis_away", part=part)
+            text = f"{queue}: its server is away, others go on" if queue else "Redis is away"
+            _warn(f"{text}, trying again until it is back ({error})", event="redis_away", queue=queue, part=part)
 
-    def _redis_back(self, part: str) -> None:
-        """Log once that Redis is back, when the last part that missed it has reached it."""
+    def _redis_back(self, queue: str, part: str) -> None:
+        """Log once that it is back, when the last part that missed it has reached it."""
         with self._lock:
-            since = min(self._away.values(), default=0.0)
-            is_last = self._away.pop(part, None) is not None and not self._away
+            since = min((at for (one, _), at in self._away.items() if one == queue), default=0.0)
+            is_known = self._away.pop((queue, part), None) is not None
+            is_last = is_known and not any(one == queue for one, _ in self._away)
         if is_last:
             seconds = time.monotonic() - since
-            _info(f"Redis is back after {seconds:.1f} s", event="redis_back", seconds=round(seconds, 3))
+            text = f"{queue}: its server" if queue else "Redis"
+            _info(f"{text} is back after {seconds:.1f} s", event="redis_back", queue=queue, seconds=round(seconds, 3))
 
 
 def _handled(event: events.Handled, error: str) -> None:

@@ -47,7 +47,7 @@ class ProcessMetrics(Collector):
         self._figures, self._reader, self._look = Figures(path), FiguresReader(), look
         self._exemplars = Exemplars(path)
         self._lock = threading.Lock()
-        self._away: set[str] = set()  # the parts for which Redis is away
+        self._away: set[tuple[str, str]] = set()  # for which queues (empty: all) and parts Redis is away
         self._places: dict[tuple[str, ...], int] = {}
         self._classes: dict[str, set[str]] = {}
         for queue in queues:
@@ -71,16 +71,16 @@ class ProcessMetrics(Collector):
                 self._figures.add(self._place(names.LOST, queue), len(ids))
             case events.RenewalLate():
                 self._figures.add(self._place(names.LATE))
-            case events.RedisAway(_, part):
+            case events.RedisAway(queue, part):
                 with self._lock:
-                    self._away.add(part)
+                    self._away.add((queue, part))
                 self._figures.add(self._place(names.REDIS_ERRORS, "away"))
             case events.RedisRefused():
                 self._figures.add(self._place(names.REDIS_ERRORS, "refused"))
-            case events.RedisBack(_, part):
+            case events.RedisBack(queue, part):
                 with self._lock:
-                    is_last = self._away == {part}
-                    self._away.discard(part)
+                    is_last = self._away == {(queue, part)}
+                    self._away.discard((queue, part))
                 if is_last:
                     self._figures.add(self._place(names.RECONNECTS))
 

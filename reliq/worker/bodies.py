@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
     from reliq.call import Request
     from reliq.handlers.handler import Handler
+    from reliq.keys import Keys
     from reliq.settlement import Outcome
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.inflight import Inflight
     from reliq.worker.loop import QueueBackoff
 
-#: A queue, and its deliveries whose bodies one call reads.
-Read = tuple[str, list["HeldDelivery"]]
+#: A shard of a queue, and its deliveries whose bodies one call reads.
+Read = tuple["Keys", list["HeldDelivery"]]
 
 
 class BodyReader:
@@ -45,55 +46,52 @@ class BodyReader:
     ) -> None:
         self._inflight, self._backoff = inflight, backoff
         self._submit, self._settle = submit, settle
-        self._keys = {handler.queue.name: handler.queue.keys for handler in handlers}
         self._largest: dict[str, int] = {}
         self._expected: dict[str, int] = {}
         for handler in handlers:
             self._expect(handler.queue.name, handler.queue.settings.max_body)
-        self._unread: dict[str, list[HeldDelivery]] = {}
+        self._unread: dict[Keys, list[HeldDelivery]] = {}
         self._ready: list[HeldDelivery] = []
 
     def add(self, deliveries: list[HeldDelivery]) -> None:
-        """Queue claimed `deliveries` of one queue for a read of their bodies."""
+        """Queue claimed `deliveries` of one shard for a read of their bodies."""
         if deliveries:
             self._inflight.add(deliveries)
-            self._unread.setdefault(deliveries[0].queue, []).extend(deliveries)
+            self._unread.setdefault(deliveries[0].keys, []).extend(deliveries)
 
     def next_reads(self) -> list[Read]:
-        """Return the next reads: the first bodies of each queue, as many as are expected to fit."""
+        """Return the next reads: the first bodies of each shard, as many as are expected to fit."""
         rest, reads = READ_BYTES, []
-        for name, waiting in list(self._unread.items()):
-            group = self._unread[name] = [held for held in waiting if not held.settling]
+        for keys, waiting in list(self._unread.items()):
+            group = self._unread[keys] = [held for held in waiting if not held.settling]
             if not group:
-                del self._unread[name]
-            elif rest > 0 and not (self._backoff.until and self._backoff.waits(name)):
-                size = self._expected[name]
-                group = group[: _fitting(rest, size) if name in self._largest else 1]
+                del self._unread[keys]
+            elif rest > 0 and not (self._backoff.until and self._backoff.waits(keys)):
+                size = self._expected[keys.name]
+                group = group[: _fitting(rest, size) if keys.name in self._largest else 1]
                 rest -= size * len(group)
-                reads.append((name, group))
+                reads.append((keys, group))
         return reads
 
     def requests(self, reads: Sequence[Read]) -> list[Request[list[bytes | None]]]:
         """Return the calls for `reads`."""
-        return [
-            commands.bodies(self._keys[name], [held.delivery.claimed.id for held in group]) for name, group in reads
-        ]
+        return [commands.bodies(keys, [held.delivery.claimed.id for held in group]) for keys, group in reads]
 
-    def take(self, reads: Sequence[Read], answers: Sequence[Any]) -> list[tuple[str, Exception]]:
+    def take(self, reads: Sequence[Read], answers: Sequence[Any]) -> list[tuple[Keys, Exception]]:
         """
-        Take the bodies of `reads`, and return the queues that failed.
+        Take the bodies of `reads`, and return the shards that failed.
 
         What Redis refuses is given back, what fails otherwise is read again.
         """
-        failures: list[tuple[str, Exception]] = []
-        for (name, group), answer in zip(reads, answers, strict=True):
+        failures: list[tuple[Keys, Exception]] = []
+        for (keys, group), answer in zip(reads, answers, strict=True):
             if isinstance(answer, RedisRefusedError):
                 self._give_back(group)
             if isinstance(answer, Exception):
-                failures.append((name, answer))
+                failures.append((keys, answer))
             else:
-                del self._unread[name][: len(group)]
-                self._ready += self._filled(name, group, answer)
+                del self._unread[keys][: len(group)]
+                self._ready += self._filled(keys, group, answer)
         return failures
 
     def start(self) -> None:
@@ -102,9 +100,9 @@ class BodyReader:
         if deliveries:
             self._submit(sorted(deliveries, key=attrgetter("must_start"), reverse=True))
 
-    def _filled(self, name: str, group: list[HeldDelivery], values: list[bytes | None]) -> list[HeldDelivery]:
+    def _filled(self, keys: Keys, group: list[HeldDelivery], values: list[bytes | None]) -> list[HeldDelivery]:
         """Give deliveries their bodies; return those that have one, end the others."""
-        bare, now = self._keys[name].bare, time.monotonic()
+        name, bare, now = keys.name, keys.bare, time.monotonic()
         filled, gone, largest = [], [], self._largest.setdefault(name, 0)
         for held, value in zip(group, values, strict=True):
             if value is None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from reliq.handlers.handler import Handler
     from reliq.handlers.job import Job
+    from reliq.keys import Keys
     from reliq.message import Claimed
     from reliq.settlement import Outcome
 
@@ -30,6 +31,7 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
 
     Attributes:
         queue: the name of its queue.
+        keys: those of the queue's shard that it was claimed from.
         delivery: without its body until that is read.
         fetched_at: when it was claimed.
         held_since: since when it could have started: not before its body is read, for which it has its lease.
@@ -51,6 +53,7 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
     delivery: Delivery
     handler: Handler
     queue: str
+    keys: Keys
     fetched_at: float
     held_since: float
     lease_until: float
@@ -72,8 +75,11 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
         self.lease_until, self.renew_at = at + lease, at + lease / 3
 
 
-def deliveries_of(claimed: Sequence[Claimed], handler: Handler, leased_at: float) -> list[HeldDelivery]:
-    """Return a delivery for each of `claimed`, whose claim was sent at `leased_at`."""
+def deliveries_of(
+    claimed: Sequence[Claimed], handler: Handler, leased_at: float, keys: Keys | None = None
+) -> list[HeldDelivery]:
+    """Return a delivery for each of `claimed`, whose claim from the shard `keys`, or the first, was sent at `leased_at`."""
+    keys = keys or handler.queue.keys
     now, lease, queue = time.monotonic(), handler.lease_seconds, handler.queue_name
     until, renew_at = leased_at + lease, leased_at + lease / 3
     return [
@@ -81,6 +87,7 @@ def deliveries_of(claimed: Sequence[Claimed], handler: Handler, leased_at: float
             Delivery(one, b"", BARE, b""),
             handler,
             queue,
+            keys,
             now,
             now + lease,
             until,

@@ -199,7 +199,7 @@ class Engine:
             "heartbeat": self._heartbeat.step,
             "fetcher": self._fetcher.step,
         }
-        loops = {name: Loop(name, step, observers, self._scheduler.spare_all) for name, step in steps.items()}
+        loops = {name: Loop(name, step, observers, lambda: self._scheduler.spare(None)) for name, step in steps.items()}
         self._scheduler.wake, self._heartbeat.wake = loops["scheduler"].wake, loops["heartbeat"].wake
         return loops
 

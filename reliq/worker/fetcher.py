@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands
-from reliq.errors import RedisRefusedError, ReliqError
+from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.ids import token
 from reliq.worker.bodies import BodyReader
 from reliq.worker.claims import FairOrder, QueueClaims, fair_shares
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from reliq.call import Command
     from reliq.client.client import Client
     from reliq.handlers.handler import Handler
+    from reliq.keys import Keys
     from reliq.settlement import Outcome
     from reliq.worker.bodies import Read
     from reliq.worker.claims import Capacity
@@ -80,7 +81,7 @@ class Fetcher:
     def step(self) -> float:
         """Make one round; return 0: the waiting is done in Redis, or for a slot."""
         waits = self._backoff.waits
-        queues = [one for one in self._queues if not waits(one.name)] if self._backoff.until else self._queues
+        queues = [one for one in self._queues if not waits(one.keys)] if self._backoff.until else self._queues
         hot, reads = self._hot_with_room(queues), self._reader.next_reads()
         if hot or reads:
             self._claim(hot, reads)
@@ -122,7 +123,7 @@ class Fetcher:
         """Pass this process' wake tokens and watches on to other processes, because it ends."""
         requests: list[Any] = []
         for one in self._queues:
-            watches = self._scheduler.watches(one.name)
+            watches = self._scheduler.watches(one.keys)
             if watches:
                 requests.append(commands.drop_watch(one.keys))
             if watches or one.hot:
@@ -189,8 +190,8 @@ class Fetcher:
         at = time.monotonic()
         for one, answer in zip(queues, answers, strict=False):
             if not isinstance(answer, Exception):
-                self._backoff.over(one.name)
-                self._scheduler.note(one.name, answer, at)
+                self._backoff.over(one.keys)
+                self._scheduler.note(one.keys, answer, at)
                 one.looked(answer)
         if answers and all_seen and not any(isinstance(answer, Exception) for answer in answers):
             self._polled_at = at
@@ -221,8 +222,14 @@ class Fetcher:
         failures = self._claimed(asked, answers[len(reads) :], sent_at)
         failures += self._reader.take(reads, answers[: len(reads)])
         self._reader.start()
-        for name, failure in failures:
-            self._backoff.note(name, failure)
+        for keys, failure in failures:
+            self._failed(keys, failure)
+
+    def _failed(self, keys: Keys, error: Exception) -> None:
+        """Leave a shard alone for a while; while its server is away no lease of it can be renewed, so none is taken."""
+        self._backoff.note(keys, error)
+        if isinstance(error, RedisUnavailableError):
+            self._scheduler.spare(keys)
 
     def _offered(self, hot: list[Offer]) -> list[Offer]:
         """Divide the free slots by the weights of the queues; a claim that has no answer yet is made again."""
@@ -234,18 +241,18 @@ class Fetcher:
         offered = [(one, part) for (one, _), part in zip(hot, parts, strict=True)]
         return [(one, part) for one, part in offered if one.has_room(part) or one.unsure]
 
-    def _claimed(self, asked: list[Offer], answers: Sequence[Any], sent_at: float) -> list[tuple[str, Exception]]:
-        """Update queues from the answers of claims; return the queues that failed."""
+    def _claimed(self, asked: list[Offer], answers: Sequence[Any], sent_at: float) -> list[tuple[Keys, Exception]]:
+        """Update queues from the answers of claims; return those that failed."""
         at = time.monotonic()
-        failures: list[tuple[str, Exception]] = []
+        failures: list[tuple[Keys, Exception]] = []
         for (one, _), answer in zip(asked, answers, strict=True):
             if isinstance(answer, Exception):
-                failures.append((one.name, answer))
+                failures.append((one.keys, answer))
                 continue
             if self._backoff.until:
-                self._backoff.over(one.name)
-            self._scheduler.note(one.name, answer, at)
+                self._backoff.over(one.keys)
+            self._scheduler.note(one.keys, answer, at)
             one.answered(answer)
             self._order.took(one.name, len(answer.claimed) / one.handler.batch, one.handler.settings.weight)
-            self._reader.add(deliveries_of(answer.claimed, one.handler, sent_at))
+            self._reader.add(deliveries_of(answer.claimed, one.handler, sent_at, one.keys))
         return failures

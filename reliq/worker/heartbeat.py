@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from reliq.worker.inflight import Inflight
 
 
+#: While the server that has the record is away and others answer, the record is written again this often.
+AGAIN_SECONDS = 1.0
 #: A record that is due within this time is sent with a call that is made anyway.
 EARLY_SECONDS = 1.0
 
@@ -61,14 +63,16 @@ class Heartbeat:
         """Write what is asked for and due; return the wait until it is. Where Redis refuses it, the work goes on without."""
         if self._told < self._asked:
             asked = self._asked
-            self._run([stacks.write_report(self._id, self._report())])
+            if not self._run([stacks.write_report(self._id, self._report())]):
+                return AGAIN_SECONDS
             self._told = asked
         rest = self._beat_at + BEAT_SECONDS - time.monotonic()
         if rest > 0:
             return rest
         began = time.monotonic()
-        self._run(self._beat())
-        self._beat_at = began  # what failed is written again as soon as Redis is back
+        if not self._run(self._beat()):
+            return AGAIN_SECONDS
+        self._beat_at = began
         return BEAT_SECONDS
 
     def soon(self) -> list[Command[None]]:
@@ -90,11 +94,9 @@ class Heartbeat:
         self._asked += 1
         self.wake()
 
-    def _run(self, requests: Sequence[Command[None]]) -> None:
-        """Make requests; raise when Redis is away."""
-        for answer in self._client.run_all(requests):
-            if isinstance(answer, RedisUnavailableError):
-                raise answer
+    def _run(self, requests: Sequence[Command[None]]) -> bool:
+        """Make requests; return whether the server that has the record was there for all of them."""
+        return not any(isinstance(answer, RedisUnavailableError) for answer in self._client.run_all(requests))
 
     def _record(self) -> Worker:
         running = sorted(self._inflight.runs(), key=lambda run: run.started_at)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands, transitions
-from reliq.events import WentBack, notify
+from reliq.errors import RedisRefusedError
+from reliq.events import RedisRefused, WentBack, notify
 from reliq.settings import milliseconds
 from reliq.worker.loop import QueueBackoff
 from reliq.worker.minute_notes import MinuteNotes
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
 
     from reliq.call import Request
     from reliq.client.client import Client
+    from reliq.keys import Keys
     from reliq.queue import Queue
+
+logger = logging.getLogger(__name__)
 
 #: Every queue is tidied at least this often; processes spread over the second half of it by chance.
 ROUND_SECONDS = 30.0
@@ -29,10 +34,10 @@ class Janitor:
     """One look at every queue, in one round trip while there is nothing to do."""
 
     def __init__(self, client: Client, queues: Sequence[Queue[Any]]) -> None:
-        self._client, self._queues = client, {queue.name: queue for queue in queues}
-        self._cursors = {queue.name: (0, 0) for queue in queues}
-        self._minutes = MinuteNotes(client, [queue.keys for queue in queues])
-        self._claims: dict[str, int] = {}
+        self._client, self._queues = client, {queue.keys: queue for queue in queues}
+        self._cursors = dict.fromkeys(self._queues, (0, 0))
+        self._minutes = MinuteNotes(client, list(self._queues))
+        self._claims: dict[Keys, int] = {}
         self._backoff = QueueBackoff("janitor", client.observers)
         self._round_at = 0.0
 
@@ -48,52 +53,53 @@ class Janitor:
     def _tidy(self) -> None:
         """Name every queue in the registry, tidy a part of each, see that its account goes forward, and note its minute."""
         calls: list[Request[Any]] = [
-            transitions.tidy(queue.keys, cursor=self._cursors[name][0], lease_cursor=self._cursors[name][1])
-            for name, queue in self._queues.items()
+            transitions.tidy(keys, cursor=cursor, lease_cursor=lease_cursor)
+            for keys, (cursor, lease_cursor) in self._cursors.items()
         ]
-        calls += [commands.claims(queue.keys) for queue in self._queues.values()]
-        naming = commands.register([queue.keys.entry for queue in self._queues.values()], int(time.time()))
+        calls += [commands.claims(keys) for keys in self._queues]
+        naming = commands.register([keys.entry for keys in self._queues], int(time.time()))
         now_ms, *answers = self._client.run_all([commands.server_ms(), *calls, naming])
-        if isinstance(registered := answers.pop(), Exception):
-            self._backoff.note("", registered)
+        if isinstance(registered := answers.pop(), RedisRefusedError):
+            notify(self._client.observers, [RedisRefused("", "janitor", str(registered))])
+            logger.error("the janitor cannot name its queues in the registry: %s", registered)
         tidied, claims = answers[: len(self._queues)], answers[len(self._queues) :]
-        for name, answer, count in zip(self._queues, tidied, claims, strict=True):
+        for keys, answer, count in zip(self._queues, tidied, claims, strict=True):
             if isinstance(answer, Exception):
-                self._backoff.note(name, answer)
+                self._backoff.note(keys, answer)
             else:
-                self._cursors[name] = answer[:2]
+                self._cursors[keys] = answer[:2]
             if not isinstance(count, Exception):
-                self._compare(name, count)
+                self._compare(keys, count)
         if not isinstance(now_ms, Exception):
             self._minutes.step(now_ms)
 
-    def _compare(self, name: str, claims: int) -> None:
+    def _compare(self, keys: Keys, claims: int) -> None:
         """Notify observers when the account of a queue went back."""
-        before, self._claims[name] = self._claims.get(name, 0), claims
+        before, self._claims[keys] = self._claims.get(keys, 0), claims
         if claims < before:
-            notify(self._client.observers, [WentBack(name, before, claims)])
+            notify(self._client.observers, [WentBack(keys.name, before, claims)])
 
     def _collect(self) -> bool:
         """Turn a part of each queue's garbage into dead letters; return whether there may be more."""
-        names = [name for name in self._queues if not self._backoff.waits(name)]
-        if not names:
+        asked = [keys for keys in self._queues if not self._backoff.waits(keys)]
+        if not asked:
             return False
-        found = self._client.run_all([commands.garbage(self._queues[name].keys, COLLECT_LIMIT) for name in names])
-        for name, ids in zip(names, found, strict=True):
+        found = self._client.run_all([commands.garbage(keys, COLLECT_LIMIT) for keys in asked])
+        for keys, ids in zip(asked, found, strict=True):
             if isinstance(ids, Exception):
-                self._backoff.note(name, ids)
-        full = {name: ids for name, ids in zip(names, found, strict=True) if ids and not isinstance(ids, Exception)}
+                self._backoff.note(keys, ids)
+        full = {keys: ids for keys, ids in zip(asked, found, strict=True) if ids and not isinstance(ids, Exception)}
         if not full:
             return False
-        collected = self._client.run_all([self._collecting(self._queues[name], ids) for name, ids in full.items()])
-        for name, answer in zip(full, collected, strict=True):
+        collected = self._client.run_all([self._collecting(keys, ids) for keys, ids in full.items()])
+        for keys, answer in zip(full, collected, strict=True):
             if isinstance(answer, Exception):
-                self._backoff.note(name, answer)
+                self._backoff.note(keys, answer)
             else:
-                self._backoff.over(name)
+                self._backoff.over(keys)
         return not all(isinstance(answer, Exception) for answer in collected)
 
-    def _collecting(self, queue: Queue[Any], ids: list[str]) -> Request[Any]:
-        settings = queue.settings
+    def _collecting(self, keys: Keys, ids: list[str]) -> Request[Any]:
+        settings = self._queues[keys].settings
         letters_ms = milliseconds(settings.letters_ttl)
-        return transitions.collect(queue.keys, ids, letters_max=settings.letters_max, letters_ms=letters_ms)
+        return transitions.collect(keys, ids, letters_max=settings.letters_max, letters_ms=letters_ms)

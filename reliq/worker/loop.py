@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from reliq.errors import RedisRefusedError, RedisUnavailableError
 from reliq.events import Observer, RedisAway, RedisBack, RedisRefused, notify
+from reliq.keys import Keys
 from reliq.retry import RECONNECT, seconds_after
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,9 @@ class Loop:
 
 class QueueBackoff:
     """
-    The queues that Redis refuses to one part, each with a backoff of its own: none holds up the others.
+    The queues, or shards of queues, that one part cannot work on, each with a backoff of its own: none holds up the others.
+
+    Redis refuses them, or the node that has them is away while others answer.
 
     Attributes:
         until: when each of them may be tried again; empty while all is well.
@@ -101,38 +104,54 @@ class QueueBackoff:
 
     def __init__(self, part: str, observers: Sequence[Observer] = ()) -> None:
         self._part, self._observers = part, observers
-        self._failures: dict[str, int] = {}
-        self.until: dict[str, float] = {}
+        self._failures: dict[Keys, int] = {}
+        self._away: set[Keys] = set()
+        self.until: dict[Keys, float] = {}
 
-    def note(self, queue: str, error: Exception) -> None:
-        """Back off from `queue`; raise `error` when Redis itself cannot answer."""
+    def note(self, keys: Keys, error: Exception) -> None:
+        """Back off from a queue, or a shard of it, which failed by `error`."""
+        failures = self._failures[keys] = self._failures.get(keys, 0) + 1
+        self.until[keys] = time.monotonic() + seconds_after(RECONNECT, failures)
         if isinstance(error, RedisUnavailableError):
-            raise error
-        failures = self._failures[queue] = self._failures.get(queue, 0) + 1
-        self.until[queue] = time.monotonic() + seconds_after(RECONNECT, failures)
+            self._away.add(keys)
+            notify(self._observers, [RedisAway(keys.name, self._part, str(error))])
+            return
+        self._is_back(keys)
         if isinstance(error, RedisRefusedError):
-            notify(self._observers, [RedisRefused(queue, self._part, str(error))])
+            notify(self._observers, [RedisRefused(keys.name, self._part, str(error))])
         if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
-            logger.error("queue %s: the %s failed for the %d. time: %s", queue, self._part, failures, error)
+            logger.error("queue %s: the %s failed for the %d. time: %s", keys.name, self._part, failures, error)
 
-    def over(self, queue: str) -> None:
-        """End the backoff of `queue`: it answered."""
+    def over(self, keys: Keys) -> None:
+        """End the backoff of a queue, or a shard of it: it answered."""
         if self._failures:
-            self._failures.pop(queue, None)
-            self.until.pop(queue, None)
+            self._failures.pop(keys, None)
+            self.until.pop(keys, None)
+            self._is_back(keys)
 
-    def has(self, queue: str) -> bool:
-        """Return whether the last try of `queue` failed."""
-        return queue in self._failures
+    def refuses(self, keys: Keys) -> bool:
+        """Return whether the last try failed, and not because the node was away."""
+        return keys in self._failures and keys not in self._away
 
-    def waits(self, queue: str) -> bool:
-        """Return whether `queue` must not be tried yet."""
-        return self.until.get(queue, 0.0) > time.monotonic()
+    def has(self, keys: Keys) -> bool:
+        """Return whether the last try failed."""
+        return keys in self._failures
 
-    def seconds_of(self, queue: str) -> float:
-        """Return the seconds until `queue` may be tried again."""
-        return max(0.0, self.until.get(queue, 0.0) - time.monotonic())
+    def waits(self, keys: Keys) -> bool:
+        """Return whether the next try must not be made yet."""
+        return self.until.get(keys, 0.0) > time.monotonic()
+
+    def seconds_of(self, keys: Keys) -> float:
+        """Return the seconds until the next try may be made."""
+        return max(0.0, self.until.get(keys, 0.0) - time.monotonic())
 
     def seconds(self) -> float:
         """Return how long until the first of them may be tried again, 0 when there is none."""
         return max(0.0, min(self.until.values(), default=0.0) - time.monotonic())
+
+    def _is_back(self, keys: Keys) -> None:
+        """Notify observers when the last shard of a queue that was away has answered."""
+        if keys in self._away:
+            self._away.discard(keys)
+            if not any(one.name == keys.name for one in self._away):
+                notify(self._observers, [RedisBack(keys.name, self._part)])

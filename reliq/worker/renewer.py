@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Literal
 
 from reliq import transitions
-from reliq.errors import RedisUnavailableError
 from reliq.events import Handled, Lost, RenewalLate, notify
 from reliq.settings import BATCH_LIMIT
 from reliq.settlement import RELEASED
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from reliq.call import Call
     from reliq.client.client import Client
     from reliq.handlers.handler import Handler
+    from reliq.keys import Keys
     from reliq.settlement import Outcome
     from reliq.worker.delivery import HandlerCall, HeldDelivery
     from reliq.worker.event_loop import AsyncExecutor
@@ -55,19 +55,19 @@ class Renewer:
         self._asked_at = self._answered_at = 0.0  # when the last renewals were sent, and their answer came
         self._held_at = 0.0  # when there was something to look at
 
-    def is_behind(self, queue: str) -> bool:
+    def is_behind(self, keys: Keys) -> bool:
         """
-        Return whether Redis has yet to hear of a delivery of `queue` whose renewal is due: its renewal or its outcome.
+        Return whether Redis has yet to hear of a delivery of a shard whose renewal is due: its renewal or its outcome.
 
         The renewal may wait for an answer, or for this process, which was held up. One that Redis refuses is not
         waited for, and an outcome for a third of a lease after the lease has ended: Redis may refuse it for longer.
         """
         now = time.monotonic()
-        is_refused = self._backoff.has(queue)
+        is_refused = self._backoff.refuses(keys)
         return any(
             now < held.lease_until + held.handler.lease_seconds / 3 if held.settling else not is_refused
             for held in self._inflight.deliveries()
-            if held.queue == queue and held.renew_at <= now and not (held.lost or held.abandoned)
+            if held.keys is keys and held.renew_at <= now and not (held.lost or held.abandoned)
         )
 
     def step(self) -> float:
@@ -97,22 +97,20 @@ class Renewer:
 
     def _extend(self, due: list[HeldDelivery]) -> None:
         """Extend the leases of `due` in one round trip."""
-        groups = _groups([held for held in due if not self._backoff.waits(held.queue)])
+        groups = _groups([held for held in due if not self._backoff.waits(held.keys)])
         if not groups:
             return
         sent_at = time.monotonic()
         if not self._is_away:
-            self._tell_lateness([held for held in due if not self._backoff.has(held.queue)], sent_at)
+            self._tell_lateness([held for held in due if not self._backoff.has(held.keys)], sent_at)
         self._asked_at, self._is_away = sent_at, True  # until it has answered
         answers = self._client.run_all([_extension(group) for group in groups])
-        self._answered_at = time.monotonic()
-        self._is_away = any(isinstance(answer, RedisUnavailableError) for answer in answers)
+        self._answered_at, self._is_away = time.monotonic(), False
         for group, answer in zip(groups, answers, strict=True):
-            name = group[0].queue
             if isinstance(answer, Exception):
-                self._backoff.note(name, answer)
+                self._backoff.note(group[0].keys, answer)
             else:
-                self._backoff.over(name)
+                self._backoff.over(group[0].keys)
                 self._note(group, answer, sent_at)
 
     def _note(self, group: list[HeldDelivery], answer: transitions.Settled, sent_at: float) -> None:
@@ -161,21 +159,20 @@ class Renewer:
 
 def _groups(deliveries: Sequence[HeldDelivery]) -> list[list[HeldDelivery]]:
     """
-    Return `deliveries` as the calls that renew them: of one queue, at most BATCH_LIMIT in each.
+    Return `deliveries` as the calls that renew them: of one shard, at most BATCH_LIMIT in each.
 
     An answer names messages by their ids. A process can hold two deliveries of one message, the first with a receipt
     that no longer holds; they go into different calls.
     """
-    grouped: dict[tuple[str, int], list[HeldDelivery]] = defaultdict(list)
-    seen: Counter[tuple[str, str]] = Counter()
+    grouped: dict[tuple[Keys, int], list[HeldDelivery]] = defaultdict(list)
+    seen: Counter[tuple[Keys, str]] = Counter()
     for held in deliveries:
-        message = held.queue, held.delivery.id
-        grouped[held.queue, seen[message]].append(held)
+        message = held.keys, held.delivery.id
+        grouped[held.keys, seen[message]].append(held)
         seen[message] += 1
     return [group[at : at + BATCH_LIMIT] for group in grouped.values() for at in range(0, len(group), BATCH_LIMIT)]
 
 
 def _extension(group: list[HeldDelivery]) -> Call[transitions.Settled]:
-    handler = group[0].handler
     receipts = [held.delivery.claimed for held in group]
-    return transitions.extend(handler.queue.keys, receipts, lease_ms=handler.lease_ms)
+    return transitions.extend(group[0].keys, receipts, lease_ms=group[0].handler.lease_ms)

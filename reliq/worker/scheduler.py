@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from reliq.call import Call
     from reliq.client.client import Client
     from reliq.handlers.handler import Handler
+    from reliq.keys import Keys
     from reliq.transitions import ClaimAnswer
 
 #: Leases that are over but spared are looked at this often.
@@ -29,20 +30,20 @@ LEAST_MOVED = 20
 
 
 class DueMove(NamedTuple):
-    """Which queue's `verb` is next."""
+    """Which shard's `verb` is next."""
 
-    queue: str
+    keys: Keys
     verb: str
 
 
 class Scheduler:
     """
-    Knows the next due time of the queues this process watches (rule: one watcher for each queue).
+    Knows the next due time of the shards this process watches (rule: one watcher for each).
 
     After a start or an outage nobody's lease is taken back for a third of it: its worker may be
-    alive and about to renew it. No lease of a queue is taken back either while this process is
-    behind with what it holds of that queue itself: Redis, which hung, could do that before the
-    renewal that waits beside it.
+    alive and about to renew it. No lease of a shard is taken back either while this process is
+    behind with what it holds of it: Redis, which hung, could do that before the renewal that
+    waits beside it.
     """
 
     def __init__(
@@ -50,34 +51,32 @@ class Scheduler:
         client: Client,
         handlers: Sequence[Handler],
         buried: Callable[[], None],
-        is_behind: Callable[[str], bool] = lambda _queue: False,
+        is_behind: Callable[[Keys], bool] = lambda _keys: False,
     ) -> None:
         self._client, self._buried, self._is_behind = client, buried, is_behind
-        self._handlers = {handler.queue.name: handler for handler in handlers}
+        self._lease_seconds = {handler.queue.name: handler.lease_seconds for handler in handlers}
         self._lock = threading.Lock()
         self._due: dict[DueMove, float] = {}
         self._backoff = QueueBackoff("scheduler", client.observers)
-        self._spare_until: dict[str, float] = {}
-        self.spare_all()
+        self._spared_at: dict[Keys | None, float] = {}  # None: every shard
+        self.spare(None)
         self.wake: Callable[[], None] = lambda: None
 
-    def spare_all(self) -> None:
-        """Reclaim no lease for a third of its length."""
-        now = time.monotonic()
-        for name, handler in self._handlers.items():
-            self._spare_until[name] = now + handler.lease_seconds / 3
+    def spare(self, keys: Keys | None) -> None:
+        """Reclaim no lease of a shard, or of any with None, for a third of its length: its server was away."""
+        self._spared_at[keys] = time.monotonic()
 
-    def watches(self, queue: str) -> bool:
-        """Return whether this process waits for a due time of `queue`."""
+    def watches(self, keys: Keys) -> bool:
+        """Return whether this process waits for a due time of a shard."""
         with self._lock:
-            return any(move.queue == queue for move in self._due)
+            return any(move.keys is keys for move in self._due)
 
-    def note(self, queue: str, answer: ClaimAnswer, at: float) -> None:
+    def note(self, keys: Keys, answer: ClaimAnswer, at: float) -> None:
         """Update the next due times from the answer of a claim at `at`; drop them when another process watches."""
         sooner = False
         with self._lock:
             for verb, wait_ms in (("promote", answer.promote_in_ms), ("reclaim", answer.reclaim_in_ms)):
-                move = DueMove(queue, verb)
+                move = DueMove(keys, verb)
                 before = self._due.pop(move, None)
                 if wait_ms >= 0:
                     self._due[move] = at + wait_ms / 1000
@@ -99,16 +98,9 @@ class Scheduler:
         limit = max(LEAST_MOVED, min(BATCH_LIMIT, MOVE_LIMIT // len(due)))
         answers = self._client.run_all([self._call(move, limit) for move in due])
         now = time.monotonic()
-        away: RedisUnavailableError | None = None
         for move, answer in zip(due, answers, strict=True):
-            try:
-                wait = self._wait(move, answer, limit)
-            except RedisUnavailableError as error:
-                away = error
-            else:
-                self._set_next(move, due[move], None if wait is None else now + wait)
-        if away is not None:
-            raise away
+            wait = self._wait(move, answer, limit)
+            self._set_next(move, due[move], None if wait is None else now + wait)
 
     def _set_next(self, move: DueMove, was: float, at: float | None) -> None:
         """Set the next time, unless a claim has set a newer one meanwhile."""
@@ -121,17 +113,18 @@ class Scheduler:
                 self._due[move] = at
 
     def _call(self, move: DueMove, limit: int) -> Call[Any]:
-        keys = self._handlers[move.queue].queue.keys
         if move.verb == "promote":
-            return transitions.promote(keys, limit=limit)
-        return transitions.reclaim(keys, limit=limit, spare_leases=self._spares(move.queue))
+            return transitions.promote(move.keys, limit=limit)
+        return transitions.reclaim(move.keys, limit=limit, spare_leases=self._spares(move.keys))
 
     def _wait(self, move: DueMove, answer: Any, limit: int) -> float | None:
         """Return the seconds until `move`, which moved `limit` at most, is due again; None when nothing is."""
         if isinstance(answer, Exception):
-            self._backoff.note(move.queue, answer)
-            return self._backoff.seconds_of(move.queue)
-        self._backoff.over(move.queue)
+            self._backoff.note(move.keys, answer)
+            if isinstance(answer, RedisUnavailableError):
+                self.spare(move.keys)
+            return self._backoff.seconds_of(move.keys)
+        self._backoff.over(move.keys)
         if move.verb == "reclaim" and answer.buried:
             self._buried()
         moved, next_ms = answer if move.verb == "promote" else (answer.count, answer.next_in_ms)
@@ -139,12 +132,13 @@ class Scheduler:
             return 0.0
         if next_ms == NOTHING_DUE:
             return None
-        if next_ms == 0 and move.verb == "reclaim" and self._spares(move.queue):
+        if next_ms == 0 and move.verb == "reclaim" and self._spares(move.keys):
             return SPARED_SECONDS
         return _bounded(next_ms)
 
-    def _spares(self, queue: str) -> bool:
-        return time.monotonic() < self._spare_until[queue] or self._is_behind(queue)
+    def _spares(self, keys: Keys) -> bool:
+        spared_at = max(self._spared_at.get(one, 0.0) for one in (None, keys))
+        return time.monotonic() < spared_at + self._lease_seconds[keys.name] / 3 or self._is_behind(keys)
 
 
 def _bounded(wait_ms: int) -> float:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from reliq.call import Call
     from reliq.client.client import Client
+    from reliq.keys import Keys
     from reliq.settlement import Outcome
     from reliq.transitions import Settled
     from reliq.worker.delivery import HeldDelivery
@@ -58,7 +59,7 @@ class Settler:
         self._hurried = threading.Event()
         self._unsettled: dict[HeldDelivery, None] = {}
         self._latest = 0  # how many outcomes the last round trip had
-        self._refused: dict[str, list[HeldDelivery]] = defaultdict(list)
+        self._put_off: dict[Keys, list[HeldDelivery]] = defaultdict(list)
         self._backoff = QueueBackoff("settler", client.observers)
 
     def settle(self, deliveries: Sequence[HeldDelivery], outcome: Outcome | None = None) -> None:
@@ -78,8 +79,8 @@ class Settler:
     def step(self) -> float:
         """Settle what is there, waiting a little for the first; return 0."""
         self._gather()
-        if self._refused:
-            self._take_up_refused()
+        if self._put_off:
+            self._take_up()
         try:
             if self._unsettled:
                 self._settle_all()
@@ -90,8 +91,8 @@ class Settler:
     def _gather(self) -> None:
         """Wait for one outcome, unless some wait already, and a moment for more if few come; then take all."""
         wait = FIRST_OUTCOME_SECONDS
-        if self._refused:
-            wait = min([wait, *(self._backoff.seconds_of(name) for name in self._refused)])
+        if self._put_off:
+            wait = min([wait, *map(self._backoff.seconds_of, self._put_off)])
         try:
             if not self._unsettled:
                 self._unsettled |= dict.fromkeys(self._waiting.get(timeout=wait))
@@ -104,9 +105,13 @@ class Settler:
         except queue.Empty:
             return
 
-    def _take_up_refused(self) -> None:
-        for name in [name for name in self._refused if not self._backoff.waits(name)]:
-            self._unsettled |= dict.fromkeys(self._refused.pop(name))
+    def _take_up(self) -> None:
+        """Take up what was put off and may be tried again; put off what has come for the others meanwhile."""
+        for held in [held for held in self._unsettled if self._backoff.waits(held.keys)]:
+            self._put_off[held.keys].append(held)
+            del self._unsettled[held]
+        for keys in [keys for keys in self._put_off if not self._backoff.waits(keys)]:
+            self._unsettled |= dict.fromkeys(self._put_off.pop(keys))
 
     def _settle_all(self) -> None:
         """Make every call in one round trip; what Redis did not take is made again, which is safe."""
@@ -119,24 +124,17 @@ class Settler:
             if isinstance(error, ReliqError) or not self._weed_out():
                 raise
             return
-        away: RedisUnavailableError | None = None
         for (_, group), answer in zip(groups, answers, strict=True):
-            if isinstance(answer, RedisUnavailableError):
-                _note_try(group, answer)
-                away = answer
-            else:
-                self._take(group, answer)
-        if away is not None:
-            raise away
+            self._take(group, answer)
 
     def _take(self, group: list[HeldDelivery], answer: Any) -> None:
         """Process the answer to the call for `group`."""
         if isinstance(answer, Exception):
-            self._put_off(group, answer)
+            self._try_later(group, answer)
         else:
             self._inflight.settled(group)
             if self._backoff.until:
-                self._backoff.over(group[0].queue)
+                self._backoff.over(group[0].keys)
             if group[0].outcome is not ACKED and any(is_final(held.delivery.claimed, held.outcome) for held in group):
                 self._buried()
         for held in group:
@@ -158,13 +156,21 @@ class Settler:
             held.outcome = UNTELLABLE
         return bool(found)
 
-    def _put_off(self, deliveries: list[HeldDelivery], error: Exception) -> None:
-        """Try again later what Redis refuses, until its lease is over and the message is delivered again."""
-        name = deliveries[0].queue
-        self._backoff.note(name, error)
-        now = time.monotonic()
+    def _try_later(self, deliveries: list[HeldDelivery], error: Exception) -> None:
+        """
+        Put off what failed by `error`.
+
+        What Redis refuses is tried until its lease is over and the message is delivered again; what could not be told
+        because a server is away is tried until it is back.
+        """
+        keys, now = deliveries[0].keys, time.monotonic()
+        self._backoff.note(keys, error)
+        if isinstance(error, RedisUnavailableError):
+            _note_try(deliveries, error)
+            self._put_off[keys] += deliveries
+            return
         self._inflight.settled([held for held in deliveries if held.lease_until < now])
-        self._refused[name] += [held for held in deliveries if held.lease_until >= now]
+        self._put_off[keys] += [held for held in deliveries if held.lease_until >= now]
 
 
 def _note_try(deliveries: Iterable[HeldDelivery], error: BaseException) -> None:
@@ -184,15 +190,14 @@ def _why_untellable(held: HeldDelivery) -> str:
 
 def _grouped(deliveries: Iterable[HeldDelivery]) -> list[tuple[Call[Settled], list[HeldDelivery]]]:
     """Return the calls for `deliveries`, each with its own; those whose receipt may be used up tell of no loss."""
-    by_queue: dict[tuple[str, bool], list[HeldDelivery]] = defaultdict(list)
+    by_shard: dict[tuple[Keys, bool], list[HeldDelivery]] = defaultdict(list)
     for held in deliveries:
-        by_queue[held.queue, held.lost or held.tried].append(held)
+        by_shard[held.keys, held.lost or held.tried].append(held)
     found = []
-    for (_, is_quiet), group in by_queue.items():
-        queue = group[0].handler.queue
+    for (keys, is_quiet), group in by_shard.items():
         found += [
             (_silent(call) if is_quiet else call, piece)
-            for call, piece in settlement.calls(queue.keys, queue.settings, group)
+            for call, piece in settlement.calls(keys, group[0].handler.queue.settings, group)
         ]
     return found
 

@@ -109,10 +109,10 @@ def test_a_read_that_fails_is_made_again_and_loses_nothing(make_queue, consumer,
 
     failures = reader.take(reads, [ValueError("none of its replies"), replies[1]])
     reader.start()
-    for name, failure in failures:
-        troubles.note(name, failure)
+    for keys, failure in failures:
+        troubles.note(keys, failure)
     assert reader.next_reads() == []  # it is let alone for a while
-    troubles.over("broken")
+    troubles.over(broken.keys)
     read(reader, noted)
 
     assert [messages for _, messages in groups] == [5, 3]  # with the first of each

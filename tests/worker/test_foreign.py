@@ -187,7 +187,7 @@ def test_a_score_that_redis_cannot_answer_as_a_number_is_not_asked_for_without_a
     write_as_reliq_does(client, queue, "evil", place="pending", score=float("inf"))
     write_as_reliq_does(client, queue, "due", place="pending", score=1.0)
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
-    scheduler.note(queue.name, ClaimAnswer(0, NOTHING_DUE, 0, []), time.monotonic())
+    scheduler.note(queue.keys, ClaimAnswer(0, NOTHING_DUE, 0, []), time.monotonic())
 
     assert scheduler.step() > 3000
     assert client.lrange(queue.keys.ready, 0, -1) == [b"due"]

@@ -360,7 +360,7 @@ def test_a_renewal_that_waited_for_a_slow_redis_is_not_blamed_on_this_process(ow
     queue.publish("x")
     consumer.start()
     gate.wait_for()
-    consumer.engine()._scheduler._spare_until["q"] = math.inf  # nobody takes the lease back meanwhile
+    consumer.engine()._scheduler._spared_at[queue.keys] = math.inf  # nobody takes the lease back meanwhile
 
     with redis.Redis.from_url(own_server.url) as admin:
         admin.client_pause(1500, all=True)  # the renewal after a third of the lease is answered then
@@ -381,19 +381,19 @@ def test_a_process_takes_no_lease_back_whose_renewal_it_has_yet_to_send(
     engine = start(concurrency=2)
     gate.wait_for()
     scheduler = Scheduler(caller, consumer.handlers, lambda: None, engine._scheduler._is_behind)
-    scheduler._spare_until["q"] = 0.0  # its start is long ago
+    scheduler._spared_at.clear()  # its start is long ago
     (held,) = engine.inflight.deliveries()
     held.renew_at, held.lease_until = held.renew_at - 60, held.lease_until - 60
     client.zadd(queue.keys.unack, {"x": 1})  # its lease is over
     recorder.wait_for(RenewalLate)
 
-    scheduler.note("q", ClaimAnswer(NOTHING_DUE, 0, 0, []), time.monotonic())
+    scheduler.note(queue.keys, ClaimAnswer(NOTHING_DUE, 0, 0, []), time.monotonic())
     wait = scheduler.step()
 
     assert 0 < wait <= 1  # it looks again
     assert recorder.of(Reclaimed) == []
     held_up.set()
-    eventually(lambda: not engine._renewer.is_behind("q"), "the lease is renewed")
+    eventually(lambda: not engine._renewer.is_behind(queue.keys), "the lease is renewed")
     gate.open()
     recorder.wait_for(Acked)
     assert recorder.of(Lost) == []
@@ -407,14 +407,14 @@ def test_a_process_takes_no_lease_back_whose_outcome_is_on_its_way(own_server, r
     consumer.start()
     gate.wait_for()
     renewer = consumer.engine()._renewer
-    assert not renewer.is_behind("q")
+    assert not renewer.is_behind(queue.keys)
 
     with redis.Redis.from_url(own_server.url) as admin:
         admin.client_pause(60_000, all=False)
         gate.open()
-        eventually(lambda: renewer.is_behind("q"), "the renewal is due")
+        eventually(lambda: renewer.is_behind(queue.keys), "the renewal is due")
         admin.client_unpause()
 
     recorder.wait_for(Acked)
-    eventually(lambda: not renewer.is_behind("q"), "it is settled")
+    eventually(lambda: not renewer.is_behind(queue.keys), "it is settled")
     consumer.stop()

@@ -6,8 +6,11 @@ import threading
 import pytest
 
 from reliq.errors import RedisRefusedError, RedisUnavailableError
-from reliq.events import RedisAway
+from reliq.events import RedisAway, RedisBack
+from reliq.keys import Keys
 from reliq.worker.loop import Loop, QueueBackoff
+
+Q = Keys("q")
 
 
 @pytest.fixture
@@ -159,29 +162,51 @@ def test_a_queue_in_trouble_is_let_alone_longer_and_longer(caplog):
     troubles = QueueBackoff("settler")
     waits = []
     for _ in range(8):
-        troubles.note("q", RedisRefusedError("no"))
-        waits.append(troubles.seconds_of("q"))
+        troubles.note(Q, RedisRefusedError("no"))
+        waits.append(troubles.seconds_of(Q))
 
     assert waits[0] < 0.2
     assert waits[-1] > 1
-    assert troubles.waits("q")
-    assert not troubles.waits("other")
+    assert troubles.waits(Q)
+    assert not troubles.waits(Keys("other"))
     assert troubles.seconds() > 0
-    troubles.over("q")
-    assert not troubles.waits("q")
-    assert troubles.seconds() == troubles.seconds_of("q") == 0
+    troubles.over(Q)
+    assert not troubles.waits(Q)
+    assert troubles.seconds() == troubles.seconds_of(Q) == 0
 
 
 def test_trouble_that_lasts_is_logged_ever_more_rarely(caplog):
     troubles = QueueBackoff("settler")
     for _ in range(100):
-        troubles.note("q", RedisRefusedError("no rights"))
+        troubles.note(Q, RedisRefusedError("no rights"))
 
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(lines) == 7  # the 1st, 2nd, 4th, ... 64th
     assert lines[0] == "queue q: the settler failed for the 1. time: no rights"
 
 
-def test_a_redis_that_is_away_is_nobodys_own_trouble():
-    with pytest.raises(RedisUnavailableError):
-        QueueBackoff("settler").note("q", RedisUnavailableError("away"))
+def test_a_server_that_is_away_while_others_answer_is_told_by_the_queue_that_has_it(recorder, caplog):
+    shards = [Q, Q.of_shard(1), Keys("other")]
+    troubles = QueueBackoff("settler", [recorder])
+    for keys in (*shards, Q):
+        troubles.note(keys, RedisUnavailableError("gone"))
+    assert recorder.of(RedisAway) == [RedisAway(name, "settler", "gone") for name in ("q", "q", "other", "q")]
+    assert caplog.records == []  # an observer says it
+
+    troubles.over(Q)
+    assert recorder.of(RedisBack) == []  # its other shard is away
+    for keys in shards:
+        troubles.over(keys)
+
+    assert recorder.of(RedisBack) == [RedisBack("q", "settler"), RedisBack("other", "settler")]
+
+
+def test_what_redis_refuses_is_not_away(recorder):
+    troubles = QueueBackoff("settler", [recorder])
+    troubles.note(Q, RedisUnavailableError("gone"))
+    assert (troubles.has(Q), troubles.refuses(Q)) == (True, False)
+
+    troubles.note(Q, RedisRefusedError("no"))
+
+    assert (troubles.has(Q), troubles.refuses(Q)) == (True, True)
+    assert recorder.of(RedisBack) == [RedisBack("q", "settler")]

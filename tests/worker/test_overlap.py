@@ -92,8 +92,7 @@ def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_be
     knows_the_size(fetcher, queue)
 
     fetcher.step()
-    with pytest.raises(RedisUnavailableError):
-        fetcher.step()
+    fetcher.step()
 
     assert len(started) == 500
 

@@ -191,7 +191,7 @@ def test_the_cost_of_a_due_time_does_not_grow_with_the_idle_workers(queue, consu
         fetcher.step()
         client.pexpire(queue.keys.watch, 2000)  # however slow this machine is
 
-    assert [scheduler.watches("q") for _, scheduler, _ in workers] == [True, False, False, False, False]
+    assert [scheduler.watches(queue.keys) for _, scheduler, _ in workers] == [True, False, False, False, False]
 
 
 def test_a_sooner_message_moves_the_due_time_forward(no_looks, queue, consumer, start, recorder):
@@ -240,7 +240,7 @@ def test_after_a_start_leases_are_spared_for_a_third(queue, consumer, caller):
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     answer = queue.moves.claim(CallNumber("me", 1), limit=1, lease_ms=60_000, watcher="me")
 
-    scheduler.note("q", answer, time.monotonic() - 1)
+    scheduler.note(queue.keys, answer, time.monotonic() - 1)
     wait = scheduler.step()
 
     assert queue.counts().unack == 1
@@ -252,7 +252,9 @@ def test_a_claim_that_tells_a_sooner_time_is_not_overruled_by_an_older_answer(qu
     turns = (CallNumber("me", number) for number in count(1))
 
     def claim():
-        scheduler.note("q", queue.moves.claim(next(turns), limit=1, lease_ms=60_000, watcher="me"), time.monotonic())
+        scheduler.note(
+            queue.keys, queue.moves.claim(next(turns), limit=1, lease_ms=60_000, watcher="me"), time.monotonic()
+        )
 
     def meanwhile(event):
         if isinstance(event, Promoted):
@@ -347,7 +349,7 @@ def test_queues_that_are_due_at_once_share_what_one_round_trip_moves(make_queue,
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     for queue in queues:
         looked = queue.moves.claim(CallNumber("me", 1), limit=0, lease_ms=60_000, watcher="me")
-        scheduler.note(queue.name, looked, time.monotonic())
+        scheduler.note(queue.keys, looked, time.monotonic())
 
     moved = []
     while not moved or moved[-1] < 50 * 60:
