@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.message import CancelStatus, Counts, Duration, RescheduleStatus
     from reliq.settings import QueueSettings
-    from reliq.transport.pool import Target
+    from reliq.transport.target import Target
 
 #: A pause's reason has at most this many characters.
 REASON_LIMIT = 200

@@ -20,7 +20,8 @@ from reliq.receive.batch import Receiver
 from reliq.receive.receive import areceiving, receiving
 from reliq.settings import Durability, QueueSettings, SettingsOptions, seconds
 from reliq.shardmap import ShardMap
-from reliq.transport.connection import check_slots, check_target
+from reliq.transport.connection import check_slots
+from reliq.transport.target import check_target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from reliq.events import Observer
     from reliq.message import BulkResult, Duration, Outgoing, PublishOptions, Receipt
     from reliq.receive.batch import Received
-    from reliq.transport.pool import Target
+    from reliq.transport.target import Target
 
 B = TypeVar("B")
 

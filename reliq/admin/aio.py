@@ -17,7 +17,7 @@ from reliq.keys import Layout
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
-    from reliq.transport.pool import Target
+    from reliq.transport.target import Target
 
 P = ParamSpec("P")
 T = TypeVar("T")

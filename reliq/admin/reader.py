@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from reliq.message import Duration, Letter, Pause
     from reliq.roster import Worker
-    from reliq.transport.pool import Target
+    from reliq.transport.target import Target
 
 
 class Reader:

@@ -11,16 +11,16 @@ from reliq.errors import ConfigurationError, RedisRefusedError, WrongKeyTypeErro
 from reliq.keys import Keys, Layout, check_layout, is_name
 from reliq.queue import Queue
 from reliq.settings import MIB
-from reliq.transport.cluster import ClusterWire
 from reliq.transport.connection import Connection, check_slots
+from reliq.transport.many import ManyWire
 from reliq.wireformat import ServerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.call import Clock, Request, T
-    from reliq.transport.cluster import Wire
-    from reliq.transport.pool import Target
+    from reliq.transport.many import Wire
+    from reliq.transport.target import Target
 
 #: A request of an operator is tried again for this many seconds before Redis counts as away.
 PATIENCE_SECONDS = 2.0
@@ -46,7 +46,7 @@ class Session:
     """
 
     def __init__(self, wire: Wire, clock: Clock | None = None) -> None:
-        self.client, self.is_cluster = Client(wire, clock=clock), isinstance(wire, ClusterWire)
+        self.client, self.is_cluster = Client(wire, clock=clock), isinstance(wire, ManyWire)
 
     def run(self, request: Request[T]) -> T:
         """Make a request; raise what Redis refused, or that it is away."""

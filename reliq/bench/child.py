@@ -19,6 +19,8 @@ from reliq.handlers.handler import Handler
 from reliq.queue import Queue
 from reliq.settings import WorkerSettings
 from reliq.transport.connection import Connection
+from reliq.transport.target import Target
+from reliq.transport.wires import WireFactory
 
 WORKER_STOP_SECONDS = 1.0
 
@@ -41,21 +43,30 @@ class CountedPool:
         return getattr(self._pool, name)
 
 
+class CountedFactory(WireFactory):
+    """Makes wires whose round trips are counted."""
+
+    def __init__(self, target: Callable[[], Target]) -> None:
+        super().__init__(target)
+        self.pools: list[CountedPool] = []
+
+    def pool(self, name: str, timeout_seconds: float, *, asynchronous: bool) -> Any:
+        """Return a pool that counts."""
+        self.pools.append(CountedPool(super().pool(name, timeout_seconds, asynchronous=asynchronous)))
+        return self.pools[-1]
+
+
 class CountedConnection(Connection):
     """A connection that knows how many round trips were made over it."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._counted: list[CountedPool] = []
+        self._factory = self._counted = CountedFactory(self._target)
 
     @property
     def round_trips(self) -> int:
         """How many there were."""
-        return sum(pool.round_trips for pool in self._counted)
-
-    def _pool(self, timeout_seconds: float, *, asynchronous: bool) -> Any:
-        self._counted.append(CountedPool(super()._pool(timeout_seconds, asynchronous=asynchronous)))
-        return self._counted[-1]
+        return sum(pool.round_trips for pool in self._counted.pools)
 
 
 class CountedConsumer(Consumer):

@@ -10,12 +10,13 @@ from tenacity import AsyncRetrying
 
 from reliq.call import Call, Clock, Command, Request, T
 from reliq.client.errors import translated, unknown_script
+from reliq.client.places import Places
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.retry import Tries
-from reliq.transport.cluster import AsyncWire
 from reliq.transport.connection import Connection
+from reliq.transport.many import AsyncWire
 
 S = TypeVar("S")
 
@@ -50,7 +51,7 @@ class AsyncClient:
         return await asyncio.shield(asyncio.ensure_future(self._try(self._one, request, for_seconds)))
 
     async def run_all(self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0) -> list[Any]:
-        """Make `requests` in one round trip; what Redis refused is an exception in its place."""
+        """As `Client.run_all`."""
         if not requests:
             return []
         return await asyncio.shield(asyncio.ensure_future(self._run_all(requests, for_seconds)))
@@ -85,7 +86,7 @@ class AsyncClient:
             return answer, error
 
     async def _run_all(self, requests: Sequence[Request[Any]], for_seconds: float) -> list[Any]:
-        replies = await (self._try(self._exchange, requests, for_seconds) if for_seconds else self._exchange(requests))
+        replies = await (self._try_all(requests, for_seconds) if for_seconds else self._exchange(requests))
         answers: list[Any] = []
         for request, reply in zip(requests, replies, strict=True):
             try:
@@ -108,6 +109,20 @@ class AsyncClient:
         except ReliqError as error:
             tries.mark(error)
             raise
+
+    async def _try_all(self, requests: Sequence[Request[Any]], for_seconds: float) -> list[Any]:
+        """Return the replies to `requests`; those that a server failed to give are asked for again."""
+        made = Places(requests)
+        try:
+            await self._try(self._fill, made, for_seconds)
+        except RedisUnavailableError:
+            if not made.replies:
+                raise
+        return made.replies
+
+    async def _fill(self, made: Places) -> None:
+        made.put(await self._exchange(made.requests))
+        made.check()
 
     async def _exchange(self, requests: Sequence[Request[Any]], *, in_full: bool = False) -> list[Any]:
         if self._clock is not None:

@@ -10,14 +10,15 @@ from tenacity import Retrying
 from reliq.call import Call, Clock, Command, Request, T
 from reliq.client.aio import AsyncClient
 from reliq.client.errors import translated, unknown_script
+from reliq.client.places import Places
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.retry import Tries
 from reliq.transport import connection as transport
-from reliq.transport.cluster import Wire
 from reliq.transport.connection import PUBLISH_TIMEOUT_SECONDS, Connection, default_url
-from reliq.transport.pool import Target
+from reliq.transport.many import Wire
+from reliq.transport.target import Target
 
 S = TypeVar("S")
 
@@ -50,10 +51,17 @@ class Client:
         return self._try(self._one, request, for_seconds)
 
     def run_all(self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0) -> list[Any]:
-        """Make `requests` in one round trip; what Redis refused is an exception in its place."""
+        """
+        Make `requests` in one round trip; what Redis refused is an exception in its place.
+
+        Where there are several servers, what one of them failed to answer is a RedisUnavailableError in its place.
+
+        Raises:
+            RedisUnavailableError: there is one server, and it cannot be reached.
+        """
         if not requests:
             return []
-        replies = self._try(self._exchange, requests, for_seconds) if for_seconds else self._exchange(requests)
+        replies = self._try_all(requests, for_seconds) if for_seconds else self._exchange(requests)
         answers: list[Any] = []
         for request, reply in zip(requests, replies, strict=True):
             try:
@@ -105,6 +113,20 @@ class Client:
         except ReliqError as error:
             tries.mark(error)
             raise
+
+    def _try_all(self, requests: Sequence[Request[Any]], for_seconds: float) -> list[Any]:
+        """Return the replies to `requests`; those that a server failed to give are asked for again."""
+        made = Places(requests)
+        try:
+            self._try(self._fill, made, for_seconds)
+        except RedisUnavailableError:
+            if not made.replies:
+                raise
+        return made.replies
+
+    def _fill(self, made: Places) -> None:
+        made.put(self._exchange(made.requests))
+        made.check()
 
     def _exchange(self, requests: Sequence[Request[Any]], *, in_full: bool = False) -> list[Any]:
         if self._clock is not None:

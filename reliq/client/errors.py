@@ -7,7 +7,7 @@ import redis
 from reliq.call import Call, Command, Request
 from reliq.errors import LoginError, RedisRefusedError, RedisUnavailableError, ReliqError, WrongKeyTypeError
 from reliq.transport import error_replies as replies
-from reliq.transport.wire import NotSentError
+from reliq.transport.failures import NotSentError
 
 _KEY_MARK = " RELIQ_KEY "
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from reliq.health import EngineStats
     from reliq.message import Duration
     from reliq.metrics.serving import Registry
-    from reliq.transport.pool import Target
+    from reliq.transport.target import Target
     from reliq.worker.delivery import HandlerCall, HeldDelivery
     from reliq.worker.failures import ErrorHook
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from reliq.handlers.signatures import Options, Register, RegisterBatch
     from reliq.message import Duration
     from reliq.queue import Queue
-    from reliq.transport.pool import Target
+    from reliq.transport.target import Target
 
 B = TypeVar("B")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,16 +14,13 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
-import redis
-import redis.asyncio
-
 from reliq.call import Clock
 from reliq.errors import ConfigurationError, InsecureWarning
 from reliq.keys import Layout
-from reliq.transport.cluster import AsyncClusterWire, AsyncWire, ClusterWire, Nodes, Wire
-from reliq.transport.pool import Address, RedisClient, Target, address, node_pool, places, pool, sentinels, weakness
-from reliq.transport.url import check_url, masked
-from reliq.transport.wire import AsyncPooledWire, Gate, PooledWire
+from reliq.transport.many import AsyncWire, Wire
+from reliq.transport.pool import places, sentinels
+from reliq.transport.target import Address, RedisClient, Target, address, check_target, seeds, shown, weakness
+from reliq.transport.wires import WireFactory
 
 URL_VARIABLE = "RELIQ_URL"
 #: A publish tries for this many seconds while Redis is away.
@@ -66,10 +63,10 @@ class Connection:
 
     def __init__(self, target: Target, clock: Clock | None = None) -> None:
         self.clock = clock
-        self._url = target if isinstance(target, str) else ""
+        self._url = target if isinstance(target, str | tuple) else ()
         # When the owner of a client drops it, the client and this connection are freed.
-        self._client = None if isinstance(target, str) else weakref.ref(target)
-        self._gate = Gate()
+        self._client = None if isinstance(target, str | tuple) else weakref.ref(target)
+        self._factory = WireFactory(self._target)
         #: Queue -> until when this process need not name it in the registry, by the monotonic clock.
         self.named: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -94,7 +91,7 @@ class Connection:
     @property
     def name(self) -> str:
         """The URL without its password, or the kind of client."""
-        return masked(self._url) if self._url else type(self._target()).__name__
+        return shown(self._target())
 
     @property
     def address(self) -> Address:
@@ -107,7 +104,7 @@ class Connection:
             return made
         with self._lock:
             if timeout_seconds not in self._wires:
-                self._wires[timeout_seconds] = self._wire(timeout_seconds)
+                self._wires[timeout_seconds] = self._factory.blocking(timeout_seconds)
             return self._wires[timeout_seconds]
 
     def async_wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> AsyncWire:
@@ -115,7 +112,7 @@ class Connection:
         with self._lock:
             wires = self._of_loop().wires
             if timeout_seconds not in wires:
-                wires[timeout_seconds] = self._async_wire(timeout_seconds)
+                wires[timeout_seconds] = self._factory.asynchronous(timeout_seconds, wires.values())
             return wires[timeout_seconds]
 
     @cached_property
@@ -155,37 +152,6 @@ class Connection:
     def _places_to_wait(self) -> int:
         return max(1, places(self._target()) // 2)
 
-    def _wire(self, timeout_seconds: float) -> Wire:
-        target = self._target()
-        if not isinstance(target, redis.RedisCluster):
-            return PooledWire(self._pool(timeout_seconds, asynchronous=False), self._gate)
-        cluster = weakref.proxy(target)
-        return ClusterWire(
-            Nodes(
-                cluster,
-                lambda host, port: PooledWire(
-                    node_pool(cluster, host, port, timeout_seconds, asynchronous=False), self._gate
-                ),
-            )
-        )
-
-    def _async_wire(self, timeout_seconds: float) -> AsyncWire:
-        target = self._target()
-        if not isinstance(target, redis.RedisCluster):
-            return AsyncPooledWire(self._pool(timeout_seconds, asynchronous=True), self._gate)
-        cluster = weakref.proxy(target)
-        return AsyncClusterWire(
-            Nodes(
-                cluster,
-                lambda host, port: AsyncPooledWire(
-                    node_pool(cluster, host, port, timeout_seconds, asynchronous=True), self._gate
-                ),
-            )
-        )
-
-    def _pool(self, timeout_seconds: float, *, asynchronous: bool) -> Any:
-        return pool(self._target(), timeout_seconds, asynchronous=asynchronous)
-
     def _target(self) -> Target:
         client = self._client() if self._client else None
         if not self._url and client is None:
@@ -200,7 +166,7 @@ class _Shared:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_url: dict[str, Connection] = {}
+        self._by_url: dict[str | tuple[str, ...], Connection] = {}
         self._by_client: weakref.WeakKeyDictionary[RedisClient, Connection] = weakref.WeakKeyDictionary()
 
     def anew(self) -> "_Shared":
@@ -209,11 +175,11 @@ class _Shared:
 
     def connection(self, target: Target) -> Connection:
         """Return the connection to `target`, which is checked when it is met for the first time."""
-        if isinstance(target, str) and (met := self._by_url.get(target)):
+        if isinstance(target, str | tuple) and (met := self._by_url.get(target)):
             return met
         check_target(target)
         with self._lock:
-            known: Any = self._by_url if isinstance(target, str) else self._by_client
+            known: Any = self._by_url if isinstance(target, str | tuple) else self._by_client
             if target not in known:
                 if why := weakness(target):
                     warnings.warn(why, InsecureWarning, stacklevel=3)
@@ -276,14 +242,6 @@ def default_url() -> str:
     return url
 
 
-def check_target(target: Target) -> None:
-    """Raise ConfigurationError when `target` is neither a URL nor a client that reliq can use."""
-    if isinstance(target, str):
-        check_url(target)
-    elif not isinstance(target, RedisClient):
-        raise ConfigurationError(f"url must be a Redis URL or a redis-py client, not {type(target).__name__}")
-
-
 def _pools(wires: Mapping[float, Wire | AsyncWire]) -> list[Any]:
     """Return every pool behind `wires`."""
     return [one for wire in wires.values() for one in wire.pools()]
@@ -291,7 +249,7 @@ def _pools(wires: Mapping[float, Wire | AsyncWire]) -> list[Any]:
 
 def check_slots(target: Target | None, layout: Layout) -> None:
     """Raise ConfigurationError when `target` is a Cluster that would have a queue's keys in several of its slots."""
-    if isinstance(target, redis.RedisCluster) and not layout.is_in_one_slot:
+    if target is not None and seeds(target) and not layout.is_in_one_slot:
         raise ConfigurationError(
             f"in the layout {layout} a queue's keys lie in several slots, so that it cannot be used in a Redis Cluster; "
             "there take hdt3213:tag, which is Layout.hdt3213(hash_tag=True) and NewQueueOnCluster in Go"

@@ -10,7 +10,7 @@ from redis import exceptions
 #: This server refuses, and another one behind the same address may not.
 ELSEWHERE = {"READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"}
 #: The server refuses now, and may not in a moment.
-NOT_NOW = ELSEWHERE | {"BUSY", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "MOVED"}
+NOT_NOW = ELSEWHERE | {"BUSY", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "MOVED", "ASK"}
 
 #: redis-py cuts the first word off some replies; their class stands for it.
 _CODES: dict[type[Exception], str] = {
@@ -19,6 +19,8 @@ _CODES: dict[type[Exception], str] = {
     exceptions.MasterDownError: "MASTERDOWN",
     exceptions.ClusterDownError: "CLUSTERDOWN",
     exceptions.TryAgainError: "TRYAGAIN",
+    exceptions.AskError: "ASK",
+    exceptions.MovedError: "MOVED",
 }
 #: Redis before 7.0 wraps the refusal of a command inside a script in a text like this.
 _IN_SCRIPT = re.compile(r"^(?:ERR )?Error running script .*: -([A-Z]+) ")

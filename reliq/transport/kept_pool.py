@@ -54,11 +54,20 @@ class KeptPool:
 
     def disconnect(self) -> None:
         """Close every connection; they come back when they are used again."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for kept in idle:
+        for kept in self._take_idle():
             self._pool.release(kept)
         self._pool.disconnect()
+
+    def close_idle(self) -> None:
+        """Close the connections that nobody uses."""
+        for kept in self._take_idle():
+            kept.disconnect()
+            self._pool.release(kept)
+
+    def _take_idle(self) -> list[Any]:
+        with self._lock:
+            idle, self._idle = self._idle, []
+            return idle
 
     def _is_ready(self, connection: Any) -> bool:
         """Say whether a connection is open with nothing to read: the server closes those that are idle for long."""
@@ -67,15 +76,21 @@ class KeptPool:
             return False
         known, poll = self._polls.get(connection, (None, None))
         if poll is None or known is not socket:
-            poll = _poll_of(socket)
+            poll = partial(_poll_of(socket), 0)
             self._polls[connection] = socket, poll
         return not poll()
 
 
-def _poll_of(socket: Any) -> Callable[[], Any]:
-    """Return a function whose answer is true when there is something to read from `socket`; it does not wait."""
+def await_reply(connection: Any, within_seconds: float) -> None:
+    """Wait until there is something to read from a connection; raise redis.TimeoutError when it does not come."""
+    if not _poll_of(connection._sock)(1000 * within_seconds):  # noqa: SLF001  it has no public name
+        raise redis.TimeoutError("no reply came in time")
+
+
+def _poll_of(socket: Any) -> Callable[[float], Any]:
+    """Return a function whose answer is true when there is something to read from `socket` within so many ms."""
     if not hasattr(select, "poll"):  # eventlet takes it away; Windows has none
-        return lambda: select.select([socket], [], [], 0)[0]
+        return lambda ms: select.select([socket], [], [], ms / 1000)[0]
     poll = select.poll()
     poll.register(socket, select.POLLIN)
-    return partial(poll.poll, 0)
+    return poll.poll

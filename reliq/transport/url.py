@@ -2,7 +2,8 @@
 Redis URLs: read and checked before anything is connected, and shown without their password.
 
 `redis://`, `rediss://` (TLS) and `unix://` as redis-py has them; `redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB` and
-`rediss+sentinel://` ask Sentinel for the primary.
+`rediss+sentinel://` ask Sentinel for the primary; `redis+cluster://HOST:PORT,HOST:PORT` and `rediss+cluster://` name nodes
+of a Cluster.
 """
 
 import re
@@ -13,9 +14,10 @@ from urllib.parse import parse_qsl, unquote, unquote_plus
 from reliq.errors import ConfigurationError
 
 SENTINEL_PORT = 26379
+REDIS_PORT = 6379
 HIGHEST_PORT = 65_535
 
-_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 #: Greedy up to the last @, as a password may have one that is not encoded.
 _FORM = re.compile(
     r"(?P<scheme>[a-z+]+)://(?:(?P<rights>[^/?#]*)@)?(?P<places>[^@/?#]*)(?P<path>/[^?#]*)?(?:\?(?P<query>[^#]*))?(?:#.*)?",
@@ -41,12 +43,13 @@ class RedisUrl:
     A URL that may be used.
 
     Attributes:
-        plain: what redis-py reads: of a URL for Sentinel the rights and options alone.
+        plain: what redis-py reads: of a URL for Sentinel or a Cluster the rights and options alone.
         shown: the URL without its password and options.
         is_exposed: whether a password crosses a network in the clear.
         sentinels: host and port of each.
         service: how Sentinel calls the primary.
         sentinel_rights: user and password for the sentinels themselves.
+        nodes: host and port of each node of a Cluster that is named.
     """
 
     plain: str = field(repr=False)
@@ -55,6 +58,7 @@ class RedisUrl:
     sentinels: tuple[tuple[str, int], ...] = ()
     service: str = ""
     sentinel_rights: dict[str, str] = field(default_factory=dict, repr=False)
+    nodes: tuple[tuple[str, int], ...] = ()
 
 
 def check_url(url: str) -> RedisUrl:
@@ -62,24 +66,25 @@ def check_url(url: str) -> RedisUrl:
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in _SCHEMES:
         raise ConfigurationError(
-            "Redis URL must begin with redis://, rediss:// or unix://, or with redis+sentinel:// to ask Sentinel"
+            "Redis URL must begin with redis://, rediss:// or unix://, with redis+sentinel:// to ask Sentinel, or with "
+            "redis+cluster:// for a Cluster"
         )
     parts, hosts = _parts(url)
-    for_sentinel = scheme.endswith("+sentinel")
+    plain, _, kind = scheme.partition("+")
     options = dict(parse_qsl(parts["query"], keep_blank_values=True))
-    _check_options(options, _OPTIONS | _SENTINEL_OPTIONS if for_sentinel else _OPTIONS)
-    service, database = _check_place(scheme, hosts, parts["path"])
-    place = parts["places"] if not for_sentinel else "sentinel"
+    _check_options(options, _OPTIONS | _SENTINEL_OPTIONS if kind == "sentinel" else _OPTIONS)
+    service, database = _check_place(scheme, hosts, parts["path"], options)
     rights = f"{parts['rights']}@" if parts["rights"] else ""
     has_password = ":" in parts["rights"] or "password" in options
     is_far = scheme.startswith("redis") and not all(is_near(host) for host, _ in hosts)
     return RedisUrl(
-        plain=f"{scheme.removesuffix('+sentinel')}://{rights}{place}{database}?{_for_redis_py(parts['query'])}",
+        plain=f"{plain}://{rights}{kind or parts['places']}{database}?{_for_redis_py(parts['query'])}",
         shown=masked(url),
         is_exposed=has_password and is_far and not scheme.startswith("rediss"),
-        sentinels=tuple((host, port or SENTINEL_PORT) for host, port in hosts) if for_sentinel else (),
+        sentinels=tuple((host, port or SENTINEL_PORT) for host, port in hosts) if kind == "sentinel" else (),
         service=service,
         sentinel_rights={name.removeprefix("sentinel_"): options[name] for name in _SENTINEL_OPTIONS & set(options)},
+        nodes=tuple((host, port or REDIS_PORT) for host, port in hosts) if kind == "cluster" else (),
     )
 
 
@@ -115,7 +120,9 @@ def _parts(url: str) -> tuple[dict[str, str], list[tuple[str, int | None]]]:
     return {name: text or "" for name, text in form.groupdict().items()}, hosts
 
 
-def _check_place(scheme: str, hosts: list[tuple[str, int | None]], path: str) -> tuple[str, str]:
+def _check_place(
+    scheme: str, hosts: list[tuple[str, int | None]], path: str, options: dict[str, str]
+) -> tuple[str, str]:
     """Return Sentinel's name for the primary, and the path for redis-py: the database, or the socket."""
     if scheme == "unix":
         if not path:
@@ -129,8 +136,17 @@ def _check_place(scheme: str, hosts: list[tuple[str, int | None]], path: str) ->
                 f"Redis URL {scheme}:// needs sentinels and what they call the primary, such as "
                 f"{scheme}://HOST:26379,HOST:26379/SERVICE/0"
             )
+    elif scheme.endswith("+cluster"):
+        if not hosts:
+            raise ConfigurationError(f"Redis URL {scheme}:// needs nodes, such as {scheme}://HOST:6379,HOST:6379")
+        if database not in ("", "0") or options.get("db", "0") != "0":
+            raise ConfigurationError(
+                f"Redis URL {scheme}:// must not name a database other than /0: a Cluster has no other"
+            )
     elif len(hosts) != 1:
-        raise ConfigurationError("Redis URL needs a host, such as redis://HOST:6379/0 (several only with Sentinel)")
+        raise ConfigurationError(
+            "Redis URL needs a host, such as redis://HOST:6379/0 (several only with Sentinel and Cluster)"
+        )
     if database and not (database.isascii() and database.isdigit()):
         raise ConfigurationError("Redis URL must end in a database number, such as /0")
     return service, f"/{database}"

@@ -1,11 +1,11 @@
 """
 Wires: commands out, replies back, in one round trip and without a retry.
 
-For a single server, a Unix socket, whatever Sentinel calls the primary, and one node of a Cluster.
-Nothing above a wire knows the difference.
+For a single server, a Unix socket, whatever Sentinel calls the primary, and one node of a Cluster; `many.py` has the wires
+to several. Nothing above a wire knows the difference.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import redis
@@ -13,33 +13,12 @@ import redis.asyncio
 from hiredis import pack_command
 
 from reliq.call import Arg
-from reliq.replies import read_facts
 from reliq.transport.error_replies import is_elsewhere
-from reliq.wireformat import ServerVersion
+from reliq.transport.failures import BROKEN, not_sent
+from reliq.transport.gate import Gate
+from reliq.transport.kept_pool import await_reply
 
 Reply = Any
-
-#: Errors after which a connection is of no more use.
-_BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
-
-
-class NotSentError(redis.ConnectionError):
-    """No connection could be made, so the command cannot have run."""
-
-
-class Gate:
-    """Lets no command through before the server is known to be new enough; one that hides its version passes."""
-
-    #: Asked on a new connection; it is part of the connection's beginning, as redis-py's own HELLO is.
-    question = ("INFO", "server")
-
-    def __init__(self) -> None:
-        self.is_open = False
-
-    def judge(self, reply: Reply) -> None:
-        """Open, or raise ConfigurationError: the server is too old."""
-        ServerVersion.read(read_facts(reply) if isinstance(reply, bytes) else {}).check()
-        self.is_open = True
 
 
 class Trust:
@@ -73,34 +52,76 @@ class Trust:
 
 
 class PooledWire:
-    """Commands to one server, over connections from a pool."""
+    """
+    Commands to one server, over connections from a pool.
 
-    def __init__(self, pool: Any, gate: Gate) -> None:
-        self._pool = pool
-        self._gate = gate
+    Attributes:
+        server: what the server is called among several.
+    """
+
+    def __init__(self, pool: Any, gate: Gate, server: str = "") -> None:
+        self._pool, self._gate, self.server = pool, gate, server
         self._trust = Trust()
 
     def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
         """Send `commands` at once and return the replies; one that Redis refused is an exception in its place."""
+        return self.receive(self.send(commands), len(commands))
+
+    def send(self, commands: Sequence[Sequence[Arg]]) -> Any:
+        """Send `commands` at once; return the connection, which `receive` or `drop` takes back."""
         connection = self._connected()
         try:
             if not self._gate.is_open:
                 self._pass_gate(connection)
             connection.send_packed_command(packed(commands))
-            replies, is_refused = _replies(connection, len(commands))
-            if is_refused and is_elsewhere(replies):
-                self._trust.fails(connection)
-                connection.disconnect()
-            else:
-                self._trust.works(connection)
         except BaseException as error:
-            if isinstance(error, _BROKEN):
-                self._trust.fails(connection)
-            connection.disconnect()  # a reply that was not read must not meet the next command
+            self.drop(connection, error)
             raise
-        finally:
-            self._pool.release(connection)
+        return connection
+
+    def receive(self, connection: Any, count: int, within_seconds: float | None = None) -> list[Reply]:
+        """
+        Return the replies to `count` commands that were sent over `connection`; it is free then.
+
+        Raises:
+            redis.TimeoutError: none came within so many seconds, by default those of the pool.
+        """
+        try:
+            if within_seconds is not None:
+                await_reply(connection, within_seconds)
+            replies, is_refused = _replies(connection, count)
+        except BaseException as error:
+            self.drop(connection, error)
+            raise
+        if is_refused and is_elsewhere(replies):
+            self._trust.fails(connection)
+            connection.disconnect()
+        else:
+            self._trust.works(connection)
+        self._pool.release(connection)
         return replies
+
+    def drop(self, connection: Any, error: BaseException | None = None) -> None:
+        """Close a connection whose replies were not read, that they do not meet the next command; it is free then."""
+        if isinstance(error, BROKEN):
+            self._trust.fails(connection)
+        connection.disconnect()
+        self._pool.release(connection)
+
+    def place(self, _key: str) -> Hashable:
+        """Return what keys have in common that may stand in one command: here all may."""
+        return self.server
+
+    def node_for(self, _key: str) -> "PooledWire":
+        """Return the wire to the server that has a key: this one."""
+        return self
+
+    def each(self) -> dict[str, "PooledWire"]:
+        """Return the wires to all servers."""
+        return {self.server: self}
+
+    def note(self, node: "PooledWire", error: Exception) -> None:
+        """Take notice of a failure outside of an exchange: nothing follows from it where there is one server."""
 
     def pools(self) -> list[Any]:
         """Return the pools of its connections."""
@@ -111,8 +132,8 @@ class PooledWire:
             connection = self._pool.get_connection()
             if self._trust.failures and self._trust.doubts(connection):
                 self._renew(connection)
-        except (*_BROKEN, redis.ResponseError) as error:
-            raise _not_sent(error, self._pool) from error
+        except (*BROKEN, redis.ResponseError) as error:
+            raise not_sent(error, self._pool) from error
         return connection
 
     def _renew(self, connection: Any) -> None:
@@ -127,39 +148,59 @@ class PooledWire:
         try:
             connection.send_packed_command(packed([self._gate.question]))
             self._gate.judge(_replies(connection, 1)[0][0])
-        except _BROKEN as error:
-            raise _not_sent(error, self._pool) from error
+        except BROKEN as error:
+            raise not_sent(error, self._pool) from error
 
 
 class AsyncPooledWire:
     """As `PooledWire`, for asyncio."""
 
-    def __init__(self, pool: Any, gate: Gate) -> None:
-        self._pool = pool
-        self._gate = gate
+    def __init__(self, pool: Any, gate: Gate, server: str = "") -> None:
+        self._pool, self._gate, self.server = pool, gate, server
         self._trust = Trust()
 
     async def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
         """Send `commands` at once and return the replies; one that Redis refused is an exception in its place."""
+        return await self.receive(await self.send(commands), len(commands))
+
+    async def send(self, commands: Sequence[Sequence[Arg]]) -> Any:
+        """Send `commands` at once; return the connection, which `receive` or `drop` takes back."""
         connection = await self._connected()
         try:
             if not self._gate.is_open:
                 await self._pass_gate(connection)
             await connection.send_packed_command(packed(commands))
-            replies, is_refused = await _async_replies(connection, len(commands))
-            if is_refused and is_elsewhere(replies):
-                self._trust.fails(connection)
-                await connection.disconnect(nowait=True)
-            else:
-                self._trust.works(connection)
         except BaseException as error:
-            if isinstance(error, _BROKEN):
-                self._trust.fails(connection)
-            await connection.disconnect(nowait=True)
+            await self.drop(connection, error)
             raise
-        finally:
-            await self._pool.release(connection)
+        return connection
+
+    async def receive(self, connection: Any, count: int, within_seconds: float | None = None) -> list[Reply]:
+        """
+        Return the replies to `count` commands that were sent over `connection`; it is free then.
+
+        Raises:
+            redis.TimeoutError: one did not come within so many seconds, by default those of the pool.
+        """
+        try:
+            replies, is_refused = await _async_replies(connection, count, within_seconds)
+        except BaseException as error:
+            await self.drop(connection, error)
+            raise
+        if is_refused and is_elsewhere(replies):
+            self._trust.fails(connection)
+            await connection.disconnect(nowait=True)
+        else:
+            self._trust.works(connection)
+        await self._pool.release(connection)
         return replies
+
+    async def drop(self, connection: Any, error: BaseException | None = None) -> None:
+        """Close a connection whose replies were not read, that they do not meet the next command; it is free then."""
+        if isinstance(error, BROKEN):
+            self._trust.fails(connection)
+        await connection.disconnect(nowait=True)
+        await self._pool.release(connection)
 
     def pools(self) -> list[Any]:
         """Return the pools of its connections."""
@@ -170,8 +211,8 @@ class AsyncPooledWire:
             connection = await self._pool.get_connection()
             if self._trust.failures and self._trust.doubts(connection):
                 await self._renew(connection)
-        except (*_BROKEN, redis.ResponseError) as error:
-            raise _not_sent(error, self._pool) from error
+        except (*BROKEN, redis.ResponseError) as error:
+            raise not_sent(error, self._pool) from error
         return connection
 
     async def _renew(self, connection: Any) -> None:
@@ -185,9 +226,9 @@ class AsyncPooledWire:
     async def _pass_gate(self, connection: Any) -> None:
         try:
             await connection.send_packed_command(packed([self._gate.question]))
-            self._gate.judge((await _async_replies(connection, 1))[0][0])
-        except _BROKEN as error:
-            raise _not_sent(error, self._pool) from error
+            self._gate.judge((await _async_replies(connection, 1, None))[0][0])
+        except BROKEN as error:
+            raise not_sent(error, self._pool) from error
 
 
 def packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:
@@ -201,22 +242,6 @@ def packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:
 
 def _raw(arg: Arg) -> Arg:
     return arg.encode("utf-8", "surrogateescape") if isinstance(arg, str) else arg
-
-
-def _not_sent(error: Exception, pool: Any) -> Exception:
-    """Return what to raise when a connection could not be made; a refused login stays what it is."""
-    if isinstance(error, redis.AuthenticationError):
-        return error
-    if isinstance(error, redis.ResponseError):  # to SELECT or AUTH
-        return redis.AuthenticationError(str(error))
-    kind = getattr(pool, "beneath", pool).connection_class
-    is_secure = issubclass(kind, redis.SSLConnection | redis.asyncio.SSLConnection)
-    text = str(error)
-    if is_secure and ("Timeout connecting" in text or "WRONG_VERSION_NUMBER" in text):
-        return NotSentError(f"{text}; if that port speaks no TLS, the URL begins with redis://")
-    if not is_secure and "connecting to" not in text and "No connection" not in text:  # it was closed at the greeting
-        return NotSentError(f"{text}; if that port speaks TLS, the URL begins with rediss://")
-    return NotSentError(text)
 
 
 def _replies(connection: Any, count: int) -> tuple[list[Reply], bool]:
@@ -234,13 +259,13 @@ def _replies(connection: Any, count: int) -> tuple[list[Reply], bool]:
     return replies, is_refused
 
 
-async def _async_replies(connection: Any, count: int) -> tuple[list[Reply], bool]:
-    """As `_replies`, in async code."""
+async def _async_replies(connection: Any, count: int, seconds: float | None) -> tuple[list[Reply], bool]:
+    """As `_replies`, in async code, each reply within so many seconds."""
     replies: list[Reply] = []
     is_refused = False
     for _ in range(count):
         try:
-            replies.append(await connection.read_response())
+            replies.append(await connection.read_response(timeout=seconds))
         except redis.ConnectionError:
             raise
         except redis.ResponseError as error:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from reliq.admin import Admin
-    from reliq.transport.pool import Target
+    from reliq.transport.target import Target
     from reliq.web.desk import Resolver
 
 logger = logging.getLogger(__name__)

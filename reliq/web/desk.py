@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from reliq.admin import Moment, Overview
     from reliq.admin.history import Minute
-    from reliq.transport.pool import Target
+    from reliq.transport.target import Target
     from reliq.web.access import Access, Token
     from reliq.web.live import Part
 

@@ -11,7 +11,7 @@ from redis.exceptions import NoScriptError
 from reliq import Consumer
 from reliq.lua import script
 from reliq.message import Claimed
-from reliq.transport.wire import NotSentError
+from reliq.transport.failures import NotSentError
 from tests.chaos.history import Journal
 
 SETTLING = ("ack", "nack", "extend", "release", "snooze")

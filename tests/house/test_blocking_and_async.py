@@ -14,13 +14,15 @@ from reliq.client.aio import AsyncClient
 from reliq.client.client import Client
 from reliq.publish.sender import Sender
 from reliq.queue import Queue
-from reliq.transport.cluster import AsyncClusterWire, ClusterWire
+from reliq.transport.many import AsyncManyWire, ManyWire
 from reliq.transport.wire import AsyncPooledWire, PooledWire
 
 #: Modules that are programs: their import runs something.
 NO_IMPORT = {"reliq.__main__"}
-#: Methods that only one of two twins has: a watcher's looks go with one thread, `keys` and `in_layout` ask nobody.
+#: Methods that only one of two twins has: a watcher's looks go with one thread, `keys` and `in_layout` ask nobody; a
+#: worker, which waits at many servers, and an operator, who asks each, run in threads.
 ALONE = {Admin: {"watch", "keys", "in_layout", "close"}, AsyncAdmin: {"aclose"}}
+ALONE |= {kind: {"place", "node_for", "each", "note"} for kind in (PooledWire, ManyWire)}
 #: Queue methods that talk to Redis.
 BLOCKING = [
     "publish",
@@ -95,7 +97,7 @@ def test_twins_have_the_same_methods(plain, twin):
 
 
 def test_the_twins_are_found():
-    wires = {(PooledWire, AsyncPooledWire), (ClusterWire, AsyncClusterWire)}
+    wires = {(PooledWire, AsyncPooledWire), (ManyWire, AsyncManyWire)}
 
     assert {(Client, AsyncClient), (Admin, AsyncAdmin), *wires} <= set(twins())
 

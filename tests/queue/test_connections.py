@@ -21,8 +21,9 @@ from required import must_run_in_ci
 
 from reliq import Admin, ConfigurationError, Consumer, Durability, Layout, LoginError, Queue, RedisUnavailableError
 from reliq.embedded import EmbeddedRedis
-from reliq.transport.cluster import _groups
 from reliq.transport.connection import Connection
+from reliq.transport.many import Exchange
+from reliq.transport.servers import ShardServers
 
 DEBIAN = Path("/usr/bin/redis-server")
 
@@ -356,10 +357,13 @@ def test_in_a_cluster_a_wait_is_answered_too(cluster, call):
     theirs.close()
 
 
-def test_in_a_cluster_a_wait_goes_over_the_connection_of_what_it_is_for():
-    publish, wait, ping = ("EVALSHA", "…"), ("WAIT", 1, 100), ("PING",)
+def test_a_wait_goes_to_the_server_of_what_it_is_for():
+    servers = ShardServers(["a", "b"], lambda *_: [])
+    there, here, wait = ("LLEN", "{reliq:q#1.5}:ready"), ("LLEN", "{reliq:q}:ready"), ("WAIT", 1, 100)
 
-    assert _groups([publish, wait, ping, publish, wait]) == [[publish, wait], [ping], [publish, wait]]
+    shares = Exchange(servers, [here, wait, there, wait, here]).shares
+
+    assert [[one.command for one in shares[server]] for server in "ab"] == [[here, wait, here], [there, wait]]
 
 
 def test_a_consumer_takes_what_a_queue_takes(url):

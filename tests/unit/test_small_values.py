@@ -250,6 +250,7 @@ def test_no_more_than_a_bounded_number_of_them_is_kept():
         (f"redis://host:{SECRET}", "a URL that does not parse"),
         (f"redis://me:p@ss{SECRET}@[::1]:6379/0", "redis://me:***@[::1]:6379/0"),
         (f"redis+sentinel://:{SECRET}@a:1,b/shop/0?sentinel_password={SECRET}", "redis+sentinel://:***@a:1,b/shop/0"),
+        (f"redis+cluster://me:{SECRET}@a:1,[::1]:2/0?ssl_password={SECRET}", "redis+cluster://me:***@a:1,[::1]:2/0"),
     ],
 )
 def test_a_url_is_shown_without_its_password(url, shown):
@@ -282,6 +283,13 @@ BAD_URLS = {
     f"redis+sentinel://:{SECRET}@a:1,/shop": "does not parse",
     f"redis+sentinel://:{SECRET}@a:1,b:port/shop": "does not parse",
     "redis+sentinel://a/shop/zero": "must end in a database number",
+    "redis+cluster://": "needs nodes, such as",
+    f"redis+cluster://:{SECRET}@a:1,": "does not parse",
+    "redis+cluster://a:1,b:2/1": "must not name a database other than /0",
+    "rediss+cluster://a?db=2": "must not name a database other than /0",
+    "redis+cluster://a/zero": "must not name a database other than /0",
+    "redis+cluster://a?sentinel_password=x": "has an unknown option",
+    "redis+clusters://a": "must begin with",
     f"rediss://:{SECRET}@h?ssl_cert_reqs=none": "would take anybody's certificate",
     f"rediss://:{SECRET}@h?ssl_check_hostname=False": "would take anybody's certificate",
     f"rediss://:{SECRET}@h?ssl_cert_reqs=none&insecure=no": "would take anybody's certificate",
@@ -303,7 +311,7 @@ def test_a_url_that_is_none_is_refused_and_nothing_of_its_password_shown(url):
 @given(st.lists(st.sampled_from("?#/@:&=%[]., 1"), min_size=1), st.sampled_from(["", "sentinel", "db", "ssl_"]))
 def test_no_piece_of_a_password_that_is_not_encoded_is_shown(marks, start):
     password = start.join(f"{mark}{SECRET}" for mark in marks)
-    for scheme in ("redis", "rediss", "redis+sentinel"):
+    for scheme in ("redis", "rediss", "redis+sentinel", "redis+cluster"):
         try:
             check_url(f"{scheme}://me:{password}@host:6379/0")
         except ConfigurationError as error:
@@ -331,6 +339,8 @@ def test_any_text_is_a_url_or_refused(text):
         ),
         ("redis+sentinel://u:p%2F@a:1,b/shop/2?protocol=2&sentinel_password=x", "redis://u:p%2F@sentinel/2?protocol=2"),
         ("rediss+sentinel://[::1]:5,a/my-shop", "rediss://sentinel/?"),
+        ("redis+cluster://u:p%2F@a:1,b/0?protocol=2", "redis://u:p%2F@cluster/0?protocol=2"),
+        ("rediss+cluster://[::1]:5", "rediss://cluster/?"),
     ],
 )
 def test_a_url_is_taken_and_redis_py_is_given_what_it_knows(url, plain):
@@ -346,12 +356,21 @@ def test_a_url_for_sentinel_names_the_sentinels_the_service_and_the_rights_for_t
     assert SECRET not in repr(url)
 
 
+def test_a_url_for_a_cluster_names_its_nodes():
+    url = check_url("redis+cluster://u:p@a:1,b,[::1]:3/0")
+
+    assert url.nodes == (("a", 1), ("b", 6379), ("::1", 3))
+    assert check_url("redis://a:1/0").nodes == ()
+
+
 @pytest.mark.parametrize(
     ("url", "exposed"),
     [
         ("redis://:p@shop.example/0", True),
         ("redis://shop.example/0?password=p", True),
         ("redis+sentinel://:p@127.0.0.1,shop.example/shop", True),
+        ("redis+cluster://:p@127.0.0.1,shop.example", True),
+        ("rediss+cluster://:p@shop.example", False),
         ("redis://shop.example/0", False),
         ("rediss://:p@shop.example/0", False),
         ("unix://u:p@/run/redis.sock", False),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from reliq.admin.session import Session
     from reliq.call import Request
     from reliq.keys import Keys
-    from reliq.transport.pool import Address
+    from reliq.transport.target import Address
 
 SECTIONS = ("server", "memory", "persistence", "replication", "stats")
 PARAMETERS = ("appendfsync", "save", "min-replicas-to-write")

@@ -1,0 +1,77 @@
+"""Makes the wires of a connection: to one server, to the nodes of a Cluster, to independent servers."""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
+from typing import Any
+
+from reliq.transport.gate import Gate
+from reliq.transport.many import SERVER_SECONDS, AsyncManyWire, AsyncWire, ManyWire, Wire
+from reliq.transport.pool import ask, pool
+from reliq.transport.servers import ClusterServers, Servers, ShardServers
+from reliq.transport.target import OneTarget, Target, seeds, shown
+from reliq.transport.wire import AsyncPooledWire, PooledWire
+
+
+class WireFactory:
+    """
+    Makes the wires of one connection, which share what is known of its servers.
+
+    Args:
+        target: returns where they lead.
+    """
+
+    def __init__(self, target: Callable[[], Target]) -> None:
+        self._target = target
+        self._many: ManyWire | None = None
+        self._gates: dict[str, Gate] = {}
+
+    def blocking(self, timeout_seconds: float) -> Wire:
+        """Return a wire whose replies are awaited for `timeout_seconds`; to many servers there is one, for all of them."""
+        if self._servers is None:
+            return PooledWire(self.pool("", timeout_seconds, asynchronous=False), self._gate(""))
+        if self._many is None:
+            self._many = ManyWire(
+                self._servers,
+                lambda name: PooledWire(self.pool(name, SERVER_SECONDS, asynchronous=False), self._gate(name), name),
+            )
+        return self._many
+
+    def asynchronous(self, timeout_seconds: float, made: Collection[AsyncWire]) -> AsyncWire:
+        """As `blocking`, for an event loop that has those `made` already."""
+        if self._servers is None:
+            return AsyncPooledWire(self.pool("", timeout_seconds, asynchronous=True), self._gate(""))
+        return next(iter(made), None) or AsyncManyWire(
+            self._servers,
+            lambda name: AsyncPooledWire(self.pool(name, SERVER_SECONDS, asynchronous=True), self._gate(name), name),
+        )
+
+    @cached_property
+    def _servers(self) -> Servers | None:
+        """The servers, where there are many, with what is known of them; None where there is one."""
+        target = self._target()
+        if isinstance(target, tuple):
+            return ShardServers([shown(url) for url in target], self._ask)
+        nodes = seeds(target)
+        return ClusterServers(nodes, self._ask) if nodes else None
+
+    def _at(self, name: str) -> tuple[OneTarget, str]:
+        """Return the target that has a server, and which node of it that is."""
+        target = self._target()
+        if isinstance(target, tuple):
+            return next(url for url in target if shown(url) == name), ""
+        return target, name
+
+    def pool(self, name: str, timeout_seconds: float, *, asynchronous: bool) -> Any:
+        """Return a pool for the server that is called so."""
+        target, node = self._at(name)
+        return pool(target, timeout_seconds, asynchronous=asynchronous, node=node)
+
+    def _ask(self, name: str, commands: Sequence[Sequence[str]]) -> list[Any]:
+        target, node = self._at(name)
+        return ask(target, SERVER_SECONDS, commands, node=node)
+
+    def _gate(self, name: str) -> Gate:
+        """Return the gate of a server, which all of its wires share."""
+        target = self._target()
+        in_cluster = isinstance(self._servers, ClusterServers)
+        return self._gates.setdefault(name, Gate(in_cluster=in_cluster, place=name or shown(target)))

@@ -1,0 +1,58 @@
+"""What the tests of a Cluster share: queues on each of its nodes, and both ways to call them."""
+
+import asyncio
+
+import pytest
+
+from reliq import Queue
+from reliq.transport.connection import Connection
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def call(request):
+    """Call a method of a queue, blocking or async: `call(queue, "publish", …)`."""
+    if request.param == "blocking":
+        return lambda queue, name, *args, **options: getattr(queue, name)(*args, **options)
+
+    def make(queue, name, *args, **options):
+        async def once():
+            try:
+                return await getattr(queue, f"a{name}")(*args, **options)
+            finally:
+                await queue.aclose()
+
+        return asyncio.run(once())
+
+    return make
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def exchange(request, cluster):
+    """Make commands over a wire to the Cluster, blocking or async."""
+    if request.param == "blocking":
+        return Connection.to(cluster.url).wire().exchange
+
+    def make(commands):
+        async def once():
+            connection = Connection.to(cluster.url)
+            try:
+                return await connection.async_wire().exchange(commands)
+            finally:
+                await connection.aclose()
+
+        return asyncio.run(once())
+
+    return make
+
+
+@pytest.fixture
+def queues(cluster):
+    """A queue on each primary, by the primary's port."""
+    found = {}
+    numbers = iter(range(1000))
+    while len(found) < 3:
+        queue = Queue(f"q{next(numbers)}", int, url=cluster.url)
+        found.setdefault(cluster.primary_of(queue.keys.ready).port, queue)
+    Connection.to(cluster.url).named.clear()  # the registry is empty too
+    yield found
+    Connection.to(cluster.url).close()
