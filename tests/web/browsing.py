@@ -3,12 +3,14 @@
 import threading
 from contextlib import contextmanager
 
+import pytest
 from site_page import serving
 from waiting import eventually
 
 from reliq import Consumer, Outgoing, Queue, WorkerSettings
 from reliq.admin import Admin
 from reliq.web import Access, app
+from reliq.worker import heartbeat
 
 #: As long as a queue allows: no page may become wider for it.
 LONG_ID = "long-" + "x" * 123
@@ -43,17 +45,26 @@ def queues(url):
         for job in jobs:
             job.ack()
     admin.pause("reports", reason="we move")
-    consumer.start(WorkerSettings(concurrency=4))
     try:
-        eventually(lambda: admin.size("payments", "dead") == len(DEAD), "what fails has died")
-        payments.publish_many([{"fails": False}, {"fails": False}])
-        eventually(lambda: admin.size("payments", "unack") == 2, "two handlers run")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(heartbeat, "BEAT_SECONDS", 0.2)
+            consumer.start(WorkerSettings(concurrency=4))
+            eventually(lambda: admin.size("payments", "dead") == len(DEAD), "what fails has died")
+            payments.publish_many([{"fails": False}, {"fails": False}])
+            eventually(lambda: [one for one in admin.workers() if one.busy == 2], "a record says that two handlers run")
+            assert admin.stacks([worker_of(admin)], for_seconds=30)
         yield admin
     finally:
         done.set()
         consumer.stop(5)
         payments.close()
         admin.close()
+
+
+def worker_of(admin):
+    """The id of the only worker."""
+    [worker] = admin.workers()
+    return worker.id
 
 
 def publish_seven(url, *names):

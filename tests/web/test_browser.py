@@ -4,21 +4,26 @@ import importlib.resources
 import itertools
 import re
 
+import httpx
 import pytest
-from browsing import DEAD, LONG_ID, publish_seven, queues, served
+from browsing import DEAD, LONG_ID, publish_seven, queues, served, worker_of
 from chromium import chromium
 from playwright.sync_api import expect
 from ports import free_port
 from site_page import TOKEN, site_of
 
+from reliq.admin import session
 from reliq.embedded import EmbeddedRedis
 from reliq.web import Access, application
 
 WIDTHS, SCHEMES = (1440, 390), ("light", "dark")
 SCRIPT = ("with", "without")
-#: Groups of axe's rules, and single ones.
-ALL_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-FOR_NARROW_AND_DARK = ["color-contrast", "scrollable-region-focusable", "target-size"]
+#: Groups of axe's rules, and single ones, by where they are tried: what a narrow or a dark page can have worse than a
+#: wide and light one is its contrast, and what does not fit.
+RULES = {
+    (1440, "light"): ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+    (390, "dark"): ["color-contrast", "scrollable-region-focusable", "target-size"],
+}
 #: Every page: its address, and texts that it must show.
 PAGES = {
     "queues": ("/", ["payments", "invoices", "nobody works on it", "paused: we move", "All 4 queues"]),
@@ -34,6 +39,7 @@ PAGES = {
     "hidden": ("/queues/payments/message?id=dead-3", ["dead-3", "Not shown until you ask"]),
     "dead": ("/queues/payments/dead", ["Why they died", "ValueError at", "Looked at 8 of 8", "dead-6", LONG_ID]),
     "workers": ("/workers", ["payments", "What they run"]),
+    "worker": ("/workers/{worker}", ["Where its handlers stand", "queues.<locals>.pay", "Ask for the stacks"]),
     "account": ("/account", ["Nothing is missing.", "balanced"]),
     "doctor": ("/doctor", ["version"]),
     "works": ("/progress", ["Under way, and done lately"]),
@@ -52,9 +58,21 @@ def redis_url(redis_server):
 
 
 @pytest.fixture(scope="module")
-def address(redis_url):
-    with queues(redis_url), served(redis_url) as address:
+def admin(redis_url):
+    with queues(redis_url) as admin:
+        yield admin
+
+
+@pytest.fixture(scope="module")
+def address(redis_url, admin):
+    with served(redis_url) as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def paths(admin):
+    """The path of each page."""
+    return {name: path.format(worker=worker_of(admin)) for name, (path, _) in PAGES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +127,10 @@ def overflow(page):
 
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("script", SCRIPT)
-def test_a_page_shows_its_values_fits_and_complains_of_nothing(windows, address, name, script):
-    page, (path, texts) = windows[script], PAGES[name]
+def test_a_page_shows_its_values_fits_is_accessible_and_complains_of_nothing(windows, address, paths, name, script):
+    page, texts = windows[script], PAGES[name][1]
 
-    complaints = opened(page, address + path)
+    complaints = opened(page, address + paths[name])
 
     assert [one for one in complaints if name != "missing"] == []
     for width, scheme in itertools.product(WIDTHS, SCHEMES):
@@ -120,19 +138,20 @@ def test_a_page_shows_its_values_fits_and_complains_of_nothing(windows, address,
         seen = page.locator("body").inner_text()
         assert [text for text in texts if text not in seen] == []
         assert (width, scheme, overflow(page)) == (width, scheme, 0)
+        if script == "with" and (width, scheme) in RULES:
+            assert (width, scheme, serious(page, RULES[width, scheme])) == (width, scheme, [])
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_axe_finds_nothing_serious(window, address, name):
-    window.goto(address + PAGES[name][0])
-    window.evaluate(importlib.resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8"))
-
-    # What a narrow or a dark page can have worse than the other is its contrast, and what does not fit.
-    for width, scheme, rules in ((1440, "light", ALL_RULES), (390, "dark", FOR_NARROW_AND_DARK)):
-        look(window, width, scheme)
-        found = window.evaluate("rules => axe.run(document, {resultTypes: ['violations'], runOnly: rules})", rules)
-        serious = [one for one in found["violations"] if one["impact"] in ("serious", "critical")]
-        assert [(one["id"], [node["target"] for node in one["nodes"]]) for one in serious] == []
+def serious(page, rules):
+    """What axe finds on a page: each rule that is broken, and where."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(importlib.resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8"))
+    found = page.evaluate("rules => axe.run(document, {resultTypes: ['violations'], runOnly: rules})", rules)
+    return [
+        (one["id"], [node["target"] for node in one["nodes"]])
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
 
 
 def cell(page, queue, label):
@@ -254,41 +273,46 @@ def test_dead_letters_of_a_group_are_published_again_with_a_rate_and_their_progr
     expect(page.get_by_role("button", name="Stop", exact=True)).to_be_hidden()
 
 
-def test_a_reader_gets_no_body_and_no_form_that_writes(browser, redis_url, address):
-    with served(redis_url, Access.READ) as elsewhere:
-        page = browser.new_page()
-        for path, _ in PAGES.values():
-            html = page.request.get(elsewhere + path).text()
+def test_a_reader_gets_no_body_and_no_form_that_writes(window, redis_url, paths):
+    with served(redis_url, Access.READ) as elsewhere, httpx.Client(base_url=elsewhere) as program:
+        for path in paths.values():
+            html = program.get(path).text
             assert "CANARY" not in html
             assert [form for form in re.findall(r'method="post" action="([^"]*)"', html) if "/check" not in form] == []
-        page.goto(elsewhere)
-        expect(page.locator(".about")).to_contain_text("read-only")
-        page.context.close()
+        window.goto(elsewhere)
+        expect(window.locator(".about")).to_contain_text("read-only")
+        window.goto("about:blank")  # it leaves the stream
+
+
+@pytest.fixture(scope="module")
+def guarded(redis_url):
+    """A page that wants a token."""
+    with site_of(redis_url) as site:
+        yield site
 
 
 @pytest.mark.parametrize("script", SCRIPT)
-def test_a_person_logs_in_with_the_token_and_out(browser, redis_url, address, script):
-    with site_of(redis_url) as other:
-        page = browser.new_context(java_script_enabled=script == "with").new_page()
-        page.goto(other.url)
-        page.get_by_label("Token").fill("not the token, but as long")
-        page.get_by_role("button", name="Log in").click()
-        expect(page.get_by_role("alert")).to_contain_text("That is not the token")
-        page.get_by_label("Token").fill(TOKEN)
-        page.get_by_role("button", name="Log in").click()
+def test_a_person_logs_in_with_the_token_and_out(windows, guarded, script):
+    page = windows[script]
+    page.goto(guarded.url)
+    page.get_by_label("Token").fill("not the token, but as long")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_contain_text("That is not the token")
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Log in").click()
 
-        expect(page.locator("h1")).to_have_text("Queues")
-        page.get_by_role("button", name="Log out").click()
-        expect(page.locator("h1")).to_have_text("Log in")
-        page.context.close()
+    expect(page.locator("h1")).to_have_text("Queues")
+    page.get_by_role("button", name="Log out").click()
+    expect(page.locator("h1")).to_have_text("Log in")
 
 
-def test_a_page_says_that_redis_is_away_and_comes_back_by_itself(browser, server_path, monkeypatch):
+def test_a_page_says_that_redis_is_away_and_comes_back_by_itself(window, server_path, monkeypatch):
     monkeypatch.setattr(application, "RETRY_SECONDS", 1)
+    monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.2)
     with EmbeddedRedis(server=server_path, port=free_port()) as server:
         publish_seven(server.url, "orders")
         with served(server.url) as address:
-            page = browser.new_page()
+            page = window
             page.goto(address)
             expect(page.locator("#live")).to_have_text("live")
             server.kill()
@@ -299,4 +323,4 @@ def test_a_page_says_that_redis_is_away_and_comes_back_by_itself(browser, server
             expect(page.locator("body")).to_contain_text("503")
             server.start()
             expect(page.locator("h1")).to_have_text("Queues", timeout=30_000)
-            page.context.close()
+            page.goto("about:blank")

@@ -15,6 +15,7 @@ from streams import events_of, viewing
 from waiting import eventually
 
 from reliq import Admin, Queue, RedisUnavailableError
+from reliq.admin import session
 from reliq.embedded import EmbeddedRedis
 from reliq.web.desk import LastMoment
 from reliq.web.live import EVENTS_LIMIT, Live, Part
@@ -157,7 +158,8 @@ def own_server(server_path):
         yield server
 
 
-def test_while_redis_is_away_pages_say_so_and_both_come_back_by_themselves(own_server):
+def test_while_redis_is_away_pages_say_so_and_both_come_back_by_themselves(own_server, monkeypatch):
+    monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.2)
     queue = Queue("orders", str, url=own_server.url)
     queue.publish("x")
 
@@ -188,7 +190,8 @@ def test_while_redis_is_away_pages_say_so_and_both_come_back_by_themselves(own_s
     assert "orders" in after.data
 
 
-def test_pages_that_wait_while_redis_is_away_do_not_try_one_after_another():
+def test_pages_that_wait_while_redis_is_away_do_not_try_one_after_another(monkeypatch):
+    monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.2)
     tries = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
