@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse
@@ -25,6 +24,7 @@ from reliq.web.guard import SAFE_METHODS, HeaderGuard, is_foreign
 from reliq.web.live import Part, Stream
 from reliq.web.reading import LIVE, rendered
 from reliq.web.routes import OTHERS, PAGES, PATHS, WebPage
+from reliq.web.threads import in_thread
 from reliq.web.visit import Fields, Refusal, Visit
 
 if TYPE_CHECKING:
@@ -87,19 +87,27 @@ class Application:
             try:
                 return await answer(request)
             except Exception as error:
-                return await run_in_threadpool(self._refused, request, error)
+                return await in_thread(self._refused, request, error)
 
         return endpoint
 
     async def _page(self, page: WebPage, request: Request) -> Response:
-        return await run_in_threadpool(page.answer, await self._allowed(request, page.name, page.needs))
+        return await in_thread(page.answer, await self._allowed(request, page.name, page.needs))
 
     async def _allowed(self, request: Request, route: str, needs: Access) -> Visit:
         """Return the request as pages see it; raise Refusal when it is not allowed."""
-        visitor = request.scope[VISITOR] = await self.desk.visitor(Request(request.scope[HOST]))
+        visitor = request.scope[VISITOR] = await self._visitor(request)
         if not visitor.may(needs):
             raise self._not_allowed(visitor, needs)
         return self._visit(request, route, request.scope["query_string"], await _form(request))
+
+    async def _visitor(self, request: Request) -> Visitor:
+        """Return who makes a request; what a resolver raises is told to the log alone."""
+        try:
+            return await self.desk.visitor(Request(request.scope[HOST]))
+        except Exception:
+            logger.exception("the resolver of who may see the page failed")
+            raise Refusal(500, "The page failed", "Its log says more.") from None
 
     def _not_allowed(self, visitor: Visitor, needs: Access) -> Refusal:
         if not visitor.access and self.desk.token is not None:
@@ -127,6 +135,10 @@ class Application:
         part = Part(query.text("page"), query.text("queue") or query.text("id"), query.text("layout"), visit.root)
         if part.page not in LIVE:
             raise Refusal(404, "There is no such stream", f"There are {', '.join(LIVE)}.")
+        if request.method != "GET":
+            raise Refusal(405, "A stream has no head")
+        if not self.desk.live.has_room(part):
+            raise Refusal(429, "Too many are watching", "This page is as new as its last reload.")
         return Stream(self.desk.live, part)
 
     async def _login(self, request: Request) -> Response:
@@ -179,7 +191,7 @@ class Application:
     async def _missing(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else HTTPStatus.INTERNAL_SERVER_ERROR
         heading = "There is no such page" if status == HTTPStatus.NOT_FOUND else "That is not done here"
-        return await run_in_threadpool(self._refused, request, Refusal(status, heading))
+        return await in_thread(self._refused, request, Refusal(status, heading))
 
     def _refused(self, request: Request, error: Exception) -> Response:
         """Return the page that says why there is no other."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 
@@ -63,7 +62,8 @@ def is_foreign(request: Request) -> bool:
     if site is not None:
         return site != "same-origin"
     if origin is not None:
-        return urlsplit(origin).netloc != request.headers.get("host") or "://" not in origin
+        scheme, _, place = origin.partition("://")
+        return not scheme or not place or place != request.headers.get("host")
     return bearer_of(request) is None
 
 

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: A stream ends after this many events: the browser asks again, and whether it may is seen anew.
 EVENTS_LIMIT = 600
+#: Streams that are open at once, and different parts that they show.
+VIEWERS_LIMIT, PARTS_LIMIT = 1000, 100
 #: A browser whose stream has ended asks again after this many ms.
 AGAIN_MS = 2000
 
@@ -78,6 +80,10 @@ class Live:
                 yield _event(self._away, self.number, "away")
             elif part in self._events:
                 yield _event(self._events[part], self.number)
+
+    def has_room(self, part: Part) -> bool:
+        """Say whether one more may watch this part: each part costs a look, and each viewer a connection."""
+        return self.viewers < VIEWERS_LIMIT and (part in self._viewers or len(self._viewers) < PARTS_LIMIT)
 
     def join(self, part: Part) -> None:
         """Have a part looked at; the first viewer begins the looking."""

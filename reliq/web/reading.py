@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reliq.admin.story import story_of
 from reliq.admin.workers import running_in
-from reliq.errors import ConfigurationError
+from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError
 from reliq.message import DEATH_REASONS
 from reliq.roster import BEAT_SECONDS
 from reliq.web.access import Access, Visitor
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from reliq.admin import Failure, QueueView
     from reliq.web.desk import Desk, Now
     from reliq.web.live import Part
+
+logger = logging.getLogger(__name__)
 
 #: A worker that has not taken a request for its stacks after two of its beats does not answer.
 SILENT_SECONDS = 2 * BEAT_SECONDS
@@ -126,15 +129,22 @@ def doctor(visit: Visit) -> Response:
 
 
 def rendered(desk: Desk, parts: Iterable[Part]) -> Mapping[Part, str]:
-    """Look at Redis once, and return each part as HTML; one whose queue or work is gone is left out."""
+    """
+    Look at Redis once, and return each part as HTML.
+
+    A part is left out whose queue or work is gone, or which Redis refuses: the others have other viewers.
+    """
     now, found = desk.last.get(), {}
     for part in parts:
         visit = _viewer(desk, part)
         try:
-            context = LIVE[part.page](visit, now)
-        except (ConfigurationError, Refusal):
+            found[part] = visit.text(f"live/{part.page}.html", **LIVE[part.page](visit, now))
+        except (ConfigurationError, RedisRefusedError, Refusal):
             continue
-        found[part] = visit.text(f"live/{part.page}.html", **context)
+        except RedisUnavailableError:
+            raise
+        except Exception:
+            logger.exception("the live part of the page %s failed", part.page)
     return found
 
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from site_page import BEARER, EVERYTHING, TOKEN, serving
 
-from reliq import ConfigurationError
+from reliq import ConfigurationError, RedisRefusedError
 from reliq.web import Access, app
 from reliq.web.access import LOGIN_SECONDS, Token
 from reliq.web.guard import HEADERS
@@ -143,6 +143,8 @@ ORIGINS = [
     ({"Origin": "http://evil.example"}, 403),
     ({"Origin": "null"}, 403),
     ({"Origin": ""}, 403),
+    ({"Origin": "http://[::1"}, 403),
+    ({"Origin": "://"}, 403),
     ({}, 403),
 ]
 
@@ -195,7 +197,8 @@ def levels_by_name(url):
 
 
 def test_a_resolver_that_fails_or_answers_nonsense_lets_nobody_in(url, caplog):
-    answers = iter([RuntimeError("a secret of the resolver"), "READ", None])
+    raised = [RuntimeError("a secret of the resolver"), ConfigurationError("a secret"), RedisRefusedError("a secret")]
+    answers = iter([*raised, "READ", None])
 
     def resolver(_request):
         answer = next(answers)
@@ -204,9 +207,9 @@ def test_a_resolver_that_fails_or_answers_nonsense_lets_nobody_in(url, caplog):
         return answer
 
     with serving(app(url, access=resolver)) as site:
-        pages = [httpx.get(site.url + "/") for _ in range(3)]
+        pages = [httpx.get(site.url + "/") for _ in range(5)]
 
-    assert [page.status_code for page in pages] == [500, 500, 500]
+    assert [page.status_code for page in pages] == [500] * 5
     assert "secret" not in "".join(page.text for page in pages)
     assert "a secret of the resolver" in caplog.text
 

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 
 import httpx
 import pytest
+from anyio import to_thread
 from ports import free_port
 from site_page import BEARER, site_of
 from streams import events_of, viewing
@@ -17,8 +18,11 @@ from waiting import eventually
 from reliq import Admin, Queue, RedisUnavailableError
 from reliq.admin import session
 from reliq.embedded import EmbeddedRedis
+from reliq.web import live
 from reliq.web.desk import LastMoment
 from reliq.web.live import EVENTS_LIMIT, Live, Part
+from reliq.web.reading import LIVE
+from reliq.web.threads import in_thread
 
 PART = Part("queues", "", "", "")
 VIEWERS = 50
@@ -220,3 +224,58 @@ def test_a_stream_of_what_there_is_not_waits_and_harms_no_other(orders, site):
 
     assert event.kind == "message"
     assert "orders" in event.data
+
+
+def test_a_part_that_redis_refuses_or_that_fails_harms_no_other(orders, client, admin, url, monkeypatch, caplog):
+    Queue("third", str, url=url).publish("x")
+    rule = admin.acl(["viewer"], ["orders"], user="looks")
+    client.execute_command("ACL", "SETUSER", "looks", "reset", *rule.rules, "on", ">secret")
+    monkeypatch.setitem(LIVE, "workers", lambda visit, now: 1 / 0)
+
+    async def watch(site):
+        async with AsyncExitStack() as stack:
+            for path in ("/stream?page=queue&queue=third", "/stream?page=workers", "/stream?page=worker&id=none"):
+                await stack.enter_async_context(viewing(site, path))
+            viewer = await stack.enter_async_context(viewing(site, "/stream?page=queue&queue=orders"))
+            return [await viewer.event() for _ in range(2)]
+
+    try:
+        with site_of(url.replace("redis://", "redis://looks:secret@")) as site:
+            events = asyncio.run(watch(site))
+    finally:
+        client.acl_deluser("looks")
+
+    assert {event.kind for event in events} == {"message"}
+    assert "the live part of the page workers failed" in caplog.text
+
+
+def test_parts_and_viewers_are_bounded(orders, site, monkeypatch):
+    monkeypatch.setattr(live, "PARTS_LIMIT", 2)
+    monkeypatch.setattr(live, "VIEWERS_LIMIT", 3)
+    program = site.program()
+
+    async def watch():
+        async with AsyncExitStack() as stack:
+            for page in ("queues", "workers", "workers"):
+                before = [status_of(page) for page in ("queues", "account", "worker")]
+                await stack.enter_async_context(viewing(site, f"/stream?page={page}"))
+            return before, status_of("queues")
+
+    def status_of(page):
+        with program.stream("GET", f"/stream?page={page}") as answer:
+            return answer.status_code
+
+    (known, unknown, new), full = asyncio.run(watch())
+
+    assert (known, unknown, new, full) == (200, 404, 429, 429)
+    assert program.head("/stream?page=queues").status_code == 405
+
+
+def test_pages_leave_the_threads_of_the_application_around_them_alone(orders, url):
+    async def ask():
+        with site_of(url) as site:
+            host = to_thread.current_default_thread_limiter()
+            seen = await in_thread(lambda: host.borrowed_tokens)
+            return seen, site.program().get("/").status_code
+
+    assert asyncio.run(ask()) == (0, 200)
