@@ -10,6 +10,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+TickOutcome = Literal["published", "paused", "overlap", "missed"]
+
 
 class Event(msgspec.Struct, frozen=True, gc=False):
     """Something happened to messages of `queue`."""
@@ -128,6 +130,27 @@ class Purged(Event, frozen=True, gc=False):
     """Messages were deleted by an operator."""
 
     count: int
+
+
+class Ticked(Event, frozen=True, gc=False):
+    """
+    A periodic entry went on to its tick `at`, in unix seconds, or was run because somebody asked for it.
+
+    Attributes:
+        outcome: `published`; `paused` or `overlap` when the tick was skipped; `missed` when nobody was there in time.
+        missed: how many ticks before it were missed, itself included when it was.
+    """
+
+    entry: str
+    at: int
+    outcome: TickOutcome
+    missed: int
+
+
+class Superseded(Event, frozen=True, gc=False):
+    """Another schedule of a periodic entry is in force: this process lets the entry be, for a newer one has it."""
+
+    entry: str
 
 
 class Started(Event, frozen=True, gc=False):

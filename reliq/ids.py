@@ -21,6 +21,7 @@ _VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
 _TIME_LENGTH = 8
 _CHANCE_BYTES = 10
 _ID_LENGTH = 22
+_PERIODIC = "cron."
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _OF_SHARD = re.compile(r"[A-Za-z0-9]{8}[A-Za-z0-9_-]{14}~([1-9][0-9]{0,2})")
 #: Generated ids are of these times, in unix ms: from 2020 up to 2100. One of 86 other ids of their shape looks so too.
@@ -39,13 +40,26 @@ def home(id: str, shards: int) -> int:
     """
     Return in which of so many shards a message of this id is.
 
-    A generated id says it; a chosen one goes by the first eight bytes of its SHA-256. What is in shard h of N is in
-    shard h mod M of M when M divides N, so that a number of shards that is doubled moves ids to new shards alone.
+    A generated id says it; that of a periodic entry is in shard 0, where the entry is; another chosen one goes by the
+    first eight bytes of its SHA-256. What is in shard h of N is in shard h mod M of M when M divides N, so that a number
+    of shards that is doubled moves ids to new shards alone.
     """
     return 0 if shards == 1 else _place(id) % shards
 
 
+def tick_id(entry: str, at: int) -> str:
+    """Return the id of the message of a periodic entry's tick."""
+    return f"{_PERIODIC}{entry}.{at}"
+
+
+def run_id(entry: str, asked_ms: int) -> str:
+    """Return the id of the message of a run of a periodic entry that somebody asked for."""
+    return f"{_PERIODIC}{entry}.run.{asked_ms}"
+
+
 def _place(id: str) -> int:
+    if id.startswith(_PERIODIC):
+        return 0
     if generated := _OF_SHARD.fullmatch(id):
         return int(generated[1])
     made = made_at(id)

@@ -165,6 +165,7 @@ class Keys:
         "_dedup",
         "_lane",
         "_msg",
+        "cron",
         "dead",
         "ends",
         "epoch",
@@ -197,9 +198,7 @@ class Keys:
         self.name, self.layout, self.shard = name, layout, shard
         base = _base(layout.prefix, name + end_of_tag(f"{layout.prefix}:{name}", shard), layout.hash_tag)
         self._msg = base + ":msg:" if shard else _base(layout.body_prefix, name, layout.hash_tag) + ":msg:"
-        self._aside = base + ":aside:"
-        self._dedup = base + ":dd:"
-        self._lane = base + ":lane:"
+        self._aside, self._dedup, self._lane = base + ":aside:", base + ":dd:", base + ":lane:"
         self.pending = base + ":pending"  # sorted set: id -> due time
         self.ready = base + ":ready"  # list: LPUSH in, RPOP out
         self.unack = base + ":unack"  # sorted set: id -> lease deadline or redelivery time
@@ -217,6 +216,7 @@ class Keys:
         self.wake = base + ":wake"  # list: at most one token
         self.watch = base + ":watch"  # string: the process that waits for the next due time
         self.windows = base + ":windows"  # hash: chosen id -> for how many ms it stays taken after its end
+        self.cron = base + ":cron"  # hash: what is known of the periodic entries, see reliq.crons
         self.paused = base + ":paused"  # string: there while the queue is paused
         self.map = base + ":map"  # string, in shard 0 alone: how many shards the queue has
         self.epoch = base + ":epoch"  # string: the least epoch of the map that a publish to this shard must know

@@ -1,6 +1,7 @@
 """Every setting: its default, its unit and what is allowed; each is checked when it is made."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, Literal, Self, TypedDict
@@ -37,6 +38,12 @@ def whole(name: str, value: int, *, least: int = 0, most: int) -> int:
     if not least <= value <= most:
         raise ConfigurationError(f"{name} must be {least} to {most}, not {_shown(value)}")
     return value
+
+
+def check_is_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Raise ConfigurationError naming `name` when a value is none of those that are allowed."""
+    if value not in allowed:
+        raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {str(value)[:40]!r}")
 
 
 def _shown(value: object) -> str:

@@ -26,6 +26,7 @@ TYPES = {
     "dead": "stream",
     "totals": "hash",
     "minutes": "hash",
+    "cron": "hash",
     "wake": "list",
     "watch": "string",
     "paused": "string",

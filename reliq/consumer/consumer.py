@@ -247,12 +247,12 @@ class Consumer(Registration):
             middleware=tuple(self._middleware),
             observers=tuple(self.observers),
             on_error=(*self._on_error, *hooks),
+            periodic=self.ticked_beside(chosen),
         )
         engine.start()
         self._engine, self._pid = engine, os.getpid()
         atexit.register(self._stop_at_exit)
-        names = tuple(handler.queue.name for handler in chosen)
-        notify(self.observers, [RedisBack("", STARTING), WorkerReady("", names)])
+        notify(self.observers, [RedisBack("", STARTING), WorkerReady("", tuple(one.queue.name for one in chosen))])
 
     def _run(self, settings: WorkerSettings, queues: Sequence[str], signals: StopSignals) -> int:
         """Start, work and stop; return the exit code."""

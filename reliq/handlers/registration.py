@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from reliq.errors import ConfigurationError
 from reliq.handlers.handler import Handler, check_around, check_hook, check_middleware, check_queue, inspected
+from reliq.handlers.periodic import PeriodicRegistration
 from reliq.settings import HandlerSettings
 from reliq.transport.connection import Connection, check_slots
 
 if TYPE_CHECKING:
     from reliq.handlers.job import Job
+    from reliq.handlers.periodic import Periodic
     from reliq.handlers.signatures import Options, Register, RegisterBatch
     from reliq.message import Duration
     from reliq.queue import Queue
@@ -22,10 +24,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound="Callable[[Job[Any], BaseException, bool], Any]")
 
 
-class Registration:
-    """The handlers of a consumer by queue, and the middleware and error hooks for all of them."""
+class Registration(PeriodicRegistration):
+    """The handlers of a consumer by queue, the middleware and error hooks for all of them, and its periodic entries."""
 
     def __init__(self, target: Target | None = None) -> None:
+        super().__init__()
         self.target = target
         self._handlers: dict[str, Handler] = {}
         self._middleware: list[Callable[[Job[Any]], Any]] = []
@@ -144,20 +147,27 @@ class Registration:
         check_middleware(self._middleware, chosen)
         return chosen
 
+    def ticked_beside(self, handlers: Sequence[Handler]) -> list[Periodic]:
+        """Return the periodic entries of a process with these handlers: of their queues, and of queues without one here."""
+        others = self._handlers.keys() - {handler.queue.name for handler in handlers}
+        return [one for one in self.periodic if one.queue.name not in others]
+
     def connection(self, handlers: Sequence[Handler]) -> Connection:
         """Return the one Redis of the consumer and its queues; raise ConfigurationError when they name two."""
-        named = [self.target, *(handler.queue.target for handler in handlers)]
+        queues = [handler.queue for handler in handlers] + [one.queue for one in self.ticked_beside(handlers)]
+        named = [self.target, *(queue.target for queue in queues)]
         targets = [target for target in named if target is not None]
         if any(target != targets[0] for target in targets):
             raise ConfigurationError("the consumer and its queues name different Redis servers; name one")
-        for handler in handlers:
-            check_slots(targets[0] if targets else None, handler.queue.layout)
+        for queue in queues:
+            check_slots(targets[0] if targets else None, queue.layout)
         return Connection.to(targets[0] if targets else None)
 
     def _register_all_of(self, other: Registration) -> None:
         """Register what `other` has too; raise ConfigurationError when a queue would have two handlers."""
         for handler in other._handlers.values():
             self._check_is_new(handler)
+        self._add_all_of(other)
         self._handlers.update(other._handlers)
         self._middleware += other._middleware
         self._on_error += other._on_error

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
+#: How the outcome of a tick is told.
+_TOLD = {
+    "published": "published",
+    "paused": "skipped in its pause",
+    "overlap": "skipped, for its last message is alive",
+    "missed": "missed itself",
+}
+
 
 class LogObserver:
     """
@@ -36,7 +44,7 @@ class LogObserver:
     kinds = (
         *(events.Handled, events.Lost, events.Reclaimed, events.Expired, events.Collected, events.Inconsistent),
         *(events.RedisAway, events.RedisBack, events.RenewalLate, events.Unconfirmed, events.WentBack),
-        *(events.WorkerReady, events.WorkerStopping),
+        *(events.WorkerReady, events.WorkerStopping, events.Ticked, events.Superseded),
     )
 
     def __call__(self, event: Event, /) -> None:
@@ -84,6 +92,8 @@ class LogObserver:
                 cause = "a spoilt total, see `reliq check`" if after < 0 else "Redis was reset or rewound"
                 text = f"{queue}: {cause}: the queue counted {before} claims and now counts {after}"
                 _warn(text, event="went_back", queue=queue, before=before, after=after)
+            case events.Ticked() | events.Superseded():
+                _of_periodic_entry(event)
 
     def _redis_away(self, queue: str, part: str, error: str) -> None:
         """Log once that Redis, or the server of a queue, is away, however many parts find it so."""
@@ -104,6 +114,17 @@ class LogObserver:
             seconds = time.monotonic() - since
             text = f"{queue}: its server" if queue else "Redis"
             _info(f"{text} is back after {seconds:.1f} s", event="redis_back", queue=queue, seconds=round(seconds, 3))
+
+
+def _of_periodic_entry(event: events.Ticked | events.Superseded) -> None:
+    """Log a tick that was not published, or comes after some that were not, and an entry that a newer process has."""
+    match event:
+        case events.Ticked(queue, entry, at, outcome, missed) if missed or outcome != "published":
+            text = f"{queue}: the tick {at} of the periodic entry {entry} was {_TOLD[outcome]}; {missed} were missed"
+            _warn(text, event="ticked", queue=queue, entry=entry, at=at, outcome=outcome, missed=missed)
+        case events.Superseded(queue, entry):
+            text = f"{queue}: a newer process has another schedule for the periodic entry {entry}; this one lets it be"
+            _warn(text, event="superseded", queue=queue, entry=entry)
 
 
 def _handled(event: events.Handled, error: str) -> None:

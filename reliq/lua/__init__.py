@@ -37,6 +37,7 @@ _READ = {
     "lease": "HLEN",
     "errors": "HLEN",
     "dead": "XLEN",
+    "cron": "HLEN",
 }
 
 #: How a header names the commands that are run on a key.

@@ -16,6 +16,7 @@ from reliq.transitions.delivering import (
     promote,
     reclaim,
 )
+from reliq.transitions.periodic import InForce, Tick, TickStatus, register, tick
 from reliq.transitions.protocol import CallNumber
 from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
 from reliq.transitions.settling import Settled, ack, extend, failure, nack, release, snooze
@@ -29,11 +30,14 @@ __all__ = [
     "AskStatus",
     "CallNumber",
     "ClaimAnswer",
+    "InForce",
     "PublishAnswer",
     "ReclaimAnswer",
     "RedriveStatus",
     "Settled",
     "Suspects",
+    "Tick",
+    "TickStatus",
     "ack",
     "ask",
     "cancel",
@@ -49,9 +53,11 @@ __all__ = [
     "purge",
     "reclaim",
     "redrive",
+    "register",
     "release",
     "remap",
     "reschedule",
     "snooze",
+    "tick",
     "tidy",
 ]

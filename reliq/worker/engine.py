@@ -28,6 +28,7 @@ from reliq.worker.runner import Runner, ThreadExecutor
 from reliq.worker.scheduler import Scheduler
 from reliq.worker.settler import Settler
 from reliq.worker.stack_report import stack_report
+from reliq.worker.ticker import Ticker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from reliq.events import Observer
     from reliq.handlers.handler import Handler
     from reliq.handlers.job import Job
+    from reliq.handlers.periodic import Periodic
     from reliq.settings import WorkerSettings
     from reliq.stacks import StackReport
     from reliq.transport.connection import Connection
@@ -54,7 +56,7 @@ class Engine:
     The parts of one worker process.
 
     Messages go fetcher → runner → settler; beside them the renewer keeps leases alive and the
-    scheduler makes messages claimable. `start` and `stop` may each be called once.
+    scheduler makes messages claimable; the ticker, where there are periodic entries, publishes theirs. `start` and `stop` may each be called once.
     """
 
     def __init__(
@@ -67,8 +69,9 @@ class Engine:
         middleware: Sequence[Callable[[Job[Any]], Any]] = (),
         observers: Sequence[Observer] = (),
         on_error: Sequence[ErrorHook] = (),
+        periodic: Sequence[Periodic] = (),
     ) -> None:
-        self._handlers, self._settings = handlers, settings
+        self._handlers, self._settings, self._periodic = handlers, settings, periodic
         self._client = client = Client.to(connection, reply_seconds(handlers), observers)
         inflight = self.inflight = Inflight(handlers, settings.concurrency)
         #: Deliveries that the stop cut off, or could not give back; None before the end of its grace.
@@ -199,6 +202,8 @@ class Engine:
             "heartbeat": self._heartbeat.step,
             "fetcher": self._fetcher.step,
         }
+        if self._periodic:
+            steps["ticker"] = Ticker(self._client, self._periodic).step
         loops = {name: Loop(name, step, observers, lambda: self._scheduler.spare(None)) for name, step in steps.items()}
         self._scheduler.wake, self._heartbeat.wake = loops["scheduler"].wake, loops["heartbeat"].wake
         return loops

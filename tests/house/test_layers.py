@@ -17,6 +17,8 @@ LAYERS = {
         "transitions",
         "commands",
         "minutes",
+        "crons",
+        "schedule",
         "shardmap",
         "stacks",
         "ids",
@@ -37,7 +39,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in 
 LAYERS_LIMIT = 14
 #: Parts that only compute: no Redis, clock, thread, chance or log.
 PURE = {"errors", "events", "extras", "foreign", "message", "text", "lua", "keys", "wireformat", "codec", "call"}
-PURE |= {"failure_note", "minutes", "hashtags", "shardmap", "stacks"}
+PURE |= {"failure_note", "minutes", "hashtags", "shardmap", "stacks", "crons", "schedule"}
 PURE |= {"answers", "retry", "rights", "roster", "settings", "replies", "transitions", "commands"}
 OUTSIDE = {"redis", "time", "threading", "random", "logging", "socket", "asyncio", "os", "subprocess", "secrets"}
 #: `python -m reliq.x` begins another process, which imports for itself: a text behind `-m` is no import.

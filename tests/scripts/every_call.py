@@ -9,6 +9,13 @@ LATER = micros(ms=60_000)
 WINDOW_MS = 600_000
 
 
+def daily_tick(minute=1, **options):
+    """The tick of the staged periodic entry so many minutes after noon."""
+    at = NOON // 10**6 + 60 * minute
+    message = (f"cron.daily.{at}", b',"r":1}\nbody')
+    return t.Tick("daily", "every 60", at, at - 60, missed=1, message=message, **options)
+
+
 def stage(run, client, keys):
     """Fill the queue; return the call of each script by name, all to be made at `LATER`."""
     publisher, worker = iter(range(1, 99)), iter(range(1, 99))
@@ -46,6 +53,7 @@ def stage(run, client, keys):
     run(t.cancel(keys, ["never-seen"], clock=NOON))
     client.delete(keys.wake, keys.watch)
     client.hdel(keys.retries_left, "no-count")
+    run(t.register(keys, [("daily", "every 60")], newest=True, clock=NOON))
     letters = [(name.decode(), letter[b"id"].decode(), 3) for name, letter in client.xrange(keys.dead)]
     seen = run(check_ids(keys, ["no-count"], part="both"))[1][0][-1]
     wish = {"no-count": [seen, "=", "", 0, "=", "", ""]}
@@ -85,9 +93,11 @@ def stage(run, client, keys):
         "purge": t.purge(keys, ["purged"], state="garbage", clock=LATER),
         "reclaim": t.reclaim(keys, clock=LATER),
         "redrive": t.redrive(keys, letters, ttl_ms=1000, delay_ms=1, clock=LATER),
+        "register": t.register(keys, [("daily", "every 60"), ("new", "every 5")], clock=LATER),
         "release": t.release(keys, [by_id["released"], by_id["cancelled-running"]], clock=LATER),
         "remap": t.remap(keys, b"", b'{"epoch":1,"n":2,"was":1,"state":"growing"}', clock=LATER),
         "reschedule": t.reschedule(keys, ["moved", "waiting", "ready-too", "extended"], delay_ms=1, clock=LATER),
         "snooze": t.snooze(keys, [(by_id["snoozed"], 5), (by_id["cancelled-running"], 5)], clock=LATER),
+        "tick": t.tick(keys, daily_tick(due_ms=LATER // 1000 + 5), ttl_ms=1000, retries=1, clock=LATER),
         "tidy": t.tidy(keys, clock=micros(ms=-7_200_000)),
     }

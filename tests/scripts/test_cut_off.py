@@ -13,6 +13,7 @@ from test_model import QueueMachine
 from reliq import transitions as t
 from reliq.admin import Admin
 from reliq.lua import script_names
+from reliq.wireformat import envelope_rest
 
 pytestmark = pytest.mark.foreign_hands
 
@@ -125,6 +126,13 @@ def _calls(one, chance):
     for state in ("pending", "ready", "retry", "garbage"):
         yield t.purge(keys, list(getattr(one.model, state))[:2], state=state)
     yield t.tidy(keys, clock=one.model.now - 3_600_000_000)
+    yield t.register(keys, [("daily", "every 60"), ("hourly", "every 3600")], newest=True, clock=clock)
+    one.run(t.register(keys, [("daily", "every 60")], newest=True, clock=one.model.now))
+    now = one.model.now // 10**6
+    message = (f"cron.daily.{now + 60}", envelope_rest(2, 1, 0) + b"body")
+    for due_ms in (0, one.model.now // 1000 + 60_000):
+        due = t.Tick("daily", "every 60", now + 60, now, missed=2, message=message, due_ms=due_ms)
+        yield t.tick(keys, due, ttl_ms=HOUR_MS, retries=2, clock=clock)
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import redis
 from cutting import run_by
-from every_call import LATER, stage
+from every_call import LATER, daily_tick, stage
 from every_script import NAMES
 from every_script import SCRIPTS as BY_NAME
-from held_clock import HOUR_MS
+from held_clock import HOUR_MS, NOON
 
 from reliq import transitions as t
 from reliq.admin.acl.roles import COMMANDS, ROLES, SCRIPTS, uses_of
@@ -59,6 +59,9 @@ def calls(run, client, keys):
     calls["redrive"].append(t.redrive(keys, [("1-1", "no", 1)], ttl_ms=1, epoch=8))
     client.hset(keys.lease, "in-garbage", "suspect")
     calls["ask"].append(t.ask(keys, ["again"], epoch=9))
+    client.hset(keys.cron, "daily asked", 7)
+    sooner = daily_tick(2, due_ms=NOON // 1000 + 1)
+    calls["tick"] += [t.tick(keys, one, ttl_ms=1, retries=1, clock=NOON) for one in (sooner, daily_tick(3, asked=7))]
     return calls
 
 
@@ -117,7 +120,7 @@ UNREACHED = {
     "check": "dedup:SET errors:HMGET pending:ZADD pending:ZRANGE ready:LPUSH retry:LREM",
     "claim": "pending:ZADD ready:LPUSH retry:LPUSH wake:LPUSH wake:LTRIM",
     "extend": "lease:HSET",
-    "forget": "dead:UNLINK ends:UNLINK errors:UNLINK history:UNLINK lease:UNLINK minutes:UNLINK paused:UNLINK totals:UNLINK wake:UNLINK "
+    "forget": "cron:UNLINK dead:UNLINK ends:UNLINK errors:UNLINK history:UNLINK lease:UNLINK minutes:UNLINK paused:UNLINK totals:UNLINK wake:UNLINK "
     "watch:UNLINK windows:UNLINK",
     "nack": "wake:LPUSH watch:DEL",
     "reclaim": "ends:XADD errors:HDEL garbage:SADD lease:HDEL retries_left:HDEL unack:ZADD",

@@ -12,15 +12,15 @@ from reliq.keys import Keys
 OOM = r"OOM|maxmemory"
 READERS = {"counts"}
 #: They drain nothing, and may be refused at maxmemory.
-ADDING = {"publish", "ask", "remap"}
+ADDING = {"publish", "ask", "remap", "register", "tick"}
 WRITERS = [name for name in NAMES if name not in READERS]
 #: Written late and never in the way.
 LATE = ("totals", "ends", "history", "minutes", "windows")
 #: Of any type they are written anew.
 ANY_TYPE = ("watch", "paused")
 CHECKED = {(name, key) for name in NAMES for key in SCRIPTS[name].keys if key not in (*LATE, *ANY_TYPE)}
-#: It is read for an id that is taken, and not else.
-CHECKED -= {("publish", "unack"), ("ask", "unack")}
+#: The first two are read for an id that is taken, and not else; the other goes with the queue, whatever it is.
+CHECKED -= {("publish", "unack"), ("ask", "unack"), ("forget", "cron")}
 
 
 @pytest.fixture

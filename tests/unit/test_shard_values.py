@@ -6,7 +6,7 @@ import pytest
 
 from reliq.errors import ConfigurationError
 from reliq.hashtags import SHARDS_LIMIT, end_of_tag, slot_of
-from reliq.ids import check_id, home, made_at, new_id
+from reliq.ids import check_id, home, made_at, new_id, run_id, tick_id
 from reliq.keys import Keys, Layout
 from reliq.shardmap import UNSHARDED, ShardMap
 
@@ -69,6 +69,10 @@ def test_a_generated_id_says_its_shard_and_when_it_was_made():
 def test_a_chosen_id_has_no_tilde(id):
     with pytest.raises(ConfigurationError, match=r"id must be 1 to 128"):
         check_id(id)
+
+
+def test_the_messages_of_periodic_entries_are_in_shard_0_where_the_entries_are():
+    assert {home(id, 16) for id in (tick_id("daily", 1_800_000_000), run_id("daily", 1_800_000_000_000))} == {0}
 
 
 def test_the_home_of_a_chosen_id_never_changes():

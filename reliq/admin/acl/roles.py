@@ -66,7 +66,7 @@ _TRANSITIONS: dict[Role, tuple[str, ...]] = {
     "producer": ("publish",),
     "consumer": (
         *("ack", "claim", "collect", "counts", "extend", "nack"),
-        *("promote", "reclaim", "release", "snooze", "tidy"),
+        *("promote", "reclaim", "register", "release", "snooze", "tick", "tidy"),
     ),
     "operator": ("cancel", "counts", "forget", "publish", "purge", "redrive", "reschedule"),
     "viewer": ("counts",),

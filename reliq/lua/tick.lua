@@ -1,0 +1,45 @@
+-- tick: a periodic entry's next tick -> ready, or pending when it is due later
+--
+-- KEYS  cron pending ready retries_left lease garbage totals wake watch | msg
+-- ARGV  clock entry schedule since tick asked overlap missed at ttl_ms retries prefix | id value
+-- Runs  cron:HDEL,HLEN,HMGET,HSET pending:ZADD,ZCARD,ZRANGE ready:LLEN,LPUSH retries_left:HEXISTS,HLEN,HSET
+--       lease:HDEL,HLEN garbage:SCARD,SISMEMBER totals:HINCRBY wake:LLEN,LPUSH watch:DEL msg:SET
+-- Returns  `published`; `paused` or `overlap`, when it is skipped; `missed`, when the call has no message
+-- Nothing to do: `done`, when all is done up to another tick than `since`, or nobody asked for this run;
+--   `superseded` by another schedule; `unknown`.
+--
+-- It guards, publishes, then advances: cut off before its end, the tick comes again. The first write is a SET, or the
+-- HSET of a tick that is not published: at maxmemory it is refused.
+
+local function of(what) return entry .. ' ' .. what end
+local names = { of('schedule'), of('last'), of('asked'), of('pause'), of('id'), of('missed'), of('paused'), of('overlap') }
+local known, last, wish, pause, before, misses, pauses, overlaps = unpack(redis.call('HMGET', cron, unpack(names)))
+if not known then return 'unknown' end
+if known ~= schedule then return 'superseded' end
+if asked == '' and last ~= since or asked ~= '' and wish ~= asked then return 'done' end
+
+local function alive(one) return redis.call('HEXISTS', retries_left, one) == 1 end
+local id, due = ITEMS > 0 and arg(1, ID), math.max(tonumber(at), now_down)
+local blocked = overlap == 'skip' and before and alive(before)
+local answer = not id and 'missed' or asked == '' and (pause and 'paused' or blocked and 'overlap') or 'published'
+
+-- One that is there came by this call when it was cut off.
+if answer == 'published' and not alive(id) and redis.call('SISMEMBER', garbage, id) == 0 then
+  local start = prefix == '' and '' or prefix .. string.format('%.0f', due)
+  redis.call('SET', body(1), start .. arg(1, VALUE), 'PX', string.format('%.0f', due - now_down + ttl_ms))
+  redis.call('HDEL', lease, id)
+  enter({ id }, due)
+  redis.call('HSET', retries_left, id, retries)
+  add('published', 1)
+end
+
+local news = asked == '' and { of('last'), tick } or {}
+local function plus(what, text, n) pair(news, of(what), string.format('%.0f', (tonumber(text or '') or 0) + n)) end
+if answer == 'published' then pair(news, of('id'), id) end
+if answer == 'published' and asked == '' then pair(news, of('ticked'), tick) end
+if answer == 'paused' then plus('paused', pauses, 1) end
+if answer == 'overlap' then plus('overlap', overlaps, 1) end
+if tonumber(missed) > 0 then plus('missed', misses, missed) end
+redis.call('HSET', cron, unpack(news))
+if asked ~= '' then redis.call('HDEL', cron, of('asked')) end
+return answer

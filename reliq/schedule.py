@@ -1,0 +1,123 @@
+"""`Schedule`: when a periodic entry ticks, by a cron expression in a time zone, or at equal intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from itertools import count, islice, takewhile
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo, available_timezones
+
+from cronsim import CronSim, CronSimError
+
+from reliq.errors import ConfigurationError
+from reliq.foreign import LAST_SECOND
+from reliq.settings import LONGEST_SECONDS, seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reliq.message import Duration
+
+#: Nobody looks further ahead: after it dates may end.
+CENTURY_SECONDS = 100 * 366 * 86_400
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_FIELDS = 5
+_EVERY = "every"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """
+    The ticks of a periodic entry, in unix seconds. `str(schedule)` is its text in Redis, `Schedule.parse` reads it.
+
+    An expression with a fixed hour and minute ticks once on a day whose clock is changed: at the end of the gap, or
+    the first time. One with a star in either goes by real time.
+
+    Attributes:
+        expression: five fields; empty for equal intervals.
+        tz: the name of the expression's time zone.
+        interval: seconds from tick to tick, counted from 1970; 0 for an expression.
+    """
+
+    expression: str = ""
+    tz: str = "UTC"
+    interval: int = 0
+
+    @classmethod
+    def cron(cls, expression: str, tz: str = "UTC") -> Schedule:
+        """
+        Return the schedule of a cron expression: minute, hour, day of the month, month, day of the week.
+
+        Raises:
+            ConfigurationError: it is none, or there is no such time zone.
+        """
+        shown = repr(expression)[:80]
+        if not isinstance(expression, str) or len(expression.split()) != _FIELDS:
+            raise ConfigurationError(
+                f"a cron expression must have five fields, such as '0 6 * * *' for each day at six, not {shown}"
+            )
+        made = cls(" ".join(expression.split()), tz)
+        _zone(tz)
+        try:
+            CronSim(made.expression, _EPOCH)
+        except CronSimError as error:
+            raise ConfigurationError(f"the cron expression {shown} is none: {str(error).lower()}") from None
+        return made
+
+    @classmethod
+    def every(cls, interval: Duration) -> Schedule:
+        """Return the schedule of equal intervals; raise ConfigurationError for what is not whole seconds from 1 on."""
+        number = seconds("interval", interval, least=1, most=LONGEST_SECONDS)
+        if not number.is_integer():
+            raise ConfigurationError(f"interval must be whole seconds, not {number:.10g}")
+        return cls(interval=int(number))
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """Return the schedule that `text` says; raise ConfigurationError when it says none."""
+        *fields, last = text.split() or [""]
+        if fields == [_EVERY] and last.isdecimal():
+            return cls.every(int(last))
+        return cls.cron(" ".join(fields), last)
+
+    def __str__(self) -> str:
+        return f"{_EVERY} {self.interval}" if self.interval else f"{self.expression} {self.tz}"
+
+    def ticks(self, after: int, until: int, *, most: int) -> list[int]:
+        """Return the first ticks that are later than `after` and not later than `until`, `most` of them at most."""
+        return list(islice(takewhile(lambda tick: tick <= until, self._from(after)), most))
+
+    def next_after(self, unix: int) -> int | None:
+        """Return the first tick after a moment; None when none comes within fifty years, or dates end before."""
+        return next(self._from(unix), None) if unix <= LAST_SECOND - CENTURY_SECONDS else None
+
+    def moment(self, tick: int) -> datetime:
+        """Return a tick as an aware datetime in the schedule's time zone."""
+        return datetime.fromtimestamp(tick, _zone(self.tz))
+
+    def _from(self, after: int) -> Iterator[int]:
+        """Yield the ticks after a moment; two that a change of the clock puts together are one."""
+        if self.interval:
+            yield from count((after // self.interval + 1) * self.interval, self.interval)
+        for at in CronSim(self.expression, self.moment(after)):
+            tick = int(at.timestamp())
+            if tick > after:
+                yield tick
+                after = tick
+
+
+def _zone(name: str) -> tzinfo:
+    """Return a time zone; raise ConfigurationError when there is none of that name."""
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (ValueError, TypeError, OSError, KeyError):  # a folder's name is an OSError, an unknown one a KeyError
+        pass
+    if isinstance(name, str) and not available_timezones():
+        raise ConfigurationError(
+            f"time zone {name[:80]!r} is unknown, for this machine has no time zones: install the package tzdata"
+        )
+    raise ConfigurationError(f"tz must be the name of a time zone, such as 'Europe/Berlin', not {str(name)[:80]!r}")

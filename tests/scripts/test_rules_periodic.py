@@ -1,0 +1,318 @@
+"""A periodic entry: the newest schedule is in force, each tick is published once, and it goes on after that."""
+
+import pytest
+import redis
+from cutting import cut_after
+from held_clock import HOUR_MS, NOON, micros, millis
+
+from reliq import Layout, WrongKeyTypeError, events
+from reliq import transitions as t
+from reliq.client.errors import translated
+from reliq.keys import Keys
+from reliq.wireformat import envelope_rest
+
+SECOND, NEXT = NOON // 10**6, NOON // 10**6 + 60
+ID = f"cron.daily.{NEXT}"
+
+
+@pytest.fixture
+def register(run, keys):
+    """Register one entry; return how far it is, or None."""
+
+    def make(schedule="every 60", entry="daily", seconds=0, **options):
+        _, [state] = run(t.register(keys, [(entry, schedule)], clock=micros(ms=1000 * seconds), **options))
+        return state
+
+    return make
+
+
+@pytest.fixture
+def call(keys):
+    """The call of the tick a minute after noon, or of another."""
+
+    def make(at=NEXT, since=SECOND, seconds=60, schedule="every 60", id="", **options):
+        message = (id or f"cron.daily.{at}", envelope_rest(3, 1, 0) + b"body")
+        one = t.Tick("daily", schedule, at, since, **{"message": message, **options})
+        return t.tick(keys, one, ttl_ms=HOUR_MS, retries=3, clock=micros(ms=1000 * seconds))
+
+    return make
+
+
+@pytest.fixture
+def tick(run, call):
+    return lambda *args, **options: run(call(*args, **options))
+
+
+@pytest.fixture
+def state(client, keys):
+    """What Redis has of the entry."""
+    return lambda: {
+        name.removeprefix(b"daily ").decode(): value.decode("latin-1")
+        for name, value in client.hgetall(keys.cron).items()
+    }
+
+
+def test_a_new_entry_makes_up_for_nothing(register):
+    assert register(newest=True) == t.InForce(SECOND, None)
+
+
+def test_an_entry_that_is_registered_again_stays_where_it_is(register, tick):
+    register(newest=True)
+    tick()
+
+    assert register(newest=True, seconds=3600) == t.InForce(NEXT, None)
+
+
+def test_the_schedule_of_the_process_that_started_last_is_in_force(register):
+    register("every 60", newest=True)
+
+    assert register("every 90", newest=True, seconds=7) == t.InForce(SECOND + 7, None)
+    assert register("every 60", seconds=8) is None
+
+
+def test_a_changed_schedule_never_goes_back_to_a_tick_that_is_done(register, tick):
+    register(newest=True)
+    tick()
+
+    assert register("every 90", newest=True, seconds=20) == t.InForce(NEXT, None)
+
+
+def test_a_schedule_whose_processes_are_silent_for_half_a_minute_gives_way(register):
+    register("every 90", newest=True)
+    register("every 90", seconds=20)  # they are still there
+
+    assert register("every 60", seconds=50) is None
+    assert register("every 60", seconds=51) == t.InForce(SECOND + 51, None)
+
+
+def test_processes_say_together_every_ten_seconds_that_they_are_there(register, client, keys):
+    register(newest=True)
+    seen = []
+    for second in (1, 10, 11, 12, 21, 22):
+        register(seconds=second)
+        seen.append(int(client.hget(keys.cron, "daily seen")) - SECOND)
+
+    assert seen == [0, 0, 11, 11, 11, 22]
+
+
+def test_an_entry_without_its_data_is_as_new(register, client, keys):
+    register(newest=True)
+    client.delete(keys.cron)
+
+    assert register(seconds=90) == t.InForce(SECOND + 90, None)
+
+
+@pytest.mark.parametrize("spoilt", ["x", "", "-1", "1e9", "9" * 20, "9" * 400, b"\xff"])
+def test_an_entry_whose_last_tick_is_spoilt_is_as_new(spoilt, register, client, keys):
+    register(newest=True)
+    client.hset(keys.cron, "daily last", spoilt)
+
+    assert register(seconds=5).last >= SECOND + 5
+
+
+@pytest.mark.parametrize(("asked", "heard"), [("5", 5), ("x", None), ("-5", None), ("9" * 18, None), ("", None)])
+def test_a_wish_is_heard_when_it_is_a_moment(asked, heard, register, client, keys):
+    register(newest=True)
+    client.hset(keys.cron, "daily asked", asked)
+
+    assert register().asked == heard
+
+
+def test_a_tick_is_published_and_the_entry_goes_on(register, tick, where, left, state, due):
+    register(newest=True)
+
+    assert tick() == "published"
+
+    assert (where(), left(ID)) == ({"ready": [ID]}, "3")
+    assert state() == {
+        "schedule": "every 60", "seen": str(SECOND), "last": str(NEXT), "ticked": str(NEXT), "id": ID,
+    }  # fmt: skip
+
+
+def test_a_message_is_due_when_it_comes_or_later_by_its_jitter(register, tick, client, keys, due):
+    register(newest=True)
+    tick()
+    tick(NEXT + 60, NEXT, due_ms=millis(61_500))
+
+    assert client.get(keys.msg(ID)).startswith(b'RELIQ/1 {"d":%d,' % millis(60_000))
+    assert due(keys.pending, f"cron.daily.{NEXT + 60}") == millis(61_500)
+    assert client.pttl(keys.msg(f"cron.daily.{NEXT + 60}")) > HOUR_MS
+
+
+def test_a_tick_is_published_once_however_often_it_is_called(register, tick, where):
+    register(newest=True)
+
+    assert [tick(), tick(), tick(seconds=7200)] == ["published", "done", "done"]
+    assert where() == {"ready": [ID]}
+
+
+@pytest.mark.parametrize("end", ["cancel", "purge", "ack"])
+def test_a_tick_is_not_published_again_when_its_message_has_ended(end, register, tick, run, keys, claim):
+    register(newest=True)
+    tick()
+    calls = {
+        "cancel": lambda: t.cancel(keys, [ID]),
+        "purge": lambda: t.purge(keys, [ID], state="ready", free_ids=True),
+        "ack": lambda: t.ack(keys, [(one, None) for one in claim()]),
+    }
+    run(calls[end]())
+
+    assert (tick(), claim()) == ("done", [])
+
+
+def test_who_counted_from_another_tick_changes_nothing(register, tick, state):
+    register(newest=True)
+    before = state()
+
+    assert [tick(since=since, missed=3) for since in (SECOND - 60, SECOND + 60)] == ["done", "done"]
+    assert state() == before
+
+
+def test_another_schedule_and_an_unknown_entry_change_nothing(register, tick, client, dump):
+    assert (tick(), dump()) == ("unknown", {})
+    register(newest=True)
+    before = dump()
+
+    assert (tick(schedule="every 90"), dump()) == ("superseded", before)
+
+
+def test_a_tick_in_a_pause_is_skipped_and_counted(register, tick, client, keys, state, where):
+    register(newest=True)
+    client.hset(keys.cron, "daily pause", "{}")
+
+    assert [tick(), tick(NEXT + 60, NEXT)] == ["paused", "paused"]
+    client.hdel(keys.cron, "daily pause")
+    assert tick(NEXT + 120, NEXT + 60) == "published"
+
+    assert where() == {"ready": [f"cron.daily.{NEXT + 120}"]}
+    assert (state()["paused"], state()["last"], "overlap" in state()) == ("2", str(NEXT + 120), False)
+
+
+def test_with_overlap_skip_a_tick_is_skipped_while_the_last_message_is_alive(register, tick, run, keys, state, claim):
+    register(newest=True)
+
+    assert [tick(overlap="skip"), tick(NEXT + 60, NEXT, overlap="skip")] == ["published", "overlap"]
+    run(t.ack(keys, [(one, None) for one in claim()]))
+    assert tick(NEXT + 120, NEXT + 60, overlap="skip") == "published"
+
+    assert state()["overlap"] == "1"
+
+
+def test_ticks_that_were_missed_are_counted_with_the_next(register, tick, state, where):
+    register(newest=True)
+
+    assert tick(NEXT + 180, SECOND, missed=3) == "published"
+    assert tick(NEXT + 240, NEXT + 180, missed=1, message=None) == "missed"
+
+    assert state()["missed"] == "4"
+    assert state()["last"] == str(NEXT + 240)
+    assert where() == {"ready": [f"cron.daily.{NEXT + 180}"]}
+
+
+@pytest.mark.parametrize("spoilt", ["x", "", "1e400", b"\xff"])
+def test_a_count_that_is_spoilt_begins_anew_and_stops_no_tick(spoilt, register, tick, client, keys, state):
+    register(newest=True)
+    client.hset(keys.cron, mapping={"daily missed": spoilt, "daily overlap": spoilt, "daily id": spoilt})
+
+    assert tick(missed=2) == "published"
+    assert state()["last"] == str(NEXT)
+
+
+def test_a_run_that_was_asked_for_is_published_once_and_is_no_tick(register, tick, client, keys, state, where):
+    register(newest=True)
+    client.hset(keys.cron, mapping={"daily asked": "7", "daily pause": "{}"})
+
+    asked = {"asked": 7, "id": "cron.daily.run.7", "overlap": "skip"}
+    assert [tick(**asked), tick(**asked)] == ["published", "done"]
+
+    assert where() == {"ready": ["cron.daily.run.7"]}
+    assert (state()["last"], state()["id"]) == (str(SECOND), "cron.daily.run.7")
+    assert not {"asked", "ticked", "paused"} & state().keys()
+
+
+@pytest.mark.foreign_hands
+def test_wherever_a_tick_is_cut_off_it_is_published_and_then_the_entry_goes_on(
+    register, call, tick, run, client, keys, state, where
+):
+    register(newest=True)
+    writes = 0
+    while cut_after(client, call(), writes):
+        in_ready = where().get("ready", [])
+        assert state()["last"] == str(SECOND) or (in_ready and client.get(keys.msg(ID)))
+        writes += 1
+        client.delete(keys.ready, keys.retries_left, keys.msg(ID), keys.wake, keys.totals)
+        client.hset(keys.cron, "daily last", SECOND)
+        client.hdel(keys.cron, "daily id", "daily ticked")
+
+    assert writes >= 5
+    assert where() == {"ready": [ID]}
+
+
+@pytest.mark.foreign_hands
+def test_a_tick_whose_message_is_there_after_a_cut_goes_on_without_another(register, call, tick, client, where):
+    register(newest=True)
+    assert cut_after(client, call(), 5)  # before it goes on
+
+    assert (tick(), where()) == ("published", {"ready": [ID]})
+
+
+@pytest.mark.parametrize("overlap", ["allow", "skip"])
+def test_at_maxmemory_a_tick_is_neither_lost_nor_skipped(overlap, register, call, tick, client, state, where, dump):
+    register(newest=True)
+    before = dump()
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(redis.ResponseError, match="maxmemory"):
+            tick(overlap=overlap, missed=1)
+        with pytest.raises(redis.ResponseError, match="maxmemory"):
+            tick(message=None, missed=1)
+    finally:
+        client.config_set("maxmemory", 0)
+
+    assert dump() == before
+    assert (tick(), where()) == ("published", {"ready": [ID]})
+
+
+@pytest.mark.foreign_hands
+@pytest.mark.parametrize("key", ["cron", "pending", "ready", "retries_left", "lease", "garbage", "wake"])
+def test_a_key_of_another_type_stops_a_tick_by_its_name_before_anything_is_written(
+    key, register, call, client, keys, dump
+):
+    register(newest=True)
+    client.delete(getattr(keys, key))
+    client.xadd(getattr(keys, key), {"x": "y"})
+    before, made = dump(), call()
+
+    with pytest.raises(redis.ResponseError) as caught:
+        client.execute_command(*made.command_in_full)
+
+    error = translated(made, caught.value)
+    assert (type(error), getattr(error, "key", "")) == (WrongKeyTypeError, getattr(keys, key))
+    assert dump() == before
+
+
+def test_a_tick_wakes_who_waits(register, tick, token):
+    register(newest=True)
+    tick()
+
+    assert token()
+
+
+def test_observers_hear_of_what_was_published_skipped_and_missed(call):
+    said = {answer: [*call(missed=2).events(answer)] for answer in ("published", "overlap", "done", "superseded")}
+
+    assert said == {
+        "published": [events.Published("q", (ID,)), events.Ticked("q", "daily", NEXT, "published", 2)],
+        "overlap": [events.Ticked("q", "daily", NEXT, "overlap", 2)],
+        "done": [],
+        "superseded": [],
+    }
+
+
+def test_a_bare_body_is_written_as_it_is(run, client):
+    keys = Keys("q", Layout.hdt3213())
+    run(t.register(keys, [("daily", "every 60")], newest=True, clock=NOON))
+    one = t.Tick("daily", "every 60", NEXT, SECOND, message=(ID, b"body"))
+
+    assert run(t.tick(keys, one, ttl_ms=HOUR_MS, retries=3, clock=micros(ms=60_000))) == "published"
+    assert client.get(keys.msg(ID)) == b"body"

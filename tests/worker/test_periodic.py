@@ -1,0 +1,442 @@
+"""Periodic entries: what may be registered, which ticks are published, and what a look costs."""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from waiting import eventually
+
+from reliq import BodyError, ConfigurationError, Consumer, Layout, Queue
+from reliq.client.client import Client
+from reliq.events import RedisRefused, Superseded, Ticked
+from reliq.transport.connection import Connection
+from reliq.worker.ticker import TICKER_SECONDS, Ticker
+
+HOUR = 3600
+#: Six in the morning of a day in May, in UTC.
+SIX = int(datetime(2027, 5, 3, 6, tzinfo=UTC).timestamp())
+Q = Queue("q", dict[str, str])
+
+
+@dataclass
+class Report:
+    day: str
+
+
+class Process:
+    """The ticker of one process; its Redis has the time that the test says."""
+
+    def __init__(self, url, consumer, recorder, clock):
+        client = Client(Connection.to(url).wire(), [recorder], lambda: int(clock.now * 1e6))
+        self._ticker = Ticker(client, consumer.periodic)
+        self.step, self._clock = self._ticker.step, clock
+
+    def at(self, now):
+        """Look at a time, until nothing more is due."""
+        self._clock.now = now
+        while self.step() == 0:
+            pass
+
+
+@dataclass
+class Clock:
+    now: float = SIX
+
+
+@pytest.fixture
+def redis_time():
+    return Clock()
+
+
+@pytest.fixture
+def process(url, recorder, redis_time):
+    """Start the ticker of a process with the entries of a consumer."""
+
+    def make(consumer, now=None):
+        redis_time.now = redis_time.now if now is None else now
+        one = Process(url, consumer, recorder, redis_time)
+        one.step()
+        return one
+
+    return make
+
+
+@pytest.fixture
+def entry(make_queue):
+    """A consumer with one entry, `e`, at each full hour or as it is said."""
+
+    def make(expression="0 * * * *", **options):
+        consumer = Consumer()
+        consumer.cron(expression, queue=make_queue("q", dict), **{"body": {"a": "b"}, "name": "e"} | options)
+        return consumer
+
+    return make
+
+
+@pytest.fixture
+def ticked(recorder):
+    """What became of ticks: hours after six, outcome, missed."""
+    return lambda: [((one.at - SIX) / HOUR, one.outcome, one.missed) for one in recorder.of(Ticked)]
+
+
+@pytest.fixture
+def ids(client):
+    """The ids in ready, the oldest first."""
+    return lambda: [id.decode() for id in client.lrange("{reliq:q}:ready", 0, -1)][::-1]
+
+
+# ---- registered
+
+
+def test_a_decorated_function_makes_the_body_of_its_ticks_and_stays_as_it_is(url, process, recorder):
+    consumer, reports = Consumer(), Queue("q", Report, url=url)
+
+    @consumer.cron("0 8 * * *", queue=reports, tz="Europe/Berlin")
+    def daily_report(tick: datetime) -> Report:
+        return Report(f"{tick:%d %B, %H:%M %Z}")
+
+    process(consumer, SIX - 60).at(SIX)
+
+    assert daily_report(datetime(2027, 5, 4, tzinfo=UTC)) == Report("04 May, 00:00 UTC")
+    with reports.receive() as [job]:
+        assert (job.id, job.body) == (f"cron.daily_report.{SIX}", Report("03 May, 08:00 CEST"))
+        assert job.headers == {"reliq-tick": "2027-05-03T08:00:00+02:00"}
+        assert datetime.fromisoformat(job.headers["reliq-tick"]).timestamp() == SIX
+
+
+def test_equal_intervals_are_aligned(process, ids):
+    consumer = Consumer()
+    consumer.every(timedelta(minutes=5), queue=Q, body={}, name="checks", catch_up="all")
+
+    process(consumer, SIX + 7).at(SIX + 600)
+
+    assert ids() == [f"cron.checks.{SIX + 300}", f"cron.checks.{SIX + 600}"]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"expression": "0 6 * *"}, "five fields"),
+        ({"tz": "Mars"}, "tz must be the name of a time zone, such as 'Europe/Berlin', not 'Mars'"),
+        ({"name": ""}, "name must be 1 to 100 of A-Z a-z 0-9 _ . - , not ''"),
+        ({"name": "a b"}, "not 'a b'"),
+        ({"name": "x" * 101}, "1 to 100"),
+        ({"queue": "q"}, "queue of periodic entry 'e' must be a Queue, not str"),
+        ({"catch_up": "some"}, "catch_up must be one of 'skip', 'once', 'all', not 'some'"),
+        ({"overlap": True}, "overlap must be one of 'allow', 'skip', not 'True'"),
+        ({"jitter": -1}, "jitter must be 0 to 86400 seconds, not -1"),
+        ({"within": 59}, "within must be 60 to"),
+        ({"within": "1d"}, "within must be seconds or a timedelta, not a str"),
+    ],
+)
+def test_what_is_no_entry_is_refused_when_it_is_written(options, complaint):
+    given = {"expression": "0 6 * * *", "queue": Q, "body": {}, "name": "e"} | options
+
+    with pytest.raises(ConfigurationError, match=complaint):
+        Consumer().cron(**given)
+
+
+def test_a_body_that_cannot_be_sent_is_refused_when_it_is_written():
+    with pytest.raises(BodyError, match="body must be dict"):
+        Consumer().cron("0 6 * * *", queue=Q, body=["no dict"], name="e")
+
+
+async def makes_nothing(tick): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"), [(makes_nothing, "must be plain: nobody awaits it"), ("text", "not a str")]
+)
+def test_a_body_is_made_by_a_plain_function(function, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        Consumer().cron("0 6 * * *", queue=Q, name="e")(function)
+
+
+def test_two_entries_of_one_name_are_refused_also_when_they_are_included(entry):
+    consumer = entry()
+
+    with pytest.raises(ConfigurationError, match="two periodic entries are called 'e'; give one of them another name="):
+        consumer.every(5, queue=Queue("other"), body={}, name="e")
+    with pytest.raises(ConfigurationError, match="two periodic entries are called 'e'"):
+        Consumer().include(entry()).include(consumer)
+
+
+def test_included_entries_are_the_consumers_own(entry):
+    assert [one.name for one in Consumer().include(entry()).periodic] == ["e"]
+
+
+def test_a_process_ticks_for_its_queues_and_for_those_that_its_consumer_has_no_handler_for(make_queue):
+    consumer = Consumer()
+    for name in "abc":
+        consumer.every(5, queue=make_queue(name), body="", name=name)
+    for name in "ab":
+        consumer.handler(make_queue(name))(lambda body: None)
+
+    assert [one.name for one in consumer.ticked_beside(consumer.chosen(["a"]))] == ["a", "c"]
+
+
+def test_an_entry_in_another_redis_is_refused_when_the_consumer_starts(make_queue):
+    consumer = Consumer()
+    consumer.handler(make_queue("a"))(lambda body: None)
+    consumer.every(5, queue=Queue("b", str, url="redis://127.0.0.1:1"), body="", name="b")
+
+    with pytest.raises(ConfigurationError, match="name different Redis servers"):
+        consumer.start()
+
+
+# ---- which ticks
+
+
+#: An hourly entry, from six; nobody is there from then until twenty minutes past eleven.
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [
+        ({"catch_up": "skip"}, [(5, "missed", 5)]),
+        ({"catch_up": "once"}, [(5, "published", 4)]),
+        ({"catch_up": "all"}, [(hour, "published", 0) for hour in range(1, 6)]),
+        ({"catch_up": "all", "within": 2 * HOUR}, [(4, "published", 3), (5, "published", 0)]),
+        ({"catch_up": "once", "within": 600}, [(5, "missed", 5)]),
+        (
+            {"catch_up": "all", "overlap": "skip"},
+            [(1, "published", 0), *((hour, "overlap", 0) for hour in range(2, 6))],
+        ),
+        ({"catch_up": "once", "overlap": "skip"}, [(5, "published", 4)]),
+        ({"catch_up": "skip", "overlap": "skip"}, [(5, "missed", 5)]),
+    ],
+)
+def test_ticks_that_nobody_published_in_time_are_made_up_for_as_the_entry_says(policy, wanted, entry, process, ticked):
+    process(entry(**policy)).at(SIX + 5 * HOUR + 1200)
+
+    assert ticked() == wanted
+
+
+@pytest.mark.parametrize("catch_up", ["skip", "once", "all"])
+def test_a_tick_on_time_is_published_whatever_the_policy(catch_up, entry, process, ticked):
+    one = process(entry(catch_up=catch_up))
+    for hour in (1, 2):
+        one.at(SIX + hour * HOUR + 59)
+
+    assert ticked() == [(1, "published", 0), (2, "published", 0)]
+
+
+def test_after_a_long_absence_every_tick_is_published_or_counted(make_queue, process, recorder):
+    consumer = Consumer()
+    consumer.every(60, queue=make_queue("q", dict), body={}, name="e", catch_up="all", within=HOUR)
+
+    process(consumer).at(SIX + 1000 * 60)
+
+    assert Counter(one.outcome for one in recorder.of(Ticked)) == {"missed": 9, "published": 61}
+    assert sum(one.missed for one in recorder.of(Ticked)) == 939
+
+
+def test_a_tick_is_published_once_however_many_processes_look(entry, process, ids):
+    consumer = entry(catch_up="all")
+    processes = [process(consumer) for _ in range(5)]
+    for now in (SIX + HOUR, SIX + 2 * HOUR, SIX + 5 * HOUR):
+        for one in processes:
+            one.at(now)
+
+    assert ids() == [f"cron.e.{SIX + hour * HOUR}" for hour in range(1, 6)]
+
+
+def test_a_process_that_was_stopped_between_its_look_and_its_tick_publishes_nothing_again(entry, process, ids, url):
+    late = process(entry())
+    look, late._ticker._look = late._ticker._look, lambda: seen
+    seen = (setattr(late._clock, "now", SIX + HOUR), look())[1]
+    process(entry()).at(SIX + HOUR)  # meanwhile, and its message ends
+    with Queue("q", url=url).receive():
+        pass
+
+    late.step()
+
+    assert ids() == []
+
+
+def test_jitter_is_the_same_in_every_process_and_within_its_limit(entry, process, client, ids):
+    one = process(entry(catch_up="all", jitter=600, within=timedelta(days=30)))
+    one.at(SIX + 200 * HOUR)
+    dues = {id.decode(): due for id, due in client.zrange("{reliq:q}:pending", 0, -1, withscores=True)}
+    again = entry(jitter=600).periodic[0]
+
+    shifts = [again._shift_ms(SIX + hour * HOUR) for hour in range(1, 201)]
+    assert (0 <= min(shifts) < 60_000, 540_000 < max(shifts) <= 600_000) == (True, True)
+    assert set(dues) == {f"cron.e.{SIX + 200 * HOUR}"}  # the others are due in the past: they are in ready
+    assert dues[f"cron.e.{SIX + 200 * HOUR}"] == SIX + 200 * HOUR + shifts[-1] / 1000
+    assert len(ids()) == 199
+
+
+def test_in_a_layout_of_go_the_body_is_bare_and_the_id_tells_the_tick(url, process, client):
+    consumer, queue = Consumer(), Queue("q", str, url=url, layout=Layout.hdt3213())
+    consumer.cron("0 * * * *", queue=queue, body=str, name="e")
+
+    process(consumer).at(SIX + HOUR)
+
+    assert client.get(f"dp:q:msg:cron.e.{SIX + HOUR}") == b"2027-05-03 07:00:00+00:00"
+    with queue.receive() as [job]:
+        assert (job.id, job.headers) == (f"cron.e.{SIX + HOUR}", {})
+
+
+# ---- deploys, and a Redis without its data
+
+
+def test_in_a_deploy_the_process_that_started_last_decides_and_after_a_rollback_again(entry, process, recorder, ids):
+    six, eight = entry("0 6 * * *"), entry("0 8 * * *")
+    old = process(six, SIX + 60)
+    new = process(eight, SIX + 60)
+    for hour in (24, 26):  # six and eight, of the next day
+        for one in (new, old):
+            one.at(SIX + hour * HOUR)
+    assert recorder.of(Superseded) == [Superseded("q", "e")]
+
+    back = process(six, SIX + 27 * HOUR)
+    for hour in (48, 50):
+        for one in (back, new):
+            one.at(SIX + hour * HOUR)
+
+    assert ids() == [f"cron.e.{SIX + hour * HOUR}" for hour in (2, 26, 48)]
+
+
+def test_an_old_process_that_starts_in_a_deploy_has_the_entry_while_it_lasts_and_no_longer(entry, process, ids):
+    new = process(entry("30 * * * *"), SIX + 60)
+    process(entry("0 * * * *"), SIX + 70)  # it is gone when it has registered
+
+    for second in range(75, 130, 5):
+        new.at(SIX + second)
+    new.at(SIX + 1800)
+
+    assert ids() == [f"cron.e.{SIX + 1800}"]
+
+
+def test_in_a_redis_that_has_lost_its_data_an_entry_is_as_new(entry, process, client, ids):
+    one = process(entry(catch_up="all"))
+    one.at(SIX + HOUR)
+    client.flushall()
+
+    one.at(SIX + 5 * HOUR)
+    one.at(SIX + 6 * HOUR)
+
+    assert ids() == [f"cron.e.{SIX + 6 * HOUR}"]
+
+
+def test_a_tick_that_meets_the_loss_is_not_made_up(entry, process, client, ids):
+    one = process(entry())
+    look = one._ticker._look
+    one._ticker._look = lambda: (look(), client.flushall())[0]
+    one._clock.now = SIX + HOUR
+    one.step()
+    one._ticker._look = look
+
+    one.at(SIX + HOUR + 5)
+
+    assert ids() == []
+    assert client.hget("{reliq:q}:cron", "e last") == str(SIX + HOUR + 5).encode()
+
+
+# ---- what fails
+
+
+def test_a_body_that_fails_holds_up_its_own_entry_alone_and_its_tick_waits(entry, process, ids, caplog):
+    broken = [True]
+
+    def body(tick):
+        if broken:
+            raise LookupError("no rate for today")
+        return {}
+
+    consumer = entry(body=body, catch_up="all")
+    consumer.cron("0 * * * *", queue=Q, body={}, name="sound")
+    one = process(consumer)
+    with caplog.at_level(logging.ERROR):
+        one.at(SIX + HOUR)
+    assert ids() == [f"cron.sound.{SIX + HOUR}"]
+    assert "the body of periodic entry 'e' failed for the 1. time; its tick waits" in caplog.text
+    assert "no rate for today" in caplog.text
+
+    broken.clear()
+    one._ticker._failures["e"] = (1, 0.0)  # the wait is over
+    one.at(SIX + 2 * HOUR)
+
+    assert ids()[1:] == [f"cron.e.{SIX + HOUR}", f"cron.e.{SIX + 2 * HOUR}", f"cron.sound.{SIX + 2 * HOUR}"]
+
+
+@pytest.mark.parametrize("body", [["no dict"], {"a": object()}])
+def test_a_made_body_that_cannot_be_sent_holds_its_tick_up(body, entry, process, ids, caplog):
+    process(entry(body=lambda tick: body)).at(SIX + HOUR)
+
+    assert ids() == []
+    assert "BodyError" in caplog.text
+
+
+def test_at_maxmemory_a_tick_waits_and_is_told_of(entry, process, client, recorder, ids):
+    one = process(entry())
+    client.config_set("maxmemory", 1)
+    try:
+        one.at(SIX + HOUR)
+    finally:
+        client.config_set("maxmemory", 0)
+    assert [(event.queue, event.part) for event in recorder.of(RedisRefused)] == [("q", "ticker")]
+
+    for backoff in (one._ticker._looks, one._ticker._ticks):  # the wait is over
+        backoff.until.clear()
+    one.at(SIX + HOUR + 10)
+
+    assert ids() == [f"cron.e.{SIX + HOUR}"]
+
+
+def test_a_queue_with_a_spoilt_key_holds_up_no_other(entry, make_queue, process, client, recorder):
+    consumer = entry()
+    consumer.cron("0 * * * *", queue=make_queue("sound", dict), body={}, name="sound")
+    client.set("{reliq:q}:cron", "x")
+
+    process(consumer).at(SIX + HOUR)
+
+    assert [event.queue for event in recorder.of(RedisRefused)][:1] == ["q"]
+    assert [(event.queue, event.outcome) for event in recorder.of(Ticked)] == [("sound", "published")]
+
+
+# ---- what it costs
+
+
+@pytest.mark.parametrize("amount", [1, 1000])
+def test_a_look_is_one_round_trip_however_many_entries_there_are(amount, process, make_queue, monkeypatch):
+    consumer = Consumer()
+    queues = [make_queue(name, dict) for name in "abc"]
+    for number in range(amount):
+        consumer.cron("0 * * * *", queue=queues[number % 3], body={}, name=f"e{number}")
+    one = process(consumer)
+    trips, exchange = [], one._ticker._client._exchange
+    monkeypatch.setattr(one._ticker._client, "_exchange", lambda made: (trips.append(len(made)), exchange(made))[1])
+
+    one._clock.now = SIX + 1
+    assert one.step() == pytest.approx(TICKER_SECONDS, abs=1)
+    assert len(trips) == 1
+
+    one._clock.now = SIX + HOUR
+    assert one.step() > 0
+    assert trips[1:] == [trips[0], *[min(100, amount)] * max(1, amount // 100)]
+
+
+def test_a_ticker_sleeps_until_the_next_tick_and_not_longer(entry, process):
+    one = process(entry(), SIX + HOUR - 2)
+
+    assert one.step() == pytest.approx(2, abs=0.5)
+
+
+def test_a_worker_without_entries_has_no_part_for_them(consumer, queue, start):
+    consumer.handler(queue)(lambda body: None)
+
+    assert "ticker" not in start()._loops
+
+
+def test_a_worker_publishes_what_its_handlers_get(consumer, make_queue, start):
+    queue, seen = make_queue("q", dict), []
+    consumer.handler(queue)(lambda body, job: seen.append((job.id, body)))
+    consumer.every(1, queue=queue, body=lambda tick: {"at": int(tick.timestamp())}, name="e")
+
+    start()
+
+    eventually(lambda: len(seen) >= 2, "two ticks are worked")
+    first = seen[0][1]["at"]
+    assert seen[:2] == [(f"cron.e.{at}", {"at": at}) for at in (first, first + 1)]
