@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MessageState = Literal["pending", "ready", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "gone"]
 
 #: An id is looked for among this many entries from either end of a list; that keeps Redis busy for some 5 ms.
-LOOK_THROUGH = 200_000
+LOOK_THROUGH = 100_000
 #: The mark of an id that a cancel has freed: by it a repeated cancel is known, and a publish passes it over.
 FREED = b"freed"
 

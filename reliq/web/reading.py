@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: A page of dead letters groups the newest that can be read in so many seconds, and more when it is asked to.
+GROUPS_SECONDS, FURTHER_SECONDS = 0.05, 1.0
 #: A worker that has not taken a request for its stacks after two of its beats does not answer.
 SILENT_SECONDS = 2 * BEAT_SECONDS
 
@@ -98,7 +100,8 @@ def dead(visit: Visit) -> Response:
     """Show why messages died, and the letters that are meant."""
     admin, query, queue = visit.admin, visit.query, visit.queue
     where, after = visit.letter_filter(query), query.text("after") or None
-    groups = admin.dead_groups(queue, where=where)
+    looks_further = query.text("further") == "1"
+    groups = admin.dead_groups(queue, where=where, for_seconds=FURTHER_SECONDS if looks_further else GROUPS_SECONDS)
     found: Any = (
         admin.search(queue, "dead", where, after=after) if where.is_set else admin.page(queue, "dead", after=after)
     )
@@ -110,6 +113,7 @@ def dead(visit: Visit) -> Response:
         groups=groups.groups,
         looked=groups.looked,
         of=groups.of,
+        looks_further=looks_further,
         filter={**{name: query.text(name) for name in names}, "raised": where.raised},
         reasons=DEATH_REASONS,
         page=_page(visit, found),

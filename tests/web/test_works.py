@@ -1,6 +1,7 @@
 """Writes that take a while: how far they are, how they end, and that they can be stopped."""
 
 import asyncio
+import re
 import threading
 
 import pytest
@@ -8,6 +9,8 @@ from streams import viewing
 from waiting import eventually
 
 from reliq import Queue
+from reliq.admin import page
+from reliq.web import reading
 from reliq.web.works import RUNNING_LIMIT, Work, Works
 
 
@@ -60,6 +63,19 @@ def test_a_slow_redrive_says_how_far_it_is_and_is_stopped_between_two_steps(lett
     assert 0 < admin.size("orders", "pending") < 30
     assert admin.size("orders", "pending") + admin.size("orders", "dead") == 30
     assert work.outcome == f"{admin.size('orders', 'pending')} redriven"
+
+
+def test_a_page_of_dead_letters_groups_what_it_can_read_in_a_moment_and_more_when_asked(letters, site, monkeypatch):
+    monkeypatch.setattr(reading, "GROUPS_SECONDS", 0)
+    monkeypatch.setattr(page, "FIRST_STEP", 10)
+    program = site.program()
+
+    some = program.get("/queues/orders/dead").text
+    further = program.get(re.search(r'href="([^"]*further=1)"', some)[1]).text
+
+    assert "Looked at 10 of 30" in some
+    assert "Looked at 30 of 30" in further
+    assert "Look further" not in further
 
 
 def test_letters_and_messages_are_deleted(letters, admin, site):
