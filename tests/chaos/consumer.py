@@ -5,7 +5,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,17 @@ from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from tests.chaos.history import Journal
 from tests.chaos.pest import pester
 from tests.chaos.tap import Tap, TappedConsumer
-from tests.chaos.workload import FRAIL, LEASE_SECONDS, STURDY, Conduct, conduct
+from tests.chaos.workload import LEASE_SECONDS, QUEUES, SHARES, Conduct, conduct
 
 #: A thread that sleeps so long is expected back soon; when it is not, something held the process up.
 BEAT_SECONDS, STALL_SECONDS = 0.1, 0.5
 SNOOZE_SECONDS = 0.3
+#: The queues whose handlers are coroutines.
+OF_COROUTINES = ("frail", "spread")
 
 
-def build(seed: int, journal: Journal) -> TappedConsumer:
-    """Return the consumer; whatever it does is written down."""
+def build(seed: int, journal: Journal, names: Iterable[str]) -> TappedConsumer:
+    """Return the consumer of some queues; whatever it does is written down."""
 
     @contextmanager
     def lifespan() -> Iterator[None]:
@@ -47,18 +49,19 @@ def build(seed: int, journal: Journal) -> TappedConsumer:
         journal.write("end", id=job.id, nonce=job._held.delivery.claimed.nonce, how=way.answer)
         answer(way)
 
-    @consumer.handler(STURDY, lease=LEASE_SECONDS, backoff=wait_fixed(0.2))
-    def sturdy(_body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
+    def plain(_body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
         way = begin(job)
         time.sleep(way.seconds)
         end(job, way)
 
-    @consumer.handler(FRAIL, lease=LEASE_SECONDS, backoff=wait_fixed(0.2))
-    async def frail(_body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
+    async def coroutine(_body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
         way = begin(job)
         await asyncio.sleep(way.seconds)
         end(job, way)
 
+    for name in names:
+        handler = coroutine if name in OF_COROUTINES else plain
+        consumer.handler(QUEUES[name], lease=LEASE_SECONDS, backoff=wait_fixed(0.2))(handler)
     return consumer
 
 
@@ -89,9 +92,9 @@ def note_stalls(journal: Journal, over: threading.Event) -> None:
         before = time.monotonic()
 
 
-def main(path: str, seed: str, slots: str) -> int:
+def main(path: str, seed: str, slots: str, kind: str) -> int:
     journal = Journal(Path(path))
-    consumer = build(int(seed), journal)
+    consumer = build(int(seed), journal, SHARES[kind])
     threading.Thread(target=note_stalls, args=(journal, threading.Event()), daemon=True).start()
     wire = Connection.to(None).wire(WORKER_TIMEOUT_SECONDS)
     pester(Tap(wire, journal, late=True), random.Random(f"{seed} {Path(path).stem}"))

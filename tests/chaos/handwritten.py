@@ -20,9 +20,9 @@ class History:
         self.events.append(Event(t, who, kind, facts))
         return self
 
-    def published(self, t=1.0, delay=0.0, name="m"):
+    def published(self, t=1.0, delay=0.0, name="m", durable=None):
         self.write(t, "p", "publish", call=1, names=[name], queue="frail", delay=delay)
-        return self.write(t + 0.1, "p", "published", call=1, ids=[name])
+        return self.write(t + 0.1, "p", "published", call=1, ids=[name], durable=durable)
 
     def claimed(self, t, who=A, nonce="n1", asked=None, id="m"):
         asked = t - 0.01 if asked is None else asked
@@ -46,6 +46,9 @@ class History:
         self.write(t, "p", "cancel", call=2, queue="frail", id="m")
         return self.write(t + took, "p", "cancel_answered", call=2, id="m", answer=answer) if answer else self
 
+    def rewound(self, since, until, queue="frail"):
+        return self.write(until, "arena", "rewind", queues=[queue], since=since, until=until)
+
     def done_by(self, who, nonce, t):
         return self.claimed(t, who, nonce).started(t + 0.1, who, nonce).ended(t + 0.2, who, nonce)
 
@@ -61,7 +64,8 @@ class History:
                     {"queue": queue, "totals": totals, "alive": alive, "dead": dead, "left": left},
                 )
             )
-        begun = Event(0.0, "arena", "begun", {"start": 0.0, "seconds": 60.0})
+        begun = Event(0.0, "arena", "begun", {"start": 0.0, "seconds": 60.0, "retries": {"frail": 1, "sturdy": 20}})
+        end.append(Event(102.0, "arena", "ended", {"places": ["frail", "sturdy"]}))
         return tell([begun, *sorted(self.events, key=lambda event: event.t), *end])
 
     def found(self):

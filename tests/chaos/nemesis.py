@@ -12,7 +12,9 @@ import redis
 from reliq.errors import RedisUnavailableError
 from tests.chaos import vandal
 from tests.chaos.arena import Arena, Member
-from tests.chaos.schedule import OF_PROCESSES, OF_THE_SERVER, Fault
+from tests.chaos.grounds import OneServer
+from tests.chaos.outages import FAULTS_OF_A_CLUSTER
+from tests.chaos.schedule import LAST, OF_PROCESSES, OF_THE_SERVER, Fault
 from tests.chaos.workload import LEASE_SECONDS
 
 #: How often a server that does not answer is told again.
@@ -40,19 +42,19 @@ def consumer_paused(arena: Arena, fault: Fault) -> None:
 
 
 def server_paused(arena: Arena, fault: Fault) -> None:
-    os.kill(arena.server.pid, signal.SIGSTOP)
+    os.kill(_ground(arena).server.pid, signal.SIGSTOP)
     time.sleep(fault.seconds)
-    os.kill(arena.server.pid, signal.SIGCONT)
+    os.kill(_ground(arena).server.pid, signal.SIGCONT)
 
 
 def server_killed(arena: Arena, fault: Fault) -> None:
-    arena.server.kill()
+    _ground(arena).server.kill()
     time.sleep(fault.seconds / 3)
     while True:
         try:
-            arena.server.start()
+            _ground(arena).server.start()
         except RedisUnavailableError:  # it still reads its log, on a machine with much else to do
-            arena.server.kill()
+            _ground(arena).server.kill()
         else:
             return
 
@@ -100,14 +102,16 @@ def hostile_messages(arena: Arena, fault: Fault) -> None:
         _over(arena, lambda client: vandal.take_back(client, fault.victim, ids))
 
 
-FAULTS: dict[str, Callable[[Arena, Fault], None]] = {name: globals()[name] for name in (*OF_PROCESSES, *OF_THE_SERVER)}
+FAULTS: dict[str, Callable[[Arena, Fault], None]] = FAULTS_OF_A_CLUSTER | {
+    name: globals()[name] for name in (*OF_PROCESSES, *OF_THE_SERVER)
+}
 
 
 def unleash(arena: Arena, faults: list[Fault], start: float) -> list[threading.Thread]:
     """Do the faults, each at its time after `start`, in two threads; return these."""
     threads = []
-    for kinds in (OF_PROCESSES, OF_THE_SERVER):
-        mine = [fault for fault in faults if fault.kind in kinds]
+    for of_processes in (True, False):
+        mine = [fault for fault in faults if (fault.kind in OF_PROCESSES) is of_processes]
         threads.append(threading.Thread(target=_track, args=(arena, mine, start), daemon=True))
         threads[-1].start()
     return threads
@@ -116,6 +120,8 @@ def unleash(arena: Arena, faults: list[Fault], start: float) -> list[threading.T
 def _track(arena: Arena, faults: list[Fault], start: float) -> None:
     for fault in faults:
         time.sleep(max(0.0, start + fault.at - time.monotonic()))
+        if time.monotonic() > start + fault.length - LAST:
+            return  # those before took their time
         began = time.monotonic()
         FAULTS[fault.kind](arena, fault)
         arena.journal.write("fault", of=fault.kind, victim=fault.victim, began=began)
@@ -135,7 +141,7 @@ def _tell(arena: Arena, *command: str) -> None:
 def _over(arena: Arena, ask: Callable[[redis.Redis], Any]) -> Any:
     """Return what `ask` gets over a connection that no proxy disturbs."""
     for _ in range(TRIES):
-        with redis.Redis(unix_socket_path=str(arena.server.socket), socket_timeout=20) as client:
+        with redis.Redis(unix_socket_path=str(_ground(arena).server.socket), socket_timeout=20) as client:
             try:
                 return ask(client)
             except (redis.ConnectionError, redis.TimeoutError):
@@ -143,7 +149,12 @@ def _over(arena: Arena, ask: Callable[[redis.Redis], Any]) -> Any:
     return None
 
 
+def _ground(arena: Arena) -> OneServer:
+    assert isinstance(arena.ground, OneServer)
+    return arena.ground
+
+
 def _misdirect(arena: Arena, order: str, seconds: float) -> None:
-    arena.proxy.order(order)
+    _ground(arena).proxy.order(order)
     time.sleep(seconds)
-    arena.proxy.order("heal")
+    _ground(arena).proxy.order("heal")

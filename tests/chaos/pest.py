@@ -7,7 +7,7 @@ import time
 from reliq import transitions
 from reliq.client.client import Client
 from reliq.errors import ReliqError
-from tests.chaos.workload import QUEUES
+from tests.chaos.workload import place_keys
 
 PAUSE_SECONDS = 0.1
 
@@ -22,12 +22,12 @@ def _pester(tap, chance: random.Random) -> None:
     while True:
         time.sleep(PAUSE_SECONDS)
         old = list(tap.spent)
-        queue = chance.choice(list(QUEUES))
+        queue = chance.choice([name for name, _ in old] or [""])
         receipts = [claimed for name, claimed in old if name == queue]
         verb = chance.choice(["ack", "nack", "extend", "release"])
         if receipts:
             try:
-                client.run(_call(verb, QUEUES[queue].keys, receipts))
+                client.run(_call(verb, place_keys(queue), receipts))
             except ReliqError:
                 continue  # Redis is away
 

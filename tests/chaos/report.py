@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 
-from tests.chaos.checker import Verdict, is_done, why_again
+from tests.chaos.checker import Verdict, is_done, is_forgotten, why_again
 from tests.chaos.story import Story
 from tests.chaos.timing import (
     LATENESS_P50_SECONDS,
@@ -42,10 +42,24 @@ def _counts(story: Story, verdict: Verdict) -> list[str]:
     unknown = [m for m in story.messages.values() if m.outcome == "unknown"]
     lines.append(f"| recovered: started, publish unknown | {sum(bool(m.starts) for m in unknown)} | reported |")
     lines.append(f"| publish unknown | {len(unknown)} | reported |")
+    if any(story.rewinds.values()):
+        lines += _forgotten(story)
     for name, found in verdict.violations.items():
         if found:
             lines += ["", f"{name}, for example:", *(f"- {one}" for one in found[:EXAMPLES])]
     return lines
+
+
+def _forgotten(story: Story) -> list[str]:
+    """Return how many publishes a replica confirmed, and how many that none had confirmed were gone with a primary."""
+    confirmed = [m for m in story.messages.values() if m.outcome == "ok"]
+    known = {id for final in story.finals.values() for place in ("dead", "alive") for id in final.facts[place]}
+    gone = [m for m in confirmed if not (is_done(m) or m.called_off or m.id in known)]
+    return [
+        f"| publishes that a replica confirmed | {sum(m.durable is True for m in confirmed)} | reported |",
+        f"| publishes told that none did in time | {sum(m.durable is False for m in confirmed)} | reported |",
+        f"| gone with a primary before any replica had them | {sum(is_forgotten(story, m) for m in gone)} | reported |",
+    ]
 
 
 def _timing(timing: Timing) -> list[str]:
@@ -67,7 +81,9 @@ def _again(story: Story) -> list[str]:
     )
     starts = [m.starts for m in story.messages.values()]
     reasons = Counter(
-        why_again(story, one, other.claimed) or "none" for some in starts for one, other in pairwise(some)
+        why_again(story, m, one, other.claimed) or "none"
+        for m in story.messages.values()
+        for one, other in pairwise(m.starts)
     )
     return [
         "Ends: " + ", ".join(f"{kind} {number:,}" for kind, number in ended.most_common()) + ".",

@@ -9,8 +9,9 @@ import redis
 
 from tests.chaos import nemesis, scan
 from tests.chaos.arena import Arena
+from tests.chaos.grounds import Kind, ManyServers, OneServer
 from tests.chaos.schedule import schedule
-from tests.chaos.workload import QUEUES
+from tests.chaos.workload import RETRIES, SHARES, place_keys
 
 #: Before the clock starts, every consumer is to be at work.
 WARM_UP_SECONDS = 150.0
@@ -19,35 +20,41 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be run; the same plan gives the same schedule and the same choices."""
+    """
+    What is to be run; the same plan gives the same schedule and the same choices.
+
+    Attributes:
+        kind: what is broken: one server, or a Cluster.
+    """
 
     seed: int
     seconds: float
     rate: float
     drain_seconds: float = 120.0
     server: Path | None = None
+    kind: Kind = "server"
 
 
 def run(plan: Plan, folder: Path) -> None:
     """Run `plan`; every process writes its history into `folder`."""
-    with Arena(folder, plan.seed, server=plan.server) as arena, _client(arena) as client:
+    with (
+        OneServer(folder, plan.server) if plan.kind == "server" else ManyServers(plan.server) as ground,
+        Arena(folder, plan.seed, ground) as arena,
+    ):
         arena.start_consumers()
         _wait_for_consumers(arena)
         start = time.monotonic()
-        arena.journal.write("begun", start=start, seconds=plan.seconds)
+        retries = {name: RETRIES[name] for name in SHARES[plan.kind]}
+        arena.journal.write("begun", start=start, seconds=plan.seconds, retries=retries)
         arena.start_producers(plan.rate, start + plan.seconds)
-        threads = nemesis.unleash(arena, schedule(plan.seed, plan.seconds), start)
+        threads = nemesis.unleash(arena, schedule(plan.seed, plan.seconds, plan.kind), start)
         while time.monotonic() < start + plan.seconds or any(thread.is_alive() for thread in threads):
-            _look(arena, client)
+            _look(arena)
         for producer in arena.producers:
             producer.wait()
-        _drain(arena, client, plan.drain_seconds)
+        _drain(arena, plan.drain_seconds)
         arena.stop(arena.consumers)
-        _sum_up(arena, client)
-
-
-def _client(arena: Arena) -> redis.Redis:
-    return redis.Redis(unix_socket_path=str(arena.server.socket), socket_timeout=5)
+        _sum_up(arena)
 
 
 def _wait_for_consumers(arena: Arena) -> None:
@@ -59,39 +66,46 @@ def _wait_for_consumers(arena: Arena) -> None:
         time.sleep(0.05)
 
 
-def _look(arena: Arena, client: redis.Redis) -> bool:
+def _look(arena: Arena) -> bool:
     """Look at every queue, once a second; return whether nothing is alive any more."""
     time.sleep(LOOK_SECONDS)
     arena.revive()
     arena.journal.write("clock", ahead=time.time() - time.monotonic())
     alive: dict[str, int] = {}
-    for name, queue in QUEUES.items():
-        with suppress(redis.RedisError):
-            look = scan.take(client, queue.keys)
-            alive[name] = len(look.alive)
-            arena.journal.write("look", queue=name, alive=alive[name], totals=look.totals, broken=scan.broken(look))
-    return list(alive.values()) == [0] * len(QUEUES)
+    with suppress(redis.RedisError, LookupError):
+        alive = dict.fromkeys(arena.ground.places(), 1)
+    for place in alive:
+        keys = place_keys(place)
+        with suppress(redis.RedisError, LookupError):
+            look = scan.take(arena.ground.client(keys), keys)
+            alive[place] = len(look.alive)
+            arena.journal.write("look", queue=place, alive=alive[place], totals=look.totals, broken=scan.broken(look))
+    return bool(alive) and not any(alive.values())
 
 
-def _drain(arena: Arena, client: redis.Redis, seconds: float) -> None:
+def _drain(arena: Arena, seconds: float) -> None:
     """Have the consumers work off what is left."""
     since = time.monotonic()
-    while not _look(arena, client):
+    while not _look(arena):
         if time.monotonic() > since + seconds:
             return
     arena.journal.write("drained", seconds=time.monotonic() - since)
 
 
-def _sum_up(arena: Arena, client: redis.Redis) -> None:
+def _sum_up(arena: Arena) -> None:
     """Write down what is left: the totals, the dead, and what should not be there."""
-    for name, queue in QUEUES.items():
-        look = scan.take(client, queue.keys)
-        letters = [fields[b"id"].decode() for _, fields in client.xrange(queue.keys.dead)]
+    places = arena.ground.places()
+    for place in places:
+        keys = place_keys(place)
+        client = arena.ground.client(keys)
+        look = scan.take(client, keys)
+        letters = [fields[b"id"].decode() for _, fields in client.xrange(keys.dead)]
         arena.journal.write(
             "final",
-            queue=name,
+            queue=place,
             totals=look.totals,
             alive=look.alive,
             dead=letters,
-            left=scan.leftovers(client, queue.keys),
+            left=scan.leftovers(client, keys),
         )
+    arena.journal.write("ended", places=places)

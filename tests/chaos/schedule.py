@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-#: Faults of processes and faults of the server go side by side; of each sort one at a time.
+#: Faults of processes and faults of the server, or of the Cluster, go side by side; of each sort one at a time.
 OF_PROCESSES = ("consumer_killed", "consumer_paused", "consumer_stopped", "producer_killed")
 OF_THE_SERVER = (
     "server_paused",
@@ -18,7 +18,19 @@ OF_THE_SERVER = (
     "replies_late",
     "hostile_messages",
 )
-KINDS = OF_PROCESSES + OF_THE_SERVER
+#: Each begins when the Cluster is whole again after the one before.
+OF_THE_CLUSTER = (
+    "primary_killed",
+    "primary_killed_ahead",
+    "primary_paused",
+    "primary_cut_off",
+    "node_forgotten",
+    "slot_moved_by_hand",
+    "slot_moved_at_once",
+    "nodes_disturbed",
+)
+#: What is broken -> the faults that it has, beside those of processes.
+OF_THE_GROUND = {"server": OF_THE_SERVER, "cluster": OF_THE_CLUSTER}
 
 CONSUMERS, PRODUCERS = 4, 2
 #: Seconds from the beginning of a fault to that of the next of its sort.
@@ -36,6 +48,7 @@ class Fault:
         at: seconds from the start of the run.
         victim: which consumer or producer.
         seconds: how long it lasts, where that is for us to choose.
+        length: of the run: in a long one a fault may last longer.
         count: how many replies, where there are some to lose.
     """
 
@@ -44,15 +57,16 @@ class Fault:
     victim: int
     seconds: float
     count: int
+    length: float
 
     def __str__(self) -> str:
         return f"{self.at:7.2f} s  {self.kind} (victim {self.victim}, {self.seconds:.2f} s, {self.count})"
 
 
-def schedule(seed: int, seconds: float) -> list[Fault]:
+def schedule(seed: int, seconds: float, ground: str = "server") -> list[Fault]:
     """Return the faults of a run so long, by time; every kind comes before any comes again."""
     chance = random.Random(f"{seed} schedule")
-    faults = [*_track(chance, OF_PROCESSES, seconds), *_track(chance, OF_THE_SERVER, seconds)]
+    faults = [*_track(chance, OF_PROCESSES, seconds), *_track(chance, OF_THE_GROUND[ground], seconds)]
     return sorted(faults, key=lambda fault: fault.at)
 
 
@@ -64,6 +78,7 @@ def _track(chance: random.Random, kinds: tuple[str, ...], seconds: float) -> lis
         deck = deck or chance.sample(kinds, len(kinds))
         kind = deck.pop()
         victim = chance.randrange(PRODUCERS if kind == "producer_killed" else CONSUMERS)
-        faults.append(Fault(round(at, 3), kind, victim, round(chance.uniform(0.2, 1.5), 3), chance.randint(1, 5)))
+        lasts, count = round(chance.uniform(0.2, 1.5), 3), chance.randint(1, 5)
+        faults.append(Fault(round(at, 3), kind, victim, lasts, count, seconds))
         at += chance.uniform(*SPACING)
     return faults

@@ -41,7 +41,7 @@ class Delivery:
 
     Attributes:
         asked, claimed: when its first claim was sent, and when the answer came.
-        grants: when each claim or extension of it was sent that Redis granted.
+        grants: when each claim or extension of it that Redis granted was sent, and when it was answered.
         settlings: every use of its receipt, by whomever.
     """
 
@@ -51,7 +51,7 @@ class Delivery:
     asked: float
     claimed: float
     lease: float
-    grants: list[float]
+    grants: list[tuple[float, float]]
     started: float | None = None
     ended: float | None = None
     settlings: list[Settling] = field(default_factory=list)
@@ -70,7 +70,8 @@ class Message:
         id: its name, unless Redis' client chose one; empty when the producer did not live to learn it.
         asked, told: when it was published, and when that was answered.
         outcome: `ok`; `unknown`; `refused`, nothing of it was written.
-        cancelled: when a cancel that answered `cancelled` was answered.
+        durable: whether a replica confirmed it, None when none was asked.
+        cancelled: when a cancel that answered `cancelled` was sent, and when it was answered.
         called_off: whether a cancel may end it, now or when its handler does not end well.
         deliveries: by the time of their claims.
     """
@@ -82,7 +83,8 @@ class Message:
     asked: float
     told: float | None = None
     outcome: str = "unknown"
-    cancelled: float | None = None
+    durable: bool | None = None
+    cancelled: tuple[float, float] | None = None
     called_off: bool = False
     deliveries: list[Delivery] = field(default_factory=list)
 
@@ -120,6 +122,10 @@ class Trouble:
     since: float
     until: float
 
+    def meets(self, asked: float, told: float | None) -> bool:
+        """Whether it lasted while a call was under way."""
+        return self.since < (inf if told is None else told) and asked < self.until
+
 
 @dataclass(slots=True)
 class Story:
@@ -127,19 +133,25 @@ class Story:
     What happened in a run.
 
     Attributes:
+        retries: of the messages of each queue.
+        places: each queue, or shard of one, that there was at the end.
         strangers: names that were started and never published.
         deaths: process -> when it was gone.
         troubles: process, or MACHINE -> what explains that it could not keep a lease.
+        rewinds: queue -> when a primary of it wrote what its replica, which took its place, may not have got.
         faults: kind, begin and end of each.
         looks: what the scans found broken.
         finals: of each queue at the end.
         clocks: how far the clock of the day was ahead of the monotonic one, look by look.
     """
 
+    retries: dict[str, int] = field(default_factory=dict)
+    places: list[str] = field(default_factory=list)
     messages: dict[str, Message] = field(default_factory=dict)
     strangers: list[str] = field(default_factory=list)
     deaths: dict[str, float] = field(default_factory=dict)
     troubles: dict[str, list[Trouble]] = field(default_factory=lambda: defaultdict(list))
+    rewinds: dict[str, list[Trouble]] = field(default_factory=lambda: defaultdict(list))
     faults: list[Trouble] = field(default_factory=list)
     looks: list[Event] = field(default_factory=list)
     finals: dict[str, Event] = field(default_factory=dict)
@@ -147,6 +159,10 @@ class Story:
     start: float = 0.0
     seconds: float = 0.0
     drained: float | None = None
+
+    def may_be_undone(self, message: Message, asked: float, told: float | None) -> bool:
+        """Whether a primary may have forgotten, when a replica took its place, what it did for a call about a message."""
+        return any(rewind.meets(asked, told) for rewind in self.rewinds[message.queue])
 
     @property
     def by_id(self) -> dict[str, Message]:

@@ -2,13 +2,14 @@
 
 import itertools
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from reliq import Consumer
+from reliq.call import id_text
 from reliq.lua import script
 from reliq.message import Claimed
 from reliq.transport.failures import NotSentError
@@ -33,6 +34,9 @@ class Tap:
         self._wire, self._journal, self._late = wire, journal, late
         self._numbers = itertools.count()
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wire, name)
+
     def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send `commands`, and note what of them is to be noted before and after."""
         spied = [_spied(command) for command in commands]
@@ -41,9 +45,8 @@ class Tap:
         try:
             replies = self._wire.exchange(commands)
         except BaseException as error:
-            kind = "no" if isinstance(error, NotSentError) else "unknown"
             for number in filter(None, numbers):
-                self._journal.write(kind, call=number)
+                self._journal.write(_failure(error), call=number)
             raise
         for number, one, reply in zip(numbers, spied, replies, strict=True):
             if one is not None:
@@ -61,7 +64,7 @@ class Tap:
     def _answered(self, number: str, one: "Spied", asked_at: float, reply: Any) -> None:
         if isinstance(reply, Exception):
             if number:
-                self._journal.write("again" if isinstance(reply, NoScriptError) else "no", call=number)
+                self._journal.write(_failure(reply), call=number)
         elif one.name == "claim":
             ids_by_nonce = defaultdict(list)
             for id, left, deaths in zip(*(reply[at::3] for at in (3, 4, 5)), strict=True):
@@ -71,15 +74,22 @@ class Tap:
             for nonce, ids in ids_by_nonce.items():
                 self._journal.write("claimed", asked=asked_at, queue=one.queue, nonce=nonce, lease=lease, ids=ids)
         else:
-            lost = reply if one.name in ("ack", "release") else reply[0]
-            self._journal.write("answered", call=number, lost=[index - 1 for index in lost])
-            self._keep(one, set(lost))
+            lost = one.lost(reply if one.name in ("ack", "release") else reply[0])
+            self._journal.write("answered", call=number, lost=lost)
+            self._keep(one, lost)
 
-    def _keep(self, one: "Spied", lost: set[int]) -> None:
+    def _keep(self, one: "Spied", lost: Sequence[int]) -> None:
         if one.name in LETTING_GO and not self._late:
-            for index, row in enumerate(one.rows, 1):
+            for index, row in enumerate(one.rows):
                 if index not in lost:
                     self.spent.append((one.queue, Claimed(row["id"], row["nonce"], 1)))
+
+
+def _failure(error: BaseException) -> str:
+    """Return what is known of a call that failed: it was refused and is made again, it cannot have run, or it may."""
+    if isinstance(error, NoScriptError):
+        return "again"
+    return "no" if isinstance(error, NotSentError | ResponseError) else "unknown"
 
 
 class Spied:
@@ -89,11 +99,22 @@ class Spied:
         one = _BY_CODE[command[1]]
         keys, args = command[3 : 3 + command[2]], command[3 + command[2] :]
         self.name = one.name
-        self.queue = keys[one.keys.index("unack")].partition(":")[2].partition("}")[0]
+        # A shard's tag ends in a number that spreads them over the slots: {reliq:spread#3.52}.
+        self.queue = keys[one.keys.index("unack")].partition(":")[2].partition("}")[0].partition(".")[0]
         self.head = dict(zip(one.args, args, strict=False))
         self.verb = self.head.get("kind") or self.name  # acked or expired
         tail, size = args[len(one.args) :], max(1, len(one.tail_args))
         self.rows = [dict(zip(one.tail_args, tail[at : at + size], strict=True)) for at in range(0, len(tail), size)]
+
+    def lost(self, ids: Sequence[bytes]) -> list[int]:
+        """Return the places of the receipts that no longer hold; of two of one message the last is the newest."""
+        left = Counter(id_text(id) for id in ids)
+        found = []
+        for at, row in enumerate(self.rows):
+            if left[row["id"]] > 0:
+                left[row["id"]] -= 1
+                found.append(at)
+        return found
 
 
 def _spied(command: Sequence[Any]) -> Spied | None:
@@ -114,6 +135,9 @@ class TappedConnection:
 
     def __init__(self, connection: Any, journal: Journal) -> None:
         self._connection, self._journal = connection, journal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
 
     def wire(self, timeout_seconds: float) -> Tap:
         return Tap(self._connection.wire(timeout_seconds), self._journal)

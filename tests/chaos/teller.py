@@ -43,6 +43,7 @@ class Teller:
     def _published(self, event: Event) -> None:
         for message, id in zip(self._publishes[event.who, event.facts["call"]], event.facts["ids"], strict=True):
             message.id, message.told, message.outcome = id, event.t, "ok"
+            message.durable = event.facts.get("durable")
             self._names[id] = message.name
 
     def _unpublished(self, event: Event) -> None:
@@ -65,9 +66,10 @@ class Teller:
         for id, _ in facts["ids"]:
             key = id, facts["nonce"]
             if key in self._deliveries:
-                self._deliveries[key].grants.append(facts["asked"])
+                self._deliveries[key].grants.append((facts["asked"], event.t))
             else:
-                one = Delivery(id, key[1], event.who, facts["asked"], event.t, facts["lease"], [facts["asked"]])
+                granted = facts["asked"], event.t
+                one = Delivery(id, key[1], event.who, *granted, facts["lease"], [granted])
                 self._deliveries[key] = one
 
     def _asked(self, event: Event) -> None:
@@ -87,7 +89,7 @@ class Teller:
             settlings[index].result = "lost"
         for delivery in self._extends.pop((event.who, event.facts["call"])):
             own = [one for one in settlings if one in delivery.settlings]
-            delivery.grants += [one.asked for one in own if one.result == "ok"]
+            delivery.grants += [(one.asked, event.t) for one in own if one.result == "ok"]
 
     def _no(self, event: Event) -> None:
         self._note_failure(event, "no")
@@ -133,6 +135,7 @@ class Teller:
 
     def _begun(self, event: Event) -> None:
         self.story.start, self.story.seconds = event.facts["start"], event.facts["seconds"]
+        self.story.retries = event.facts["retries"]
 
     def _died(self, event: Event) -> None:
         self.story.deaths[event.facts["of"]] = event.t
@@ -148,6 +151,14 @@ class Teller:
         if which:
             who = self._places[f"consumer-{event.facts['victim']}"][which]
             self._trouble(who, fault.kind.removeprefix("consumer_"), fault.since, fault.until)
+
+    def _rewind(self, event: Event) -> None:
+        rewind = Trouble("primary lost", event.facts["since"], event.facts["until"])
+        for queue in event.facts["queues"]:
+            self.story.rewinds[queue].append(rewind)
+
+    def _ended(self, event: Event) -> None:
+        self.story.places = event.facts["places"]
 
     def _look(self, event: Event) -> None:
         self.story.looks.append(event)
@@ -181,7 +192,7 @@ class Teller:
             if message := by_id.get(id):
                 message.called_off |= answer != "not_found" or message.was_met_without_a_body(asked, at)
                 if answer == "cancelled" and message.cancelled is None:
-                    message.cancelled = at
+                    message.cancelled = asked, at
 
 
 def tell(events: Iterable[Event]) -> Story:

@@ -4,7 +4,8 @@ import random
 
 import redis
 
-from tests.chaos.workload import QUEUES
+from reliq.keys import Keys
+from tests.chaos.workload import QUEUES, SHARES
 from tests.security.worker_vandal import SCORES, Vandal
 
 #: So do the ids of hostile messages begin.
@@ -33,7 +34,7 @@ redis.call('HINCRBY', KEYS[3], 'foreign', -gone)
 def write(client: redis.Redis, seed: int, victim: int) -> list[str]:
     """Write hostile messages to one of the queues, each with its place in the account; return those due never."""
     chance = random.Random(f"{seed} vandal")
-    keys, vandal = list(QUEUES.values())[victim % len(QUEUES)].keys, Vandal(client, chance)
+    keys, vandal = _keys(victim), Vandal(client, chance)
     ids = [f"{MARK}{seed}-{number}{chance.choice(TAILS)}" for number in range(MESSAGES)]
     with client.pipeline(transaction=True) as pipe:
         for number, id in enumerate(ids):
@@ -52,5 +53,10 @@ def write(client: redis.Redis, seed: int, victim: int) -> list[str]:
 
 def take_back(client: redis.Redis, victim: int, ids: list[str]) -> None:
     """Remove what no worker would ever see."""
-    keys = list(QUEUES.values())[victim % len(QUEUES)].keys
+    keys = _keys(victim)
     client.eval(_TAKE_BACK, 4, keys.pending, keys.retries_left, keys.totals, keys.msg(""), *ids)
+
+
+def _keys(victim: int) -> Keys:
+    names = list(SHARES["server"])
+    return QUEUES[names[victim % len(names)]].keys

@@ -1,16 +1,20 @@
 """What is published and what handlers do with it, all of it decided by the seed."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from reliq import Queue
+from reliq.keys import Keys
 
 LEASE_SECONDS = 2.0
-#: Two queues: in one, nothing may die of bad luck; in the other, a second failure is the end.
-STURDY = Queue("sturdy", dict, retries=20, dedup=30)
-FRAIL = Queue("frail", dict, retries=1, dedup=30)
-QUEUES = {queue.name: queue for queue in (STURDY, FRAIL)}
+#: In most queues nothing may die of bad luck; in one, a second failure is the end.
+RETRIES = {"sturdy": 20, "frail": 1, "south": 20, "spread": 20}
+QUEUES = {name: Queue(name, dict, retries=retries, dedup=30) for name, retries in RETRIES.items()}
+#: What is broken -> the queues of such a run, and how much of what is published each gets. In a Cluster of three the
+#: first three queues lie at a node each, and the shards of the last at all.
+SHARES = {"server": {"sturdy": 9, "frail": 1}, "cluster": {"sturdy": 3, "frail": 2, "south": 3, "spread": 4}}
 
 Answer = Literal["ack", "nack", "raise", "snooze", "reject"]
 
@@ -24,6 +28,7 @@ class Wish:
         names: of the messages; more than one are published by one call.
         chosen: whether the names are also their ids.
         cancels: which of the last messages to cancel afterwards, 1 for the last; 0 for none.
+        waits: whether its publish waits for a replica, where there are some.
     """
 
     names: tuple[str, ...]
@@ -32,6 +37,7 @@ class Wish:
     padding: int
     chosen: bool
     cancels: int
+    waits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +48,29 @@ class Conduct:
     answer: Answer
 
 
-def wish(seed: int, producer: str, number: int) -> Wish:
-    """Return the step `number` of `producer`."""
+def place(keys: Keys) -> str:
+    """Return what histories call a queue, or a shard of it: `spread`, `spread#3`."""
+    return f"{keys.name}#{keys.shard}" if keys.shard else keys.name
+
+
+def place_keys(place: str) -> Keys:
+    """Return the keys of a place."""
+    name, _, shard = place.partition("#")
+    return QUEUES[name].keys.of_shard(int(shard or 0))
+
+
+def wish(seed: int, producer: str, number: int, shares: Mapping[str, int]) -> Wish:
+    """Return the step `number` of `producer`; `shares` says how often each queue is meant."""
     chance = random.Random(f"{seed} {producer} {number}")
     many = 10 if chance.random() < 0.05 else 1
     return Wish(
         names=tuple(f"{producer}.{number}.{index}" for index in range(many)),
-        queue=chance.choices(["sturdy", "frail"], [9, 1])[0],
+        queue=chance.choices(list(shares), list(shares.values()))[0],
         delay=chance.choices([0.0, 0.2, 1.5], [6, 2, 2])[0],
         padding=chance.choices([100, 64_000], [99, 1])[0],
         chosen=many > 1 or chance.random() < 0.8,
         cancels=chance.randint(1, 5) if chance.random() < 0.02 else 0,
+        waits=chance.random() < 0.75,
     )
 
 

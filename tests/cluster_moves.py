@@ -1,0 +1,103 @@
+"""What operators do to a Cluster: slots moved by hand or at once, a node forgotten and met again, a node cut off."""
+
+from contextlib import suppress
+
+import redis
+
+from reliq.embedded import EmbeddedRedis
+from tests.cluster_servers import LiveCluster
+from tests.waiting import eventually
+
+#: So many keys go in one MIGRATE.
+KEYS_AT_ONCE = 100
+MIGRATE_MS = 5000
+
+
+class SlotMove:
+    """
+    The move of a key's slot to another primary, step by step, as `redis-cli --cluster reshard` makes it.
+
+    Args:
+        to: who gets it, None for the next primary.
+    """
+
+    def __init__(self, cluster: LiveCluster, key: str, to: EmbeddedRedis | None = None) -> None:
+        self._cluster = cluster
+        self.slot = redis.cluster.key_slot(key.encode())
+        self.source = cluster.primary_of(key)
+        self.target = to or neighbour(cluster, self.source)
+
+    def begin(self) -> None:
+        """Open the slot at both ends: from now on a call that needs a key that is not there is sent on, or put off."""
+        self._cluster.ask(self.target, "CLUSTER", "SETSLOT", self.slot, "IMPORTING", my_id(self._cluster, self.source))
+        self._cluster.ask(self.source, "CLUSTER", "SETSLOT", self.slot, "MIGRATING", my_id(self._cluster, self.target))
+
+    def left(self, limit: int = 1000) -> list[bytes]:
+        """Return keys of the slot that have not been moved."""
+        return self._cluster.ask(self.source, "CLUSTER", "GETKEYSINSLOT", self.slot, limit)
+
+    def take(self, *keys: bytes) -> None:
+        """Move some keys."""
+        if keys:
+            place = "127.0.0.1", self.target.port
+            self._cluster.ask(self.source, "MIGRATE", *place, "", 0, MIGRATE_MS, "KEYS", *keys)
+
+    def end(self) -> None:
+        """Move what is left, and tell every primary who has the slot, the new one first."""
+        while keys := self.left(KEYS_AT_ONCE):
+            self.take(*keys)
+        others = [one for one in self._cluster.primaries() if one not in (self.source, self.target)]
+        for one in (self.target, self.source, *others):
+            self._cluster.ask(one, "CLUSTER", "SETSLOT", self.slot, "NODE", my_id(self._cluster, self.target))
+
+
+def moves_at_once(cluster: LiveCluster) -> bool:
+    """Say whether the Cluster can move slots atomically, as Valkey can from 9 on."""
+    told = cluster.ask(cluster.nodes[0], "CLUSTER", "HELP")
+    return any(b"MIGRATESLOTS" in line for line in told)
+
+
+def move_at_once(cluster: LiveCluster, key: str) -> None:
+    """Move a key's slot to the next primary by CLUSTER MIGRATESLOTS, and wait until it has it."""
+    slot, source = redis.cluster.key_slot(key.encode()), cluster.primary_of(key)
+    target = neighbour(cluster, source)
+    cluster.ask(source, "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", my_id(cluster, target))
+    eventually(lambda: cluster.primary_of(key) is target, f"slot {slot} is at its new primary")
+
+
+def forget(cluster: LiveCluster, server: EmbeddedRedis) -> None:
+    """Have every node forget a node, but those that follow it, which cannot."""
+    id = my_id(cluster, server)
+    for one in cluster.nodes:
+        if one is not server and cluster.client(one).info("replication").get("master_port") != server.port:
+            with suppress(redis.ResponseError):  # another has told it already
+                cluster.ask(one, "CLUSTER", "FORGET", id)
+
+
+def meet(cluster: LiveCluster, server: EmbeddedRedis) -> None:
+    """Have every node know a node again; some do not listen for a minute after they were told to forget it."""
+    eventually(lambda: _is_met(cluster, server), "every node knows every other")
+
+
+def _is_met(cluster: LiveCluster, server: EmbeddedRedis) -> bool:
+    without = [one for one in cluster.nodes if not _knows_all(cluster, one)]
+    for one in without:
+        if one is not server:
+            cluster.ask(one, "CLUSTER", "MEET", "127.0.0.1", server.port)
+    return not without
+
+
+def _knows_all(cluster: LiveCluster, server: EmbeddedRedis) -> bool:
+    rows = cluster.ask(server, "CLUSTER", "NODES").decode().splitlines()
+    return sum("handshake" not in row for row in rows) == len(cluster.nodes)
+
+
+def neighbour(cluster: LiveCluster, server: EmbeddedRedis) -> EmbeddedRedis:
+    """Return the primary that comes after a primary."""
+    primaries = cluster.primaries()
+    return primaries[(primaries.index(server) + 1) % len(primaries)]
+
+
+def my_id(cluster: LiveCluster, server: EmbeddedRedis) -> bytes:
+    """Return what the nodes call a node."""
+    return cluster.ask(server, "CLUSTER", "MYID")
