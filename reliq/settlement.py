@@ -145,6 +145,12 @@ def is_final(claimed: Claimed, outcome: Outcome) -> bool:
     return outcome.kind == "reject" or (outcome.kind == "nack" and claimed.left <= 0)
 
 
+def burial(keys: Keys, settings: QueueSettings, ids: Sequence[str]) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return the call that turns garbage into dead letters, kept as the queue's settings say."""
+    letters_ms = milliseconds(settings.letters_ttl)
+    return transitions.collect(keys, ids, letters_max=settings.letters_max, letters_ms=letters_ms)
+
+
 def calls(keys: Keys, settings: QueueSettings, some: Iterable[E]) -> list[tuple[Call[Settled], list[E]]]:
     """
     Return the calls that tell Redis how `some` deliveries of a queue end, each with its own deliveries.

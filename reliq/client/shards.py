@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from reliq.errors import ConfigurationError, RedisRefusedError, WrongKeyTypeError
 from reliq.shardmap import UNSHARDED, ShardMap, shard_map
+from reliq.transport import connection as transport
 
 if TYPE_CHECKING:
     from reliq.call import Command
@@ -30,7 +31,7 @@ class Shards:
     def __init__(self, keys: Keys, wanted: int | None = None) -> None:
         self._keys = [keys]
         self.map, self.wanted = UNSHARDED, wanted
-        self._believed_until = 0.0
+        self._believed_until, self._epoch = 0.0, transport.epoch
 
     def keys(self, shard: int) -> Keys:
         """Return the keys of a shard."""
@@ -45,8 +46,8 @@ class Shards:
 
     @property
     def is_believed(self) -> bool:
-        """Whether the map need not be read again yet."""
-        return time.monotonic() < self._believed_until
+        """Whether the map need not be read again yet: it is young, and of the Redis that connections still mean."""
+        return time.monotonic() < self._believed_until and self._epoch is transport.epoch
 
     def refresh(self, client: Client) -> ShardMap:
         """Return the map, read again when that is due; whoever may not read it keeps the one that it knows."""
@@ -90,6 +91,7 @@ class Shards:
                 f"their number: reliq shards {self._keys[0].name} {self.wanted}"
             )
         self.map, self._believed_until = found, time.monotonic() + MAP_SECONDS
+        self._epoch = transport.epoch
         return found
 
     def _stay(self, error: RedisRefusedError) -> None:

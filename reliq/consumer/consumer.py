@@ -244,9 +244,9 @@ class Consumer(Registration):
             self.connection(chosen),
             settings or WorkerSettings(),
             lifespan=self.lifespan,
-            middleware=tuple(self._middleware),
+            middleware=self.around_calls,
             observers=tuple(self.observers),
-            on_error=(*self._on_error, *hooks),
+            on_error=(*self.error_hooks, *hooks),
             periodic=self.ticked_beside(chosen),
         )
         engine.start()

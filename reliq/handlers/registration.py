@@ -39,6 +39,16 @@ class Registration(PeriodicRegistration):
         """The registered handlers."""
         return tuple(self._handlers.values())
 
+    @property
+    def around_calls(self) -> Sequence[Callable[[Job[Any]], Any]]:
+        """The middleware of every call, the outermost first."""
+        return tuple(self._middleware)
+
+    @property
+    def error_hooks(self) -> Sequence[Callable[[Job[Any], BaseException, bool], Any]]:
+        """The hooks that are called for each failure."""
+        return tuple(self._on_error)
+
     @overload
     def handler(self, queue: Queue[B], **options: Unpack[Options]) -> Register[B]: ...
 

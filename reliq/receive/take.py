@@ -27,6 +27,7 @@ class Take:
 
     Attributes:
         claimed: every message that the last look took.
+        buried: what the last look took back for good: garbage, of which dead letters are to be made.
         next_in_ms: after a look, until something else comes due; none: nothing will.
     """
 
@@ -34,6 +35,7 @@ class Take:
         self.keys, self._settings = keys, settings
         self._limit, self._lease_ms = limit, lease_ms
         self.claimed: list[Claimed] = []
+        self.buried: tuple[str, ...] = ()
         self.next_in_ms: list[int] = []
 
     def look(self, call_number: CallNumber, *, spare_leases: bool = False) -> list[Call[Any]]:
@@ -49,6 +51,7 @@ class Take:
         claim: ClaimAnswer | Exception = answers[2]
         self.claimed = [] if isinstance(claim, Exception) else claim.claimed
         _raise_first(answers)
+        self.buried = answers[1].buried
         self.next_in_ms = [due for due in (answers[0][1], answers[1].next_in_ms) if due > 0]
 
     def reads(self) -> list[Command[list[bytes | None]]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from reliq import commands, transitions
 from reliq.errors import RedisRefusedError
 from reliq.events import RedisRefused, WentBack, notify
-from reliq.settings import milliseconds
+from reliq.settlement import burial
 from reliq.worker.loop import QueueBackoff
 from reliq.worker.minute_notes import MinuteNotes
 
@@ -91,15 +91,10 @@ class Janitor:
         full = {keys: ids for keys, ids in zip(asked, found, strict=True) if ids and not isinstance(ids, Exception)}
         if not full:
             return False
-        collected = self._client.run_all([self._collecting(keys, ids) for keys, ids in full.items()])
+        collected = self._client.run_all([burial(keys, self._queues[keys].settings, ids) for keys, ids in full.items()])
         for keys, answer in zip(full, collected, strict=True):
             if isinstance(answer, Exception):
                 self._backoff.note(keys, answer)
             else:
                 self._backoff.over(keys)
         return not all(isinstance(answer, Exception) for answer in collected)
-
-    def _collecting(self, keys: Keys, ids: list[str]) -> Request[Any]:
-        settings = self._queues[keys].settings
-        letters_ms = milliseconds(settings.letters_ttl)
-        return transitions.collect(keys, ids, letters_max=settings.letters_max, letters_ms=letters_ms)

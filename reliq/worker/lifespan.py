@@ -41,7 +41,7 @@ class Lifespan:
     def _enter_async(self, manager: Any) -> Any:
         entered: Future[Any] = Future()
         over = asyncio.Event()
-        ended = self._tasks.run(_live(manager, entered, over))
+        ended = self._tasks.run(live(manager, entered, over))
 
         def leave() -> None:
             self._tasks.run(_set(over)).result(LEAVE_SECONDS)
@@ -51,7 +51,8 @@ class Lifespan:
         return entered.result()
 
 
-async def _live(manager: Any, entered: Future[Any], over: asyncio.Event) -> None:
+async def live(manager: Any, entered: Future[Any] | asyncio.Future[Any], over: asyncio.Event) -> None:
+    """Enter `manager`, tell `entered` what it yields or raises, and leave it when it is `over`, all in one task."""
     try:
         state = await manager.__aenter__()
     except BaseException as error:

@@ -17,9 +17,10 @@ from reliq.message import Pause
 from reliq.rights import USES
 from reliq.roster import Worker
 from reliq.settings import Durability
+from reliq.testing import queries as testing_queries
 
 PACKAGE = Path(commands.__file__).parent
-MODULES = (commands, minutes, shardmap, stacks, queries, queue_queries, server)
+MODULES = (commands, minutes, shardmap, stacks, queries, queue_queries, server, testing_queries)
 FUNCTIONS = [
     function
     for module in MODULES

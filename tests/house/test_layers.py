@@ -31,7 +31,8 @@ LAYERS = {
     "handlers as they are registered, and operators": {"handlers", "admin"},
     "what runs handlers": {"worker"},
     "the consumer of the public interface": {"consumer"},
-    "processes of workers, web pages, traces, benchmarks": {"process", "web", "tracing", "bench"},
+    "processes of workers, web pages, traces, benchmarks, tests of users": {"process", "web", "tracing", "bench"}
+    | {"testing"},
     "the command line": {"cli"},
     "python -m reliq": {"__main__"},
 }

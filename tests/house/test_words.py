@@ -55,7 +55,7 @@ PHRASES = re.compile(
 )
 
 #: Classes of one name in two modules, with the reason.
-TWICE = {"Claimed"}  # a message that was claimed, and the event that says so
+TWICE = {"Claimed", "Published"}  # a message that was claimed or published, and the event that says so
 
 
 @cache

@@ -1,0 +1,125 @@
+"""The messages that wait in a queue, as a test asks for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, get_args
+
+from reliq import commands
+from reliq.admin import queries
+from reliq.errors import ConfigurationError
+from reliq.wireformat import open_envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from reliq.client.client import Client
+    from reliq.keys import Keys
+    from reliq.queue import Queue
+
+B = TypeVar("B")
+
+State = Literal["ready", "retry", "pending", "unack"]
+ALIVE_STATES: tuple[State, ...] = get_args(State)
+#: One read has at most this many messages.
+READ_IDS = 500
+#: A due time that a test expects is met within this many seconds.
+DUE_SECONDS = 1.0
+#: A failed assertion shows at most this many messages.
+SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Published(Generic[B]):
+    """
+    A message that has not ended.
+
+    Attributes:
+        due: unix seconds, None for a bare body.
+        state: `ready` to be claimed, also again as `retry`; `pending` until it is due; `unack`: held, or put off after
+            a failure.
+    """
+
+    id: str
+    body: B
+    headers: Mapping[str, str]
+    due: float | None
+    state: State
+
+
+class Match(TypedDict, total=False):
+    """The keyword arguments of `Reliq.published` for type checkers; `Wanted` describes each."""
+
+    state: State | None
+    id: str | None
+    headers: Mapping[str, str] | None
+    due: float | datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """
+    A message as a test asks for it; None is anything.
+
+    Attributes:
+        headers: those that must be there; a message may have more.
+        due: unix seconds or an aware datetime, met within a second.
+    """
+
+    body: Any = None
+    state: State | None = None
+    id: str | None = None
+    headers: Mapping[str, str] | None = None
+    due: float | datetime | None = None
+
+    def __post_init__(self) -> None:
+        if self.state not in (None, *ALIVE_STATES):
+            raise ConfigurationError(f"state must be one of {', '.join(ALIVE_STATES)}, not {self.state!r}")
+
+    def __str__(self) -> str:
+        asked = {name: getattr(self, name) for name in self.__slots__}
+        return ", ".join(f"{name}={value!r}" for name, value in asked.items() if value is not None)
+
+    def meets(self, message: Published[Any]) -> bool:
+        """Say whether a message is one of those asked for."""
+        return (
+            self.body in (None, message.body)
+            and self.state in (None, message.state)
+            and self.id in (None, message.id)
+            and (self.headers or {}).items() <= message.headers.items()
+            and self._meets_due(message.due)
+        )
+
+    def _meets_due(self, due: float | None) -> bool:
+        if self.due is None:
+            return True
+        wanted = self.due.timestamp() if isinstance(self.due, datetime) else self.due
+        return due is not None and abs(due - wanted) <= DUE_SECONDS
+
+
+def messages(client: Client, queue: Queue[B]) -> Iterator[Published[B]]:
+    """Yield the messages of a queue that have not ended, in each shard those first that are delivered first."""
+    for keys in queue.shards():
+        for state in ALIVE_STATES:
+            at = 0
+            while ids := client.run(queries.ids_at(keys, state, at, READ_IDS)):
+                at += len(ids)
+                yield from _read(client, queue, keys, state, ids)
+
+
+def shown(found: list[Published[Any]]) -> str:
+    """Return messages as a failed assertion shows them."""
+    if not found:
+        return "there is none"
+    more = [f"… and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    return "\n  ".join([f"there are {len(found)}:", *map(str, found[:SHOWN]), *more])
+
+
+def _read(client: Client, queue: Queue[B], keys: Keys, state: State, ids: list[str]) -> Iterator[Published[B]]:
+    values = client.run(commands.bodies(keys, ids))
+    for id, value in zip(ids, values, strict=True):
+        if value is not None:  # else it has expired
+            header, payload = open_envelope(value, bare=keys.bare)
+            due = None if header.due is None else header.due / 1000
+            yield Published(id, queue.codec.decode(payload), dict(header.headers), due, state)

@@ -1,0 +1,130 @@
+"""The time of a test: Redis goes by Python's clock, and both are moved together."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from reliq import extras
+from reliq.admin import server
+from reliq.errors import ConfigurationError
+from reliq.settings import LONGEST_SECONDS, seconds
+from reliq.testing import queries
+
+if TYPE_CHECKING:
+    from reliq.client.client import Client
+    from reliq.message import Duration
+
+#: Somebody else has moved Python's clock when it has gone further, or less far, than the time that passed, by this.
+MOVED_US = 5000
+#: After a move, keys expire sooner by this: real time has passed between a script's clock and its write.
+SOONER_MS = 50
+#: One step of a walk over all keys looks at so many.
+WALKED_KEYS = 1000
+
+
+class TestClock:
+    """
+    Python's clock as Redis' own: scripts are told it, and what expires does so when it says.
+
+    Args:
+        client: of the tests' Redis, by its own clock.
+    """
+
+    __test__ = False  # no test of pytest's
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.RLock()
+        self._ahead = _ahead_us()
+        self._moves = ExitStack()
+        self._is_held = False
+
+    def __call__(self) -> int:
+        """Return the time in unix microseconds."""
+        if abs(_ahead_us() - self._ahead) >= MOVED_US:
+            self.follow()
+        return _now_us()
+
+    def follow(self) -> None:
+        """Have keys expire as much sooner, or later, as the clock was moved since the last time."""
+        with self._lock:
+            by_ms = (_ahead_us() - self._ahead) // 1000
+            self._ahead += by_ms * 1000
+            keys = self._keys()
+            left = zip(keys, self._client.run_all(queries.expiries(keys)), strict=True)
+            expiring = [(key, ms - by_ms) for key, ms in left if ms >= 0]
+            self._client.run_all([queries.expire(key, ms if ms > SOONER_MS else 0) for key, ms in expiring])
+
+    def travel(self, by: Duration) -> None:
+        """
+        Move the clock on.
+
+        Raises:
+            ConfigurationError: time would go backwards, time-machine is not installed, or something else holds the clock.
+        """
+        by_us = round(seconds("travel", by, most=LONGEST_SECONDS) * 1_000_000)
+        self._move_to(_now_us() + by_us, ticks=not self._is_held and _ticks())
+
+    def hold(self) -> None:
+        """Have time pass by `travel` alone; raise as that does."""
+        self._is_held = True
+        self._move_to(_now_us() // 1000 * 1000, ticks=False)  # due times and time outs are whole ms
+
+    def end(self) -> None:
+        """Give Python its clock back."""
+        self._moves.close()
+
+    def _keys(self) -> list[str]:
+        """Return every key once: a scan may meet one twice."""
+        found: dict[str, None] = {}
+        cursor = "0"
+        while True:
+            cursor, keys = self._client.run(server.keys_scanned("*", cursor, WALKED_KEYS))
+            found |= dict.fromkeys(keys)
+            if cursor == "0":
+                return list(found)
+
+    def _move_to(self, to_us: int, *, ticks: bool) -> None:
+        to = to_us / 1_000_000
+        if int(to * 1e9) < to_us * 1000:  # a float is exact to a quarter of a microsecond
+            to = math.nextafter(to, math.inf)
+        try:
+            self._moves.enter_context(_time_machine().travel(to, tick=ticks))
+        except RuntimeError as error:
+            raise ConfigurationError(f"Python's clock cannot be moved: {error}") from error
+        if _now_us() < to_us:
+            raise ConfigurationError(
+                "something else holds Python's clock, such as freezegun: move it by that, and Redis goes by it"
+            )
+        self.follow()
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _ahead_us() -> int:
+    """Return by how much Python's clock is ahead of one that nobody moves."""
+    return _now_us() - time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+
+
+def _ticks() -> bool:
+    """Say whether Python's clock goes on by itself: a test may hold it by time-machine."""
+    if not _time_machine().escape_hatch.is_travelling():
+        return True
+    began, real = time.time_ns(), time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    while time.clock_gettime_ns(time.CLOCK_MONOTONIC) - real < 10_000:  # noqa: PLR2004  it counts microseconds
+        pass
+    return time.time_ns() > began
+
+
+def _time_machine() -> Any:
+    try:
+        return importlib.import_module("time_machine")
+    except ImportError:
+        raise ConfigurationError(extras.missing("time travel", "time-machine", "testing")) from None

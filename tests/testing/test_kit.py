@@ -1,0 +1,343 @@
+"""What a test has of the kit: published messages, calls of handlers, drains in its own thread."""
+
+import asyncio
+import socket
+import threading
+import traceback
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from reliq import Admin, BodyError, ConfigurationError, Consumer, Layout, Queue, Reject, UndecodableError
+from reliq.events import Handled, Started
+from reliq.testing import Published, isolated
+
+
+def test_what_was_published_is_told_with_all_that_a_test_asks_for(reliq, shop):
+    now = reliq.now
+    shop.orders.publish(shop.Order(1), delay=60, id="order-1", headers={"tenant": "a", "by": "me"})
+    second = shop.orders.publish(shop.Order(2))
+
+    [ready, pending] = reliq.published(shop.orders)
+
+    assert ready == Published(second.id, shop.Order(2), {}, pytest.approx(now, abs=30), "ready")
+    assert (pending.id, pending.body, pending.state) == ("order-1", shop.Order(1), "pending")
+    assert pending.due == pytest.approx(now + 60, abs=30)
+    assert reliq.assert_published(shop.orders, shop.Order(1), headers={"tenant": "a"}, state="pending") == pending
+    assert reliq.assert_published(shop.orders, id="order-1", due=datetime.fromtimestamp(pending.due, UTC)) == pending
+    assert reliq.published(shop.orders, due=pending.due + 2) == []
+    assert reliq.published(shop.orders, headers={"tenant": "b"}) == []
+    reliq.refute_published(shop.orders, shop.Order(3))
+
+
+def test_a_failed_assertion_shows_what_there_is(reliq, shop):
+    with pytest.raises(AssertionError, match="no message in 'mails' with body='hello', state='ready': there is none"):
+        reliq.assert_published(shop.mails, "hello", state="ready")
+
+    for number in range(25):
+        shop.mails.publish(f"mail {number}")
+
+    with pytest.raises(AssertionError, match=r"there are 25:\n(.*mail 0.*\n)(.*\n){19}  … and 5 more"):
+        reliq.assert_published(shop.mails, "hello")
+    with pytest.raises(AssertionError, match=r"expected no such message in 'mails', and there are 1:\n.*'mail 3'"):
+        reliq.refute_published(shop.mails, "mail 3")
+    with pytest.raises(ConfigurationError, match="state must be one of ready, retry, pending, unack, not 'done'"):
+        reliq.published(shop.mails, state="done")
+
+
+def test_a_queue_in_the_layout_of_go_is_told_too(reliq):
+    queue = Queue("q", str, layout=Layout.hdt3213())
+    queue.publish("x")
+
+    assert [(one.body, one.due) for one in reliq.published(queue)] == [("x", None)]
+    assert reliq.perform(consumer_of(queue, lambda body, job: (body, job.attempt)), queue, "y") == ("y", None)
+
+
+def test_no_url_leads_out_of_the_test_and_no_address_is_looked_up(monkeypatch):
+    with isolated() as reliq, monkeypatch.context() as patch:  # an embedded server, on a Unix socket
+        patch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a host was looked up"))
+        connect = socket.socket.connect
+        patch.setattr(
+            socket.socket,
+            "connect",
+            lambda it, to: connect(it, to) if it.family == socket.AF_UNIX else pytest.fail(f"connects to {to}"),
+        )
+        patch.setenv("RELIQ_URL", "redis://production.example:6379/0")
+        queues = [Queue("a", str, url="redis://production.example:6379/0"), Queue("b", str)]
+        for queue in queues:
+            queue.publish("x")
+            asyncio.run(queue.apublish("y"))
+            assert len(reliq.published(queue)) == 2
+            consumer = consumer_of(queue, lambda body: None, url="rediss://production.example/3")
+            assert len(reliq.drain(consumer).acked) == 2
+        assert len(Admin("redis://production.example").queues(interval=0).queues) == 2
+
+
+def test_each_block_has_an_empty_redis_in_which_queues_are_known(kit_url, shop):
+    for _ in range(2):
+        with isolated(kit_url) as reliq:
+            assert (reliq.published(shop.mails), shop.mails.counts().totals) == ([], {})
+            shop.mails.publish("x", id="same")
+            assert [one.queue for one in Admin().queues(interval=0).queues] == ["mails"]
+
+
+def test_blocks_are_not_nested_and_a_database_with_keys_is_not_emptied(kit_url, client, shop):
+    with isolated(kit_url), pytest.raises(ConfigurationError, match="cannot be nested"), isolated(kit_url):
+        pass
+    other = kit_url.replace("/7", "/8")
+    client.execute_command("SELECT", 8)
+    client.set("precious", 1)
+    refused = pytest.raises(ConfigurationError, match=r"/8 has 1 keys, and tests empty their Redis: .*/8 flushdb")
+    with refused, isolated(other):
+        pass
+    assert client.get("precious") == b"1"
+    client.flushdb()
+    for strange in ("embeded", "redis+sentinel://a/b", "localhost"):
+        with (
+            pytest.raises(
+                ConfigurationError, match=f"the Redis of tests is 'embedded' or the URL .*, not '.*{strange[:5]}"
+            ),
+            isolated(strange),
+        ):
+            pass
+
+
+def test_a_handler_is_performed_with_a_real_job_and_without_redis(monkeypatch):
+    queue, jobs = Queue("q", dict[str, int], retries=5), []
+
+    def handle(body, job):
+        jobs.append((body, job.id, job.attempt, job.retries_left, dict(job.headers), job.lost, job.state))
+        return "answer"
+
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("connects"))
+    with isolated_without_redis() as reliq:
+        answer = reliq.perform(
+            consumer_of(queue, handle), queue, {"a": 1}, id="mine", attempt=3, headers={"b": "c"}, state="state"
+        )
+
+    assert (answer, jobs) == ("answer", [({"a": 1}, "mine", 3, 3, {"b": "c"}, False, "state")])
+
+
+def test_what_cannot_be_published_cannot_be_performed(reliq, shop):
+    with pytest.raises(BodyError):
+        reliq.perform(shop.consumer, shop.orders, {"number": object()})
+    with pytest.raises(ConfigurationError, match="attempt must be 1 to 4, not 5"):
+        reliq.perform(shop.consumer, shop.orders, shop.Order(1), attempt=5)
+    with pytest.raises(ConfigurationError, match="no handler for queue 'others'"):
+        reliq.perform(shop.consumer, Queue("others"), {})
+    with pytest.raises(ConfigurationError, match="headers must be a mapping"):
+        reliq.perform(shop.consumer, shop.orders, shop.Order(1), headers="a")
+
+
+def test_what_a_handler_raises_comes_out_of_perform_with_its_own_traceback(reliq, shop):
+    with pytest.raises(Reject, match="no such order"):
+        reliq.perform(shop.consumer, shop.orders, shop.Order(-1))
+    with pytest.raises(ValueError, match="thirteen") as raised:
+        reliq.perform(shop.consumer, shop.orders, shop.Order(13))
+
+    assert names_of(raised)[-1] == "close"
+    assert "run" not in names_of(raised)
+
+
+def test_a_coroutine_is_performed_in_blocking_and_in_async_code(reliq, shop):
+    reliq.perform(shop.consumer, shop.mails, "one")
+    asyncio.run(reliq.aperform(shop.consumer, shop.mails, "two"))
+
+    async def wrong():
+        reliq.perform(shop.consumer, shop.mails, "three")
+
+    with pytest.raises(ConfigurationError, match=r"runs an event loop already: `await reliq.adrain"):
+        asyncio.run(wrong())
+    assert shop.seen == ["one", "two"]
+
+
+def test_a_drain_delivers_what_is_due_and_what_comes_of_it_in_the_callers_thread(reliq, shop):
+    threads = []
+    shop.consumer.middleware(contextmanager(lambda _job: (yield threads.append(threading.current_thread()))))
+    shop.orders.publish_many([shop.Order(1), shop.Order(-2)])
+    shop.orders.publish(shop.Order(3), delay=60)
+
+    done = reliq.drain(shop.consumer)
+
+    assert shop.seen == [(1, 1), "closed 1"]
+    assert [len(ids) for ids in (done.acked, done.nacked, done.snoozed, done.dead, done.expired)] == [2, 0, 0, 1, 0]
+    assert set(threads) == {threading.current_thread()}
+    assert [letter.reason for letter in shop.orders.letters()] == ["rejected"]
+    assert reliq.published(shop.orders, state="pending") == reliq.published(shop.orders)
+
+
+def test_a_drain_fails_fast_with_the_handlers_own_traceback_and_leaves_the_message_as_a_worker_does(reliq, shop):
+    shop.orders.publish_many([shop.Order(13), shop.Order(1)])
+
+    with pytest.raises(ValueError, match="thirteen") as raised:
+        reliq.drain(shop.consumer)
+
+    assert names_of(raised)[-1] == "close"
+    assert "run" not in names_of(raised)
+    assert shop.seen == []
+    assert [one.state for one in reliq.published(shop.orders)] == ["ready", "unack"]
+    assert len(reliq.drain(shop.consumer, fail_fast=False).acked) == 2
+
+
+def test_a_body_that_does_not_decode_fails_fast_too(reliq, shop):
+    Queue("orders", str).publish("no order")
+
+    with pytest.raises(UndecodableError):
+        reliq.drain(shop.consumer)
+
+
+def test_without_failing_fast_a_message_dies_as_in_production(reliq, shop):
+    errors = []
+    shop.consumer.on_error(lambda job, error, final: errors.append((job.attempt, str(error), final)))
+    shop.orders.publish(shop.Order(13), retries=1)
+
+    done = reliq.drain(shop.consumer, scheduled=True, fail_fast=False)
+
+    assert errors == [(1, "thirteen", False), (2, "thirteen", True)]
+    assert (len(done.nacked), len(done.dead)) == (1, 1)
+    assert [letter.reason for letter in shop.orders.letters()] == ["failed"]
+
+
+def test_a_drain_without_an_end_is_given_up(reliq):
+    queue = Queue("q", int)
+    consumer = consumer_of(queue, lambda number: queue.publish(number + 1))
+    queue.publish(0)
+
+    with pytest.raises(AssertionError, match=r"not drained after 30 deliveries \(31 of 'q'\): does a handler publish"):
+        reliq.drain(consumer, most=30)
+
+
+def test_middleware_observers_hooks_and_the_lifespan_are_those_of_a_worker(reliq):
+    told = []
+
+    @asynccontextmanager
+    async def lifespan():
+        told.append("entered")
+        yield "state"
+        told.append("left")
+
+    @contextmanager
+    def around(job):
+        told.append(f"around {job.body}")
+        yield
+
+    queue = Queue("q", str)
+    consumer = Consumer(
+        lifespan=lifespan, observers=[lambda event: told.append(type(event)) if watched(event) else None]
+    )
+    consumer.middleware(around)
+
+    @consumer.handler(queue)
+    async def handle(body, job):
+        told.append((body, job.state))
+
+    queue.publish("x")
+    way = ["entered", Started, "around x", ("x", "state"), Handled, "left"]
+
+    reliq.drain(consumer)
+    assert told == way
+
+    told.clear()
+    asyncio.run(reliq.aperform(consumer, queue, "x"))
+    assert told == way
+
+    told.clear()
+    reliq.perform(consumer, queue, "x", state="given")
+    assert told == [Started, "around x", ("x", "given"), Handled]
+
+
+def test_a_lifespan_that_cannot_be_entered_fails_the_drain(reliq, shop):
+    @asynccontextmanager
+    async def broken():
+        raise OSError("no database")
+        yield
+
+    shop.consumer.lifespan = broken
+    with pytest.raises(OSError, match="no database"):
+        reliq.drain(shop.consumer)
+
+
+def test_a_batch_handler_gets_its_batches(reliq):
+    queue, batches = Queue("q", int), []
+    consumer = Consumer()
+
+    @consumer.handler(queue, batch=3)
+    def handle(bodies, jobs):
+        batches.append((bodies, [job.attempt for job in jobs]))
+        return [Reject() if body == 2 else None for body in bodies]
+
+    queue.publish_many(range(5))
+    done = reliq.drain(consumer)
+
+    assert batches == [([0, 1, 2], [1, 1, 1]), ([3, 4], [1, 1])]
+    assert (len(done.acked), len(done.dead)) == (4, 1)
+    assert reliq.perform(consumer, queue, 2)[0].reason == ""
+
+
+def test_async_tests_drain_on_their_own_loop(reliq, shop):
+    async def test():
+        await shop.orders.apublish(shop.Order(1))
+        return await reliq.adrain(shop.consumer)
+
+    assert len(asyncio.run(test()).acked) == 2
+    assert shop.seen == [(1, 1), "closed 1"]
+
+
+def test_a_test_that_is_cancelled_is_not_held_up_by_its_drain(reliq):
+    queue, consumer = Queue("q", str), Consumer()
+
+    @consumer.handler(queue)
+    async def waits(_body):
+        running.set()
+        await asyncio.Event().wait()
+
+    async def test():
+        drain = asyncio.create_task(reliq.adrain(consumer))
+        await running.wait()
+        drain.cancel()
+        await drain
+
+    running = asyncio.Event()
+    queue.publish("x")
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(test())
+
+
+def watched(event):
+    return isinstance(event, Started | Handled)
+
+
+def consumer_of(queue, function, **options):
+    consumer = Consumer(**options)
+    consumer.handler(queue)(function)
+    return consumer
+
+
+@contextmanager
+def isolated_without_redis():
+    """A kit on a server that is not there; it is emptied by nobody."""
+    from reliq.testing.kit import Reliq
+    from reliq.testing.travel import TestClock
+
+    yield Reliq("redis://127.0.0.1:1/0", TestClock(None))
+
+
+def names_of(raised):
+    return [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+
+
+def test_a_plain_lifespan_and_timedelta_are_fine(reliq, shop):
+    left = []
+
+    @contextmanager
+    def lifespan():
+        yield "state"
+        left.append("left")
+
+    shop.consumer.lifespan = lifespan
+    shop.orders.publish(shop.Order(1), delay=timedelta(days=2))
+    reliq.drain(shop.consumer, scheduled=True)
+
+    assert left == ["left"]
+    assert shop.seen == [(1, 1), "closed 1"]

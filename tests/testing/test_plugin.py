@@ -1,0 +1,295 @@
+"""The pytest plugin, and the kit in other frameworks: each suite here is run by a pytest of its own."""
+
+import importlib.metadata
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+from required import must_run_in_ci
+
+from pytest_reliq import server_of
+from reliq.testing import kit  # noqa: F401  loaded once, not by each pytest in this process
+
+ROOT = Path(__file__).parents[2]
+pytest_plugins = ["pytester"]
+
+SHOP = """
+    from reliq import Consumer, Queue
+
+    ORDERS = Queue("orders", str, url="redis://production.example:6379/0")
+    consumer = Consumer()
+
+    @consumer.handler(ORDERS)
+    def close(order): assert order != "bad"
+"""
+ONE = """
+    from shop import ORDERS
+
+    def test_one(reliq):
+        assert reliq.published(ORDERS) == [] and ORDERS.counts().totals == {}
+        ORDERS.publish("one", id="the-order")
+        assert len(reliq.published(ORDERS)) == 1
+"""
+
+
+@pytest.fixture
+def suite(pytester):
+    """Write files of a suite, by their names, and run them by a pytest with the plugin; all must pass."""
+
+    def run(*options, passed, process=False, **files):
+        pytester.makepyfile(**{name: textwrap.dedent(text) for name, text in {"shop": SHOP, **files}.items()})
+        pytester.syspathinsert()
+        how = pytester.runpytest_subprocess if process else pytester.runpytest_inprocess
+        options = options if any("asyncio" in one for one in options) else ("-p", "no:asyncio", *options)
+        done = how("-p", "pytest_reliq", "-p", "no:cacheprovider", *options)
+        done.assert_outcomes(passed=passed)
+        return done
+
+    return run
+
+
+def test_tests_are_isolated_in_both_orders(suite):
+    two = ONE.replace("one", "two")
+
+    suite("test_a.py", "test_b.py", passed=2, test_a=ONE, test_b=two)
+    suite("test_b.py", "test_a.py", passed=2)
+
+
+def test_each_process_of_xdist_has_a_server_of_its_own(suite):
+    same = ONE + "".join(ONE.split("ORDERS\n", 1)[1].replace("test_one", f"test_{at}") for at in range(5))
+
+    suite("-n", "2", passed=6, process=True, test_same=same)
+
+
+def test_with_xdist_a_server_of_ones_own_gives_each_process_a_database():
+    url = "redis://:secret@127.0.0.1:6379/10"
+
+    assert [server_of(url, worker) for worker in ("", "gw0", "gw3")] == [url, url, url.replace("/10", "/13")]
+    assert server_of("embedded", "gw3") == "embedded"
+    with pytest.raises(pytest.UsageError, match=r"must end in the number of a database, not 'redis://localhost'"):
+        server_of("redis://localhost", "gw0")
+
+
+def test_the_server_is_named_in_the_ini_file(suite, pytester, redis_server):
+    pytester.makeini(f"[pytest]\nreliq_server = redis://127.0.0.1:{redis_server.port}/9\n")
+
+    suite("test_a.py", passed=1, test_a=f"def test_it(reliq): assert reliq.url.endswith(':{redis_server.port}/9')")
+
+
+def test_a_server_that_cannot_be_had_is_told_in_one_line(pytester, monkeypatch):
+    monkeypatch.setattr("reliq.embedded.find_server", nothing_installed)
+    monkeypatch.setattr("reliq.testing.server._embedded", [])
+    pytester.makepyfile(test_a="def test_it(reliq): pass")
+
+    done = pytester.runpytest_inprocess("-p", "pytest_reliq", "-p", "no:asyncio")
+
+    done.assert_outcomes(errors=1)
+    done.stdout.fnmatch_lines(["reliq.testing needs a redis-server: install it, or reliq with its extra 'testing' *"])
+    done.stdout.no_fnmatch_line("*Traceback*")
+
+
+def nothing_installed():
+    from reliq import ConfigurationError
+
+    raise ConfigurationError("no redis-server found")
+
+
+def test_who_does_not_use_the_fixture_imports_nothing_of_reliq(pytester):
+    pytester.makepyfile(
+        test_a="""
+            import sys
+
+            def test_it(request):
+                assert "pytest_reliq" in sys.modules
+                assert [name for name in sys.modules if name.split(".")[0] in ("reliq", "redis")] == []
+        """
+    )
+
+    pytester.runpytest_subprocess("-p", "pytest_reliq").assert_outcomes(passed=1)
+
+
+def test_pytest_finds_the_plugin_by_its_entry_point():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]["pytest11"]
+
+    assert declared == {"pytest_reliq": "pytest_reliq"}
+    installed = {one.name: one.value for one in importlib.metadata.entry_points(group="pytest11")}
+    if "pytest_reliq" not in installed:
+        must_run_in_ci("reliq was installed before it had the plugin: pip install -e .")
+    assert installed["pytest_reliq"] == "pytest_reliq"
+
+
+def test_a_failure_in_a_drain_is_shown_where_the_handler_raised_it(pytester):
+    pytester.makepyfile(
+        shop=textwrap.dedent(SHOP),
+        test_a="""
+            from shop import ORDERS, consumer
+
+            def test_it(reliq):
+                ORDERS.publish("bad")
+                reliq.drain(consumer)
+        """,
+    )
+    pytester.syspathinsert()
+
+    done = pytester.runpytest_inprocess("-p", "pytest_reliq", "-p", "no:asyncio")
+
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(
+        ["test_a.py:5: *", '*def close(order): assert order != "bad"', "shop.py:7: AssertionError"]
+    )
+    done.stdout.no_fnmatch_line("*reliq/testing*")
+
+
+def test_unittest_has_the_kit_as_a_context_manager(suite):
+    suite(
+        "-p",
+        "no:pytest_reliq",
+        passed=2,
+        test_a="""
+            import unittest
+            from reliq.testing import isolated
+            from shop import ORDERS, consumer
+
+            class OrdersTest(unittest.TestCase):
+                def setUp(self):
+                    self.reliq = self.enterContext(isolated())
+
+                def test_it(self):
+                    ORDERS.publish("x")
+                    self.assertEqual(len(self.reliq.drain(consumer).acked), 1)
+
+            class AsyncTest(unittest.IsolatedAsyncioTestCase):
+                def setUp(self):
+                    self.reliq = self.enterContext(isolated())
+
+                async def test_it(self):
+                    self.assertEqual(ORDERS.counts().totals, {})
+                    await ORDERS.apublish("x")
+                    self.assertEqual(len((await self.reliq.adrain(consumer)).acked), 1)
+        """,
+    )
+
+
+ASYNC = """
+    import pytest
+    from shop import ORDERS, consumer
+
+    @pytest.fixture
+    async def given(reliq):
+        await ORDERS.apublish("x")
+        return reliq
+
+    @pytest.mark.MARK
+    async def test_it(given):
+        assert len(given.published(ORDERS)) == 1
+        assert len((await given.adrain(consumer)).acked) == 1
+"""
+
+
+def test_pytest_asyncio_has_the_fixture(suite):
+    options = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
+
+    suite(*options, passed=1, test_a=ASYNC.replace("MARK", "asyncio"))
+
+
+def test_anyio_has_the_fixture(suite):
+    anyio = "    @pytest.fixture\n    def anyio_backend(): return 'asyncio'\n"
+
+    suite("-p", "no:asyncio", passed=1, test_a=ASYNC.replace("MARK", "anyio") + anyio)
+
+
+def test_djangos_test_case_drains_within_its_own_transaction(suite):
+    suite(
+        passed=2,
+        models="""
+            from django.conf import settings
+            settings.configure(
+                DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+                INSTALLED_APPS=[], USE_TZ=True,
+            )
+            import django
+            django.setup()
+            from django.db import connection, models
+
+            class Row(models.Model):
+                text = models.CharField(max_length=9)
+                class Meta:
+                    app_label = "shop"
+        """,
+        test_a="""
+            from models import Row, connection
+            from django.db import transaction
+            from django.test import TestCase
+            from django.test.utils import setup_databases, setup_test_environment
+            from reliq import Consumer, Queue
+            from reliq.testing import isolated
+
+            ROWS = Queue("rows", str)
+            consumer = Consumer()
+
+            @consumer.handler(ROWS)
+            def write(text):
+                Row.objects.create(text=text)
+
+            def setUpModule():
+                setup_test_environment()
+                setup_databases(verbosity=0, interactive=False)
+                with connection.schema_editor() as editor:
+                    editor.create_model(Row)
+
+            class RowsTest(TestCase):
+                def setUp(self):
+                    self.reliq = self.enterContext(isolated())
+
+                def test_a(self):
+                    self.assertEqual(Row.objects.count(), 0)
+                    with self.captureOnCommitCallbacks(execute=True):
+                        transaction.on_commit(lambda: ROWS.publish("x"))
+                    self.reliq.drain(consumer)
+                    self.assertEqual(Row.objects.count(), 1)
+
+                test_b = test_a
+        """,
+    )
+
+
+def test_a_users_tests_are_typed(tmp_path):
+    test = tmp_path / "test_typed.py"
+    test.write_text(
+        textwrap.dedent(
+            """
+            from dataclasses import dataclass
+            from datetime import timedelta
+
+            from reliq import Consumer, Queue
+            from reliq.testing import DrainResult, Published, Reliq, isolated
+
+            @dataclass
+            class Order:
+                number: int
+
+            ORDERS = Queue("orders", Order)
+
+            def test_it(reliq: Reliq, consumer: Consumer) -> None:
+                ORDERS.publish(Order(1))
+                found: list[Published[Order]] = reliq.published(ORDERS, state="ready", due=reliq.now)
+                number: int = reliq.assert_published(ORDERS, Order(1)).body.number
+                reliq.perform(consumer, ORDERS, Order(2), attempt=2, headers={"a": "b"})
+                done: DrainResult = reliq.drain(consumer, scheduled=True)
+                reliq.travel(timedelta(days=1))
+                with isolated() as other:
+                    other.refute_published(ORDERS)
+                reliq.perform(consumer, ORDERS, "no order")  # error
+                reliq.published(ORDERS, state="gone")  # error
+            """
+        )
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(test)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+    lines = test.read_text().splitlines()
+    wrong = sorted({int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line})
+    assert [lines[at - 1].endswith("# error") for at in wrong] == [True, True], done.stdout + done.stderr

@@ -1,0 +1,146 @@
+"""Time in a test: Redis goes by Python's clock, which a test moves or holds."""
+
+import datetime as dt
+import sys
+import time
+from contextlib import contextmanager
+
+import freezegun
+import pytest
+import time_machine
+from waiting import eventually
+
+from reliq import ConfigurationError, Consumer, Queue
+from reliq.testing import isolated
+
+DAY = dt.timedelta(days=1)
+
+
+def test_a_delay_ends_at_its_millisecond(reliq, shop):
+    reliq.hold()
+    shop.orders.publish(shop.Order(1), delay=3600)
+
+    reliq.travel(3599.999)
+    assert reliq.drain(shop.consumer).acked == []
+
+    reliq.travel(0.001)
+    assert len(reliq.drain(shop.consumer).acked) == 2
+
+
+def test_days_of_delay_and_backoffs_of_hours_pass_in_one_drain(reliq, shop):
+    began, passed = reliq.now, time.monotonic()
+    shop.orders.publish(shop.Order(7), delay=2 * DAY)
+    shop.orders.publish(shop.Order(5), delay=3 * DAY)
+
+    done = reliq.drain(shop.consumer, scheduled=True)
+
+    assert shop.seen == [(7, 3), "closed 7", (5, 1), "closed 5"]
+    assert (len(done.nacked), len(done.acked)) == (2, 4)
+    assert reliq.now - began >= 3 * 86_400
+    assert time.monotonic() - passed < 3600, "nobody waited"
+
+
+def test_without_scheduled_nothing_is_due_before_its_time(reliq, shop):
+    shop.orders.publish(shop.Order(7))
+
+    assert len(reliq.drain(shop.consumer).nacked) == 1
+    assert len(reliq.drain(shop.consumer).nacked) == 0
+    reliq.travel(3599)
+    assert len(reliq.drain(shop.consumer).nacked) == 0
+    reliq.travel(2)
+    assert len(reliq.drain(shop.consumer).nacked) == 1
+
+
+def test_an_id_stays_taken_for_its_window_and_a_body_lives_for_its_time(reliq, shop):
+    reliq.hold()
+    shop.orders.publish(shop.Order(1), id="x")
+    reliq.drain(shop.consumer)
+    reliq.travel(599)
+    assert shop.orders.publish(shop.Order(1), id="x").status == "duplicate"
+    reliq.travel(2)
+    assert shop.orders.publish(shop.Order(2), id="x", ttl=60)
+
+    reliq.travel(59)
+    reliq.assert_published(shop.orders, id="x")
+    reliq.travel(1.5)
+    assert reliq.published(shop.orders) == []
+    assert len(reliq.drain(shop.consumer).expired) == 1
+
+
+def test_pythons_clock_moves_with_redis_and_comes_back_after_the_test(kit_url):
+    real = time.time()
+    with isolated(kit_url) as reliq:
+        queue, seen = Queue("q", str), []
+        consumer = Consumer()
+        consumer.handler(queue)(lambda _body, job: seen.append((job.enqueued, job.due, time.time())))
+        reliq.travel(30 * DAY)
+        queue.publish("x")
+        reliq.drain(consumer)
+        wall = dt.datetime.now(dt.UTC).timestamp()
+
+        assert [round((at - real) / 86_400) for at in (*seen[0], wall, reliq.now)] == [30] * 5
+    assert abs(time.time() - real) < 3600
+
+
+def test_a_letter_of_a_message_that_dies_after_a_long_time_is_kept(reliq, shop):
+    reliq.travel(30 * DAY)
+    shop.orders.publish_many([shop.Order(-1), shop.Order(-2)])
+    reliq.drain(shop.consumer)
+
+    letters = list(shop.orders.letters())
+    assert len(letters) == 2
+    assert all(abs(letter.died - reliq.now) < 60 for letter in letters)
+
+
+def test_a_worker_wakes_for_what_comes_due_by_travelling(reliq, shop):
+    shop.orders.publish(shop.Order(1), delay=3600)
+    shop.consumer.start()
+    try:
+        eventually(lambda: shop.consumer.engine().inflight._watched is not None, "the worker rests")
+        reliq.travel(3600)
+        eventually(lambda: shop.seen == [(1, 1), "closed 1"], "both messages were handled")
+    finally:
+        shop.consumer.stop()
+
+
+@contextmanager
+def machine():
+    with time_machine.travel(dt.datetime(2026, 3, 29, 0, 59, tzinfo=dt.UTC), tick=False) as traveller:
+        yield traveller.shift
+
+
+@contextmanager
+def freezer():
+    with freezegun.freeze_time("2026-03-29 00:59:00") as frozen:
+        yield frozen.tick
+
+
+@pytest.mark.parametrize("holding", [machine, freezer])
+def test_who_moves_the_clock_by_another_tool_moves_redis_and_what_expires_there(reliq, shop, holding):
+    with holding() as move:
+        shop.orders.publish(shop.Order(1), at=dt.datetime(2026, 3, 29, 1, tzinfo=dt.UTC), id="x")
+        assert reliq.drain(shop.consumer).acked == []
+        move(59)
+        assert reliq.drain(shop.consumer).acked == []
+        move(1)
+        assert len(reliq.drain(shop.consumer).acked) == 2
+
+        assert not shop.orders.publish(shop.Order(1), id="x")
+        move(600)
+        assert shop.orders.publish(shop.Order(1), id="x")
+
+
+def test_travelling_keeps_a_clock_held_that_a_test_holds(reliq):
+    with time_machine.travel(1_800_000_000, tick=False):
+        reliq.travel(60)
+        assert (reliq.now, time.time()) == (1_800_000_060, 1_800_000_060)
+
+
+def test_what_cannot_be_travelled_is_refused_and_says_what_to_do(reliq, monkeypatch):
+    with pytest.raises(ConfigurationError, match="travel must be 0 to 315360000 seconds, not -1"):
+        reliq.travel(-1)
+    with freezegun.freeze_time("2026-03-29"), pytest.raises(ConfigurationError, match=r"(?i)freezegun"):
+        reliq.travel(1)
+    monkeypatch.setitem(sys.modules, "time_machine", None)
+    with pytest.raises(ConfigurationError, match="time travel needs time-machine: .* its extra 'testing'"):
+        reliq.travel(1)
