@@ -1,0 +1,185 @@
+"""One node of a Cluster is killed, or stands still: its own commands fail, no others; what follows is found out aside."""
+
+import threading
+
+import pytest
+import redis
+from waiting import eventually
+
+from reliq.call import Command
+from reliq.client.client import Client
+from reliq.errors import RedisUnavailableError
+from reliq.transport.breakers import Breakers
+from reliq.transport.connection import Connection
+from reliq.transport.failures import NotSentError, is_failure
+
+
+@pytest.fixture
+def keys(cluster, queues):
+    """A list on each node, by its port, as long as its place here says."""
+    found, wire = {port: queue.keys.lane("x") for port, queue in queues.items()}, Connection.to(cluster.url).wire()
+    eventually(lambda: not any(map(is_failure, wire.exchange(lengths(found)))), "every node is used again")
+    wire.exchange([("RPUSH", key, *range(at)) for at, key in enumerate(found.values(), 1)])
+    return found
+
+
+@pytest.fixture
+def paused(cluster, keys):
+    """The port of a node that stands still until the test ends."""
+    port = next(iter(keys))
+    cluster.pause(cluster.server_at(port))
+    yield port
+    cluster.resume(cluster.server_at(port))
+
+
+def lengths(keys):
+    return [("LLEN", key) for key in keys.values()]
+
+
+def test_a_round_trip_to_every_node_is_answered_in_its_places(exchange, keys):
+    a, b, c = keys.values()
+
+    replies = exchange([("LLEN", c), ("LLEN", a), ("INCR", a), ("LLEN", b), ("PING",), ("LLEN", c)])
+
+    assert replies[:2] + replies[3:] == [3, 1, 2, b"PONG", 3]
+    assert isinstance(replies[2], redis.ResponseError)
+
+
+def test_a_node_that_stands_still_fails_in_its_own_places_at_first_by_the_time_then_at_once(exchange, keys, paused):
+    first, then = exchange(lengths(keys)), exchange(lengths(keys))
+
+    assert first[1:] == then[1:] == [2, 3]
+    assert is_failure(first[0])
+    assert "in the background" not in str(first[0])
+    assert isinstance(then[0], NotSentError)
+    assert f"127.0.0.1:{paused} does not answer and is tried again in the background" in str(then[0])
+
+
+def test_a_node_that_goes_on_is_used_again_without_anybodys_help(cluster, exchange, keys, paused):
+    exchange(lengths(keys))
+    cluster.resume(cluster.server_at(paused))
+
+    eventually(lambda: exchange(lengths(keys)) == [1, 2, 3], "every node answers")
+
+
+def test_a_call_says_whether_it_may_have_run_at_the_node_that_failed(cluster, keys, paused):
+    client = Client(Connection.to(cluster.url).wire())
+    requests = [Command(command, int) for command in lengths(keys)]
+
+    (first, *others), (then, *_) = client.run_all(requests), client.run_all(requests)
+
+    assert others == [2, 3]
+    assert [(type(one), one.maybe_ran) for one in (first, then)] == [
+        (RedisUnavailableError, True),
+        (RedisUnavailableError, False),
+    ]
+    with pytest.raises(RedisUnavailableError):
+        client.run(requests[0])
+
+
+def test_a_further_try_is_for_the_failed_requests_alone(cluster, keys, paused):
+    client = Client(Connection.to(cluster.url).wire())
+    requests = [Command(("RPUSH", key, "more"), int) for key in keys.values()]
+    client.run_all(requests[:1])  # it is known not to answer
+    resumes = threading.Timer(0.2, cluster.resume, [cluster.server_at(paused)])
+    resumes.start()
+
+    answers = client.run_all(requests, for_seconds=60)
+
+    assert answers[1:] == [3, 4]
+    assert answers[0] >= 2
+    resumes.join()
+
+
+def test_a_promoted_replica_takes_the_place_of_a_killed_node_and_its_pool_is_dropped(cluster, keys):
+    port, connection = next(iter(keys)), Connection.to(cluster.url)
+    wire = connection.wire()
+    assert wire.exchange(lengths(keys)) == [1, 2, 3]
+
+    cluster.server_at(port).kill()
+    replies = wire.exchange(lengths(keys))
+
+    assert is_failure(replies[0])
+    assert replies[1:] == [2, 3]
+    eventually(lambda: wire.exchange(lengths(keys)) == [1, 2, 3], "the replica is asked")
+    assert f"127.0.0.1:{port}" not in wire.each()
+    assert len(connection.wire().pools()) == 3
+
+
+def test_work_goes_on_while_nobody_says_who_has_which_slot(cluster, keys, monkeypatch):
+    wire, asked, over = Connection.to(cluster.url).wire(), threading.Event(), threading.Event()
+    wire.exchange(lengths(keys))
+
+    def hangs(*_, **__):
+        asked.set()
+        assert over.wait(60)
+        return [None, []]
+
+    monkeypatch.setattr("reliq.transport.wires.ask", hangs)
+    wire.note(wire.node_for(keys[next(iter(keys))]), redis.ConnectionError("a connection was reset"))
+    assert asked.wait(60)
+
+    assert wire.exchange(lengths(keys)) == [1, 2, 3]
+    over.set()
+
+
+def test_all_nodes_away_are_a_failure_in_every_place(cluster, exchange, keys):
+    for port in keys:
+        cluster.pause(cluster.server_at(port))
+
+    replies = exchange(lengths(keys))
+
+    assert [is_failure(one) for one in replies] == [True, True, True]
+
+
+# ---- a breaker, by itself ---------------------------------------------------
+
+
+class Node:
+    """What a probe finds: it notes each try, and answers when it is let."""
+
+    def __init__(self, answers):
+        self.tries, self.at_once, self._answers = 0, 0, answers
+        self.tried = threading.Semaphore(0)
+
+    def __call__(self, _node):
+        self.tries += 1
+        self.tried.release()
+        if self.tries < self._answers:
+            raise redis.TimeoutError("not yet")
+
+
+def test_a_node_that_does_not_answer_is_tried_by_one_thread_until_it_does():
+    node, looks = Node(answers=3), []
+    breakers = Breakers(node, lambda: looks.append(1))
+    for _ in range(20):
+        breakers.trip("a", redis.TimeoutError("late"))
+
+    with pytest.raises(NotSentError, match=r"^a does not answer and is tried again in the background \(late\)$"):
+        breakers.check("a")
+    breakers.check("b")
+    eventually(lambda: not breakers._open, "the node is used again")
+
+    assert (node.tries, len(looks)) == (3, 2)
+
+
+def test_a_node_that_has_left_is_not_tried_any_more():
+    node = Node(answers=10**9)
+    breakers = Breakers(node, lambda: None)
+    breakers.trip("a", redis.TimeoutError("late"))
+    assert node.tried.acquire(timeout=60)
+
+    breakers.keep({"b"})
+
+    breakers.check("a")
+    eventually(lambda: not any("reliq-ping-a" in one.name for one in threading.enumerate()), "its thread ends")
+
+
+def test_a_server_that_answers_a_ping_by_a_refusal_answers():
+    def refuses(_node):
+        raise redis.exceptions.NoPermissionError("this user may not PING")
+
+    breakers = Breakers(refuses, lambda: None)
+    breakers.trip("a", redis.TimeoutError("late"))
+
+    eventually(lambda: not breakers._open, "the node is used again")
