@@ -102,7 +102,8 @@ class Admin(Reader):
         """
         Load the scripts of this version, for users who may not EVAL; return their names.
 
-        Redis forgets them when it restarts, a promoted replica may not have them, and each node of a Cluster needs them.
+        Redis forgets them when it restarts, and a promoted replica may not have them; in a Cluster every node and every
+        replica gets them.
         """
         return load_scripts(self._redis.session())
 

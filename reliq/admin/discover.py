@@ -11,7 +11,7 @@ from reliq.keys import Keys, Layout, is_name
 from reliq.snapshot.snapshot import Chosen, registered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from reliq.admin.session import Session
 
@@ -25,19 +25,12 @@ _PATTERN = "*:[dr]e[at][dr]*"
 
 
 def chosen(session: Session, named: Sequence[Keys], *, scan: bool = False) -> Chosen:
-    """
-    Return the queues named; without names those of the registry, and with `scan` those of a scan, by name.
-
-    Raises:
-        ConfigurationError: a Cluster is to be scanned.
-    """
+    """Return the queues named; without names those of the registry, and with `scan` those of a scan, by name."""
     if named:
         return Chosen(named)
     known = registered(session.client, lambda: _served(session))
     found = {keys.totals: keys for keys in known.queues}
     if scan:
-        if session.is_cluster:
-            raise ConfigurationError("a Cluster cannot be scanned as one; give the URL of one node after another")
         found |= {keys.totals: keys for keys in scanned(session)}
     return Chosen(sorted(found.values(), key=lambda keys: keys.name), known.left_out)
 
@@ -51,18 +44,25 @@ def scanned(session: Session) -> list[Keys]:
     """
     Return every queue that holds a message or a dead letter, in whatever layout, by name.
 
-    Redis walks over all its keys, a step at a time, so that others are served meanwhile.
+    Each server walks over all its keys, a step at a time, so that others are served meanwhile.
     """
     found: dict[str, Keys] = {}
+    for server_session in session.each().values():
+        for keys in _steps(server_session):
+            for base in _bases(session, keys) - found.keys():
+                if (queue := _queue(session, base)) is not None:
+                    found[base] = queue
+    return sorted(found.values(), key=lambda keys: (keys.name, keys.layout.prefix))
+
+
+def _steps(session: Session) -> Iterator[list[str]]:
+    """Yield those of a server's keys that may be a queue's, step by step."""
     cursor = "0"
     while True:
         cursor, keys = session.run(server.keys_scanned(_PATTERN, cursor, STEP_KEYS))
-        for base in _bases(session, keys) - found.keys():
-            if (queue := _queue(session, base)) is not None:
-                found[base] = queue
+        yield keys
         if cursor == "0":
-            break
-    return sorted(found.values(), key=lambda keys: (keys.name, keys.layout.prefix))
+            return
 
 
 def _bases(session: Session, keys: list[str]) -> set[str]:

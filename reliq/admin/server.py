@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from reliq.call import Command
-from reliq.replies import read_ids
+from reliq.replies import read_facts, read_ids
 from reliq.rights import runs
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ def delete_keys(any_keys: Sequence[str]) -> Command[int]:
 def parameter(name: str) -> Command[dict[str, str]]:
     """Read a parameter of the server's configuration, by its name."""
     return Command(("CONFIG", "GET", name), _pairs)
+
+
+@runs("CLUSTER")
+def cluster_facts() -> Command[dict[str, str]]:
+    """Return what a node of a Cluster thinks of the Cluster."""
+    return Command(("CLUSTER", "INFO"), read_facts)
 
 
 @runs("SLOWLOG")

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 from reliq import commands
 from reliq.admin import queue_queries
 from reliq.client.client import Client
-from reliq.errors import ConfigurationError, RedisRefusedError, WrongKeyTypeError
+from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, RedisUnavailableError, WrongKeyTypeError
 from reliq.keys import Keys, Layout, check_layout, is_name
 from reliq.queue import Queue
 from reliq.settings import MIB
 from reliq.transport.connection import Connection, check_slots
-from reliq.transport.many import ManyWire
 from reliq.wireformat import ServerVersion
 
 if TYPE_CHECKING:
@@ -42,11 +41,18 @@ class Session:
 
     Attributes:
         client: makes the requests.
-        is_cluster: whether it is a Cluster, of which no node can speak for all.
     """
 
     def __init__(self, wire: Wire, clock: Clock | None = None) -> None:
-        self.client, self.is_cluster = Client(wire, clock=clock), isinstance(wire, ManyWire)
+        self.client = Client(wire, clock=clock)
+        self._wire, self._clock = wire, clock
+
+    def each(self, *, replicas: bool = False) -> dict[str, Session]:
+        """Return a session with each server, by its name, and with `replicas` with those too: none speaks for all."""
+        [answer] = self.try_all([commands.server_ms()])  # the servers are known then
+        if isinstance(answer, RedisUnavailableError | LoginError):
+            raise answer
+        return {name: Session(wire, self._clock) for name, wire in self._wire.each(replicas=replicas).items()}
 
     def run(self, request: Request[T]) -> T:
         """Make a request; raise what Redis refused, or that it is away."""

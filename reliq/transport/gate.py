@@ -7,6 +7,10 @@ from reliq.replies import read_facts
 from reliq.wireformat import ServerVersion
 
 
+class WrongKindError(ConfigurationError):
+    """A node of a Cluster was named as a single server, or a single server as a node of a Cluster."""
+
+
 class Gate:
     """
     Lets no command through before a server is known to be new enough and of the kind that was named.
@@ -31,12 +35,12 @@ class Gate:
         ServerVersion.read(facts).check()
         mode = facts.get("redis_mode", facts.get("server_mode"))  # Valkey's word
         if mode == "cluster" and not self._in_cluster:
-            raise ConfigurationError(
+            raise WrongKindError(
                 f"{self._place} is a node of a Redis Cluster; write redis+cluster://HOST:PORT, with one node or several "
                 "(rediss+cluster:// for TLS), instead of redis://"
             )
         if self._in_cluster and mode == "standalone":
-            raise ConfigurationError(
+            raise WrongKindError(
                 f"{self._place} is a single server and no node of a Redis Cluster; write redis://HOST:PORT/0 "
                 "(rediss:// for TLS) instead of redis+cluster://"
             )

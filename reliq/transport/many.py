@@ -151,9 +151,10 @@ class ManyWire:
         """Return the wire to the server that has `key`; raise NotSentError when none has, or it does not answer."""
         return self._wires.to(self._servers.server_of(("GET", key)))
 
-    def each(self) -> dict[str, PooledWire]:
-        """Return the wires to all servers."""
-        return {server: self._wires.to(server) for server in self._servers.names()}
+    def each(self, *, replicas: bool = False) -> dict[str, PooledWire]:
+        """Return the wires to all servers that are known, and with `replicas` to those too."""
+        names = [*self._servers.names(), *(self._servers.replicas() if replicas else ())]
+        return {server: self._wires.to(server) for server in names}
 
     def note(self, node: PooledWire, error: Exception) -> None:
         """Note that a server failed, or refused, outside of an exchange."""

@@ -10,7 +10,7 @@ from reliq.call import Arg
 from reliq.transport.breakers import Breakers
 from reliq.transport.error_replies import code
 from reliq.transport.failures import NotSentError
-from reliq.transport.topology import Topology, slot_of
+from reliq.transport.topology import Topology, key_slot
 from reliq.transport.wire import Reply
 
 #: Commands whose first argument is no key: whichever server is asked, it speaks for itself.
@@ -37,6 +37,9 @@ class Servers(Protocol):
 
     def names(self) -> Collection[str]:
         """Return all that are in use."""
+
+    def replicas(self) -> Collection[str]:
+        """Return those that follow them."""
 
     def note(self, server: str, error: Exception) -> str:
         """Note that `server` failed, or refused with `error`; return the server that it refers to, empty for none."""
@@ -66,17 +69,21 @@ class ClusterServers:
         key = _key(command)
         if key is None:
             return self._any()
-        node = self.topology.node_of(slot_of(key))
+        node = self.topology.node_of(key_slot(key))
         self._breakers.check(node)
         return node
 
     def place(self, key: str) -> Hashable:
         """Return the slot of `key`."""
-        return slot_of(key)
+        return key_slot(key)
 
     def names(self) -> Collection[str]:
         """Return the nodes that have slots."""
         return self.topology.nodes
+
+    def replicas(self) -> Collection[str]:
+        """Return their replicas."""
+        return {replica for replicas in self.topology.nodes.values() for replica in replicas}
 
     def note(self, server: str, error: Exception) -> str:
         """Learn where a slot has moved; have a node that does not answer fail at once; read the topology again."""
@@ -106,7 +113,7 @@ class ClusterServers:
         self._breakers.check(node)
         return self._ask(node, commands)
 
-    def _take(self, nodes: frozenset[str]) -> None:
+    def _take(self, nodes: Collection[str]) -> None:
         self._breakers.keep(nodes)
 
 
@@ -139,6 +146,10 @@ class ShardServers:
     def names(self) -> Collection[str]:
         """Return all of them."""
         return self._names
+
+    def replicas(self) -> Collection[str]:
+        """Return none: they are not known."""
+        return ()
 
     def note(self, server: str, error: Exception) -> str:
         """Have a server that does not answer fail at once."""

@@ -3,23 +3,23 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import redis
-from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from reliq.errors import ConfigurationError
+from reliq.hashtags import CLUSTER_SLOTS, slot_of
 from reliq.replies import read_facts
 from reliq.transport.failures import BROKEN, NotSentError
+from reliq.transport.gate import WrongKindError
 
 #: Two readings are so far apart, in seconds: one answers whoever has asked meanwhile.
 PAUSE_SECONDS = 0.05
 #: The first reading is awaited for this long.
 FIRST_SECONDS = 2.0
 
-#: For each slot the node that has it, as HOST:PORT; None where nobody has.
-Slots = list[str | None]
+#: First and last slot, the node that has them, and its replicas, each as HOST:PORT.
+Ranges = list[tuple[int, int, str, list[str]]]
 
 
 class Topology:
@@ -36,12 +36,13 @@ class Topology:
         self,
         seeds: Sequence[str],
         ask: Callable[[str, Sequence[Sequence[str]]], list[Any]],
-        changed: Callable[[frozenset[str]], None],
+        changed: Callable[[Collection[str]], None],
     ) -> None:
         self._seeds, self._ask, self._changed = seeds, ask, changed
-        self._slots: Slots | None = None
-        #: The nodes that had slots at the last reading.
-        self.nodes: frozenset[str] = frozenset()
+        #: For each slot the node that has it; None where nobody has.
+        self._slots: list[str | None] | None = None
+        #: The nodes that had slots at the last reading, and the replicas of each.
+        self.nodes: dict[str, list[str]] = {}
         self._why: Exception | None = None
         self._lock = threading.Lock()
         self._is_reading = self._is_wanted = False
@@ -104,14 +105,17 @@ class Topology:
                     return
                 self._is_wanted = False
 
-    def _take(self, slots: Slots) -> None:
+    def _take(self, ranges: Ranges) -> None:
+        slots: list[str | None] = [None] * CLUSTER_SLOTS
+        for first, last, node, _ in ranges:
+            slots[first : last + 1] = [node] * (last + 1 - first)
+        self.nodes = {node: replicas for _, _, node, replicas in ranges}
         self._slots, self._why = slots, None
-        self.nodes = frozenset(node for node in slots if node)
         self._changed(self.nodes)
 
-    def _ask_around(self) -> Slots:
+    def _ask_around(self) -> Ranges:
         """Return what the first node says that is in touch with most of the Cluster, else what any says."""
-        found: Slots | None = None
+        found: Ranges | None = None
         why: Exception | None = None
         for node in self._to_ask():
             try:
@@ -123,7 +127,7 @@ class Topology:
                 continue
             except redis.ResponseError as error:
                 raise _refused(node, error) from error
-            found = slots_of(rows, node)
+            found = ranges_of(rows, node)
             if not isinstance(state, bytes) or read_facts(state).get("cluster_state") == "ok":
                 return found
         if found is not None:
@@ -137,24 +141,25 @@ class Topology:
         return dict.fromkeys([*random.sample(known, len(known)), *self._seeds])
 
 
-def slot_of(key: str | bytes) -> int:
-    """Return the slot that a key lies in."""
-    return key_slot(key if isinstance(key, bytes) else key.encode("utf-8", "surrogateescape"))
+def key_slot(key: str) -> int:
+    """Return the slot that a key lies in: by its hash tag, if it has one."""
+    tag = key.partition("{")[2].partition("}")
+    return slot_of(tag[0] if tag[1] and tag[0] else key)
 
 
-def slots_of(rows: Sequence[Sequence[Any]], asked: str) -> Slots:
+def ranges_of(rows: Sequence[Sequence[Any]], asked: str) -> Ranges:
     """Read CLUSTER SLOTS; a node that does not know its own host is at that of the node `asked`."""
-    found: Slots = [None] * REDIS_CLUSTER_HASH_SLOTS
-    for first, last, primary, *_ in rows:
-        host = primary[0].decode() if primary[0] else ""
-        node = f"{host or asked.rpartition(':')[0]}:{primary[1]}"
-        found[first : last + 1] = [node] * (last + 1 - first)
-    return found
+
+    def node(row: Sequence[Any]) -> str:
+        host = row[0].decode() if row[0] else asked.rpartition(":")[0]
+        return f"{host}:{row[1]}"
+
+    return [(first, last, node(primary), list(map(node, replicas))) for first, last, primary, *replicas in rows]
 
 
 def _refused(node: str, error: redis.ResponseError) -> Exception:
     if "cluster support disabled" in str(error):
-        return ConfigurationError(
+        return WrongKindError(
             f"{node} is a single server and no node of a Redis Cluster; write redis://HOST:PORT/0 "
             "(rediss:// for TLS) instead of redis+cluster://"
         )

@@ -116,7 +116,7 @@ class PooledWire:
         """Return the wire to the server that has a key: this one."""
         return self
 
-    def each(self) -> dict[str, "PooledWire"]:
+    def each(self, *, replicas: bool = False) -> dict[str, "PooledWire"]:  # noqa: ARG002  none is known
         """Return the wires to all servers."""
         return {self.server: self}
 

@@ -29,6 +29,11 @@ class Finding:
     mend: str = ""
 
 
+def unknown(name: str, what: str) -> Finding:
+    """Return the finding that a fact may not be read."""
+    return Finding(name, "unknown", f"this user may not read {what}", mend=f"run it as one who may, or look at {what}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """
@@ -37,6 +42,7 @@ class Facts:
     Attributes:
         info: of INFO, all sections that it may read.
         config: of CONFIG GET, the parameters that it may read.
+        cluster: of CLUSTER INFO, for a node of a Cluster.
         slow_scripts: microseconds of each script in the slow log.
         clock_offset: seconds by which the server's clock is ahead, beyond what the round trip explains.
         may_eval: whether this user may run a script of its own.
@@ -45,6 +51,7 @@ class Facts:
 
     info: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
+    cluster: Mapping[str, str] = field(default_factory=dict)
     slow_scripts: Sequence[int] | None = None
     clock_offset: float | None = None
     may_eval: bool = False
@@ -52,3 +59,8 @@ class Facts:
     hosts: Sequence[str] = ()
     is_secure: bool = False
     client_retries: int = 0
+
+    @property
+    def is_in_cluster(self) -> bool:
+        """Whether the server is a node of a Cluster."""
+        return self.info.get("cluster_enabled") == "1"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from reliq.admin.doctor.facts import Facts, Finding
+from reliq.admin.doctor.facts import Facts, Finding, unknown
+from reliq.admin.doctor.of_cluster import cluster_findings
 from reliq.wireformat import OLDEST_SERVER, ServerVersion
 
 if TYPE_CHECKING:
@@ -25,17 +26,16 @@ CLOCK_SECONDS = 1.0
 
 def findings(facts: Facts) -> list[Finding]:
     """Return a finding for each thing that was looked at."""
-    looks = (_version, _lua, _eviction, _evicted, _memory, _persistence, _replicas, _slow, _clock, _tls, _retries)
+    looks = [_version, _lua, _eviction, _evicted, _memory, _persistence, _replicas, _slow, _clock, _tls, _retries]
+    if facts.is_in_cluster and facts.info.get("role") == "slave":  # it is there to be promoted
+        looks = [_version, _lua, _eviction, _memory, _persistence, _clock]
     of_user = [_eval(facts)] if "producer" in facts.denied else []
     return [
         *(look(facts) for look in looks),
+        *(cluster_findings(facts) if facts.is_in_cluster else ()),
         *of_user,
         *(_rights(role, denied) for role, denied in facts.denied.items()),
     ]
-
-
-def _unknown(name: str, what: str) -> Finding:
-    return Finding(name, "unknown", f"this user may not read {what}", mend=f"run it as one who may, or look at {what}")
 
 
 def _line(facts: Facts) -> tuple[str, ServerVersion]:
@@ -47,7 +47,7 @@ def _line(facts: Facts) -> tuple[str, ServerVersion]:
 def _version(facts: Facts) -> Finding:
     kind, version = _line(facts)
     if not version.numbers:
-        return _unknown("version", "INFO server")
+        return unknown("version", "INFO server")
     if kind == "redis" and version.is_before(OLDEST_SERVER):
         return Finding(
             "version", "bad", f"Redis {version.text}", "its scripts cannot run there", "upgrade to 6.2 or newer"
@@ -59,7 +59,7 @@ def _lua(facts: Facts) -> Finding:
     kind, version = _line(facts)
     text, numbers = version.text, version.numbers
     if not numbers:
-        return _unknown("lua", "INFO server")
+        return unknown("lua", "INFO server")
     fixed = PATCHED[kind]
     line, patch = numbers[:2], next(iter(numbers[2:]), 0)
     if line > max(fixed) or (line in fixed and patch >= fixed[line]):
@@ -77,7 +77,7 @@ def _lua(facts: Facts) -> Finding:
 def _eviction(facts: Facts) -> Finding:
     policy = facts.info.get("maxmemory_policy")
     if policy is None:
-        return _unknown("eviction", "INFO memory")
+        return unknown("eviction", "INFO memory")
     if policy == "noeviction":
         return Finding("eviction", "ok", "maxmemory-policy is noeviction")
     return Finding(
@@ -92,7 +92,7 @@ def _eviction(facts: Facts) -> Finding:
 def _evicted(facts: Facts) -> Finding:
     evicted = _number(facts, "evicted_keys")
     if evicted is None:
-        return _unknown("evicted", "INFO stats")
+        return unknown("evicted", "INFO stats")
     if not evicted:
         return Finding("evicted", "ok", "no key was evicted since the server started")
     return Finding(
@@ -107,7 +107,7 @@ def _evicted(facts: Facts) -> Finding:
 def _memory(facts: Facts) -> Finding:
     used, limit = _number(facts, "used_memory"), _number(facts, "maxmemory")
     if used is None or limit is None:
-        return _unknown("memory", "INFO memory")
+        return unknown("memory", "INFO memory")
     limit = limit or _number(facts, "total_system_memory") or 0
     if not limit or used < NEAR_THE_LIMIT * limit:
         return Finding("memory", "ok", f"{used >> 20} of {limit >> 20} MiB used")
@@ -123,7 +123,7 @@ def _memory(facts: Facts) -> Finding:
 def _persistence(facts: Facts) -> Finding:
     aof = facts.info.get("aof_enabled")
     if aof is None:
-        return _unknown("persistence", "INFO persistence")
+        return unknown("persistence", "INFO persistence")
     broken = [name for name in ("aof_last_write_status", "rdb_last_bgsave_status") if facts.info.get(name) == "err"]
     if broken:
         what = "Redis could not write to disk: " + ", ".join(broken)
@@ -144,7 +144,7 @@ def _persistence(facts: Facts) -> Finding:
 
 def _fsync(policy: str | None) -> Finding:
     if policy is None:
-        return _unknown("persistence", "CONFIG GET appendfsync")
+        return unknown("persistence", "CONFIG GET appendfsync")
     if policy == "always":
         return Finding("persistence", "ok", "AOF with appendfsync always")
     lost = "the last second" if policy == "everysec" else "whatever the system had not written yet"
@@ -160,7 +160,7 @@ def _fsync(policy: str | None) -> Finding:
 def _replicas(facts: Facts) -> Finding:
     role, replicas = facts.info.get("role"), _number(facts, "connected_slaves")
     if role is None or replicas is None:
-        return _unknown("replicas", "INFO replication")
+        return unknown("replicas", "INFO replication")
     if role != "master":
         return Finding("replicas", "bad", "this is a replica", "it takes no writes", "name the primary, or Sentinel")
     if not replicas:
@@ -168,7 +168,7 @@ def _replicas(facts: Facts) -> Finding:
         return Finding("replicas", "warning", "no replica", loss, "add a replica, if that matters")
     least = facts.config.get("min-replicas-to-write")
     if least is None:
-        return _unknown("replicas", "CONFIG GET min-replicas-to-write")
+        return unknown("replicas", "CONFIG GET min-replicas-to-write")
     if least == "0":
         return Finding(
             "replicas",
@@ -182,7 +182,7 @@ def _replicas(facts: Facts) -> Finding:
 
 def _slow(facts: Facts) -> Finding:
     if facts.slow_scripts is None:
-        return _unknown("slow scripts", "SLOWLOG")
+        return unknown("slow scripts", "SLOWLOG")
     slow = [one for one in facts.slow_scripts if one >= SLOW_MICROSECONDS]
     if not slow:
         return Finding("slow scripts", "ok", "no script in the slow log took 50 ms")
@@ -197,7 +197,7 @@ def _slow(facts: Facts) -> Finding:
 
 def _clock(facts: Facts) -> Finding:
     if facts.clock_offset is None:
-        return _unknown("clock", "TIME")
+        return unknown("clock", "TIME")
     if abs(facts.clock_offset) <= CLOCK_SECONDS:
         return Finding("clock", "ok", "the clocks of server and client agree")
     ahead = "ahead of" if facts.clock_offset > 0 else "behind"
@@ -250,7 +250,7 @@ def _eval(facts: Facts) -> Finding:
 def _rights(role: str, denied: Sequence[str] | None) -> Finding:
     name = f"rights: {role}"
     if denied is None:
-        return _unknown(name, "ACL GETUSER")
+        return unknown(name, "ACL GETUSER")
     if not denied:
         return Finding(name, "ok", "this user has them")
     return Finding(

@@ -10,7 +10,9 @@ from reliq.admin import server
 from reliq.admin.acl.probe import denied_commands
 from reliq.admin.doctor.facts import Facts, Finding
 from reliq.admin.doctor.findings import findings
+from reliq.admin.doctor.of_cluster import together, too_old, unreachable
 from reliq.errors import ConfigurationError, RedisUnavailableError
+from reliq.transport.gate import WrongKindError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,19 +23,39 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.transport.target import Address
 
-SECTIONS = ("server", "memory", "persistence", "replication", "stats")
+SECTIONS = ("server", "memory", "persistence", "replication", "stats", "cluster")
 PARAMETERS = ("appendfsync", "save", "min-replicas-to-write")
+CLUSTER_PARAMETERS = ("cluster-require-full-coverage", "cluster-node-timeout")
 SLOWLOG_ENTRIES = 128
 
 
 def examine(session: Session, address: Address, roles: Sequence[Role], keys: Keys) -> list[Finding]:
     """
-    Return what there is to say of a server; `keys` are those of the queue whose rights are asked for.
+    Return what there is to say of every server, of a Cluster's replicas too; rights are those on the queue of `keys`.
 
     Raises:
-        RedisUnavailableError: it does not answer.
+        RedisUnavailableError: no server answers.
     """
+    try:
+        servers = session.each(replicas=True)
+    except WrongKindError:
+        raise
+    except ConfigurationError as error:
+        return [too_old(error)]
+    found: dict[str, list[Finding]] = {}
+    for name, one in servers.items():
+        try:
+            found[name] = findings(_facts(one, address, roles, keys))
+        except ConfigurationError as error:
+            found[name] = [too_old(error)]
+        except RedisUnavailableError as error:
+            if len(servers) == 1:
+                raise
+            found[name] = [unreachable(name, str(error))]
+    return together(found)
 
+
+def _facts(session: Session, address: Address, roles: Sequence[Role], keys: Keys) -> Facts:
     def run_all(requests: Sequence[Request[Any]]) -> list[Any]:
         answers = session.try_all(requests)
         away = next((answer for answer in answers if isinstance(answer, RedisUnavailableError)), None)
@@ -41,17 +63,16 @@ def examine(session: Session, address: Address, roles: Sequence[Role], keys: Key
             raise away
         return answers
 
-    try:
-        offset = _clock_offset(run_all)
-    except ConfigurationError as error:  # the connection lets nothing through to a server that is too old
-        return [Finding("version", "bad", str(error), "nothing of reliq runs there", "upgrade to 6.2 or newer")]
-    info = run_all([commands.server_facts(section) for section in SECTIONS])
-    config = run_all([server.parameter(name) for name in PARAMETERS])
+    offset = _clock_offset(run_all)
+    info = _told(run_all([commands.server_facts(section) for section in SECTIONS]))
+    in_cluster = info.get("cluster_enabled") == "1"
+    config = run_all([server.parameter(name) for name in (*PARAMETERS, *(CLUSTER_PARAMETERS if in_cluster else ()))])
     [slow] = run_all([server.slow_scripts(SLOWLOG_ENTRIES)])
     [evaluated] = run_all([server.eval_nothing()])
-    facts = Facts(
-        info=_told(info),
+    return Facts(
+        info=info,
         config=_told(config),
+        cluster=_told(run_all([server.cluster_facts()])) if in_cluster else {},
         slow_scripts=None if isinstance(slow, Exception) else slow,
         clock_offset=offset,
         may_eval=not isinstance(evaluated, Exception),
@@ -60,7 +81,6 @@ def examine(session: Session, address: Address, roles: Sequence[Role], keys: Key
         is_secure=address.is_secure,
         client_retries=address.retries,
     )
-    return findings(facts)
 
 
 def _clock_offset(run_all: Any) -> float | None:

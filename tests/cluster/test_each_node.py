@@ -1,0 +1,134 @@
+"""What an operator asks of a whole Redis is asked of every node of a Cluster."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+from waiting import eventually
+
+from reliq import Admin, ConfigurationError
+from reliq.admin.doctor.facts import Facts, Finding
+from reliq.admin.doctor.findings import findings
+from reliq.admin.doctor.of_cluster import together
+from reliq.cli.app import app
+from reliq.keys import QUEUES_KEY
+from reliq.transport.connection import Connection
+
+
+def named(found, name):
+    return [(one.verdict, one.what) for one in found if one.name == name]
+
+
+@pytest.fixture
+def admin(cluster):
+    Connection.to(cluster.url).named.clear()
+    return Admin(cluster.url)
+
+
+def test_a_scan_finds_the_queues_of_every_node(cluster, queues, admin):
+    for queue in queues.values():
+        queue.publish(1)
+    wire = Connection.to(cluster.url).wire()
+    wire.exchange([("DEL", QUEUES_KEY)])
+
+    assert not admin.queues().queues
+    assert {one.queue for one in admin.queues(scan=True).queues} == {queue.name for queue in queues.values()}
+
+
+def test_scripts_are_loaded_at_every_node_and_at_the_replicas_that_may_be_promoted(cluster, queues, admin):
+    for server in cluster.nodes:
+        cluster.ask(server, "SCRIPT", "FLUSH")
+
+    names = admin.load_scripts()
+
+    assert {cluster.client(server).info("memory")["number_of_cached_scripts"] for server in cluster.nodes} == {
+        len(names)
+    }
+
+
+def test_the_doctor_asks_every_node_and_replica(cluster, admin):
+    found = admin.doctor()
+
+    assert named(found, "slots") == [("ok", "every slot has a node that answers (on each of 6)")]
+    assert named(found, "coverage") == [("ok", "cluster-require-full-coverage is no (on each of 6)")]
+    assert named(found, "node timeout") == [("ok", "cluster-node-timeout is 1000 ms (on each of 6)")]
+    assert named(found, "eviction") == [("ok", "maxmemory-policy is noeviction (on each of 6)")]
+    assert named(found, "replicas") == [("warning", "1 replicas, and min-replicas-to-write is 0 (on each of 3)")]
+    assert {verdict for verdict, _ in named(found, "version")} == {"ok"}
+
+
+def test_the_doctor_names_the_node_that_differs(cluster, admin):
+    [odd, *_] = [one for one in cluster.nodes if one not in cluster.primaries()]
+    cluster.ask(odd, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    cluster.ask(odd, "CONFIG", "SET", "cluster-node-timeout", "15000")
+    try:
+        ran = CliRunner().invoke(app, ["doctor", "--json", "--url", cluster.url])
+    finally:
+        cluster.ask(odd, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+        cluster.ask(odd, "CONFIG", "SET", "cluster-node-timeout", "1000")
+
+    found = [Finding(**one) for one in json.loads(ran.stdout)]
+    assert ran.exit_code == 1
+    assert ("bad", f"maxmemory-policy is allkeys-lru (on 127.0.0.1:{odd.port})") in named(found, "eviction")
+    assert ("warning", f"cluster-node-timeout is 15000 ms (on 127.0.0.1:{odd.port})") in named(found, "node timeout")
+
+
+def test_the_doctor_says_which_node_is_away_and_which_slots_nobody_has(cluster, admin, monkeypatch):
+    monkeypatch.setattr("reliq.admin.session.PATIENCE_SECONDS", 0.1)
+    admin.doctor()
+    gone = cluster.primaries()[0]
+    replica = cluster.server_at(cluster.client(gone).info("replication")["slave0"]["port"])
+    replica.kill()
+    gone.kill()
+    healthy = cluster.primaries()[-1]
+    eventually(lambda: b"cluster_slots_fail:0" not in cluster.ask(healthy, "CLUSTER", "INFO"), "its slots have failed")
+
+    found = admin.doctor()
+
+    assert {what.partition(" ")[0] for verdict, what in named(found, "server")} == {
+        f"127.0.0.1:{one.port}" for one in (gone, replica)
+    }
+    assert ("bad", True) in {(verdict, "slots have no node" in what) for verdict, what in named(found, "slots")}
+
+
+@pytest.mark.parametrize(
+    ("told", "name", "verdict"),
+    [
+        ({"config": {"cluster-require-full-coverage": "yes"}}, "coverage", "warning"),
+        ({"config": {}}, "coverage", "unknown"),
+        ({"config": {"cluster-node-timeout": "5001"}}, "node timeout", "warning"),
+        ({"config": {}}, "node timeout", "unknown"),
+        ({"cluster": {}}, "slots", "unknown"),
+        ({"cluster": {"cluster_state": "ok", "cluster_slots_ok": "16383"}}, "slots", "bad"),
+        ({"cluster": {"cluster_state": "fail", "cluster_slots_ok": "16384"}}, "slots", "bad"),
+    ],
+)
+def test_what_a_node_tells_is_judged(told, name, verdict):
+    [finding] = [one for one in findings(Facts(info={"cluster_enabled": "1"}, **told)) if one.name == name]
+
+    assert finding.verdict == verdict
+    assert finding.mend
+
+
+def test_findings_that_are_the_same_are_one_and_good_ones_of_different_figures_too():
+    memory = [Finding("memory", "ok", f"{used} MiB") for used in (1, 2)]
+    bad = Finding("memory", "bad", "full", "means", "mend")
+
+    assert together({"a": memory[:1], "b": memory[1:], "c": [bad]}) == [
+        Finding("memory", "ok", "each by its own figures (on a, b)"),
+        Finding("memory", "bad", "full (on c)", "means", "mend"),
+    ]
+    assert together({"": [bad]}) == [bad]
+
+
+def test_commands_take_a_clusters_url(cluster, queues):
+    queue = next(iter(queues.values()))
+    queue.publish(1)
+    run = CliRunner().invoke
+
+    shown = run(app, ["queues", "--json"], env={"RELIQ_URL": cluster.url})
+    plain = run(app, ["queues", "--url", f"redis://127.0.0.1:{cluster.nodes[0].port}"])
+
+    assert (shown.exit_code, queue.name in shown.stdout) == (0, True)
+    assert isinstance(plain.exception, ConfigurationError)
+    assert "write redis+cluster://HOST:PORT" in str(plain.exception)
