@@ -15,6 +15,7 @@ from reliq.receive.take import Take
 from reliq.settlement import burial, is_final
 from reliq.worker.delivery import HandlerCall, deliveries_of
 from reliq.worker.runner import Runner
+from reliq.worker.ticker import Ticker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from reliq.consumer.consumer import Consumer
     from reliq.handlers.handler import Handler
     from reliq.handlers.job import Job
+    from reliq.handlers.periodic import Periodic
     from reliq.keys import Keys
     from reliq.message import Claimed
     from reliq.settlement import Outcome
@@ -100,11 +102,19 @@ class HandlerCalls:
             self.failed = error
 
 
+class Ticks(Ticker):
+    """The ticks of a consumer's periodic entries; a body that cannot be made fails the test."""
+
+    def _note_failure(self, _entry: Periodic, error: BaseException) -> None:
+        raise own_traceback(error)
+
+
 class Drain:
     """
     A drain of the queues of a consumer.
 
     Args:
+        began: a client whose clock stands at the beginning of the test: periodic entries are in force from then on.
         travel: moves the clock on by so many seconds, to the next due time; None ends the drain when nothing is due.
         fail_fast: raise the first failure.
         most: deliveries after which a drain without an end is given up.
@@ -114,6 +124,7 @@ class Drain:
         self,
         consumer: Consumer,
         client: Client,
+        began: Client,
         *,
         travel: Callable[[float], None] | None,
         fail_fast: bool,
@@ -123,6 +134,9 @@ class Drain:
         self._travel, self._fail_fast, self._most = travel, fail_fast, most
         self._lane, _ = Lanes().take()
         self._by_queue: Counter[str] = Counter()
+        self._ticks = Ticks(client, consumer.periodic)
+        if consumer.periodic:
+            Ticks(began, consumer.periodic).step()
         self.calls = HandlerCalls(consumer)
         self.done = DrainResult()
 
@@ -135,6 +149,7 @@ class Drain:
         """
         __tracebackhide__ = True
         while True:
+            self._ticks.step()
             waits: list[int] = []
             before = self._by_queue.total()
             for handler in self._handlers:

@@ -144,3 +144,40 @@ def test_what_cannot_be_travelled_is_refused_and_says_what_to_do(reliq, monkeypa
     monkeypatch.setitem(sys.modules, "time_machine", None)
     with pytest.raises(ConfigurationError, match="time travel needs time-machine: .* its extra 'testing'"):
         reliq.travel(1)
+
+
+def test_travelling_makes_the_ticks_of_periodic_jobs_come(reliq):
+    queue, days = Queue("reports", str), []
+    consumer = Consumer()
+    consumer.handler(queue)(days.append)
+
+    @consumer.cron("0 6 * * *", queue=queue, tz="Europe/Berlin")
+    def daily_report(tick):
+        return tick.isoformat()
+
+    with time_machine.travel(dt.datetime(2026, 3, 27, 12, tzinfo=dt.UTC)):
+        assert reliq.drain(consumer).acked == []
+        for _ in range(3):
+            reliq.travel(DAY)
+            reliq.drain(consumer)
+    assert days == [f"2026-03-{day}T06:00:00+0{offset}:00" for day, offset in ((28, 1), (29, 2), (30, 2))]
+
+
+def test_ticks_come_from_the_beginning_of_the_test_and_a_body_that_cannot_be_made_fails_it(reliq):
+    queue, seen = Queue("q", int), []
+    consumer = Consumer()
+    consumer.handler(queue)(seen.append)
+    consumer.every(60, queue=queue, name="minute", body=lambda tick: round(tick.timestamp()), catch_up="all")
+
+    reliq.travel(180)
+    reliq.drain(consumer)
+    assert seen == list(range(seen[0], seen[-1] + 1, 60))
+    assert (len(seen) in (3, 4), seen[0] % 60) == (True, 0)
+
+    @consumer.cron("* * * * *", queue=queue)
+    def broken(_tick):
+        raise LookupError("no body")
+
+    reliq.travel(60)
+    with pytest.raises(LookupError, match="no body"):
+        reliq.drain(consumer)
