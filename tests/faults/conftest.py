@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 from broken import stopped
+from cluster_work import Work
 from forked import end_forked, forked
 from worker_process import Worker, environment_for
 
@@ -85,3 +86,17 @@ def hold():
             threading.Event().wait(seconds)
 
     return make
+
+
+@pytest.fixture
+def at_work():
+    """Start producers and a worker on a Cluster; they stop with the test."""
+    with ExitStack() as stack:
+
+        def start(cluster):
+            work = Work(cluster)
+            stack.callback(work.stop)
+            work.start()
+            return work
+
+        yield start

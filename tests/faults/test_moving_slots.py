@@ -1,12 +1,10 @@
 """A Cluster moves a queue's slot from node to node under load: calls are refused whole, or made whole."""
 
-import threading
-
 import pytest
 from cluster_moves import SlotMove, move_at_once, neighbour
 from waiting import eventually
 
-from reliq import Consumer, PublishFailed, Queue, WorkerSettings
+from reliq import PublishFailed, Queue
 from tests.cluster_servers import LiveCluster
 
 
@@ -64,109 +62,34 @@ def test_work_goes_on_after_its_slot_has_moved(queue, cluster):
     assert cluster.client(move.source).keys(queue.keys.ready.replace("ready", "*")) == []
 
 
-class Load(threading.Thread):
-    """
-    Publishes to two queues in turn until it is stopped.
-
-    Attributes:
-        confirmed: what was published, by queue; `refused`: how many publishes of each were not.
-    """
-
-    def __init__(self, queues):
-        super().__init__(daemon=True)
-        self._queues, self._over = queues, threading.Event()
-        self.confirmed, self.refused = {one.name: [] for one in queues}, dict.fromkeys([one.name for one in queues], 0)
-
-    def run(self):
-        threads = [threading.Thread(target=self._publish, args=(queue,)) for queue in self._queues]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def _publish(self, queue):
-        number = 0
-        while not self._over.wait(0.002):
-            number += 1
-            try:
-                queue.publish(str(number), id=f"{queue.name}-{number}")
-            except PublishFailed:
-                self.refused[queue.name] += 1
-            else:
-                self.confirmed[queue.name].append(f"{queue.name}-{number}")
-
-    def stop(self):
-        self._over.set()
-        self.join()
-
-
-@pytest.fixture
-def at_work():
-    """Start a worker and producers on queues of a Cluster, two queues at two nodes; return both and what ran."""
-    started = []
-
-    def start(cluster):
-        queues = [Queue(name, str, url=cluster.url) for name in ("sturdy", "frail")]
-        ran = {one.name: [] for one in queues}
-        consumer = Consumer(url=cluster.url)
-        for queue in queues:
-
-            @consumer.handler(queue)
-            def note(_body: str, job, ids=ran[queue.name]) -> None:
-                ids.append(job.id)
-
-        load = Load(queues)
-        consumer.start(WorkerSettings(concurrency=4))
-        load.start()
-        started.append((consumer, load))
-        eventually(lambda: all(len(ids) >= 20 for ids in ran.values()), "both queues are worked on")
-        return queues, load, ran
-
-    yield start
-    for consumer, load in started:
-        load.stop()
-        consumer.stop()
-
-
-def everything_ran(queues, load, ran):
-    load.stop()
-    eventually(lambda: sum(one.counts().alive for one in queues) == 0, "both queues are empty")
-    assert {name: sorted(set(ids)) for name, ids in ran.items()} == {
-        name: sorted(ids) for name, ids in load.confirmed.items()
-    }
-    assert [one.counts().missing for one in queues] == [0, 0]
-
-
 def test_a_slot_that_is_held_open_holds_up_no_other_queue_and_loses_nothing(cluster, at_work):
-    queues, load, ran = at_work(cluster)
-    held, free = (one.name for one in queues)
-    move = SlotMove(cluster, queues[0].keys.ready)
+    work = at_work(cluster)
+    held, free = (one.name for one in work.queues)
+    move = SlotMove(cluster, work.queues[0].keys.ready)
 
     move.begin()
     left = move.left()
     move.take(*left[: len(left) // 2])
-    before = len(ran[free])
-    eventually(lambda: load.refused[held] >= 1, "a publish to the queue in the middle gives up, after two seconds")
-    meanwhile = len(ran[free]) - before
+    before = len(work.ran[free])
+    eventually(lambda: work.refused[held] >= 1, "a publish to the queue in the middle gives up, after two seconds")
+    meanwhile = len(work.ran[free]) - before
     move.end()
-    before = len(ran[held])
-    eventually(lambda: len(ran[held]) > before + 20, "work goes on in the queue that moved")
+    work.goes_on(held)
 
     assert meanwhile >= 50
-    assert load.refused[free] == 0
-    everything_ran(queues, load, ran)
+    assert work.refused[free] == 0
+    assert work.everything_ran()
 
 
 def test_a_slot_that_moves_at_once_fails_no_publish(newest_server, at_work):
     with LiveCluster(newest_server) as cluster:
-        queues, load, ran = at_work(cluster)
-        target = neighbour(cluster, cluster.primary_of(queues[0].keys.ready))
+        work = at_work(cluster)
+        moved = work.queues[0]
+        target = neighbour(cluster, cluster.primary_of(moved.keys.ready))
 
-        move_at_once(cluster, queues[0].keys.ready)
-        before = len(ran[queues[0].name])
-        eventually(lambda: len(ran[queues[0].name]) > before + 20, "work goes on in the queue that moved")
+        move_at_once(cluster, moved.keys.ready)
+        work.goes_on(moved.name)
 
-        assert cluster.primary_of(queues[0].keys.ready) is target
-        assert load.refused == dict.fromkeys(ran, 0)
-        everything_ran(queues, load, ran)
-        load.stop()
+        assert cluster.primary_of(moved.keys.ready) is target
+        assert set(work.refused.values()) == {0}
+        assert work.everything_ran()

@@ -1,0 +1,48 @@
+"""A primary of a Cluster is killed while its replica lags behind: what is lost, and what is not."""
+
+from waiting import eventually
+
+from reliq import Durability, PublishFailed, Queue
+
+CONFIRMED, LOST = 100, 50
+#: More than the sockets between two servers hold: what is written after it stays with the primary.
+BLOCKAGE = b"x" * 32_000_000
+
+
+def delivered(queue):
+    """The ids of everything that comes out of a queue."""
+    ids = set()
+    while True:
+        with queue.receive(limit=500) as jobs:
+            if not jobs:
+                return ids
+            ids |= {job.id for job in jobs}
+
+
+def test_what_a_replica_confirmed_outlives_its_primary_and_nothing_else_is_promised(cluster):
+    queue = Queue("sturdy", bytes, url=cluster.url)
+    primary, replica = cluster.primary_of(queue.keys.ready), cluster.replica_of(queue.keys.ready)
+    confirmed = [queue.publish(b"", durability=Durability.replicas(1, timeout=20)) for _ in range(CONFIRMED)]
+
+    cluster.pause(replica)
+    cluster.client(primary).set(queue.keys.msg("blockage"), BLOCKAGE, px=60_000)
+    careless = [queue.publish(b"") for _ in range(LOST)]
+    told = queue.publish(b"", durability=Durability.replicas(1, timeout=0.1))
+    primary.kill()
+    cluster.resume(replica)
+    eventually(lambda: published_again(queue), "the replica has taken its primary's place")
+
+    there = delivered(queue)
+    assert [one.durable for one in confirmed] == [True] * CONFIRMED
+    assert {one.id for one in confirmed} <= there
+    assert told.durable is False
+    assert there & {one.id for one in (*careless, told)} == set()
+    assert (queue.counts().alive, queue.counts().missing) == (0, 0)
+    queue.close()
+
+
+def published_again(queue):
+    try:
+        return queue.publish(b"after")
+    except PublishFailed:
+        return False

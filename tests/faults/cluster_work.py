@@ -1,0 +1,79 @@
+"""Two queues of a Cluster, at two nodes, that are published to and worked on while something is done to its nodes."""
+
+import threading
+
+from waiting import eventually
+
+from reliq import Consumer, Job, PublishFailed, Queue, WorkerSettings
+
+NAMES = ("sturdy", "frail")
+
+
+class Work:
+    """
+    Producers and a worker.
+
+    Attributes:
+        queues: one at each of two nodes.
+        ran: the ids that the worker was given, by queue.
+        confirmed: the ids that were published, by queue.
+        refused: how many publishes failed, by queue.
+    """
+
+    def __init__(self, cluster):
+        self.queues = [Queue(name, str, url=cluster.url) for name in NAMES]
+        self.ran, self.confirmed = {name: [] for name in NAMES}, {name: [] for name in NAMES}
+        self.refused = dict.fromkeys(NAMES, 0)
+        self._over, self._consumer = threading.Event(), Consumer(url=cluster.url)
+        self._threads = [threading.Thread(target=self._publish, args=(queue,), daemon=True) for queue in self.queues]
+        for queue in self.queues:
+            self._handle(queue)
+
+    def start(self):
+        """Begin, and return when both queues are worked on."""
+        self._consumer.start(WorkerSettings(concurrency=4))
+        for thread in self._threads:
+            thread.start()
+        eventually(lambda: all(len(ids) >= 20 for ids in self.ran.values()), "both queues are worked on")
+
+    def goes_on(self, name):
+        """Return when a queue is worked on."""
+        before = len(self.ran[name])
+        eventually(lambda: len(self.ran[name]) > before + 20, f"work goes on in {name}")
+
+    def stop(self):
+        """Stop the producers, and the worker when nothing is left to do."""
+        self.publish_no_more()
+        self._consumer.stop()
+        for queue in self.queues:
+            queue.close()
+
+    def publish_no_more(self):
+        """Stop the producers."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def everything_ran(self):
+        """Stop publishing, wait until the queues are empty, and say whether all that was confirmed ran, and no account is off."""
+        self.publish_no_more()
+        eventually(lambda: sum(one.counts().alive for one in self.queues) == 0, "both queues are empty")
+        missing = {name: sorted({*self.confirmed[name]} - {*self.ran[name]}) for name in NAMES}
+        assert missing == {name: [] for name in NAMES}
+        return [one.counts().missing for one in self.queues] == [0, 0]
+
+    def _handle(self, queue):
+        @self._consumer.handler(queue)
+        def note(_body: str, job: Job[str]) -> None:
+            self.ran[queue.name].append(job.id)
+
+    def _publish(self, queue):
+        number = 0
+        while not self._over.wait(0.002):
+            number += 1
+            try:
+                queue.publish(str(number), id=f"{queue.name}-{number}")
+            except PublishFailed:
+                self.refused[queue.name] += 1
+            else:
+                self.confirmed[queue.name].append(f"{queue.name}-{number}")
