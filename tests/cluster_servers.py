@@ -173,11 +173,14 @@ class LiveCluster:
     def _is_whole(self) -> bool:
         """Say whether all servers agree on who has which slot, and each primary has its replicas in step."""
         try:
-            views = [[(first, last, ports[0]) for first, last, ports in self._view(one)] for one in self.nodes]
+            each = len(self.nodes) // self._primaries
+            views = [
+                [(first, last, ports[0]) for first, last, ports in self._view(one) if len(ports) == each]
+                for one in self.nodes
+            ]
             if any(view != views[0] for view in views) or sum(last - first + 1 for first, last, _ in views[0]) < SLOTS:
                 return False
-            each = len(self.nodes) // self._primaries - 1
-            return all(self._serves(one, each) for one in self.nodes)
+            return all(self._serves(one, each - 1) for one in self.nodes)
         except redis.RedisError:
             return False
 
