@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import redis
 
 from reliq import Admin, BodyError, ConfigurationError, Consumer, Layout, Queue, Reject, UndecodableError
 from reliq.events import Handled, Started
@@ -80,6 +81,8 @@ def test_each_block_has_an_empty_redis_in_which_queues_are_known(kit_url, shop):
             assert (reliq.published(shop.mails), shop.mails.counts().totals) == ([], {})
             shop.mails.publish("x", id="same")
             assert [one.queue for one in Admin().queues(interval=0).queues] == ["mails"]
+    with redis.Redis.from_url(kit_url) as client:
+        assert client.dbsize() == 0
 
 
 def test_blocks_are_not_nested_and_a_database_with_keys_is_not_emptied(kit_url, client, shop):
@@ -293,7 +296,7 @@ def test_a_test_that_is_cancelled_is_not_held_up_by_its_drain(reliq):
         await asyncio.Event().wait()
 
     async def test():
-        drain = asyncio.create_task(reliq.adrain(consumer))
+        drain = asyncio.create_task(reliq.adrain(consumer, fail_fast=False))
         await running.wait()
         drain.cancel()
         await drain

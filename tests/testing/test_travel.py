@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import freezegun
 import pytest
+import redis
 import time_machine
 from waiting import eventually
 
@@ -90,6 +91,17 @@ def test_a_letter_of_a_message_that_dies_after_a_long_time_is_kept(reliq, shop):
     letters = list(shop.orders.letters())
     assert len(letters) == 2
     assert all(abs(letter.died - reliq.now) < 60 for letter in letters)
+
+
+def test_travelling_leaves_a_token_for_who_waits_in_redis(reliq, shop):
+    shop.orders.publish(shop.Order(1), delay=3600)
+    with redis.Redis.from_url(reliq.url) as client:
+        client.delete(shop.orders.keys.wake)
+        client.set(shop.orders.keys.watch, "somebody", px=10**9)
+
+        reliq.travel(60)
+
+        assert (client.llen(shop.orders.keys.wake), client.exists(shop.orders.keys.watch)) == (1, 0)
 
 
 def test_a_worker_wakes_for_what_comes_due_by_travelling(reliq, shop):
