@@ -58,10 +58,11 @@ def test_tests_are_isolated_in_both_orders(suite):
     suite("test_b.py", "test_a.py", passed=2)
 
 
-def test_each_process_of_xdist_has_a_server_of_its_own(suite):
+def test_each_process_of_xdist_has_a_server_of_its_own(suite, monkeypatch):
     same = ONE + "".join(ONE.split("ORDERS\n", 1)[1].replace("test_one", f"test_{at}") for at in range(5))
 
-    suite("-n", "2", passed=6, process=True, test_same=same)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # less to import, three times
+    suite("-p", "xdist", "-n", "2", passed=6, process=True, test_same=same)
 
 
 def test_with_xdist_a_server_of_ones_own_gives_each_process_a_database():
@@ -97,7 +98,8 @@ def nothing_installed():
     raise ConfigurationError("no redis-server found")
 
 
-def test_who_does_not_use_the_fixture_imports_nothing_of_reliq(pytester):
+def test_who_does_not_use_the_fixture_imports_nothing_of_reliq(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(
         test_a="""
             import sys
