@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from reliq.keys import Layout
     from reliq.message import BulkResult, Counts, Letter, Outgoing, Pause, Receipt
     from reliq.queue import Queue
+    from reliq.relay.relay import Relay
     from reliq.settings import Durability, WorkerSettings
 
 if sys.platform == "win32":
@@ -59,6 +60,7 @@ __all__ = [
     "RedisRefusedError",
     "RedisUnavailableError",
     "Reject",
+    "Relay",
     "ReliqError",
     "Snooze",
     "Stopped",
@@ -105,6 +107,7 @@ _HOMES = {
         "Receipt",
     ),
     "reliq.queue": ("Queue",),
+    "reliq.relay.relay": ("Relay",),
     "reliq.settings": (
         "Durability",
         "WorkerSettings",

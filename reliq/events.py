@@ -232,6 +232,23 @@ class RedisRefused(Event, frozen=True, gc=False):
     error: str
 
 
+class OutboxSeen(Event, frozen=True, gc=False):
+    """A relay counted the rows that wait, up to 100,000, and the seconds since the oldest. `queue` is empty."""
+
+    waiting: int
+    oldest_seconds: float
+
+
+class DatabaseAway(Event, frozen=True, gc=False):
+    """A relay could not reach its database; it tries again. `queue` is empty."""
+
+    error: str
+
+
+class DatabaseBack(Event, frozen=True, gc=False):
+    """A relay that could not reach its database has reached it. `queue` is empty."""
+
+
 class WorkerReady(Event, frozen=True, gc=False):
     """This process begins to work on `queues`. `queue` is empty."""
 

@@ -16,6 +16,7 @@ from reliq.keys import Keys, Layout
 from reliq.publish.orders import BulkTally, Writer
 from reliq.publish.registry import Registrar
 from reliq.publish.sender import Sender, begun
+from reliq.publish.transactional import TransactionalPublishes
 from reliq.receive.batch import Receiver
 from reliq.receive.receive import areceiving, receiving
 from reliq.settings import Durability, QueueSettings, SettingsOptions, seconds
@@ -48,7 +49,7 @@ class QueueOptions(SettingsOptions, total=False):
     shards: int | None
 
 
-class Queue(Control, Generic[B]):
+class Queue(Control, TransactionalPublishes[B], Generic[B]):
     """
     A queue of bodies of one type. Making one does not connect to Redis.
 

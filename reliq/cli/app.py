@@ -22,6 +22,7 @@ SUMMARIES = {
     "Run": {
         "worker": "Run the handlers of a Consumer until SIGTERM or Ctrl-C.",
         "demo": "Run thousands of jobs through two processes, kill one half way, and balance the account.",
+        "relay": "Move the messages of `publish_in` from a database to Redis until SIGTERM or Ctrl-C.",
         "exporter": "Serve the states, ages and totals of queues for Prometheus until SIGTERM or Ctrl-C.",
         "health": "Ask a worker on its metrics port; exit 0 when all is well, else 1 with the reason.",
     },
@@ -47,6 +48,7 @@ SUMMARIES = {
         "resume": "Have consumers claim a paused queue again.",
         "forget": "Remove queues with nothing in them: their names from the registry, their totals and ends.",
         "dead": "The dead letters of a queue: list, show, redrive, purge.",
+        "outbox": "The tables of `publish_in` and `job.once`: print their SQL, clean them.",
     },
     "Check": {
         "account": "Show what came in, how it ended and what is alive, as Redis itself counts; say what does not "

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import atexit
-import importlib
 import math
 import os
 import time
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 from reliq.answers import Answer
+from reliq.client.client import Clients
 from reliq.consumer.loader import found
 from reliq.consumer.main_loop import check_main_thread, work
+from reliq.consumer.metrics_page import served
 from reliq.consumer.signals import StoppedEarly, StopSignals
 from reliq.error_text import placed
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.events import RedisAway, RedisBack, WorkerReady, WorkerStopping, notify
 from reliq.handlers.handler import check_lifespan
 from reliq.handlers.registration import Registration
+from reliq.relay.mover import OutboxMover
 from reliq.retry import RECONNECT, seconds_after
 from reliq.settings import WorkerSettings, seconds
 from reliq.worker.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from contextlib import AbstractContextManager
 
     from reliq.events import Observer
     from reliq.handlers.job import Job
     from reliq.health import EngineStats
     from reliq.message import Duration
     from reliq.metrics.serving import Registry
+    from reliq.relay.relay import Relay
     from reliq.transport.target import Target
     from reliq.worker.delivery import HandlerCall, HeldDelivery
     from reliq.worker.failures import ErrorHook
@@ -53,6 +54,7 @@ class Consumer(Registration):
         lifespan: returns a context manager, plain or async, entered once for each worker process before the first
             claim and left after the last handler; what it yields is `job.state`.
         observers: callables that get every event.
+        relay: moves messages of `publish_in` to Redis, as one more part of the worker.
     """
 
     def __init__(
@@ -61,10 +63,11 @@ class Consumer(Registration):
         *,
         lifespan: Callable[[], Any] | None = None,
         observers: Iterable[Observer] = (),
+        relay: Relay | None = None,
     ) -> None:
         super().__init__(url)
         check_lifespan(lifespan)
-        self.lifespan = lifespan
+        self.lifespan, self.relay = lifespan, relay
         self.observers: list[Observer] = list(observers)
         self._engine: Engine | None = None
         self._stopped: Engine | None = None
@@ -188,10 +191,10 @@ class Consumer(Registration):
             that overran their time, or when a part of it has ended by itself.
         """
         check_main_thread()
-        with (
-            self._served(queues, metrics_port, metrics_host, metrics_registry),
-            StopSignals(patient=patient) as signals,
-        ):
+        page = served(
+            self, queues, self.observers, self.stats, port=metrics_port, host=metrics_host, registry=metrics_registry
+        )
+        with page, StopSignals(patient=patient) as signals:
             return self._run(settings or WorkerSettings(), queues, signals)
 
     def leave(self) -> None:
@@ -248,6 +251,7 @@ class Consumer(Registration):
             observers=tuple(self.observers),
             on_error=(*self.error_hooks, *hooks),
             periodic=self.ticked_beside(chosen),
+            relay=None if self.relay is None else OutboxMover(self.relay, Clients(self.redis(chosen), self.observers)),
         )
         engine.start()
         self._engine, self._pid = engine, os.getpid()
@@ -269,21 +273,6 @@ class Consumer(Registration):
         if not self.stop(min(seconds("grace", settings.grace), self.longest_grace)) or broken:
             return EXIT_HUNG
         return EXIT_REPLACE if is_replaced else 0
-
-    def _served(
-        self, queues: Sequence[str], port: int | None, host: str | None, registry: Registry | None
-    ) -> AbstractContextManager[Any]:
-        """Return what serves the figures of this process within a `with` block; nothing when nobody asks for them."""
-        if port is None and registry is None:
-            return nullcontext()
-        handlers = self.chosen(queues)
-        # The module is imported here, for the client of Prometheus comes with it.
-        serving = importlib.import_module("reliq.metrics.serving")
-        keys = [handler.queue.keys for handler in handlers]
-        served: AbstractContextManager[Any] = serving.of_one_process(
-            self.observers, self.stats, self.connection(handlers), keys, port=port, host=host, registry=registry
-        )
-        return served
 
     def _stop_at_exit(self) -> None:
         if self._pid == os.getpid():

@@ -162,8 +162,8 @@ class Registration(PeriodicRegistration):
         others = self._handlers.keys() - {handler.queue.name for handler in handlers}
         return [one for one in self.periodic if one.queue.name not in others]
 
-    def connection(self, handlers: Sequence[Handler]) -> Connection:
-        """Return the one Redis of the consumer and its queues; raise ConfigurationError when they name two."""
+    def redis(self, handlers: Sequence[Handler]) -> Target | None:
+        """Return the one Redis of the consumer and its queues, None for RELIQ_URL; raise ConfigurationError for two."""
         queues = [handler.queue for handler in handlers] + [one.queue for one in self.ticked_beside(handlers)]
         named = [self.target, *(queue.target for queue in queues)]
         targets = [target for target in named if target is not None]
@@ -171,7 +171,11 @@ class Registration(PeriodicRegistration):
             raise ConfigurationError("the consumer and its queues name different Redis servers; name one")
         for queue in queues:
             check_slots(targets[0] if targets else None, queue.layout)
-        return Connection.to(targets[0] if targets else None)
+        return targets[0] if targets else None
+
+    def connection(self, handlers: Sequence[Handler]) -> Connection:
+        """Return the connection to the one Redis of the consumer and its queues; raise as `redis` does."""
+        return Connection.to(self.redis(handlers))
 
     def _register_all_of(self, other: Registration) -> None:
         """Register what `other` has too; raise ConfigurationError when a queue would have two handlers."""

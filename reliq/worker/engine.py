@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
     from reliq.handlers.job import Job
     from reliq.handlers.periodic import Periodic
+    from reliq.relay.mover import OutboxMover
     from reliq.settings import WorkerSettings
     from reliq.stacks import StackReport
     from reliq.transport.connection import Connection
@@ -70,8 +72,9 @@ class Engine:
         observers: Sequence[Observer] = (),
         on_error: Sequence[ErrorHook] = (),
         periodic: Sequence[Periodic] = (),
+        relay: OutboxMover | None = None,
     ) -> None:
-        self._handlers, self._settings, self._periodic = handlers, settings, periodic
+        self._handlers, self._settings, self._periodic, self._relay = handlers, settings, periodic, relay
         self._client = client = Client.to(connection, reply_seconds(handlers), observers)
         inflight = self.inflight = Inflight(handlers, settings.concurrency)
         #: Deliveries that the stop cut off, or could not give back; None before the end of its grace.
@@ -87,7 +90,6 @@ class Engine:
         self._scheduler = Scheduler(client, handlers, self._collect_soon, renewer.is_behind)
         self._heartbeat = heartbeat = Heartbeat(client, handlers, inflight, lambda: self.last_claim_at, self._stacks)
         self._fetcher = Fetcher(client, handlers, inflight, self._scheduler, threads.submit, settle, heartbeat.soon)
-        self._drained = Drained(client, handlers, inflight)
         self._loops = self._make_loops(observers)
         inflight.nudge, inflight.call_loop = self._settler.nudge, self._tasks.more
 
@@ -142,6 +144,10 @@ class Engine:
         fetcher.join()
         self._settler.settle(self.inflight.withdraw(self.inflight.deliveries()), RELEASED)
         self._fetcher.hand_on()
+
+    @cached_property
+    def _drained(self) -> Drained:
+        return Drained(self._client, self._handlers, self.inflight)
 
     def is_drained(self, *, delayed: bool) -> bool:
         """Return whether nothing is held here and every queue is empty; only with `delayed`, messages that are due later count."""
@@ -204,6 +210,8 @@ class Engine:
         }
         if self._periodic:
             steps["ticker"] = Ticker(self._client, self._periodic).step
+        if self._relay:
+            steps["relay"] = self._relay.step
         loops = {name: Loop(name, step, observers, lambda: self._scheduler.spare(None)) for name, step in steps.items()}
         self._scheduler.wake, self._heartbeat.wake = loops["scheduler"].wake, loops["heartbeat"].wake
         return loops
@@ -213,8 +221,12 @@ class Engine:
         for loop in others:
             loop.stop()
         self._settler.nudge()
+        if self._relay:
+            self._relay.poke()
         for loop in others:
             loop.join(WORKER_TIMEOUT_SECONDS)
+        if self._relay and not self._loops["relay"].is_running:
+            self._relay.close()
         self._heartbeat.leave()
 
     def _collect_soon(self) -> None:

@@ -26,7 +26,7 @@ from reliq.transport.connection import Connection
 PACKAGE = Path(commands.__file__).parent
 #: The modules and folders that play a role; a viewer has the half of an operator's that changes nothing.
 PLAYERS = {
-    "producer": ("publish", "client/shards.py"),
+    "producer": ("publish", "relay", "client/shards.py"),
     "consumer": ("worker", "receive", "process", "settlement.py", "snapshot", "client/shards.py"),
     "operator": ("admin", "control.py", "publish", "snapshot", "client/shards.py"),
     "exporter": ("snapshot", "metrics", "client/shards.py"),
@@ -323,7 +323,7 @@ def test_an_exporter_is_refused_bodies_letters_and_every_change(login, url):
 def made_by(path):
     """The scripts and commands that a module makes by their names, such as `transitions.ack` and `commands.bodies`."""
     homes = {"transitions": set(script_names()), "ids": {"check_ids"}}
-    homes["shardmap"] = {"shard_map"}
+    homes |= {"shardmap": {"shard_map"}, "lanes": {"remember"}}
     homes |= {
         home.__name__.rpartition(".")[2]: set(vars(home))
         for home in (commands, minutes, stacks, queries, queue_queries, server)

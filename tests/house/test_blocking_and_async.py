@@ -27,6 +27,7 @@ ALONE |= {kind: {"place", "node_for", "each", "note"} for kind in (PooledWire, M
 BLOCKING = [
     "publish",
     "publish_many",
+    "publish_in",
     "shards",
     "cancel",
     "reschedule",

@@ -14,13 +14,14 @@ from reliq.admin.places import PLACES, TYPES
 from reliq.keys import Keys, stack_request_key, stacks_key, worker_key
 from reliq.lua import script
 from reliq.message import Pause
+from reliq.relay import lanes
 from reliq.rights import USES
 from reliq.roster import Worker
 from reliq.settings import Durability
 from reliq.testing import queries as testing_queries
 
 PACKAGE = Path(commands.__file__).parent
-MODULES = (commands, minutes, shardmap, stacks, queries, queue_queries, server, testing_queries)
+MODULES = (commands, minutes, shardmap, stacks, queries, queue_queries, server, testing_queries, lanes)
 FUNCTIONS = [
     function
     for module in MODULES
@@ -50,6 +51,7 @@ GIVEN = {
     "index": ("pending", "unack", "garbage", "retries_left", "lease", "errors"),
     "key": (KEYS.lane("w.poke"),),
     "keys": (KEYS,),
+    "lane": ("w.poke",),
     "last": ("+",),
     "letter": ("1-0",),
     "letters": (["1-0"],),

@@ -13,7 +13,8 @@ LAYERS = {
     "how they are spelled, in Redis and in logs": {"keys", "wireformat", "failure_note", "codec", "call", "retry"}
     | {"roster", "logs", "health", "embedded", "error_text", "rights", "readable"},
     "what a person may set, what a handler and Redis may answer": {"settings", "answers", "replies"},
-    "what can be asked of Redis, and the connections": {
+    "what can be asked of Redis and of a database, and the connections": {
+        "outbox",
         "transitions",
         "commands",
         "minutes",
@@ -26,7 +27,7 @@ LAYERS = {
     },
     "who asks: tries again, and translates errors; how a delivery is settled": {"client", "settlement"},
     "messages in, messages out, and a look at all": {"publish", "receive", "snapshot"},
-    "metrics; a queue without its bodies": {"metrics", "control"},
+    "metrics; a queue without its bodies; what moves messages out of a database": {"metrics", "control", "relay"},
     "the queue of the public interface": {"queue"},
     "handlers as they are registered, and operators": {"handlers", "admin"},
     "what runs handlers": {"worker"},

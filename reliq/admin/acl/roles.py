@@ -8,6 +8,7 @@ from reliq import commands, minutes, shardmap, stacks
 from reliq.admin import queries, queue_queries, server
 from reliq.admin.fsck.ids import CHECK
 from reliq.lua import script
+from reliq.relay import lanes
 from reliq.rights import USES
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ _TO_LOOK = (
     shardmap.shard_map,
 )
 COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
-    "producer": _TO_PUBLISH,
+    "producer": (*_TO_PUBLISH, lanes.remember),
     "consumer": (
         *(commands.bodies, commands.state_words, commands.retries_left, commands.first_score, commands.held),
         *(commands.garbage, commands.claims),

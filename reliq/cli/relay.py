@@ -1,0 +1,94 @@
+"""`reliq relay`: messages of `publish_in` from a database to Redis."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from reliq.admin.filters import duration
+from reliq.cli.options import Url
+from reliq.cli.output import complain, say
+from reliq.client.client import Clients
+from reliq.logs.observer import LogObserver
+from reliq.logs.setup import configure_logging
+from reliq.outbox.database import Database as DatabaseConnection
+from reliq.outbox.tables import DEFAULT_PREFIX
+from reliq.relay.mover import OutboxMover
+from reliq.relay.relay import Relay
+from reliq.worker.loop import Loop
+
+#: The environment's names of what the options say.
+DATABASE_VARIABLE = "RELIQ_DATABASE"
+
+Database = Annotated[
+    str,
+    typer.Option(
+        envvar=DATABASE_VARIABLE,
+        help="The URL of PostgreSQL or SQLite. Others see a command line: set the variable.",
+    ),
+]
+Prefix = Annotated[str, typer.Option(help="The beginning of the tables' names; SCHEMA.PREFIX names a schema too.")]
+
+
+def relay(
+    database: Database,
+    prefix: Prefix = DEFAULT_PREFIX,
+    batch: Annotated[int, typer.Option(help="The most rows of one round.")] = 500,
+    keep: Annotated[str, typer.Option(metavar="TIME", help="How long sent rows stay: 0s, 10m, 1h.")] = "1h",
+    once: Annotated[bool, typer.Option("--once", help="Move what is there, then end.")] = False,
+    again_since: Annotated[
+        str, typer.Option(metavar="TIME", help="First have what was sent within that time sent again: 10m.")
+    ] = "",
+    url: Url = None,
+) -> None:
+    """
+    Move the messages of `publish_in` from a database to Redis until SIGTERM or Ctrl-C.
+
+    It needs none of the application's code; several may work on one outbox. A row is sent once, however often a relay is
+    killed. For a Redis that lost its last writes, --again-since sends again what it had: handlers that call `job.once`
+    do nothing twice. Rows of a message that Redis refuses stay, and the log says why.
+
+    Exit codes: 0 done, 1 Redis or, with --once, the database is away, 2 wrong usage.
+
+    Example: reliq relay --database postgresql://shop@127.0.0.1/shop
+    """
+    configure_logging("info")
+    observers: list[Any] = [LogObserver()]
+    settings = Relay(database, prefix=prefix, batch=batch, keep=duration(keep), url=url)
+    mover = OutboxMover(settings, Clients(url, observers), observers)
+    with asking(mover.store.database):
+        mover.check()
+        if again_since:
+            say(f"{mover.store.again(round(duration(again_since) * 1000))} rows are sent again")
+        if once:
+            say(f"moved {mover.move_all()} rows")
+            mover.close()
+    if not once:
+        _run(mover, observers)
+
+
+@contextmanager
+def asking(database: DatabaseConnection) -> Iterator[None]:
+    """End the command with exit code 1 when the database is away."""
+    try:
+        yield
+    except database.away as error:
+        complain(f"the database is away: {error}; see that it runs and that --database or {DATABASE_VARIABLE} names it")
+        raise typer.Exit(1) from None
+
+
+def _run(mover: OutboxMover, observers: list[Any]) -> None:
+    """Move rows until a signal comes."""
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: over.set())
+    loop = Loop("relay", mover.step, observers)
+    loop.start()
+    over.wait()
+    loop.stop()
+    mover.poke()
+    loop.join()
+    mover.close()

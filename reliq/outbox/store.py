@@ -1,0 +1,208 @@
+"""
+The outbox as its relay sees it: rows are taken for calls, and noted as sent when Redis has answered.
+
+A call and its rows are written down before it is made, so that it is made again as it was by whoever finds it without an
+answer. No transaction is open while Redis is asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from reliq.outbox.tables import Tables, now_ms
+from reliq.settings import READ_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from reliq.outbox.database import Database
+    from reliq.outbox.tables import Dialect
+
+#: The notes of a row that is to be sent for a second time, and of one that can never be sent, before the reason.
+AGAIN, REFUSED = "again", "refused: "
+#: Rows are deleted so many at a time.
+DELETE_LIMIT = 5000
+#: A look counts at most so many rows that wait.
+COUNT_LIMIT = 100_000
+#: At most this many calls without an answer are taken up at a time.
+OVERDUE_LIMIT = 20
+
+#: Every row that a call has; whether a number or a text is among those of a parameter, or is not.
+_OF_CALLS: dict[Dialect, str] = {
+    "postgresql": "SELECT unnest(seqs) FROM {calls}",
+    "sqlite": "SELECT value FROM {calls}, json_each({calls}.seqs)",
+}
+_AMONG: dict[Dialect, str] = {
+    "postgresql": "= ANY(CAST(:{name} AS {kind}[]))",
+    "sqlite": "IN (SELECT value FROM json_each(:{name}))",
+}
+_NOT_AMONG: dict[Dialect, str] = {
+    "postgresql": "<> ALL(CAST(:{name} AS {kind}[]))",
+    "sqlite": "NOT IN (SELECT value FROM json_each(:{name}))",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """
+    A row of the outbox.
+
+    Attributes:
+        age_ms: since it was written, by the database's clock.
+        note: AGAIN, or empty.
+    """
+
+    seq: int
+    queue: str
+    id: str
+    terms: str
+    value: bytes
+    age_ms: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxLook:
+    """
+    How much waits in the outbox.
+
+    Attributes:
+        waiting: rows that are not sent, refused ones included; counted up to COUNT_LIMIT.
+        oldest_seconds: how long ago the first of them was written; 0 without one.
+    """
+
+    waiting: int
+    oldest_seconds: float
+
+
+class Store:
+    """
+    The statements of a relay on one database.
+
+    `begin` begins a transaction in which rows are taken and noted, and `commit` ends it; the others are their own.
+    """
+
+    def __init__(self, database: Database, prefix: str) -> None:
+        self.database = database
+        tables, dialect = Tables.of(prefix), database.dialect
+        self._outbox, self._calls, self._inbox = tables.outbox, tables.calls, tables.inbox
+        self._now = now_ms(dialect)
+        self._of_calls = _OF_CALLS[dialect].format(calls=tables.calls)
+        self._among, self._not_among = _AMONG[dialect], _NOT_AMONG[dialect]
+        self._columns = f"seq, queue, id, terms, value, {self._now} - made_ms, note"
+
+    def begin(self) -> None:
+        """Begin to take rows; one relay at a time does, for only its calls say which it has."""
+        if self.database.dialect == "postgresql":
+            self.database.query(f"SELECT pg_advisory_xact_lock({crc32(self._calls.encode())})")
+
+    def commit(self) -> None:
+        """End the transaction."""
+        self.database.commit()
+
+    def waiting(self, limit: int, without: Sequence[str]) -> list[StoredRow]:
+        """Return up to `limit` rows that no call has, in their order, of up to 8 MiB or one; none of queues `without`."""
+        first = (
+            f"SELECT * FROM {self._outbox} WHERE sent_ms IS NULL AND note NOT LIKE '{REFUSED}%%' "
+            f"AND queue {self._not_among.format(name='without', kind='text')} AND seq NOT IN ({self._of_calls}) "
+            "ORDER BY seq LIMIT :limit"
+        )
+        summed = f"SELECT *, sum(length(value)) OVER (ORDER BY seq) AS total FROM ({first}) AS first_rows"
+        rows = self.database.query(
+            f"SELECT {self._columns} FROM ({summed}) AS summed WHERE total - length(value) < {READ_BYTES} ORDER BY seq",
+            {"limit": limit, "without": self.database.array(without)},
+        )
+        return [StoredRow(*row) for row in rows]
+
+    def overdue(self, since_ms: int) -> dict[str, list[StoredRow]]:
+        """Take up calls that were made that long ago and have no answer; return the rows of each that are not sent."""
+        late = f"SELECT call_number FROM {self._calls} WHERE called_ms <= {self._now} - :since"
+        calls = self.database.query(
+            f"UPDATE {self._calls} SET called_ms = {self._now} WHERE call_number IN "
+            f"({late} ORDER BY called_ms LIMIT {OVERDUE_LIMIT}) RETURNING call_number, seqs",
+            {"since": since_ms},
+        )
+        return {number: self._rows(self.database.numbers(seqs)) for number, seqs in calls}
+
+    def note_calls(self, calls: Mapping[str, Sequence[int]]) -> None:
+        """Write down which rows each call is going to publish."""
+        for number, seqs in calls.items():
+            self.database.query(
+                f"INSERT INTO {self._calls} (call_number, called_ms, seqs) VALUES (:number, {self._now}, :seqs)",
+                {"number": number, "seqs": self.database.array(seqs)},
+            )
+
+    def note_sent(self, calls: Sequence[str], seqs: Sequence[int], *, keep: bool) -> None:
+        """Note that calls have their answers and their rows are sent; rows that are not to be kept are deleted."""
+        if not calls:
+            return
+        sent = f"UPDATE {self._outbox} SET sent_ms = {self._now}" if keep else f"DELETE FROM {self._outbox}"
+        array, among = self.database.array, self._among
+        self.database.query(f"{sent} WHERE seq {among.format(name='seqs', kind='bigint')}", {"seqs": array(seqs)})
+        over = f"DELETE FROM {self._calls} WHERE call_number {among.format(name='calls', kind='text')}"
+        self.database.query(over, {"calls": array(calls)})
+
+    def note_refused(self, seq: int, why: str) -> None:
+        """Note that a row can never be sent."""
+        self.database.query(
+            f"UPDATE {self._outbox} SET note = :note WHERE seq = :seq",
+            {"note": f"{REFUSED}{why}", "seq": seq},
+        )
+
+    def again(self, since_ms: int) -> int:
+        """Have rows that were sent in the last `since_ms` sent again; return how many."""
+        rows = self.database.query(
+            f"UPDATE {self._outbox} SET sent_ms = NULL, note = :note WHERE sent_ms >= {self._now} - :since RETURNING seq",
+            {"note": AGAIN, "since": since_ms},
+        )
+        self.commit()
+        return len(rows)
+
+    def clean(self, keep_ms: int) -> tuple[int, int]:
+        """Delete rows that were sent over `keep_ms` ago, and those of the inbox that are over; return how many of each."""
+        sent = self._delete(
+            f"DELETE FROM {self._outbox} WHERE seq IN (SELECT seq FROM {self._outbox} "
+            f"WHERE sent_ms < {self._now} - :keep ORDER BY seq LIMIT {DELETE_LIMIT}) RETURNING 1",
+            {"keep": keep_ms},
+        )
+        key = "queue, id, incarnation"
+        over = self._delete(
+            f"DELETE FROM {self._inbox} WHERE ({key}) IN (SELECT {key} FROM {self._inbox} "
+            f"WHERE keep_until_ms < {self._now} ORDER BY keep_until_ms LIMIT {DELETE_LIMIT}) RETURNING 1",
+            {},
+        )
+        return sent, over
+
+    def look(self) -> OutboxLook:
+        """Count what waits."""
+        unsent = f"SELECT made_ms FROM {self._outbox} WHERE sent_ms IS NULL ORDER BY seq LIMIT {COUNT_LIMIT}"
+        [(waiting, oldest)] = self.database.query(
+            f"SELECT count(*), {self._now} - min(made_ms) FROM ({unsent}) AS unsent"
+        )
+        self.commit()
+        return OutboxLook(int(waiting), max(0.0, int(oldest or 0) / 1000))
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a commit that tells of new rows, or for so many seconds."""
+        self.database.wait(self._outbox, seconds)
+
+    def _rows(self, seqs: Sequence[int]) -> list[StoredRow]:
+        """Return those of the rows that are not sent."""
+        rows = self.database.query(
+            f"SELECT {self._columns} FROM {self._outbox} "
+            f"WHERE sent_ms IS NULL AND seq {self._among.format(name='seqs', kind='bigint')} ORDER BY seq",
+            {"seqs": self.database.array(seqs)},
+        )
+        return [StoredRow(*row) for row in rows]
+
+    def _delete(self, sql: str, values: Mapping[str, int]) -> int:
+        """Delete in pieces, each a transaction of its own; return how many rows."""
+        count = 0
+        while True:
+            gone = len(self.database.query(sql, values))
+            self.commit()
+            count += gone
+            if gone < DELETE_LIMIT:
+                return count

@@ -1,0 +1,1 @@
+"""The relay moves messages from the outbox of a database to Redis."""

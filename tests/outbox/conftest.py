@@ -1,0 +1,69 @@
+"""What the tests of the outbox and the inbox share."""
+
+from contextlib import closing
+
+import pytest
+from databases import Postgresql, Sqlite
+from required import must_run_in_ci
+
+from reliq import Queue, Relay
+from reliq.client.client import Clients
+from reliq.relay.mover import OutboxMover
+from tests.postgres import Postgres, programs
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A PostgreSQL server."""
+    if programs() is None:
+        must_run_in_ci("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql(postgres):
+    return Postgresql(postgres)
+
+
+@pytest.fixture
+def sqlite(tmp_path):
+    return Sqlite(tmp_path / "shop.db")
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def database(request):
+    """Each kind of database."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def tx(database):
+    """A connection of the application's: psycopg's or sqlite3's."""
+    with closing(database.connect()) as connection:
+        yield connection
+
+
+@pytest.fixture
+def orders(url):
+    return Queue("orders", dict, url=url)
+
+
+@pytest.fixture
+def mover(database, url):
+    """A relay; each call of the fixture makes another one."""
+    made = []
+
+    def make(observers=(), **options):
+        made.append(OutboxMover(Relay(database.url, **options), Clients(url, observers), observers))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def bodies(queue, limit=500):
+    """Take and ack what is ready; return the bodies."""
+    with queue.receive(limit=limit) as jobs:
+        return [job.body for job in jobs]

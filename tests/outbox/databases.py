@@ -1,0 +1,65 @@
+"""The databases of the tests: each with reliq's tables, emptied for each test, and a table of the application's."""
+
+import sqlite3
+from contextlib import closing
+
+from reliq.outbox.tables import ddl
+
+ORDERS = "CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY)"
+
+
+class Sqlite:
+    """A file of SQLite."""
+
+    dialect = "sqlite"
+
+    def __init__(self, path) -> None:
+        self.url = f"sqlite:///{path}"
+        self._path = path
+        with closing(self.connect()) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+            for statement in (*ddl("sqlite"), ORDERS):
+                connection.execute(statement)
+
+    def connect(self):
+        """A connection that begins a transaction by itself."""
+        connection = sqlite3.connect(self._path, check_same_thread=False)
+        connection.execute("PRAGMA synchronous=OFF")
+        return connection
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Postgresql:
+    """The schema `public` of a server that tests share."""
+
+    dialect = "postgresql"
+
+    def __init__(self, server) -> None:
+        import psycopg
+
+        self.url, self.server, self._psycopg = server.url, server, psycopg
+        with self.connect() as connection:
+            connection.execute("DROP SCHEMA public CASCADE")
+            connection.execute("CREATE SCHEMA public")
+            for statement in (*ddl("postgresql"), ORDERS):
+                connection.execute(statement)
+
+    def connect(self):
+        """A connection that begins a transaction by itself."""
+        return self._psycopg.connect(self.url)
+
+    def close(self) -> None:
+        """Leave nothing open that would hold up the next test."""
+
+
+def all_of(database, sql):
+    """What a statement reads, on a connection of its own."""
+    with closing(database.connect()) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def unsent(database):
+    """How many rows of the outbox are not sent."""
+    return all_of(database, "SELECT count(*) FROM reliq_outbox WHERE sent_ms IS NULL")[0][0]

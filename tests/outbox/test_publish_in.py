@@ -1,0 +1,309 @@
+"""A message is published in the transaction of the application: with it or not at all, whatever library holds it."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+
+import pytest
+from conftest import bodies
+from databases import all_of, unsent
+
+from reliq import BodyError, ConfigurationError, Durability, Layout, Queue
+from reliq.outbox import metadata
+from reliq.outbox.tables import ddl
+
+BODY = {"order": 42}
+
+
+def rows(database):
+    return all_of(database, "SELECT queue, id FROM reliq_outbox")
+
+
+def test_a_row_is_committed_with_its_transaction_and_published_by_a_relay_under_its_id(database, tx, orders, mover):
+    id = orders.publish_in(tx, BODY)
+    assert rows(database) == []
+    tx.commit()
+    assert rows(database) == [("orders", id)]
+    assert orders.counts().totals == {}
+
+    assert mover().move_all() == 1
+
+    with orders.receive() as [job]:
+        assert (job.id, job.body) == (id, BODY)
+    assert unsent(database) == 0
+
+
+def test_a_transaction_that_is_rolled_back_publishes_nothing(database, tx, orders):
+    orders.publish_in(tx, BODY)
+    tx.rollback()
+    tx.commit()
+
+    assert rows(database) == []
+
+
+def test_a_savepoint_that_is_rolled_back_takes_its_row_with_it(database, tx, orders):
+    kept = orders.publish_in(tx, BODY)
+    tx.execute("SAVEPOINT one")
+    orders.publish_in(tx, BODY)
+    tx.execute("ROLLBACK TO SAVEPOINT one")
+    tx.commit()
+
+    assert rows(database) == [("orders", kept)]
+
+
+def test_a_body_that_cannot_be_encoded_rolls_the_transaction_back(database, orders):
+    tx = database.connect()
+
+    def place():
+        with tx:
+            tx.execute("INSERT INTO orders VALUES ('a')")
+            orders.publish_in(tx, {"this": object()})
+
+    with pytest.raises(BodyError):
+        place()
+    tx.close()
+
+    assert all_of(database, "SELECT * FROM orders") == rows(database) == []
+
+
+def test_all_options_of_a_publish_go_with_the_row(database, tx, url, mover):
+    queue = Queue("orders", dict, url=url, layout=Layout.RELIQ)
+    queue.publish_in(tx, BODY, id="order-42", retries=3, headers={"tenant": "a"}, dedup=7)
+    queue.publish_in(tx, BODY, id="order-42")
+    queue.publish_in(tx, BODY, delay=3600)
+    tx.commit()
+
+    assert mover().move_all() == 3
+
+    counts = queue.counts()
+    assert (counts.ready, counts.pending) == (1, 1)
+    with queue.receive() as [job]:
+        assert (job.id, job.retries_left, job.headers) == ("order-42", 3, {"tenant": "a"})
+
+
+def test_a_queue_of_the_go_original_has_its_bare_bodies_in_the_outbox(tx, url, mover, client):
+    queue = Queue("mails", bytes, url=url, layout=Layout.hdt3213())
+    id = queue.publish_in(tx, b"bare")
+    tx.commit()
+
+    mover().move_all()
+
+    assert client.get(f"dp:mails:msg:{id}") == b"bare"
+
+
+def test_names_of_tables_may_begin_otherwise(database, orders, mover):
+    with closing(database.connect()) as tx:
+        for statement in ddl(database.dialect, "shop_"):
+            tx.execute(statement)
+        orders.publish_in(tx, BODY, prefix="shop_")
+        tx.commit()
+
+    assert mover(prefix="shop_").move_all() == 1
+    assert bodies(orders) == [BODY]
+
+
+def test_a_schema_may_stand_before_the_names(postgresql, orders, url):
+    from reliq import Relay
+    from reliq.client.client import Clients
+    from reliq.relay.mover import OutboxMover
+
+    with closing(postgresql.connect()) as tx:
+        tx.execute("CREATE SCHEMA shop")
+        for statement in ddl("postgresql", "shop.reliq_"):
+            tx.execute(statement)
+        orders.publish_in(tx, BODY, prefix="shop.reliq_")
+        tx.commit()
+    mover = OutboxMover(Relay(postgresql.url, prefix="shop.reliq_"), Clients(url, ()))
+
+    assert mover.move_all() == 1
+    mover.store.wait(0.0)
+    mover.close()
+
+
+# ---- what is no transaction
+
+
+def test_autocommit_is_refused_because_the_row_would_be_committed_alone(postgresql, orders):
+    import psycopg
+
+    with psycopg.connect(postgresql.url, autocommit=True) as tx:
+        with pytest.raises(ConfigurationError, match="no transaction is open .*connection.transaction"):
+            orders.publish_in(tx, BODY)
+        with tx.transaction():
+            orders.publish_in(tx, BODY)
+
+    assert len(rows(postgresql)) == 1
+
+
+def test_sqlite_that_commits_by_itself_is_refused_until_a_transaction_is_begun(sqlite, orders):
+    with closing(sqlite3.connect(sqlite.url.removeprefix("sqlite:///"), isolation_level=None)) as tx:
+        with pytest.raises(ConfigurationError, match="BEGIN IMMEDIATE"):
+            orders.publish_in(tx, BODY)
+        tx.execute("BEGIN IMMEDIATE")
+        orders.publish_in(tx, BODY)
+        tx.execute("COMMIT")
+
+    assert len(rows(sqlite)) == 1
+
+
+@pytest.mark.parametrize("tx", [None, "transaction", object(), ConfigurationError], ids=repr)
+def test_what_is_no_transaction_is_refused(orders, tx):
+    with pytest.raises(ConfigurationError, match="the transaction must be a Session"):
+        orders.publish_in(tx, BODY)
+    with pytest.raises(ConfigurationError, match="the transaction must be a Session"):
+        asyncio.run(orders.apublish_in(tx, BODY))
+
+
+def test_a_blocking_connection_in_async_code_is_refused(tx, orders):
+    with pytest.raises(ConfigurationError, match="leave out the `a`"):
+        asyncio.run(orders.apublish_in(tx, BODY))
+
+
+def test_a_cursor_or_an_engine_is_refused_by_name(postgresql, orders):
+    import sqlalchemy
+
+    engine = sqlalchemy.create_engine("postgresql+psycopg://")
+    with pytest.raises(ConfigurationError, match="not sqlalchemy.engine.base.Engine"):
+        orders.publish_in(engine, BODY)
+    with postgresql.connect() as tx, pytest.raises(ConfigurationError, match="not psycopg"):
+        orders.publish_in(tx.cursor(), BODY)
+
+
+def test_a_table_that_is_not_there_or_is_another_is_told_with_what_makes_it(database, tx, orders):
+    tx.execute("CREATE TABLE foreign_outbox (id text)")
+    for prefix in ("missing_", "foreign_"):
+        with pytest.raises(ConfigurationError, match=f"no table {prefix}outbox as reliq makes it.*reliq outbox sql"):
+            orders.publish_in(tx, BODY, prefix=prefix)
+        tx.rollback()
+        tx.execute("CREATE TABLE IF NOT EXISTS foreign_outbox (id text)")
+
+
+@pytest.mark.parametrize("prefix", ["", "a; DROP TABLE orders; --", "a.b.c", "x" * 41, None, 5, 'a"'])
+def test_a_prefix_that_cannot_begin_a_name_is_refused(tx, orders, prefix):
+    with pytest.raises(ConfigurationError, match="prefix must begin the name of a table"):
+        orders.publish_in(tx, BODY, prefix=prefix)
+
+
+# ---- SQLAlchemy, Django, Alembic
+
+
+def engine_url(database):
+    return database.url.replace("postgresql://", "postgresql+psycopg://")
+
+
+def test_sessions_and_connections_of_sqlalchemy_take_rows_and_give_them_back(database, orders):
+    from sqlalchemy import create_engine
+    from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+    engine = create_engine(engine_url(database))
+    with Session(engine) as session, session.begin():
+        orders.publish_in(session, BODY)
+    with engine.begin() as connection:
+        orders.publish_in(connection, BODY)
+    scoped = scoped_session(sessionmaker(engine))
+    orders.publish_in(scoped, BODY)
+    scoped.commit()
+    scoped.remove()
+    assert len(rows(database)) == 3
+
+    with Session(engine) as session:
+        orders.publish_in(session, BODY)
+        session.rollback()
+    with Session(engine) as session, session.begin():
+        nested = session.begin_nested()
+        orders.publish_in(session, BODY)
+        nested.rollback()
+    engine.dispose()
+    assert len(rows(database)) == 3
+
+
+def test_a_session_in_autocommit_is_refused(database, orders):
+    from sqlalchemy import create_engine
+    from sqlalchemy.orm import Session
+
+    engine = create_engine(engine_url(database), isolation_level="AUTOCOMMIT")
+    with Session(engine) as session, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        orders.publish_in(session, BODY)
+    with engine.connect() as connection, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        orders.publish_in(connection, BODY)
+    engine.dispose()
+
+    assert rows(database) == []
+
+
+@pytest.mark.parametrize("driver", ["postgresql+psycopg", "postgresql+asyncpg", "sqlite+aiosqlite"])
+def test_async_sessions_and_connections_of_sqlalchemy_take_rows(driver, request, orders):
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+
+    database = request.getfixturevalue(driver.partition("+")[0])
+    url = driver + database.url[database.url.index(":") :]
+
+    async def publish():
+        engine = create_async_engine(url)
+        async with AsyncSession(engine) as session, session.begin():
+            await orders.apublish_in(session, BODY)
+        async with engine.begin() as connection:
+            await orders.apublish_in(connection, BODY)
+        scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+        await orders.apublish_in(scoped, BODY)
+        await scoped.commit()
+        await scoped.remove()
+        async with AsyncSession(engine) as session:
+            await orders.apublish_in(session, BODY)
+            with pytest.raises(ConfigurationError, match="begins with `a`"):
+                orders.publish_in(session, BODY)
+        await engine.dispose()
+        engine = create_async_engine(url, isolation_level="AUTOCOMMIT")
+        async with AsyncSession(engine) as session:
+            with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+                await orders.apublish_in(session, BODY)
+        await engine.dispose()
+
+    asyncio.run(publish())
+
+    assert len(rows(database)) == 3
+
+
+def test_an_async_connection_of_psycopg_takes_rows(postgresql, orders):
+    import psycopg
+
+    async def publish():
+        async with await psycopg.AsyncConnection.connect(postgresql.url) as tx:
+            await orders.apublish_in(tx, BODY)
+            with pytest.raises(ConfigurationError, match="psycopg.Connection; in async code"):
+                orders.publish_in(tx, BODY)
+        async with await psycopg.AsyncConnection.connect(postgresql.url, autocommit=True) as tx:
+            with pytest.raises(ConfigurationError, match=r"async with connection\.transaction"):
+                await orders.apublish_in(tx, BODY)
+
+    asyncio.run(publish())
+
+    assert len(rows(postgresql)) == 1
+
+
+@pytest.mark.parametrize("driver", ["postgresql+psycopg", "sqlite+pysqlite"])
+def test_the_tables_of_sqlalchemy_are_those_of_the_sql(driver, request, tmp_path, orders):
+    """What Alembic would write from the one to the other is nothing."""
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+    from sqlalchemy import create_engine
+
+    database = request.getfixturevalue(driver.partition("+")[0])
+    engine = create_engine(driver + database.url[database.url.index(":") :])
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"include_name": lambda name, kind, _: name != "orders"})
+        assert compare_metadata(context, metadata()) == []
+    metadata("made_").create_all(engine)
+    with engine.begin() as connection:
+        orders.publish_in(connection, BODY, prefix="made_")
+    engine.dispose()
+
+
+def test_the_durability_of_a_publish_goes_with_the_row(tx, orders):
+    orders.publish_in(tx, BODY, durability=Durability.replicas(2, timeout=0.25))
+
+    [(terms,)] = tx.execute("SELECT terms FROM reliq_outbox").fetchall()
+
+    from reliq.outbox.rows import RowTerms
+
+    assert RowTerms.parse(terms).confirmation == Durability.replicas(2, timeout=0.25)
