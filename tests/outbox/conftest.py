@@ -61,9 +61,3 @@ def mover(database, url):
     yield make
     for one in made:
         one.close()
-
-
-def bodies(queue, limit=500):
-    """Take and ack what is ready; return the bodies."""
-    with queue.receive(limit=limit) as jobs:
-        return [job.body for job in jobs]

@@ -63,3 +63,9 @@ def all_of(database, sql):
 def unsent(database):
     """How many rows of the outbox are not sent."""
     return all_of(database, "SELECT count(*) FROM reliq_outbox WHERE sent_ms IS NULL")[0][0]
+
+
+def bodies(queue, limit=500):
+    """Take and ack what is ready; return the bodies."""
+    with queue.receive(limit=limit) as jobs:
+        return [job.body for job in jobs]

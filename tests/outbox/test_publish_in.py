@@ -5,8 +5,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from conftest import bodies
-from databases import all_of, unsent
+from databases import all_of, bodies, unsent
 
 from reliq import BodyError, ConfigurationError, Durability, Layout, Queue
 from reliq.outbox import metadata

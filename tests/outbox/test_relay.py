@@ -4,8 +4,7 @@ import threading
 from contextlib import closing
 
 import pytest
-from conftest import bodies
-from databases import all_of, unsent
+from databases import all_of, bodies, unsent
 from waiting import eventually
 
 from reliq import ConfigurationError, Consumer, Durability, Queue, Relay, events
