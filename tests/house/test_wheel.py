@@ -21,8 +21,7 @@ SHIPPED = {".py", ".lua", ".html", ".css", ".js", ".svg"}
 def wheel(tmp_path_factory):
     """A wheel built from a copy of this checkout in which somebody left a file."""
     folder, copy = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("copy")
-    for package in ("reliq", "pytest_reliq"):
-        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "reliq", copy / "reliq", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for stray in ("secrets.env", "worker/dump.rdb", "notes"):
@@ -48,7 +47,7 @@ def test_the_wheel_has_every_script_and_the_mark_that_it_is_typed(files):
 def test_the_wheel_has_nothing_else(files):
     sources = {name for name in files if name.startswith("reliq/")}
 
-    assert {name for name in files - sources if not name.startswith("reliq-")} == {"pytest_reliq/__init__.py"}
+    assert {name for name in files - sources if not name.startswith("reliq-")} == set()
     assert {Path(name).suffix for name in sources} == {*SHIPPED, ".typed"}
 
 
@@ -59,7 +58,7 @@ def test_the_wheel_has_the_licence_and_the_command(wheel, files):
     assert "LICENSE" in names
     said = zipfile.ZipFile(wheel).read(entry).decode()
     assert "reliq = reliq." in said
-    assert "[pytest11]\npytest_reliq = pytest_reliq\n" in said
+    assert "[pytest11]\nreliq = reliq.testing.plugin\n" in said
 
 
 def test_the_wheel_the_package_and_the_changelog_have_one_version(wheel):

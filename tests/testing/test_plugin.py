@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from required import must_run_in_ci
 
-from pytest_reliq import server_of
 from reliq.testing import kit  # noqa: F401  loaded once, not by each pytest in this process
+from reliq.testing.plugin import server_of
 
 ROOT = Path(__file__).parents[2]
 pytest_plugins = ["pytester"]
+INSTALLED = {one.name: one.value for one in importlib.metadata.entry_points(group="pytest11")}
+#: Options by which a pytest in this process has the plugin, and no other that warns.
+WITH = ("-p", "no:asyncio") if "reliq" in INSTALLED else ("-p", "no:asyncio", "-p", "reliq.testing.plugin")
 
 SHOP = """
     from reliq import Consumer, Queue
@@ -43,8 +46,8 @@ def suite(pytester):
         pytester.makepyfile(**{name: textwrap.dedent(text) for name, text in {"shop": SHOP, **files}.items()})
         pytester.syspathinsert()
         how = pytester.runpytest_subprocess if process else pytester.runpytest_inprocess
-        options = options if any("asyncio" in one for one in options) else ("-p", "no:asyncio", *options)
-        done = how("-p", "pytest_reliq", "-p", "no:cacheprovider", *options)
+        given = WITH[2:] if any("asyncio" in one for one in options) or process else WITH
+        done = how("-p", "no:cacheprovider", *given, *options)
         done.assert_outcomes(passed=passed)
         return done
 
@@ -62,7 +65,7 @@ def test_each_process_of_xdist_has_a_server_of_its_own(suite, monkeypatch):
     same = ONE + "".join(ONE.split("ORDERS\n", 1)[1].replace("test_one", f"test_{at}") for at in range(5))
 
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # less to import, three times
-    suite("-p", "xdist", "-n", "2", passed=6, process=True, test_same=same)
+    suite("-p", "xdist", "-p", "reliq.testing.plugin", "-n", "2", passed=6, process=True, test_same=same)
 
 
 def test_with_xdist_a_server_of_ones_own_gives_each_process_a_database():
@@ -85,7 +88,7 @@ def test_a_server_that_cannot_be_had_is_told_in_one_line(pytester, monkeypatch):
     monkeypatch.setattr("reliq.testing.server._embedded", [])
     pytester.makepyfile(test_a="def test_it(reliq): pass")
 
-    done = pytester.runpytest_inprocess("-p", "pytest_reliq", "-p", "no:asyncio")
+    done = pytester.runpytest_inprocess(*WITH)
 
     done.assert_outcomes(errors=1)
     done.stdout.fnmatch_lines(["reliq.testing needs a redis-server: install it, or reliq with its extra 'testing' *"])
@@ -98,29 +101,28 @@ def nothing_installed():
     raise ConfigurationError("no redis-server found")
 
 
-def test_who_does_not_use_the_fixture_imports_nothing_of_reliq(pytester, monkeypatch):
+def test_who_does_not_use_the_fixture_imports_little_of_reliq(pytester, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(
         test_a="""
             import sys
 
             def test_it(request):
-                assert "pytest_reliq" in sys.modules
-                assert [name for name in sys.modules if name.split(".")[0] in ("reliq", "redis")] == []
+                ours = {name for name in sys.modules if name.split(".")[0] in ("reliq", "redis", "msgspec")}
+                assert ours == {"reliq", "reliq.testing", "reliq.testing.plugin"}
         """
     )
 
-    pytester.runpytest_subprocess("-p", "pytest_reliq").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess("-p", "reliq.testing.plugin").assert_outcomes(passed=1)
 
 
 def test_pytest_finds_the_plugin_by_its_entry_point():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]["pytest11"]
 
-    assert declared == {"pytest_reliq": "pytest_reliq"}
-    installed = {one.name: one.value for one in importlib.metadata.entry_points(group="pytest11")}
-    if "pytest_reliq" not in installed:
+    assert declared == {"reliq": "reliq.testing.plugin"}
+    if "reliq" not in INSTALLED:
         must_run_in_ci("reliq was installed before it had the plugin: pip install -e .")
-    assert installed["pytest_reliq"] == "pytest_reliq"
+    assert INSTALLED["reliq"] == declared["reliq"]
 
 
 def test_a_failure_in_a_drain_is_shown_where_the_handler_raised_it(pytester):
@@ -136,7 +138,7 @@ def test_a_failure_in_a_drain_is_shown_where_the_handler_raised_it(pytester):
     )
     pytester.syspathinsert()
 
-    done = pytester.runpytest_inprocess("-p", "pytest_reliq", "-p", "no:asyncio")
+    done = pytester.runpytest_inprocess(*WITH)
 
     done.assert_outcomes(failed=1)
     done.stdout.fnmatch_lines(
@@ -147,8 +149,6 @@ def test_a_failure_in_a_drain_is_shown_where_the_handler_raised_it(pytester):
 
 def test_unittest_has_the_kit_as_a_context_manager(suite):
     suite(
-        "-p",
-        "no:pytest_reliq",
         passed=2,
         test_a="""
             import unittest

@@ -1,8 +1,4 @@
-"""
-The pytest plugin of reliq: the fixture `reliq`.
-
-It stands beside the package, for whoever has reliq installed and does not use the fixture imports nothing of it.
-"""
+"""The pytest plugin: the fixture `reliq`. Nothing else of reliq is imported before a test asks for it."""
 
 from __future__ import annotations
 
