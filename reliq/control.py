@@ -209,12 +209,17 @@ def pausing(keys: Keys, reason: str, for_: Duration | None, by: str = "") -> Com
     Args:
         by: who pauses it; by default user@host of this process.
     """
+    for_seconds = None if for_ is None else seconds("for_", for_, least=0.001)
+    pause = pause_by(by, reason, for_seconds)
+    return commands.pause(keys, pause, None if for_seconds is None else milliseconds(for_seconds))
+
+
+def pause_by(by: str, reason: str, for_seconds: float | None = None) -> Pause:
+    """Return a pause that begins now; raise ConfigurationError for a reason that is not allowed."""
     if not isinstance(reason, str) or not reason.isprintable() or len(reason) > REASON_LIMIT:
         raise ConfigurationError(f"reason must be one line of at most {REASON_LIMIT} characters")
-    for_seconds = None if for_ is None else seconds("for_", for_, least=0.001)
     now = round(time.time(), 3)
-    pause = Pause(by or who(), now, reason, None if for_seconds is None else now + for_seconds)
-    return commands.pause(keys, pause, None if for_seconds is None else milliseconds(for_seconds))
+    return Pause(by or who(), now, reason, None if for_seconds is None else now + for_seconds)
 
 
 def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import count, islice, takewhile
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, available_timezones
@@ -12,7 +12,6 @@ from cronsim import CronSim, CronSimError
 
 from reliq.errors import ConfigurationError
 from reliq.foreign import LAST_SECOND
-from reliq.settings import LONGEST_SECONDS, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
 
 #: Nobody looks further ahead: after it dates may end.
 CENTURY_SECONDS = 100 * 366 * 86_400
+
+#: Ten years, in seconds.
+LONGEST_INTERVAL = 3650 * 86_400
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _FIELDS = 5
@@ -69,9 +71,12 @@ class Schedule:
     @classmethod
     def every(cls, interval: Duration) -> Schedule:
         """Return the schedule of equal intervals; raise ConfigurationError for what is not whole seconds from 1 on."""
-        number = seconds("interval", interval, least=1, most=LONGEST_SECONDS)
-        if not number.is_integer():
-            raise ConfigurationError(f"interval must be whole seconds, not {number:.10g}")
+        number = interval.total_seconds() if isinstance(interval, timedelta) else interval
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_number or not 1 <= number <= LONGEST_INTERVAL or number != int(number):
+            raise ConfigurationError(
+                f"interval must be whole seconds, 1 to {LONGEST_INTERVAL}, or such a timedelta, not {str(interval)[:40]!r}"
+            )
         return cls(interval=int(number))
 
     @classmethod

@@ -203,3 +203,30 @@ STATE = [
         colours=STATES,
     ),
 ]
+PERIODIC = [
+    Panel(
+        "Late ticks",
+        "For how long the next tick of each periodic entry has been due. Above a few seconds: no worker with the entry "
+        "runs, its body fails, or it is no more in the code: `reliq cron list` says which.",
+        {"{{entry}}": f"clamp_min(min by (entry) (time() - reliq_cron_next_timestamp_seconds{{{QUEUE}}}), 0)"},
+        unit="s",
+        limits={60: YELLOW, 300: RED},
+    ),
+    Panel(
+        "Since the last tick",
+        "How long ago each periodic entry last published. Longer than its schedule says: it is paused, its ticks are "
+        "skipped or missed, or late.",
+        {"{{entry}}": f"min by (entry) (time() - reliq_cron_last_timestamp_seconds{{{QUEUE}}})"},
+        unit="s",
+    ),
+    Panel(
+        "Missed and skipped ticks",
+        "Ticks that nobody published in time, and those that were skipped: `paused`, or `overlap`, for the entry's last "
+        "message was alive: see why it takes so long, or waits in a backoff.",
+        {
+            "{{entry}} missed": f"max by (entry) (increase(reliq_cron_missed_total{{{QUEUE}}}{WINDOW}))",
+            "{{entry}} {{why}}": f"max by (entry, why) (increase(reliq_cron_skipped_total{{{QUEUE}}}{WINDOW}))",
+        },
+        bars=True,
+    ),
+]

@@ -3,6 +3,7 @@
 from reliq.admin.account import Account
 from reliq.admin.admin import Admin
 from reliq.admin.aio import AsyncAdmin
+from reliq.admin.crons import CronView
 from reliq.admin.dead import RedriveOptions, RedriveResult
 from reliq.admin.ends import End
 from reliq.admin.filters import Filter, LetterFilter
@@ -26,6 +27,7 @@ __all__ = [
     "Account",
     "Admin",
     "AsyncAdmin",
+    "CronView",
     "DeadGroup",
     "DeadGroups",
     "End",

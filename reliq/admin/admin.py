@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 from reliq import commands
 from reliq.admin import dead, remove
 from reliq.admin.acl.rule import acl_roles, acl_rule
+from reliq.admin.crons import forget_cron, pause_cron, resume_cron, run_cron
 from reliq.admin.doctor.probe import examine
 from reliq.admin.filters import EVERYTHING, Filter, LetterFilter, ignore
 from reliq.admin.forget import forget
@@ -216,3 +217,24 @@ class Admin(Reader):
         """Have consumers claim again; return whether the queue was paused."""
         known = self._redis.queue(queue)
         return bool(known.run_all([commands.unpause(known.keys), *commands.push_wake_token(known.keys)])[0])
+
+    def run_cron(self, queue: str, name: str, *, wait: Duration = 15.0) -> str:
+        """
+        Have a worker publish the message of a periodic entry at once, in its pause too; return the message's id.
+
+        Raises:
+            ConfigurationError: the queue has no such entry, no worker has it, or none has published within `wait`.
+        """
+        return run_cron(self._redis.queue(queue), name, seconds("wait", wait))
+
+    def pause_cron(self, queue: str, name: str, *, reason: str = "", by: str = "") -> None:
+        """Have the ticks of a periodic entry skipped, and counted, until `resume_cron`; `by` is user@host by default."""
+        pause_cron(self._redis.queue(queue), name, reason, by)
+
+    def resume_cron(self, queue: str, name: str) -> bool:
+        """Have the next tick of a periodic entry published; return whether it was paused."""
+        return resume_cron(self._redis.queue(queue), name)
+
+    def forget_cron(self, queue: str, name: str) -> None:
+        """Remove what Redis knows of a periodic entry that is no more in the code; raise while a worker has it."""
+        forget_cron(self._redis.queue(queue), name)

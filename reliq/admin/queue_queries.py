@@ -11,12 +11,12 @@ from reliq.rights import runs
 
 @runs(
     " ".join(f"{name}:EXISTS" for name in ("pending", "ready", "unack", "retry", "garbage", "retries_left", "dead"))
-    + " totals:EXISTS ends:EXISTS paused:EXISTS"
+    + " totals:EXISTS ends:EXISTS paused:EXISTS cron:EXISTS"
 )
 def key_count(keys: Keys) -> Command[int]:
     """Count the keys of a queue that only a queue has which was used."""
     places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.retries_left)
-    return Command(("EXISTS", *places, keys.dead, keys.totals, keys.ends, keys.paused), int)
+    return Command(("EXISTS", *places, keys.dead, keys.totals, keys.ends, keys.paused, keys.cron), int)
 
 
 @runs("retries_left:EXISTS totals:EXISTS")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 from reliq import commands
 from reliq.admin import dead, remove
 from reliq.admin.account import Account, account_of, accounts_of
+from reliq.admin.crons import CronView, crons_of
 from reliq.admin.discover import chosen
 from reliq.admin.ends import End, check_ends, ends_of
 from reliq.admin.filters import EVERY_LETTER, EVERYTHING, Filter, LetterFilter, ignore
@@ -99,6 +100,11 @@ class Reader:
         """Return a watcher of the queues named, or of all in the registry."""
         named, session = [self._redis.queue(name).keys for name in names], self._redis.session()
         return Watcher(session, lambda: chosen(session, named))
+
+    def crons(self, names: Sequence[str] = ()) -> list[CronView]:
+        """Return the periodic entries of the queues named, or of all in the registry, by name."""
+        session = self._redis.session()
+        return crons_of(session, chosen(session, [self._redis.queue(name).keys for name in names]).queues)
 
     def workers(self) -> list[Worker]:
         """Return the record of every worker process that is alive, at most 5 s old."""

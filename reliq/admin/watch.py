@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reliq.admin import queries
+from reliq.admin.crons import crons_of
 from reliq.admin.ends import last_ends
 from reliq.admin.history import histories_of
 from reliq.admin.queues import overview
@@ -15,6 +16,7 @@ from reliq.snapshot.waits import Waits
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from reliq.admin.crons import CronView
     from reliq.admin.ends import End
     from reliq.admin.queues import Overview
     from reliq.admin.session import Session
@@ -67,12 +69,14 @@ class Moment:
         trends: queue -> how its rates went.
         ends: the newest abnormal ends first.
         errors: what living messages failed with, from a sample of each queue, the most frequent first.
+        crons: periodic entries, those first that tick next.
     """
 
     overview: Overview
     trends: Mapping[str, Trend]
     ends: Sequence[Failure]
     errors: Sequence[Failure]
+    crons: Sequence[CronView] = ()
 
 
 class Watcher:
@@ -113,6 +117,7 @@ class Watcher:
             {queue: Trend(tuple(arrived), tuple(acked)) for queue, (arrived, acked) in self._rates.items()},
             [Failure(keys.name, end, end.reason, end.error) for keys, end in last_ends(self._session, queues, SAMPLE)],
             self._errors(queues),
+            sorted(crons_of(self._session, queues), key=lambda one: one.next or 0),
         )
 
     def _errors(self, queues: Sequence[Keys]) -> list[Failure]:

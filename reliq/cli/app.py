@@ -49,6 +49,7 @@ SUMMARIES = {
         "forget": "Remove queues with nothing in them: their names from the registry, their totals and ends.",
         "dead": "The dead letters of a queue: list, show, redrive, purge.",
         "outbox": "The tables of `publish_in` and `job.once`: print their SQL, clean them.",
+        "cron": "Periodic entries: list, run, pause, resume, forget.",
     },
     "Check": {
         "account": "Show what came in, how it ended and what is alive, as Redis itself counts; say what does not "

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from reliq.cli.cron import TICK_LATE_SECONDS
+from reliq.cli.list import when_text
 from reliq.cli.queues import pause_text
 from reliq.foreign import printable
 from reliq.readable import amount, rate, spoken
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from reliq.admin import Failure, Moment, QueueView, Slot, Trend, Worker
+    from reliq.admin import CronView, Failure, Moment, QueueView, Slot, Trend, Worker
 
 #: On a terminal of this many columns a queue has one line instead of two.
 WIDE = 150
@@ -87,7 +89,22 @@ class Screen:
             second.append(f", cannot read {printable(', '.join(overview.unreadable))}", "red")
         if self.trouble:
             second = Text(f"Redis does not answer, this is old: {printable(self.trouble)}", "bold white on red")
-        return [first, second]
+        return [first, second, *_periodic(self.moment.crons)]
+
+
+def _periodic(crons: Sequence[CronView]) -> list[Text]:
+    """Return a line of the periodic entries, what is wrong first; none where there is no entry."""
+    line = Text("periodic:")
+    wrong = {one.name: f"{spoken(one.late)} late" for one in crons if one.late > TICK_LATE_SECONDS}
+    wrong |= {one.name: "no worker" for one in crons if not one.is_served}
+    paused = {one.name: "paused" for one in crons if one.pause and one.name not in wrong}
+    for names, style in ((wrong, "red"), (paused, "yellow")):
+        for name, told in names.items():
+            line.append(f"  {name} {told}", style)
+    for one in crons:
+        if one.next is not None and one.name not in wrong | paused:
+            line.append(f"  {one.name} {when_text(one.next)}")
+    return [line] if crons else []
 
 
 def _many(number: int, what: str) -> str:

@@ -105,6 +105,21 @@ SHARED = Spec(
 COUNTED = {kind: Spec(f"reliq_{kind}_total", "counter", text, ("queue",)) for kind, text in TOTALS.items()}
 RETRIED = Spec("reliq_retried_total", "counter", "Messages to be delivered again, by the cause.", ("queue", "cause"))
 
+CRON_LAST = Spec("reliq_cron_last_timestamp_seconds", "gauge", "The last tick that was published.", ("queue", "entry"))
+CRON_NEXT = Spec(
+    "reliq_cron_next_timestamp_seconds",
+    "gauge",
+    "The first tick that is not done; when it lies in the past, no process publishes.",
+    ("queue", "entry"),
+)
+CRON_MISSED = Spec("reliq_cron_missed_total", "counter", "Ticks that nobody published in time.", ("queue", "entry"))
+CRON_SKIPPED = Spec(
+    "reliq_cron_skipped_total",
+    "counter",
+    "Ticks that were skipped: the entry was `paused`, or its last message alive (`overlap`).",
+    ("queue", "entry", "why"),
+)
+
 LEFT_OUT = Spec(
     "reliq_queues_left_out",
     "gauge",
@@ -188,6 +203,7 @@ PUBLISHED = Spec(
 )
 
 _OF_QUEUES = (MESSAGES, DEAD_LETTERS, BACKLOG, MISSING, UNACK, OLDEST, PAUSED, SHARED, *COUNTED.values(), RETRIED)
+_OF_PERIODIC_ENTRIES = (CRON_LAST, CRON_NEXT, CRON_MISSED, CRON_SKIPPED)
 _OF_REDIS = (
     REDIS_UP,
     REDIS_INFO,
@@ -213,6 +229,8 @@ def _by_name(*specs: Spec) -> dict[str, Spec]:
 #: The metrics that the processes of a worker measure themselves, by name.
 MEASURED: Mapping[str, Spec] = _by_name(*_OF_PROCESSES)
 #: Every metric on the page of a worker.
-SERVED: Mapping[str, Spec] = _by_name(*_OF_QUEUES, LEFT_OUT, *_OF_REDIS, *_OF_PROCESSES, *_OF_WORKERS)
+SERVED: Mapping[str, Spec] = _by_name(
+    *_OF_QUEUES, *_OF_PERIODIC_ENTRIES, LEFT_OUT, *_OF_REDIS, *_OF_PROCESSES, *_OF_WORKERS
+)
 #: Every metric; those of producers are in the registry of their application.
 ALL: Mapping[str, Spec] = {**SERVED, **_by_name(PUBLISH, PUBLISHED)}

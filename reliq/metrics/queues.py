@@ -16,6 +16,7 @@ from reliq.metrics.exposition import Collector, Family
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from reliq.crons import CronState
     from reliq.metrics.exposition import Labels
     from reliq.metrics.names import Spec
     from reliq.snapshot.queue_look import QueueSnapshot
@@ -128,6 +129,17 @@ def _of_queues(snapshots: Sequence[QueueSnapshot]) -> Iterator[Family]:
         rows,
         lambda one: {cause: one.counts.totals.get(f"retried_{cause}", 0) for cause in names.CAUSES},
     )
+    yield from _of_periodic_entries(rows)
+
+
+def _of_periodic_entries(rows: Mapping[str, QueueSnapshot]) -> Iterator[Family]:
+    entries: dict[Labels, CronState] = {(queue, one.entry): one for queue, row in rows.items() for one in row.crons}
+    for spec, moment in ((names.CRON_LAST, "ticked"), (names.CRON_NEXT, "next")):
+        moments = {labels: getattr(one, moment) for labels, one in entries.items()}
+        yield Family(spec, {labels: at for labels, at in moments.items() if at is not None})
+    yield Family(names.CRON_MISSED, {labels: one.missed for labels, one in entries.items()})
+    skips = {labels: one.skipped.items() for labels, one in entries.items()}
+    yield Family(names.CRON_SKIPPED, {(*labels, why): number for labels, some in skips.items() for why, number in some})
 
 
 def _labelled(snapshots: Sequence[QueueSnapshot]) -> dict[str, QueueSnapshot]:

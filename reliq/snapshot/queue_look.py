@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reliq import commands, transitions
+from reliq import commands, crons, transitions
 from reliq.commands import LISTS
+from reliq.crons import CronState
 from reliq.errors import ProtocolError, RedisRefusedError
 from reliq.ids import made_at
 from reliq.wireformat import DUE_BYTES, envelope_due
@@ -32,6 +33,7 @@ class QueueSnapshot:
         oldest: state -> seconds since its first message was due; a state whose first message tells no time is left out.
         backoff: how many of unack wait after a nack.
         overdue: how many pending messages are due.
+        crons: its periodic entries.
     """
 
     keys: Keys
@@ -39,6 +41,7 @@ class QueueSnapshot:
     oldest: Mapping[str, float]
     backoff: int
     overdue: int
+    crons: Sequence[CronState] = ()
 
     @property
     def queue(self) -> str:
@@ -71,14 +74,17 @@ class QueueLook:
         self._waiting = 0.0
         self._now_ms = 0.0
         self._overdue = 0
+        self._crons = list[CronState]()
 
     def first_requests(self) -> list[Request[Any]]:
         """Return what can be asked at once."""
-        return [*self._questions().values(), *self._waits.questions(self.keys)]
+        return [*self._questions().values(), crons.cron_states(self.keys), *self._waits.questions(self.keys)]
 
     def take_first(self, answers: Sequence[Any], now_ms: float) -> None:
         """Take the answers to `first_requests`; a queue with a spoilt key says why, and hides no other."""
         self._told, self._now_ms = dict(zip(self._questions(), answers, strict=False)), now_ms
+        periodic = answers[len(self._told)]
+        self._crons = periodic if isinstance(periodic, list) else []
         for answer in self._told.values():
             if isinstance(answer, RedisRefusedError | ProtocolError):
                 self.refusal = str(answer)
@@ -88,7 +94,7 @@ class QueueLook:
         scores = {place: self._told[place] for place in ("pending", "unack")}
         self._due_ms = {place: 1000 * score for place, score in scores.items() if score is not None}
         if self.keys.bare:
-            waits = answers[len(self._told) :]
+            waits = answers[len(self._told) + 1 :]
             newest = zip(LISTS, waits, strict=False)
             self._newest = {place: id for place, id in newest if isinstance(id, str) and id}
             self._due_ms |= self._waits.since(self.keys, waits, now_ms)
@@ -130,7 +136,8 @@ class QueueLook:
         for place in ("pending", "unack", *LISTS):
             if not getattr(counts, place):
                 oldest.setdefault(place, 0.0)
-        return QueueSnapshot(self.keys, counts, oldest, round(counts.unack * self._waiting), self._overdue)
+        waiting = round(counts.unack * self._waiting)
+        return QueueSnapshot(self.keys, counts, oldest, waiting, self._overdue, self._crons)
 
     @property
     def _is_overdue(self) -> bool:

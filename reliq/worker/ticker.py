@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenacity import wait_exponential
 
-from reliq import transitions
+from reliq import commands, transitions
 from reliq.events import Superseded, notify
+from reliq.publish.registry import NAMING_SECONDS
 from reliq.retry import seconds_after
 from reliq.settings import BATCH_LIMIT, milliseconds
 from reliq.worker.loop import QueueBackoff
@@ -18,7 +19,7 @@ from reliq.worker.loop import QueueBackoff
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from reliq.call import Call
+    from reliq.call import Call, Command
     from reliq.client.client import Client
     from reliq.handlers.periodic import Periodic
     from reliq.transitions import Tick, TickStatus
@@ -69,6 +70,7 @@ class Ticker:
         self._client = client
         self._groups = list(_groups(entries))
         self._started = set[str]()
+        self._named_until = 0.0
         self._superseded = set[str]()
         self._looks, self._ticks = (QueueBackoff("ticker", client.observers) for _ in range(2))
         self._next: dict[str, tuple[int, int | None]] = {}
@@ -87,9 +89,9 @@ class Ticker:
     def _look(self) -> list[Seen]:
         """Register every entry; return those whose schedule is in force."""
         groups = [group for group in self._groups if not self._looks.waits(group[0].queue.keys)]
-        answers = self._client.run_all([self._registering(group) for group in groups])
+        answers = self._client.run_all([*map(self._registering, groups), *self._naming()])
         found = []
-        for group, answer in zip(groups, answers, strict=True):
+        for group, answer in zip(groups, answers, strict=False):
             if isinstance(answer, Exception):
                 self._looks.note(group[0].queue.keys, answer)
                 continue
@@ -105,6 +107,13 @@ class Ticker:
     def _registering(self, group: Sequence[Periodic]) -> Call[Any]:
         rows = [(one.name, str(one.schedule)) for one in group]
         return transitions.register(group[0].queue.keys, rows, newest=group[0].name not in self._started)
+
+    def _naming(self) -> list[Command[None]]:
+        """Return what names the queues in the registry, once in a minute: no worker need have handlers for them."""
+        if time.monotonic() < self._named_until:
+            return []
+        self._named_until = time.monotonic() + NAMING_SECONDS
+        return [commands.register([group[0].queue.keys.entry for group in self._groups], int(time.time()))]
 
     def _note_force(self, entry: Periodic, *, is_ours: bool) -> None:
         """Tell once that another schedule is in force."""

@@ -12,7 +12,18 @@ import pytest
 import redis
 from typed import reliq
 
-from reliq import Admin, ConfigurationError, Layout, PublishFailed, Queue, RedisRefusedError, commands, minutes, stacks
+from reliq import (
+    Admin,
+    ConfigurationError,
+    Layout,
+    PublishFailed,
+    Queue,
+    RedisRefusedError,
+    commands,
+    crons,
+    minutes,
+    stacks,
+)
 from reliq import transitions as t
 from reliq.admin import queries, queue_queries, server
 from reliq.admin.acl import roles
@@ -326,7 +337,7 @@ def made_by(path):
     homes |= {"shardmap": {"shard_map"}, "lanes": {"remember"}}
     homes |= {
         home.__name__.rpartition(".")[2]: set(vars(home))
-        for home in (commands, minutes, stacks, queries, queue_queries, server)
+        for home in (commands, crons, minutes, stacks, queries, queue_queries, server)
     }
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):

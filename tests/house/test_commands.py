@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reliq import commands, minutes, shardmap, stacks
+from reliq import commands, crons, minutes, shardmap, stacks
 from reliq import keys as key_names
 from reliq.admin import queries, queue_queries, server
 from reliq.admin.places import PLACES, TYPES
@@ -21,7 +21,7 @@ from reliq.settings import Durability
 from reliq.testing import queries as testing_queries
 
 PACKAGE = Path(commands.__file__).parent
-MODULES = (commands, minutes, shardmap, stacks, queries, queue_queries, server, testing_queries, lanes)
+MODULES = (commands, crons, minutes, shardmap, stacks, queries, queue_queries, server, testing_queries, lanes)
 FUNCTIONS = [
     function
     for module in MODULES
@@ -42,6 +42,7 @@ GIVEN = {
     "cursor": (0,),
     "durability": (Durability.replicas(1), Durability.aof()),
     "entries": (["q"],),
+    "entry": ("daily",),
     "first": ("-",),
     "for_ms": (None, 5),
     "for_seconds": (1.0,),
@@ -62,6 +63,7 @@ GIVEN = {
     "name": tuple(TYPES),
     "newest": (False, True),
     "newest_first": (False, True),
+    "now_ms": (1,),
     "now_seconds": (1,),
     "only_first": (False, True),
     "pattern": ("*:ready",),

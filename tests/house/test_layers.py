@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "reliq"
 LAYERS = {
     "words and values": {"errors", "events", "extras", "foreign", "message", "text", "lua", "hashtags"},
     "how they are spelled, in Redis and in logs": {"keys", "wireformat", "failure_note", "codec", "call", "retry"}
-    | {"roster", "logs", "health", "embedded", "error_text", "rights", "readable"},
+    | {"roster", "logs", "health", "embedded", "error_text", "rights", "readable", "schedule"},
     "what a person may set, what a handler and Redis may answer": {"settings", "answers", "replies"},
     "what can be asked of Redis and of a database, and the connections": {
         "outbox",
@@ -19,7 +19,6 @@ LAYERS = {
         "commands",
         "minutes",
         "crons",
-        "schedule",
         "shardmap",
         "stacks",
         "ids",

@@ -92,6 +92,13 @@ CASES = {
         61,
         "shop has been paused for more than an hour",
     ),
+    "ReliqTickLate": Case(
+        {shop("reliq_cron_next_timestamp_seconds", entry="daily"): steady(FAULT_SECONDS)},
+        {shop("reliq_cron_next_timestamp_seconds", entry="daily"): f"{INTERVAL}+{INTERVAL}x{ALL}"},
+        2.5,
+        "shop: a tick of the periodic entry daily is 2m 30s late",
+        {"queue": "shop", "entry": "daily", **WHERE},
+    ),
     "ReliqDeadLettersRising": Case(
         {shop("reliq_dead_total"): then(3, 5)},
         {shop("reliq_dead_total"): steady(3)},

@@ -15,6 +15,7 @@ BLOCKS = [line for block in re.findall(r"```sh\n(.*?)```", RUNBOOK, re.DOTALL) f
 INLINE = re.findall(r"`(reliq [^`]+)`", RUNBOOK.replace("\n  ", " "))
 #: Those that are named without what they need, or that need what is not here: nobody listens, the queue is in use.
 MAY_END_WITH = {"reliq health live --port 9464": 1, "reliq dead purge": 2, "reliq forget QUEUE": 2}
+MAY_END_WITH |= {"reliq cron run NAME": 1, "reliq cron forget NAME": 1}
 #: Those that ask before they act.
 ASK = ("reliq dead purge QUEUE", "reliq dead redrive QUEUE", "reliq forget")
 COMMANDS = sorted({*BLOCKS, *INLINE})

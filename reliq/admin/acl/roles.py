@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from reliq import commands, minutes, shardmap, stacks
+from reliq import commands, crons, minutes, shardmap, stacks
 from reliq.admin import queries, queue_queries, server
 from reliq.admin.fsck.ids import CHECK
 from reliq.lua import script
@@ -89,7 +89,7 @@ _TO_LOOK = (
     *(commands.body_start, commands.state_words, commands.retries_left, commands.scores, commands.first_score),
     *(commands.held_sample, commands.end_of, commands.due_count),
     *(commands.registry_size, commands.registry_page, commands.server_facts, commands.server_ms),
-    shardmap.shard_map,
+    *(shardmap.shard_map, crons.cron_states),
 )
 COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
     "producer": (*_TO_PUBLISH, lanes.remember),
@@ -108,6 +108,7 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
         *(commands.worker_ids, commands.worker_records),
         *(made for made in USES if made.__module__ in (queries.__name__, queue_queries.__name__)),
         *(server.keys_scanned, server.type_of_key, minutes.noted, stacks.request, stacks.look),
+        *(crons.pause_cron, crons.resume_cron, crons.ask_run, crons.asked_run, crons.withdraw_run, crons.forget_cron),
     ),
     "exporter": _TO_LOOK,
 }

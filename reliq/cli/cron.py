@@ -1,0 +1,161 @@
+"""`reliq cron`: periodic entries: list, run, pause, resume, forget."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from reliq.admin import Admin, CronView
+from reliq.cli.list import when_text
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin
+from reliq.cli.output import print_json, say
+from reliq.cli.queues import pause_text
+from reliq.cli.tables import print_table
+from reliq.errors import ConfigurationError
+from reliq.keys import Layout
+from reliq.readable import spoken
+
+cron = typer.Typer(
+    help="Periodic entries: list, run, pause, resume, forget.", no_args_is_help=True, add_completion=False
+)
+
+COLUMNS = ("name", "queue", "schedule", "next", "last", "missed", "paused", "overlap", "last message")
+#: A tick that is later than this many seconds is told.
+TICK_LATE_SECONDS = 5.0
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the entry, as `cron list` shows it.")]
+OfQueue = Annotated[
+    str | None, typer.Option("--queue", metavar="QUEUE", help="Its queue, when entries of two queues are called so.")
+]
+
+
+@cron.command("list")
+def list_crons(
+    queues: Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="Only of these.")] = None,
+    json: Json = False,
+    url: Url = None,
+    layout: LayoutText = DEFAULT_LAYOUT,
+) -> None:
+    """
+    List periodic entries: when each ticks next and did last, and how many ticks were missed or skipped, and why.
+
+    Example: reliq cron list reports
+
+    Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue.
+    """
+    found = admin(url, layout).crons(queues or ())
+    if json:
+        print_json(found)
+        return
+    if not found:
+        say("There is no periodic entry; @consumer.cron(…) makes one, and a worker brings it here.")
+        return
+    print_table(COLUMNS, [_row(one) for one in found], long=("schedule", "last message"))
+    for one in found:
+        for told in _remarks(one):
+            say(f"{one.name}: {told}")
+
+
+@cron.command()
+def run(
+    name: Name, queue: OfQueue = None, json: Json = False, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT
+) -> None:
+    """
+    Have a worker publish the message of an entry at once, in its pause too; its ticks go on as they are.
+
+    Example: reliq cron run daily-report
+
+    Exit codes: 0 published, 1 Redis did not answer, 2 there is no such entry, or no worker that has it.
+    """
+    desk, of = _place(admin(url, layout), name, queue)
+    id = desk.run_cron(of, name)
+    print_json({"id": id, "queue": of}) if json else say(f"published {id} to {of}")
+
+
+@cron.command()
+def pause(
+    name: Name,
+    reason: Annotated[str, typer.Option(help="Why; shown by `cron list`.")] = "",
+    queue: OfQueue = None,
+    json: Json = False,
+    url: Url = None,
+    layout: LayoutText = DEFAULT_LAYOUT,
+) -> None:
+    """
+    Have the ticks of an entry skipped, and counted, until it is resumed; what is published already goes on.
+
+    Example: reliq cron pause daily-report --reason 'the warehouse moves'
+
+    Exit codes: 0 done, 1 Redis did not answer, 2 there is no such entry.
+    """
+    desk, of = _place(admin(url, layout), name, queue)
+    desk.pause_cron(of, name, reason=reason)
+    print_json({"paused": True, "queue": of}) if json else say(f"{name} is paused; `reliq cron resume {name}` ends it")
+
+
+@cron.command()
+def resume(
+    name: Name, queue: OfQueue = None, json: Json = False, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT
+) -> None:
+    """
+    Have the ticks of a paused entry published again, from the next one on.
+
+    Example: reliq cron resume daily-report
+
+    Exit codes: 0 it is published, also when it was not paused; 1 Redis did not answer; 2 there is no such entry.
+    """
+    desk, of = _place(admin(url, layout), name, queue)
+    was_paused = desk.resume_cron(of, name)
+    if json:
+        print_json({"was_paused": was_paused, "queue": of})
+    else:
+        say(f"{name} is resumed" if was_paused else f"{name} was not paused")
+
+
+@cron.command()
+def forget(
+    name: Name, queue: OfQueue = None, json: Json = False, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT
+) -> None:
+    """
+    Remove what Redis knows of an entry that is no more in the code: its last tick, counts and pause.
+
+    Example: reliq cron forget daily-report
+
+    Exit codes: 0 done, 1 Redis did not answer, 2 there is no such entry, or a worker has it.
+    """
+    desk, of = _place(admin(url, layout), name, queue)
+    desk.forget_cron(of, name)
+    print_json({"forgotten": name, "queue": of}) if json else say(f"{name} of {of} is forgotten")
+
+
+def _place(desk: Admin, name: str, queue: str | None) -> tuple[Admin, str]:
+    """Return the queue of an entry, and the Admin of its layout; raise ConfigurationError for none, or for several."""
+    if queue is not None:
+        return desk, queue
+    found = [one for one in desk.crons() if one.name == name]
+    if not found:
+        raise ConfigurationError(f"there is no periodic entry {name[:80]!r}; `reliq cron list` shows what there is")
+    if len(found) > 1:
+        queues = ", ".join(one.queue for one in found)
+        raise ConfigurationError(f"entries of several queues are called {name!r}: {queues}; say which with --queue")
+    [one] = found
+    return desk.in_layout(Layout.parse(one.layout)), one.queue
+
+
+def _row(one: CronView) -> list[str]:
+    coming, last = when_text(one.next) or "?", when_text(one.ticked) or "never"
+    skipped = [str(one.skipped[why]) for why in ("paused", "overlap")]
+    message = one.last_id + (" (alive)" if one.is_alive else "")
+    return [one.name, one.queue, one.schedule, coming, last, str(one.missed), *skipped, message]
+
+
+def _remarks(one: CronView) -> list[str]:
+    """Return what an operator should see of an entry at once."""
+    told = [pause_text(one.pause, time.time())] if one.pause else []
+    if not one.is_served:
+        told.append("no worker has it: none of them runs, or it is no more in the code (`reliq cron forget`)")
+    elif one.late > TICK_LATE_SECONDS:
+        told.append(f"its tick is {spoken(one.late)} late: the logs of its workers say why")
+    if one.next is None:
+        told.append("its schedule cannot be read here")
+    return told
