@@ -12,15 +12,20 @@ from held_server import held_clock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+from ports import free_port
 from queue_machine import IDS, LEASE_MS, delays, limits, some_ids
 from required import fail_in_ci
+from waiting import eventually
 
 from reliq import transitions as t
 from reliq.embedded import EmbeddedRedis
+from reliq.hashtags import CLUSTER_SLOTS
 from reliq.wireformat import open_envelope
 
 #: Examples, and steps in each.
 QUICK, LONG = (250, 50), (4000, 50)
+#: The same at a node of a Cluster, which refuses a script that touches a key of another slot than those it declares.
+QUICK_IN_A_CLUSTER, LONG_IN_A_CLUSTER = (60, 50), (1000, 50)
 #: For finding the shortest way to a failure, or for the long run; the quick one takes a few seconds.
 TIMEOUT_SECONDS = 1800
 
@@ -244,14 +249,33 @@ def opened(values):
     return {id: (body.decode(), header.due) for id, (header, body) in found.items()}
 
 
-@pytest.mark.timeout(TIMEOUT_SECONDS)
-def test_redis_holds_what_the_model_holds(request, server_path, tmp_path):
-    examples, steps = LONG if request.config.getoption("--long") else QUICK
+@pytest.fixture
+def held(tmp_path):
+    """A clock that stands, or None on a machine without a C compiler."""
     held = held_clock(tmp_path, NOON)
     if held is None:
         fail_in_ci("without a C compiler no key of the model expires (Debian: apt-get install gcc libc6-dev)")
+    return held
+
+
+@pytest.mark.timeout(TIMEOUT_SECONDS)
+def test_redis_holds_what_the_model_holds(request, server_path, held):
+    examples, steps = LONG if request.config.getoption("--long") else QUICK
     server = EmbeddedRedis(server=held.server(server_path) if held else server_path)
     with server, redis.Redis(unix_socket_path=str(server.socket)) as client:
+        check_model(client, held, max_examples=examples, stateful_step_count=steps)
+
+
+@pytest.mark.timeout(TIMEOUT_SECONDS)
+def test_a_node_of_a_cluster_holds_what_the_model_holds(request, server_path, held):
+    examples, steps = LONG_IN_A_CLUSTER if request.config.getoption("--long") else QUICK_IN_A_CLUSTER
+    options = {"cluster-enabled": "yes"}
+    server = EmbeddedRedis(server=held.server(server_path) if held else server_path, options=options, port=free_port())
+    with server, redis.Redis(unix_socket_path=str(server.socket)) as client:
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(CLUSTER_SLOTS))
+        if held:
+            held.set(NOON + 10_000_000)  # a node that has just begun takes no writes for two seconds
+        eventually(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"), "the node serves")
         check_model(client, held, max_examples=examples, stateful_step_count=steps)
 
 
