@@ -1,0 +1,111 @@
+"""Slots that move between nodes: MOVED and ASK are followed within the round trip, TRYAGAIN by the client's next try."""
+
+import threading
+
+import pytest
+import redis
+from waiting import eventually
+
+from reliq.call import Command
+from reliq.client.client import Client
+from reliq.errors import RedisUnavailableError
+from reliq.transport.connection import Connection
+from reliq.transport.error_replies import code
+from tests.cluster_moves import SlotMove
+
+
+@pytest.fixture
+def queue(queues):
+    return next(iter(queues.values()))
+
+
+@pytest.fixture
+def move(cluster, queue, exchange):
+    exchange([("PING",)])  # the topology is known
+    return SlotMove(cluster, queue.keys.ready)
+
+
+def refusals(cluster, server, word):
+    """How often a server has refused by a word: what redis-cli calls errorstat."""
+    return cluster.client(server).info("errorstats").get(f"errorstat_{word}", {}).get("count", 0)
+
+
+def test_a_slot_that_has_moved_is_followed_in_the_same_round_trip_and_known_from_then_on(
+    cluster, queue, move, exchange
+):
+    exchange([("RPUSH", queue.keys.lane("x"), 1)])
+    move.begin()
+    move.end()
+    before = refusals(cluster, move.source, "MOVED")
+
+    replies = [exchange([("RPUSH", queue.keys.lane("x"), 2), ("PING",), ("WAIT", 1, 5000)]) for _ in range(3)]
+
+    assert [reply[:2] for reply in replies] == [[2, b"PONG"], [3, b"PONG"], [4, b"PONG"]]
+    assert refusals(cluster, move.source, "MOVED") <= before + 1
+
+
+def test_a_wait_goes_on_to_the_node_that_has_taken_the_slot(cluster, queue, move, exchange):
+    move.begin()
+    move.end()
+
+    assert exchange([("RPUSH", queue.keys.lane("x"), 1), ("WAIT", 1, 5000)]) == [1, 1]
+
+
+def test_while_a_slot_is_on_its_way_what_is_not_there_is_asked_for_at_the_other_end(cluster, queue, move, exchange):
+    old, new = queue.keys.lane("old"), queue.keys.lane("new")
+    exchange([("RPUSH", old, 1)])
+    move.begin()
+
+    replies = exchange([("RPUSH", old, 2), ("RPUSH", new, 1), ("WAIT", 1, 5000), ("RPUSH", new, 2)])
+
+    assert replies == [2, 1, 1, 2]
+    assert move.left() == [old.encode()]
+    assert refusals(cluster, move.source, "ASK") > 0
+    move.end()
+    assert exchange([("LLEN", old), ("LLEN", new)]) == [2, 2]
+
+
+def test_a_call_whose_keys_are_at_both_ends_is_put_off_until_they_are_together(cluster, queue, move, exchange):
+    here, there = queue.keys.lane("here"), queue.keys.lane("there")
+    exchange([("SET", here, 1), ("SET", there, 2)])
+    move.begin()
+    move.take(there.encode())
+
+    [refused] = exchange([("MGET", here, there)])
+
+    assert isinstance(refused, redis.ResponseError)
+    assert code(refused) == "TRYAGAIN"
+    client = Client(Connection.to(cluster.url).wire())
+    request = Command(("MGET", here, there), list)
+    with pytest.raises(RedisUnavailableError, match="TRYAGAIN|Multiple keys") as caught:
+        client.run(request)
+    assert not caught.value.maybe_ran
+    ends = threading.Thread(target=move.end)
+    ends.start()
+    assert client.run(request, for_seconds=60) == [b"1", b"2"]
+    ends.join()
+
+
+def test_neighbours_of_a_slot_on_its_way_notice_nothing(cluster, queues, queue, move, exchange):
+    others = [("PING",), *(("LLEN", one.keys.ready) for one in queues.values() if one is not queue)]
+    move.begin()
+
+    assert exchange([("MGET", queue.keys.lane("x"), queue.keys.lane("y")), *others])[1:] == [b"PONG", 0, 0]
+    move.end()
+
+
+def test_a_node_that_has_given_all_its_slots_away_is_left(cluster, queues):
+    """Its replica takes a node's place by hand: no node has failed, and all that knew it learn it by one refusal."""
+    connection = Connection.to(cluster.url)
+    wire, keys = connection.wire(), [queue.keys.ready for queue in queues.values()]
+    lengths = [("LLEN", key) for key in keys]
+    assert wire.exchange(lengths) == [0, 0, 0]
+    old, new = cluster.primary_of(keys[0]), cluster.replica_of(keys[0])
+
+    cluster.ask(new, "CLUSTER", "FAILOVER")
+    eventually(lambda: cluster.client(new).role()[0] == b"master", "the replica is promoted")
+
+    assert wire.exchange(lengths) == [0, 0, 0]
+    eventually(lambda: f"127.0.0.1:{old.port}" not in wire.each(), "the topology is read again")
+    assert wire.exchange(lengths) == [0, 0, 0]
+    assert len(wire.pools()) == 3
