@@ -152,8 +152,9 @@ class ManyWire:
         return self._wires.to(self._servers.server_of(("GET", key)))
 
     def each(self, *, replicas: bool = False) -> dict[str, PooledWire]:
-        """Return the wires to all servers that are known, and with `replicas` to those too."""
-        names = [*self._servers.names(), *(self._servers.replicas() if replicas else ())]
+        """Return the wires to all servers that there are now, and with `replicas` to those too; for operators."""
+        others = self._servers.look()
+        names = [*self._servers.names(), *(others if replicas else ())]
         return {server: self._wires.to(server) for server in names}
 
     def note(self, node: PooledWire, error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import redis
@@ -9,7 +10,7 @@ import redis
 from reliq.call import Arg
 from reliq.transport.breakers import Breakers
 from reliq.transport.error_replies import code
-from reliq.transport.failures import NotSentError
+from reliq.transport.failures import BROKEN, NotSentError
 from reliq.transport.topology import Topology, key_slot
 from reliq.transport.wire import Reply
 
@@ -38,8 +39,8 @@ class Servers(Protocol):
     def names(self) -> Collection[str]:
         """Return all that are in use."""
 
-    def replicas(self) -> Collection[str]:
-        """Return those that follow them."""
+    def look(self) -> Collection[str]:
+        """Find out who is there now; return the replicas."""
 
     def note(self, server: str, error: Exception) -> str:
         """Note that `server` failed, or refused with `error`; return the server that it refers to, empty for none."""
@@ -81,8 +82,10 @@ class ClusterServers:
         """Return the nodes that have slots."""
         return self.topology.nodes
 
-    def replicas(self) -> Collection[str]:
-        """Return their replicas."""
+    def look(self) -> Collection[str]:
+        """Read the topology, if some node answers; return the replicas."""
+        with suppress(*BROKEN):
+            self.topology.read_now()
         return {replica for replicas in self.topology.nodes.values() for replica in replicas}
 
     def note(self, server: str, error: Exception) -> str:
@@ -147,8 +150,8 @@ class ShardServers:
         """Return all of them."""
         return self._names
 
-    def replicas(self) -> Collection[str]:
-        """Return none: they are not known."""
+    def look(self) -> Collection[str]:
+        """Return none: they do not change, and their replicas are not known."""
         return ()
 
     def note(self, server: str, error: Exception) -> str:

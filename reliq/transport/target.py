@@ -75,7 +75,8 @@ def check_target(target: Target) -> None:
 
 def _check_servers(urls: tuple[str, ...]) -> None:
     names = [check_url(url).shown for url in urls]
-    if len(set(names)) < len(names) or not names:
+    places = {name.partition("://")[2].rpartition("@")[2] for name in names}
+    if len(places) < len(names) or not names:
         raise ConfigurationError(f"servers of shards must be different ones, at least one, not {', '.join(names)}")
     if clusters := [name for url, name in zip(urls, names, strict=True) if check_url(url).nodes]:
         raise ConfigurationError(f"{clusters[0]} is a Cluster, which spreads shards by itself; name it alone, as url=")

@@ -85,6 +85,10 @@ class Topology:
             self._read.clear()
         threading.Thread(target=self._run, name="reliq-topology", daemon=True).start()
 
+    def read_now(self) -> None:
+        """Read the Cluster in this thread; raise as `node_of` does."""
+        self._take(self._ask_around())
+
     def _await_first(self) -> None:
         self.read_again()
         self._read.wait(FIRST_SECONDS)
