@@ -26,7 +26,7 @@ from reliq.settings import BATCH_LIMIT, milliseconds
 from reliq.wireformat import StateWord
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from reliq.keys import Keys
     from reliq.message import Letter, Pause
@@ -38,7 +38,7 @@ LISTS: tuple[List, ...] = ("ready", "retry")
 SortedSet = Literal["pending", "unack"]
 
 
-# ---- messages
+# ---- messages and dead letters
 
 
 @runs("msg:MGET")
@@ -71,7 +71,7 @@ def retries_left(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
 def scores(keys: Keys, place: SortedSet, ids: Sequence[str]) -> Command[list[float | None]]:
     """Read the unix seconds at which messages are due, or their leases end; None for one that is not there."""
     return Command(
-        ("ZMSCORE", _sorted_set(keys, place), *ids),
+        ("ZMSCORE", getattr(keys, place), *ids),
         lambda reply: [None if one is None else moment(float(one)) for one in reply],
     )
 
@@ -80,7 +80,7 @@ def scores(keys: Keys, place: SortedSet, ids: Sequence[str]) -> Command[list[flo
 def first_score(keys: Keys, place: SortedSet) -> Command[float | None]:
     """Read the unix seconds at which the first message is due, or the first lease ends; None when there is none."""
     return Command(
-        ("ZRANGE", _sorted_set(keys, place), 0, 0, "WITHSCORES"),
+        ("ZRANGE", getattr(keys, place), 0, 0, "WITHSCORES"),
         lambda reply: next((score for _, score in read_scores(reply)), None),
     )
 
@@ -119,9 +119,6 @@ def garbage(keys: Keys, count: int) -> Command[list[str]]:
 def claims(keys: Keys) -> Command[int]:
     """Return how many deliveries the queue has counted: a number that only grows."""
     return Command(("HGET", keys.totals, "claimed"), lambda reply: int(reply or 0))
-
-
-# ---- dead letters
 
 
 @runs("dead:XRANGE")
@@ -254,6 +251,13 @@ def worker_ids() -> Command[list[str]]:
     )
 
 
+@runs("WORKERS_KEY:ZCOUNT")
+def workers_alive(now_seconds: float, counted: Callable[[int], Any]) -> Command[None]:
+    """Count the workers whose records have not expired; call `counted` with their number."""
+    since = round(now_seconds - RECORD_MS / 1000)
+    return Command(("ZCOUNT", WORKERS_KEY, since, "+inf"), lambda reply: counted(int(reply)))
+
+
 @runs("worker_key:GET")
 def worker_records(ids: Sequence[str]) -> list[Command[Worker | None]]:
     """Read each worker's record; None for one that is not alive, or whose record is none of ours."""
@@ -294,7 +298,3 @@ def confirmation(durability: Durability) -> Command[Confirmed]:
         return Confirmed(done, replicas, local if durability.local else None)
 
     return Command(("WAITAOF", int(durability.local), count, timeout_ms), on_disk)
-
-
-def _sorted_set(keys: Keys, place: SortedSet) -> str:
-    return keys.pending if place == "pending" else keys.unack

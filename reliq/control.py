@@ -64,6 +64,11 @@ class Control:
         """The queue's name."""
         return self.keys.name
 
+    @property
+    def known_shards(self) -> Shards:
+        """The shards as this process knows them, without a question to Redis."""
+        return self._shards
+
     def shards(self) -> tuple[Keys, ...]:
         """
         Return the keys of every shard that may hold messages, as Redis says now: one, of a queue that is not sharded.

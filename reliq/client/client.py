@@ -1,7 +1,7 @@
 """The client of blocking code, which makes each `Call` there, and the clients that a queue keeps."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self, TypeVar
 
 import redis
@@ -11,6 +11,7 @@ from reliq.call import Call, Clock, Command, Request, T
 from reliq.client.aio import AsyncClient
 from reliq.client.errors import translated, unknown_script
 from reliq.client.places import Places
+from reliq.client.standing import StandingWaits
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
@@ -69,6 +70,14 @@ class Client:
             except Exception as error:
                 answers.append(error)
         return answers
+
+    def standing_waits(self) -> StandingWaits[Any]:
+        """Return waits in Redis that go on beside the calls of this client."""
+        return StandingWaits(self._wire)
+
+    def place(self, key: str) -> Hashable:
+        """Return what `key` has in common with all keys that may stand in one command with it."""
+        return self._wire.place(key)
 
     def run_confirmed(
         self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0

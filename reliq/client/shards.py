@@ -81,6 +81,11 @@ class Shards:
         """As `read`, in async code."""
         return self._learn(UNSHARDED if self._keys[0].bare else await client.run(self._question()))
 
+    def note(self, found: ShardMap) -> None:
+        """Take over a map that was read, however many shards are wanted."""
+        self.map, self._believed_until = found, time.monotonic() + MAP_SECONDS
+        self._epoch = transport.epoch
+
     def _question(self) -> Command[ShardMap]:
         return shard_map(self._keys[0])
 
@@ -90,8 +95,7 @@ class Shards:
                 f"queue {self._keys[0].name!r} has {found.n} shards, not {self.wanted}; leave `shards` out, or change "
                 f"their number: reliq shards {self._keys[0].name} {self.wanted}"
             )
-        self.map, self._believed_until = found, time.monotonic() + MAP_SECONDS
-        self._epoch = transport.epoch
+        self.note(found)
         return found
 
     def _stay(self, error: RedisRefusedError) -> None:

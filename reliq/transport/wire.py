@@ -123,6 +123,11 @@ class PooledWire:
     def note(self, node: "PooledWire", error: Exception) -> None:
         """Take notice of a failure outside of an exchange: nothing follows from it where there is one server."""
 
+    def lone_connection(self) -> Any:
+        """Return a connection to the server, not made yet, that is not one of the pool's and does not count as one."""
+        pool = getattr(self._pool, "beneath", self._pool)
+        return pool.connection_class(**pool.connection_kwargs)
+
     def pools(self) -> list[Any]:
         """Return the pools of its connections."""
         return [self._pool]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from reliq.call import Call
     from reliq.handlers.handler import Handler
+    from reliq.keys import Keys
     from reliq.transitions import ClaimAnswer
 
 #: Every fourth claim of a queue begins with its retries, so that neither list starves the other.
@@ -50,6 +52,27 @@ class Capacity(NamedTuple):
     def direct(self) -> int:
         """How many messages can start at once."""
         return self.slots * self.batch + self.rest
+
+    @property
+    def messages(self) -> int:
+        """How many messages can be claimed."""
+        return self.direct + self.ahead
+
+    def part(self, messages: int) -> Capacity:
+        """Return as much of it as so many messages need."""
+        rest = min(self.rest, messages)
+        slots = min(self.slots, -((rest - messages) // self.batch))
+        ahead = min(self.ahead, max(0, messages - rest - slots * self.batch))
+        return self._replace(slots=slots, rest=rest, ahead=ahead)
+
+    def without(self, part: Capacity) -> Capacity:
+        """Return what is left beside `part`; no suspect is claimed with it, for the others may bring some."""
+        slots, rest, ahead = self.slots - part.slots, self.rest - part.rest, self.ahead - part.ahead
+        return self._replace(slots=slots, rest=rest, ahead=ahead, suspects=replace(self.suspects, narrowest=0))
+
+
+#: A queue, or a shard of one, and how much of it can be claimed.
+Offer = tuple["QueueClaims", Capacity]
 
 
 class FairOrder:
@@ -94,24 +117,30 @@ def fair_shares(capacities: Sequence[Capacity], weights: Sequence[int], places: 
 
 class QueueClaims:
     """
-    The claims of one handler's queue.
+    The claims of one handler's queue, or of one shard of it.
 
     Attributes:
         hot: worth a claim without waiting for its token.
         unsure: nobody said that it has work, but it is time to look.
+        is_watched_here: this process waits for its next due time.
+        look_at: until then nobody need look whether it has work: another process does.
         waits_for_suspect: it holds messages that may be claimed once a suspect that is here has ended.
         asked: the limit of a claim whose answer has not come; it is made again under the same number.
+        behind: how many messages were left by the last claim or look.
+        turn: the higher, the later its turn among the shards of its queue.
     """
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, keys: Keys | None = None, lane: str = "") -> None:
         self.handler = handler
         self.name = handler.queue.name
-        self.keys = handler.queue.keys
+        self.keys = keys or handler.queue.keys
         self.hot = self.unsure = True
+        self.is_watched_here, self.look_at = False, 0.0
         self.waits_for_suspect = False
-        self.asked = 0
+        self.asked = self.behind = self.turn = 0
         self._suspects_held = 0  # when the last claim was made
-        self._turn = CallNumber(token(), 1)
+        self._takes_suspects = True  # the last claim did, if there was room
+        self._turn = CallNumber(lane or token(), 1)
         self._claims = count(1)
         self._passed_over = 0  # suspects that were sent to the far end of their list, since something was taken
         self._careful = False  # there may be messages that must not wait in a buffer
@@ -145,6 +174,7 @@ class QueueClaims:
     def claim(self, capacity: Capacity, watcher: str) -> Call[ClaimAnswer]:
         """Return the claim to be made now; one that has no answer yet is made again."""
         self.asked, self._suspects_held = self.limit(capacity), capacity.suspects.held
+        self._takes_suspects = capacity.suspects.narrowest > 0
         return transitions.claim(
             self.keys,
             self._turn,
@@ -162,7 +192,7 @@ class QueueClaims:
 
     def looked(self, answer: ClaimAnswer) -> None:
         """Update what is known of the queue from a look."""
-        self.hot, self.unsure = answer.behind > 0, False
+        self.hot, self.unsure, self.behind = answer.behind > 0, False, answer.behind
 
     def answered(self, answer: ClaimAnswer) -> None:
         """Update what is known of the queue from a claim; the next claim gets a new number, unless this was a look."""
@@ -170,7 +200,7 @@ class QueueClaims:
         if not limit:
             self.looked(answer)
             return
-        self.unsure = False
+        self.unsure, self.behind = False, answer.behind
         self._turn = CallNumber(self._turn.lane, self._turn.number + 1)
         passed_over = answer.behind > 0 and len(claimed) < limit
         self._careful = passed_over or any(one.deaths > 0 or one.left <= 0 for one in claimed)
@@ -178,4 +208,4 @@ class QueueClaims:
         self.waits_for_suspect = not claimed and answer.behind > 0 and self._suspects_held > 0
         self._passed_over = self._passed_over + limit if self.waits_for_suspect else 0
         others_may_follow = 0 < self._passed_over < min(answer.behind, PASS_OVER_LIMIT)
-        self.hot = answer.behind > 0 and (bool(claimed) or others_may_follow)
+        self.hot = answer.behind > 0 and (bool(claimed) or others_may_follow or not self._takes_suspects)

@@ -27,6 +27,7 @@ from reliq.worker.loop import Loop
 from reliq.worker.renewer import Renewer
 from reliq.worker.runner import Runner, ThreadExecutor
 from reliq.worker.scheduler import Scheduler
+from reliq.worker.served import read_maps
 from reliq.worker.settler import Settler
 from reliq.worker.stack_report import stack_report
 from reliq.worker.ticker import Ticker
@@ -89,7 +90,7 @@ class Engine:
         self._renewer = renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.overran)
         self._scheduler = Scheduler(client, handlers, self._collect_soon, renewer.is_behind)
         self._heartbeat = heartbeat = Heartbeat(client, handlers, inflight, lambda: self.last_claim_at, self._stacks)
-        self._fetcher = Fetcher(client, handlers, inflight, self._scheduler, threads.submit, settle, heartbeat.soon)
+        self._fetcher = Fetcher(client, handlers, inflight, self._scheduler, threads.submit, settle, heartbeat)
         self._loops = self._make_loops(observers)
         inflight.nudge, inflight.call_loop = self._settler.nudge, self._tasks.more
 
@@ -102,6 +103,7 @@ class Engine:
             RedisUnavailableError, RedisRefusedError: Redis cannot be asked.
         """
         check_server(self._client, allow_eviction=self._settings.allow_eviction)
+        read_maps(self._client, self._handlers)
         self._tasks.start()
         try:
             self._runner.state = self._lifespan.enter()
@@ -204,7 +206,7 @@ class Engine:
             "settler": self._settler.step,
             "renewer": self._renewer.step,
             "scheduler": self._scheduler.step,
-            "janitor": Janitor(self._client, [handler.queue for handler in self._handlers]).step,
+            "janitor": Janitor(self._client, [one.queue for one in self._handlers], self._heartbeat.workers).step,
             "heartbeat": self._heartbeat.step,
             "fetcher": self._fetcher.step,
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -10,33 +9,33 @@ from typing import TYPE_CHECKING, Any
 from reliq import commands
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.ids import token
+from reliq.transitions import NOT_WATCHING
 from reliq.worker.bodies import BodyReader
-from reliq.worker.claims import FairOrder, QueueClaims, fair_shares
+from reliq.worker.claims import FairOrder, QueueClaims
 from reliq.worker.delivery import deliveries_of
 from reliq.worker.loop import QueueBackoff
+from reliq.worker.served import is_sharded, served
+from reliq.worker.tokens import Tokens
+from reliq.worker.turns import seconds_between_looks, shared_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reliq.call import Command
     from reliq.client.client import Client
     from reliq.handlers.handler import Handler
     from reliq.keys import Keys
     from reliq.settlement import Outcome
+    from reliq.transitions import ClaimAnswer
     from reliq.worker.bodies import Read
-    from reliq.worker.claims import Capacity
+    from reliq.worker.claims import Offer
     from reliq.worker.delivery import HeldDelivery
+    from reliq.worker.heartbeat import Heartbeat
     from reliq.worker.inflight import Inflight
     from reliq.worker.scheduler import Scheduler
 
-    #: A queue, and how much of it can be claimed.
-    Offer = tuple[QueueClaims, Capacity]
-
-logger = logging.getLogger(__name__)
-
 #: Every queue is polled this often, which bounds the delay after a lost wake token or a publish from Go.
 POLL_SECONDS = 1.0
-#: While other queues keep the worker busy, or lie in other slots of a Cluster, wake tokens of idle queues are taken this often.
+#: While other queues keep the worker busy, wake tokens of idle queues are taken this often.
 GLANCE_SECONDS = 0.05
 #: A wait in Redis lasts at least this long, because 0 would mean for ever.
 SHORTEST_WAIT_SECONDS = 0.01
@@ -53,8 +52,10 @@ class Fetcher:
     A round whose reply was lost is made again under the same numbers: Redis gives the same answer. When a wait for a
     token began without queues that had no room, `poke` ends it as soon as there is some (see `Inflight.watch`).
 
+    Where all shards lie together one wait in Redis is for all of them; else each has its own (see `Tokens`).
+
     Args:
-        along: returns what is to go along with the wait of an idle second, if anything; its answers are not read.
+        heartbeat: says what is to go along with the wait of an idle second, and how many workers there are.
     """
 
     def __init__(
@@ -65,23 +66,31 @@ class Fetcher:
         scheduler: Scheduler,
         submit: Callable[[list[HeldDelivery]], None],
         settle: Callable[[list[HeldDelivery], Outcome], None],
-        along: Callable[[], Sequence[Command[None]]],
+        heartbeat: Heartbeat,
     ) -> None:
-        self._client, self._inflight, self._scheduler, self._along = client, inflight, scheduler, along
-        self._queues = [QueueClaims(handler) for handler in handlers]
+        self._client, self._inflight, self._scheduler, self._heartbeat = client, inflight, scheduler, heartbeat
+        self._handlers = {handler: token() for handler in handlers}
+        self._claims: dict[Keys, QueueClaims] = {}
+        self._queues: list[QueueClaims] = []
+        self._tokens: Tokens | None = None
+        self._served_at = float("-inf")  # when the shards were last taken up
         self._name = token()
-        self._poke_key = self._queues[0].keys.lane(f"{self._name}.poke")
+        self._poke_key = handlers[0].queue.keys.lane(f"{self._name}.poke")
         self._order, self._backoff = FairOrder(), QueueBackoff("fetcher", client.observers)
         self._reader = BodyReader(handlers, inflight, self._backoff, submit, settle)
         self._polled_at = self._glanced_at = time.monotonic()
         self._idle = False  # whether the last wait ended without a token
-        self._apart = False  # whether the queues lie in several slots of a Cluster
         self.last_claim_at = time.monotonic()
 
     def step(self) -> float:
         """Make one round; return 0: the waiting is done in Redis, or for a slot."""
+        if time.monotonic() - self._served_at >= POLL_SECONDS:
+            self._serve()
         waits = self._backoff.waits
         queues = [one for one in self._queues if not waits(one.keys)] if self._backoff.until else self._queues
+        if self._tokens is not None:
+            self._tokens.expect(queues)
+            self._hear(self._tokens.came(0.0))
         hot, reads = self._hot_with_room(queues), self._reader.next_reads()
         if hot or reads:
             self._claim(hot, reads)
@@ -92,38 +101,68 @@ class Fetcher:
         self.last_claim_at = time.monotonic()
         return 0.0
 
+    def _serve(self) -> None:
+        """Take up the shards that the queues have by now, and leave those that they have no more."""
+        self._served_at = time.monotonic()
+        found = served(list(self._handlers))
+        if found.keys() == self._claims.keys():
+            return
+        gone = [keys for keys in self._claims if keys not in found]
+        known = self._claims
+        # The claims of all shards of a queue go by one name, each with numbers of its own.
+        self._claims = {
+            keys: known.get(keys) or QueueClaims(handler, keys, self._handlers[handler])
+            for keys, handler in found.items()
+        }
+        self._queues = list(self._claims.values())
+        lie_apart = len(found) > 1 and len({self._client.place(keys.wake) for keys in found}) > 1
+        if lie_apart and self._tokens is None:
+            self._tokens = Tokens(self._client)
+        for keys in gone:
+            self._scheduler.forget(keys)
+            if self._tokens is not None:
+                self._tokens.forget(keys)
+
     def _hot_with_room(self, queues: list[QueueClaims]) -> list[Offer]:
         """Return the hot queues that have room; none when it is time to look at the others."""
         now = time.monotonic()
         hot = [one for one in queues if one.hot]
         if not hot or now - self._polled_at >= POLL_SECONDS:
             return []
-        if len(hot) < len(queues) and now - self._glanced_at >= GLANCE_SECONDS:
+        if self._tokens is None and len(hot) < len(queues) and now - self._glanced_at >= GLANCE_SECONDS:
             return []
         found = self._inflight.wait_for_capacity(hot, 0.0)
         return [offer for offer in zip(hot, found, strict=True) if offer[0].is_to_be_asked(offer[1])]
 
     def _look_around(self, queues: list[QueueClaims]) -> None:
         """Find out which queues have work, claim of it, or wait for some; first for a slot, if all are taken."""
-        found = self._inflight.wait_for_capacity(queues, POLL_SECONDS / 2)
+        found = self._inflight.wait_for_capacity(queues, POLL_SECONDS / 2 if self._tokens is None else 0.0)
         offers = list(zip(queues, found, strict=True))
         reached = [(one, capacity) for one, capacity in offers if one.has_room(capacity) or capacity.crowded]
         self._find_hot(reached)
         if hot := [offer for offer in reached if offer[0].is_to_be_asked(offer[1])]:
             self._claim(hot, [])
+        elif self._tokens is not None:
+            self._stand(self._tokens, [one for one, capacity in offers if not one.can_claim(capacity)])
         elif opened := [one for one, capacity in offers if one.has_room(capacity)]:
             self._wait(opened, [one for one, capacity in offers if not one.can_claim(capacity)])
 
     def poke(self) -> None:
         """End the wait in Redis when there is more to claim than at its start; other threads call this."""
         if self._inflight.wait_is_over():
-            self._client.run_all(commands.poke(self._poke_key, POKE_MS))
+            if self._tokens is None:
+                self._client.run_all(commands.poke(self._poke_key, POKE_MS))
+            else:
+                self._tokens.poke()
 
     def hand_on(self) -> None:
         """Pass this process' wake tokens and watches on to other processes, because it ends."""
+        if self._tokens is not None:
+            self._tokens.close()
         requests: list[Any] = []
         for one in self._queues:
-            watches = self._scheduler.watches(one.keys)
+            # Others look at a shard of many but rarely while they believe that it is watched.
+            watches = self._scheduler.watches(one.keys) or (one.is_watched_here and is_sharded(one.handler))
             if watches:
                 requests.append(commands.drop_watch(one.keys))
             if watches or one.hot:
@@ -134,40 +173,59 @@ class Fetcher:
 
     def _find_hot(self, offers: list[Offer]) -> None:
         """Look at every queue once a second, and at those that wait for a suspect when one has ended."""
-        poll = time.monotonic() - self._polled_at >= POLL_SECONDS
-        if poll:
-            self._polled_at = time.monotonic()
+        now = time.monotonic()
+        is_time = now - self._polled_at >= POLL_SECONDS
+        if is_time:
+            self._polled_at = now
         for one, capacity in offers:
+            poll = is_time and one.look_at <= now
             one.unsure = one.unsure or poll
             if poll or (one.waits_for_suspect and one.suspect_has_ended(capacity)):
                 one.hot = True
-        self._glance([one for one, _ in offers])
+        if self._tokens is None:
+            self._glance([one for one, _ in offers])
 
     def _glance(self, queues: list[QueueClaims]) -> None:
         """Now and then, while others are hot, see whether a token has come for those that are not."""
         cold = [one for one in queues if not one.hot]
         if len(cold) in (0, len(queues)) or time.monotonic() - self._glanced_at < GLANCE_SECONDS:
             return
-        self._take_tokens(cold)
-
-    def _take_tokens(self, queues: list[QueueClaims]) -> None:
-        """Take the wake tokens of `queues` without waiting."""
         self._glanced_at = time.monotonic()
-        tokens = self._client.run_all([commands.wake_token_at_once(one.keys) for one in queues])
-        for one, token_there in zip(queues, tokens, strict=True):
+        tokens = self._client.run_all([commands.wake_token_at_once(one.keys) for one in cold])
+        for one, token_there in zip(cold, tokens, strict=True):
             one.hot = token_there is True
+
+    def _stand(self, tokens: Tokens, others: list[QueueClaims]) -> None:
+        """Wait for a token of any shard, the time to look at some, or until there is room for one of `others`."""
+        rest = max(0.0, POLL_SECONDS - (time.monotonic() - self._polled_at))
+        if self._backoff.until:
+            rest = min(rest, self._backoff.seconds())
+        if self._inflight.watch(others):
+            try:
+                came = tokens.came(rest)
+            finally:
+                self._inflight.unwatch()
+            self._hear(came)
+
+    def _hear(self, came: set[Keys]) -> None:
+        """Note that shards have work; where there is no room for it, another process gets the token."""
+        heard = [self._claims[keys] for keys in came if keys in self._claims]
+        if heard and self._tokens is not None:
+            for one in heard:
+                one.hot = True
+            found = self._inflight.wait_for_capacity(heard, 0.0)
+            self._tokens.pass_on(
+                one.keys for one, capacity in zip(heard, found, strict=True) if not one.has_room(capacity)
+            )
 
     def _wait(self, opened: list[QueueClaims], others: list[QueueClaims]) -> None:
         """Wait in Redis for a token of `opened`, the time to look at all, or until there is room for one of `others`."""
-        if self._apart and len(opened) > 1:
-            time.sleep(GLANCE_SECONDS)
-            self._take_tokens(opened)
-            return
         rest = max(SHORTEST_WAIT_SECONDS, POLL_SECONDS - (time.monotonic() - self._polled_at))
         request = commands.first_wake_token(self._poke_key, [one.keys for one in opened], rest)
         # In an idle second the look at every queue, and what else is due, go along with the wait: one round trip for all.
-        looks = [one.look(self._name) for one in opened] if self._idle else []
-        along = self._along() if self._idle else []
+        looked = [one for one in opened if one.look_at <= time.monotonic()] if self._idle else []
+        looks, all_seen = [one.look(self._name) for one in looked], self._idle and len(opened) == len(self._queues)
+        along = self._heartbeat.soon() if self._idle else []
         if not self._inflight.watch(others):
             return
         began = time.monotonic()
@@ -175,13 +233,17 @@ class Fetcher:
             woken, *answers = self._client.run_all([request, *looks, *along])
         finally:
             self._inflight.unwatch()
-        if isinstance(woken, Exception):
-            self._find_the_culprit(opened, woken, rest)
+        if isinstance(woken, RedisRefusedError):  # the error of a common wait does not name the queue at fault
+            time.sleep(rest)
+            for one in opened:
+                one.hot = True
             return
+        if isinstance(woken, Exception):
+            raise woken
         self._idle = woken is None
         if woken is not None and time.monotonic() - began < RUSH_SECONDS:
             self._glanced_at = 0.0
-        self._note_looks(opened, answers[: len(looks)], all_seen=len(opened) == len(self._queues))
+        self._note_looks(looked, answers[: len(looks)], all_seen=all_seen)
         for one in opened:
             one.hot = one.hot or one.keys.wake == woken
 
@@ -190,32 +252,14 @@ class Fetcher:
         at = time.monotonic()
         for one, answer in zip(queues, answers, strict=False):
             if not isinstance(answer, Exception):
-                self._backoff.over(one.keys)
-                self._scheduler.note(one.keys, answer, at)
+                self._note(one, answer, at)
                 one.looked(answer)
-        if answers and all_seen and not any(isinstance(answer, Exception) for answer in answers):
+        if all_seen and not any(isinstance(answer, Exception) for answer in answers):
             self._polled_at = at
-
-    def _find_the_culprit(self, queues: list[QueueClaims], error: Exception, seconds: float) -> None:
-        """Mark every queue for a claim, because the error of a common wait does not name the queue at fault."""
-        if not isinstance(error, RedisRefusedError):
-            raise error
-        if "hash to the same slot" in str(error):  # CROSSSLOT
-            self._apart = True
-            logger.warning(
-                "%d queues lie in several slots of the Cluster, where nobody can wait for all of them: an idle worker "
-                "looks for their messages every %.0f ms; a worker for each queue has them at once",
-                len(queues),
-                GLANCE_SECONDS * 1000,
-            )
-            return
-        time.sleep(seconds)
-        for one in queues:
-            one.hot = True
 
     def _claim(self, hot: list[Offer], reads: list[Read]) -> None:
         """Claim from `hot` and make `reads` of earlier claims in one round trip; then submit what has its body."""
-        asked = self._offered(hot) if hot else []  # only rounds with claims count
+        asked = shared_out(hot, self._order) if hot else []  # only rounds with claims count
         requests = [one.claim(part, self._name) for one, part in asked]
         sent_at = time.monotonic()
         answers = self._client.run_all([*self._reader.requests(reads), *requests])
@@ -223,23 +267,9 @@ class Fetcher:
         failures += self._reader.take(reads, answers[: len(reads)])
         self._reader.start()
         for keys, failure in failures:
-            self._failed(keys, failure)
-
-    def _failed(self, keys: Keys, error: Exception) -> None:
-        """Leave a shard alone for a while; while its server is away no lease of it can be renewed, so none is taken."""
-        self._backoff.note(keys, error)
-        if isinstance(error, RedisUnavailableError):
-            self._scheduler.spare(keys)
-
-    def _offered(self, hot: list[Offer]) -> list[Offer]:
-        """Divide the free slots by the weights of the queues; a claim that has no answer yet is made again."""
-        places = self._order.order([one.name for one, _ in hot])
-        if len(hot) == 1:
-            return hot
-        weights = [one.handler.settings.weight for one, _ in hot]
-        parts = fair_shares([capacity for _, capacity in hot], weights, list(places.values()))
-        offered = [(one, part) for (one, _), part in zip(hot, parts, strict=True)]
-        return [(one, part) for one, part in offered if one.has_room(part) or one.unsure]
+            self._backoff.note(keys, failure)
+            if isinstance(failure, RedisUnavailableError):
+                self._scheduler.spare(keys)  # no lease could be renewed there
 
     def _claimed(self, asked: list[Offer], answers: Sequence[Any], sent_at: float) -> list[tuple[Keys, Exception]]:
         """Update queues from the answers of claims; return those that failed."""
@@ -249,10 +279,17 @@ class Fetcher:
             if isinstance(answer, Exception):
                 failures.append((one.keys, answer))
                 continue
-            if self._backoff.until:
-                self._backoff.over(one.keys)
-            self._scheduler.note(one.keys, answer, at)
+            self._note(one, answer, at)
             one.answered(answer)
             self._order.took(one.name, len(answer.claimed) / one.handler.batch, one.handler.settings.weight)
             self._reader.add(deliveries_of(answer.claimed, one.handler, sent_at, one.keys))
         return failures
+
+    def _note(self, one: QueueClaims, answer: ClaimAnswer, at: float) -> None:
+        """Take over when a shard is due, and who watches it."""
+        if self._backoff.until:
+            self._backoff.over(one.keys)
+        self._scheduler.note(one.keys, answer, at)
+        one.is_watched_here, one.look_at = answer.promote_in_ms != NOT_WATCHING, 0.0
+        if not one.is_watched_here and is_sharded(one.handler):
+            one.look_at = at + seconds_between_looks(self._heartbeat.workers())

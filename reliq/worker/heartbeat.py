@@ -7,12 +7,13 @@ import socket
 import time
 from contextlib import suppress
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reliq import commands, stacks
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.ids import token
 from reliq.roster import BEAT_SECONDS, SLOTS_LIMIT, Slot, Worker
+from reliq.worker.served import is_sharded, map_readers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,14 +27,17 @@ if TYPE_CHECKING:
 
 
 #: While the server that has the record is away and others answer, the record is written again this often.
-AGAIN_SECONDS = 1.0
+BEAT_AGAIN_SECONDS = 1.0
 #: A record that is due within this time is sent with a call that is made anyway.
 EARLY_SECONDS = 1.0
 
 
 class Heartbeat:
     """
-    Writes this process' record, and takes it away at a clean stop; a request for stacks is taken along with it.
+    Writes this process' record, and takes it away at a clean stop.
+
+    A request for stacks is taken along with it, and what this process must know of others: how many shards its queues
+    have by now, and how many workers there are.
 
     Args:
         last_claim_at: says when the last claim round was completed, by the monotonic clock.
@@ -53,6 +57,8 @@ class Heartbeat:
     ) -> None:
         self._client, self._inflight, self._last_claim_at, self._report = client, inflight, last_claim_at, report
         self.wake: Callable[[], None] = lambda: None
+        self._workers = 1
+        self._handlers = handlers
         self._asked = self._told = 0  # how many requests were taken, and which was the last that has its answer
         self._queues = tuple(handler.queue.name for handler in handlers)
         self._id, self._host, self._version = token(), socket.gethostname(), version("reliq")
@@ -64,23 +70,27 @@ class Heartbeat:
         if self._told < self._asked:
             asked = self._asked
             if not self._run([stacks.write_report(self._id, self._report())]):
-                return AGAIN_SECONDS
+                return BEAT_AGAIN_SECONDS
             self._told = asked
         rest = self._beat_at + BEAT_SECONDS - time.monotonic()
         if rest > 0:
             return rest
         began = time.monotonic()
-        if not self._run(self._beat()):
-            return AGAIN_SECONDS
+        if not self._run(self._beat(), self._questions()):
+            return BEAT_AGAIN_SECONDS
         self._beat_at = began
         return BEAT_SECONDS
 
-    def soon(self) -> list[Command[None]]:
+    def soon(self) -> list[Command[Any]]:
         """Return what writes the record, to go along with a call that is made anyway; nothing when it is not yet time."""
         if self._beat_at + BEAT_SECONDS - EARLY_SECONDS > time.monotonic():
             return []
         self._beat_at = time.monotonic()
-        return self._beat()
+        return [*self._beat(), *self._questions()]
+
+    def workers(self) -> int:
+        """Return how many worker processes there are; 1 while nobody need know."""
+        return self._workers
 
     def leave(self) -> None:
         """Take the record away."""
@@ -90,13 +100,24 @@ class Heartbeat:
     def _beat(self) -> list[Command[None]]:
         return [*commands.write_worker(self._record()), stacks.take_request(self._id, self._note_request)]
 
+    def _questions(self) -> list[Command[Any]]:
+        """Return what asks for the shards of the queues, and for the number of workers where a queue is sharded."""
+        questions = map_readers(self._handlers)
+        if any(map(is_sharded, self._handlers)):
+            questions.append(commands.workers_alive(time.time(), self._note_workers))
+        return questions
+
+    def _note_workers(self, count: int) -> None:
+        self._workers = max(1, count)
+
     def _note_request(self) -> None:
         self._asked += 1
         self.wake()
 
-    def _run(self, requests: Sequence[Command[None]]) -> bool:
-        """Make requests; return whether the server that has the record was there for all of them."""
-        return not any(isinstance(answer, RedisUnavailableError) for answer in self._client.run_all(requests))
+    def _run(self, requests: Sequence[Command[None]], questions: Sequence[Command[Any]] = ()) -> bool:
+        """Make requests, and ask questions; return whether the servers that have the record were there."""
+        answers = self._client.run_all([*requests, *questions])[: len(requests)]
+        return not any(isinstance(answer, RedisUnavailableError) for answer in answers)
 
     def _record(self) -> Worker:
         running = sorted(self._inflight.runs(), key=lambda run: run.started_at)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from reliq import commands, transitions
 from reliq.errors import RedisRefusedError
 from reliq.events import RedisRefused, WentBack, notify
+from reliq.hashtags import SHARDS_LIMIT
 from reliq.settlement import burial
 from reliq.worker.loop import QueueBackoff
 from reliq.worker.minute_notes import MinuteNotes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from reliq.call import Request
     from reliq.client.client import Client
@@ -26,44 +27,68 @@ logger = logging.getLogger(__name__)
 
 #: Every queue is tidied at least this often; processes spread over the second half of it by chance.
 ROUND_SECONDS = 30.0
+#: In the time of a round each shard of a sharded queue is tidied by about so many of its workers.
+TIDIERS = 2
 #: One collect takes at most this many messages, because it reads their bodies.
 COLLECT_LIMIT = 20
 
 
 class Janitor:
-    """One look at every queue, in one round trip while there is nothing to do."""
+    """
+    One look at every queue, in one round trip while there is nothing to do.
 
-    def __init__(self, client: Client, queues: Sequence[Queue[Any]]) -> None:
-        self._client, self._queues = client, {queue.keys: queue for queue in queues}
-        self._cursors = dict.fromkeys(self._queues, (0, 0))
-        self._minutes = MinuteNotes(client, list(self._queues))
+    The workers of a sharded queue share its shards: in a round each takes the next of them.
+
+    Args:
+        workers: returns how many worker processes there are.
+    """
+
+    def __init__(self, client: Client, queues: Sequence[Queue[Any]], workers: Callable[[], int] = lambda: 1) -> None:
+        self._client, self._queues, self._workers = client, queues, workers
+        self._next = {queue: random.randrange(SHARDS_LIMIT) for queue in queues}  # the shard to go on with
+        self._cursors: dict[Keys, tuple[int, int]] = {}
+        self._minutes = MinuteNotes(client, self._shards)
         self._claims: dict[Keys, int] = {}
         self._backoff = QueueBackoff("janitor", client.observers)
         self._round_at = 0.0
 
     def step(self) -> float:
         """Collect some garbage of every queue, now and then tidy a part; return the wait for the next look."""
+        shards = self._shards()
         if time.monotonic() >= self._round_at:
             self._round_at = time.monotonic() + ROUND_SECONDS * random.uniform(0.5, 1)
-            self._tidy()
-        if self._collect():
+            shards = self._our_part()
+            self._tidy(list(shards))
+        if self._collect(shards):
             return 0.0
         return max(0.0, self._round_at - time.monotonic())
 
-    def _tidy(self) -> None:
-        """Name every queue in the registry, tidy a part of each, see that its account goes forward, and note its minute."""
-        calls: list[Request[Any]] = [
-            transitions.tidy(keys, cursor=cursor, lease_cursor=lease_cursor)
-            for keys, (cursor, lease_cursor) in self._cursors.items()
-        ]
-        calls += [commands.claims(keys) for keys in self._queues]
-        naming = commands.register([keys.entry for keys in self._queues], int(time.time()))
+    def _shards(self) -> dict[Keys, Queue[Any]]:
+        return {keys: queue for queue in self._queues for keys in queue.known_shards.all}
+
+    def _our_part(self) -> dict[Keys, Queue[Any]]:
+        """Return the shards that this process tidies in this round, the next ones of each queue."""
+        found: dict[Keys, Queue[Any]] = {}
+        for queue, first in self._next.items():
+            shards = queue.known_shards.all
+            count = min(len(shards), -(-TIDIERS * len(shards) // self._workers()))
+            found |= {shards[at % len(shards)]: queue for at in range(first, first + count)}
+            self._next[queue] = (first + count) % len(shards)
+        return found
+
+    def _tidy(self, shards: Sequence[Keys]) -> None:
+        """Name every queue in the registry, tidy a part of `shards`, see that each account goes forward, note the minute."""
+        calls: list[Request[Any]] = []
+        for keys in shards:
+            cursor, lease_cursor = self._cursors.get(keys, (0, 0))
+            calls.append(transitions.tidy(keys, cursor=cursor, lease_cursor=lease_cursor))
+        calls += [commands.claims(keys) for keys in shards]
+        naming = commands.register([queue.keys.entry for queue in self._queues], int(time.time()))
         now_ms, *answers = self._client.run_all([commands.server_ms(), *calls, naming])
         if isinstance(registered := answers.pop(), RedisRefusedError):
             notify(self._client.observers, [RedisRefused("", "janitor", str(registered))])
             logger.error("the janitor cannot name its queues in the registry: %s", registered)
-        tidied, claims = answers[: len(self._queues)], answers[len(self._queues) :]
-        for keys, answer, count in zip(self._queues, tidied, claims, strict=True):
+        for keys, answer, count in zip(shards, answers[: len(shards)], answers[len(shards) :], strict=True):
             if isinstance(answer, Exception):
                 self._backoff.note(keys, answer)
             else:
@@ -79,9 +104,9 @@ class Janitor:
         if claims < before:
             notify(self._client.observers, [WentBack(keys.name, before, claims)])
 
-    def _collect(self) -> bool:
-        """Turn a part of each queue's garbage into dead letters; return whether there may be more."""
-        asked = [keys for keys in self._queues if not self._backoff.waits(keys)]
+    def _collect(self, shards: dict[Keys, Queue[Any]]) -> bool:
+        """Turn a part of each shard's garbage into dead letters; return whether there may be more."""
+        asked = [keys for keys in shards if not self._backoff.waits(keys)]
         if not asked:
             return False
         found = self._client.run_all([commands.garbage(keys, COLLECT_LIMIT) for keys in asked])
@@ -91,7 +116,7 @@ class Janitor:
         full = {keys: ids for keys, ids in zip(asked, found, strict=True) if ids and not isinstance(ids, Exception)}
         if not full:
             return False
-        collected = self._client.run_all([burial(keys, self._queues[keys].settings, ids) for keys, ids in full.items()])
+        collected = self._client.run_all([burial(keys, shards[keys].settings, ids) for keys, ids in full.items()])
         for keys, answer in zip(full, collected, strict=True):
             if isinstance(answer, Exception):
                 self._backoff.note(keys, answer)

@@ -9,7 +9,7 @@ from reliq.minutes import MINUTE_MS, Totals
 from reliq.snapshot.snapshot import SnapshotReader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable
 
     from reliq.call import Request
     from reliq.client.client import Client
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 class MinuteNotes:
     """
-    The notes of some queues.
+    The notes of the shards that `shards` returns.
 
     A note is read once a minute and queue; who finds none looks at the queue and writes it. Two may do so at a time, and
     write nearly the same. A queue that refuses has no notes, and nothing else of it depends on them.
     """
 
-    def __init__(self, client: Client, queues: Sequence[Keys]) -> None:
-        self._client, self._queues = client, queues
+    def __init__(self, client: Client, shards: Callable[[], Iterable[Keys]]) -> None:
+        self._client, self._shards = client, shards
         self._unnoted = list[Any]()
         self._reader = SnapshotReader(client, lambda: self._unnoted)
         self._minute = -1
@@ -36,10 +36,11 @@ class MinuteNotes:
         minute = now_ms // MINUTE_MS
         if minute == self._minute:
             return
-        answers = self._client.run_all([minutes.noted(keys, [minute]) for keys in self._queues])
+        asked_of = list(self._shards())
+        answers = self._client.run_all([minutes.noted(keys, [minute]) for keys in asked_of])
         self._unnoted = [
             keys
-            for keys, answer in zip(self._queues, answers, strict=True)
+            for keys, answer in zip(asked_of, answers, strict=True)
             if isinstance(answer, list) and not any(one.at_ms // MINUTE_MS == minute for one in answer)
         ]
         if self._unnoted:

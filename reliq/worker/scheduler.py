@@ -71,6 +71,13 @@ class Scheduler:
         with self._lock:
             return any(move.keys is keys for move in self._due)
 
+    def forget(self, keys: Keys) -> None:
+        """Wait for no due time of a shard any more."""
+        with self._lock:
+            for move in [move for move in self._due if move.keys is keys]:
+                del self._due[move]
+        self._spared_at.pop(keys, None)
+
     def note(self, keys: Keys, answer: ClaimAnswer, at: float) -> None:
         """Update the next due times from the answer of a claim at `at`; drop them when another process watches."""
         sooner = False

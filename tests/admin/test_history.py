@@ -40,7 +40,7 @@ def note(client, queue, now_ms):
 @pytest.fixture
 def notes(queue):
     """The notes of one process."""
-    return MinuteNotes(queue._clients.blocking(), [queue.keys])
+    return MinuteNotes(queue._clients.blocking(), lambda: [queue.keys])
 
 
 def ran(client, name):
@@ -115,7 +115,7 @@ def test_the_histories_of_all_queues_come_in_one_round_trip(desk, queue, url, no
 
 def test_one_process_of_many_notes_a_minute_and_each_asks_once(queue, client, notes, now_ms):
     queue.publish({})
-    other = MinuteNotes(queue._clients.blocking(), [queue.keys])
+    other = MinuteNotes(queue._clients.blocking(), lambda: [queue.keys])
 
     for _ in range(3):
         notes.step(now_ms)

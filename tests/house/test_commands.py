@@ -39,6 +39,7 @@ GIVEN = {
     "at": (0,),
     "before": ("+",),
     "count": (2,),
+    "counted": (print,),
     "cursor": (0,),
     "durability": (Durability.replicas(1), Durability.aof()),
     "entries": (["q"],),

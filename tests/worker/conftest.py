@@ -116,6 +116,12 @@ def caller(url, recorder):
     return Client(Connection.to(url).wire(WORKER_TIMEOUT_SECONDS), [recorder])
 
 
+@pytest.fixture
+def no_heartbeat():
+    """A heartbeat that has nothing to write, in the only worker there is."""
+    return SimpleNamespace(soon=list, workers=lambda: 1)
+
+
 class Gate:
     """A handler's turnstile: it says that it is there, and waits to be let go."""
 

@@ -13,7 +13,7 @@ from reliq.keys import QUEUES_KEY, WORKERS_KEY, Layout
 from reliq.roster import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT
 from reliq.stacks import StackReport
 from reliq.worker.fetcher import POLL_SECONDS, Fetcher
-from reliq.worker.heartbeat import AGAIN_SECONDS, Heartbeat
+from reliq.worker.heartbeat import BEAT_AGAIN_SECONDS, Heartbeat
 from reliq.worker.inflight import Inflight
 from reliq.worker.scheduler import Scheduler
 
@@ -195,7 +195,7 @@ def test_the_record_of_an_idle_worker_goes_along_with_its_wait(consumer, queue, 
     beat = Heartbeat(caller, consumer.handlers, inflight, time.monotonic, no_stacks)
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     settle = lambda deliveries, outcome: None  # noqa: E731
-    fetcher = Fetcher(caller, consumer.handlers, inflight, scheduler, lambda deliveries: None, settle, beat.soon)
+    fetcher = Fetcher(caller, consumer.handlers, inflight, scheduler, lambda deliveries: None, settle, beat)
 
     for _ in range(2):  # the first claim, and a second without a token
         fetcher.step()
@@ -249,7 +249,7 @@ def test_a_record_that_redis_could_not_take_is_written_as_soon_as_it_can(consume
             return [RedisUnavailableError("away")] * len(requests) if self.trips == 1 else caller.run_all(requests)
 
     beat = Heartbeat(AwayOnce(), consumer.handlers, Inflight(consumer.handlers, 16), time.monotonic, no_stacks)
-    assert beat.step() == AGAIN_SECONDS
+    assert beat.step() == BEAT_AGAIN_SECONDS
 
     beat.step()
 

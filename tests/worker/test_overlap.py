@@ -47,7 +47,7 @@ def knows_the_size(fetcher, queue):
     fetcher._reader._largest[queue.name] = 1
 
 
-def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(make_queue, consumer, caller):
+def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(no_heartbeat, make_queue, consumer, caller):
     queue = make_queue(max_body=1000)
     queue.publish_many(["x"] * 1600)
     consumer.handler(queue)(lambda body: None)
@@ -56,7 +56,9 @@ def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(make_queu
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     submit = lambda deliveries: notes.append(len(deliveries))  # noqa: E731
     noting = NotingDoor(caller, notes)
-    fetcher = Fetcher(noting, consumer.handlers, inflight, scheduler, submit, lambda deliveries, outcome: None, list)
+    fetcher = Fetcher(
+        noting, consumer.handlers, inflight, scheduler, submit, lambda deliveries, outcome: None, no_heartbeat
+    )
 
     knows_the_size(fetcher, queue)
 
@@ -71,7 +73,9 @@ def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(make_queu
     ]
 
 
-def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_beside_it(make_queue, consumer, caller):
+def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_beside_it(
+    no_heartbeat, make_queue, consumer, caller
+):
     queue = make_queue(max_body=1000)
     queue.publish_many(["x"] * 600)
     consumer.handler(queue)(lambda body: None)
@@ -87,7 +91,13 @@ def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_be
 
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     fetcher = Fetcher(
-        BusyDoor(), consumer.handlers, inflight, scheduler, started.extend, lambda deliveries, outcome: None, list
+        BusyDoor(),
+        consumer.handlers,
+        inflight,
+        scheduler,
+        started.extend,
+        lambda deliveries, outcome: None,
+        no_heartbeat,
     )
     knows_the_size(fetcher, queue)
 
@@ -97,7 +107,7 @@ def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_be
     assert len(started) == 500
 
 
-def test_no_more_is_claimed_ahead_than_is_soon_read(make_queue, consumer, caller, monkeypatch):
+def test_no_more_is_claimed_ahead_than_is_soon_read(no_heartbeat, make_queue, consumer, caller, monkeypatch):
     monkeypatch.setattr("reliq.worker.bodies.READ_BYTES", 10_000)
     queue = make_queue(max_body=1000)
     queue.publish_many(["x" * 900] * 600)
@@ -106,7 +116,13 @@ def test_no_more_is_claimed_ahead_than_is_soon_read(make_queue, consumer, caller
     be_quick(inflight, queue)
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     fetcher = Fetcher(
-        caller, consumer.handlers, inflight, scheduler, lambda deliveries: None, lambda deliveries, outcome: None, list
+        caller,
+        consumer.handlers,
+        inflight,
+        scheduler,
+        lambda deliveries: None,
+        lambda deliveries, outcome: None,
+        no_heartbeat,
     )
 
     for _ in range(3):
@@ -162,7 +178,7 @@ def test_no_more_is_claimed_while_redis_has_yet_to_be_told_of_what_ended(held, c
     assert claims.can_claim(inflight.wait_for_capacity([claims], 0)[0])
 
 
-def test_queues_take_turns_though_bodies_are_read_between_their_claims(make_queue, consumer, caller):
+def test_queues_take_turns_though_bodies_are_read_between_their_claims(no_heartbeat, make_queue, consumer, caller):
     queues = [make_queue("a"), make_queue("b")]
     for queue in queues:
         queue.publish_many(["x"] * 4)
@@ -179,7 +195,9 @@ def test_queues_take_turns_though_bodies_are_read_between_their_claims(make_queu
             inflight._finish([run])
         inflight.settled(run.deliveries)
 
-    fetcher = Fetcher(caller, consumer.handlers, inflight, scheduler, work, lambda deliveries, outcome: None, list)
+    fetcher = Fetcher(
+        caller, consumer.handlers, inflight, scheduler, work, lambda deliveries, outcome: None, no_heartbeat
+    )
     while len(order) < 8:
         fetcher.step()
 

@@ -5,13 +5,9 @@ from contextlib import ExitStack
 from itertools import count, pairwise
 
 import pytest
-import redis
-from ports import free_port
-from waiting import eventually
 
-from reliq import Consumer, Nack, Queue, WorkerSettings
+from reliq import Consumer, Nack, WorkerSettings
 from reliq.client.client import Client
-from reliq.embedded import EmbeddedRedis
 from reliq.events import Acked, Claimed, Handled, Promoted, Reclaimed, Started
 from reliq.ids import token
 from reliq.transitions import CallNumber
@@ -28,7 +24,7 @@ def commands_of(client):
 
 
 @pytest.fixture
-def parts(caller):
+def parts(caller, no_heartbeat):
     """A fetcher whose rounds the test makes, with what it works on."""
 
     def make(consumer, concurrency=4):
@@ -36,7 +32,7 @@ def parts(caller):
         scheduler = Scheduler(caller, consumer.handlers, lambda: None)
         held = []
         fetcher = Fetcher(
-            caller, consumer.handlers, inflight, scheduler, held.extend, lambda deliveries, outcome: None, list
+            caller, consumer.handlers, inflight, scheduler, held.extend, lambda deliveries, outcome: None, no_heartbeat
         )
         return fetcher, scheduler, held
 
@@ -357,31 +353,3 @@ def test_queues_that_are_due_at_once_share_what_one_round_trip_moves(make_queue,
         moved.append(sum(queue.counts().ready for queue in queues))
 
     assert moved == [50 * 20, 50 * 40, 50 * 60]
-
-
-@pytest.fixture
-def cluster(server_path):
-    """A client of a Cluster of one node."""
-    with EmbeddedRedis(server=server_path, port=free_port(), options={"cluster-enabled": "yes"}) as server:
-        with redis.Redis(port=server.port) as client:
-            client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
-            eventually(lambda: client.cluster("info")["cluster_state"] == "ok", "the Cluster is there")
-        with redis.RedisCluster(host="127.0.0.1", port=server.port) as client:
-            yield client
-
-
-def test_in_a_cluster_what_comes_to_one_of_several_queues_does_not_wait_for_the_next_look(
-    no_looks, cluster, recorder, start, caplog
-):
-    queues = [Queue(name, str, url=cluster) for name in ("a", "b", "c")]
-    consumer = Consumer(cluster, observers=[recorder])
-    for queue in queues:
-        consumer.handler(queue)(lambda body: None)
-    start(consumer)
-    eventually(lambda: "lie in several slots" in caplog.text, "the worker waits, and says how")
-
-    for number in range(9):
-        queues[number % 3].publish("x")
-        recorder.wait_for(Acked, number + 1)
-
-    assert caplog.text.count("lie in several slots") == 1

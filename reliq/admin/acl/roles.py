@@ -98,7 +98,7 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
         *(commands.garbage, commands.claims),
         *(commands.wake_token, commands.wake_token_at_once, commands.first_wake_token, commands.push_wake_token),
         *(commands.poke, commands.drop_watch),
-        *(commands.register, commands.write_worker, commands.remove_worker),
+        *(commands.register, commands.write_worker, commands.remove_worker, commands.workers_alive),
         *(*_TO_LOOK, minutes.noted, minutes.note, stacks.take_request, stacks.write_report),
     ),
     "operator": (

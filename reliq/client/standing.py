@@ -1,0 +1,171 @@
+"""Requests that wait in Redis, each over a connection of its own, and one poll over all of them."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import redis
+
+from reliq.client.errors import translated
+from reliq.errors import ReliqError
+from reliq.transport.failures import BROKEN
+from reliq.transport.wire import packed
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from reliq.call import Command
+    from reliq.transport.many import Wire
+    from reliq.transport.wire import PooledWire
+
+N = TypeVar("N", bound="Hashable")
+T = TypeVar("T")
+
+#: A wait whose answer is so much later than it asked for has lost its connection, or its server.
+LATE_ANSWER_SECONDS = 5.0
+#: Waits at a server that has failed, or that has their keys no more, are ended this often.
+LOST_SECONDS = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Wait(Generic[N]):
+    """A connection for one key, and what waits on it, if anything."""
+
+    name: N
+    key: str
+    node: PooledWire
+    connection: Any
+    request: Command[Any]
+    late_at: float = 0.0
+    stands: bool = False
+
+
+class StandingWaits(Generic[N]):
+    """
+    Waits in Redis that need not be in one slot or on one server. They go on while the caller does something else.
+
+    One thread uses them; `poke` is for others. Their connections are not of the wire's pool, which could be too small.
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._waits: dict[N, _Wait[N]] = {}
+        self._selector = selectors.DefaultSelector()
+        self._poked, self._poker = socket.socketpair()
+        for end in (self._poked, self._poker):
+            end.setblocking(False)
+        self._selector.register(self._poked, selectors.EVENT_READ)
+        self._checked_at = 0.0
+
+    def stands(self, name: N) -> bool:
+        """Return whether `name` waits."""
+        wait = self._waits.get(name)
+        return wait is not None and wait.stands
+
+    def begin(self, name: N, key: str, request: Command[Any], seconds: float) -> None:
+        """
+        Have `request`, which waits for something at `key` for so many seconds, wait as `name`.
+
+        Raises:
+            RedisUnavailableError, RedisRefusedError: it cannot.
+        """
+        try:
+            node = self._wire.node_for(key)
+        except redis.ConnectionError as error:
+            self.end(name)
+            raise translated(request, error) from None
+        wait = self._waits.get(name)
+        if wait is None or wait.node is not node:
+            self.end(name)
+            wait = self._waits[name] = self._opened(name, key, node, request)
+        wait.request, wait.stands, wait.late_at = request, True, time.monotonic() + seconds + LATE_ANSWER_SECONDS
+        try:
+            wait.connection.send_packed_command(packed([request.command]))
+        except BROKEN as error:
+            raise self._failed(wait, error) from None
+
+    def answers(self, seconds: float) -> list[tuple[N, Any]]:
+        """Wait so long for an answer or a poke; return the names whose waits are over, with answer or ReliqError."""
+        found: list[tuple[N, Any]] = []
+        for ready, _ in self._selector.select(seconds):
+            if ready.data is None:
+                self._poked.recv(4096)
+            else:
+                found += self._read(ready.data)
+        if time.monotonic() - self._checked_at >= LOST_SECONDS:
+            self._checked_at = time.monotonic()
+            found += self._lost()
+        return found
+
+    def poke(self) -> None:
+        """End a wait for answers; other threads call this."""
+        try:
+            self._poker.send(b"1")
+        except BlockingIOError:
+            return  # there are pokes enough
+
+    def end(self, name: N) -> None:
+        """Give up the wait of `name`, if it waits: what has come for it is lost."""
+        if wait := self._waits.pop(name, None):
+            self._selector.unregister(wait.connection._sock)  # noqa: SLF001  redis-py has no name for its socket
+            wait.connection.disconnect()
+
+    def close(self) -> list[N]:
+        """Give up every wait; return the names whose answers had come."""
+        came = [name for name, answer in self.answers(0.0) if not isinstance(answer, Exception) and answer]
+        for name in list(self._waits):
+            self.end(name)
+        self._selector.close()
+        self._poked.close()
+        self._poker.close()
+        return came
+
+    def _opened(self, name: N, key: str, node: PooledWire, request: Command[Any]) -> _Wait[N]:
+        connection = node.lone_connection()
+        try:
+            connection.connect()
+            connection.send_packed_command(packed([("PING",)]))
+            connection.read_response()
+        except (*BROKEN, redis.ResponseError) as error:
+            connection.disconnect()
+            self._wire.note(node, error)
+            raise translated(request, error) from None
+        wait = _Wait(name, key, node, connection, request)
+        self._selector.register(connection._sock, selectors.EVENT_READ, wait)  # noqa: SLF001
+        return wait
+
+    def _read(self, wait: _Wait[N]) -> list[tuple[N, Any]]:
+        """Return the answer of a wait, none when it did not stand and its connection was closed."""
+        stood, wait.stands = wait.stands, False
+        try:
+            return [(wait.name, wait.request.read(wait.connection.read_response()))]
+        except (*BROKEN, redis.ResponseError) as error:
+            failure = self._failed(wait, error)
+        except ReliqError as error:
+            failure = error
+        return [(wait.name, failure)] if stood else []
+
+    def _lost(self) -> list[tuple[N, Any]]:
+        """End the waits at servers that have failed, and those that another server has now; return them."""
+        found: list[tuple[N, Any]] = []
+        now = time.monotonic()
+        for wait in [wait for wait in self._waits.values() if wait.stands]:
+            try:
+                if self._wire.node_for(wait.key) is not wait.node:
+                    self.end(wait.name)
+                elif now > wait.late_at:
+                    found.append((wait.name, self._failed(wait, redis.TimeoutError("no answer to a wait in Redis"))))
+            except redis.ConnectionError as error:
+                self.end(wait.name)
+                found.append((wait.name, translated(wait.request, error)))
+        return found
+
+    def _failed(self, wait: _Wait[N], error: Exception) -> ReliqError:
+        """End a wait that failed, and return why."""
+        self._wire.note(wait.node, error)
+        self.end(wait.name)
+        return translated(wait.request, error)
