@@ -8,7 +8,7 @@ import re
 import select
 import sqlite3
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import unquote
 
 from reliq import extras
@@ -37,6 +37,7 @@ _CONNECTING = {
 }
 
 
+@runtime_checkable
 class Database(Protocol):
     """
     One connection, opened when it is first used and anew after `close`.
@@ -75,11 +76,13 @@ class Database(Protocol):
 
 def database(url: Any) -> Database:
     """
-    Return the connection to the database that `url` names: a text, or SQLAlchemy's URL or engine.
+    Return the connection to the database that `url` names: a text, SQLAlchemy's URL or engine, or such a connection.
 
     Raises:
         ConfigurationError: it names none that a relay can use.
     """
+    if isinstance(url, Database):
+        return url
     given = getattr(url, "url", url)
     text = given.render_as_string(hide_password=False) if hasattr(given, "render_as_string") else given
     found = _SCHEME.match(text) if isinstance(text, str) else None

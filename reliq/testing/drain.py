@@ -140,15 +140,16 @@ class Drain:
         self.calls = HandlerCalls(consumer)
         self.done = DrainResult()
 
-    def steps(self) -> Iterator[HandlerCall]:
+    def steps(self) -> Iterator[HandlerCall | None]:
         """
-        Yield each call of a handler, for the caller to make before the next is asked for.
+        Yield each call of a handler, for the caller to make before the next is asked for; None where a round begins.
 
         Raises:
             AssertionError: there were more deliveries than `most`.
         """
         __tracebackhide__ = True
         while True:
+            yield None
             self._ticks.step()
             waits: list[int] = []
             before = self._by_queue.total()

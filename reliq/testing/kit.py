@@ -10,9 +10,11 @@ from reliq.client.client import Client
 from reliq.client.shards import Shards
 from reliq.commands import drop_watch, push_wake_token
 from reliq.errors import ConfigurationError
+from reliq.outbox.tables import DEFAULT_PREFIX
 from reliq.snapshot.snapshot import registered
 from reliq.testing.calls import AsyncCalls, Calls
 from reliq.testing.drain import Drain, DrainResult
+from reliq.testing.outbox import amove, move
 from reliq.testing.perform import Performance
 from reliq.testing.published import Published, Wanted, messages, shown
 from reliq.testing.server import EMBEDDED, clear, url_of
@@ -150,6 +152,7 @@ class Reliq:
         fail_fast: bool = True,
         most: int = MOST_DELIVERIES,
         state: Any = None,
+        outbox: Any = None,
     ) -> DrainResult:
         """
         Deliver what is due in the queues of `consumer`, and what comes of it, in this thread, until nothing is due.
@@ -162,6 +165,7 @@ class Reliq:
                 a body that does not decode. Without it a message is retried, and dies, as ever.
             most: deliveries after which a drain that does not end is given up.
             state: `job.state`; None enters the consumer's lifespan.
+            outbox: moved in each round, as `relay` does.
 
         Raises:
             AssertionError: there were more deliveries than `most`.
@@ -172,7 +176,10 @@ class Reliq:
         with Calls() as calls, calls.lifespan(consumer.lifespan if state is None else None) as entered:
             runner.state = entered if state is None else state
             for call in drain.steps():
-                calls.run(runner, call)
+                if call is not None:
+                    calls.run(runner, call)
+                elif outbox is not None:
+                    self.relay(outbox)
         return drain.done
 
     async def adrain(
@@ -183,6 +190,7 @@ class Reliq:
         fail_fast: bool = True,
         most: int = MOST_DELIVERIES,
         state: Any = None,
+        outbox: Any = None,
     ) -> DrainResult:
         """As `drain`, in async code; plain handlers are called on the event loop."""
         __tracebackhide__ = True
@@ -191,8 +199,29 @@ class Reliq:
         async with AsyncCalls().lifespan(consumer.lifespan if state is None else None) as entered:
             runner.state = entered if state is None else state
             for call in drain.steps():
-                await AsyncCalls().run(runner, call)
+                if call is not None:
+                    await AsyncCalls().run(runner, call)
+                elif outbox is not None:
+                    await self.arelay(outbox)
         return drain.done
+
+    def relay(self, outbox: Any, *, prefix: str = DEFAULT_PREFIX) -> int:
+        """
+        Move the messages of `publish_in` to the test's Redis, and return how many.
+
+        Args:
+            outbox: the test's own transaction, as `publish_in` takes it: what it sees is moved, and nothing committed;
+                or a `Relay`, which moves what is committed.
+            prefix: of the tables' names; a `Relay` has its own.
+
+        Raises:
+            ConfigurationError: it is neither, or its database has no such tables.
+        """
+        return move(outbox, prefix)
+
+    async def arelay(self, outbox: Any, *, prefix: str = DEFAULT_PREFIX) -> int:
+        """As `relay`, in async code, with an AsyncSession or AsyncConnection of SQLAlchemy too."""
+        return await amove(outbox, prefix)
 
     @property
     def now(self) -> float:

@@ -60,6 +60,11 @@ def all_of(database, sql):
         return connection.execute(sql).fetchall()
 
 
+def rows_of(database):
+    """Queue and id of each row of the outbox."""
+    return all_of(database, "SELECT queue, id FROM reliq_outbox")
+
+
 def unsent(database):
     """How many rows of the outbox are not sent."""
     return all_of(database, "SELECT count(*) FROM reliq_outbox WHERE sent_ms IS NULL")[0][0]

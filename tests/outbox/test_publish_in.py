@@ -5,7 +5,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from databases import all_of, bodies, unsent
+from databases import all_of, bodies, rows_of, unsent
 
 from reliq import BodyError, ConfigurationError, Durability, Layout, Queue
 from reliq.outbox import metadata
@@ -14,15 +14,11 @@ from reliq.outbox.tables import ddl
 BODY = {"order": 42}
 
 
-def rows(database):
-    return all_of(database, "SELECT queue, id FROM reliq_outbox")
-
-
 def test_a_row_is_committed_with_its_transaction_and_published_by_a_relay_under_its_id(database, tx, orders, mover):
     id = orders.publish_in(tx, BODY)
-    assert rows(database) == []
+    assert rows_of(database) == []
     tx.commit()
-    assert rows(database) == [("orders", id)]
+    assert rows_of(database) == [("orders", id)]
     assert orders.counts().totals == {}
 
     assert mover().move_all() == 1
@@ -37,7 +33,7 @@ def test_a_transaction_that_is_rolled_back_publishes_nothing(database, tx, order
     tx.rollback()
     tx.commit()
 
-    assert rows(database) == []
+    assert rows_of(database) == []
 
 
 def test_a_savepoint_that_is_rolled_back_takes_its_row_with_it(database, tx, orders):
@@ -47,7 +43,7 @@ def test_a_savepoint_that_is_rolled_back_takes_its_row_with_it(database, tx, ord
     tx.execute("ROLLBACK TO SAVEPOINT one")
     tx.commit()
 
-    assert rows(database) == [("orders", kept)]
+    assert rows_of(database) == [("orders", kept)]
 
 
 def test_a_body_that_cannot_be_encoded_rolls_the_transaction_back(database, orders):
@@ -62,7 +58,7 @@ def test_a_body_that_cannot_be_encoded_rolls_the_transaction_back(database, orde
         place()
     tx.close()
 
-    assert all_of(database, "SELECT * FROM orders") == rows(database) == []
+    assert all_of(database, "SELECT * FROM orders") == rows_of(database) == []
 
 
 def test_all_options_of_a_publish_go_with_the_row(database, tx, url, mover):
@@ -131,7 +127,7 @@ def test_autocommit_is_refused_because_the_row_would_be_committed_alone(postgres
         with tx.transaction():
             orders.publish_in(tx, BODY)
 
-    assert len(rows(postgresql)) == 1
+    assert len(rows_of(postgresql)) == 1
 
 
 def test_sqlite_that_commits_by_itself_is_refused_until_a_transaction_is_begun(sqlite, orders):
@@ -142,7 +138,7 @@ def test_sqlite_that_commits_by_itself_is_refused_until_a_transaction_is_begun(s
         orders.publish_in(tx, BODY)
         tx.execute("COMMIT")
 
-    assert len(rows(sqlite)) == 1
+    assert len(rows_of(sqlite)) == 1
 
 
 @pytest.mark.parametrize("tx", [None, "transaction", object(), ConfigurationError], ids=repr)
@@ -203,7 +199,7 @@ def test_sessions_and_connections_of_sqlalchemy_take_rows_and_give_them_back(dat
     orders.publish_in(scoped, BODY)
     scoped.commit()
     scoped.remove()
-    assert len(rows(database)) == 3
+    assert len(rows_of(database)) == 3
 
     with Session(engine) as session:
         orders.publish_in(session, BODY)
@@ -213,7 +209,7 @@ def test_sessions_and_connections_of_sqlalchemy_take_rows_and_give_them_back(dat
         orders.publish_in(session, BODY)
         nested.rollback()
     engine.dispose()
-    assert len(rows(database)) == 3
+    assert len(rows_of(database)) == 3
 
 
 def test_a_session_in_autocommit_is_refused(database, orders):
@@ -227,7 +223,7 @@ def test_a_session_in_autocommit_is_refused(database, orders):
         orders.publish_in(connection, BODY)
     engine.dispose()
 
-    assert rows(database) == []
+    assert rows_of(database) == []
 
 
 @pytest.mark.parametrize("driver", ["postgresql+psycopg", "postgresql+asyncpg", "sqlite+aiosqlite"])
@@ -260,7 +256,7 @@ def test_async_sessions_and_connections_of_sqlalchemy_take_rows(driver, request,
 
     asyncio.run(publish())
 
-    assert len(rows(database)) == 3
+    assert len(rows_of(database)) == 3
 
 
 def test_an_async_connection_of_psycopg_takes_rows(postgresql, orders):
@@ -277,7 +273,7 @@ def test_an_async_connection_of_psycopg_takes_rows(postgresql, orders):
 
     asyncio.run(publish())
 
-    assert len(rows(postgresql)) == 1
+    assert len(rows_of(postgresql)) == 1
 
 
 @pytest.mark.parametrize("driver", ["postgresql+psycopg", "sqlite+pysqlite"])

@@ -205,7 +205,7 @@ def test_anyio_has_the_fixture(suite):
 
 def test_djangos_test_case_drains_within_its_own_transaction(suite):
     suite(
-        passed=2,
+        passed=3,
         models="""
             from django.conf import settings
             settings.configure(
@@ -227,6 +227,7 @@ def test_djangos_test_case_drains_within_its_own_transaction(suite):
             from django.test import TestCase
             from django.test.utils import setup_databases, setup_test_environment
             from reliq import Consumer, Queue
+            from reliq.outbox.tables import ddl
             from reliq.testing import isolated
 
             ROWS = Queue("rows", str)
@@ -241,6 +242,9 @@ def test_djangos_test_case_drains_within_its_own_transaction(suite):
                 setup_databases(verbosity=0, interactive=False)
                 with connection.schema_editor() as editor:
                     editor.create_model(Row)
+                with connection.cursor() as cursor:
+                    for statement in ddl("sqlite"):
+                        cursor.execute(statement)
 
             class RowsTest(TestCase):
                 def setUp(self):
@@ -253,7 +257,15 @@ def test_djangos_test_case_drains_within_its_own_transaction(suite):
                     self.reliq.drain(consumer)
                     self.assertEqual(Row.objects.count(), 1)
 
-                test_b = test_a
+                def test_b(self):
+                    self.assertEqual((Row.objects.count(), self.reliq.relay(connection)), (0, 0))
+                    with transaction.atomic():
+                        Row.objects.create(text="order")
+                        ROWS.publish_in(connection, "y")
+                    self.assertEqual(len(self.reliq.drain(consumer, outbox=connection).acked), 1)
+                    self.assertEqual(Row.objects.count(), 2)
+
+                test_c = test_a
         """,
     )
 
