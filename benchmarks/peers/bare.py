@@ -34,7 +34,7 @@ def slow(count):
 
 def work(processes):
     """Wait for what `slow` hands over; the other steps need no worker."""
-    bare.take_over(kit.URL, bare.list_of(_stage().queue), kit.note)
+    bare.take_over(kit.URL, _stage().queue, kit.note)
 
 
 def _stage(**numbers):

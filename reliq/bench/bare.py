@@ -8,13 +8,13 @@ from statistics import median
 from typing import Any
 
 from reliq import commands
+from reliq.bench.node import plain_client_of
 from reliq.bench.stage import BODY, CLIENT_TIMEOUT_SECONDS, PART_SECONDS, Stage
 from reliq.errors import ReliqError
 from reliq.ids import new_id, token
 from reliq.queue import Queue
 from reliq.settings import QueueSettings, milliseconds
 from reliq.transitions import CallNumber
-from reliq.transport.pool import plain_client
 from reliq.wireformat import envelope_rest
 
 CALL_SIZE = 100
@@ -37,7 +37,7 @@ def in_turns(stage: Stage, ours: Callable[[], float], limit: Callable[[Stage], f
 def sets(stage: Stage) -> float:
     """Return how many SETs of 100 bytes a second redis-py makes, one by one."""
     key, body = list_of(stage.queue), b"x" * 100
-    with plain_client(stage.url, CLIENT_TIMEOUT_SECONDS) as client:
+    with plain_client_of(stage.url, stage.queue.name, CLIENT_TIMEOUT_SECONDS) as client:
         client.ping()
         began = time.perf_counter()
         for _ in range(stage.scale.singles):
@@ -99,14 +99,15 @@ def list_of(queue: Queue[Any]) -> str:
 @contextmanager
 def handing_over(stage: Stage) -> Iterator[Callable[[], object]]:
     """Yield a function that pushes a body with the time in it to the list that `take_over` waits at."""
-    with plain_client(stage.url, CLIENT_TIMEOUT_SECONDS) as client:
+    with plain_client_of(stage.url, stage.queue.name, CLIENT_TIMEOUT_SECONDS) as client:
         key = list_of(stage.queue)
         yield lambda: client.lpush(key, json.dumps({**BODY, "sent": time.time()}))
 
 
-def take_over(url: str, key: str, note: Callable[[float], None]) -> None:
-    """Wait for bodies in the list at `key`, for ever; call `note` with the time when each was sent."""
-    with plain_client(url, CLIENT_TIMEOUT_SECONDS) as client:
+def take_over(url: str, queue: Queue[Any], note: Callable[[float], None]) -> None:
+    """Wait for bodies in the queue's plain list, for ever; call `note` with the time when each was sent."""
+    key = list_of(queue)
+    with plain_client_of(url, queue.name, CLIENT_TIMEOUT_SECONDS) as client:
         while True:
             if taken := client.blpop([key], timeout=1):
                 note(float(json.loads(taken[1])["sent"]))

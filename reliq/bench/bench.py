@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from reliq.bench import delays, drain, publish, resting
 from reliq.bench.cleaner import Cleaner
+from reliq.bench.node import AWAY_SECONDS, node_of
 from reliq.bench.report import Figure, Report
-from reliq.bench.stage import AWAY_SECONDS, FULL, Scale, Stage
+from reliq.bench.stage import FULL, Scale, Stage
 from reliq.client.client import Client
 from reliq.commands import server_facts
 from reliq.errors import ConfigurationError
 from reliq.ids import new_id
-from reliq.transport.connection import Connection, default_url
+from reliq.transport.connection import default_url
 from reliq.transport.url import check_url, masked
 from reliq.wireformat import ServerVersion
 
@@ -47,7 +48,7 @@ class Bench:
             raise ConfigurationError(f"the benchmark's parts are {', '.join(PARTS)}, not {unknown[0]!r}")
         self.url = default_url() if url is None else url
         check_url(self.url)
-        self._only, self._scale = tuple(only) or PARTS, scale
+        self._only, self._scale, self._name = tuple(only) or PARTS, scale, f"bench-{new_id()}"
 
     @property
     def bytes_needed(self) -> int:
@@ -78,10 +79,9 @@ class Bench:
         Raises:
             ReliqError: a part did not end, or Redis is away.
         """
-        name = f"bench-{new_id()}"
         report = Report(redis=ServerVersion.read(self._facts("server")).text, place=masked(self.url))
-        with Cleaner(self.url, name) as cleaner:
-            stage = Stage(self.url, name, self._scale, cleaner.lifeline)
+        with Cleaner(self.url, self._name) as cleaner:
+            stage = Stage(self.url, self._name, self._scale, cleaner.lifeline)
             steps = self._steps(stage)
             for number, (title, step) in enumerate(steps):
                 progress(title, number, len(steps))
@@ -109,4 +109,4 @@ class Bench:
         return [step for part in PARTS if part in self._only for step in steps[part]]
 
     def _facts(self, section: str) -> dict[str, str]:
-        return Client(Connection.to(self.url).wire()).run(server_facts(section), for_seconds=AWAY_SECONDS)
+        return Client(node_of(self.url, self._name)).run(server_facts(section), for_seconds=AWAY_SECONDS)

@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def _wait(url: str, queue: Queue[dict[str, Any]], diary: Diary) -> None:
-    waiting = threading.Thread(target=bare.take_over, args=(url, bare.list_of(queue), diary.note_sent), daemon=True)
+    waiting = threading.Thread(target=bare.take_over, args=(url, queue, diary.note_sent), daemon=True)
     waiting.start()
     _answer_looks(diary, lambda: 0)
 

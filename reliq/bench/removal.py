@@ -10,6 +10,7 @@ import sys
 
 from reliq import commands
 from reliq.admin import queue_queries, server
+from reliq.bench.node import node_of
 from reliq.client.client import Client
 from reliq.errors import ReliqError
 from reliq.keys import Keys, pattern
@@ -20,13 +21,13 @@ SCAN_COUNT = 1000
 CLEANUP_SECONDS = 60.0
 
 
-def remove(client: Client, keys: Keys) -> None:
+def remove(client: Client, node: Client, keys: Keys) -> None:
     """Delete every key of a queue, and its entries in the registries; the key space is read once, in small steps."""
     cursor, every = "0", pattern(keys.msg("").removesuffix("msg:")) + "*"
     while True:
-        cursor, found = client.run(server.keys_scanned(every, cursor, SCAN_COUNT), for_seconds=CLEANUP_SECONDS)
+        cursor, found = node.run(server.keys_scanned(every, cursor, SCAN_COUNT), for_seconds=CLEANUP_SECONDS)
         if found:
-            client.run(server.delete_keys(found), for_seconds=CLEANUP_SECONDS)
+            node.run(server.delete_keys(found), for_seconds=CLEANUP_SECONDS)
         if cursor == "0":
             break
     _dismiss(client, keys)
@@ -49,7 +50,8 @@ def main() -> int:
     while sys.stdin.read(1):
         pass
     try:
-        remove(Client(Connection.to(plan["url"]).wire()), Keys(plan["queue"]))
+        url, queue = plan["url"], plan["queue"]
+        remove(Client(Connection.to(url).wire()), Client(node_of(url, queue)), Keys(queue))
     except ReliqError as error:
         sys.stderr.write(f"reliq: the keys of the benchmark's queue {plan['queue']!r} remain: {error}\n")
         return 1

@@ -7,18 +7,17 @@ from typing import Any, Literal
 
 from reliq import commands, transitions
 from reliq.admin import queries
+from reliq.bench.node import AWAY_SECONDS, node_of
 from reliq.bench.workers import Workers
 from reliq.call import Request, T
 from reliq.client.client import Client
 from reliq.errors import ReliqError
 from reliq.queue import Queue
 from reliq.settings import BATCH_LIMIT
-from reliq.transport.connection import Connection
 
 #: A body of 100 bytes once it is JSON.
 BODY: dict[str, Any] = {"sent": 0, "text": "x" * 80}
 CLIENT_TIMEOUT_SECONDS = 5.0
-AWAY_SECONDS = 5.0
 CHECK_DRAIN_SECONDS = 0.02
 #: No part takes longer; one that does has failed.
 PART_SECONDS = 180.0
@@ -63,7 +62,7 @@ class Stage:
         self.url, self.scale = url, scale
         self.queue: Queue[dict[str, Any]] = Queue(name, url=url)
         self._lifeline = lifeline
-        self.client = Client(Connection.to(url).wire(CLIENT_TIMEOUT_SECONDS))
+        self.client = Client(node_of(url, name, CLIENT_TIMEOUT_SECONDS))
 
     def workers(self, kind: str, processes: int = 1) -> Workers:
         """Return processes that run the handler called `kind`."""

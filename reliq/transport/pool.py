@@ -56,9 +56,9 @@ def places(target: Target) -> int:
     return min(places(url) for url in target) if isinstance(target, tuple) else int(settings(target)["max_connections"])
 
 
-def plain_client(target: OneTarget, timeout_seconds: float) -> redis.Redis:
+def plain_client(target: OneTarget, timeout_seconds: float, *, node: str = "") -> redis.Redis:
     """Return redis-py's own client over such a pool, to measure beside it."""
-    made = pool(target, timeout_seconds, asynchronous=False)
+    made = pool(target, timeout_seconds, asynchronous=False, node=node)
     return redis.Redis(connection_pool=made.beneath if isinstance(made, KeptPool) else made)
 
 

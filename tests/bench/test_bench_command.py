@@ -156,3 +156,10 @@ def test_a_person_gets_a_table(started):
     assert err == ""
     assert "a ready message" in out
     assert os.linesep in out
+
+
+def test_a_cluster_is_measured_at_the_node_of_the_queue_and_nothing_stays(cluster):
+    figures = Bench(cluster.url, only=["publish", "pickup", "memory"], scale=TINY).run().figures
+
+    assert [one.unit for one in figures] == ["messages/s"] * 3 + ["ms"] * 3 + ["bytes"] * 2
+    assert [cluster.client(server).dbsize() for server in cluster.primaries()] == [0, 0, 0]
