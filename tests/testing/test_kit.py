@@ -10,9 +10,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import redis
 
-from reliq import Admin, BodyError, ConfigurationError, Consumer, Layout, Queue, Reject, UndecodableError
+from reliq import Admin, BodyError, ConfigurationError, Consumer, Layout, Queue, Reject, UndecodableError, transitions
 from reliq.events import Handled, Started
+from reliq.publish.orders import Writer
+from reliq.shardmap import ShardMap
 from reliq.testing import Published, isolated
+from reliq.transitions import CallNumber
 
 
 def test_what_was_published_is_told_with_all_that_a_test_asks_for(reliq, shop):
@@ -344,3 +347,18 @@ def test_a_plain_lifespan_and_timedelta_are_fine(reliq, shop):
 
     assert left == ["left"]
     assert shop.seen == [(1, 1), "closed 1"]
+
+
+def test_every_shard_of_a_queue_is_seen_and_drained(reliq):
+    queue, seen = Queue("q", int), []
+    reliq._client.run(transitions.remap(queue.keys, b"", ShardMap(1, 4, 4).text))
+    writer = Writer(queue.keys, queue.codec, queue.settings, bare=False)
+    for shard, keys in enumerate(queue.shards()):
+        order = writer.order(shard, {})
+        reliq._client.run(
+            transitions.publish(keys, [(order.id, order.value)], CallNumber("l", 1), ttl_ms=60_000, retries=1)
+        )
+
+    assert [one.body for one in reliq.published(queue)] == [0, 1, 2, 3]
+    reliq.drain(consumer_of(queue, seen.append))
+    assert seen == [0, 1, 2, 3]
