@@ -1,8 +1,8 @@
-"""A benchmark's queue lies on one server, which is asked for whatever it says of itself, also among many."""
+"""Finds the server that has a benchmark's queue: that one is measured, among many too."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reliq.client.client import Client
 from reliq.commands import server_ms
@@ -11,8 +11,6 @@ from reliq.transport.connection import PUBLISH_TIMEOUT_SECONDS, Connection
 from reliq.transport.pool import plain_client
 
 if TYPE_CHECKING:
-    import redis
-
     from reliq.transport.wire import PooledWire
 
 #: A request is tried again for this long while Redis is away.
@@ -26,6 +24,6 @@ def node_of(url: str, queue: str, timeout_seconds: float = PUBLISH_TIMEOUT_SECON
     return wire.node_for(Keys(queue).ready)
 
 
-def plain_client_of(url: str, queue: str, timeout_seconds: float) -> redis.Redis:
+def plain_client_of(url: str, queue: str, timeout_seconds: float) -> Any:
     """Return redis-py's own client of the server that has a queue."""
     return plain_client(url, timeout_seconds, node=node_of(url, queue).server)
