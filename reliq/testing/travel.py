@@ -93,14 +93,17 @@ class TestClock:
         to = to_us / 1_000_000
         if int(to * 1e9) < to_us * 1000:  # a float is exact to a quarter of a microsecond
             to = math.nextafter(to, math.inf)
+        traveller = _time_machine().travel(to, tick=ticks)
         try:
-            self._moves.enter_context(_time_machine().travel(to, tick=ticks))
+            traveller.start()
         except RuntimeError as error:
             raise ConfigurationError(f"Python's clock cannot be moved: {error}") from error
         if _now_us() < to_us:
+            traveller.stop()
             raise ConfigurationError(
                 "something else holds Python's clock, such as freezegun: move it by that, and Redis goes by it"
             )
+        self._moves.callback(traveller.stop)
         self.follow()
 
 
