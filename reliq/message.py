@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003  msgspec reads the annotations
+from collections.abc import Mapping, Sequence  # noqa: TC003  msgspec reads the annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypedDict, TypeVar, get_args
@@ -200,6 +200,21 @@ class Counts:
     dead: int
     paused: bool
     totals: Mapping[str, int]
+
+    @classmethod
+    def sum(cls, all: Sequence[Counts]) -> Counts:
+        """Return the counts of a queue of its shards' counts; it is paused when one of them is."""
+        kinds = dict.fromkeys(kind for one in all for kind in one.totals)
+        return cls(
+            sum(one.pending for one in all),
+            sum(one.ready for one in all),
+            sum(one.unack for one in all),
+            sum(one.retry for one in all),
+            sum(one.garbage for one in all),
+            sum(one.dead for one in all),
+            any(one.paused for one in all),
+            {kind: sum(one.totals.get(kind, 0) for one in all) for kind in kinds},
+        )
 
     @property
     def alive(self) -> int:

@@ -4,7 +4,6 @@ from reliq.admin.account import Account
 from reliq.admin.admin import Admin
 from reliq.admin.aio import AsyncAdmin
 from reliq.admin.crons import CronView
-from reliq.admin.dead import RedriveOptions, RedriveResult
 from reliq.admin.ends import End
 from reliq.admin.filters import Filter, LetterFilter
 from reliq.admin.groups import DeadGroup, DeadGroups
@@ -15,6 +14,7 @@ from reliq.admin.page import MessagePage, SearchResult
 from reliq.admin.publish_file import FilePublished
 from reliq.admin.queues import Overview, QueueView, Rates
 from reliq.admin.reader import Reader
+from reliq.admin.redrive import RedriveOptions, RedriveResult
 from reliq.admin.remove import RemoveResult
 from reliq.admin.show import MessageView
 from reliq.admin.story import Story, StoryEvent

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reliq import transitions
-from reliq.errors import RedisUnavailableError
+from reliq.admin.parts import ask_each
+from reliq.message import Counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from reliq.admin.session import QueueSession, Session
     from reliq.keys import Keys
-    from reliq.message import Counts
+    from reliq.snapshot.shard_maps import ShardMaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +44,21 @@ class Account:
 
 
 def account_of(queue: QueueSession) -> Account:
-    """Return the account of a queue at one moment."""
-    return _account(queue.keys, queue.run(transitions.counts(queue.keys)))
+    """Return the account of a queue at one moment; of a sharded one, each shard at its own."""
+    counts = queue.run_all([transitions.counts(part.keys) for part in queue.parts])
+    return _account(queue.keys, Counts.sum(counts))
 
 
-def accounts_of(session: Session, queues: Sequence[Keys]) -> tuple[list[Account], Mapping[str, str]]:
+def accounts_of(session: Session, queues: Sequence[Keys], maps: ShardMaps) -> tuple[list[Account], Mapping[str, str]]:
     """Return the account of each queue, in one round trip, and which cannot be read, with the reason."""
-    answers = session.try_all([transitions.counts(keys) for keys in queues])
+    answers, _ = ask_each(session, queues, transitions.counts, maps)
     accounts, unreadable = list[Account](), dict[str, str]()
-    for keys, answer in zip(queues, answers, strict=True):
-        if isinstance(answer, RedisUnavailableError):
-            raise answer
-        if isinstance(answer, Exception):
-            unreadable[keys.entry] = str(answer)
+    for keys, parts in zip(queues, answers, strict=True):
+        refused = [one for one in parts if isinstance(one, Exception)]
+        if refused:
+            unreadable[keys.entry] = str(refused[0])
         else:
-            accounts.append(_account(keys, answer))
+            accounts.append(_account(keys, Counts.sum(parts)))
     return accounts, unreadable
 
 

@@ -12,13 +12,15 @@ from reliq.admin.doctor.probe import examine
 from reliq.admin.filters import EVERYTHING, Filter, LetterFilter, ignore
 from reliq.admin.forget import forget
 from reliq.admin.fsck.check import OnProgress, check
-from reliq.admin.move import Mover, MoveResult, OnMoved
+from reliq.admin.move import MoveResult, OnMoved, move
 from reliq.admin.publish import publish
 from reliq.admin.publish_file import FilePublished, OnBytes, OnError, publish_file
 from reliq.admin.reader import Reader
+from reliq.admin.redrive import redrive
 from reliq.admin.scripts import load_scripts
 from reliq.admin.workers import ask_stacks, stacks_of
 from reliq.control import pausing, rescheduling
+from reliq.ids import check_id
 from reliq.settings import seconds
 
 if TYPE_CHECKING:
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from reliq.admin.acl.rule import AclRule
-    from reliq.admin.dead import RedriveOptions, RedriveResult
     from reliq.admin.doctor.facts import Finding
     from reliq.admin.fsck.report import CheckReport
+    from reliq.admin.redrive import OnRedriven, RedriveOptions, RedriveResult
     from reliq.admin.remove import RemoveResult
     from reliq.message import CancelStatus, Duration, PublishOptions, Receipt, RescheduleStatus
     from reliq.stacks import StackReport
@@ -180,7 +182,8 @@ class Admin(Reader):
         on_step: OnMoved = ignore,
     ) -> MoveResult:
         """Move messages of a state to another queue; raise for a move to a third queue that was cut off before."""
-        return Mover(self._redis.queue(queue), self._redis.other(queue, to)).move(state, where, limit, on_step)
+        source, target = self._redis.queue(queue), self._redis.other(queue, to)
+        return move(source, target, self._redis.publisher(to), state, where, limit, on_step)
 
     def redrive(
         self,
@@ -189,11 +192,12 @@ class Admin(Reader):
         options: RedriveOptions,
         *,
         to: str | None = None,
-        on_step: dead.OnRedriven = ignore,
+        on_step: OnRedriven = ignore,
     ) -> RedriveResult:
         """Publish dead letters again, oldest first, in their queue or in the queue `to`."""
-        other = None if to is None else self._redis.other(queue, to)
-        return dead.redrive(self._redis.queue(queue), where, options, other, on_step)
+        if to is not None:
+            self._redis.other(queue, to)
+        return redrive(self._redis.queue(queue), where, options, self._redis.publisher(to or queue), on_step)
 
     def delete_letters(self, queue: str, where: LetterFilter, *, on_step: dead.OnLetters = ignore) -> int:
         """Delete dead letters; return how many."""
@@ -201,7 +205,12 @@ class Admin(Reader):
 
     def reschedule(self, queue: str, id: str, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
         """Give a waiting message another due time: `rescheduled`, or it is `running` or `not_found`."""
-        return self._redis.queue(queue).run(rescheduling(self.keys(queue), id, delay, at))[0]
+        known: RescheduleStatus = "not_found"
+        for home in self._redis.queue(queue).homes(check_id(id)):
+            known = home.run(rescheduling(home.keys, id, delay, at))[0]
+            if known != "not_found":
+                break
+        return known
 
     def pause(self, queue: str, *, reason: str = "", for_: Duration | None = None, by: str = "") -> None:
         """
@@ -210,13 +219,15 @@ class Admin(Reader):
         Args:
             by: who pauses it; by default user@host of this process.
         """
-        request = pausing(self.keys(queue), reason, for_, by)
-        self._redis.queue(queue).run(request)
+        parts = self._redis.queue(queue).parts
+        parts[0].run_all([pausing(part.keys, reason, for_, by) for part in parts])
 
     def resume(self, queue: str) -> bool:
         """Have consumers claim again; return whether the queue was paused."""
-        known = self._redis.queue(queue)
-        return bool(known.run_all([commands.unpause(known.keys), *commands.push_wake_token(known.keys)])[0])
+        parts = self._redis.queue(queue).parts
+        tokens = [token for part in parts for token in commands.push_wake_token(part.keys)]
+        answers = parts[0].run_all([*(commands.unpause(part.keys) for part in parts), *tokens])
+        return any(answers[: len(parts)])
 
     def run_cron(self, queue: str, name: str, *, wait: Duration = 15.0) -> str:
         """

@@ -36,7 +36,8 @@ class Cursor:
 
     Attributes:
         at: the score in a sorted set; in a list how many are claimed before it; in garbage where a scan went on.
-        other: how many claims the queue had counted; in garbage how many of that scan's ids come before.
+        other: how many claims the queue had counted; in garbage how many of that scan's ids come before; of a dead
+            letter its shard.
         id: of the message; of a dead letter its letter.
     """
 
@@ -65,6 +66,11 @@ class Cursor:
                 f"after must be the `after` of an earlier page of the state {state}, not {str(text)[:40]!r}"
             )
         return cursor
+
+    @property
+    def order(self) -> tuple[float, bytes]:
+        """The place in a sorted set, and among those of several shards."""
+        return self.at, _bytes(self.id)
 
     def _is_whole(self) -> bool:
         """Say whether it can be the place of a message."""

@@ -52,7 +52,8 @@ def scanned(session: Session) -> list[Keys]:
             for base in _bases(session, keys) - found.keys():
                 if (queue := _queue(session, base)) is not None:
                     found[base] = queue
-    return sorted(found.values(), key=lambda keys: (keys.name, keys.layout.prefix))
+    queues = {keys.totals: keys for keys in found.values()}  # shards of one queue are found by several keys
+    return sorted(queues.values(), key=lambda keys: (keys.name, keys.layout.prefix))
 
 
 def _steps(session: Session) -> Iterator[list[str]]:
@@ -77,7 +78,7 @@ def _queue(session: Session, base: str) -> Keys | None:
     tagged = base.startswith("{") and base.endswith("}")
     parts = (base[1:-1] if tagged else base).split(":")
     if tagged and parts[0] == Layout.RELIQ.prefix:
-        name = ":".join(parts[1:])
+        name = ":".join(parts[1:]).partition("#")[0]  # behind it stands which shard
         return Keys(name) if is_name(name) else None
     splits = [1] if parts[0] == "dp" else range(1, len(parts))
     candidates = [

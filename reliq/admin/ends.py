@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from reliq import commands
 from reliq.admin import queries
+from reliq.admin.parts import ask_each
 from reliq.call import id_text
 from reliq.errors import ConfigurationError
 from reliq.failure_note import FailureNote
 from reliq.foreign import moment, whole_number
+from reliq.keys import Keys
 from reliq.settings import whole
 
 if TYPE_CHECKING:
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 
     from reliq.admin.queries import Stream
     from reliq.admin.session import QueueSession, Session
-    from reliq.keys import Keys
     from reliq.message import Letter
+    from reliq.snapshot.shard_maps import ShardMaps
 
 EndKind = Literal["dead", "expired", "cancelled", "purged", "acked"]
 END_KINDS: tuple[EndKind, ...] = ("dead", "expired", "cancelled", "purged", "acked")
@@ -72,18 +74,23 @@ def check_ends(kind: str | None, limit: int) -> None:
 def ends_of(queue: QueueSession, *, kind: str | None, limit: int) -> list[End]:
     """Return the last abnormal ends, or the last ends of one kind, newest first."""
     found: list[End] = []
-    for page in _pages(queue, "history" if kind == "acked" else "ends"):
-        found += [end for end in page if kind in (None, end.kind)]
-        if len(found) >= limit:
-            break
-    return found[:limit]
+    for part in queue.parts:
+        met = 0
+        for page in _pages(part, "history" if kind == "acked" else "ends"):
+            ends = [end for end in page if kind in (None, end.kind)]
+            found, met = found + ends, met + len(ends)
+            if met >= limit:
+                break
+    return (sorted(found, key=lambda end: -end.at) if queue.is_sharded else found)[:limit]
 
 
-def last_ends(session: Session, queues: Sequence[Keys], limit: int) -> list[tuple[Keys, End]]:
+def last_ends(session: Session, queues: Sequence[Keys], limit: int, maps: ShardMaps) -> list[tuple[Keys, End]]:
     """Return the last abnormal ends of several queues in one round trip, newest first; none of one that refuses."""
-    asked = [queries.newest_entries(keys, "ends", "+", limit) for keys in queues]
-    answers = zip(queues, session.try_all(asked), strict=True)
-    found = [(keys, _end(*row)) for keys, answer in answers if not isinstance(answer, Exception) for row in answer]
+    answers, _ = ask_each(session, queues, lambda keys: queries.newest_entries(keys, "ends", "+", limit), maps)
+    found = list[tuple[Keys, End]]()
+    for keys, parts in zip(queues, answers, strict=True):
+        ends = [_end(*row) for answer in parts if not isinstance(answer, Exception) for row in answer]
+        found += [(keys, end) for end in sorted(ends, key=lambda end: -end.at)[:limit]]
     return sorted(found, key=lambda pair: -pair[1].at)
 
 

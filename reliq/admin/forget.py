@@ -9,6 +9,7 @@ from reliq import commands, transitions
 from reliq.admin import queue_queries
 from reliq.errors import ConfigurationError
 from reliq.foreign import whole_number
+from reliq.message import Counts
 from reliq.publish.registry import NAMING_SECONDS
 
 if TYPE_CHECKING:
@@ -31,16 +32,27 @@ def forget(queue: QueueSession, workers: Sequence[Worker], *, letters: bool) -> 
     if serving := [f"{one.host} pid {one.pid}" for one in workers if keys.name in one.queues]:
         raise ConfigurationError(f"queue {keys.name!r} is served by a worker: {', '.join(serving[:5])}; stop it first")
     _check_unnamed(queue)
-    alive, kept = queue.run(transitions.forget(keys, letters=letters))
+    if queue.is_sharded:  # one shard after another goes, so nothing may be in any
+        counts = Counts.sum(queue.run_all([transitions.counts(part.keys) for part in queue.parts]))
+        _check_empty(queue, counts.alive, counts.dead, letters=letters)
+    gone = 0
+    for part in reversed(queue.parts):  # the map goes last: until then all that is left is found again
+        alive, kept = part.run(transitions.forget(part.keys, letters=letters))
+        _check_empty(queue, alive, kept, letters=letters)
+        part.run(queue_queries.drop_move(part.keys))
+        gone += kept
+    queue.run(queue_queries.unregister(keys))
+    return gone
+
+
+def _check_empty(queue: QueueSession, alive: int, kept: int, *, letters: bool) -> None:
+    """Raise ConfigurationError when a queue has a message, or a dead letter that is to stay."""
     if alive:
         raise ConfigurationError(
-            f"queue {keys.name!r} has {alive} message(s); purge them first (what is in no state: `reliq check --repair`)"
+            f"queue {queue.name!r} has {alive} message(s); purge them first (what is in no state: `reliq check --repair`)"
         )
     if kept and not letters:
-        raise ConfigurationError(f"queue {keys.name!r} has {kept} dead letter(s); --letters removes them too")
-    queue.run(queue_queries.drop_move(keys))
-    queue.run(queue_queries.unregister(keys))
-    return kept
+        raise ConfigurationError(f"queue {queue.name!r} has {kept} dead letter(s); --letters removes them too")
 
 
 def _check_unnamed(queue: QueueSession) -> None:

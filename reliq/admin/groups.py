@@ -60,17 +60,20 @@ def dead_groups(queue: QueueSession, where: LetterFilter, by: Sequence[GroupBy],
     """Group the newest letters that are meant; raise ConfigurationError for what they cannot be grouped by."""
     if not by or not set(by) <= {"reason", "raised"} or isinstance(by, str):
         raise ConfigurationError(f"by must be some of 'reason' and 'raised', such as ('reason', 'raised'), not {by!r}")
-    until = time.monotonic() + seconds("for_seconds", for_seconds, most=LONGEST_SEARCH)
-    test, (first, last) = where.letter_tester(), span_of(queue, where)
-    of, looked = queue.run(queries.size(queue.keys, "dead")), 0
+    whole_time = seconds("for_seconds", for_seconds, most=LONGEST_SEARCH)
+    parts, test, of, looked = queue.parts, where.letter_tester(), 0, 0
     newest, counts = dict[tuple[str, str | None], Letter](), dict[tuple[str, str | None], int]()
-    for letters in letters_back(queue, first, last):
-        looked += len(letters)
-        for letter in filter(test, letters):
-            group = letter.reason if "reason" in by else "", letter.raised if "raised" in by else None
-            newest.setdefault(group, letter)
-            counts[group] = counts.get(group, 0) + 1
-        if time.monotonic() >= until:
-            break
+    for part in parts:
+        until = time.monotonic() + whole_time / len(parts)
+        first, last = span_of(part, where)
+        of += part.run(queries.size(part.keys, "dead"))
+        for letters in letters_back(part, first, last):
+            looked += len(letters)
+            for letter in filter(test, letters):
+                group = letter.reason if "reason" in by else "", letter.raised if "raised" in by else None
+                newest[group] = max(newest.get(group, letter), letter, key=lambda one: one.died)
+                counts[group] = counts.get(group, 0) + 1
+            if time.monotonic() >= until:
+                break
     groups = [DeadGroup(*group, counts[group], letter.died, letter.id) for group, letter in newest.items()]
     return DeadGroups(sorted(groups, key=lambda group: (-group.count, -group.newest)), looked, of)

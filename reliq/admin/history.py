@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from reliq import commands, minutes
+from reliq.admin.parts import ask_each
 from reliq.admin.queues import Rates, overview
 from reliq.minutes import MINUTE_MS, MINUTES_LIMIT, Totals
 from reliq.settings import whole
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from reliq.admin.queues import Overview
     from reliq.admin.session import Session
     from reliq.keys import Keys
+    from reliq.snapshot.shard_maps import ShardMaps
     from reliq.snapshot.snapshot import Chosen
 
 #: Rates of an overview are counted since a note that is from so many to so many ms old.
@@ -45,31 +48,35 @@ class Minute:
     oldest: float | None
 
 
-def histories_of(session: Session, queues: Sequence[Keys], last: int) -> dict[Keys, list[Minute]]:
+def histories_of(session: Session, queues: Sequence[Keys], last: int, maps: ShardMaps) -> dict[Keys, list[Minute]]:
     """Return the last minutes of queues, the oldest first, in one round trip; none of one that refuses."""
     whole("minutes", last, least=1, most=MINUTES_LIMIT)
-    now_ms, *answers = session.try_all(
-        [commands.server_ms(), *(minutes.noted(keys, range(MINUTES_LIMIT)) for keys in queues)]
+    answers, (now_ms,) = ask_each(
+        session, queues, lambda keys: minutes.noted(keys, range(MINUTES_LIMIT)), maps, commands.server_ms()
     )
     if isinstance(now_ms, Exception):
         raise now_ms
     told = {}
-    for keys, answer in zip(queues, answers, strict=True):
-        notes = [one for one in answer if _age(one, now_ms) <= last * MINUTE_MS] if isinstance(answer, list) else []
-        told[keys] = [_minute(before, one) for before, one in pairwise(notes)]
+    for keys, parts in zip(queues, answers, strict=True):
+        found = list[Minute]()
+        for answer in parts:
+            notes = [one for one in answer if _age(one, now_ms) <= last * MINUTE_MS] if isinstance(answer, list) else []
+            found += [_minute(before, one) for before, one in pairwise(notes)]
+        told[keys] = found if len(parts) == 1 else _summed(found)
     return told
 
 
-def overview_by_notes(session: Session, chosen: Chosen) -> Overview:
+def overview_by_notes(session: Session, chosen: Chosen, maps: ShardMaps) -> Overview:
     """Look at queues, with the rates of each since a note of about a minute ago."""
+    seen = overview(session, chosen, maps)
     now_ms = session.run(commands.server_ms())
     this = now_ms // MINUTE_MS
-    asked = [minutes.noted(keys, range(this - STALE_MS // MINUTE_MS, this + 1)) for keys in chosen.queues]
+    ring = range(this - STALE_MS // MINUTE_MS, this + 1)
+    answers, _ = ask_each(session, chosen.queues, lambda keys: minutes.noted(keys, ring), maps)
     before: dict[str, Totals] = {}
-    for keys, answer in zip(chosen.queues, session.try_all(asked), strict=True):
-        notes = [one for one in answer if FRESH_MS <= _age(one, now_ms) <= STALE_MS] if isinstance(answer, list) else []
-        before |= {keys.totals: notes[-1]} if notes else {}
-    seen = overview(session, chosen)
+    for keys, parts in zip(chosen.queues, answers, strict=True):
+        notes = [_usable(answer, now_ms) for answer in parts]
+        before |= {keys.totals: _together(known)} if len(known := [one for one in notes if one]) == len(parts) else {}
     return replace(
         seen,
         queues=[
@@ -77,6 +84,41 @@ def overview_by_notes(session: Session, chosen: Chosen) -> Overview:
             for keys, view in zip(_shown(chosen, seen), seen.queues, strict=True)
         ],
     )
+
+
+def _usable(answer: object, now_ms: int) -> Totals | None:
+    """Return the newest note that is old enough to count rates since; None when there is none."""
+    notes = [one for one in answer if FRESH_MS <= _age(one, now_ms) <= STALE_MS] if isinstance(answer, list) else []
+    return notes[-1] if notes else None
+
+
+def _together(notes: Sequence[Totals]) -> Totals:
+    """Return one note from those of a queue's shards, which were made within some minutes."""
+    due = [one.due_ms for one in notes if one.due_ms is not None]
+    arrived, acked, failed, dead, ended, waiting = (
+        sum(numbers) for numbers in zip(*(one[1:-1] for one in notes), strict=True)
+    )
+    at_ms = sum(one.at_ms for one in notes) // len(notes)
+    return Totals(at_ms, arrived, acked, failed, dead, ended, waiting, min(due, default=None))
+
+
+def _summed(found: Sequence[Minute]) -> list[Minute]:
+    """Return the minutes of a queue from those of its shards."""
+    by_minute = defaultdict[int, list[Minute]](list)
+    for one in found:
+        by_minute[int(one.at // 60)].append(one)
+    return [
+        Minute(
+            at=max(one.at for one in some),
+            published=sum(one.published for one in some),
+            acked=sum(one.acked for one in some),
+            failed=sum(one.failed for one in some),
+            dead=sum(one.dead for one in some),
+            waiting=sum(one.waiting for one in some),
+            oldest=max((one.oldest for one in some if one.oldest is not None), default=None),
+        )
+        for _, some in sorted(by_minute.items())
+    ]
 
 
 def _shown(chosen: Chosen, seen: Overview) -> list[Keys]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
+from heapq import merge
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from reliq import commands
@@ -79,12 +80,19 @@ def messages_of(
     """
     place, at = check_place(state), whole("offset", offset, most=10**9)
     most = whole("limit", limit, least=1, most=LIST_LIMIT)
-    return list(islice(_browse(queue, place, where, at, on_look), most))
+    if not queue.is_sharded:
+        return list(islice(_browse(queue, place, where, at, on_look), most))
+    browsed = [_browse(part, place, where, 0, on_look) for part in queue.parts]
+    # Lists tell no order between shards: the first of each come first, then the second.
+    in_turn = (entry for some in zip_longest(*browsed) for entry in some if entry is not None)
+    merged = in_turn if place in (*commands.LISTS, "garbage") else merge(*browsed, key=lambda entry: entry.when or 0.0)
+    return list(islice(merged, at, at + most))
 
 
 def size_of(queue: QueueSession, state: str) -> int:
     """Return how many messages a state has."""
-    return queue.run(queries.size(queue.keys, check_place(state)))
+    place = check_place(state)
+    return sum(queue.run_all([queries.size(part.keys, place) for part in queue.parts]))
 
 
 def _browse(queue: QueueSession, state: Place, where: Filter, offset: int, on_look: OnLook) -> Iterator[Entry]:

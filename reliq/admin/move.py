@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING
 
 from reliq import commands, transitions
 from reliq.admin import queries, queue_queries
-from reliq.admin.dead import COPY_WINDOW_SECONDS
+from reliq.admin.in_turn import in_turn
 from reliq.admin.list import entries
 from reliq.admin.places import MOVING_MS, STEP_IDS, Place, check_place
 from reliq.admin.publish import taker
+from reliq.admin.redrive import COPY_WINDOW_SECONDS
 from reliq.admin.remove import remove
 from reliq.admin.session import LARGEST_BODY
 from reliq.admin.walk import Walk
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from reliq.admin.filters import Filter
     from reliq.admin.list import Entry
     from reliq.admin.session import QueueSession
-    from reliq.call import Command
     from reliq.commands import SortedSet
     from reliq.message import BulkResult
     from reliq.queue import Queue
@@ -101,35 +101,56 @@ class MoveResult:
 OnMoved = Callable[[int, MoveResult], None]
 
 
-class Mover:
-    """Moves messages of a queue to the queue `to`."""
+def move(
+    queue: QueueSession,
+    target: QueueSession,
+    to: Queue[bytes],
+    state: str,
+    where: Filter,
+    limit: int | None,
+    on_step: OnMoved,
+) -> MoveResult:
+    """Move messages of a state that are there now to the queue `target`, `to`; raise when one to a third was cut off."""
+    place, left = check_place(state, MOVABLE), None if limit is None else whole("limit", limit, least=1, most=10**9)
 
-    def __init__(self, queue: QueueSession, to: Queue[bytes]) -> None:
-        self._queue, self._keys, self._to = queue, queue.keys, to
+    def move_part(part: QueueSession, step: OnMoved, _before: MoveResult) -> MoveResult:
+        nonlocal left
+        mover = Mover(part, target, to)
+        done = MoveResult() if left == 0 else mover.move(place, where, left, step)
+        left = None if left is None else left - mover.met
+        return done
+
+    return in_turn(queue, move_part, on_step, MoveResult())
+
+
+class Mover:
+    """
+    Moves messages of a shard to the queue `to`.
+
+    Attributes:
+        met: how many messages counted against the limit.
+    """
+
+    def __init__(self, queue: QueueSession, target: QueueSession, to: Queue[bytes]) -> None:
+        self._queue, self._keys, self._target, self._to = queue, queue.keys, target, to
         self._takes = taker(to)
+        self.met = 0
         self._told: set[str] = set()  # ids that stay after all, and are counted as such
 
-    def move(self, state: str, where: Filter, limit: int | None, on_step: OnMoved) -> MoveResult:
-        """
-        Move the messages of a state that are there now, at most `limit`, after those of a move that was cut off.
-
-        Raises:
-            ConfigurationError: a state or limit that is not allowed, or a move to another queue was cut off and must
-                be finished first.
-        """
-        place, sum_of = check_place(state, MOVABLE), MoveResult()
-        left = None if limit is None else whole("limit", limit, least=1, most=10**9)
+    def move(self, place: Place, where: Filter, limit: int | None, on_step: OnMoved) -> MoveResult:
+        """Move the messages of a place, after those of a move that was cut off; raise when that was to another queue."""
+        sum_of = MoveResult()
         if self._note_destination():
             for held in self._left_behind():
                 sum_of += MoveResult(len(held)) + self._finish("unack", held)[0]
                 on_step(0, sum_of)
-        left = self._queue.run(queries.size(self._keys, place)) if left is None else left
+        left = self._queue.run(queries.size(self._keys, place)) if limit is None else limit
         walk = Walk(self._queue, place, where)
         for looked, found in walk.pieces():
             met = entries(self._queue, place, found[:left])
             done, taken = self._piece(place, met)
             walk.removed(taken)
-            left -= len(met)
+            left, self.met = left - len(met), self.met + len(met)
             sum_of += done
             on_step(looked, sum_of)
             if left <= 0:
@@ -186,16 +207,11 @@ class Mover:
     def _free(self, meant: list[Entry]) -> list[Entry]:
         """Return the messages that the other queue can have and does not know."""
         fit = [one for one in meant if (one.size or 0) <= LARGEST_BODY and self._takes(self._trial(one))]
-        keys = self._to.keys
-        asked: list[Command[bool]] = []
-        for one in fit:
-            asked += [
-                queries.is_taken(keys, one.id),
-                queries.is_alive(keys, one.id),
-                queries.is_in_garbage(keys, one.id),
-            ]
-        known = self._queue.run_all(asked)
-        return [one for at, one in enumerate(fit) if not any(known[3 * at : 3 * at + 3])]
+        tests = (queries.is_taken, queries.is_alive, queries.is_in_garbage)
+        homes = [(one, home.keys) for one in fit for home in self._target.homes(one.id)]
+        answers = self._queue.run_all([test(keys, one.id) for one, keys in homes for test in tests])
+        known = {one.id for at, (one, _) in enumerate(homes) if any(answers[3 * at : 3 * at + 3])}
+        return [one for one in fit if one.id not in known]
 
     @staticmethod
     def _trial(one: Entry) -> Outgoing[bytes]:
@@ -224,7 +240,8 @@ class Mover:
     def _taken_by_others(self, orders: list[Outgoing[bytes]], told: BulkResult) -> set[str]:
         """Return the ids that somebody else has published there, or cancelled: a duplicate is else our own copy."""
         met = [one for one in orders if one.id in told.duplicates]
-        values = self._queue.run_all([queries.value(self._to.keys, str(one.id)) for one in met])
+        homes = [self._target.homes(str(one.id))[0].keys for one in met]
+        values = self._queue.run_all([queries.value(keys, str(one.id)) for one, keys in zip(met, homes, strict=True)])
         others = set(told.tombstoned)
         for one, value in zip(met, values, strict=True):
             if value is not None:  # else it has ended there

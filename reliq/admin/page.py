@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from heapq import merge
 from typing import TYPE_CHECKING
 
 from reliq import commands
@@ -13,6 +14,7 @@ from reliq.admin.dead import FIRST_STEP, next_step
 from reliq.admin.filters import EVERY_LETTER, Filter, LetterFilter
 from reliq.admin.list import Entry, entries, of_letter
 from reliq.admin.places import check_place
+from reliq.admin.session import QueueSession
 from reliq.admin.walk import read_messages
 from reliq.errors import ConfigurationError
 from reliq.message import Letter
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from reliq.admin.places import Place
-    from reliq.admin.session import QueueSession
+
+    #: A message that was met, and its shard.
+    Row = tuple[QueueSession, Cursor]
 
 #: A page has at most this many messages, of each this many bytes of the body, and ends when so many of letters are read.
 PAGE_LIMIT, BODY_BYTES, LETTERS_BYTES = 200, 1024, 4 * MIB
@@ -30,6 +34,8 @@ PAGE_LIMIT, BODY_BYTES, LETTERS_BYTES = 200, 1024, 4 * MIB
 SEARCH_STEP, STEP_PART = 32, 8
 #: A search goes on for at most this many seconds.
 LONGEST_SEARCH = 60
+#: States whose messages have no order between shards: a page of several shards has one after another.
+CHAINED = ("ready", "retry", "garbage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +73,16 @@ class SearchResult:
 def page_of(queue: QueueSession, state: str, after: str | None, limit: int) -> MessagePage:
     """Return the next messages of a state; raise ConfigurationError for a state, place or limit that is not allowed."""
     place, most = check_place(state), whole("limit", limit, least=1, most=PAGE_LIMIT)
+    if queue.is_sharded and place in CHAINED:
+        return _chained(queue, place, after, most)
     cursor = Cursor.parse(after, place)
     if place == "dead":
         return _page_of_letters(queue, cursor, most)
-    rows, more = rows_after(queue, place, cursor, most)
-    found = read_messages(queue, [row.id for row in rows], length=BODY_BYTES)
-    items = [_cut(entry) for entry in entries(queue, place, found)]
-    return MessagePage(items, str(rows[-1]) if more else None)
+    rows, more = _merged_rows(queue, place, cursor, most) if queue.is_sharded else _rows(queue, place, cursor, most)
+    found = {part: read_messages(part, [row.id for row in some], length=BODY_BYTES) for part, some in _by_part(rows)}
+    known = {(part, entry.id): _cut(entry) for part, some in found.items() for entry in entries(part, place, some)}
+    items = [known[part, row.id] for part, row in rows if (part, row.id) in known]
+    return MessagePage(items, str(rows[-1][1]) if more else None)
 
 
 def search_in(
@@ -82,19 +91,67 @@ def search_in(
     """Look through a state for what is meant; raise ConfigurationError for an argument that is not allowed."""
     place, most = check_place(state), whole("limit", limit, least=1, most=PAGE_LIMIT)
     until = time.monotonic() + seconds("for_seconds", for_seconds, most=LONGEST_SEARCH)
-    cursor, of = Cursor.parse(after, place), queue.run(queries.size(queue.keys, place))
     if isinstance(where, LetterFilter) and place != "dead" and replace(where, headers={}, match="").is_set:
         raise ConfigurationError(f"ids, reason, raised, error and ages are of the state dead, not of {place}")
-    steps = (
-        _letters_meant(queue, where, cursor) if place == "dead" else _messages_meant(queue, place, where, cursor, until)
-    )
+    parts = queue.parts
+    at, rest = _place_in(parts, after) if queue.is_sharded else (0, after)
+    cursor, of = Cursor.parse(rest, place), sum(queue.run_all([queries.size(part.keys, place) for part in parts]))
     items, looked, last = list[Entry](), 0, cursor
-    for met, entry in steps:
-        looked, last = looked + 1, met
-        items += [_cut(entry)] if entry else []
-        if len(items) == most or time.monotonic() >= until:
-            return SearchResult(items, looked, of, str(last))
+    for number, part in enumerate(parts[at:], at):
+        for met, entry in _meant(part, place, where, last, until):
+            looked, last = looked + 1, met
+            items += [_cut(entry)] if entry else []
+            if len(items) == most or time.monotonic() >= until:
+                return SearchResult(items, looked, of, f"{number}.{last}" if queue.is_sharded else str(last))
+        last = None
     return SearchResult(items, looked, of, None)
+
+
+def _meant(
+    part: QueueSession, place: Place, where: Filter, after: Cursor | None, until: float
+) -> Iterator[tuple[Cursor, Entry | None]]:
+    return _letters_meant(part, where, after) if place == "dead" else _messages_meant(part, place, where, after, until)
+
+
+def _rows(queue: QueueSession, place: Place, after: Cursor | None, most: int) -> tuple[list[Row], bool]:
+    rows, more = rows_after(queue, place, after, most)
+    return [(queue, row) for row in rows], more
+
+
+def _merged_rows(queue: QueueSession, place: Place, after: Cursor | None, most: int) -> tuple[list[Row], bool]:
+    """Return the next rows of a sorted set over all shards: a place in their common order is a place in each."""
+    read = [_rows(part, place, after, most) for part in queue.parts]
+    rows = sorted((row for some, _ in read for row in some), key=lambda row: row[1].order)
+    return rows[:most], len(rows) > most or any(more for _, more in read)
+
+
+def _by_part(rows: Sequence[Row]) -> list[tuple[QueueSession, list[Cursor]]]:
+    found = dict[QueueSession, list[Cursor]]()
+    for part, row in rows:
+        found.setdefault(part, []).append(row)
+    return list(found.items())
+
+
+def _chained(queue: QueueSession, place: Place, after: str | None, most: int) -> MessagePage:
+    """Return a page of one shard after another: lists and sets tell no order between them."""
+    parts, items = queue.parts, list[Entry]()
+    at, rest = _place_in(parts, after)
+    while True:
+        page = page_of(parts[at], place, rest, most - len(items))
+        items += page.items
+        at, rest = (at, page.after) if page.after else (at + 1, None)
+        if at == len(parts):
+            return MessagePage(items, None)
+        if len(items) == most:
+            return MessagePage(items, f"{at}.{rest or ''}")
+
+
+def _place_in(parts: Sequence[QueueSession], after: str | None) -> tuple[int, str | None]:
+    """Return the shard in which a page or search of several goes on, and the place there; None for its start."""
+    number, dot, rest = ("0." if after is None else after).partition(".")
+    if not dot or not number.isdecimal() or int(number) >= len(parts):
+        raise ConfigurationError(f"after must be the `after` of an earlier page, not {str(after)[:40]!r}")
+    return int(number), rest or None
 
 
 def letters_back(queue: QueueSession, first: str, last: str) -> Iterator[list[Letter]]:
@@ -115,16 +172,26 @@ def span_of(queue: QueueSession, where: LetterFilter) -> tuple[str, str]:
 
 
 def _page_of_letters(queue: QueueSession, after: Cursor | None, most: int) -> MessagePage:
-    letters, size = list[Letter](), 0
-    for some in letters_back(queue, "-", f"({after.id}" if after else "+"):
-        for letter in some:
-            if len(letters) == most or size >= LETTERS_BYTES:
-                return MessagePage(
-                    [_cut(of_letter(one)) for one in letters], str(Cursor("dead", 0, 0, letters[-1].letter))
-                )
-            letters.append(letter)
-            size += len(letter.payload)
+    letters, size, last = list[Letter](), 0, after
+    for at, letter in merge(*(_newest_first(part, after) for part in queue.parts), key=_newest):
+        if len(letters) == most or size >= LETTERS_BYTES:
+            return MessagePage([_cut(of_letter(one)) for one in letters], str(last))
+        letters.append(letter)
+        last, size = Cursor("dead", 0, at, letter.letter), size + len(letter.payload)
     return MessagePage([_cut(of_letter(one)) for one in letters], None)
+
+
+def _newest_first(part: QueueSession, after: Cursor | None) -> Iterator[tuple[int, Letter]]:
+    """Yield a shard's letters behind a place, the newest first, each with the number of the shard, by which ties go."""
+    shard = part.keys.shard
+    start = "+" if after is None else f"({after.id}" if shard <= after.other else after.id
+    return ((shard, letter) for some in letters_back(part, "-", start) for letter in some)
+
+
+def _newest(row: tuple[int, Letter]) -> tuple[int, int, int]:
+    shard, letter = row
+    at_ms, number = map(int, letter.letter.split("-"))
+    return -at_ms, -number, shard
 
 
 def _letters_meant(queue: QueueSession, where: Filter, after: Cursor | None) -> Iterator[tuple[Cursor, Entry | None]]:

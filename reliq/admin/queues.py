@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from reliq import commands, transitions
 from reliq.admin import queue_queries
+from reliq.admin.parts import ask_each
 from reliq.admin.workers import running_in, workers_alive
-from reliq.message import Pause
+from reliq.message import Counts, Pause
 from reliq.snapshot.snapshot import SnapshotReader
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
     from reliq.admin.session import Session
     from reliq.keys import Keys
-    from reliq.message import Counts
     from reliq.roster import Worker
     from reliq.snapshot.queue_look import QueueSnapshot
+    from reliq.snapshot.shard_maps import ShardMaps
     from reliq.snapshot.snapshot import Chosen
     from reliq.snapshot.waits import Waits
 
@@ -59,6 +60,7 @@ class QueueView:
         workers, slots, busy: worker processes that claim from it, how many handlers they run at once, and how many
             of those are busy with this queue.
         pause: who paused it and why; None when it is not paused.
+        shards: how many shards it has, all of which are counted here.
     """
 
     queue: str
@@ -77,6 +79,7 @@ class QueueView:
     slots: int
     busy: int
     pause: Pause | None
+    shards: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +104,15 @@ class Overview:
     left_out: int = 0
 
 
-def overview(session: Session, chosen: Chosen, before: Overview | None = None, waits: Waits | None = None) -> Overview:
+def overview(
+    session: Session,
+    chosen: Chosen,
+    maps: ShardMaps,
+    before: Overview | None = None,
+    waits: Waits | None = None,
+) -> Overview:
     """Look at queues; with `before` each says how fast it has moved since, with `waits` for how long Go's have waited."""
-    look = SnapshotReader(session.client, lambda: chosen.queues, waits).look()
+    look = SnapshotReader(session.client, lambda: chosen.queues, waits, maps).look()
     at = time.monotonic()
     workers = workers_alive(session)
     pauses = _pauses(session, [snapshot.keys for snapshot in look.queues if snapshot.counts.paused])
@@ -121,16 +130,16 @@ def overview(session: Session, chosen: Chosen, before: Overview | None = None, w
     )
 
 
-def with_rates(session: Session, chosen: Chosen, interval: float) -> Overview:
+def with_rates(session: Session, chosen: Chosen, maps: ShardMaps, interval: float) -> Overview:
     """Snapshot, count again after `interval` seconds, and tell how fast the queues have moved in between."""
     before: dict[str, Mapping[str, int]] = {}
-    answers = session.try_all([transitions.counts(keys) for keys in chosen.queues])
+    answers, _ = ask_each(session, chosen.queues, transitions.counts, maps)
     at = time.monotonic()
-    for keys, answer in zip(chosen.queues, answers, strict=True):
-        if not isinstance(answer, Exception):
-            before[keys.totals] = answer.totals
+    for keys, parts in zip(chosen.queues, answers, strict=True):
+        if all(isinstance(part, Counts) for part in parts):
+            before[keys.totals] = Counts.sum(parts).totals
     time.sleep(interval)
-    return overview(session, chosen, Overview((), (), {}, {}, before, at))
+    return overview(session, chosen, maps, Overview((), (), {}, {}, before, at))
 
 
 def _pauses(session: Session, paused: Sequence[Keys]) -> dict[Keys, Pause]:
@@ -184,6 +193,7 @@ def _view(snapshot: QueueSnapshot, workers: Sequence[Worker], pause: Pause | Non
         slots=sum(worker.slots for worker in mine),
         busy=len(running_in(mine, snapshot.queue)),
         pause=pause,
+        shards=snapshot.shards,
     )
 
 

@@ -17,12 +17,14 @@ from reliq.admin.list import Entry, OnLook, messages_of, size_of
 from reliq.admin.page import MessagePage, SearchResult, page_of, search_in
 from reliq.admin.queues import Overview, overview, with_rates
 from reliq.admin.session import Sessions
-from reliq.admin.show import MessageReader, MessageView
+from reliq.admin.show import MessageView, view_of
 from reliq.admin.story import Story, story_of
 from reliq.admin.watch import Watcher
 from reliq.admin.workers import Running, WorkerView, running_in, worker_view, workers_alive
+from reliq.errors import ConfigurationError
 from reliq.keys import Keys, Layout
 from reliq.settings import seconds
+from reliq.snapshot.shard_maps import ShardMaps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,13 +44,14 @@ class Reader:
     Args:
         url: a Redis URL or a redis-py client; None for RELIQ_URL.
         layout: how the keys of its queues are spelled.
+        shard: look at this shard of a sharded queue alone; by default at all of them as one queue.
 
     Raises:
         ConfigurationError: no Redis is named, or reliq cannot use it.
     """
 
-    def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ) -> None:
-        self._redis = Sessions(url, layout)
+    def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ, shard: int | None = None) -> None:
+        self._redis = Sessions(url, layout, shard)
 
     @property
     def place(self) -> str:
@@ -61,7 +64,11 @@ class Reader:
 
     def in_layout(self, layout: Layout) -> Self:
         """Return the same for queues whose keys are spelled otherwise."""
-        return type(self)(self._redis.target, layout=layout)
+        return type(self)(self._redis.target, layout=layout, shard=self._redis.shard)
+
+    def in_shard(self, shard: int | None) -> Self:
+        """Return the same for one shard of its queues; None for all of them as one queue."""
+        return type(self)(self._redis.target, layout=self._redis.layout, shard=shard)
 
     def close(self) -> None:
         """Close the connections; the next call opens them again."""
@@ -77,29 +84,29 @@ class Reader:
             interval: seconds over which the rates are counted; 0 for no rates and no wait.
         """
         over, session = seconds("interval", interval, most=60), self._redis.session()
-        queues = chosen(session, [self._redis.queue(name).keys for name in names], scan=scan)
-        return with_rates(session, queues, over) if over else overview(session, queues)
+        queues, maps = chosen(session, self._named(names), scan=scan), self._maps()
+        return with_rates(session, queues, maps, over) if over else overview(session, queues, maps)
 
     def overview(self, names: Sequence[str] = ()) -> Overview:
         """Return the queues named, or all of the registry, at once: the rates are those since a worker's last note."""
         session = self._redis.session()
-        return overview_by_notes(session, chosen(session, [self._redis.queue(name).keys for name in names]))
+        return overview_by_notes(session, chosen(session, self._named(names)), self._maps())
 
     def history(self, queue: str, *, minutes: int = 60) -> list[Minute]:
         """Return a queue's last minutes, up to 180, the oldest first, as its workers noted them."""
         session = self._redis.queue(queue)
-        return histories_of(session, [session.keys], minutes)[session.keys]
+        return histories_of(session, [session.keys], minutes, self._maps())[session.keys]
 
     def histories(self, names: Sequence[str] = (), *, minutes: int = 60) -> dict[str, list[Minute]]:
         """Return the last minutes of the queues named, or of all in the registry, each by its queue's name."""
         session = self._redis.session()
         queues = chosen(session, [self.keys(name) for name in names]).queues
-        return {keys.name: told for keys, told in histories_of(session, queues, minutes).items()}
+        return {keys.name: told for keys, told in histories_of(session, queues, minutes, self._maps()).items()}
 
     def watch(self, names: Sequence[str] = ()) -> Watcher:
         """Return a watcher of the queues named, or of all in the registry."""
-        named, session = [self._redis.queue(name).keys for name in names], self._redis.session()
-        return Watcher(session, lambda: chosen(session, named))
+        named, session = self._named(names), self._redis.session()
+        return Watcher(session, lambda: chosen(session, named), self._maps())
 
     def crons(self, names: Sequence[str] = ()) -> list[CronView]:
         """Return the periodic entries of the queues named, or of all in the registry, by name."""
@@ -117,7 +124,9 @@ class Reader:
     def running(self, queue: str, *, longer_than: Duration = 0.0) -> list[Running]:
         """Return the handlers that have run for `longer_than` seconds, the longest running first."""
         least = seconds("longer_than", longer_than)
-        return running_in(workers_alive(self._redis.queue(queue)), queue, least)
+        session = self._redis.queue(queue)
+        rows = running_in(workers_alive(session), queue, least)
+        return [row for row in rows if session.has(row.id)]
 
     def account(self, queue: str) -> Account:
         """Return what came in, how it ended and what is alive, at one moment."""
@@ -126,11 +135,11 @@ class Reader:
     def accounts(self, names: Sequence[str] = ()) -> tuple[list[Account], Mapping[str, str]]:
         """Return the account of each queue named, or of all of the registry, and which cannot be read, with the reason."""
         session = self._redis.session()
-        return accounts_of(session, chosen(session, [self.keys(name) for name in names]).queues)
+        return accounts_of(session, chosen(session, [self.keys(name) for name in names]).queues, self._maps())
 
     def show(self, queue: str, id: str) -> MessageView:
         """Return where a message is, what it holds and who has it, or how it ended; raise when nothing is known of it."""
-        return MessageReader(self._redis.queue(queue), id).view()
+        return view_of(self._redis.queue(queue), id)
 
     def story(self, queue: str, id: str) -> Story:
         """Return what happened to a message, the oldest first, as far as it is known; raise when nothing is."""
@@ -221,3 +230,12 @@ class Reader:
     def paused(self, queue: str) -> Pause | None:
         """Return who paused a queue, when and why; None when it is not paused."""
         return self._redis.session().run(commands.paused(self.keys(queue)))
+
+    def _named(self, names: Sequence[str]) -> list[Keys]:
+        """Return the keys of the queues named, each of which must be known; none of all queues."""
+        if self._redis.shard is not None and not names:
+            raise ConfigurationError("name the queue whose shard is meant")
+        return [self._redis.queue(name).keys for name in names]
+
+    def _maps(self) -> ShardMaps:
+        return ShardMaps(whole=self._redis.shard is None)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from reliq import transitions
+from reliq.admin.in_turn import in_turn
+from reliq.admin.list import size_of
 from reliq.admin.places import Place, check_place
 from reliq.admin.queries import size
 from reliq.admin.walk import Walk
@@ -85,7 +87,12 @@ OnStep = Callable[[int, RemoveResult], None]
 
 def purge(queue: QueueSession, state: str, where: Filter, on_step: OnStep) -> RemoveResult:
     """Delete the messages of a state that are there now; tell `on_step` how many each step looked at, and the sum."""
-    place, sum_of = check_place(state, PURGEABLE), RemoveResult()
+    place = check_place(state, PURGEABLE)
+    return in_turn(queue, lambda part, step, _: _purge(part, place, where, step), on_step, RemoveResult())
+
+
+def _purge(queue: QueueSession, place: Place, where: Filter, on_step: OnStep) -> RemoveResult:
+    sum_of = RemoveResult()
     most = queue.run(size(queue.keys, place))
     walk = Walk(queue, place, where, ids_only=not where.is_set)
     for looked, found in walk.pieces():
@@ -107,8 +114,12 @@ def cancel(
     tombstone: Duration | None = None,
 ) -> RemoveResult:
     """Cancel the messages of a state that are there now; as `purge`."""
-    place, sum_of = check_place(state, CANCELLABLE), RemoveResult()
-    for_ms = tombstone_ms(tombstone)
+    place, for_ms = check_place(state, CANCELLABLE), tombstone_ms(tombstone)
+    return in_turn(queue, lambda part, step, _: _cancel(part, place, where, for_ms, step), on_step, RemoveResult())
+
+
+def _cancel(queue: QueueSession, place: Place, where: Filter, for_ms: int | None, on_step: OnStep) -> RemoveResult:
+    sum_of = RemoveResult()
     most = queue.run(size(queue.keys, place))
     walk = Walk(queue, place, where)
     for looked, found in walk.pieces():
@@ -127,21 +138,30 @@ def count(queue: QueueSession, state: str, where: Filter, on_step: OnStep) -> in
     """Count the chosen messages of a state."""
     place = check_place(state, PURGEABLE)
     if not where.is_set:
-        return queue.run(size(queue.keys, place))
-    found = 0
-    for looked, some in Walk(queue, place, where).pieces():
-        found += len(some)
-        on_step(looked, RemoveResult(found))
-    return found
+        return size_of(queue, place)
+
+    def count_part(part: QueueSession, step: OnStep, _before: RemoveResult) -> RemoveResult:
+        found = 0
+        for looked, some in Walk(part, place, where).pieces():
+            found += len(some)
+            step(looked, RemoveResult(found))
+        return RemoveResult(found)
+
+    return in_turn(queue, count_part, on_step, RemoveResult()).found
 
 
 def cancel_each(queue: QueueSession, ids: Sequence[str], tombstone: Duration | None) -> dict[str, CancelStatus]:
     """Cancel messages; return what became of each."""
     for_ms = tombstone_ms(tombstone)
-    checked = [check_id(id) for id in dict.fromkeys(ids)]
-    parts = [checked[at : at + BATCH_LIMIT] for at in range(0, len(checked), BATCH_LIMIT)]
-    answers = [word for part in parts for word in cancel_ids(queue, part, for_ms)]
-    return dict(zip(checked, answers, strict=True))
+    found: dict[str, CancelStatus] = {}
+    for part, some in queue.by_home([check_id(id) for id in dict.fromkeys(ids)]).items():
+        for at in range(0, len(some), BATCH_LIMIT):
+            piece = some[at : at + BATCH_LIMIT]
+            found |= zip(piece, cancel_ids(part, piece, for_ms), strict=True)
+    for id in [id for id, status in found.items() if status == "not_found"]:
+        for part in queue.homes(id)[1:]:  # where it was before the number of shards changed
+            found[id] = cancel_ids(part, [id], for_ms)[0]
+    return {id: found[id] for id in map(check_id, dict.fromkeys(ids))}
 
 
 def cancel_ids(queue: QueueSession, ids: Sequence[str], for_ms: int | None = None) -> list[CancelStatus]:

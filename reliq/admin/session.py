@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands
 from reliq.admin import queue_queries
 from reliq.client.client import Client
 from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, RedisUnavailableError, WrongKeyTypeError
+from reliq.hashtags import SHARDS_LIMIT
+from reliq.ids import home
 from reliq.keys import Keys, Layout, check_layout, is_name
 from reliq.queue import Queue
-from reliq.settings import MIB
+from reliq.settings import MIB, whole
+from reliq.shardmap import UNSHARDED, ShardMap, shard_map
 from reliq.transport.connection import Connection, check_slots
 from reliq.wireformat import ServerVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from reliq.call import Clock, Request, T
+    from reliq.call import Clock, Command, Request, T
     from reliq.transport.many import Wire
     from reliq.transport.target import Target
 
@@ -90,25 +95,98 @@ class Session:
 
 
 class QueueSession(Session):
-    """One queue, as an operator asks it."""
+    """
+    One queue, or one shard of it, as an operator asks it.
+
+    Attributes:
+        keys: of the shard that its requests are about: the first, of a queue that has several.
+        map: how many shards the queue has.
+    """
 
     def __init__(self, wire: Wire, keys: Keys, clock: Clock | None = None) -> None:
         super().__init__(wire, clock)
-        self.keys = keys
+        self.keys, self.map = keys, UNSHARDED
+        self._is_one = True
 
     @property
     def name(self) -> str:
         """The queue's name."""
         return self.keys.name
 
-    def check_known(self) -> None:
-        """
-        Raise UnknownQueueError when nothing in Redis says that the queue exists: a name mistyped is no empty queue.
+    @property
+    def parts(self) -> list[QueueSession]:
+        """A session for each shard that is meant; this one alone, of a queue that is not sharded."""
+        return [self] if self._is_one else [self._part(shard) for shard in range(self.map.served)]
 
-        The registry says so, or a structure, a total, a dead letter or an end. The error names the layout that has it.
+    @property
+    def is_sharded(self) -> bool:
+        """Whether several shards are meant."""
+        return not self._is_one
+
+    def homes(self, id: str) -> list[QueueSession]:
+        """Return the sessions of the shards that may have a message of this id: two, while the number of shards changes."""
+        if self._is_one:
+            return [self]
+        return [self._part(shard) for shard in dict.fromkeys((home(id, self.map.n), home(id, self.map.was)))]
+
+    def has(self, id: str) -> bool:
+        """Say whether a message of this id may be in the shard that is meant; always, when all of them are."""
+        return self.keys.shard in (home(id, self.map.n), home(id, self.map.was)) or self.is_sharded
+
+    def is_home_of(self, id: str) -> bool:
+        """Say whether a message of this id is published in the shard of `keys`."""
+        return home(id, self.map.n) == self.keys.shard
+
+    def by_home(self, ids: Iterable[str]) -> dict[QueueSession, list[str]]:
+        """Return ids by the shard in which each is published now."""
+        if self._is_one:
+            return {self: list(ids)}
+        parts, found = self.parts, defaultdict[QueueSession, list[str]](list)
+        for id in ids:
+            found[parts[home(id, self.map.n)]].append(id)
+        return found
+
+    def mean(self, keys: Keys, *, is_one: bool) -> None:
+        """Mean the shard of `keys` alone, or all of them."""
+        self.keys, self._is_one = keys, is_one
+
+    def learn(self, shard: int | None = None) -> None:
         """
+        Read how many shards the queue has, and mean all of them, or one.
+
+        Raises:
+            UnknownQueueError: nothing in Redis says that the queue exists: a name mistyped is no empty queue.
+            ConfigurationError: it has no such shard.
+        """
+        used, found = self._first_look()
+        self.map = found
+        if found.served == 1 and not used:
+            self._check_registered()
+        if shard is not None and shard >= found.served:
+            raise ConfigurationError(f"queue {self.name!r} has {_number_of(found.served)}, and no shard {shard}")
+        self.mean(self.keys.of_shard(shard or 0), is_one=shard is not None or found.served == 1)
+
+    def _first_look(self) -> tuple[int, ShardMap]:
+        """Return how many keys the first shard has, and the map; who may not read that sees the first shard alone."""
+        questions: list[Command[Any]] = [queue_queries.key_count(self.keys)]
+        used, *told = self.try_all([*questions, *([] if self.keys.bare else [shard_map(self.keys)])])
+        found: Any = told[0] if told else UNSHARDED
+        if isinstance(found, RedisRefusedError) and not isinstance(found, WrongKeyTypeError):
+            found = UNSHARDED
+        for answer in (used, found):
+            if isinstance(answer, Exception):
+                raise answer
+        return used, found
+
+    def _part(self, shard: int) -> QueueSession:
+        part = copy(self)
+        part.mean(self.keys.of_shard(shard), is_one=True)
+        return part
+
+    def _check_registered(self) -> None:
+        """Raise UnknownQueueError for a queue without keys, unless the registry has it; name the layout that has it."""
         keys = self.keys
-        if self.run(queue_queries.key_count(keys)) or self.run(queue_queries.is_registered(keys)):
+        if self.run(queue_queries.is_registered(keys)):
             return
         elsewhere = " and ".join(f"--layout {layout}" for layout in self._other_layouts())
         raise UnknownQueueError(
@@ -135,15 +213,19 @@ class Sessions:
         ConfigurationError: no Redis is named, or reliq cannot use it.
     """
 
-    def __init__(self, url: Target | None, layout: Layout) -> None:
-        self.target, self._layout = url, layout
+    def __init__(self, url: Target | None, layout: Layout, shard: int | None = None) -> None:
+        self.target, self.layout, self.shard = (
+            url,
+            layout,
+            None if shard is None else whole("shard", shard, most=SHARDS_LIMIT - 1),
+        )
         self.connection = Connection.to(url)
         check_layout(layout)
         check_slots(url, layout)
 
     def keys(self, queue: str) -> Keys:
-        """Return the keys of a queue; raise ConfigurationError for a name that is not allowed."""
-        return Keys(queue, self._layout)
+        """Return the keys of a queue, or of the shard that is meant; raise ConfigurationError for a name not allowed."""
+        return Keys(queue, self.layout, self.shard or 0)
 
     def session(self) -> Session:
         """Return the session of the whole Redis."""
@@ -151,20 +233,28 @@ class Sessions:
 
     def queue(self, name: str) -> QueueSession:
         """Return the session of a queue; raise ConfigurationError for an unknown one."""
-        session = QueueSession(self.connection.wire(REPLY_SECONDS), self.keys(name), self.connection.clock)
-        session.check_known()
+        session = self._of(name)
+        session.learn(self.shard)
         return session
+
+    def _of(self, name: str) -> QueueSession:
+        return QueueSession(self.connection.wire(REPLY_SECONDS), Keys(name, self.layout), self.connection.clock)
 
     def publisher(self, name: str) -> Queue[bytes]:
         """Return a queue whose bodies are bytes."""
-        return Queue(name, bytes, url=self.target, layout=self._layout, max_body=LARGEST_BODY)
+        return Queue(name, bytes, url=self.target, layout=self.layout, max_body=LARGEST_BODY)
 
-    def other(self, queue: str, to: str) -> Queue[bytes]:
+    def other(self, queue: str, to: str) -> QueueSession:
         """Return the queue that messages of `queue` go to; raise ConfigurationError for the same, or an unknown one."""
         if to == queue:
             raise ConfigurationError(f"messages of {queue!r} cannot go to {queue!r} itself; name another queue")
+        session = self._of(to)
         try:
-            self.queue(to)
+            session.learn()
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}; messages go only to a queue that was used before") from None
-        return self.publisher(to)
+        return session
+
+
+def _number_of(shards: int) -> str:
+    return "one shard, 0" if shards == 1 else f"{shards} shards, 0 to {shards - 1}"

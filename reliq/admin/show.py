@@ -108,6 +108,23 @@ class _Traces:
         return self.mark_ms / 1000 if self.mark_ms > 0 and self.mark not in (None, FREED) else None
 
 
+def view_of(queue: QueueSession, id: str) -> MessageView:
+    """Return where a message is and what it holds; raise ConfigurationError when nothing is known of it."""
+    ended, unknown = list[MessageView](), list[ConfigurationError]()
+    for part in queue.homes(id):
+        try:
+            view = MessageReader(part, id).view()
+        except ConfigurationError as error:
+            unknown.append(error)
+            continue
+        if view.state not in ("dead", "gone"):
+            return view
+        ended.append(view)
+    if ended:
+        return ended[0]
+    raise unknown[0]
+
+
 class MessageReader:
     """Reads all that a queue knows of one id."""
 

@@ -10,6 +10,7 @@ from reliq.admin import queries
 from reliq.admin.crons import crons_of
 from reliq.admin.ends import last_ends
 from reliq.admin.history import histories_of
+from reliq.admin.parts import ask_each
 from reliq.admin.queues import overview
 from reliq.snapshot.waits import Waits
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from reliq.admin.queues import Overview
     from reliq.admin.session import Session
     from reliq.keys import Keys
+    from reliq.snapshot.shard_maps import ShardMaps
     from reliq.snapshot.snapshot import Chosen
 
 #: A trend has the rates of this many looks.
@@ -85,10 +87,11 @@ class Watcher:
 
     Args:
         queues: says which; asked anew for each look.
+        maps: how many shards they have.
     """
 
-    def __init__(self, session: Session, queues: Callable[[], Chosen]) -> None:
-        self._session, self._queues = session, queues
+    def __init__(self, session: Session, queues: Callable[[], Chosen], maps: ShardMaps) -> None:
+        self._session, self._queues, self._maps = session, queues, maps
         self._last: Overview | None = None
         self._waits = Waits()
         self._rates: dict[str, tuple[deque[float], deque[float]]] = {}
@@ -102,9 +105,10 @@ class Watcher:
         """
         chosen = self._queues()
         queues = chosen.queues
-        if self._last is None:
-            self._rates = _noted(self._session, queues)
-        self._last = now = overview(self._session, chosen, self._last, self._waits)
+        before = self._last
+        self._last = now = overview(self._session, chosen, self._maps, before, self._waits)
+        if before is None:
+            self._rates = _noted(self._session, queues, self._maps)
         for view in now.queues:
             if view.rates is not None:
                 arrived, acked = self._rates.setdefault(
@@ -115,19 +119,21 @@ class Watcher:
         return Moment(
             now,
             {queue: Trend(tuple(arrived), tuple(acked)) for queue, (arrived, acked) in self._rates.items()},
-            [Failure(keys.name, end, end.reason, end.error) for keys, end in last_ends(self._session, queues, SAMPLE)],
+            [
+                Failure(keys.name, end, end.reason, end.error)
+                for keys, end in last_ends(self._session, queues, SAMPLE, self._maps)
+            ],
             self._errors(queues),
             sorted(crons_of(self._session, queues), key=lambda one: one.next or 0),
         )
 
     def _errors(self, queues: Sequence[Keys]) -> list[Failure]:
         """Return the last errors of a sample of messages that are alive, equal errors counted together."""
-        asked = [queries.failure_sample(keys, SAMPLE) for keys in queues]
-        answers = zip(queues, self._session.try_all(asked), strict=True)
+        answers, _ = ask_each(self._session, queues, lambda keys: queries.failure_sample(keys, SAMPLE), self._maps)
+        samples = [[note for part in parts if isinstance(part, list) for note in part] for parts in answers]
         failures = [
             Failure(keys.name, None, reason, error, count, len(notes), raised)
-            for keys, notes in answers
-            if not isinstance(notes, Exception)
+            for keys, notes in zip(queues, samples, strict=True)
             for (reason, error, raised), count in Counter(
                 (note.reason, note.error, note.raised) for note in notes
             ).most_common()
@@ -135,9 +141,11 @@ class Watcher:
         return sorted(failures, key=lambda one: -one.count)
 
 
-def _noted(session: Session, queues: Sequence[Keys]) -> dict[str, tuple[deque[float], deque[float]]]:
+def _noted(session: Session, queues: Sequence[Keys], maps: ShardMaps) -> dict[str, tuple[deque[float], deque[float]]]:
     """Return the rates of the minutes that workers have noted, so that a first look has a past."""
-    told = {keys.name: minutes for keys, minutes in histories_of(session, queues, NOTED_MINUTES).items() if minutes}
+    told = {
+        keys.name: minutes for keys, minutes in histories_of(session, queues, NOTED_MINUTES, maps).items() if minutes
+    }
     return {
         name: (
             deque((one.published / 60 for one in minutes), maxlen=TREND_LOOKS),

@@ -3,13 +3,15 @@
 import typer
 
 from reliq.admin import Account
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
 from reliq.cli.output import print_json, say
 
 EXIT_UNBALANCED = 1
 
 
-def account(queue: QueueName, json: Json = False, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT) -> None:
+def account(
+    queue: QueueName, json: Json = False, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT, shard: Shard = None
+) -> None:
     """
     Show what came in, how it ended and what is alive, as Redis itself counts; say what does not add up.
 
@@ -20,7 +22,7 @@ def account(queue: QueueName, json: Json = False, url: Url = None, layout: Layou
 
     Example: reliq account orders
     """
-    found = admin(url, layout).account(queue)
+    found = admin(url, layout, shard).account(queue)
     if json:
         print_json(found)
     else:

@@ -15,6 +15,7 @@ from reliq.cli.options import (
     LayoutText,
     Match,
     QueueName,
+    Shard,
     Url,
     Yes,
     admin,
@@ -45,6 +46,7 @@ def cancel(
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,
+    shard: Shard = None,
 ) -> None:
     """
     Cancel messages: they do not start; one that runs is not retried, and its handler is told.
@@ -56,7 +58,7 @@ def cancel(
     Instead of ids: reliq cancel orders --state pending --match '"tenant":"acme"' --dry-run. Exit codes: 0 cancelled
     or running, 1 Redis did not answer or you did not agree, 2 an unknown queue or id, 130 interrupted.
     """
-    desk, where = admin(url, layout), filter_of(header, match)
+    desk, where = admin(url, layout, shard), filter_of(header, match)
     if bool(ids) == bool(state):
         raise ConfigurationError("say which messages: ids, or --state with --header or --match")
     if state:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from reliq.admin.fsck.report import CheckReport
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
 from reliq.cli.output import console, print_json, say
 
 
@@ -16,6 +16,7 @@ def check(
     repair: Annotated[bool, typer.Option("--repair", help="Set right what is wrong.")] = False,
     json: Json = False,
     layout: LayoutText = DEFAULT_LAYOUT,
+    shard: Shard = None,
     url: Url = None,
 ) -> None:
     """
@@ -28,7 +29,7 @@ def check(
     Example: reliq check orders --repair
     """
     with _progress() as progress:
-        report = admin(url, layout).check(queue, repair=repair, progress=progress)
+        report = admin(url, layout, shard).check(queue, repair=repair, progress=progress)
     if json:
         print_json(report)
     else:

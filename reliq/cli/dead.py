@@ -27,6 +27,7 @@ from reliq.cli.options import (
     QueueName,
     Raised,
     Reason,
+    Shard,
     Url,
     Yes,
     admin,
@@ -69,6 +70,7 @@ def list_letters(
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,
+    shard: Shard = None,
 ) -> None:
     """
     List dead letters, oldest first; or with --group how many died of what.
@@ -82,9 +84,11 @@ def list_letters(
     where = letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match)
     most = whole("--limit", limit, least=1, most=LETTERS_LIMIT)
     if group:
-        _list_groups(admin(url, layout).dead_groups(queue, where=where, for_seconds=GROUP_SECONDS), most, json=json)
+        _list_groups(
+            admin(url, layout, shard).dead_groups(queue, where=where, for_seconds=GROUP_SECONDS), most, json=json
+        )
         return
-    found = list(islice(admin(url, layout).letters(queue, where), most))
+    found = list(islice(admin(url, layout, shard).letters(queue, where), most))
     if json:
         print_json([as_json(one, start_of(one.payload, JSON_BODY)) for one in found])
     else:
@@ -99,6 +103,7 @@ def show(
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,
+    shard: Shard = None,
 ) -> None:
     """
     Show the last dead letter of a message: why it died, its headers and its whole body.
@@ -107,7 +112,7 @@ def show(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or id.
     """
-    letters = list(admin(url, layout).letters(queue, LetterFilter(ids=frozenset([id]))))
+    letters = list(admin(url, layout, shard).letters(queue, LetterFilter(ids=frozenset([id]))))
     if not letters:
         raise ConfigurationError(f"queue {queue!r} has no dead letter of the id {id[:128]!r}; see `reliq dead list`")
     letter = letters[-1]
@@ -146,6 +151,7 @@ def redrive(
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,
+    shard: Shard = None,
 ) -> None:
     """
     Publish dead letters again, oldest first, with fresh retries.
@@ -162,7 +168,7 @@ def redrive(
         retries=retries,
         delay=duration(delay),
     )
-    desk = admin(url, layout)
+    desk = admin(url, layout, shard)
     if dry_run:
         found = _count(desk, queue, where)
         print_found(found if limit is None else min(found, limit), "redriven", json=json)
@@ -193,6 +199,7 @@ def purge(
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,
+    shard: Shard = None,
 ) -> None:
     """
     Delete dead letters for good; asks first.
@@ -203,7 +210,7 @@ def purge(
     interrupted.
     """
     where = _meant(letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match), every=every)
-    desk = admin(url, layout)
+    desk = admin(url, layout, shard)
     found = _count(desk, queue, where)
     if dry_run:
         print_found(found, "deleted", json=json)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from reliq.admin import End
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
 from reliq.cli.output import print_json, say
 from reliq.cli.tables import print_table
 from reliq.readable import spoken
@@ -21,6 +21,7 @@ def ends(
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,
+    shard: Shard = None,
 ) -> None:
     """
     Show how the last messages ended that were not acked, newest first, each with its time, reason and error.
@@ -30,7 +31,7 @@ def ends(
 
     Example: reliq ends orders --kind expired --limit 20
     """
-    found = admin(url, layout).ends(queue, kind=kind, limit=limit)
+    found = admin(url, layout, shard).ends(queue, kind=kind, limit=limit)
     if json:
         print_json(found)
     elif not found:

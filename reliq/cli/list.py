@@ -13,6 +13,7 @@ from reliq.cli.options import (
     LayoutText,
     Match,
     QueueName,
+    Shard,
     StateOption,
     Url,
     admin,
@@ -39,6 +40,7 @@ def list_messages(
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,
+    shard: Shard = None,
 ) -> None:
     """
     List the messages of one state, the next to come first.
@@ -48,7 +50,7 @@ def list_messages(
     `when` is the due time; of unack the end of the lease or the redelivery, of dead the death. Exit codes: 0 done,
     1 Redis did not answer, 2 an unknown queue or state.
     """
-    desk, where = admin(url, layout), filter_of(header, match)
+    desk, where = admin(url, layout, shard), filter_of(header, match)
     total = desk.size(queue, state) if where.is_set else None
     with progress_bar("looking", total, None, lambda _none: "nothing was changed") as run:
         found = desk.messages(

@@ -15,6 +15,7 @@ from reliq.cli.options import (
     LayoutText,
     Match,
     QueueName,
+    Shard,
     Url,
     Yes,
     admin,
@@ -38,6 +39,7 @@ def move(
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,
+    shard: Shard = None,
 ) -> None:
     """
     Move messages of one state to another queue, with ids, due times, retries left and headers.
@@ -48,7 +50,7 @@ def move(
     it. Dead letters go by `reliq dead redrive --to`. Exit codes: 0 done, 1 Redis did not answer or you did not
     agree, 2 an unknown queue or state, 130 interrupted.
     """
-    desk, where = admin(url, layout), filter_of(header, match)
+    desk, where = admin(url, layout, shard), filter_of(header, match)
     if state == "dead":
         raise ConfigurationError(f"dead letters go by `reliq dead redrive {queue} --to {other}`")
     total = desk.size(queue, check_place(state, MOVABLE))

@@ -28,6 +28,7 @@ LayoutText = Annotated[
         help="How the queue's keys are spelled: reliq, or as in Go: hdt3213, hdt3213:tag, hdt3213:prefix=P.",
     ),
 ]
+Shard = Annotated[int | None, typer.Option("--shard", metavar="K", help="Of a sharded queue, this shard alone.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 StateOption = Annotated[
@@ -55,9 +56,9 @@ Reason = Annotated[
 ]
 
 
-def admin(url: str | None, layout: str = DEFAULT_LAYOUT) -> Admin:
-    """Return the Admin of a Redis and a layout."""
-    return Admin(url, layout=Layout.parse(layout))
+def admin(url: str | None, layout: str = DEFAULT_LAYOUT, shard: int | None = None) -> Admin:
+    """Return the Admin of a Redis, a layout, and a shard of its queues or all of them."""
+    return Admin(url, layout=Layout.parse(layout), shard=shard)
 
 
 def filter_of(headers: Sequence[str] | None, match: str) -> Filter:

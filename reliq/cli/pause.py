@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from reliq.admin.filters import duration
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
 from reliq.cli.output import print_json, say
 from reliq.settings import seconds
 
@@ -18,6 +18,7 @@ def pause(
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,
+    shard: Shard = None,
 ) -> None:
     """
     Have consumers stop claiming within a second; running handlers finish, and publishing goes on.
@@ -26,7 +27,7 @@ def pause(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong option.
     """
-    desk = admin(url, layout)
+    desk = admin(url, layout, shard)
     desk.pause(queue, reason=reason, for_=None if for_ is None else seconds("--for", duration(for_), least=0.001))
     if json:
         print_json(desk.paused(queue))
@@ -34,7 +35,9 @@ def pause(
         say(f"{queue} is paused" + (f" for {for_}" if for_ else f"; `reliq resume {_words(queue, layout)}` ends it"))
 
 
-def resume(queue: QueueName, json: Json = False, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT) -> None:
+def resume(
+    queue: QueueName, json: Json = False, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT, shard: Shard = None
+) -> None:
     """
     Have consumers claim a paused queue again.
 
@@ -42,7 +45,7 @@ def resume(queue: QueueName, json: Json = False, url: Url = None, layout: Layout
 
     Exit codes: 0 it is claimed, also when it was not paused; 1 Redis did not answer; 2 an unknown queue.
     """
-    was_paused = admin(url, layout).resume(queue)
+    was_paused = admin(url, layout, shard).resume(queue)
     if json:
         print_json({"was_paused": was_paused})
     else:

@@ -14,6 +14,7 @@ from reliq.cli.options import (
     LayoutText,
     Match,
     QueueName,
+    Shard,
     Url,
     Yes,
     admin,
@@ -34,6 +35,7 @@ def purge(
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,
+    shard: Shard = None,
 ) -> None:
     """
     Delete the messages of one state for good; say --dry-run first.
@@ -43,7 +45,7 @@ def purge(
     What lies in the middle of a list is cancelled: its body goes at once, its id when a worker meets it. Exit codes:
     0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or state, 130 interrupted.
     """
-    desk, where = admin(url, layout), filter_of(header, match)
+    desk, where = admin(url, layout, shard), filter_of(header, match)
     total = desk.size(queue, state)
     if dry_run:
         print_found(_count(desk, queue, state, where, total), "deleted", json=json)

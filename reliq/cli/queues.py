@@ -7,7 +7,7 @@ import typer
 
 from reliq.admin import QueueView
 from reliq.admin.filters import duration
-from reliq.cli.options import Json, Url, admin
+from reliq.cli.options import Json, Shard, Url, admin
 from reliq.cli.output import print_json, say
 from reliq.cli.tables import print_table
 from reliq.message import Pause
@@ -25,6 +25,7 @@ def queues(
     interval: Annotated[str, typer.Option(help="The time over which rates are counted; 0 for none.")] = "500ms",
     json: Json = False,
     url: Url = None,
+    shard: Shard = None,
 ) -> None:
     """
     Show every queue: its messages by state, how late the first one is, how fast it moves, who works on it.
@@ -33,7 +34,7 @@ def queues(
 
     Example: reliq queues orders mails
     """
-    seen = admin(url).queues(names or (), scan=scan, interval=duration(interval))
+    seen = admin(url, shard=shard).queues(names or (), scan=scan, interval=duration(interval))
     if json:
         print_json({"queues": seen.queues, "unreadable": seen.unreadable, "left_out": seen.left_out})
         return
@@ -42,8 +43,13 @@ def queues(
     else:
         foreign = any(view.layout != "reliq" for view in seen.queues)
         rated = any(view.rates is not None for view in seen.queues)
-        columns = (*QUEUE_COLUMNS, *(RATE_COLUMNS if rated else ()), "workers", *(("layout",) if foreign else ()))
-        print_table(columns, [_row(view, rated=rated, foreign=foreign) for view in seen.queues])
+        more = [
+            name for name, due in (("shards", any(view.shards > 1 for view in seen.queues)), ("layout", foreign)) if due
+        ]
+        columns = (*QUEUE_COLUMNS, *(RATE_COLUMNS if rated else ()), "workers", *more)
+        print_table(
+            columns, [(*_row(view, rated=rated), *(getattr(view, name) for name in more)) for view in seen.queues]
+        )
     for view in seen.queues:
         if view.pause is not None:
             say(f"{view.queue} is {pause_text(view.pause, time.time())}")
@@ -66,11 +72,11 @@ def pause_text(pause: Pause, now: float) -> str:
     return said + (f": {pause.reason}" if pause.reason else "")
 
 
-def _row(view: QueueView, *, rated: bool, foreign: bool) -> list[str]:
+def _row(view: QueueView, *, rated: bool) -> list[str]:
     late = "?" if view.late is None else spoken(view.late)
     counts = (view.ready, view.pending, view.unack - view.backoff, view.backoff, view.retry, view.garbage, view.dead)
     cells = [view.queue, late, *map(amount, counts)]
     if rated:
         rates = view.rates
         cells += [rate(rates.arrived), rate(rates.acked), rate(rates.failed)] if rates else ["", "", ""]
-    return [*cells, str(view.workers), *([view.layout] if foreign else [])]
+    return [*cells, str(view.workers)]

@@ -8,7 +8,7 @@ import typer
 
 from reliq.admin import Running, StackReport
 from reliq.admin.filters import duration
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
 from reliq.cli.output import print_json, say, say_age
 from reliq.cli.tables import print_table
 from reliq.keys import Layout
@@ -29,6 +29,7 @@ def running(
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,
+    shard: Shard = None,
 ) -> None:
     """
     Show the handlers that run, the longest running first, as their workers say every 5 s.
@@ -39,7 +40,7 @@ def running(
 
     Example: reliq running orders --longer-than 10m
     """
-    operator = admin(url, layout)
+    operator = admin(url, layout, shard)
     rows = operator.running(queue, longer_than=duration(longer_than))
     reports = operator.stacks({row.worker for row in rows}, for_seconds=STACK_SECONDS) if stacks else {}
     if json:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from reliq import commands, crons, transitions
 from reliq.commands import LISTS
 from reliq.crons import CronState
-from reliq.errors import ProtocolError, RedisRefusedError
+from reliq.errors import ProtocolError, RedisRefusedError, RedisUnavailableError
 from reliq.ids import made_at
+from reliq.message import Counts
 from reliq.wireformat import DUE_BYTES, envelope_due
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from reliq.call import Request
     from reliq.keys import Keys
-    from reliq.message import Counts
     from reliq.snapshot.waits import Waits
 
 #: Ids drawn from unack; their state words tell how many of all are leased and how many wait.
@@ -34,6 +34,7 @@ class QueueSnapshot:
         backoff: how many of unack wait after a nack.
         overdue: how many pending messages are due.
         crons: its periodic entries.
+        shards: how many shards were looked at.
     """
 
     keys: Keys
@@ -42,6 +43,25 @@ class QueueSnapshot:
     backoff: int
     overdue: int
     crons: Sequence[CronState] = ()
+    shards: int = 1
+
+    @classmethod
+    def sum(cls, parts: Sequence[QueueSnapshot]) -> QueueSnapshot:
+        """Return the snapshot of a queue from those of its shards."""
+        if len(parts) == 1:
+            return parts[0]
+        oldest: dict[str, float] = {}
+        for part in parts:
+            oldest |= {state: max(seconds, oldest.get(state, 0.0)) for state, seconds in part.oldest.items()}
+        return cls(
+            parts[0].keys,
+            Counts.sum([part.counts for part in parts]),
+            oldest,
+            sum(part.backoff for part in parts),
+            sum(part.overdue for part in parts),
+            parts[0].crons,  # the first shard has them all
+            len(parts),
+        )
 
     @property
     def queue(self) -> str:
@@ -78,15 +98,16 @@ class QueueLook:
 
     def first_requests(self) -> list[Request[Any]]:
         """Return what can be asked at once."""
-        return [*self._questions().values(), crons.cron_states(self.keys), *self._waits.questions(self.keys)]
+        periodic = [] if self.keys.shard else [crons.cron_states(self.keys)]
+        return [*self._questions().values(), *periodic, *self._waits.questions(self.keys)]
 
     def take_first(self, answers: Sequence[Any], now_ms: float) -> None:
-        """Take the answers to `first_requests`; a queue with a spoilt key says why, and hides no other."""
+        """Take the answers to `first_requests`; a queue with a spoilt key, or whose server is away, hides no other."""
         self._told, self._now_ms = dict(zip(self._questions(), answers, strict=False)), now_ms
-        periodic = answers[len(self._told)]
+        periodic = answers[len(self._told)] if not self.keys.shard else []
         self._crons = periodic if isinstance(periodic, list) else []
         for answer in self._told.values():
-            if isinstance(answer, RedisRefusedError | ProtocolError):
+            if isinstance(answer, RedisRefusedError | ProtocolError | RedisUnavailableError):
                 self.refusal = str(answer)
                 return
             if isinstance(answer, Exception):

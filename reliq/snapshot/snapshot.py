@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from reliq import commands
 from reliq.keys import Keys
-from reliq.snapshot.queue_look import QueueLook
+from reliq.snapshot.queue_look import QueueLook, QueueSnapshot
+from reliq.snapshot.shard_maps import ShardMaps
 from reliq.snapshot.waits import Waits
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from reliq.call import Request
     from reliq.client.client import Client
-    from reliq.snapshot.queue_look import QueueSnapshot
 
 INFO_SECTIONS = ("server", "memory", "persistence", "stats", "clients")
 #: Queues of the registry that one snapshot has at most: anybody who may publish may write names there.
@@ -66,6 +66,7 @@ class SnapshotReader:
         queues: says which; None means those that the registry has. Of too many, those come first that the last look
             saw anything of; the rest takes turns.
         waits: what earlier looks saw waiting; None begins anew.
+        maps: how many shards queues have, as earlier looks read it; None begins anew.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class SnapshotReader:
         client: Client,
         queues: Callable[[], Sequence[Keys]] | None = None,
         waits: Waits | None = None,
+        maps: ShardMaps | None = None,
     ) -> None:
-        self._client, self._queues, self._waits = client, queues, waits or Waits()
+        self._client, self._queues, self._waits, self._maps = client, queues, waits or Waits(), maps or ShardMaps()
         self._in_use: list[Keys] = []
         self._cursor = 0
 
@@ -89,36 +91,69 @@ class SnapshotReader:
         chosen = (
             Chosen(self._queues()) if self._queues else registered(self._client, lambda: self._in_use, self._cursor)
         )
-        looks = [QueueLook(keys, self._waits) for keys in chosen.queues]
-        now_ms, facts = self._first_trip(looks, clock_ms)
-        unreadable = {look.keys: look.refusal for look in looks if look.refusal}
-        looks = [look for look in looks if not look.refusal]
-        for look, answers in zip(looks, self._asked([look.second_requests() for look in looks]), strict=True):
+        parts, now_ms, facts = self._first_looks(chosen.queues, clock_ms)
+        unreadable = {keys: why for keys, looks in parts.items() if (why := _refusal(looks))}
+        readable = [look for keys, looks in parts.items() if keys not in unreadable for look in looks]
+        for look, answers in zip(readable, self._asked([look.second_requests() for look in readable]), strict=True):
             look.take_second(answers, now_ms)
         self._waits.keep(chosen.queues)
-        seen = [look.snapshot(now_ms) for look in looks]
+        self._maps.keep(chosen.queues)
+        seen = [
+            QueueSnapshot.sum([look.snapshot(now_ms) for look in looks])
+            for keys, looks in parts.items()
+            if keys not in unreadable
+        ]
         if chosen.left_out:
             self._in_use = [*unreadable, *(one.keys for one in seen if one.counts.totals or one.counts.alive)]
             self._cursor = chosen.cursor
         return Snapshot(seen, unreadable, chosen.left_out, facts, time.monotonic() - started)
 
-    def _first_trip(self, looks: Sequence[QueueLook], clock_ms: float | None) -> tuple[float, dict[str, str]]:
-        """Ask for all that can be asked at once; return Redis' clock, and the fields of INFO."""
-        general: list[Request[Any]] = [commands.server_ms(), *map(commands.server_facts, INFO_SECTIONS)]
-        (time_ms, *sections), *rest = self._asked([general, *(look.first_requests() for look in looks)])
+    def _first_looks(
+        self, queues: Sequence[Keys], clock_ms: float | None
+    ) -> tuple[dict[Keys, list[QueueLook]], float, dict[str, str]]:
+        """Ask each shard of `queues` for all that can be asked at once; of shards that are new, in one more trip."""
+        due = self._maps.due(queues)
+        parts = {keys: [QueueLook(shard, self._waits) for shard in self._maps.shards(keys)] for keys in queues}
+        general: list[Request[Any]] = [
+            commands.server_ms(),
+            *map(commands.server_facts, INFO_SECTIONS),
+            *self._maps.questions(due),
+        ]
+        looks = [look for some in parts.values() for look in some]
+        (time_ms, *told), *rest = self._asked([general, *(look.first_requests() for look in looks)])
         if clock_ms is None and isinstance(time_ms, Exception):
             raise time_ms
         now_ms = time_ms if clock_ms is None else clock_ms
         for look, answers in zip(looks, rest, strict=True):
             look.take_first(answers, now_ms)
-        told = [section for section in sections if isinstance(section, dict)]
-        return now_ms, {name: fact for section in told for name, fact in section.items()}
+        sections, maps = told[: len(INFO_SECTIONS)], told[len(INFO_SECTIONS) :]
+        for keys, why in self._maps.learn(due, maps).items():
+            parts[keys][0].refusal = str(why)
+        self._look_at_new_shards(parts, now_ms)
+        facts = [section for section in sections if isinstance(section, dict)]
+        return parts, now_ms, {name: fact for section in facts for name, fact in section.items()}
+
+    def _look_at_new_shards(self, parts: Mapping[Keys, list[QueueLook]], now_ms: float) -> None:
+        """Look at the shards that a queue has gained, and not at those that it has lost."""
+        for keys, looks in parts.items():
+            del looks[len(self._maps.shards(keys)) :]
+        new = [(looks, shard) for keys, looks in parts.items() for shard in self._maps.shards(keys)[len(looks) :]]
+        more = [QueueLook(shard, self._waits) for _, shard in new]
+        for look, answers in zip(more, self._asked([look.first_requests() for look in more]), strict=True):
+            look.take_first(answers, now_ms)
+        for (looks, _), look in zip(new, more, strict=True):
+            looks.append(look)
 
     def _asked(self, groups: Sequence[Sequence[Request[Any]]]) -> list[list[Any]]:
         """Make groups of requests in one round trip; return the answers of each group."""
         requests = [request for group in groups for request in group]
         answers = iter(self._client.run_all(requests) if requests else ())
         return [list(islice(answers, len(group))) for group in groups]
+
+
+def _refusal(looks: Sequence[QueueLook]) -> str:
+    """Return why a queue cannot be read; empty when each of its shards can."""
+    return next((look.refusal for look in looks if look.refusal), "")
 
 
 def registered(client: Client, first: Callable[[], Sequence[Keys]], cursor: int = 0) -> Chosen:

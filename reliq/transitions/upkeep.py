@@ -106,7 +106,18 @@ def forget(keys: Keys, *, letters: bool, clock: int | None = None) -> Call[tuple
     rest = (keys.lease, keys.errors, keys.totals, keys.ends, keys.history)
     return Call(
         script("forget"),
-        (*places, *rest, keys.minutes, keys.cron, keys.wake, keys.watch, keys.paused, keys.windows),
+        (
+            *places,
+            *rest,
+            keys.minutes,
+            keys.cron,
+            keys.wake,
+            keys.watch,
+            keys.paused,
+            keys.windows,
+            keys.map,
+            keys.epoch,
+        ),
         (clock_arg(clock), int(letters)),
         lambda reply: (int(reply[0]), int(reply[1])),
     )

@@ -6,8 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from reliq.admin.dead import RedriveOptions
 from reliq.admin.places import check_place
+from reliq.admin.redrive import RedriveOptions
 from reliq.admin.remove import PURGEABLE
 from reliq.errors import ConfigurationError
 from reliq.foreign import printable

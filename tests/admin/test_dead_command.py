@@ -7,7 +7,7 @@ import pytest
 
 from reliq import Admin, Queue
 from reliq.admin import LetterFilter, RedriveOptions
-from reliq.admin.dead import Pace, copy_id
+from reliq.admin.redrive import Pace, copy_id
 from reliq.cli.dead import per_second
 from reliq.errors import ConfigurationError
 

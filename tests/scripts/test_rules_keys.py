@@ -19,8 +19,8 @@ LATE = ("totals", "ends", "history", "minutes", "windows")
 #: Of any type they are written anew.
 ANY_TYPE = ("watch", "paused")
 CHECKED = {(name, key) for name in NAMES for key in SCRIPTS[name].keys if key not in (*LATE, *ANY_TYPE)}
-#: The first two are read for an id that is taken, and not else; the other goes with the queue, whatever it is.
-CHECKED -= {("publish", "unack"), ("ask", "unack"), ("forget", "cron")}
+#: The first two are read for an id that is taken, and not else; the others go with the queue, whatever they are.
+CHECKED -= {("publish", "unack"), ("ask", "unack"), ("forget", "cron"), ("forget", "map"), ("forget", "epoch")}
 
 
 @pytest.fixture

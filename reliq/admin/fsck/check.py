@@ -22,7 +22,7 @@ from reliq import commands, transitions
 from reliq.admin import queries, queue_queries
 from reliq.admin.fsck.ids import check_ids
 from reliq.admin.fsck.repair import repair_of
-from reliq.admin.fsck.report import CheckReport, FaultTally
+from reliq.admin.fsck.report import CheckReport, FaultTally, sum_of
 from reliq.admin.fsck.state import IdState, faults_of, read_state
 from reliq.admin.places import TYPES
 from reliq.call import id_text
@@ -59,7 +59,7 @@ OnProgress = Callable[[str, int], None]
 def check(queue: QueueSession, *, repair: bool, patience: Duration, progress: OnProgress) -> CheckReport:
     """Check a queue; in a layout of the Go original a fault is reported when it is still there after `patience` seconds."""
     wait = partial(time.sleep, seconds("patience", patience, most=3600))
-    return Checker(queue, repair=repair, progress=progress, wait=wait).run()
+    return sum_of([Checker(part, repair=repair, progress=progress, wait=wait).run() for part in queue.parts])
 
 
 class Checker:

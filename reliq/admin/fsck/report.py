@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from reliq.admin.fsck.state import FaultName
 
 #: A report has at most this many examples of a fault.
@@ -148,3 +150,25 @@ class FaultTally:
             for name, kind in FAULT_KINDS.items()
             if name in self.counts
         )
+
+
+def sum_of(reports: Sequence[CheckReport]) -> CheckReport:
+    """Return the report on a queue from those on its shards."""
+    if len(reports) == 1:
+        return reports[0]
+    by_name: dict[str, list[Fault]] = {}
+    for fault in (fault for report in reports for fault in report.faults):
+        by_name.setdefault(fault.name, []).append(fault)
+    faults = [
+        replace(
+            some[0],
+            count=sum(one.count for one in some),
+            mended=sum(one.mended for one in some),
+            examples=tuple(example for one in some for example in one.examples)[:EXAMPLES],
+        )
+        for some in by_name.values()
+    ]
+    looked_at, unproved = (
+        sum(numbers) for numbers in zip(*((one.looked_at, one.unproved) for one in reports), strict=True)
+    )
+    return CheckReport(reports[0].queue, looked_at, tuple(faults), unproved)

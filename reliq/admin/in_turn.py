@@ -1,0 +1,35 @@
+"""Bulk methods go through the shards of a queue, one after another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from reliq.admin.session import QueueSession
+
+R = TypeVar("R")
+
+
+def in_turn(
+    queue: QueueSession,
+    do: Callable[[QueueSession, Callable[[int, R], None], R], R],
+    on_step: Callable[[int, R], None],
+    nothing: R,
+) -> R:
+    """
+    Call `do` for each shard that is meant, and return the sum of what it returns.
+
+    Args:
+        do: is called with the shard, the function to call after each step of it, and the sum so far.
+        on_step: is called after each step with how many ids it looked at, and the sum over all shards.
+    """
+    total: Any = nothing
+    for part in queue.parts:
+
+        def step(looked: int, sum_of: Any, before: Any = total) -> None:
+            on_step(looked, before + sum_of)
+
+        total = total + do(part, step, total)
+    return total  # type: ignore[no-any-return]

@@ -1,0 +1,260 @@
+"""Dead letters published again, in their queue or in another."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from reliq import transitions
+from reliq.admin import queries
+from reliq.admin.dead import walk_letters
+from reliq.admin.filters import ignore
+from reliq.admin.in_turn import in_turn
+from reliq.admin.publish import taker
+from reliq.control import by_bytes
+from reliq.errors import ConfigurationError
+from reliq.ids import check_id
+from reliq.message import Outgoing
+from reliq.settings import BATCH_LIMIT, DAY_SECONDS, QueueSettings, milliseconds, seconds, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reliq.admin.filters import LetterFilter
+    from reliq.admin.session import QueueSession
+    from reliq.message import Letter
+    from reliq.queue import Queue
+
+#: A message that came from another queue stays known for this many seconds after its end: within them a redrive or move
+#: that was cut off can be made again without publishing twice.
+COPY_WINDOW_SECONDS = 7 * DAY_SECONDS
+#: With a rate, one step publishes what the rate allows in this many seconds.
+STEP_SECONDS = 0.2
+FASTEST_RATE = 1_000_000
+
+_DEATH = re.compile(r"\.\d{13,}-\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveResult:
+    """
+    How many dead letters a redrive found, and how each ended.
+
+    Attributes:
+        found: letters that the ids or the filter chose.
+        redriven: published again.
+        alive: left as they are, because a message of their id is alive in the queue.
+        kept: left as they are, because the target queue refuses their headers or their size, as it would in a publish.
+        gone: redriven or deleted by somebody else meanwhile.
+    """
+
+    found: int = 0
+    redriven: int = 0
+    alive: int = 0
+    gone: int = 0
+    kept: int = 0
+
+    def __str__(self) -> str:
+        """Return in one line what became of them."""
+        parts = [f"{self.redriven} redriven"]
+        if self.alive:
+            parts.append(f"{self.alive} left: a message of their id is alive")
+        if self.gone:
+            parts.append(f"{self.gone} were gone meanwhile")
+        if self.kept:
+            parts.append(f"{self.kept} kept: the other queue cannot have such headers or bodies")
+        return ", ".join(parts)
+
+    def __add__(self, other: RedriveResult) -> RedriveResult:
+        return RedriveResult(
+            self.found + other.found,
+            self.redriven + other.redriven,
+            self.alive + other.alive,
+            self.gone + other.gone,
+            self.kept + other.kept,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedriveOptions:
+    """
+    How letters are published again.
+
+    Attributes:
+        limit: the most letters, None for all.
+        rate: the most letters in a second, None for no limit.
+        retries: deliveries after the first; None for what the message had.
+        delay: seconds until they are due.
+
+    Raises:
+        ConfigurationError: one of them is not allowed.
+    """
+
+    limit: int | None = None
+    rate: float | None = None
+    retries: int | None = None
+    delay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            whole("limit", self.limit, least=1, most=10**9)
+        if self.rate is not None and not 0 < self.rate <= FASTEST_RATE:
+            raise ConfigurationError(
+                f"rate must be above 0 and at most {FASTEST_RATE:,} in a second, not {self.rate!r}"
+            )
+        if self.retries is not None:
+            whole("retries", self.retries, most=1000)
+        seconds("delay", self.delay)
+
+
+#: It is called after each step, with how many letters it looked at and the sum.
+OnRedriven = Callable[[int, RedriveResult], None]
+
+
+def redrive(
+    queue: QueueSession,
+    where: LetterFilter,
+    options: RedriveOptions,
+    to: Queue[bytes],
+    on_step: OnRedriven,
+) -> RedriveResult:
+    """
+    Publish letters again, oldest first, in `to`: their own queue, or another; each step is whole, so it may be cut off.
+
+    Those of a sharded queue go shard by shard.
+    """
+
+    def redrive_part(part: QueueSession, step: OnRedriven, before: RedriveResult) -> RedriveResult:
+        left = None if options.limit is None else options.limit - before.found
+        return RedriveResult() if left == 0 else _redrive(part, where, replace(options, limit=left), to, pace, step)
+
+    pace = Pace(options.rate)
+    return in_turn(queue, redrive_part, on_step, RedriveResult())
+
+
+def _redrive(
+    queue: QueueSession,
+    where: LetterFilter,
+    options: RedriveOptions,
+    to: Queue[bytes],
+    pace: Pace,
+    on_step: OnRedriven,
+) -> RedriveResult:
+    sum_of, is_own = RedriveResult(), to.name == queue.name
+    for letters in _steps(queue, where, options):
+        words = _again(queue, letters, options, to) if is_own else _copy(queue, letters, options, to)
+        sum_of += RedriveResult(
+            len(letters),
+            words.count("redriven"),
+            words.count("alive"),
+            words.count("not_found"),
+            words.count("kept"),
+        )
+        on_step(len(letters), sum_of)
+        pace.wait(words.count("redriven"), partial(on_step, 0, sum_of))
+    return sum_of
+
+
+def copy_id(letter: Letter) -> str:
+    """Return the id of a letter's message in another queue: always the same, and of this death alone."""
+    id = f"{_DEATH.sub('', letter.id)}.{letter.letter}"
+    try:
+        return check_id(id)
+    except ConfigurationError:  # too long, or of a foreign publisher
+        digest = hashlib.sha256(letter.id.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        return f"{digest}.{letter.letter}"
+
+
+class Pace:
+    """Keeps to a rate: it waits until the rate allows as many as were published."""
+
+    def __init__(self, per_second: float | None) -> None:
+        self._per_second, self._free_at = per_second, time.monotonic()
+
+    def wait(self, done: int, meanwhile: Callable[[], None] = ignore) -> None:
+        """Sleep until `done` more fit the rate; call `meanwhile` now and then in a long sleep: it may raise to end it."""
+        if self._per_second is None:
+            return
+        self._free_at = max(self._free_at, time.monotonic() - STEP_SECONDS) + done / self._per_second
+        while (left := self._free_at - time.monotonic()) > STEP_SECONDS:
+            time.sleep(STEP_SECONDS)
+            meanwhile()
+        time.sleep(max(0.0, left))
+
+
+def _steps(queue: QueueSession, where: LetterFilter, options: RedriveOptions) -> Iterator[list[Letter]]:
+    """Yield the chosen letters, as many at a time as limit and rate allow."""
+    size = BATCH_LIMIT if options.rate is None else max(1, min(BATCH_LIMIT, round(options.rate * STEP_SECONDS)))
+    left = options.limit
+    for _, letters in walk_letters(queue, where):
+        for at in range(0, len(letters), size):
+            step = letters[at : at + size] if left is None else letters[at : min(at + size, at + left)]
+            if not step:
+                return
+            yield step
+            left = None if left is None else left - len(step)
+
+
+def _again(queue: QueueSession, letters: list[Letter], options: RedriveOptions, own: Queue[bytes]) -> list[Any]:
+    """Publish letters in their shard again; those whose home is another by now are copied there."""
+    ttl_ms, answers = milliseconds(QueueSettings().ttl), dict[str, Any]()
+    here = [one for one in letters if queue.is_home_of(one.id)]
+    for some in by_bytes(here):
+        rows = [(one.letter, one.id, _retries(one, options)) for one in some]
+        call = transitions.redrive(
+            queue.keys, rows, ttl_ms=ttl_ms, delay_ms=milliseconds(options.delay), epoch=queue.map.epoch
+        )
+        words = queue.run(call)
+        answers |= zip((one.letter for one in some), words, strict=True)
+    moved = [one for one in letters if answers.get(one.letter, "stale") == "stale"]
+    answers |= zip((one.letter for one in moved), _to_home(queue, moved, options, own), strict=True)
+    return [answers[one.letter] for one in letters]
+
+
+def _to_home(queue: QueueSession, letters: list[Letter], options: RedriveOptions, own: Queue[bytes]) -> list[Any]:
+    """Publish letters under their ids in the shards that have those by now, and delete them here; as `_copy`."""
+    takes = taker(own)
+    orders = {one.letter: order for one in letters if takes(order := replace(_order(one, options), id=one.id))}
+    told = own.publish_many(orders.values()) if orders else None
+    taken = {*told.duplicates, *told.tombstoned} if told else set()
+    gone = [letter for letter, order in orders.items() if order.id not in taken]
+    if gone:
+        queue.run(queries.delete_letters(queue.keys, gone))
+    return ["kept" if one.letter not in orders else "alive" if one.id in taken else "redriven" for one in letters]
+
+
+def _copy(queue: QueueSession, letters: list[Letter], options: RedriveOptions, to: Queue[bytes]) -> list[Any]:
+    """
+    Publish letters in another queue and delete them here.
+
+    The two lie in different slots of a Cluster, so it is two steps. Cut off between them, the letter is still here
+    and its message there; made again, the publish answers `duplicate`, for the id is of this death alone.
+    """
+    takes = taker(to)
+    orders = {one.letter: order for one in letters if takes(order := _order(one, options))}
+    if orders:
+        to.publish_many(orders.values())
+        queue.run(queries.delete_letters(queue.keys, orders))
+    return ["redriven" if one.letter in orders else "kept" for one in letters]
+
+
+def _order(letter: Letter, options: RedriveOptions) -> Outgoing[bytes]:
+    return Outgoing(
+        body=letter.payload,
+        id=copy_id(letter),
+        delay=options.delay,
+        retries=_retries(letter, options),
+        headers=letter.header.headers,
+        dedup=COPY_WINDOW_SECONDS,
+    )
+
+
+def _retries(letter: Letter, options: RedriveOptions) -> int:
+    if options.retries is not None:
+        return options.retries
+    return QueueSettings().retries if letter.header.retries is None else letter.header.retries

@@ -1,0 +1,76 @@
+"""How many shards queues have, as a look has read it: the maps go along with a look, once a minute."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from reliq.errors import ProtocolError, RedisRefusedError, RedisUnavailableError, WrongKeyTypeError
+from reliq.keys import Keys
+from reliq.shardmap import ShardMap, shard_map
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reliq.call import Command
+
+#: A look reads a map again after this many seconds.
+MAPS_SECONDS = 60.0
+
+
+class ShardMaps:
+    """
+    The maps of queues that are looked at again and again.
+
+    Args:
+        whole: whether queues are meant with all of their shards; else each by the shard that its keys name.
+    """
+
+    def __init__(self, *, whole: bool = True) -> None:
+        self._whole = whole
+        self._read_at: dict[str, float] = {}
+        self._shards: dict[str, list[Keys]] = {}
+
+    def due(self, queues: Sequence[Keys]) -> list[Keys]:
+        """Return those of `queues` whose maps are to be read."""
+        if not self._whole:
+            return []
+        old = time.monotonic() - MAPS_SECONDS
+        return [keys for keys in queues if not keys.bare and self._read_at.get(keys.entry, old) <= old]
+
+    def questions(self, queues: Sequence[Keys]) -> list[Command[ShardMap]]:
+        """Return what reads the maps of `queues`."""
+        return [shard_map(keys) for keys in queues]
+
+    def learn(self, queues: Sequence[Keys], answers: Sequence[Any]) -> dict[Keys, Exception]:
+        """
+        Take the answers to `questions`; return which queues cannot be read, with the error.
+
+        A map that this user may not read changes nothing: the rule of an earlier version knows of none.
+        """
+        refused = dict[Keys, Exception]()
+        for keys, answer in zip(queues, answers, strict=True):
+            if isinstance(answer, WrongKeyTypeError | ProtocolError | RedisUnavailableError):
+                refused[keys] = answer
+            elif isinstance(answer, ShardMap):
+                self._note(keys, answer.served)
+            elif not isinstance(answer, RedisRefusedError):
+                raise answer
+            self._read_at[keys.entry] = time.monotonic()
+        return refused
+
+    def shards(self, keys: Keys) -> list[Keys]:
+        """Return the keys of every shard of a queue that may hold messages, as far as it is known."""
+        return self._shards.get(keys.entry, [keys]) if self._whole else [keys]
+
+    def keep(self, queues: Sequence[Keys]) -> None:
+        """Forget every queue but these."""
+        entries = {keys.entry for keys in queues}
+        self._read_at = {entry: at for entry, at in self._read_at.items() if entry in entries}
+        self._shards = {entry: known for entry, known in self._shards.items() if entry in entries}
+
+    def _note(self, keys: Keys, served: int) -> None:
+        if served == 1:
+            self._shards.pop(keys.entry, None)
+        elif len(self._shards.get(keys.entry, ())) != served:
+            self._shards[keys.entry] = [keys.of_shard(shard) for shard in range(served)]
