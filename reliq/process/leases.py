@@ -2,54 +2,79 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reliq import commands, transitions
 from reliq.client.client import Client
+from reliq.errors import ReliqError
 from reliq.foreign import whole_number
 from reliq.message import Claimed
 from reliq.settings import BATCH_LIMIT
 from reliq.transport.connection import PUBLISH_TIMEOUT_SECONDS
+from reliq.transport.many import ManyWire
 from reliq.wireformat import Held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from reliq.consumer.consumer import Consumer
+    from reliq.handlers.handler import Handler
     from reliq.keys import Keys
+    from reliq.transport.connection import Connection
 
 #: A call is tried for 1 s while Redis is away: meanwhile the supervisor hears no signal and sees no process.
 CALL_SECONDS = 1.0
 
 
 class Leases:
-    """The leases of a consumer's queues; every method may raise ReliqError."""
+    """
+    The leases of a consumer's queues, each shard by its keys; every method may raise ReliqError.
+
+    Attributes:
+        call_seconds: for how long a call is tried while Redis is away.
+    """
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
+        self.call_seconds = CALL_SECONDS
 
-    def held(self, name: str, lane: str) -> list[Claimed]:
-        """Return the messages of queue `name` that are held by the consumer that claims as `lane`."""
-        return list(self._held(self._keys(name), lane))
+    @property
+    def has_many_servers(self) -> bool:
+        """Whether one server may be away while others answer."""
+        return isinstance(self._connection().wire(PUBLISH_TIMEOUT_SECONDS), ManyWire)
 
-    def extend(self, name: str, claimed: Sequence[Claimed]) -> None:
-        """Extend the leases of these messages of queue `name` to a whole one from now."""
-        (handler,) = self._consumer.chosen([name])
+    def shards(self, names: Sequence[str]) -> list[Keys]:
+        """Return the shards of queues, as they are known when Redis is away."""
+        known = [self._handler(name).queue.known_shards for name in names]
+        with suppress(ReliqError):  # the first that fails takes time enough
+            for one in known:
+                one.refresh(self._client())
+        return [keys for one in known for keys in one.all]
+
+    def shard(self, name: str, number: int) -> Keys:
+        """Return one shard of queue `name`."""
+        return self._handler(name).queue.known_shards.keys(number)
+
+    def held(self, keys: Keys, lane: str) -> list[Claimed]:
+        """Return the messages of a shard that are held by the consumer that claims as `lane`."""
+        return list(self._held(keys, lane))
+
+    def extend(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
+        """Extend the leases of these messages of a shard to a whole one from now."""
+        lease_ms = self._handler(keys.name).settings.lease_ms
         for piece in _pieces(claimed):
-            self._client().run(
-                transitions.extend(handler.queue.keys, piece, lease_ms=handler.settings.lease_ms),
-                for_seconds=CALL_SECONDS,
-            )
+            self._client().run(transitions.extend(keys, piece, lease_ms=lease_ms), for_seconds=self.call_seconds)
 
-    def release(self, name: str, claimed: Sequence[Claimed]) -> None:
-        """Give these messages of queue `name` back, unspent and in their order."""
+    def release(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
+        """Give these messages of a shard back, unspent and in their order."""
         for piece in reversed(_pieces(claimed)):  # each piece goes before the last one: the first must come last
-            self._client().run(transitions.release(self._keys(name), piece), for_seconds=CALL_SECONDS)
+            self._client().run(transitions.release(keys, piece), for_seconds=self.call_seconds)
 
     def _held(self, keys: Keys, lane: str) -> Iterator[Claimed]:
         """Yield the messages in unack whose receipts are of `lane`; each call reads a bounded part of it."""
         at, client = 0, self._client()
-        while rows := client.run(commands.held(keys, at), for_seconds=CALL_SECONDS):
+        while rows := client.run(commands.held(keys, at), for_seconds=self.call_seconds):
             ids = [id for id, _ in rows]
             words, lefts = client.run(commands.state_words(keys, ids)), client.run(commands.retries_left(keys, ids))
             for id, word, left in zip(ids, words, lefts, strict=True):
@@ -58,12 +83,15 @@ class Leases:
                     yield Claimed(id, word.nonce, number, word.deaths)
             at += BATCH_LIMIT
 
-    def _keys(self, name: str) -> Keys:
+    def _handler(self, name: str) -> Handler:
         (handler,) = self._consumer.chosen([name])
-        return handler.queue.keys
+        return handler
+
+    def _connection(self) -> Connection:
+        return self._consumer.connection(self._consumer.handlers)
 
     def _client(self) -> Client:
-        return Client.to(self._consumer.connection(self._consumer.handlers), PUBLISH_TIMEOUT_SECONDS)
+        return Client.to(self._connection(), PUBLISH_TIMEOUT_SECONDS)
 
 
 def _pieces(claimed: Sequence[Claimed]) -> list[Sequence[Claimed]]:

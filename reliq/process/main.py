@@ -178,7 +178,7 @@ def _report_unfinished(consumer: Consumer, path: Path) -> None:
     if consumer.unfinished is None:
         return  # no stop has come so far, and the board knows more
     rows = [
-        {"queue": held.queue, **msgspec.structs.asdict(held.delivery.claimed)}
+        {"queue": held.queue, "shard": held.keys.shard, **msgspec.structs.asdict(held.delivery.claimed)}
         for held in consumer.unfinished
         if not held.abandoned
     ]

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.foreign import printable
+from reliq.keys import Keys
 from reliq.message import Claimed
-from reliq.process.leases import Leases
+from reliq.process.leases import CALL_SECONDS, Leases
 from reliq.text import some
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.consumer.consumer import Consumer
+    from reliq.keys import Keys
     from reliq.process.child import Child
 
 logger = logging.getLogger(__name__)
@@ -51,58 +53,60 @@ class Recovery:
         late = child.overran(time.monotonic())
         lease_of = {one.queue.name: one.lease_seconds for one in child.handlers}
 
-        def settle(name: str, claimed: list[Claimed]) -> None:
+        def settle(keys: Keys, claimed: list[Claimed]) -> None:
             waiting: list[Claimed] = []
-            if self._concurrency == 1 and silence.seconds > lease_of[name] + SHORTEST_RENEWAL_SECONDS:
-                waiting = self._give_back_waiting(child, name, claimed)
-            given_up = [*waiting, *(one for one in claimed if child.has_started(late, name, one.id))]
-            self._leases.extend(name, [one for one in claimed if one not in given_up])
+            if self._concurrency == 1 and silence.seconds > lease_of[keys.name] + SHORTEST_RENEWAL_SECONDS:
+                waiting = self._give_back_waiting(child, keys, claimed)
+            given_up = [*waiting, *(one for one in claimed if child.has_started(late, keys.name, one.id))]
+            self._leases.extend(keys, [one for one in claimed if one not in given_up])
 
         self._of_each(child, settle)
 
     def give_back(self, child: Child, pid: int) -> None:
         """Release, unspent, what a dead process reports; without a report, all messages that do not pay for its end."""
         try:
-            by_queue = _cut_off(child.report.read_text())
+            by_shard = _cut_off(child.report.read_text())
             child.report.unlink()
         except FileNotFoundError:
-            by_queue = None
+            by_shard = None
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             logger.exception("what a process could not finish is unknown; what it had started will end with its lease")
-            by_queue = None
-        if by_queue is None:
-            self._of_each(child, lambda name, claimed: self._release(child, name, claimed))
+            by_shard = None
+        if by_shard is None:
+            self._of_each(child, lambda keys, claimed: self._release(child, keys, claimed))
             return
 
-        def release(name: str) -> None:
+        def release(keys: Keys) -> None:
             logger.warning(
-                "process %d ended before its handlers; given back to %s: %s", pid, name, _named(by_queue[name])
+                "process %d ended before its handlers; given back to %s: %s", pid, keys.name, _named(of_shard[keys])
             )
-            self._leases.release(name, by_queue[name])
+            self._leases.release(keys, of_shard[keys])
 
-        _each(list(by_queue), release)
+        of_shard = {self._leases.shard(*where): claimed for where, claimed in by_shard.items()}
+        self._each(list(of_shard), release)
 
-    def _give_back_waiting(self, child: Child, name: str, claimed: list[Claimed]) -> list[Claimed]:
+    def _give_back_waiting(self, child: Child, keys: Keys, claimed: list[Claimed]) -> list[Claimed]:
         """Release and return the messages that have not started; none when the process wakes, for it may start them."""
 
         def waiting() -> list[Claimed]:
             rows = child.rows()
-            return [one for one in claimed if not child.has_started(rows, name, one.id)]
+            return [one for one in claimed if not child.has_started(rows, keys.name, one.id)]
 
         if not waiting():
             return []
         with child.stopped() as is_silent:
             released = waiting() if is_silent else []
-            self._leases.release(name, released)
+            self._leases.release(keys, released)
         return released
 
-    def _release(self, child: Child, name: str, claimed: list[Claimed]) -> None:
+    def _release(self, child: Child, keys: Keys, claimed: list[Claimed]) -> None:
         """
         Release the messages that pay nothing for the end of the process.
 
         A message may kill its process before it starts, by a body that is too large to read, and no board names it.
         One that was held by several processes that died of unknown causes keeps its lease, and pays when that ends.
         """
+        name = keys.name
         innocent = [one for one in claimed if not child.is_charged(name, one.id)]
         suspects = (
             [] if child.end_reason else [one for one in innocent if self._releases_of(name, one.id) > FREE_RELEASES]
@@ -113,7 +117,7 @@ class Recovery:
                 name,
                 _named(suspects),
             )
-        self._leases.release(name, [one for one in innocent if one not in suspects])
+        self._leases.release(keys, [one for one in innocent if one not in suspects])
 
     def _releases_of(self, name: str, id: str) -> int:
         """Return how many processes, this one included, have died that held the message and had not started it."""
@@ -122,38 +126,43 @@ class Recovery:
             del self._released[next(iter(self._released))]
         return count
 
-    def _of_each(self, child: Child, settle: Callable[[str, list[Claimed]], None]) -> None:
-        """Call `settle` with the messages of each queue that the process holds."""
+    def _of_each(self, child: Child, settle: Callable[[Keys, list[Claimed]], None]) -> None:
+        """Call `settle` with the messages of each shard that the process holds."""
         lanes = {} if child.board is None else child.board.lanes
-        _each(list(lanes), lambda name: settle(name, self._leases.held(name, lanes[name])))
+        shards = self._leases.shards(list(lanes))
+        self._each(shards, lambda keys: settle(keys, self._leases.held(keys, lanes[keys.name])))
+
+    def _each(self, shards: Sequence[Keys], step: Callable[[Keys], None]) -> None:
+        """
+        Take `step` for each shard, and log what Redis refuses.
+
+        When Redis is away the others are not tried: meanwhile the supervisor hears no signal and sees no process. Where
+        there are many servers they are, but once only.
+        """
+        self._leases.call_seconds = CALL_SECONDS
+        for at, keys in enumerate(shards):
+            try:
+                step(keys)
+            except ReliqError as error:
+                is_away = isinstance(error, RedisUnavailableError)
+                is_over = is_away and not self._leases.has_many_servers
+                queues = ", ".join(dict.fromkeys(one.name for one in (shards[at:] if is_over else [keys])))
+                logger.warning("%s: what a process held could not be settled, its leases will end: %s", queues, error)
+                if is_over:
+                    return
+                if is_away:
+                    self._leases.call_seconds = 0.0
+            except Exception:  # nothing here may end the supervisor, and every process with it
+                logger.exception("%s: what a process held could not be settled, its leases will end", keys.name)
 
 
-def _each(names: Sequence[str], step: Callable[[str], None]) -> None:
-    """
-    Take `step` for each queue, and log what Redis refuses.
-
-    When Redis is away the other queues are not tried: meanwhile the supervisor hears no signal and sees no process.
-    """
-    for at, name in enumerate(names):
-        try:
-            step(name)
-        except ReliqError as error:
-            is_away = isinstance(error, RedisUnavailableError)
-            queues = ", ".join(names[at:] if is_away else [name])
-            logger.warning("%s: what a process held could not be settled, its leases will end: %s", queues, error)
-            if is_away:
-                return
-        except Exception:  # nothing here may end the supervisor, and every process with it
-            logger.exception("%s: what a process held could not be settled, its leases will end", name)
-
-
-def _cut_off(report: str) -> dict[str, list[Claimed]]:
-    """Return the receipts in a child's report, by queue."""
-    by_queue: dict[str, list[Claimed]] = defaultdict(list)
+def _cut_off(report: str) -> dict[tuple[str, int], list[Claimed]]:
+    """Return the receipts in a child's report, by queue and number of the shard."""
+    by_shard: dict[tuple[str, int], list[Claimed]] = defaultdict(list)
     rows: list[dict[str, Any]] = json.loads(report)
     for row in rows:
-        by_queue[row.pop("queue")].append(Claimed(**row))
-    return by_queue
+        by_shard[row.pop("queue"), row.pop("shard")].append(Claimed(**row))
+    return by_shard
 
 
 def _named(claimed: Sequence[Claimed]) -> str:

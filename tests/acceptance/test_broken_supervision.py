@@ -117,7 +117,9 @@ def supervisor(jobs, plan):
     supervisor._folder.remove()
 
 
-@pytest.mark.parametrize("half", ['[{"queue": "slow", "id"', "", "[1]", '[{"queue": "slow", "no": "receipt"}]'])
+@pytest.mark.parametrize(
+    "half", ['[{"queue": "slow", "id"', "", "[1]", '[{"queue": "slow", "shard": 0, "no": "receipt"}]']
+)
 def test_a_report_that_cannot_be_read_is_told_and_the_child_is_replaced_all_the_same(supervisor, caplog, half):
     child = supervisor.children[0]
     child.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(75)"])
@@ -141,7 +143,9 @@ def test_what_large_batches_could_not_finish_goes_back_in_bounded_steps_in_its_o
     child = supervisor.children[0]
     child.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(75)"])
     child.process.wait()
-    child.report.write_text(json.dumps([{"queue": "slow", **msgspec.structs.asdict(one)} for one in claimed]))
+    child.report.write_text(
+        json.dumps([{"queue": "slow", "shard": 0, **msgspec.structs.asdict(one)} for one in claimed])
+    )
 
     supervisor._reap(child)
 

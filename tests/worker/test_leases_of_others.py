@@ -34,7 +34,7 @@ def test_a_count_that_is_beyond_all_measure_stops_nothing(leases, queue, client,
     odd, *others = queue.moves.claim(CallNumber(LANE, 1), limit=3, lease_ms=60_000).claimed
     client.hset(queue.keys.retries_left, odd.id, count)
 
-    leases.release("q", leases.held("q", LANE))
+    leases.release(queue.keys, leases.held(queue.keys, LANE))
 
     again = queue.moves.claim(CallNumber("another", 1), limit=3, lease_ms=60_000).claimed
     assert {one.id for one in others} <= {one.id for one in again}
@@ -47,8 +47,8 @@ def test_nothing_that_goes_wrong_there_ends_a_supervisor_and_other_queues_are_se
     queue.publish("x", id="x")
     (held,) = queue.moves.claim(CallNumber(LANE, 1), limit=1, lease_ms=60_000).claimed
     child = Child(0, tmp_path, Pulse(), consumer.handlers)
-    rows = [{"queue": "bad", "id": "x", "nonce": None, "left": 1}]
-    rows += [{"queue": "good", "id": held.id, "nonce": held.nonce, "left": held.left}]
+    rows = [{"queue": "bad", "shard": 0, "id": "x", "nonce": None, "left": 1}]
+    rows += [{"queue": "good", "shard": 0, "id": held.id, "nonce": held.nonce, "left": held.left}]
     child.report.write_text(json.dumps(rows))
 
     Recovery(consumer, concurrency=2).give_back(child, 1)
@@ -62,7 +62,9 @@ def test_a_supervisor_does_not_wait_for_a_redis_that_is_away_once_for_each_queue
     for name in names:
         consumer.handler(Queue(name, str))(lambda body: None)
     child = Child(0, tmp_path, Pulse(), consumer.handlers)
-    child.report.write_text(json.dumps([{"queue": one, "id": "x", "nonce": "n.1:9", "left": 1} for one in names]))
+    child.report.write_text(
+        json.dumps([{"queue": one, "shard": 0, "id": "x", "nonce": "n.1:9", "left": 1} for one in names])
+    )
     own_server.stop()
 
     Recovery(consumer, concurrency=2).give_back(child, 1)
