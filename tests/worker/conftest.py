@@ -10,7 +10,11 @@ import pytest
 from reliq import Consumer, Queue, WorkerSettings
 from reliq.client.client import Client
 from reliq.embedded import EmbeddedRedis
+from reliq.ids import new_id, token
+from reliq.shardmap import ShardMap
+from reliq.transitions import CallNumber, publish
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
+from reliq.wireformat import envelope_rest
 
 #: A test waits for an event at most so long; it goes on as soon as the event comes.
 PATIENCE_SECONDS = 30.0
@@ -175,3 +179,25 @@ class Meter:
 @pytest.fixture
 def meter():
     return Meter()
+
+
+@pytest.fixture
+def spread(client):
+    """Say how many shards a queue has, as an operator does; return their keys."""
+
+    def make(queue, number, epoch=1, at=client):
+        at.set(queue.keys.map, ShardMap(epoch, number, number).text)
+        return [queue.keys.of_shard(shard) for shard in range(number)]
+
+    return make
+
+
+@pytest.fixture
+def put(caller):
+    """Publish bodies to one shard."""
+
+    def make(keys, bodies, *, delay_ms=0, by=caller):
+        items = [(new_id(keys.shard), envelope_rest(3) + body.encode()) for body in bodies]
+        by.run(publish(keys, items, CallNumber(token(), 1), ttl_ms=60_000, retries=3, delay_ms=delay_ms, epoch=1))
+
+    return make

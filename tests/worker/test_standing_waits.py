@@ -9,7 +9,9 @@ from cluster_moves import SlotMove
 from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
+from reliq.client.client import Client
 from reliq.events import Acked, RedisAway, RedisBack, Started
+from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.worker.fetcher import POLL_SECONDS
 
 
@@ -106,6 +108,29 @@ def test_a_token_that_went_with_the_worker_that_took_it_is_made_up_for_by_the_ne
 
     recorder.wait_for(Acked)
     assert POLL_SECONDS == 1
+
+
+def test_a_sharded_queue_is_worked_on_at_every_server(no_looks, cluster, blocked, start, recorder, spread, put):
+    queue, consumer = Queue("orders", str, url=cluster.url), Consumer(cluster.url, observers=[recorder])
+    client = Client.to(Connection.to(cluster.url), WORKER_TIMEOUT_SECONDS)
+    shards = spread(queue, 16, at=cluster.client(cluster.primary_of(queue.keys.map)))
+    for keys in shards:
+        put(keys, ["x"] * 50, by=client)
+    consumer.handler(queue)(lambda body: None)
+    start(consumer)
+    recorder.wait_for(Acked, 16 * 50)
+    eventually(lambda: blocked() == 16, "a wait for each shard stands")
+    before = commands_of(cluster)
+
+    for keys in shards:
+        put(keys, ["y"], by=client)
+    recorder.wait_for(Acked, 16 * 51)
+
+    after = commands_of(cluster)
+    assert len({cluster.primary_of(keys.wake) for keys in shards}) == 3
+    assert {event.queue for event in recorder.of(Started)} == {"orders"}
+    assert after.get("lpop", 0) == before.get("lpop", 0)
+    assert after["evalsha"] - before["evalsha"] <= 3 * 16  # publish, claim, ack; several are settled at once
 
 
 @contextmanager

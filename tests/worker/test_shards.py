@@ -1,0 +1,239 @@
+"""A worker of a sharded queue: it serves every shard, in turn, and looks at idle ones now and then."""
+
+from types import SimpleNamespace
+
+import pytest
+from waiting import eventually
+
+from reliq import Nack, Queue, Reject
+from reliq.client.client import Client
+from reliq.events import Acked, Collected, Started
+from reliq.transitions import ClaimAnswer, Suspects
+from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
+from reliq.worker.claims import Capacity, QueueClaims
+from reliq.worker.fetcher import POLL_SECONDS, Fetcher
+from reliq.worker.inflight import Inflight
+from reliq.worker.loop import Loop
+from reliq.worker.scheduler import Scheduler
+from reliq.worker.turns import seconds_between_looks, taken_in_turn
+
+ALL = Suspects(16, 0, 16)
+
+
+def alive(client, shards):
+    """How many messages the shards have anywhere."""
+    return sum(client.hlen(keys.retries_left) for keys in shards)
+
+
+def test_a_worker_serves_every_shard_of_a_queue(queue, consumer, start, recorder, spread, put, client):
+    shards = spread(queue, 16)
+    for keys in shards:
+        put(keys, [f"{keys.shard}"] * 20)
+    consumer.handler(queue)(lambda body: None)
+    start()
+
+    recorder.wait_for(Acked, 320)
+    for keys in shards:  # each on its own, when all are idle
+        put(keys, ["again"])
+    recorder.wait_for(Acked, 336)
+
+    assert {event.queue for event in recorder.of(Started)} == {"q"}
+    assert alive(client, shards) == 0
+    assert [client.hget(keys.totals, "acked") for keys in shards] == [b"21"] * 16
+
+
+def test_a_message_is_promoted_retried_renewed_and_buried_in_its_own_shard(
+    queue, consumer, start, recorder, spread, put, client, gate
+):
+    shards = spread(queue, 4)
+
+    @consumer.handler(queue, lease=0.6)
+    def handle(body, job):
+        if body == "fails" and job.attempt < 3:
+            raise Nack(delay=0.01)
+        if body == "bad":
+            raise Reject
+        if body == "slow":
+            gate.pass_through()
+
+    start(concurrency=8)
+    for keys in shards:
+        put(keys, ["fails", "bad"])
+        put(keys, ["later"], delay_ms=50)
+        put(keys, ["slow"])
+
+    gate.wait_for(4)
+    recorder.wait_for(Acked, 8)
+    recorder.wait_for(Collected, 4)
+    eventually(lambda: all(client.hget(keys.totals, "claimed") == b"6" for keys in shards), "all are claimed")
+    ends = [client.zrange(keys.unack, 0, 0, withscores=True)[0][1] for keys in shards]
+    eventually(
+        lambda: all(
+            client.zrange(keys.unack, 0, 0, withscores=True)[0][1] > end for keys, end in zip(shards, ends, strict=True)
+        ),
+        "each lease is extended",
+    )
+    gate.open()
+    recorder.wait_for(Acked, 12)
+    assert [client.xlen(keys.dead) for keys in shards] == [1] * 4
+    assert alive(client, shards) == 0
+
+
+def test_a_worker_notices_that_there_are_more_shards_and_fewer(
+    queue, consumer, start, recorder, spread, put, client, monkeypatch
+):
+    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", 0.05)
+    consumer.handler(queue)(lambda body: None)
+    engine = start()
+    put(queue.keys, ["one"])
+    recorder.wait_for(Acked)
+
+    shards = spread(queue, 8)
+    for keys in shards:
+        put(keys, ["eight"])
+    recorder.wait_for(Acked, 9)
+    spread(queue, 2, epoch=2)
+
+    eventually(lambda: len(engine._fetcher._queues) == 2, "it serves two")
+    put(shards[1], ["two"])
+    recorder.wait_for(Acked, 10)
+
+
+def test_a_worker_does_not_begin_with_another_number_of_shards_than_it_must_have(url, consumer, spread, start):
+    queue = Queue("q", str, url=url, shards=4)
+    spread(queue, 8)
+    consumer.handler(queue)(lambda body: None)
+
+    with pytest.raises(ValueError, match="has 8 shards, not 4"):
+        start()
+
+
+def capacity(messages, ahead=0):
+    return Capacity(messages, ahead, suspects=ALL)
+
+
+@pytest.fixture
+def claims(queue, consumer):
+    """The claims of eight shards, of which so much is known to wait."""
+    consumer.handler(queue)(lambda body: None)
+    (handler,) = consumer.handlers
+
+    def make(*behind):
+        made = [QueueClaims(handler, queue.keys.of_shard(shard), "lane") for shard in range(len(behind))]
+        for one, count in zip(made, behind, strict=True):
+            one.claim(capacity(0), "")
+            one.looked(ClaimAnswer(-1, -1, count, []))
+        return made
+
+    return make
+
+
+def parts(asked):
+    return {one.keys.shard: part.messages for one, part in asked if part.messages}
+
+
+def test_a_shard_that_has_enough_gets_all_and_the_next_one_in_the_next_round(claims):
+    shards = claims(*[10_000] * 4)
+
+    rounds = [parts(taken_in_turn(shards, capacity(16, 400))) for _ in range(8)]
+
+    assert rounds == [{shard: 416} for shard in (0, 1, 2, 3, 0, 1, 2, 3)]
+
+
+def test_one_claim_takes_no_more_than_a_batch_and_the_rest_goes_to_the_next(claims):
+    assert parts(taken_in_turn(claims(*[10_000] * 4), capacity(16, 1184))) == {0: 500, 1: 500, 2: 200}
+
+
+def test_shards_that_have_little_are_claimed_from_together(claims):
+    shards = claims(3, 2, 500, 4)
+
+    assert parts(taken_in_turn(shards, capacity(10))) == {0: 3, 1: 2, 2: 5}
+    assert parts(taken_in_turn(shards, capacity(10))) == {3: 4, 2: 6}
+
+
+def test_where_nobody_knows_what_there_is_all_get_the_same(claims):
+    assert parts(taken_in_turn(claims(*[0] * 8), capacity(16))) == dict.fromkeys(range(8), 2)
+    assert parts(taken_in_turn(claims(*[0] * 8), capacity(3))) == dict.fromkeys(range(3), 1)
+
+
+def test_one_shard_of_a_round_may_bring_suspects(claims):
+    """Two that each bring one that must run alone would have them run beside each other."""
+    shards = claims(2, 2, 2)
+
+    takes = [
+        {one.keys.shard for one, part in taken_in_turn(shards, capacity(6)) if part.suspects.narrowest} for _ in "ab"
+    ]
+
+    assert takes == [{0}, {2}]
+
+
+def test_a_shard_that_was_not_let_bring_suspects_is_asked_again(claims):
+    [one] = claims(2)
+    one.claim(capacity(2)._replace(suspects=Suspects(16, 0, 0)), "")
+    one.answered(ClaimAnswer(-1, -1, 2, []))
+
+    assert one.hot
+
+
+@pytest.mark.parametrize(("batch", "taken"), [(1, 5), (4, 8)])
+def test_a_part_of_a_capacity_and_what_is_left_make_the_whole(batch, taken):
+    whole = Capacity(6, 10, batch=batch, rest=3 * (batch > 1), suspects=ALL)
+    part = whole.part(5)
+    rest = whole.without(part)
+
+    assert 5 <= part.messages <= taken
+    assert part.messages + rest.messages == whole.messages
+
+
+@pytest.fixture
+def workers(queue, consumer, url, caller, monkeypatch):
+    """Fetchers of many processes, whose seconds are shorter."""
+    consumer.handler(queue)(lambda body: None)
+    loops = []
+
+    def make(number, second):
+        monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", second)
+        between = seconds_between_looks
+        monkeypatch.setattr("reliq.worker.fetcher.seconds_between_looks", lambda workers: second * between(workers))
+        beat = SimpleNamespace(soon=list, workers=lambda: number)
+        for _ in range(number):
+            client = Client.to(Connection.to(url), WORKER_TIMEOUT_SECONDS)
+            inflight = Inflight(consumer.handlers, 16)
+            scheduler = Scheduler(client, consumer.handlers, lambda: None)
+            fetcher = Fetcher(client, consumer.handlers, inflight, scheduler, print, print, beat)
+            loops.append((Loop("fetcher", fetcher.step), fetcher, inflight))
+            loops[-1][0].start()
+
+    yield make
+    for loop, _, inflight in loops:
+        loop.stop()
+        inflight.close()
+    for loop, fetcher, _ in loops:
+        assert loop.join(30)
+        fetcher.hand_on()
+
+
+def test_idle_shards_cost_many_workers_next_to_nothing(queue, workers, spread, client):
+    """Each worker looking at each shard once a second made 256 calls a second of this."""
+    second = 0.1
+    shards = spread(queue, 16)
+    queue.shards()
+    workers(16, second)
+    eventually(lambda: all(client.exists(keys.watch) for keys in shards), "each shard is watched")
+
+    def calls(name):
+        return client.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"]
+
+    waits, looks = calls("blpop"), calls("evalsha")
+    eventually(lambda: calls("blpop") - waits >= 16 * 15, "each has waited fifteen times, a second each")
+    rate = (calls("evalsha") - looks) * 16 / (calls("blpop") - waits)
+
+    print(f"16 idle workers of 16 shards: {rate:.0f} looks a second")
+    assert 10 < rate < 60
+    assert POLL_SECONDS == 1
+
+
+def test_the_looks_of_all_workers_together_are_few_however_many_there_are():
+    for workers, least, most in ((1, 0.75, 1.25), (2, 0.75, 1.25), (16, 7.5, 12.5), (1000, 7.5, 12.5)):
+        assert all(least <= seconds_between_looks(workers) <= most for _ in range(100))
