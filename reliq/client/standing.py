@@ -33,12 +33,13 @@ LOST_SECONDS = 1.0
 
 @dataclass(slots=True, eq=False)
 class _Wait(Generic[N]):
-    """A connection for one key, and what waits on it, if anything."""
+    """A connection for one key with its socket, which redis-py forgets at an error, and what waits on it, if anything."""
 
     name: N
     key: str
     node: PooledWire
     connection: Any
+    socket: socket.socket
     request: Command[Any]
     late_at: float = 0.0
     stands: bool = False
@@ -111,7 +112,7 @@ class StandingWaits(Generic[N]):
     def end(self, name: N) -> None:
         """Give up the wait of `name`, if it waits: what has come for it is lost."""
         if wait := self._waits.pop(name, None):
-            self._selector.unregister(wait.connection._sock)  # noqa: SLF001  redis-py has no name for its socket
+            self._selector.unregister(wait.socket)
             wait.connection.disconnect()
 
     def close(self) -> list[N]:
@@ -134,8 +135,8 @@ class StandingWaits(Generic[N]):
             connection.disconnect()
             self._wire.note(node, error)
             raise translated(request, error) from None
-        wait = _Wait(name, key, node, connection, request)
-        self._selector.register(connection._sock, selectors.EVENT_READ, wait)  # noqa: SLF001
+        wait = _Wait(name, key, node, connection, connection._sock, request)  # noqa: SLF001  it has no other name
+        self._selector.register(wait.socket, selectors.EVENT_READ, wait)
         return wait
 
     def _read(self, wait: _Wait[N]) -> list[tuple[N, Any]]:

@@ -1,0 +1,36 @@
+"""Waits that stand in Redis while their thread does something else."""
+
+import pytest
+
+from reliq import commands
+from reliq.client.client import Client
+from reliq.errors import RedisUnavailableError
+from reliq.keys import Keys
+from reliq.transport.connection import Connection
+
+SECONDS = 20
+
+
+@pytest.fixture
+def waits(url):
+    waits = Client.to(Connection.to(url), 5.0).standing_waits()
+    yield waits
+    waits.close()
+
+
+def test_a_wait_whose_connection_was_dropped_fails_and_is_begun_anew(waits, client):
+    one, other = Keys("one"), Keys("other")
+    for keys in (one, other):
+        waits.begin(keys, keys.wake, commands.wake_token(keys, SECONDS), SECONDS)
+
+    client.client_kill_filter(_type="normal", skipme=True)
+    failed = dict([*waits.answers(SECONDS), *waits.answers(1.0)])
+    for keys in (one, other):
+        waits.begin(keys, keys.wake, commands.wake_token(keys, SECONDS), SECONDS)
+    client.lpush(other.wake, "")
+    found = waits.answers(SECONDS)
+
+    assert failed.keys() == {one, other}
+    assert all(isinstance(error, RedisUnavailableError) for error in failed.values())
+    assert [name for name, _ in found] == [other]
+    assert waits.stands(one)
