@@ -227,4 +227,18 @@ MUTANTS = (
         "                    return lane, lane.next()\n",
         "tests/queue/test_lost_replies.py",
     ),
+    Mutant(
+        "a tick is made by everybody who looks",
+        "lua/tick.lua",
+        "asked == '' and last ~= since or",
+        "asked == '' and not last or",
+        "tests/scripts/test_rules_periodic.py",
+    ),
+    Mutant(
+        "a periodic entry goes on before its tick is published",
+        "lua/tick.lua",
+        "if answer == 'published' and not alive(id)",
+        "if asked == '' then redis.call('HSET', cron, of('last'), tick) end\nif answer == 'published' and not alive(id)",
+        "tests/scripts/test_rules_periodic.py",
+    ),
 )

@@ -55,6 +55,10 @@ def for_operations(client, url):
     return lambda said: "order-42" in said and (queue.counts().ready, queue.counts().pending) == (1, 0)
 
 
+def for_periodic(_client, _url):
+    return lambda said: "daily_report" in said and "every 300" in said and "Europe/Berlin" in said
+
+
 def for_security(_client, _url):
     return lambda said: "ACL SETUSER" in said and "evalsha" in said
 
@@ -70,6 +74,7 @@ BEFORE = {
     "handlers.md": for_handlers,
     "dead-letters.md": for_dead_letters,
     "operations.md": for_operations,
+    "periodic.md": for_periodic,
     "security.md": for_security,
     "web.md": for_web,
 }

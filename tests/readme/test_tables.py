@@ -1,5 +1,6 @@
 """The tables of the manual have every option, default, key and metric of the code, and no other."""
 
+import inspect
 import re
 
 import pytest
@@ -7,6 +8,7 @@ from pages import ROOT
 
 from reliq import Layout, Outgoing, Queue
 from reliq.cli.app import Commands
+from reliq.handlers.periodic import Periodic
 from reliq.metrics.names import ALL
 from reliq.settings import HandlerSettings, QueueSettings
 
@@ -39,6 +41,7 @@ def options(name, heading="option"):
             {*QueueSettings.__dataclass_fields__, *Outgoing.__annotations__, "layout", "validate"} - {"body"},
         ),
         ("handlers.md", set(HandlerSettings.__dataclass_fields__)),
+        ("periodic.md", {*inspect.signature(Periodic).parameters, "tz"} - {"schedule"}),
         ("workers.md", {option for option in WORKER if option.startswith("--")} - {"--help"}),
     ],
 )
@@ -67,6 +70,13 @@ def test_the_defaults_of_the_tables_are_those_of_the_code():
         f"{handler.timeout:g} s",
         f"{handler.weight}",
         f'`"{handler.undecodable}"`',
+    ]
+    periodic, entry = options("periodic.md"), inspect.signature(Periodic).parameters
+    assert [periodic[name] for name in ("jitter", "catch_up", "within", "overlap")] == [
+        f"{entry['jitter'].default:g}",
+        f"`{entry['catch_up'].default}`",
+        f"{entry['within'].default / 86_400:g} day",
+        f"`{entry['overlap'].default}`",
     ]
     for option in ("--processes", "--concurrency", "--grace", "--stall", "--log-level", "--log-format"):
         assert options("workers.md")[option] == f"{WORKER[option]}".removesuffix(".0")

@@ -1,0 +1,54 @@
+"""A process that makes the ticks of three periodic entries, in a time that runs fast."""
+
+import os
+import random
+import threading
+import time
+
+from reliq import Consumer, Queue
+from reliq.client.client import Client
+from reliq.transport.connection import Connection
+from reliq.worker.ticker import Ticker
+
+#: Seconds of an entry's time in one of ours: a process that is stopped for two is silent for more than a minute.
+SPEED = 40
+#: Version -> seconds between two ticks.
+VERSIONS = {"one": 1, "two": 2}
+POLICIES = ("all", "once", "skip")
+BEGIN_SECONDS = 1_800_000_000
+
+
+def entries(url, version):
+    consumer = Consumer()
+    for policy in POLICIES:
+        queue = Queue(policy, str, url=url)
+        consumer.every(VERSIONS[version], queue=queue, body=str, name=policy, catch_up=policy, within=3600)
+    return consumer.periodic
+
+
+def clock(began):
+    """Microseconds of the time that runs fast; it began when the monotonic clock, one for all processes, said `began`."""
+    return lambda: int((BEGIN_SECONDS + (time.monotonic() - began) * SPEED) * 1e6)
+
+
+def tick_for_ever(url, began, version, seed, folder):
+    """
+    Make ticks, with a moment between what is computed and what is made of it, in which the process may end.
+
+    It leaves a file in the folder when it has registered its entries.
+    """
+    chance, pause = random.Random(seed), threading.Event()
+    ticker = Ticker(Client(Connection.to(url).wire(), (), clock(began)), entries(url, version))
+    make = ticker._make
+
+    def late(due):
+        if due:
+            pause.wait(chance.uniform(0, 0.03))
+        make(due)
+
+    ticker._make = late
+    ticker.step()
+    (folder / str(os.getpid())).touch()
+    while True:
+        ticker.step()
+        pause.wait(0.02)
