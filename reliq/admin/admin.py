@@ -98,8 +98,16 @@ class Admin(Reader):
         """
         keys = [self.keys(queue) for queue in queues]
         selectors = not self._redis.session().version().is_before((7, 0))
-        select = self._redis.connection.address.database != 0
-        return acl_rule(roles, keys, user=user, selectors=selectors, select=select, without_eval=without_eval)
+        address = self._redis.connection.address
+        return acl_rule(
+            roles,
+            keys,
+            user=user,
+            selectors=selectors,
+            select=address.database != 0,
+            in_cluster=address.is_cluster,
+            without_eval=without_eval,
+        )
 
     def load_scripts(self) -> list[str]:
         """

@@ -55,12 +55,14 @@ class Address:
         database: 0 unless it names another.
         is_secure: whether it speaks TLS.
         retries: how often a client of somebody else repeats a command by itself, 0 for a URL.
+        is_cluster: whether it is a Cluster.
     """
 
     hosts: tuple[str, ...]
     database: int
     is_secure: bool
     retries: int
+    is_cluster: bool = False
 
 
 def check_target(target: Target) -> None:
@@ -98,7 +100,8 @@ def address(target: Target) -> Address:
         )
     given = _given(target)
     hosts = [given["host"]] if given.get("host") else []
-    if at := seeds(target):
+    at = seeds(target)
+    if at:
         hosts = [node.rpartition(":")[0] for node in at]
     retry = None if isinstance(target, str) else given.get("retry")
     return Address(
@@ -106,6 +109,7 @@ def address(target: Target) -> Address:
         database=int(given.get("db") or 0),
         is_secure=is_secure(target),
         retries=max(0, getattr(retry, "_retries", 0)),
+        is_cluster=bool(at),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 from waiting import eventually
 
-from reliq import Admin, ConfigurationError
+from reliq import Admin, ConfigurationError, LoginError, Queue
 from reliq.admin.doctor.facts import Facts, Finding
 from reliq.admin.doctor.findings import findings
 from reliq.admin.doctor.of_cluster import together
@@ -130,3 +130,23 @@ def test_commands_take_a_clusters_url(cluster, queues):
     assert (shown.exit_code, queue.name in shown.stdout) == (0, True)
     assert isinstance(plain.exception, ConfigurationError)
     assert "write redis+cluster://HOST:PORT" in str(plain.exception)
+
+
+@pytest.mark.parametrize("role", ["producer", "consumer", "exporter"])
+def test_the_rule_of_a_role_is_enough_in_a_cluster(cluster, queues, admin, role):
+    queue = next(iter(queues.values()))
+    queue.publish(1)
+    rule = admin.acl([role], [queue.name], user="the-user")
+    for server in cluster.nodes:
+        cluster.ask(server, "ACL", "SETUSER", "the-user", "reset", *rule.rules, "on", ">secret")
+    url = cluster.url.replace("://", "://the-user:secret@")
+    theirs = Queue(queue.name, int, url=url)
+
+    if role == "producer":
+        assert theirs.publish(2).status == "published"
+    else:
+        assert theirs.counts().alive == 1
+    for server in cluster.nodes:
+        cluster.ask(server, "ACL", "DELUSER", "the-user")
+    with pytest.raises(LoginError):
+        Queue(queue.name, int, url=f"{url}?client_name=another").counts()

@@ -59,6 +59,8 @@ ONLY_WRITE = frozenset(
     }
 )
 SCRIPT_COMMANDS = ("EVAL", "EVALSHA")
+#: Connections to a Cluster make these commands by themselves.
+IN_CLUSTER = frozenset({"ASKING", "CLUSTER|SLOTS", "PING"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def acl_rule(
     user: str = "",
     selectors: bool = True,
     select: bool = False,
+    in_cluster: bool = False,
     without_eval: bool = False,
 ) -> AclRule:
     """
@@ -101,6 +104,7 @@ def acl_rule(
         user: its name, by default reliq-ROLE.
         selectors: whether the server is 7.0 or newer.
         select: whether its URL names another database than 0.
+        in_cluster: whether it is for the nodes of a Cluster, where a connection asks who has which slot.
         without_eval: whether the user may run no scripts but those that are loaded (`Admin.load_scripts`).
 
     Raises:
@@ -114,6 +118,7 @@ def acl_rule(
     scripts = {script for role in known for script in SCRIPTS[role]}
     uses = {use for role in known for use in uses_of(role)}
     alone = {command for command, key in uses if not key} | ({"SELECT"} if select else set())
+    alone |= IN_CLUSTER if in_cluster else set()
     declared = {key for script in scripts for key in (*script.keys, *script.tail_keys)}
     runs_scripts = ("EVALSHA",) if without_eval else SCRIPT_COMMANDS
     for_scripts = {(command, key) for command in runs_scripts for key in declared}
