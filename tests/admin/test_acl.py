@@ -52,8 +52,12 @@ NO_ROLE = {
     "publish/durability.py",  # for who publishes with durability: +wait or +waitaof, which not every server knows
     "bench/bare.py",  # tries what a server can do, as whoever may do all
     "bench/bench.py",
+    "bench/node.py",
     "bench/removal.py",
     "bench/stage.py",
+    "testing/kit.py",  # a test's own Redis
+    "testing/published.py",
+    "testing/travel.py",
 }
 
 
