@@ -57,7 +57,7 @@ class Control:
         self.observers = observers
         self._lanes = Lanes()
         self._clients = Clients(target, observers)
-        self._shards = Shards(keys, shards)
+        self._shards = Shards(keys, self._clients, shards)
 
     @property
     def name(self) -> str:
@@ -77,12 +77,12 @@ class Control:
             ConfigurationError: there are not as many as the queue was made with.
             RedisUnavailableError: Redis is away.
         """
-        self._shards.read(self._clients.blocking())
+        self._shards.read(for_seconds=PUBLISH_SECONDS)
         return self._shards.all
 
     async def ashards(self) -> tuple[Keys, ...]:
         """As `shards`, in async code."""
-        await self._shards.aread(self._clients.asynchronous())
+        await self._shards.aread(for_seconds=PUBLISH_SECONDS)
         return self._shards.all
 
     def cancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:

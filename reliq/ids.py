@@ -36,6 +36,11 @@ def new_id(shard: int = 0) -> str:
     return f"{_time_part()}{token()}~{shard}" if shard else _time_part() + token()
 
 
+def of_shard(id: str, shard: int) -> str:
+    """Return a generated id for another shard; its time and chance stay."""
+    return f"{id[:_ID_LENGTH]}~{shard}" if shard else id[:_ID_LENGTH]
+
+
 def home(id: str, shards: int) -> int:
     """
     Return in which of so many shards a message of this id is.

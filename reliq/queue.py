@@ -14,7 +14,6 @@ from reliq.codec.codec import Codec
 from reliq.control import Control
 from reliq.keys import Keys, Layout
 from reliq.publish.orders import BulkTally, Writer
-from reliq.publish.registry import Registrar
 from reliq.publish.sender import Sender, begun
 from reliq.publish.transactional import TransactionalPublishes
 from reliq.receive.batch import Receiver
@@ -108,9 +107,9 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         super().__init__(keys, QueueSettings(**settings), url, observers, wanted)
         self.codec: Codec[B] = Codec(body, validate=validate)
         self.moves = Moves(self.keys, self._clients.blocking)
-        self._writer = Writer(self.keys, self.codec, self.settings, bare=layout.bare)
+        self._writer = Writer(self._shards, self.codec, self.settings)
         self._receiver = Receiver(self.keys, self.codec, self.settings)
-        self._sender = Sender(self._writer, Registrar(self.keys, self._clients), self._lanes, self._clients, observers)
+        self._sender = Sender(self._writer, self._shards, self._lanes, self._clients, observers)
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"

@@ -12,7 +12,7 @@ from reliq.client.aio import AsyncClient
 from reliq.client.errors import translated, unknown_script
 from reliq.client.places import Places
 from reliq.client.standing import StandingWaits
-from reliq.errors import RedisUnavailableError, ReliqError
+from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.retry import Tries
@@ -50,6 +50,23 @@ class Client:
             RedisRefusedError: Redis refused, for good.
         """
         return self._try(self._one, request, for_seconds)
+
+    def run_once_sent(self, request: Request[T], *, for_seconds: float) -> T:
+        """
+        Make `request` as `run` does; when it was not even sent, raise RedisUnavailableError without another try.
+
+        Another server may have what this one did not hear of.
+        """
+        try:
+            return self.run(request)
+        except RedisUnavailableError as error:
+            if not error.maybe_ran:
+                raise
+        try:
+            return self.run(request, for_seconds=for_seconds)
+        except (RedisUnavailableError, RedisRefusedError) as error:
+            error.maybe_ran = True
+            raise
 
     def run_all(self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0) -> list[Any]:
         """
@@ -173,13 +190,14 @@ class Clients:
 
     Attributes:
         named_until: the queue need not be named in the registry before, by the monotonic clock.
+        mapped_until: the map of its shards need not be read again before; 0.0: it was never read.
     """
 
     def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
         self._target, self._observers = target, observers
         self._epoch, self._url = transport.epoch, ""
         self._blocking: dict[float, Client] = {}
-        self.named_until = 0.0
+        self.named_until = self.mapped_until = 0.0
 
     def connection(self) -> Connection:
         """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
@@ -204,4 +222,5 @@ class Clients:
         """Forget what belongs to another Redis, or to the process that this one was forked from."""
         url = default_url() if self._target is None else ""
         if self._epoch is not transport.epoch or self._url != url:
-            self._epoch, self._url, self._blocking, self.named_until = transport.epoch, url, {}, 0.0
+            self._epoch, self._url, self._blocking = transport.epoch, url, {}
+            self.named_until = self.mapped_until = 0.0

@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 import time
+from itertools import count
+from random import randrange
 from typing import TYPE_CHECKING
 
-from reliq.errors import ConfigurationError, RedisRefusedError, WrongKeyTypeError
+from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError, WrongKeyTypeError
+from reliq.ids import home
 from reliq.shardmap import UNSHARDED, ShardMap, shard_map
-from reliq.transport import connection as transport
 
 if TYPE_CHECKING:
-    from reliq.call import Command
-    from reliq.client.aio import AsyncClient
-    from reliq.client.client import Client
+    from collections.abc import Sequence
+
+    from reliq.client.client import Clients
     from reliq.keys import Keys
 
 #: A map is believed for this many seconds; whoever acts on an older one is told so where it matters.
 MAP_SECONDS = 60.0
+#: After a read that failed, the map that is known is believed for this many seconds.
+MAP_AGAIN_SECONDS = 1.0
+#: The first read of a map tries for this many seconds while Redis is away.
+FIRST_MAP_SECONDS = 2.0
 
 
 class Shards:
     """
-    The shards of the queue of `keys`.
+    The shards of the queue of `keys`; all of its objects in a process that have one Redis share what they read.
 
     Attributes:
+        first: the keys of shard 0.
         map: as it was read last.
-        wanted: how many there must be; None: as many as there are.
     """
 
-    def __init__(self, keys: Keys, wanted: int | None = None) -> None:
-        self._keys = [keys]
-        self.map, self.wanted = UNSHARDED, wanted
-        self._believed_until, self._epoch = 0.0, transport.epoch
+    def __init__(self, keys: Keys, clients: Clients, wanted: int | None = None) -> None:
+        self.first, self._keys, self._clients, self._wanted = keys, [keys], clients, wanted
+        self.map = UNSHARDED
+        self._turns = count(randrange(1 << 16))
 
     def keys(self, shard: int) -> Keys:
         """Return the keys of a shard."""
         while len(self._keys) <= shard:
-            self._keys.append(self._keys[0].of_shard(len(self._keys)))
+            self._keys.append(self.first.of_shard(len(self._keys)))
         return self._keys[shard]
 
     @property
@@ -44,61 +50,97 @@ class Shards:
         """The keys of every shard that may hold messages."""
         return tuple(self.keys(shard) for shard in range(self.map.served))
 
-    @property
-    def is_believed(self) -> bool:
-        """Whether the map need not be read again yet: it is young, and of the Redis that connections still mean."""
-        return time.monotonic() < self._believed_until and self._epoch is transport.epoch
+    def turn(self) -> int:
+        """Return the shard for the next messages with generated ids: one after another."""
+        return 0 if self.map.n == 1 else next(self._turns) % self.map.n
 
-    def refresh(self, client: Client) -> ShardMap:
-        """Return the map, read again when that is due; whoever may not read it keeps the one that it knows."""
-        if not self.is_believed:
-            try:
-                return self.read(client)
-            except RedisRefusedError as error:
-                self._stay(error)
-        return self.map
-
-    async def arefresh(self, client: AsyncClient) -> ShardMap:
-        """As `refresh`, in async code."""
-        if not self.is_believed:
-            try:
-                return await self.aread(client)
-            except RedisRefusedError as error:
-                self._stay(error)
-        return self.map
-
-    def read(self, client: Client) -> ShardMap:
+    def homes(self, id: str) -> Sequence[Keys]:
         """
-        Return the map, read now.
+        Return the shards to be asked for a message of this id, one after another.
+
+        It is its home; while that changes also where it was, and the home again: the message may move meanwhile.
+        """
+        now, before = self.keys(home(id, self.map.n)), self.keys(home(id, self.map.was))
+        return (now,) if now is before else (now, before, now)
+
+    def refresh(self, *, for_seconds: float = FIRST_MAP_SECONDS) -> None:
+        """
+        Read the map again when that is due. When that fails, or is not allowed, what is known stays.
+
+        Args:
+            for_seconds: for how long the first read is tried while Redis is away.
+
+        Raises:
+            ConfigurationError: there are not as many shards as are wanted.
+            RedisUnavailableError: Redis is away, and nothing is known of it yet.
+            WrongKeyTypeError, ProtocolError: something else wrote the map.
+        """
+        if time.monotonic() >= self._clients.mapped_until and not self._is_known_to_others():
+            try:
+                self.read(for_seconds=self._patience(for_seconds))
+            except (RedisRefusedError, RedisUnavailableError) as error:
+                self._stay(error)
+
+    async def arefresh(self, *, for_seconds: float = FIRST_MAP_SECONDS) -> None:
+        """As `refresh`, in async code."""
+        if time.monotonic() >= self._clients.mapped_until and not self._is_known_to_others():
+            try:
+                await self.aread(for_seconds=self._patience(for_seconds))
+            except (RedisRefusedError, RedisUnavailableError) as error:
+                self._stay(error)
+
+    def read(self, *, for_seconds: float = 0.0) -> None:
+        """
+        Read the map now, and try so long while Redis is away.
 
         Raises:
             ConfigurationError: there are not as many shards as are wanted.
             RedisUnavailableError, RedisRefusedError: it cannot be read.
         """
-        return self._learn(UNSHARDED if self._keys[0].bare else client.run(self._question()))
+        keys, client = self.first, self._clients.blocking()
+        self._take(UNSHARDED if keys.bare else client.run(shard_map(keys), for_seconds=for_seconds))
 
-    async def aread(self, client: AsyncClient) -> ShardMap:
+    async def aread(self, *, for_seconds: float = 0.0) -> None:
         """As `read`, in async code."""
-        return self._learn(UNSHARDED if self._keys[0].bare else await client.run(self._question()))
+        keys, client = self.first, self._clients.asynchronous()
+        self._take(UNSHARDED if keys.bare else await client.run(shard_map(keys), for_seconds=for_seconds))
+
+    def _patience(self, for_seconds: float) -> float:
+        """Return for how long a read is tried: nothing waits for one that only looks again."""
+        return 0.0 if self._clients.mapped_until else for_seconds
+
+    def _is_known_to_others(self) -> bool:
+        """Take the map that another object of this queue has read."""
+        self._clients.blocking()  # which forgets what another Redis has said
+        known = self._clients.connection().maps.get(self.first.entry)
+        if known is None or known[1] <= time.monotonic():
+            return False
+        self._check(known[0])
+        self.map, self._clients.mapped_until = known
+        return True
 
     def note(self, found: ShardMap) -> None:
-        """Take over a map that was read, however many shards are wanted."""
-        self.map, self._believed_until = found, time.monotonic() + MAP_SECONDS
-        self._epoch = transport.epoch
+        """Take a map that somebody has read just now."""
+        self.map, self._clients.mapped_until = found, time.monotonic() + MAP_SECONDS
+        self._clients.connection().maps[self.first.entry] = found, self._clients.mapped_until
 
-    def _question(self) -> Command[ShardMap]:
-        return shard_map(self._keys[0])
-
-    def _learn(self, found: ShardMap) -> ShardMap:
-        if self.wanted not in (None, found.n):
-            raise ConfigurationError(
-                f"queue {self._keys[0].name!r} has {found.n} shards, not {self.wanted}; leave `shards` out, or change "
-                f"their number: reliq shards {self._keys[0].name} {self.wanted}"
-            )
+    def _take(self, found: ShardMap) -> None:
+        self._check(found)
         self.note(found)
-        return found
 
-    def _stay(self, error: RedisRefusedError) -> None:
-        if isinstance(error, WrongKeyTypeError):
+    def _check(self, found: ShardMap) -> None:
+        """Raise ConfigurationError when there are not as many shards as are wanted."""
+        if self._wanted not in (None, found.n):
+            name = self.first.name
+            raise ConfigurationError(
+                f"queue {name!r} has {found.n} shard{'s' * (found.n > 1)}, not {self._wanted}: leave `shards` out, or "
+                f"change their number with `reliq shards {name} {self._wanted}`"
+            )
+
+    def _stay(self, error: ReliqError) -> None:
+        """Keep the map that is known, for a while."""
+        unknown = isinstance(error, RedisUnavailableError) and not self._clients.mapped_until
+        if unknown or isinstance(error, WrongKeyTypeError):
             raise error
-        self._believed_until = time.monotonic() + MAP_SECONDS
+        is_denied = isinstance(error, RedisRefusedError)
+        self._clients.mapped_until = time.monotonic() + (MAP_SECONDS if is_denied else MAP_AGAIN_SECONDS)

@@ -38,11 +38,12 @@ class Batcher:
         self._task: asyncio.Task[None] | None = None
         self._rounds: set[asyncio.Task[None]] = set()  # under way; the event loop itself keeps no hold of its tasks
 
-    async def run(self, request: Request[T], weight: int) -> T:
+    async def run(self, request: Request[T], weight: int, *, once_sent: bool = False) -> T:
         """
         Make `request`, which carries `weight` bytes, and return its answer, as `AsyncClient.run` does.
 
-        A caller that is cancelled does not stop its request.
+        With `once_sent` it is tried again only when it was sent, as by `AsyncClient.run_once_sent`. A caller that is
+        cancelled does not stop its request.
         """
         one = Waiting(request, weight, asyncio.get_running_loop().create_future())
         self._waiting.append(one)
@@ -50,6 +51,8 @@ class Batcher:
             self._start()
         answer = await one.answer
         if isinstance(answer, RedisUnavailableError):  # Redis answered the others: it may answer this one in a moment
+            if once_sent and not answer.maybe_ran:
+                raise answer
             return await self._client().run(request, for_seconds=self._for_seconds)
         if isinstance(answer, BaseException):
             raise answer

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from reliq import transitions
 from reliq.client.lanes import Message
 from reliq.errors import BodyError, ConfigurationError, LoginError, PublishFailed, ReliqError
-from reliq.ids import check_id, made_at, new_id
+from reliq.ids import check_id, home, made_at, new_id
 from reliq.message import BulkResult, Confirmed, Counts, Duration, Outgoing, PublishOptions, Receipt
 from reliq.settings import BATCH_LIMIT, LONGEST_SECONDS, MIB, milliseconds, seconds, whole
 from reliq.wireformat import ENVELOPE_START, MAGIC, envelope_rest, open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from reliq.call import Call
     from reliq.client.lanes import Messages
+    from reliq.client.shards import Shards
     from reliq.codec.codec import Codec
     from reliq.keys import Keys
     from reliq.settings import QueueSettings
@@ -47,31 +48,61 @@ class Order(NamedTuple):
     value: bytes
     terms: CallTerms
 
+    @property
+    def is_generated(self) -> bool:
+        """Whether its id is nobody's choice: then any shard may have it."""
+        return self.terms.window_ms is None
+
+
+class Part(NamedTuple):
+    """
+    Orders that go to one shard in one call.
+
+    Attributes:
+        places: which of the orders of a publish they are.
+        keys: of the shard.
+        epoch: of the map by which it was found.
+        old_home: the shard to ask first, which may have messages of these ids; None: there is none.
+        may_detour: whether another shard may have them when this one cannot be reached.
+    """
+
+    orders: list[Order]
+    places: Sequence[int]
+    keys: Keys
+    epoch: int
+    old_home: Keys | None = None
+    may_detour: bool = False
+
 
 class Writer:
     """Turns what a user wants to publish into orders, and orders into calls."""
 
-    def __init__(self, keys: Keys, codec: Codec[Any], settings: QueueSettings, *, bare: bool) -> None:
-        self.keys, self._codec, self._settings, self.bare = keys, codec, settings, bare
+    def __init__(self, shards: Shards, codec: Codec[Any], settings: QueueSettings) -> None:
+        self.keys, self._shards, self._codec, self._settings = shards.first, shards, codec, settings
+        self.bare = bare = self.keys.bare
         self._usual = CallTerms(None, 0, milliseconds(settings.ttl), settings.retries, None, False)
         self._usual_start = b"" if bare else envelope_rest(settings.retries)
 
-    def order(self, body: Any, options: PublishOptions) -> Order:
+    def order(self, body: Any, options: PublishOptions, shard: int | None = None) -> Order:
         """
         Return `body` checked and encoded; without options it goes on the queue's terms, due now.
+
+        Args:
+            shard: for a generated id; None: the one whose turn it is.
 
         Raises:
             ConfigurationError: an option is not allowed.
             BodyError: the body cannot be encoded or is too large.
         """
+        shard = self._shards.turn() if shard is None else shard
         if options:
-            return self.special(Outgoing(body=body, **options))
-        return Order(new_id(), self._usual_start + self._payload(body), self._usual)
+            return self.special(Outgoing(body=body, **options), shard)
+        return Order(new_id(shard), self._usual_start + self._payload(body), self._usual)
 
-    def special(self, outgoing: Outgoing[Any]) -> Order:
+    def special(self, outgoing: Outgoing[Any], shard: int = 0) -> Order:
         """Return a message with options of its own checked and encoded; raise as `order` does."""
         terms = self._terms(outgoing)
-        id = new_id() if outgoing.id is None else check_id(outgoing.id)
+        id = new_id(shard) if outgoing.id is None else check_id(outgoing.id)
         payload = self._payload(outgoing.body)
         if self.bare:
             if outgoing.headers:
@@ -91,12 +122,12 @@ class Writer:
             known.append(Message(order.id, hash((body, terms, frozenset(header.headers.items())))))
         return tuple(known)
 
-    def call(self, orders: list[Order], call_number: transitions.CallNumber) -> Call[transitions.PublishAnswer]:
-        """Return the call that sends `orders`, all on the same terms."""
-        terms = orders[0].terms
+    def call(self, part: Part, call_number: transitions.CallNumber) -> Call[transitions.PublishAnswer]:
+        """Return the call that sends orders to their shard, all on the same terms."""
+        terms = part.orders[0].terms
         return transitions.publish(
-            self.keys,
-            [(order.id, order.value) for order in orders],
+            part.keys,
+            [(order.id, order.value) for order in part.orders],
             call_number,
             at_ms=terms.at_ms,
             delay_ms=terms.delay_ms,
@@ -105,32 +136,33 @@ class Writer:
             window_ms=terms.window_ms,
             replace=terms.replace,
             bare=self.bare,
+            epoch=part.epoch,
         )
 
     def chunks(self, items: Iterable[Any], size: int) -> Iterator[list[Order]]:
-        """Yield orders in calls of at most `size`; bodies that are no `Outgoing` go on the queue's terms."""
+        """
+        Yield orders in calls of at most `size`; bodies that are no `Outgoing` go on the queue's terms.
+
+        One call goes to one shard: generated ids take them in turn, chosen ones wait until their shard's call is full.
+        """
         whole("chunk", size, least=1, most=BATCH_LIMIT)
         if isinstance(items, str | bytes | Mapping | Outgoing) or not isinstance(items, Iterable):
             raise ConfigurationError(f"items must be an iterable of bodies or Outgoing, not {type(items).__name__}")
-        held: list[Order] = []
-        held_bytes = 0
+        calls, shard = Calls(size), self._shards.turn()
         for item in items:
-            order = self.special(item) if isinstance(item, Outgoing) else self.order(item, {})
-            too_large = held_bytes + len(order.value) > CHUNK_BYTES
-            if held and (too_large or order.terms != held[0].terms):
-                yield held
-                held, held_bytes = [], 0
-            held.append(order)
-            held_bytes += len(order.value)
-            if len(held) == size:
-                yield held
-                held, held_bytes = [], 0
-        if held:
-            yield held
+            order = self.special(item, shard) if isinstance(item, Outgoing) else self.order(item, {}, shard)
+            at = shard if order.is_generated else home(order.id, self._shards.map.n)
+            for full in calls.add(at, order):
+                yield full
+                shard = self._shards.turn()
+        yield from calls.rest()
 
-    def failed(self, orders: list[Order], error: ReliqError, confirmed: int = 0) -> PublishFailed:
-        """Return `error` as the end of a publish."""
-        outcome: Literal["refused", "unknown"] = "unknown" if getattr(error, "maybe_ran", False) else "refused"
+    def failed(
+        self, orders: list[Order], error: ReliqError, confirmed: int = 0, *, unsent: bool = False
+    ) -> PublishFailed:
+        """Return `error` as the end of a publish, of which nothing may have been sent."""
+        maybe_ran = getattr(error, "maybe_ran", False) and not unsent
+        outcome: Literal["refused", "unknown"] = "unknown" if maybe_ran else "refused"
         advised = not isinstance(error, LoginError)  # which says itself what to do first
         ids = tuple(order.id for order in orders)
         return PublishFailed(self.keys.name, ids, outcome, str(error), confirmed, advised=advised)
@@ -162,6 +194,35 @@ def _is_usual(outgoing: Outgoing[Any]) -> bool:
     at_once = type(outgoing.delay) is float and not outgoing.delay and outgoing.at is None
     plain = outgoing.retries is None and outgoing.ttl is None and outgoing.id is None and outgoing.dedup is None
     return at_once and plain and not outgoing.replace
+
+
+class Calls:
+    """The calls of a `publish_many` that fill up, one for each shard; together they have no more bytes than one may."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._bytes = size, 0
+        self._held: dict[int, list[Order]] = {}
+
+    def add(self, shard: int, order: Order) -> Iterator[list[Order]]:
+        """Add an order to its shard's call; yield what is full, or has no room for it."""
+        if self._bytes + len(order.value) > CHUNK_BYTES:
+            yield from self.rest()
+        if shard in self._held and order.terms != self._held[shard][0].terms:
+            yield self._take(shard)
+        some = self._held.setdefault(shard, [])
+        some.append(order)
+        self._bytes += len(order.value)
+        if len(some) == self._size:
+            yield self._take(shard)
+
+    def rest(self) -> Iterator[list[Order]]:
+        """Yield all that there are, full or not."""
+        while self._held:
+            yield self._take(next(iter(self._held)))
+
+    def _take(self, shard: int) -> list[Order]:
+        self._bytes -= sum(len(order.value) for order in self._held[shard])
+        return self._held.pop(shard)
 
 
 class BulkTally:
@@ -219,6 +280,8 @@ def unix_ms(at: datetime) -> int:
 
 
 def receipts(orders: list[Order], answer: transitions.PublishAnswer, confirmed: Confirmed = NOT_ASKED) -> list[Receipt]:
-    """Return what became of each order."""
+    """Return what became of each order; nothing of those that a shard has not taken by too early a map."""
+    if answer.is_stale:
+        return []
     due = answer.due_ms / 1000
     return [Receipt(order.id, answer.refused.get(at, "published"), due, *confirmed) for at, order in enumerate(orders)]

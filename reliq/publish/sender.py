@@ -9,11 +9,13 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reliq.errors import ConfigurationError, ReliqError
+from reliq.errors import ConfigurationError, RedisUnavailableError, ReliqError
 from reliq.events import PublishEnded, notify, wanting
 from reliq.publish.batcher import Batcher
 from reliq.publish.durability import Confirmer
 from reliq.publish.orders import NOT_ASKED, receipts
+from reliq.publish.registry import Registrar
+from reliq.publish.route import Route
 from reliq.settings import Durability
 from reliq.transport.connection import PUBLISH_SECONDS
 
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
     from reliq.call import T
     from reliq.client.client import Clients
     from reliq.client.lanes import Lane, Lanes
+    from reliq.client.shards import Shards
     from reliq.events import Observer
-    from reliq.message import Receipt
-    from reliq.publish.orders import Order, Writer
-    from reliq.publish.registry import Registrar
+    from reliq.message import Confirmed, Receipt
+    from reliq.publish.orders import Order, Part, Writer
+    from reliq.transitions import PublishAnswer
 
 
 class Sender:
@@ -36,12 +39,13 @@ class Sender:
     def __init__(
         self,
         writer: Writer,
-        registrar: Registrar,
+        shards: Shards,
         lanes: Lanes,
         clients: Clients,
         observers: Sequence[Observer] = (),
     ) -> None:
-        self._writer, self._registrar, self._lanes, self._clients = writer, registrar, lanes, clients
+        self._writer, self._shards, self._lanes, self._clients = writer, shards, lanes, clients
+        self._registrar = Registrar(writer.keys, clients)
         self._confirmer = Confirmer(writer.keys.name, clients)
         self._watching = wanting(observers, PublishEnded)
         self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher]
@@ -49,47 +53,120 @@ class Sender:
 
     def send(self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE) -> list[Receipt]:
         """Send `orders`; raise PublishFailed, with how many were `confirmed` before, when Redis is away or refuses."""
-        lane, call_number = self._lanes.take(self._writer.known_by(orders) if self._lanes.parked else ())
-        call, told, began = self._writer.call(orders, call_number), NOT_ASKED, time.monotonic()
-        try:
-            if durability.kind == "none":
-                answer = self._clients.blocking().run(call, for_seconds=PUBLISH_SECONDS)
-            else:
-                answer, told = self._confirmer.run(call, orders, durability)
-        except BaseException as error:
-            self._failed(lane, orders, error, confirmed, began)
-            raise
-        self._lanes.give_back(lane)
-        done = receipts(orders, answer, told)
-        if self._watching:
-            self._tell(began, Counter(one.status for one in done))
+        route = Route(self._shards, orders, confirmed)
+        while route.left:
+            if route.is_stale or time.monotonic() >= self._clients.mapped_until:
+                self._look(route)
+            for part in route.parts():
+                self._go(route, part, durability)
         if time.monotonic() >= self._clients.named_until and (entry := self._registrar.due()):
             with suppress(ReliqError):
                 self._clients.blocking().run(entry)
-        return done
+        return route.receipts
 
     async def asend(
         self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE
     ) -> list[Receipt]:
         """As `send`, in async code; those of many tasks share round trips."""
-        lane, call_number = self._lanes.take(self._writer.known_by(orders) if self._lanes.parked else ())
-        call, told, began = self._writer.call(orders, call_number), NOT_ASKED, time.monotonic()
-        try:
-            if durability.kind == "none":
-                answer = await self._batcher().run(call, sum(len(order.value) for order in orders))
-            else:
-                answer, told = await self._confirmer.arun(call, orders, durability)
-        except BaseException as error:
-            self._failed(lane, orders, error, confirmed, began)
-            raise
-        self._lanes.give_back(lane)
-        done = receipts(orders, answer, told)
-        if self._watching:
-            self._tell(began, Counter(one.status for one in done))
+        route = Route(self._shards, orders, confirmed)
+        while route.left:
+            if route.is_stale or time.monotonic() >= self._clients.mapped_until:
+                await self._alook(route)
+            for part in route.parts():
+                await self._ago(route, part, durability)
         if time.monotonic() >= self._clients.named_until and (entry := self._registrar.due()):
             with suppress(ReliqError):
                 await self._clients.asynchronous().run(entry)
-        return done
+        return route.receipts
+
+    def _look(self, route: Route) -> None:
+        """Read the map, for the first time, because it is old, or because a shard knows a later one."""
+        try:
+            if route.is_stale:
+                self._shards.read(for_seconds=PUBLISH_SECONDS)
+            else:
+                self._shards.refresh()
+            route.looked()
+        except ReliqError as error:
+            self._unsent(route, route.unsent, error)
+            raise
+
+    async def _alook(self, route: Route) -> None:
+        """As `_look`, in async code."""
+        try:
+            if route.is_stale:
+                await self._shards.aread(for_seconds=PUBLISH_SECONDS)
+            else:
+                await self._shards.arefresh()
+            route.looked()
+        except ReliqError as error:
+            self._unsent(route, route.unsent, error)
+            raise
+
+    def _ask(self, route: Route, part: Part) -> Part:
+        """Ask the old home of a part; return what of it is free."""
+        try:
+            answers = self._clients.blocking().run(route.question(part), for_seconds=PUBLISH_SECONDS)
+        except ReliqError as error:
+            self._unsent(route, part.orders, error)
+            raise
+        return route.asked(part, answers)
+
+    def _go(self, route: Route, part: Part, durability: Durability) -> None:
+        """Send a part to its shard; what gets no receipt goes again by a later map, or to another shard."""
+        part = part if part.old_home is None else self._ask(route, part)
+        if not part.orders:
+            return
+        lane, call_number = self._lanes.take(self._writer.known_by(part.orders) if self._lanes.parked else ())
+        call, told, began = self._writer.call(part, call_number), NOT_ASKED, time.monotonic()
+        try:
+            if durability.kind != "none":
+                answer, told = self._confirmer.run(call, part.orders, durability)
+            elif part.may_detour:
+                answer = self._clients.blocking().run_once_sent(call, for_seconds=PUBLISH_SECONDS)
+            else:
+                answer = self._clients.blocking().run(call, for_seconds=PUBLISH_SECONDS)
+        except BaseException as error:
+            if self._failed(route, part, lane, error, began):
+                return
+            raise
+        self._done(route, part, lane, answer, told, began)
+
+    async def _aask(self, route: Route, part: Part) -> Part:
+        """As `_ask`, in async code."""
+        try:
+            answers = await self._clients.asynchronous().run(route.question(part), for_seconds=PUBLISH_SECONDS)
+        except ReliqError as error:
+            self._unsent(route, part.orders, error)
+            raise
+        return route.asked(part, answers)
+
+    async def _ago(self, route: Route, part: Part, durability: Durability) -> None:
+        """As `_go`, in async code."""
+        part = part if part.old_home is None else await self._aask(route, part)
+        if not part.orders:
+            return
+        lane, call_number = self._lanes.take(self._writer.known_by(part.orders) if self._lanes.parked else ())
+        call, told, began = self._writer.call(part, call_number), NOT_ASKED, time.monotonic()
+        try:
+            if durability.kind != "none":
+                answer, told = await self._confirmer.arun(call, part.orders, durability)
+            else:
+                weight = sum(len(order.value) for order in part.orders)
+                answer = await self._batcher().run(call, weight, once_sent=part.may_detour)
+        except BaseException as error:
+            if self._failed(route, part, lane, error, began):
+                return
+            raise
+        self._done(route, part, lane, answer, told, began)
+
+    def _done(self, route: Route, part: Part, lane: Lane, answer: PublishAnswer, told: Confirmed, began: float) -> None:
+        """Note the answer of a shard."""
+        self._lanes.give_back(lane)
+        done = receipts(part.orders, answer, told)
+        route.answered(part, done)
+        if self._watching and done:
+            self._tell(began, Counter(one.status for one in done))
 
     def _batcher(self) -> Batcher:
         """Return what makes the calls of the running event loop."""
@@ -104,10 +181,26 @@ class Sender:
         """Tell the observers how a call ended that began at `began`."""
         notify(self._watching, [PublishEnded(self._writer.keys.name, time.monotonic() - began, outcomes)])
 
-    def _failed(self, lane: Lane, orders: list[Order], error: BaseException, confirmed: int, began: float) -> None:
-        """Keep the number of a call whose outcome is unknown; raise PublishFailed for what Redis did or did not do."""
-        failure = self._writer.failed(orders, error, confirmed) if isinstance(error, ReliqError) else None
+    def _unsent(self, route: Route, orders: list[Order], error: ReliqError) -> None:
+        """Raise PublishFailed for what went wrong before anything was sent; the caller raises a ConfigurationError."""
+        self._tell(time.monotonic(), {"refused": len(orders)})
+        if not isinstance(error, ConfigurationError):
+            raise self._writer.failed(orders, error, route.confirmed, unsent=True) from error
+
+    def _failed(self, route: Route, part: Part, lane: Lane, error: BaseException, began: float) -> bool:
+        """
+        Say whether another shard may have a part whose own could not be reached.
+
+        Else keep the number of a call whose outcome is unknown, and raise PublishFailed for what Redis did or did not do;
+        the caller raises any other error.
+        """
+        orders = part.orders
+        failure = self._writer.failed(orders, error, route.confirmed) if isinstance(error, ReliqError) else None
         is_refused = isinstance(error, ConfigurationError) or (failure and failure.outcome == "refused")
+        if is_refused and isinstance(error, RedisUnavailableError) and part.may_detour:
+            self._lanes.give_back(lane)
+            route.detour(part)
+            return True
         self._tell(began, {"refused" if is_refused else "unknown": len(orders)})
         if is_refused:
             self._lanes.give_back(lane)
@@ -115,6 +208,7 @@ class Sender:
             self._lanes.park(lane, self._writer.known_by(orders))
         if failure and not isinstance(error, ConfigurationError):
             raise failure from error
+        return False
 
 
 def begun(executor: Executor, call: Callable[[], T]) -> Callable[[], T]:

@@ -69,6 +69,8 @@ class Connection:
         self._factory = WireFactory(self._target)
         #: Queue -> until when this process need not name it in the registry, by the monotonic clock.
         self.named: dict[str, float] = {}
+        #: Queue -> the map of its shards, and until when that is believed.
+        self.maps: dict[str, tuple[Any, float]] = {}
         self._lock = threading.Lock()
         self._wires: dict[float, Wire] = {}
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, OfLoop] = weakref.WeakKeyDictionary()

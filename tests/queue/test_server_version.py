@@ -44,7 +44,7 @@ class OldServer:
         if words[0] == b"CLIENT":
             return b"+OK\r\n"
         self.asked.append(words[0])
-        return b":1\r\n"
+        return b"$0\r\n\r\n" if words[0] == b"GETRANGE" else b":1\r\n"
 
 
 @pytest.fixture

@@ -1,0 +1,140 @@
+"""The shards to which the orders of one publish go, until each has its receipt."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from reliq import transitions
+from reliq.errors import RedisRefusedError
+from reliq.ids import home, of_shard
+from reliq.message import Receipt
+from reliq.publish.orders import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reliq.call import Call
+    from reliq.client.shards import Shards
+    from reliq.publish.orders import Order
+    from reliq.transitions import AskStatus
+
+#: A message with a generated id tries so many shards that cannot be reached before it waits for one.
+DETOURS = 2
+#: A publish reads the map so often because a shard knows a later one.
+LOOKS = 5
+
+
+class Route:
+    """
+    Where `orders` go by the map as it is now.
+
+    Attributes:
+        is_stale: a shard knows a later map: it is to be read.
+        left: how many orders have no receipt yet.
+    """
+
+    def __init__(self, shards: Shards, orders: list[Order], confirmed: int = 0) -> None:
+        self._shards, self._map, self._orders = shards, shards.map, orders
+        self._receipts: dict[int, Receipt] = {}
+        self.left, self.is_stale = len(orders), False
+        self._confirmed, self._looks, self._detours = confirmed, 0, DETOURS
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """What became of each order, in their order."""
+        return [self._receipts[at] for at in range(len(self._orders))]
+
+    @property
+    def unsent(self) -> list[Order]:
+        """The orders that have no receipt yet."""
+        return [one for at, one in enumerate(self._orders) if at not in self._receipts]
+
+    @property
+    def confirmed(self) -> int:
+        """How many are published, with those of earlier calls."""
+        return self._confirmed + sum(one.status == "published" for one in self._receipts.values())
+
+    def looked(self) -> None:
+        """
+        Go by the map that was read.
+
+        Raises:
+            RedisRefusedError: a shard again and again knows a later map than there is.
+        """
+        self._looks += self.is_stale
+        if self._looks > LOOKS:
+            name = self._shards.first.name
+            raise RedisRefusedError(
+                f"a shard of queue {name!r} knows a later map of the shards than there is (epoch {self._map.epoch}), as "
+                f"after a failover that lost a write; `reliq shards {name} --finish` mends it"
+            )
+        if self._map.n == 1 < self._shards.map.n:  # orders that were made before the map was known
+            self._move([at for at, one in enumerate(self._orders) if one.is_generated], self._shards.turn())
+        self._map, self.is_stale = self._shards.map, False
+
+    def parts(self) -> list[Part]:
+        """Return the orders that have no receipt yet, by the shard that they go to."""
+        shards, map, orders = self._shards, self._map, self._orders
+        if map.n == map.was == 1 and not self._receipts:
+            return [Part(orders, range(len(orders)), shards.first, map.epoch)]
+        found: dict[tuple[int, int], list[int]] = {}
+        for at, one in enumerate(orders):
+            if at not in self._receipts:
+                found.setdefault(self._homes(one), []).append(at)
+        return [
+            Part(
+                [orders[at] for at in places],
+                places,
+                shards.keys(now),
+                map.epoch,
+                None if now == before else shards.keys(before),
+                may_detour=map.n > 1 and self._detours > 0 and orders[places[0]].is_generated,
+            )
+            for (now, before), places in found.items()
+        ]
+
+    def _homes(self, order: Order) -> tuple[int, int]:
+        """Return the shard of an order, and the one that may have its id already: for a generated id there is no other."""
+        now = home(order.id, self._map.n)
+        return now, now if order.is_generated else home(order.id, self._map.was)
+
+    def question(self, part: Part) -> Call[list[AskStatus]]:
+        """Return the call that asks the old home of a part which of its ids are free."""
+        ids = list(dict.fromkeys(one.id for one in part.orders))
+        old, replace = part.old_home or part.keys, part.orders[0].terms.replace
+        return transitions.ask(old, ids, epoch=part.epoch, replace=replace)
+
+    def asked(self, part: Part, answers: Sequence[AskStatus]) -> Part:
+        """Note what an old home has answered; return the part without the orders that may not be published."""
+        ids = dict.fromkeys(one.id for one in part.orders)
+        told = dict(zip(ids, answers, strict=True))
+        self.is_stale = self.is_stale or "stale" in answers
+        free, terms = [], part.orders[0].terms
+        due = (time.time() * 1000 + terms.delay_ms if terms.at_ms is None else terms.at_ms) / 1000
+        for place, one in zip(part.places, part.orders, strict=True):
+            answer = told[one.id]
+            if answer == "free":
+                free.append(place)
+            elif answer != "stale":
+                self._receipts[place] = Receipt(one.id, answer, due)
+        self.left -= len(part.orders) - len(free) - answers.count("stale")
+        return part._replace(orders=[self._orders[at] for at in free], places=free)
+
+    def answered(self, part: Part, done: list[Receipt]) -> None:
+        """Note the receipts of a shard, all of a part's orders or none: those that must go by a later map."""
+        self._receipts.update(zip(part.places, done, strict=False))
+        self.left -= len(done)
+        self.is_stale = self.is_stale or not done
+
+    def detour(self, part: Part) -> None:
+        """Give a part that was not sent to the shard whose turn it is; its ids say so."""
+        self._detours -= 1
+        shard = self._shards.turn()
+        if shard == part.keys.shard:
+            shard = self._shards.turn()
+        self._move(part.places, shard)
+
+    def _move(self, places: Sequence[int], shard: int) -> None:
+        for at in places:
+            self._orders[at] = self._orders[at]._replace(id=of_shard(self._orders[at].id, shard))
