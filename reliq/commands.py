@@ -26,7 +26,7 @@ from reliq.settings import BATCH_LIMIT, milliseconds
 from reliq.wireformat import StateWord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from reliq.keys import Keys
     from reliq.message import Letter, Pause
@@ -121,12 +121,6 @@ def claims(keys: Keys) -> Command[int]:
     return Command(("HGET", keys.totals, "claimed"), lambda reply: int(reply or 0))
 
 
-@runs("dead:XRANGE")
-def letters(keys: Keys, *, count: int, after: str = "") -> Command[list[Letter]]:
-    """Return up to `count` dead letters, oldest first, those after the letter `after`."""
-    return letters_between(keys, f"({after}" if after else "-", "+", count=count)
-
-
 @runs("dead:XRANGE,XREVRANGE")
 def letters_between(
     keys: Keys, first: str, last: str, *, count: int, newest_first: bool = False
@@ -134,8 +128,14 @@ def letters_between(
     """Return up to `count` dead letters from the place `first` to `last` of their stream, both included."""
     command, places = ("XREVRANGE", (last, first)) if newest_first else ("XRANGE", (first, last))
     return Command(
-        (command, keys.dead, *places, "COUNT", count), lambda reply: [read_letter(row, keys.bare) for row in reply]
+        (command, keys.dead, *places, "COUNT", count), lambda reply: [read_letter(row, keys) for row in reply]
     )
+
+
+@runs("dead:XDEL")
+def delete_letters(keys: Keys, letters: Iterable[str]) -> Command[int]:
+    """Delete dead letters; return how many were deleted."""
+    return Command(("XDEL", keys.dead, *letters), int)
 
 
 # ---- waiting for work, waking who waits, and the pause

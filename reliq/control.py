@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import getpass
-import re
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from reliq import commands, transitions
 from reliq.client.client import Clients
@@ -14,29 +13,28 @@ from reliq.client.lanes import Lanes
 from reliq.client.shards import Shards
 from reliq.errors import ConfigurationError
 from reliq.ids import check_id
-from reliq.message import Letter, Pause
+from reliq.message import Counts, Pause
 from reliq.publish.orders import when
-from reliq.settings import BATCH_LIMIT, MIB, milliseconds, seconds, whole
+from reliq.redriving import Redriving, first_letters, listing
+from reliq.settings import milliseconds, seconds
 from reliq.transport.connection import PUBLISH_SECONDS, Connection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime
     from uuid import UUID
 
     from reliq.call import Call, Command, Request, T
     from reliq.events import Observer
     from reliq.keys import Keys
-    from reliq.message import CancelStatus, Counts, Duration, RescheduleStatus
+    from reliq.message import CancelStatus, Duration, Letter, RescheduleStatus
     from reliq.settings import QueueSettings
     from reliq.transport.target import Target
 
+S = TypeVar("S")
+
 #: A pause's reason has at most this many characters.
 REASON_LIMIT = 200
-#: One call of a redrive writes back at most this many bytes of bodies: a script holds all others up.
-LETTER_BYTES = 8 * MIB
-
-_LETTER_NAME = re.compile(r"\d{1,20}-\d{1,20}")
 
 
 class Control:
@@ -57,7 +55,7 @@ class Control:
         self.observers = observers
         self._lanes = Lanes()
         self._clients = Clients(target, observers)
-        self._shards = Shards(keys, self._clients, shards)
+        self.known_shards = Shards(keys, self._clients, shards)
 
     @property
     def name(self) -> str:
@@ -77,13 +75,13 @@ class Control:
             ConfigurationError: there are not as many as the queue was made with.
             RedisUnavailableError: Redis is away.
         """
-        self._shards.read(for_seconds=PUBLISH_SECONDS)
-        return self._shards.all
+        self.known_shards.read(for_seconds=PUBLISH_SECONDS)
+        return self.known_shards.all
 
     async def ashards(self) -> tuple[Keys, ...]:
         """As `shards`, in async code."""
-        await self._shards.aread(for_seconds=PUBLISH_SECONDS)
-        return self._shards.all
+        await self.known_shards.aread(for_seconds=PUBLISH_SECONDS)
+        return self.known_shards.all
 
     def cancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
         """
@@ -99,63 +97,63 @@ class Control:
             `cancelled`; `running`, then its handler sees it; `not_found`, it has ended or never was, or a first try
             whose reply was lost has cancelled it.
         """
-        call = cancelling(self.keys, id, tombstone)
-        self._lanes.end(str(id))
-        return self._ask(call)[0]
+        id, for_ms = check_id(id), tombstone_ms(tombstone)
+        self._lanes.end(id)
+        return self._at_home(id, lambda keys: transitions.cancel(keys, [id], tombstone_ms=for_ms))
 
     async def acancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
         """As `cancel`, in async code."""
-        call = cancelling(self.keys, id, tombstone)
-        self._lanes.end(str(id))
-        return (await self._aask(call))[0]
+        id, for_ms = check_id(id), tombstone_ms(tombstone)
+        self._lanes.end(id)
+        return await self._aat_home(id, lambda keys: transitions.cancel(keys, [id], tombstone_ms=for_ms))
 
     def reschedule(self, id: str | UUID, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
         """Give a waiting message another due time: `rescheduled`, or it is `running` or `not_found`."""
-        return self._ask(rescheduling(self.keys, id, delay, at))[0]
+        return self._at_home(check_id(id), lambda keys: rescheduling(keys, id, delay, at))
 
     async def areschedule(
         self, id: str | UUID, *, delay: Duration = 0.0, at: datetime | None = None
     ) -> RescheduleStatus:
         """As `reschedule`, in async code."""
-        return (await self._aask(rescheduling(self.keys, id, delay, at)))[0]
+        return await self._aat_home(check_id(id), lambda keys: rescheduling(keys, id, delay, at))
 
     def counts(self) -> Counts:
-        """Count the queue's messages by place, and every total, at one moment."""
-        return self._ask(transitions.counts(self.keys))
+        """Count the queue's messages by place, and every total; of one shard, or of each, at one moment."""
+        return Counts.sum(self._of_shards(transitions.counts))
 
     async def acounts(self) -> Counts:
         """As `counts`, in async code."""
-        return await self._aask(transitions.counts(self.keys))
+        return Counts.sum(await self._aof_shards(transitions.counts))
 
     def pause(self, *, reason: str = "", for_: Duration | None = None) -> None:
         """Have consumers stop claiming within a second, for a while or until `resume`; who, when and why is kept."""
-        self._ask(pausing(self.keys, reason, for_))
+        self._of_shards(lambda keys: pausing(keys, reason, for_))
 
     async def apause(self, *, reason: str = "", for_: Duration | None = None) -> None:
         """As `pause`, in async code."""
-        await self._aask(pausing(self.keys, reason, for_))
+        await self._aof_shards(lambda keys: pausing(keys, reason, for_))
 
     def resume(self) -> bool:
         """Have consumers claim again; return whether the queue was paused."""
-        was_paused = self._ask(commands.unpause(self.keys))
-        for command in commands.push_wake_token(self.keys):
-            self._ask(command)
-        return was_paused
+        was_paused = self._of_shards(commands.unpause)
+        for at in (0, 1):
+            self._of_shards(lambda keys: commands.push_wake_token(keys)[at])  # noqa: B023  called at once
+        return any(was_paused)
 
     async def aresume(self) -> bool:
         """As `resume`, in async code."""
-        was_paused = await self._aask(commands.unpause(self.keys))
-        for command in commands.push_wake_token(self.keys):
-            await self._aask(command)
-        return was_paused
+        was_paused = await self._aof_shards(commands.unpause)
+        for at in (0, 1):
+            await self._aof_shards(lambda keys: commands.push_wake_token(keys)[at])  # noqa: B023  called at once
+        return any(was_paused)
 
     def letters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
         """Return up to `limit` dead letters, oldest first, those after the letter named `after`."""
-        return self._ask(listing(self.keys, limit, after))
+        return first_letters(self._of_shards(lambda keys: listing(keys, limit, after)), limit)
 
     async def aletters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
         """As `letters`, in async code."""
-        return await self._aask(listing(self.keys, limit, after))
+        return first_letters(await self._aof_shards(lambda keys: listing(keys, limit, after)), limit)
 
     def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
         """
@@ -164,13 +162,33 @@ class Control:
         An id that is alive stays. When a reply is lost the call is made again, and what the first try has redriven is
         not counted: `counts().totals["redriven"]` has all.
         """
-        calls = redriving(self.keys, self.settings, letters, delay)
-        return sum(self._ask(call).count("redriven") for call in calls)
+        redriving = Redriving(self.known_shards, self.settings, letters, delay)
+        self.known_shards.refresh()
+        while redriving.left:
+            for call, some in redriving.calls():
+                redriving.told(some, self._ask(call))
+            for way in redriving.ways():
+                is_free = redriving.may_go(way, self._ask(way.ask), self._ask(way.look))
+                if is_free and redriving.is_there(way, self._ask(way.publish)):
+                    redriving.deleted(self._ask(way.delete))
+            if redriving.left:
+                self.known_shards.read(for_seconds=PUBLISH_SECONDS)
+        return redriving.redriven
 
     async def aredrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
         """As `redrive`, in async code."""
-        calls = redriving(self.keys, self.settings, letters, delay)
-        return sum([(await self._aask(call)).count("redriven") for call in calls])
+        redriving = Redriving(self.known_shards, self.settings, letters, delay)
+        await self.known_shards.arefresh()
+        while redriving.left:
+            for call, some in redriving.calls():
+                redriving.told(some, await self._aask(call))
+            for way in redriving.ways():
+                is_free = redriving.may_go(way, await self._aask(way.ask), await self._aask(way.look))
+                if is_free and redriving.is_there(way, await self._aask(way.publish)):
+                    redriving.deleted(await self._aask(way.delete))
+            if redriving.left:
+                await self.known_shards.aread(for_seconds=PUBLISH_SECONDS)
+        return redriving.redriven
 
     def close(self) -> None:
         """Close the blocking connections of this queue's Redis; they come back when they are used again."""
@@ -184,16 +202,55 @@ class Control:
         """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
         return self._clients.connection()
 
+    def _at_home(self, id: str, make: Callable[[Keys], Call[list[S]]]) -> S:
+        """Make a call about a message at its home; while nobody knows it, where that was, and by the map as it is now."""
+        make(self.keys)  # what is not allowed is refused before anything is asked
+        self.known_shards.refresh()
+        while True:
+            known = self.known_shards.map
+            for keys in self.known_shards.homes(id):
+                [answer] = self._ask(make(keys))
+                if answer != "not_found":
+                    return answer
+            self.known_shards.read(for_seconds=PUBLISH_SECONDS)
+            if self.known_shards.map == known:
+                return answer
+
+    async def _aat_home(self, id: str, make: Callable[[Keys], Call[list[S]]]) -> S:
+        """As `_at_home`, in async code."""
+        make(self.keys)
+        await self.known_shards.arefresh()
+        while True:
+            known = self.known_shards.map
+            for keys in self.known_shards.homes(id):
+                [answer] = await self._aask(make(keys))
+                if answer != "not_found":
+                    return answer
+            await self.known_shards.aread(for_seconds=PUBLISH_SECONDS)
+            if self.known_shards.map == known:
+                return answer
+
+    def _of_shards(self, make: Callable[[Keys], Request[T]]) -> list[T]:
+        """Make a request of every shard that there is now, in one round trip; raise the first that fails."""
+        first = make(self.keys)
+        requests = [first, *map(make, self.shards()[1:])]
+        if len(requests) == 1:
+            return [self._ask(first)]
+        return _whole(self._clients.blocking().run_all(requests, for_seconds=PUBLISH_SECONDS))
+
+    async def _aof_shards(self, make: Callable[[Keys], Request[T]]) -> list[T]:
+        """As `_of_shards`, in async code."""
+        first = make(self.keys)
+        requests = [first, *map(make, (await self.ashards())[1:])]
+        if len(requests) == 1:
+            return [await self._aask(first)]
+        return _whole(await self._clients.asynchronous().run_all(requests, for_seconds=PUBLISH_SECONDS))
+
     def _ask(self, request: Request[T]) -> T:
         return self._clients.blocking().run(request, for_seconds=PUBLISH_SECONDS)
 
     async def _aask(self, request: Request[T]) -> T:
         return await self._clients.asynchronous().run(request, for_seconds=PUBLISH_SECONDS)
-
-
-def cancelling(keys: Keys, id: str | UUID, tombstone: Duration | None) -> Call[list[CancelStatus]]:
-    """Return the call that cancels a message; raise ConfigurationError for what is no id, or no time."""
-    return transitions.cancel(keys, [check_id(id)], tombstone_ms=tombstone_ms(tombstone))
 
 
 def tombstone_ms(tombstone: Duration | None) -> int | None:
@@ -227,42 +284,12 @@ def pause_by(by: str, reason: str, for_seconds: float | None = None) -> Pause:
     return Pause(by or who(), now, reason, None if for_seconds is None else now + for_seconds)
 
 
-def listing(keys: Keys, limit: int, after: str) -> Command[list[Letter]]:
-    """Return the command that reads dead letters; raise ConfigurationError for a limit or place not allowed."""
-    if not isinstance(after, str) or (after and _LETTER_NAME.fullmatch(after) is None):
-        raise ConfigurationError("after must be the `letter` of a dead letter, such as '1700000000000-0', or empty")
-    return commands.letters(keys, count=whole("limit", limit, least=1, most=BATCH_LIMIT), after=after)
-
-
-def redriving(
-    keys: Keys, settings: QueueSettings, letters: Sequence[Letter], delay: Duration
-) -> list[Call[list[transitions.RedriveStatus]]]:
-    """Return the calls that publish dead letters again; raise ConfigurationError for what is none, or too many."""
-    if not isinstance(letters, list | tuple) or not all(isinstance(one, Letter) for one in letters):
-        raise ConfigurationError(
-            f"letters must be a list of dead letters, as `letters()` returns them, not {type(letters).__name__}"
-        )
-    whole("number of letters", len(letters), most=BATCH_LIMIT)
-    ttl_ms, delay_ms = milliseconds(settings.ttl), milliseconds(seconds("delay", delay))
-    calls = []
-    for some in by_bytes(letters):
-        retries = [settings.retries if one.header.retries is None else one.header.retries for one in some]
-        rows = [(one.letter, one.id, left) for one, left in zip(some, retries, strict=True)]
-        calls.append(transitions.redrive(keys, rows, ttl_ms=ttl_ms, delay_ms=delay_ms))
-    return calls
-
-
-def by_bytes(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
-    """Yield letters in pieces of at most `LETTER_BYTES` of bodies, or of one: a script holds all others up."""
-    piece, size = list[Letter](), 0
-    for letter in letters:
-        size += len(letter.payload)
-        if piece and size > LETTER_BYTES:
-            yield piece
-            piece, size = [], len(letter.payload)
-        piece.append(letter)
-    if piece:
-        yield piece
+def _whole(answers: list[Any]) -> list[Any]:
+    """Return answers, or raise the first that is none."""
+    for one in answers:
+        if isinstance(one, Exception):
+            raise one
+    return answers
 
 
 def who() -> str:

@@ -259,6 +259,7 @@ class Letter:
         error: the last failure, as text; empty when none was kept.
         died: unix seconds by Redis' clock.
         raised: class and place of the last exception, without the text that `error` has; empty when there was none.
+        shard: of the queue that has it.
     """
 
     letter: str
@@ -270,3 +271,4 @@ class Letter:
     header: Header
     payload: bytes
     raised: str = ""
+    shard: int = 0

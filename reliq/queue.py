@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from reliq.client.moves import Moves
 from reliq.codec.codec import Codec
 from reliq.control import Control
+from reliq.errors import ProtocolError, RedisRefusedError, RedisUnavailableError
 from reliq.keys import Keys, Layout
 from reliq.publish.orders import BulkTally, Writer
 from reliq.publish.sender import Sender, begun
@@ -107,9 +108,9 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         super().__init__(keys, QueueSettings(**settings), url, observers, wanted)
         self.codec: Codec[B] = Codec(body, validate=validate)
         self.moves = Moves(self.keys, self._clients.blocking)
-        self._writer = Writer(self._shards, self.codec, self.settings)
+        self._writer = Writer(self.known_shards, self.codec, self.settings)
         self._receiver = Receiver(self.keys, self.codec, self.settings)
-        self._sender = Sender(self._writer, self._shards, self._lanes, self._clients, observers)
+        self._sender = Sender(self._writer, self.known_shards, self._lanes, self._clients, observers)
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"
@@ -174,6 +175,8 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         Example: `queue.publish_many(Order(number) for number in range(10_000)).published`
         """
         tally, durability = BulkTally(max_backlog), self._durability(durability)
+        with suppress(RedisUnavailableError, RedisRefusedError, ProtocolError):  # which the first call will tell
+            self.known_shards.refresh(for_seconds=0.0)
         with ThreadPoolExecutor(1, "reliq-publish") as sending:  # while Redis works on a call, the next one is made
             under_way: Callable[[], list[Receipt]] = list
             try:
@@ -199,6 +202,8 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
     ) -> BulkResult:
         """As `publish_many`, in async code."""
         tally, durability = BulkTally(max_backlog), self._durability(durability)
+        with suppress(RedisUnavailableError, RedisRefusedError, ProtocolError):
+            await self.known_shards.arefresh(for_seconds=0.0)
         for orders in self._writer.chunks(items, chunk):
             while tally.is_bounded and tally.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
                 await asyncio.sleep(BACKLOG_SECONDS)

@@ -16,6 +16,8 @@ from reliq.wireformat import open_envelope
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from reliq.keys import Keys
+
 #: Characters that are read of a pause's reason which something else than reliq wrote.
 FOREIGN_REASON_LIMIT = 200
 
@@ -77,14 +79,14 @@ def read_worker(reply: bytes | None) -> Worker | None:
         return None
 
 
-def read_letter(row: Any, bare: bool) -> Letter:
-    """Return the dead letter in an entry of the stream `dead`, whose values are `bare` bodies or have envelopes."""
+def read_letter(row: Any, keys: Keys) -> Letter:
+    """Return the dead letter in an entry of the stream `dead` of a shard."""
     name, pairs = row[0].decode(), row[1]
     fields = dict(zip(pairs[::2], pairs[1::2], strict=True))  # something else may have written others than ours
-    header, payload = open_envelope(fields.get(b"value", b""), bare=bare)
+    header, payload = open_envelope(fields.get(b"value", b""), bare=keys.bare)
     note = FailureNote.parse(fields.get(b"note"))
     attempts = note.attempt
     if attempts is None and header.retries is not None:
         attempts = header.retries + 1  # only a message with no retry left ends by its lease
     id, died = id_text(fields.get(b"id", b"")), moment(int(name.split("-")[0]) / 1000)
-    return Letter(name, id, note.reason, note.error, attempts, died, header, payload, note.raised)
+    return Letter(name, id, note.reason, note.error, attempts, died, header, payload, note.raised, keys.shard)

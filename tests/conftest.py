@@ -70,6 +70,7 @@ def url(redis_server: EmbeddedRedis) -> str:
         client.config_resetstat()
         client.flushall()
     Connection.to(redis_server.url).named.clear()  # the registry is empty too
+    Connection.to(redis_server.url).maps.clear()
     return redis_server.url
 
 

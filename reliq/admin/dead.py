@@ -79,7 +79,7 @@ def delete(queue: QueueSession, where: LetterFilter, on_step: OnLetters) -> int:
         deleted = 0
         for looked, letters in walk_letters(part, where):
             if letters:
-                deleted += part.run(queries.delete_letters(part.keys, [one.letter for one in letters]))
+                deleted += part.run(commands.delete_letters(part.keys, [one.letter for one in letters]))
             step(looked, deleted)
         return deleted
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from reliq.admin.session import LARGEST_BODY
-from reliq.client.client import Clients
-from reliq.client.shards import Shards
 from reliq.codec.codec import Codec
 from reliq.errors import BodyError, ConfigurationError
 from reliq.publish.orders import Writer
@@ -30,8 +28,7 @@ def publish(queue: Queue[bytes], body: bytes, *, raw: bool, options: PublishOpti
 
 def taker(queue: Queue[bytes]) -> Callable[[Outgoing[bytes]], bool]:
     """Return the test whether a message may be published in `queue`: a foreign program may have written what reliq refuses."""
-    shards = Shards(queue.keys, Clients(queue.target, ()))
-    writer = Writer(shards, Codec(bytes), QueueSettings(max_body=LARGEST_BODY))
+    writer = Writer(queue.known_shards, Codec(bytes), QueueSettings(max_body=LARGEST_BODY))
 
     def takes(order: Outgoing[bytes]) -> bool:
         try:

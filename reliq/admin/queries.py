@@ -13,7 +13,7 @@ from reliq.rights import runs
 from reliq.wireformat import StateWord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from reliq.admin.places import Place
     from reliq.commands import List, SortedSet
@@ -211,12 +211,6 @@ def any_id(keys: Keys) -> Command[list[str]]:
 def newest_entries(keys: Keys, stream: Stream, before: str, count: int) -> Command[list[Any]]:
     """Read up to `count` entries of a stream from the place `before` (`+`: its end) back, the newest first."""
     return Command(("XREVRANGE", getattr(keys, stream), before, "-", "COUNT", count), list)
-
-
-@runs("dead:XDEL")
-def delete_letters(keys: Keys, letters: Iterable[str]) -> Command[int]:
-    """Delete dead letters; return how many were deleted."""
-    return Command(("XDEL", keys.dead, *letters), int)
 
 
 def _letter_failures(reply: Any) -> list[FailureNote]:

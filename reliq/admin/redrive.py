@@ -16,7 +16,7 @@ from reliq.admin.dead import walk_letters
 from reliq.admin.filters import ignore
 from reliq.admin.in_turn import in_turn
 from reliq.admin.publish import taker
-from reliq.control import by_bytes
+from reliq.redriving import by_bytes
 from reliq.errors import ConfigurationError
 from reliq.ids import check_id
 from reliq.message import Outgoing
@@ -224,7 +224,7 @@ def _to_home(queue: QueueSession, letters: list[Letter], options: RedriveOptions
     taken = {*told.duplicates, *told.tombstoned} if told else set()
     gone = [letter for letter, order in orders.items() if order.id not in taken]
     if gone:
-        queue.run(queries.delete_letters(queue.keys, gone))
+        queue.run(commands.delete_letters(queue.keys, gone))
     return ["kept" if one.letter not in orders else "alive" if one.id in taken else "redriven" for one in letters]
 
 
@@ -239,7 +239,7 @@ def _copy(queue: QueueSession, letters: list[Letter], options: RedriveOptions, t
     orders = {one.letter: order for one in letters if takes(order := _order(one, options))}
     if orders:
         to.publish_many(orders.values())
-        queue.run(queries.delete_letters(queue.keys, orders))
+        queue.run(commands.delete_letters(queue.keys, orders))
     return ["redriven" if one.letter in orders else "kept" for one in letters]
 
 

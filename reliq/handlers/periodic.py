@@ -105,7 +105,7 @@ class Periodic:
         derived = {
             "_jitter_ms": milliseconds(seconds("jitter", self.jitter, most=DAY_SECONDS)),
             "_within_seconds": ON_TIME_SECONDS if self.catch_up == "skip" else within,
-            "_writer": Writer(self.queue.keys, self.queue.codec, self.queue.settings, bare=self.queue.keys.bare),
+            "_writer": Writer(self.queue.known_shards, self.queue.codec, self.queue.settings),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)

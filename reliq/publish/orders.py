@@ -54,7 +54,7 @@ class Order(NamedTuple):
         return self.terms.window_ms is None
 
 
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """
     Orders that go to one shard in one call.
 
@@ -122,7 +122,7 @@ class Writer:
             known.append(Message(order.id, hash((body, terms, frozenset(header.headers.items())))))
         return tuple(known)
 
-    def call(self, part: Part, call_number: transitions.CallNumber) -> Call[transitions.PublishAnswer]:
+    def call(self, part: ShardPart, call_number: transitions.CallNumber) -> Call[transitions.PublishAnswer]:
         """Return the call that sends orders to their shard, all on the same terms."""
         terms = part.orders[0].terms
         return transitions.publish(

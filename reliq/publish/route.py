@@ -9,7 +9,7 @@ from reliq import transitions
 from reliq.errors import RedisRefusedError
 from reliq.ids import home, of_shard
 from reliq.message import Receipt
-from reliq.publish.orders import Part
+from reliq.publish.orders import ShardPart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Route:
 
     @property
     def receipts(self) -> list[Receipt]:
-        """What became of each order, in their order."""
+        """The receipts, in the order of the orders."""
         return [self._receipts[at] for at in range(len(self._orders))]
 
     @property
@@ -73,17 +73,17 @@ class Route:
             self._move([at for at, one in enumerate(self._orders) if one.is_generated], self._shards.turn())
         self._map, self.is_stale = self._shards.map, False
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ShardPart]:
         """Return the orders that have no receipt yet, by the shard that they go to."""
         shards, map, orders = self._shards, self._map, self._orders
         if map.n == map.was == 1 and not self._receipts:
-            return [Part(orders, range(len(orders)), shards.first, map.epoch)]
+            return [ShardPart(orders, range(len(orders)), shards.first, map.epoch)]
         found: dict[tuple[int, int], list[int]] = {}
         for at, one in enumerate(orders):
             if at not in self._receipts:
                 found.setdefault(self._homes(one), []).append(at)
         return [
-            Part(
+            ShardPart(
                 [orders[at] for at in places],
                 places,
                 shards.keys(now),
@@ -99,13 +99,13 @@ class Route:
         now = home(order.id, self._map.n)
         return now, now if order.is_generated else home(order.id, self._map.was)
 
-    def question(self, part: Part) -> Call[list[AskStatus]]:
+    def question(self, part: ShardPart) -> Call[list[AskStatus]]:
         """Return the call that asks the old home of a part which of its ids are free."""
         ids = list(dict.fromkeys(one.id for one in part.orders))
         old, replace = part.old_home or part.keys, part.orders[0].terms.replace
         return transitions.ask(old, ids, epoch=part.epoch, replace=replace)
 
-    def asked(self, part: Part, answers: Sequence[AskStatus]) -> Part:
+    def asked(self, part: ShardPart, answers: Sequence[AskStatus]) -> ShardPart:
         """Note what an old home has answered; return the part without the orders that may not be published."""
         ids = dict.fromkeys(one.id for one in part.orders)
         told = dict(zip(ids, answers, strict=True))
@@ -121,13 +121,13 @@ class Route:
         self.left -= len(part.orders) - len(free) - answers.count("stale")
         return part._replace(orders=[self._orders[at] for at in free], places=free)
 
-    def answered(self, part: Part, done: list[Receipt]) -> None:
+    def answered(self, part: ShardPart, done: list[Receipt]) -> None:
         """Note the receipts of a shard, all of a part's orders or none: those that must go by a later map."""
         self._receipts.update(zip(part.places, done, strict=False))
         self.left -= len(done)
         self.is_stale = self.is_stale or not done
 
-    def detour(self, part: Part) -> None:
+    def detour(self, part: ShardPart) -> None:
         """Give a part that was not sent to the shard whose turn it is; its ids say so."""
         self._detours -= 1
         shard = self._shards.turn()

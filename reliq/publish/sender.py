@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from reliq.client.shards import Shards
     from reliq.events import Observer
     from reliq.message import Confirmed, Receipt
-    from reliq.publish.orders import Order, Part, Writer
+    from reliq.publish.orders import Order, ShardPart, Writer
     from reliq.transitions import PublishAnswer
 
 
@@ -103,7 +103,7 @@ class Sender:
             self._unsent(route, route.unsent, error)
             raise
 
-    def _ask(self, route: Route, part: Part) -> Part:
+    def _ask(self, route: Route, part: ShardPart) -> ShardPart:
         """Ask the old home of a part; return what of it is free."""
         try:
             answers = self._clients.blocking().run(route.question(part), for_seconds=PUBLISH_SECONDS)
@@ -112,7 +112,7 @@ class Sender:
             raise
         return route.asked(part, answers)
 
-    def _go(self, route: Route, part: Part, durability: Durability) -> None:
+    def _go(self, route: Route, part: ShardPart, durability: Durability) -> None:
         """Send a part to its shard; what gets no receipt goes again by a later map, or to another shard."""
         part = part if part.old_home is None else self._ask(route, part)
         if not part.orders:
@@ -132,7 +132,7 @@ class Sender:
             raise
         self._done(route, part, lane, answer, told, began)
 
-    async def _aask(self, route: Route, part: Part) -> Part:
+    async def _aask(self, route: Route, part: ShardPart) -> ShardPart:
         """As `_ask`, in async code."""
         try:
             answers = await self._clients.asynchronous().run(route.question(part), for_seconds=PUBLISH_SECONDS)
@@ -141,7 +141,7 @@ class Sender:
             raise
         return route.asked(part, answers)
 
-    async def _ago(self, route: Route, part: Part, durability: Durability) -> None:
+    async def _ago(self, route: Route, part: ShardPart, durability: Durability) -> None:
         """As `_go`, in async code."""
         part = part if part.old_home is None else await self._aask(route, part)
         if not part.orders:
@@ -160,7 +160,9 @@ class Sender:
             raise
         self._done(route, part, lane, answer, told, began)
 
-    def _done(self, route: Route, part: Part, lane: Lane, answer: PublishAnswer, told: Confirmed, began: float) -> None:
+    def _done(
+        self, route: Route, part: ShardPart, lane: Lane, answer: PublishAnswer, told: Confirmed, began: float
+    ) -> None:
         """Note the answer of a shard."""
         self._lanes.give_back(lane)
         done = receipts(part.orders, answer, told)
@@ -187,7 +189,7 @@ class Sender:
         if not isinstance(error, ConfigurationError):
             raise self._writer.failed(orders, error, route.confirmed, unsent=True) from error
 
-    def _failed(self, route: Route, part: Part, lane: Lane, error: BaseException, began: float) -> bool:
+    def _failed(self, route: Route, part: ShardPart, lane: Lane, error: BaseException, began: float) -> bool:
         """
         Say whether another shard may have a part whose own could not be reached.
 

@@ -247,9 +247,7 @@ class Reliq:
         self._clock.hold()
 
     def _shards(self, keys: Keys) -> tuple[Keys, ...]:
-        shards = Shards(keys)
-        shards.read(self._client)
-        return shards.all
+        return shards_by(keys, self._client.run(shard_map(keys)))
 
     def _drain(self, consumer: Consumer, *, scheduled: bool, fail_fast: bool, most: int) -> Drain:
         client = Client.to(self.connection, KIT_REPLY_SECONDS, consumer.observers)

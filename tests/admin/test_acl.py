@@ -39,7 +39,7 @@ PACKAGE = Path(commands.__file__).parent
 PLAYERS = {
     "producer": ("publish", "relay", "client/shards.py"),
     "consumer": ("worker", "receive", "process", "settlement.py", "snapshot", "client/shards.py"),
-    "operator": ("admin", "control.py", "publish", "snapshot", "client/shards.py"),
+    "operator": ("admin", "control.py", "redriving.py", "publish", "snapshot", "client/shards.py"),
     "exporter": ("snapshot", "metrics", "client/shards.py"),
 }
 #: Modules that make scripts or commands and play no role, with the reason.

@@ -25,7 +25,7 @@ LAYERS = {
         "transport",
     },
     "who asks: tries again, and translates errors; how a delivery is settled": {"client", "settlement"},
-    "messages in, messages out, and a look at all": {"publish", "receive", "snapshot"},
+    "messages in, messages out, and a look at all": {"publish", "redriving", "receive", "snapshot"},
     "metrics; a queue without its bodies; what moves messages out of a database": {"metrics", "control", "relay"},
     "the queue of the public interface": {"queue"},
     "handlers as they are registered, and operators": {"handlers", "admin"},

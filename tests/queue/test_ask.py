@@ -175,7 +175,7 @@ def test_a_dead_letter_whose_id_is_alive_stays(queue, call, dead_letter):
 @pytest.mark.parametrize(("limit", "calls"), [(10_000, 1), (2_500, 2), (1_000, 4), (1, 4)])
 def test_a_redrive_is_split_by_the_bytes_of_its_bodies(queue, commands, call, monkeypatch, limit, calls):
     """Four bodies of a thousand bytes each: a call carries as many as fit, and one alone that never would."""
-    monkeypatch.setattr("reliq.control.LETTER_BYTES", limit)
+    monkeypatch.setattr("reliq.redriving.LETTER_BYTES", limit)
     text = Queue("q", str, url=queue.target)
     ids = [text.publish("x" * 1000, retries=0).id for _ in range(4)]
     with text.receive(limit=4) as jobs:

@@ -48,8 +48,6 @@ REQUESTS = [
     commands.bodies(KEYS, ["a"]),
     commands.wake_token(KEYS, 1),
     commands.garbage(KEYS, 1),
-    commands.letters(KEYS, count=1),
-    commands.letters(BARE, count=1),
     commands.letters_between(KEYS, "-", "+", count=1),
     commands.claims(KEYS),
     commands.pause(KEYS, Pause("me@here", 1.0, "why"), None),

@@ -64,12 +64,12 @@ ONLY_READ = frozenset(
 )
 
 _TRANSITIONS: dict[Role, tuple[str, ...]] = {
-    "producer": ("publish",),
+    "producer": ("publish", "ask"),
     "consumer": (
         *("ack", "claim", "collect", "counts", "extend", "nack"),
         *("promote", "reclaim", "register", "release", "snooze", "tick", "tidy"),
     ),
-    "operator": ("cancel", "counts", "forget", "publish", "purge", "redrive", "reschedule"),
+    "operator": ("cancel", "counts", "forget", "publish", "purge", "redrive", "reschedule", "ask"),
     "viewer": ("counts",),
     "exporter": ("counts",),
 }
@@ -103,7 +103,7 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
     ),
     "operator": (
         *(*_TO_PUBLISH, *_TO_LOOK),
-        *(commands.letters, commands.letters_between, commands.claims),
+        *(commands.delete_letters, commands.letters_between, commands.claims),
         *(commands.pause, commands.paused, commands.unpause, commands.push_wake_token),
         *(commands.worker_ids, commands.worker_records),
         *(made for made in USES if made.__module__ in (queries.__name__, queue_queries.__name__)),

@@ -1,0 +1,335 @@
+"""A queue of several shards, as who publishes, cancels and counts sees it: one queue. All shards lie in one Redis."""
+
+import asyncio
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from reliq import ConfigurationError, Durability, Outgoing, PublishFailed, Queue, WrongKeyTypeError
+from reliq import transitions as t
+from reliq.client import shards as shards_module
+from reliq.ids import home
+from reliq.keys import Keys
+from reliq.shardmap import ShardMap
+
+EIGHT = ShardMap(1, 8, 8, "steady")
+
+
+@pytest.fixture
+def sharded(client):
+    """Write a map of the shards of the queue."""
+
+    def write(map=EIGHT):
+        client.set(Keys("q").map, map.text)
+        return map
+
+    return write
+
+
+@pytest.fixture
+def lengths(client):
+    """How many messages each shard has in ready and pending."""
+
+    def look(number=8):
+        all = [Keys("q", shard=k) for k in range(number)]
+        return [client.llen(keys.ready) + client.zcard(keys.pending) for keys in all]
+
+    return look
+
+
+def an_id_of(shard, number=8, start=0):
+    """A chosen id whose home is that shard."""
+    return next(id for n in range(start, 10_000) if home(id := f"order-{n}", number) == shard)
+
+
+def test_single_messages_take_the_shards_in_turn_and_their_ids_say_which(queue, call, sharded, lengths):
+    sharded()
+
+    receipts = [call(queue, "publish", {}) for _ in range(16)]
+
+    assert lengths() == [2] * 8
+    assert Counter(home(one.id, 8) for one in receipts) == Counter(dict.fromkeys(range(8), 2))
+    assert all(("~" in one.id) == (home(one.id, 8) > 0) for one in receipts)
+
+
+def test_a_process_begins_at_any_shard(url, sharded):
+    sharded()
+
+    begun = {home(Queue("q", url=url).publish({}).id, 8) for _ in range(40)}
+
+    assert len(begun) > 3
+
+
+def test_one_call_of_many_goes_to_one_shard_and_the_next_to_the_next(queue, call, sharded, lengths, commands):
+    sharded()
+
+    done = call(queue, "publish_many", ({"n": n} for n in range(1000)), chunk=125)
+
+    assert (done.published, lengths()) == (1000, [125] * 8)
+    assert commands()["evalsha"] <= 9  # one is made again in full when Redis does not know it
+
+
+def test_chosen_ids_go_home_whoever_publishes_them_and_however(queue, call, sharded, client, url):
+    sharded()
+    ids = [f"order-{n}" for n in range(200)]
+
+    call(queue, "publish_many", [Outgoing(body={}, id=id) for id in ids[:100]], chunk=10)
+    for id in ids[100:]:
+        assert call(Queue("q", url=url), "publish", {}, id=id)
+
+    assert all(client.exists(Keys("q", shard=home(id, 8)).msg(id)) for id in ids)
+    assert not any(call(queue, "publish", {}, id=id) for id in ids)
+
+
+def test_chosen_and_generated_ids_may_be_mixed_and_their_receipts_keep_order(queue, sharded, lengths):
+    sharded()
+    items = [Outgoing(body={"n": n}, id=f"order-{n // 2}" if n % 2 else None) for n in range(100)]
+
+    done = queue.publish_many(items, chunk=7)
+
+    assert (done.published, sum(lengths()), done.duplicates) == (100, 100, ())
+
+
+def test_a_publish_that_is_due_later_and_durable_goes_to_a_shard_too(queue, call, sharded, lengths):
+    sharded()
+
+    one = call(queue, "publish", {}, delay=60, durability=Durability.replicas(1, timeout=0.01))
+    other = call(queue, "publish", {}, at=datetime.now(UTC) + timedelta(hours=1))
+
+    assert (bool(one), one.durable, bool(other)) == (True, False, True)
+    assert sorted(lengths()) == [0] * 6 + [1, 1]
+
+
+def test_a_publisher_that_knows_of_one_shard_is_told_by_the_first_chosen_id(queue, call, sharded, lengths):
+    call(queue, "publish", {})
+    id = an_id_of(5)
+    sharded()
+    for shard in range(8):
+        queue._clients.blocking().run(t.ask(Keys("q", shard=shard), [], epoch=1))
+
+    assert call(queue, "publish", {}, id=id)
+
+    assert lengths() == [1, 0, 0, 0, 0, 1, 0, 0]
+
+
+def test_a_publisher_that_knows_of_a_closed_shard_takes_another(queue, call, sharded, lengths, client):
+    sharded()
+    call(queue, "publish_many", [{}] * 8, chunk=1)
+    sharded(ShardMap(2, 4, 8, "shrinking"))
+    for shard in range(8):
+        queue._clients.blocking().run(t.ask(Keys("q", shard=shard), [], epoch=2, closing=shard > 3))
+
+    done = call(queue, "publish_many", [{}] * 16, chunk=1)
+
+    assert (done.published, sum(lengths()), lengths()[4:]) == (16, 24, [1] * 4)
+
+
+def test_an_id_whose_home_moved_is_asked_for_where_it_was(queue, call, sharded, lengths):
+    id = an_id_of(5)
+    assert call(queue, "publish", {}, id=id)
+    sharded(ShardMap(1, 8, 1, "growing"))
+    fresh = Queue("q", url=queue.target)
+    fresh.shards()
+
+    assert call(fresh, "publish", {}, id=id).status == "duplicate"
+    assert call(fresh, "publish", {}, id=an_id_of(6)).status == "published"
+
+    assert lengths() == [1, 0, 0, 0, 0, 0, 1, 0]
+
+
+def test_a_failed_publish_is_made_again_in_its_lane_and_shard(proxy, sharded, lengths):
+    sharded()
+    queue = Queue("q", url=proxy.url)
+    queue.publish({})
+    proxy.lose_reply_to("EVALSHA")
+
+    queue.publish({})
+
+    assert proxy.swallowed == 1
+    assert sum(lengths()) == 2
+    queue.close()
+
+
+def test_a_publish_whose_outcome_is_unknown_is_published_again_by_its_id_once(proxy, call, sharded, lengths):
+    sharded()
+    queue = Queue("q", url=proxy.url)
+    queue.publish_many([{}] * 8, chunk=1)
+    proxy.lose_reply_to("EVALSHA", times=99)
+
+    with pytest.raises(PublishFailed) as failed:
+        call(queue, "publish", {"n": 1})
+    proxy.lose_reply_to("nothing")
+
+    assert failed.value.outcome == "unknown"
+    assert call(queue, "publish", {"n": 1}, id=failed.value.id)
+    assert sum(lengths()) == 9
+    queue.close()
+
+
+def test_counts_are_those_of_all_shards(queue, call, sharded):
+    sharded()
+    queue.publish_many([{}] * 30, chunk=1)
+    queue.publish({}, delay=60)
+
+    counts = call(queue, "counts")
+
+    assert (counts.ready, counts.pending, counts.totals["published"], counts.missing) == (30, 1, 31, 0)
+
+
+def test_a_message_is_cancelled_and_put_off_wherever_it_is(queue, call, sharded):
+    sharded()
+    generated = [call(queue, "publish", {}, delay=60).id for _ in range(8)]
+    chosen = an_id_of(3)
+    call(queue, "publish", {}, id=chosen, delay=60)
+
+    assert [call(queue, "reschedule", id, delay=5) for id in (*generated, chosen)] == ["rescheduled"] * 9
+    assert [call(queue, "cancel", id) for id in (*generated, chosen)] == ["cancelled"] * 9
+    assert [call(queue, "cancel", id) for id in (generated[0], "nobody")] == ["cancelled", "not_found"]
+    assert queue.counts().alive == 0
+
+
+def test_whoever_cancels_by_an_old_map_looks_again_before_the_answer_is_not_found(queue, call, sharded, url):
+    call(queue, "counts")
+    sharded()
+    id = an_id_of(5)
+    other = Queue("q", url=url)
+    other.shards()
+    queue.known_shards.map = ShardMap()
+    queue._clients.mapped_until = float("inf")
+    t_id = an_id_of(6)
+    for one in (id, t_id):
+        other.publish({}, id=one, delay=60)
+        queue.known_shards.map = ShardMap()
+
+    assert call(queue, "cancel", id) == "cancelled"
+    queue.known_shards.map = ShardMap()
+    assert call(queue, "reschedule", t_id, delay=1) == "rescheduled"
+
+
+def test_a_pause_holds_every_shard_and_a_resume_wakes_each(queue, call, sharded, client):
+    sharded()
+    all = [Keys("q", shard=k) for k in range(8)]
+
+    call(queue, "pause", reason="deploy")
+    assert client.exists(*(keys.paused for keys in all)) == 8
+
+    assert call(queue, "resume") is True
+    assert client.exists(*(keys.paused for keys in all)) == 0
+    assert client.exists(*(keys.wake for keys in all)) == 8
+
+
+@pytest.fixture
+def letters_of(queue, client):
+    """Let messages die, each in its home; return their letters."""
+
+    def make(*ids, **options):
+        for id in ids:
+            queue.publish({"id": id}, id=id, **options)
+            keys = Keys("q", shard=home(id, queue.known_shards.map.n))
+            turn = t.CallNumber(f"w{id}", 1)
+            [held] = queue._clients.blocking().run(t.claim(keys, turn, limit=1, lease_ms=1000)).claimed
+            value = client.get(keys.msg(id))
+            queue._clients.blocking().run(t.nack(keys, [(held, 0, "rejected 1 x", value)]))
+            queue._clients.blocking().run(t.collect(keys, [id], letters_max=100, letters_ms=10**12))
+        return queue.letters()
+
+    return make
+
+
+def test_dead_letters_of_all_shards_are_listed_oldest_first_and_redriven(queue, call, sharded, letters_of, lengths):
+    sharded()
+    ids = [an_id_of(shard) for shard in (5, 0, 3, 7)]
+
+    letters = letters_of(*ids)
+
+    assert {one.id: one.shard for one in letters} == dict(zip(ids, (5, 0, 3, 7), strict=True))
+    assert [one.died for one in letters] == sorted(one.died for one in letters)
+    first = call(queue, "letters", limit=2)
+    assert first + call(queue, "letters", after=first[-1].letter) == letters
+    assert call(queue, "redrive", letters) == 4
+    assert (lengths(), queue.letters()) == ([1, 0, 0, 1, 0, 1, 0, 1], [])
+
+
+def test_a_letter_whose_home_moved_is_redriven_there(queue, call, sharded, letters_of, lengths, client, url):
+    moved, stays = an_id_of(5), an_id_of(0)
+    letters = letters_of(moved, stays, dedup=3600)
+    sharded(ShardMap(1, 8, 1, "growing"))
+    fresh = Queue("q", url=url)
+    fresh.shards()
+
+    assert call(fresh, "redrive", letters) == 2
+
+    assert (lengths(), fresh.letters()) == ([1, 0, 0, 0, 0, 1, 0, 0], [])
+    assert client.hget(Keys("q", shard=5).windows, moved) == b"3600000"
+    assert fresh.counts().missing == 0
+    assert call(fresh, "redrive", letters) == 0
+
+
+def test_a_letter_whose_id_lives_where_it_belongs_stays(queue, call, sharded, letters_of, url):
+    id = an_id_of(5)
+    letters = letters_of(id, dedup=0)
+    sharded(ShardMap(1, 8, 1, "growing"))
+    fresh = Queue("q", url=url)
+    fresh.shards()
+    assert fresh.publish({}, id=id)
+
+    assert call(fresh, "redrive", letters) == 0
+
+    assert [one.id for one in fresh.letters()] == [id]
+
+
+@pytest.mark.parametrize("name", ["publish", "counts"])
+def test_a_number_of_shards_that_is_another_is_refused_with_both(url, call, sharded, name):
+    sharded()
+    queue = Queue("q", url=url, shards=16)
+
+    with pytest.raises(ConfigurationError, match=r"^queue 'q' has 8 shards, not 16: .* `reliq shards q 16`$"):
+        call(queue, name, *([{}] if name == "publish" else []))
+
+    assert call(Queue("q", url=url, shards=8), "counts").alive == 0
+
+
+def test_a_map_that_is_none_is_named(url, call, client):
+    client.lpush(Keys("q").map, "x")
+    with pytest.raises((WrongKeyTypeError, PublishFailed), match=r"'\{reliq:q\}:map'"):
+        call(Queue("q", url=url), "publish", {})
+
+    client.delete(Keys("q").map)
+    client.set(Keys("q").map, "16 shards")
+    with pytest.raises(Exception, match="not its reply"):
+        call(Queue("q", url=url), "publish", {})
+
+
+def test_objects_of_one_queue_read_one_map(url, sharded, commands):
+    sharded()
+
+    for _ in range(20):
+        Queue("q", url=url).publish({})
+
+    assert commands()["getrange"] == 1
+
+
+def test_a_map_is_read_again_when_it_is_old(url, sharded, lengths, monkeypatch):
+    queue = Queue("q", url=url)
+    queue.publish({})
+    sharded()
+    later = time.monotonic() + shards_module.MAP_SECONDS + 1
+    monkeypatch.setattr(shards_module.time, "monotonic", lambda: later)
+
+    queue.publish_many([{}] * 8, chunk=1)
+
+    assert lengths() == [2, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_tasks_of_one_loop_share_round_trips_over_all_shards(queue, sharded, lengths):
+    sharded()
+
+    async def storm():
+        await asyncio.gather(*(queue.apublish({"n": n}) for n in range(80)))
+        await queue.aclose()
+
+    asyncio.run(storm())
+
+    assert lengths() == [10] * 8
