@@ -148,7 +148,7 @@ class Writer:
         whole("chunk", size, least=1, most=BATCH_LIMIT)
         if isinstance(items, str | bytes | Mapping | Outgoing) or not isinstance(items, Iterable):
             raise ConfigurationError(f"items must be an iterable of bodies or Outgoing, not {type(items).__name__}")
-        calls, shard = Calls(size), self._shards.turn()
+        calls, shard = ShardCalls(size), self._shards.turn()
         for item in items:
             order = self.special(item, shard) if isinstance(item, Outgoing) else self.order(item, {}, shard)
             at = shard if order.is_generated else home(order.id, self._shards.map.n)
@@ -196,7 +196,7 @@ def _is_usual(outgoing: Outgoing[Any]) -> bool:
     return at_once and plain and not outgoing.replace
 
 
-class Calls:
+class ShardCalls:
     """The calls of a `publish_many` that fill up, one for each shard; together they have no more bytes than one may."""
 
     def __init__(self, size: int) -> None:

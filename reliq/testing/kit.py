@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from reliq.client.client import Client
-from reliq.client.shards import Shards
 from reliq.commands import drop_watch, push_wake_token
 from reliq.errors import ConfigurationError
 from reliq.outbox.tables import DEFAULT_PREFIX
+from reliq.shardmap import shard_map
 from reliq.snapshot.snapshot import registered
 from reliq.testing.calls import AsyncCalls, Calls
 from reliq.testing.drain import Drain, DrainResult
@@ -247,7 +247,7 @@ class Reliq:
         self._clock.hold()
 
     def _shards(self, keys: Keys) -> tuple[Keys, ...]:
-        return shards_by(keys, self._client.run(shard_map(keys)))
+        return tuple(keys.of_shard(shard) for shard in range(self._client.run(shard_map(keys)).served))
 
     def _drain(self, consumer: Consumer, *, scheduled: bool, fail_fast: bool, most: int) -> Drain:
         client = Client.to(self.connection, KIT_REPLY_SECONDS, consumer.observers)

@@ -64,7 +64,7 @@ class Performance:
 
 def _held(handler: Handler, queue: Queue[Any], outgoing: Outgoing[Any], attempt: int) -> HeldDelivery:
     bare = queue.layout.bare
-    order = Writer(queue.keys, queue.codec, queue.settings, bare=bare).special(outgoing)
+    order = Writer(queue.known_shards, queue.codec, queue.settings).special(outgoing)
     whole("attempt", attempt, least=1, most=order.terms.retries + 1)
     due = b"" if bare else f"{ENVELOPE_START}{round(time.time() * 1000)}".encode()
     value = due + order.value
