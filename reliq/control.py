@@ -55,17 +55,13 @@ class Control:
         self.observers = observers
         self._lanes = Lanes()
         self._clients = Clients(target, observers)
+        #: The shards as this process knows them, without a question to Redis.
         self.known_shards = Shards(keys, self._clients, shards)
 
     @property
     def name(self) -> str:
         """The queue's name."""
         return self.keys.name
-
-    @property
-    def known_shards(self) -> Shards:
-        """The shards as this process knows them, without a question to Redis."""
-        return self._shards
 
     def shards(self) -> tuple[Keys, ...]:
         """

@@ -103,7 +103,7 @@ class Engine:
             RedisUnavailableError, RedisRefusedError: Redis cannot be asked.
         """
         check_server(self._client, allow_eviction=self._settings.allow_eviction)
-        read_maps(self._client, self._handlers)
+        read_maps(self._handlers)
         self._tasks.start()
         try:
             self._runner.state = self._lifespan.enter()

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.call import Command
-    from reliq.client.client import Client
     from reliq.handlers.handler import Handler
     from reliq.keys import Keys
 
@@ -26,7 +25,7 @@ def is_sharded(handler: Handler) -> bool:
     return handler.queue.known_shards.map.served > 1
 
 
-def read_maps(client: Client, handlers: Sequence[Handler]) -> None:
+def read_maps(handlers: Sequence[Handler]) -> None:
     """
     Read how many shards the queues have.
 
@@ -35,7 +34,7 @@ def read_maps(client: Client, handlers: Sequence[Handler]) -> None:
         RedisUnavailableError: Redis cannot be asked.
     """
     for handler in handlers:
-        handler.queue.known_shards.refresh(client)
+        handler.queue.known_shards.refresh(for_seconds=0.0)
 
 
 def map_readers(handlers: Sequence[Handler]) -> list[Command[Any]]:
