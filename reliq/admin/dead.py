@@ -7,7 +7,6 @@ from heapq import merge
 from typing import TYPE_CHECKING
 
 from reliq import commands
-from reliq.admin import queries
 from reliq.admin.filters import LetterFilter
 from reliq.admin.in_turn import in_turn
 from reliq.settings import BATCH_LIMIT, MIB

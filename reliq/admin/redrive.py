@@ -10,16 +10,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from reliq import transitions
-from reliq.admin import queries
+from reliq import commands, transitions
 from reliq.admin.dead import walk_letters
 from reliq.admin.filters import ignore
 from reliq.admin.in_turn import in_turn
 from reliq.admin.publish import taker
-from reliq.redriving import by_bytes
 from reliq.errors import ConfigurationError
 from reliq.ids import check_id
 from reliq.message import Outgoing
+from reliq.redriving import by_bytes
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, QueueSettings, milliseconds, seconds, whole
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ class Leases:
         known = [self._handler(name).queue.known_shards for name in names]
         with suppress(ReliqError):  # the first that fails takes time enough
             for one in known:
-                one.refresh(self._client())
+                one.refresh(for_seconds=0.0)
         return [keys for one in known for keys in one.all]
 
     def shard(self, name: str, number: int) -> Keys:
