@@ -59,7 +59,6 @@ NO_ROLE = {
     "bench/removal.py",
     "bench/stage.py",
     "testing/kit.py",  # a test's own Redis
-    "testing/published.py",
     "testing/travel.py",
 }
 
