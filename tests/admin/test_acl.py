@@ -47,9 +47,6 @@ NO_ROLE = {
     "admin/acl/roles.py",  # the table itself
     "admin/acl/probe.py",  # what it may not read is unknown
     "admin/doctor/probe.py",
-    "testing/kit.py",  # tests may do all
-    "testing/published.py",
-    "testing/travel.py",
     "admin/scripts.py",  # who makes the users may load the scripts
     "client/moves.py",  # single moves, for tools and tests
     "publish/durability.py",  # for who publishes with durability: +wait or +waitaof, which not every server knows
@@ -59,6 +56,7 @@ NO_ROLE = {
     "bench/removal.py",
     "bench/stage.py",
     "testing/kit.py",  # a test's own Redis
+    "testing/published.py",
     "testing/travel.py",
 }
 
