@@ -14,7 +14,7 @@ GOOD = """
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict, assert_type
 
 from reliq import BulkResult, Consumer, Durability, Job, Nack, Outgoing, Queue, Receipt, Reject, Snooze
@@ -86,6 +86,16 @@ def note(event: dict[str, Any]) -> None: ...
 async def untyped(body: dict[str, Any], job: Job[dict[str, Any]]) -> None: ...
 
 
+@consumer.cron("0 6 * * *", queue=ORDERS, tz="Europe/Berlin", jitter=timedelta(minutes=5), catch_up="all")
+def daily(tick: datetime) -> Order:
+    return Order(tick.day)
+
+
+consumer.every(timedelta(minutes=5), queue=ORDERS, body=Order(1), name="fixed", overlap="skip")
+consumer.every(5, queue=ORDERS, body=lambda tick: Order(tick.minute), name="made")
+assert_type(daily(datetime.now(UTC)), Order)
+
+
 def anywhere() -> None:
     receipt = ORDERS.publish(Order(42), delay=1800, id="order-42", headers={"tenant": "a"}, durability=Durability.NONE)
     assert_type(receipt, Receipt)
@@ -112,6 +122,7 @@ async def in_async_code() -> None:
 
 HEAD = """
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from reliq import Consumer, Job, Outgoing, Queue
 
@@ -153,6 +164,12 @@ WRONG = {
     "an option of a publish that is none": "ORDERS.publish(Order(1), delya=3)",
     "an option of an async publish that is none": "async def f() -> None:\n    await ORDERS.apublish(Order(1), delya=3)",
     "a ttl of a queue that is no time": "Queue('orders', Order, ttl='7d')",
+    "a periodic body of another type": "consumer.cron('0 6 * * *', queue=ORDERS, body='42', name='x')",
+    "a function that makes another body": "consumer.every(5, queue=ORDERS, body=lambda tick: tick, name='x')",
+    "a decorated function that makes another body": "@consumer.every(5, queue=ORDERS)\ndef x(tick: datetime) -> str: ...",
+    "a decorated function that takes no tick": "@consumer.every(5, queue=ORDERS)\ndef x() -> Order: ...",
+    "a periodic entry that is not named": "consumer.every(5, queue=ORDERS, body=Order(1))",
+    "an option of a periodic entry that is none": "consumer.every(5, queue=ORDERS, body=Order(1), name='x', catchup='all')",
     "a received body taken for another": "with ORDERS.receive() as jobs:\n    number: str = jobs[0].body",
 }
 

@@ -1,5 +1,6 @@
 """When periodic entries tick: cron expressions where clocks change, equal intervals, and what is no schedule."""
 
+import sys
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from zoneinfo import ZoneInfo
@@ -117,6 +118,8 @@ def test_what_is_no_time_zone_is_refused(zone):
 def test_a_machine_without_time_zones_is_told_which_package_has_them(monkeypatch):
     monkeypatch.setattr("zoneinfo._tzpath.TZPATH", ())
     monkeypatch.setattr("zoneinfo.TZPATH", ())
+    for name in {"tzdata", *(one for one in sys.modules if one.startswith("tzdata."))}:
+        monkeypatch.setitem(sys.modules, name, None)  # it may be here all the same
     ZoneInfo.clear_cache()
 
     with pytest.raises(ConfigurationError, match="this machine has no time zones: install the package tzdata"):
