@@ -1,0 +1,45 @@
+"""Periodic entries in a Cluster: those of each queue are where the queue is, and of a sharded one in shard 0."""
+
+from reliq import Admin, Consumer, Queue
+from reliq.client.client import Client
+from reliq.keys import Keys
+from reliq.shardmap import ShardMap
+from reliq.transport.connection import Connection
+from reliq.worker.ticker import Ticker
+
+#: In as many slots, on three nodes.
+NAMES = ("a", "b", "c", "d", "e", "f")
+SIX = 1_800_000_000 // 86_400 * 86_400 + 6 * 3600
+
+
+def test_the_entries_of_queues_on_many_nodes_tick_in_one_look(cluster):
+    consumer, now = Consumer(), [SIX - 60]
+    for name in NAMES:
+        consumer.cron("0 6 * * *", queue=Queue(name, dict, url=cluster.url), body={}, name=f"at-six-{name}")
+    ticker = Ticker(Client(Connection.to(cluster.url).wire(), (), lambda: int(now[0] * 1e6)), consumer.periodic)
+
+    ticker.step()
+    now[0] = SIX
+    ticker.step()
+
+    counts = {name: Queue(name, dict, url=cluster.url).counts().ready for name in NAMES}
+    assert counts == dict.fromkeys(NAMES, 1)
+    assert [(one.queue, one.last_id) for one in Admin(cluster.url).crons()] == [
+        (name, f"cron.at-six-{name}.{SIX}") for name in NAMES
+    ]
+
+
+def test_the_messages_of_a_sharded_queue_are_found_where_its_entries_are(url, client):
+    client.set(Keys("q").map, ShardMap(1, 8, 8, "steady").text)
+    consumer, now = Consumer(), [SIX - 60]
+    queue = Queue("q", dict, url=url)
+    consumer.cron("0 6 * * *", queue=queue, body={}, name="daily")
+    ticker = Ticker(Client(Connection.to(url).wire(), (), lambda: int(now[0] * 1e6)), consumer.periodic)
+    ticker.step()
+    now[0] = SIX
+    ticker.step()
+
+    id = f"cron.daily.{SIX}"
+    assert Admin(url).show("q", id).id == id
+    assert not queue.publish({}, id=id)
+    assert queue.cancel(id) == "cancelled"
