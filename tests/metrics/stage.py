@@ -14,6 +14,7 @@ WINDOWS_FASTER, HOLDS_FASTER = 60, 1200
 LIMITS = {
     "reliq:oldest_seconds > 180": "reliq:oldest_seconds > 3",
     "_timestamp_seconds) > 60": "_timestamp_seconds) > 4",
+    "reliq:cron_late_seconds > 60": "reliq:cron_late_seconds > 8",
 }
 UNITS = {"s": 1, "m": 60, "h": 3600}
 WELL = {"green", "#666", "transparent", "blue"}

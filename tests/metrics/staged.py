@@ -31,3 +31,7 @@ def reports(_number: int) -> None:
 
 @consumer.handler(QUIET, lease=60)
 def quiet(_number: int) -> None: ...
+
+
+#: It ticks all the time; what it publishes waits at the gate with the others, one at a time.
+consumer.every(2, queue=REPORTS, body=0, name="heartbeat", overlap="skip")

@@ -103,9 +103,14 @@ def at_rest(scene):
     line = scene.stage.table("Queues now")["orders"]
     states = {state: line[state] for state in ("pending", "ready", "unack", "retry", "garbage", "dead", "paused")}
     assert set(states.values()) == {0}
-    account = scene.stage.table("The account")["orders"]
-    assert (account["published"], account["acked"], account["alive"], account["missing"]) == (30, 30, 0, 0)
+    eventually(lambda: account_of(scene, "orders") == (30, 30, 0, 0), "the account is that of the last scrape")
     assert max(scene.stage.last("Last claim age").values()) < 3
+    assert scene.stage.last("Since the last tick")["heartbeat",] < 60
+
+
+def account_of(scene, queue):
+    account = scene.stage.table("The account")[queue]
+    return tuple(account[kind] for kind in ("published", "acked", "alive", "missing"))
 
 
 def frozen_and_killed(scene):
@@ -229,7 +234,9 @@ def worker_dead(scene):
     scene.orders.publish_many(["good"] * 20)
     scene.orders.publish("good", delay=0.1)
 
-    scene.stage.fires("ReliqTargetDown", "ReliqNoWorkers", "ReliqNobodyClaims", "ReliqOldestMessageTooOld")
+    scene.stage.fires(
+        "ReliqTargetDown", "ReliqNoWorkers", "ReliqNobodyClaims", "ReliqOldestMessageTooOld", "ReliqTickLate"
+    )
     shown = scene.stage.shows(
         "worker dead", Targets_down=1, Processes=0, Redis=1, Fullest_worker=-1, Longest_wait=lambda seconds: seconds > 3
     )
