@@ -1,0 +1,1 @@
+"""What a Cluster and shards cost beside one Redis: `python -m benchmarks.shards`."""

@@ -1,0 +1,38 @@
+"""A full queue of 16 shards over a Cluster is worked to its end, and every message was worked."""
+
+import pytest
+from waiting import eventually
+
+from reliq import Consumer, Queue, WorkerSettings
+from reliq.shardmap import ShardMap
+
+SHARDS = 16
+QUICK, LONG = 20_000, 2_000_000
+#: For the long run on a machine with other things to do.
+TIMEOUT_SECONDS = 1800
+
+
+@pytest.mark.timeout(TIMEOUT_SECONDS)
+def test_a_full_queue_of_16_shards_drains_and_nothing_is_lost(request, cluster):
+    number = LONG if request.config.getoption("--long") else QUICK
+    queue = Queue("orders", int, url=cluster.url, shards=SHARDS)
+    cluster.client(cluster.primary_of(queue.keys.map)).set(queue.keys.map, ShardMap(1, SHARDS, SHARDS).text)
+    ran = bytearray(number)
+    consumer = Consumer(url=cluster.url)
+
+    @consumer.handler(queue)
+    def note(order: int) -> None:
+        ran[order] += 1
+
+    published = queue.publish_many(range(number)).published
+    each = [cluster.client(cluster.primary_of(keys.ready)).llen(keys.ready) for keys in queue.shards()]
+    consumer.start(WorkerSettings(concurrency=16))
+    eventually(lambda: queue.counts().alive == 0, "the queue is empty", TIMEOUT_SECONDS)
+    consumer.stop()
+
+    assert (published, sum(each)) == (number, number)
+    assert min(each) >= number // SHARDS // 2
+    assert (sum(ran), set(ran)) == (number, {1})
+    counts = queue.counts()
+    queue.close()
+    assert (counts.totals["acked"], counts.missing) == (number, 0)
