@@ -109,7 +109,7 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         self.codec: Codec[B] = Codec(body, validate=validate)
         self.moves = Moves(self.keys, self._clients.blocking)
         self._writer = Writer(self.known_shards, self.codec, self.settings)
-        self._receiver = Receiver(self.keys, self.codec, self.settings)
+        self._receiver = Receiver(self.known_shards, self.codec, self.settings)
         self._sender = Sender(self._writer, self.known_shards, self._lanes, self._clients, observers)
 
     def __repr__(self) -> str:
@@ -232,10 +232,10 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
                 for job in jobs:
                     ship(job.body)
         """
-        batch = self._receiver.batch(limit=limit, lease=lease)
-        with receiving(
-            self._clients.blocking(), batch, seconds("wait", wait), self.connection().places_to_wait
-        ) as jobs:
+        batch, wait_seconds = self._receiver.batch(limit=limit, lease=lease), seconds("wait", wait)
+        with batch.noting_outages():
+            self.known_shards.refresh()
+        with receiving(self._clients.blocking(), batch, wait_seconds, self.connection().places_to_wait) as jobs:
             yield jobs
 
     @asynccontextmanager
@@ -243,9 +243,11 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         self, *, limit: int = 1, wait: Duration = 0.0, lease: Duration = 30.0
     ) -> AsyncIterator[list[Received[B]]]:
         """As `receive`, in async code."""
-        batch = self._receiver.batch(limit=limit, lease=lease)
+        batch, wait_seconds = self._receiver.batch(limit=limit, lease=lease), seconds("wait", wait)
+        with batch.noting_outages():
+            await self.known_shards.arefresh()
         places_to_wait = self.connection().async_places_to_wait()
-        async with areceiving(self._clients.asynchronous(), batch, seconds("wait", wait), places_to_wait) as jobs:
+        async with areceiving(self._clients.asynchronous(), batch, wait_seconds, places_to_wait) as jobs:
             yield jobs
 
     def _durability(self, given: Durability | None) -> Durability:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from reliq.call import Call, Command
+    from reliq.client.shards import Shards
     from reliq.codec.codec import Codec
     from reliq.keys import Keys
     from reliq.message import Claimed, Delivery, Duration
@@ -30,6 +31,8 @@ B = TypeVar("B")
 
 #: The longest wait in Redis between two looks, in seconds: shorter than the time-out for a reply.
 LOOK_SECONDS = 0.6
+#: The same of a queue of several shards: it waits at one of them.
+SHARDS_LOOK_SECONDS = 0.25
 
 
 @dataclass(slots=True)
@@ -75,8 +78,8 @@ class Received(Generic[B]):
 class Receiver(Generic[B]):
     """Shared by the receives of one queue in a process: the lanes of their claims, and when they spare leases."""
 
-    def __init__(self, keys: Keys, codec: Codec[B], settings: QueueSettings) -> None:
-        self.keys, self.codec, self.settings = keys, codec, settings
+    def __init__(self, shards: Shards, codec: Codec[B], settings: QueueSettings) -> None:
+        self.shards, self.codec, self.settings = shards, codec, settings
         self.lanes = Lanes()
         self._was_away, self._spare_until = False, 0.0
 
@@ -111,8 +114,10 @@ class Batch(Generic[B]):
     """
 
     def __init__(self, receiver: Receiver[B], limit: int, handling: HandlerSettings) -> None:
-        self._receiver, self._handling, self._keys = receiver, handling, receiver.keys
-        self._take = Take(receiver.keys, receiver.settings, limit=limit, lease_ms=handling.lease_ms)
+        self._receiver, self._handling, self._limit = receiver, handling, limit
+        self._take = self._at(receiver.shards.first, limit)
+        self._glances: list[Take] = []
+        self._switches = 0
         self.lease_seconds = handling.lease_ms / 1000
         self._lane, _ = receiver.lanes.take()
         self.undecodable: list[Handled] = []
@@ -129,9 +134,20 @@ class Batch(Generic[B]):
         """Note that nobody waits for the messages any more."""
         self.given_up = True
 
+    def begin(self) -> None:
+        """Choose a shard, by the map as it is known now."""
+        shards = self._receiver.shards
+        self._take = self._at(shards.keys(shards.turn()), self._limit)
+        self._glances = [self._at(keys, 0) for keys in shards.all if keys.shard != self._take.keys.shard]
+
     def look(self) -> list[Call[Any]]:
-        """Return the calls of one look: messages that are due or overdue are moved before the claim."""
-        return self._take.look(self._lane.next(), spare_leases=self._receiver.spares_leases)
+        """
+        Return the calls of one look: messages that are due or overdue are moved before the claim.
+
+        It claims in one shard, and counts what there is in the others.
+        """
+        spare, takes = self._receiver.spares_leases, (self._take, *self._glances)
+        return [call for take in takes for call in take.look(self._lane.next(), spare_leases=spare)]
 
     @contextmanager
     def noting_outages(self) -> Iterator[None]:
@@ -143,10 +159,19 @@ class Batch(Generic[B]):
             raise
 
     def looked(self, answers: Sequence[Any]) -> float:
-        """Keep what was claimed; return the seconds in which nothing else will come due. Raise what was refused."""
-        self._take.looked(answers)
+        """
+        Keep what was claimed; return the seconds in which nothing else will come due. Raise what was refused.
+
+        They are 0 when another shard has messages: the next look claims there.
+        """
+        takes = (self._take, *self._glances)
+        for at, take in enumerate(takes):
+            take.looked(answers[3 * at : 3 * at + 3])
         self._receiver.answered(self.lease_seconds)
-        return min([LOOK_SECONDS, *(due_ms / 1000 for due_ms in self._take.next_in_ms)])
+        if not self.claimed and self._switch():
+            return 0.0
+        longest = SHARDS_LOOK_SECONDS if self._glances else LOOK_SECONDS
+        return min([longest, *(due_ms / 1000 for take in takes for due_ms in take.next_in_ms)])
 
     def over(self) -> None:
         """Note that the last look has its answer: its lane is free."""
@@ -154,7 +179,7 @@ class Batch(Generic[B]):
 
     def token(self, for_seconds: float) -> Command[bool]:
         """Return the wait for something to claim."""
-        return commands.wake_token(self._keys, for_seconds)
+        return commands.wake_token(self._take.keys, for_seconds)
 
     def reads(self) -> list[Command[list[bytes | None]]]:
         """Return the calls for the values of what was claimed, each of a bounded size."""
@@ -177,7 +202,7 @@ class Batch(Generic[B]):
     def renew(self) -> Call[Settled]:
         """Return the call that extends every lease that still holds."""
         held = [one.claimed for job, one in zip(self.jobs, self._deliveries, strict=True) if not job.lost]
-        return transitions.extend(self._keys, held, lease_ms=self._handling.lease_ms)
+        return transitions.extend(self._take.keys, held, lease_ms=self._handling.lease_ms)
 
     def told(self, answer: Settled) -> None:
         """Tell the jobs what a renewal or their settling showed."""
@@ -193,6 +218,21 @@ class Batch(Generic[B]):
             for job, delivery in zip(self.jobs, self._deliveries, strict=True)
         )
 
+    def _at(self, keys: Keys, limit: int) -> Take:
+        return Take(keys, self._receiver.settings, limit=limit, lease_ms=self._handling.lease_ms)
+
+    def _switch(self) -> bool:
+        """Claim next where most messages are; say whether there are any. Who claims nothing again and again waits."""
+        fullest = max(self._glances, key=lambda take: take.behind, default=self._take)
+        self._switches += 1
+        if not fullest.behind or self._switches > len(self._glances):
+            self._switches = 0
+            return False
+        rest = [take for take in self._glances if take is not fullest]
+        self._glances = [*rest, self._at(self._take.keys, 0)]
+        self._take = self._at(fullest.keys, self._limit)
+        return True
+
     def _add(self, delivery: Delivery, body: B) -> None:
         one, header = delivery.claimed, delivery.header
         due = None if header.due is None else header.due / 1000
@@ -203,6 +243,6 @@ class Batch(Generic[B]):
         """Return the end of a delivery whose body does not decode, and note its event."""
         outcome = settlement.raised(settlement.undecodable(error), delivery.attempt, self._handling)
         self.undecodable.append(
-            Handled(self._keys.name, delivery.id, delivery.attempt, "nack", 0.0, error=outcome.error, failed=True)
+            Handled(self._take.keys.name, delivery.id, delivery.attempt, "nack", 0.0, error=outcome.error, failed=True)
         )
         return Ending(delivery, outcome)

@@ -85,16 +85,17 @@ def _take(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: 
 
 
 def _look(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: threading.Semaphore) -> None:
+    batch.begin()
     until = time.monotonic() + wait_seconds
     while True:
         next_in = batch.looked(client.run_all(batch.look(), for_seconds=TAKE_SECONDS))
         rest = until - time.monotonic()
-        if batch.claimed or rest <= 0:
+        if batch.claimed or (rest <= 0 and next_in):
             break
         if min(rest, next_in) > OVERSHOOT_SECONDS:
             _wait(client, batch, min(rest, next_in) - OVERSHOOT_SECONDS, places_to_wait)
         else:
-            time.sleep(min(rest, next_in))
+            time.sleep(max(0.0, min(rest, next_in)))
     batch.over()
 
 
@@ -179,16 +180,17 @@ async def _atake(client: AsyncClient, batch: Batch[B], wait_seconds: float, plac
 
 
 async def _alook(client: AsyncClient, batch: Batch[B], wait_seconds: float, places_to_wait: asyncio.Semaphore) -> None:
+    batch.begin()
     until = time.monotonic() + wait_seconds
     while not batch.given_up:
         next_in = batch.looked(await client.run_all(batch.look(), for_seconds=TAKE_SECONDS))
         rest = until - time.monotonic()
-        if batch.claimed or rest <= 0:
+        if batch.claimed or (rest <= 0 and next_in):
             break
         if min(rest, next_in) > OVERSHOOT_SECONDS:
             await _await(client, batch, min(rest, next_in) - OVERSHOOT_SECONDS, places_to_wait)
         else:
-            await asyncio.sleep(min(rest, next_in))
+            await asyncio.sleep(max(0.0, min(rest, next_in)))
     batch.over()
 
 

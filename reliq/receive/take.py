@@ -28,6 +28,7 @@ class Take:
     Attributes:
         claimed: every message that the last look took.
         buried: what the last look took back for good: garbage, of which dead letters are to be made.
+        behind: how many the last look has left in ready and retry.
         next_in_ms: after a look, until something else comes due; none: nothing will.
     """
 
@@ -37,6 +38,7 @@ class Take:
         self.claimed: list[Claimed] = []
         self.buried: tuple[str, ...] = ()
         self.next_in_ms: list[int] = []
+        self.behind = 0
 
     def look(self, call_number: CallNumber, *, spare_leases: bool = False) -> list[Call[Any]]:
         """Return the calls of one look: messages that are due or overdue are moved before the claim."""
@@ -51,7 +53,7 @@ class Take:
         claim: ClaimAnswer | Exception = answers[2]
         self.claimed = [] if isinstance(claim, Exception) else claim.claimed
         _raise_first(answers)
-        self.buried = answers[1].buried
+        self.buried, self.behind = answers[1].buried, answers[2].behind
         self.next_in_ms = [due for due in (answers[0][1], answers[1].next_in_ms) if due > 0]
 
     def reads(self) -> list[Command[list[bytes | None]]]:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -333,3 +334,48 @@ def test_tasks_of_one_loop_share_round_trips_over_all_shards(queue, sharded, len
     asyncio.run(storm())
 
     assert lengths() == [10] * 8
+
+
+def test_a_receive_takes_what_any_shard_has(queue, sharded, lengths):
+    sharded()
+    ids = [queue.publish({}).id for _ in range(16)]
+    got = []
+
+    for _ in range(16):
+        with queue.receive() as jobs:
+            got += [job.id for job in jobs]
+    with queue.receive() as jobs:
+        assert jobs == []
+
+    assert sorted(got) == sorted(ids)
+    assert (queue.counts().totals["acked"], queue.counts().missing) == (16, 0)
+
+
+def test_an_async_receive_takes_what_any_shard_has(queue, sharded):
+    sharded()
+
+    async def take():
+        ids = {(await queue.apublish({})).id for _ in range(8)}
+        got = set()
+        while ids - got:
+            async with queue.areceive(limit=3, wait=5) as jobs:
+                got |= {job.id for job in jobs}
+        await queue.aclose()
+        return ids == got
+
+    assert asyncio.run(take())
+
+
+def test_a_receive_waits_for_a_message_of_any_shard(queue, url, sharded):
+    sharded()
+    other = Queue("q", url=url)
+    for _ in range(8):
+        with ThreadPoolExecutor(1) as pool:
+            taken = pool.submit(receive_one, queue)
+            receipt = other.publish({})
+            assert taken.result() == [receipt.id]
+
+
+def receive_one(queue):
+    with queue.receive(wait=20) as jobs:
+        return [job.id for job in jobs]
