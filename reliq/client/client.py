@@ -18,7 +18,7 @@ from reliq.message import Confirmed
 from reliq.retry import Tries
 from reliq.transport import connection as transport
 from reliq.transport.connection import PUBLISH_TIMEOUT_SECONDS, Connection, default_url
-from reliq.transport.many import Wire
+from reliq.transport.many import ManyWire, Wire
 from reliq.transport.target import Target
 
 S = TypeVar("S")
@@ -79,14 +79,9 @@ class Client:
         """
         if not requests:
             return []
-        replies = self._try_all(requests, for_seconds) if for_seconds else self._exchange(requests)
-        answers: list[Any] = []
-        for request, reply in zip(requests, replies, strict=True):
-            try:
-                answers.append(self._read(request, reply))
-            except Exception as error:
-                answers.append(error)
-        return answers
+        return self._read_all(
+            requests, self._try_all(requests, for_seconds) if for_seconds else self._exchange(requests)
+        )
 
     def standing_waits(self) -> StandingWaits[Any]:
         """Return waits in Redis that go on beside the calls of this client."""
@@ -95,6 +90,24 @@ class Client:
     def place(self, key: str) -> Hashable:
         """Return what `key` has in common with all keys that may stand in one command with it."""
         return self._wire.place(key)
+
+    @property
+    def has_many(self) -> bool:
+        """Whether there are several servers, of which none speaks for all."""
+        return isinstance(self._wire, ManyWire)
+
+    def run_everywhere(self, requests: Sequence[Request[Any]]) -> dict[str, list[Any]]:
+        """
+        Make `requests` at every server at once; return the answers of each by its name, as `run_all` does.
+
+        Raises:
+            RedisUnavailableError: no server is known, or there is one and it cannot be reached.
+        """
+        try:
+            found = self._wire.everywhere([one.command for one in requests])
+        except (redis.RedisError, OSError) as error:
+            raise translated(requests[0], error) from None
+        return {server: self._read_all(requests, replies) for server, replies in found.items()}
 
     def run_confirmed(
         self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
@@ -139,6 +152,15 @@ class Client:
         except ReliqError as error:
             tries.mark(error)
             raise
+
+    def _read_all(self, requests: Sequence[Request[Any]], replies: Sequence[Any]) -> list[Any]:
+        answers: list[Any] = []
+        for request, reply in zip(requests, replies, strict=True):
+            try:
+                answers.append(self._read(request, reply))
+            except Exception as error:
+                answers.append(error)
+        return answers
 
     def _try_all(self, requests: Sequence[Request[Any]], for_seconds: float) -> list[Any]:
         """Return the replies to `requests`; those that a server failed to give are asked for again."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from reliq import commands
 from reliq.keys import Keys
 from reliq.snapshot.queue_look import QueueLook, QueueSnapshot
+from reliq.snapshot.servers import facts_of
 from reliq.snapshot.shard_maps import ShardMaps
 from reliq.snapshot.waits import Waits
 
@@ -130,8 +131,14 @@ class SnapshotReader:
         for keys, why in self._maps.learn(due, maps).items():
             parts[keys][0].refusal = str(why)
         self._look_at_new_shards(parts, now_ms)
-        facts = [section for section in sections if isinstance(section, dict)]
-        return parts, now_ms, {name: fact for section in facts for name, fact in section.items()}
+        return parts, now_ms, self._facts(sections)
+
+    def _facts(self, sections: Sequence[Any]) -> dict[str, str]:
+        """Return the fields of INFO: of the server that was asked for `sections`, or of all."""
+        if not self._client.has_many:
+            return _joined(sections)
+        everywhere = self._client.run_everywhere([commands.server_facts(section) for section in INFO_SECTIONS])
+        return facts_of([_joined(told) for told in everywhere.values()])
 
     def _look_at_new_shards(self, parts: Mapping[Keys, list[QueueLook]], now_ms: float) -> None:
         """Look at the shards that a queue has gained, and not at those that it has lost."""
@@ -149,6 +156,11 @@ class SnapshotReader:
         requests = [request for group in groups for request in group]
         answers = iter(self._client.run_all(requests) if requests else ())
         return [list(islice(answers, len(group))) for group in groups]
+
+
+def _joined(sections: Sequence[Any]) -> dict[str, str]:
+    """Return the fields of the sections that were told."""
+    return {name: fact for section in sections if isinstance(section, dict) for name, fact in section.items()}
 
 
 def _refusal(looks: Sequence[QueueLook]) -> str:

@@ -33,10 +33,11 @@ class Breakers:
         #: Node -> why it failed.
         self._open: dict[str, Exception] = {}
 
-    def check(self, node: str) -> None:
-        """Raise NotSentError when `node` is known not to answer."""
+    def check(self, node: str) -> str:
+        """Return `node`; raise NotSentError when it is known not to answer."""
         if self._open and (why := self._open.get(node)):
             raise NotSentError(f"{node} does not answer and is tried again in the background ({why})")
+        return node
 
     def trip(self, node: str, why: Exception) -> None:
         """Have everything for `node` fail until it answers again."""

@@ -36,26 +36,29 @@ class Exchange:
     One round trip: who is sent what, and the replies in their places.
 
     A server's failure is an exception in the places of its own commands. A WAIT goes with the command before it.
+
+    Args:
+        to: the server of each command; by default the one that has its key.
     """
 
-    def __init__(self, servers: Servers, commands: Sequence[Sequence[Arg]]) -> None:
-        self._servers, self._commands = servers, commands
+    def __init__(self, servers: Servers, commands: Sequence[Sequence[Arg]], to: Sequence[str] = ()) -> None:
+        self._servers, self._commands, self._to = servers, commands, to
         self.replies: list[Reply] = [None] * len(commands)
         self._server_of: list[str] = [""] * len(commands)
         self.shares: Shares = {}
         server: str | NotSentError = ""
         for at, command in enumerate(commands):
             if at == 0 or command[0] not in _WAITS:
-                server = self._find(command)
+                server = self._find(at)
             if isinstance(server, NotSentError):
                 self.replies[at] = server
             else:
                 self._server_of[at] = server
                 self.shares.setdefault(server, []).append(Sent(at, command))
 
-    def _find(self, command: Sequence[Arg]) -> str | NotSentError:
+    def _find(self, at: int) -> str | NotSentError:
         try:
-            return self._servers.server_of(command)
+            return self._servers.check(self._to[at]) if self._to else self._servers.server_of(self._commands[at])
         except NotSentError as error:
             return error
 
@@ -146,6 +149,15 @@ class ManyWire:
             for pool in wire.pools():
                 pool.close_idle()
         return made.replies
+
+    def everywhere(self, commands: Sequence[Sequence[Arg]]) -> dict[str, list[Reply]]:
+        """Send `commands` to every server at once; return the replies of each, by its name."""
+        self._servers.server_of(("PING",))  # they are known then
+        names = list(self._servers.names())
+        made = Exchange(self._servers, [*commands] * len(names), [name for name in names for _ in commands])
+        self._make(made, made.shares)
+        count = len(commands)
+        return {name: made.replies[at * count : (at + 1) * count] for at, name in enumerate(names)}
 
     def node_for(self, key: str) -> PooledWire:
         """Return the wire to the server that has `key`; raise NotSentError when none has, or it does not answer."""

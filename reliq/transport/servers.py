@@ -33,6 +33,9 @@ class Servers(Protocol):
     def server_of(self, command: Sequence[Arg]) -> str:
         """Return the server that has a command's first key; raise NotSentError when nobody has, or it does not answer."""
 
+    def check(self, server: str) -> str:
+        """Return `server`; raise NotSentError when it is known not to answer."""
+
     def place(self, key: str) -> Hashable:
         """Return what keys have in common that may stand in one command."""
 
@@ -56,7 +59,7 @@ class ClusterServers:
     """
 
     def __init__(self, seeds: Sequence[str], ask: Connect) -> None:
-        self._ask = ask
+        self._ask, self._favourite = ask, ""
         self.topology = Topology(seeds, self._asked, self._take)
         self._breakers = Breakers(lambda node: _raise_first(ask(node, [("PING",)])), self.topology.read_again)
 
@@ -70,9 +73,11 @@ class ClusterServers:
         key = _key(command)
         if key is None:
             return self._any()
-        node = self.topology.node_of(key_slot(key))
-        self._breakers.check(node)
-        return node
+        return self._breakers.check(self.topology.node_of(key_slot(key)))
+
+    def check(self, server: str) -> str:
+        """Return `server`; raise NotSentError when it is known not to answer."""
+        return self._breakers.check(server)
 
     def place(self, key: str) -> Hashable:
         """Return the slot of `key`."""
@@ -102,14 +107,12 @@ class ClusterServers:
         return ""
 
     def _any(self) -> str:
-        """Return a node that answers, as far as is known."""
-        nodes = self.topology.any_node()
-        for node in nodes:
-            try:
-                self._breakers.check(node)
-            except NotSentError:
-                continue
-            return node
+        """Return a node that answers, as far as is known: always the same one while it does."""
+        for node in [self._favourite, *self.topology.any_node()]:
+            with suppress(NotSentError):
+                if node in self.topology.nodes:
+                    self._favourite = self._breakers.check(node)
+                    return node
         raise NotSentError("no node of the Cluster answers")
 
     def _asked(self, node: str, commands: Sequence[Sequence[str]]) -> list[Any]:
@@ -138,9 +141,11 @@ class ShardServers:
     def server_of(self, command: Sequence[Arg]) -> str:
         """Return the server that has the shard of a command's first key."""
         key = _key(command)
-        server = self._names[0] if key is None else self._names[self._at(key)]
-        self._breakers.check(server)
-        return server
+        return self._breakers.check(self._names[0] if key is None else self._names[self._at(key)])
+
+    def check(self, server: str) -> str:
+        """Return `server`; raise NotSentError when it is known not to answer."""
+        return self._breakers.check(server)
 
     def place(self, key: str) -> Hashable:
         """Return the number of the server that has `key`."""

@@ -116,6 +116,10 @@ class PooledWire:
         """Return the wire to the server that has a key: this one."""
         return self
 
+    def everywhere(self, commands: Sequence[Sequence[Arg]]) -> dict[str, list[Reply]]:
+        """Send `commands` to every server at once; return the replies of each, by its name."""
+        return {self.server: self.exchange(commands)}
+
     def each(self, *, replicas: bool = False) -> dict[str, "PooledWire"]:  # noqa: ARG002  none is known
         """Return the wires to all servers."""
         return {self.server: self}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from reliq import commands
 from reliq.client.client import Client
-from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, ReliqError
+from reliq.errors import ConfigurationError, LoginError, RedisUnavailableError, ReliqError
 from reliq.health import EngineStats
 from reliq.settlement import RELEASED
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS
@@ -252,18 +252,19 @@ def reply_seconds(handlers: Sequence[Handler]) -> float:
 
 
 def check_server(client: Client, *, allow_eviction: bool) -> None:
-    """Raise ConfigurationError when the server is older than 6.2 or may evict messages; what it hides is passed."""
-    try:
-        server, memory = (client.run(commands.server_facts(section)) for section in ("server", "memory"))
-    except LoginError:
-        raise
-    except RedisRefusedError as error:
-        logger.warning("cannot check the server: %s", error)
-        return
-    ServerVersion.read(server).check()
-    policy = memory.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction" and not allow_eviction:
-        raise ConfigurationError(
-            f"Redis may evict messages: maxmemory-policy must be noeviction, not {policy}; "
-            f"set it, or start with --allow-eviction if losing messages is acceptable"
-        )
+    """Raise ConfigurationError when a server is older than 6.2 or may evict messages; what it hides is passed."""
+    found = client.run_everywhere([commands.server_facts(section) for section in ("server", "memory")])
+    failures = {name: error for name, told in found.items() for error in told if isinstance(error, Exception)}
+    for name, error in failures.items():
+        if isinstance(error, LoginError) or (isinstance(error, RedisUnavailableError) and len(failures) == len(found)):
+            raise error
+        logger.warning("cannot check the server%s: %s", f" {name}" * bool(name), error)
+    for name in found.keys() - failures.keys():
+        server, memory = found[name]
+        ServerVersion.read(server).check()
+        policy = memory.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction" and not allow_eviction:
+            raise ConfigurationError(
+                f"Redis may evict messages: maxmemory-policy must be noeviction, not {policy}{f' at {name}' * bool(name)}; "
+                f"set it, or start with --allow-eviction if losing messages is acceptable"
+            )

@@ -6,12 +6,15 @@ import pytest
 from typer.testing import CliRunner
 from waiting import eventually
 
-from reliq import Admin, ConfigurationError, LoginError, Queue
+from reliq import Admin, ConfigurationError, Consumer, LoginError, Queue
 from reliq.admin.doctor.facts import Facts, Finding
 from reliq.admin.doctor.findings import findings
 from reliq.admin.doctor.of_cluster import together
 from reliq.cli.app import app
+from reliq.client.client import Client
 from reliq.keys import QUEUES_KEY
+from reliq.snapshot.servers import facts_of
+from reliq.snapshot.snapshot import SnapshotReader
 from reliq.transport.connection import Connection
 
 
@@ -150,3 +153,43 @@ def test_the_rule_of_a_role_is_enough_in_a_cluster(cluster, queues, admin, role)
         cluster.ask(server, "ACL", "DELUSER", "the-user")
     with pytest.raises(LoginError):
         Queue(queue.name, int, url=f"{url}?client_name=another").counts()
+
+
+def test_a_worker_refuses_to_start_where_one_node_may_evict(cluster, queues):
+    consumer, odd = Consumer(cluster.url), cluster.primaries()[-1]
+    for queue in queues.values():
+        consumer.handler(queue)(lambda body: None)
+    cluster.ask(odd, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(ConfigurationError, match=f"must be noeviction, not allkeys-lru at 127.0.0.1:{odd.port}"):
+            consumer.start()
+    finally:
+        cluster.ask(odd, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
+def test_the_figures_of_redis_are_those_of_all_nodes(cluster, queues):
+    client = Client(Connection.to(cluster.url).wire())
+    clients = sum(cluster.client(one).info("clients")["connected_clients"] for one in cluster.primaries())
+
+    facts = SnapshotReader(client).look().facts
+
+    assert int(facts["connected_clients"]) >= clients
+    assert facts["maxmemory_policy"] == "noeviction"
+
+
+def test_info_of_many_servers_tells_the_fullest_the_sums_and_the_worst():
+    a = {"used_memory": "5", "maxmemory": "10", "evicted_keys": "1", "aof_enabled": "1", "connected_clients": "2"}
+    b = {"used_memory": "6", "maxmemory": "100", "evicted_keys": "2", "aof_enabled": "0", "connected_clients": "3"}
+    policies = [{"maxmemory_policy": "allkeys-lru"}, {"maxmemory_policy": "noeviction"}]
+
+    assert facts_of([a | policies[1], b | policies[0]]) == {
+        "used_memory": "5",
+        "maxmemory": "10",
+        "evicted_keys": "3",
+        "connected_clients": "5",
+        "aof_enabled": "0",
+        "maxmemory_policy": "allkeys-lru",
+    }
+    assert facts_of([a]) == a
+    assert facts_of([]) == {}
+    assert facts_of([{}, {}]) == {}

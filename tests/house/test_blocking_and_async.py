@@ -22,8 +22,11 @@ NO_IMPORT = {"reliq.__main__"}
 #: Methods that only one of two twins has: a watcher's looks go with one thread, `keys`, `in_layout` and `in_shard` ask nobody; a
 #: worker, which waits at many servers, and an operator, who asks each, run in threads.
 ALONE = {Admin: {"watch", "keys", "in_layout", "in_shard", "close"}, AsyncAdmin: {"aclose"}}
-ALONE |= {Client: {"place", "standing_waits"}, PooledWire: {"lone_connection"}}
-ALONE |= {kind: ALONE.get(kind, set()) | {"place", "node_for", "each", "note"} for kind in (PooledWire, ManyWire)}
+ALONE |= {Client: {"place", "standing_waits", "run_everywhere"}, PooledWire: {"lone_connection"}}
+ALONE |= {
+    kind: ALONE.get(kind, set()) | {"place", "node_for", "each", "everywhere", "note"}
+    for kind in (PooledWire, ManyWire)
+}
 #: Queue methods that talk to Redis.
 BLOCKING = [
     "publish",
