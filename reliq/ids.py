@@ -13,7 +13,7 @@ from uuid import UUID
 
 from reliq.errors import ConfigurationError
 from reliq.hashtags import SHARDS_LIMIT
-from reliq.message import Duration
+from reliq.message import Duration, Header
 from reliq.settings import milliseconds
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -110,6 +110,13 @@ def _is_of_shard(id: str) -> bool:
     """Say whether an id was generated for another shard than 0."""
     generated = _OF_SHARD.fullmatch(id)
     return generated is not None and int(generated[1]) < SHARDS_LIMIT
+
+
+def incarnation_of(id: str, header: Header) -> int:
+    """Return what tells a message from another one of its id: what its publish said, or when that was; 0 of a bare body."""
+    if header.incarnation is not None:
+        return header.incarnation
+    return header.enqueued if header.enqueued is not None else made_at(id) or 0
 
 
 def chosen_window_ms(id: str, dedup: Duration) -> int | None:

@@ -184,6 +184,7 @@ class Keys:
         "retries_left",
         "retry",
         "shard",
+        "token",
         "totals",
         "unack",
         "wake",
@@ -211,6 +212,7 @@ class Keys:
         self.dead = base + ":dead"  # stream: the dead letters
         self.ends = base + ":ends"  # stream: the last messages that ended otherwise than by an ack
         self.history = base + ":history"  # stream: the last acked ones, for a queue that wants them
+        self.token = base + ":token"  # string: the last token of a claim
         self.totals = base + ":totals"  # hash: kind -> how many ever
         self.minutes = base + ":minutes"  # hash: totals of the last 180 minutes, as a worker noted them
         self.wake = base + ":wake"  # list: at most one token

@@ -37,6 +37,7 @@ class PublishOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
     dedup: Duration | None
     replace: bool
+    incarnation: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,7 @@ class Outgoing(Generic[B]):
     headers: Mapping[str, str] | None = None
     dedup: Duration | None = None
     replace: bool = False
+    incarnation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +121,14 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
         nonce: names the claim; it ends in the lease in ms.
         left: retries left, as claimed.
         deaths: how many deliveries in a row ended by their lease; after one the message is a suspect.
+        token: greater than that of each earlier delivery of the message.
     """
 
     id: str
     nonce: str
     left: int
     deaths: int = 0
+    token: int = 0
 
     @property
     def suspect(self) -> bool:
@@ -136,7 +140,7 @@ class Header(
     msgspec.Struct,
     frozen=True,
     gc=False,
-    rename={"due": "d", "retries": "r", "enqueued": "e", "window_ms": "w", "headers": "h"},
+    rename={"due": "d", "retries": "r", "enqueued": "e", "window_ms": "w", "incarnation": "i", "headers": "h"},
 ):
     """
     The header of a message. In JSON its names are short, because every message carries them. A bare body has `BARE`.
@@ -146,6 +150,7 @@ class Header(
         retries: as published, or None.
         enqueued: when it was published, unix ms; None when the id is generated, for that holds it.
         window_ms: how long the chosen id stays taken after its end; None for a generated id.
+        incarnation: as the publish said; None when it said none.
         headers: the publisher's texts.
     """
 
@@ -153,6 +158,7 @@ class Header(
     retries: int | None = None
     enqueued: int | None = None
     window_ms: int | None = None
+    incarnation: int | None = None
     headers: Mapping[str, str] = {}
 
 

@@ -129,6 +129,7 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
             headers: short texts that travel beside the body, name -> text.
             dedup: seconds or timedelta for which the chosen id stays taken after its end, None for the queue's.
             replace: publish although the id ended a short while ago or has a tombstone.
+            incarnation: a number that tells it from other messages of its chosen id, for `Job.once`; None: its time.
             durability: who must have the message before the publish returns, None for the queue's.
 
         Raises:

@@ -7,6 +7,7 @@ The value of a message is an envelope before its body, `RELIQ/1 {"d":18000000000
     r   retries, as published
     e   unix ms of the publish, with a chosen id
     w   ms for which a chosen id stays taken after its end
+    i   what tells this message from another of its chosen id, when the publish said so; else that is `e`
     h   the users' headers
 
 The state word of a message is its field in the hash `lease`:
@@ -59,14 +60,18 @@ _header_decoder = msgspec.json.Decoder(Header)
 
 
 def envelope_rest(
-    retries: int, enqueued: int | None = None, window_ms: int | None = None, headers: Mapping[str, str] | None = None
+    retries: int,
+    enqueued: int | None = None,
+    window_ms: int | None = None,
+    headers: Mapping[str, str] | None = None,
+    incarnation: int | None = None,
 ) -> bytes:
     """Return what follows the due time in an envelope, up to the body (times in ms)."""
     if not headers and window_ms is None:
         return b',"r":%d}\n' % retries
     rest = f',"r":{retries}'
     if window_ms is not None:
-        rest += f',"e":{enqueued},"w":{window_ms}'
+        rest += f',"e":{enqueued},"w":{window_ms}' + (f',"i":{incarnation}' if incarnation is not None else "")
     if headers:
         return rest.encode() + b',"h":' + encoded_headers(headers) + b"}\n"
     return rest.encode() + b"}\n"
@@ -110,11 +115,12 @@ def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
         header = _header_decoder.decode(value[len(MAGIC) : end])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return BARE, value
-    due, retries, enqueued, window_ms = header.due, header.retries, header.enqueued, header.window_ms
+    due, retries = header.due, header.retries
     # Every envelope of ours has a due time and retries.
     if due is None or retries is None or not (0 <= due < NUMBER_LIMIT and 0 <= retries <= RETRIES_LIMIT):
         return BARE, value
-    if not (0 <= (enqueued or 0) < NUMBER_LIMIT and 0 <= (window_ms or 0) < NUMBER_LIMIT):
+    others = (header.enqueued, header.window_ms, header.incarnation)
+    if not all(0 <= (number or 0) < NUMBER_LIMIT for number in others):
         return BARE, value
     return header, value[end + 1 :]
 

@@ -28,6 +28,7 @@ TYPES = {
     "minutes": "hash",
     "cron": "hash",
     "wake": "list",
+    "token": "string",
     "watch": "string",
     "paused": "string",
 }

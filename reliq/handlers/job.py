@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from reliq.errors import Stopped
-from reliq.ids import made_at
+from reliq.ids import incarnation_of, made_at
+from reliq.outbox.effects import Effects
 from reliq.settings import seconds
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class DeliveryState(Protocol):
         lost: its receipt no longer holds.
         lease_until: monotonic seconds until which no other worker can have the message.
         trace_id: of the trace that its handling is a part of; empty without one.
+        inbox_keep_ms: for how long after its first delivery its message may be delivered again.
     """
 
     queue: str
@@ -35,6 +37,10 @@ class DeliveryState(Protocol):
     lost: bool
     lease_until: float
     trace_id: str
+
+    @property
+    def inbox_keep_ms(self) -> int:
+        """See above."""
 
 
 class Deadline(Protocol):
@@ -48,7 +54,7 @@ class Deadline(Protocol):
     timeout_at: float | None
 
 
-class Job(Generic[B]):
+class Job(Effects, Generic[B]):
     """
     One delivery, as its handler sees it.
 
@@ -64,7 +70,7 @@ class Job(Generic[B]):
             fetch(page)
     """
 
-    __slots__ = ("_deadline", "_held", "_stopping", "body", "id", "queue", "state")
+    __slots__ = ("_deadline", "_held", "_published", "_stopping", "body", "id", "queue", "state")
 
     def __init__(self, held: DeliveryState, deadline: Deadline, body: B, state: Any, stopping: threading.Event) -> None:
         self.id = held.delivery.claimed.id
@@ -73,6 +79,7 @@ class Job(Generic[B]):
         self.state = state
         self._held, self._deadline = held, deadline
         self._stopping = stopping
+        self._published = 0
 
     def __repr__(self) -> str:
         return f"Job(queue={self.queue!r}, id={self.id!r}, attempt={self.attempt})"
@@ -81,6 +88,20 @@ class Job(Generic[B]):
     def attempt(self) -> int | None:
         """The number of this delivery, 1 for the first; None for a bare body."""
         return self._held.delivery.attempt
+
+    @property
+    def token(self) -> int:
+        """
+        A number above that of every earlier delivery of this message, for stores that refuse what comes late.
+
+        Example: `UPDATE stock SET left = :left, token = :token WHERE item = :item AND token < :token`
+        """
+        return self._held.delivery.claimed.token
+
+    @property
+    def incarnation(self) -> int:
+        """Tells this message from another one of its id: the ms of its publish, unless that said another number."""
+        return incarnation_of(self.id, self._held.delivery.header)
 
     @property
     def retries_left(self) -> int:
@@ -130,6 +151,10 @@ class Job(Generic[B]):
     def lost(self) -> bool:
         """Whether the lease ran out, so that another worker may have the message."""
         return self._held.lost or time.monotonic() >= self._held.lease_until
+
+    @property
+    def _inbox_keep_ms(self) -> int:
+        return self._held.inbox_keep_ms
 
     def check(self) -> None:
         """Raise Stopped when the worker is stopping or the message was cancelled or lost."""

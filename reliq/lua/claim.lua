@@ -1,12 +1,12 @@
 -- claim: ready -> unack, retry -> unack
 --
--- KEYS  lane ready retry unack pending retries_left lease errors totals ends wake watch paused
+-- KEYS  lane? ready? retry? unack pending retries_left? lease? errors totals ends wake watch paused token?
 -- ARGV  clock number nonce lease_ms limit first direct slots suspects narrowest watcher
 -- Runs  lane:DEL,GET,SET ready:LLEN,LPUSH,LRANGE,LTRIM retry:LLEN,LPUSH,LRANGE,LTRIM unack:ZADD,ZRANGE,ZSCORE
 --       pending:ZADD,ZRANGE retries_left:HDEL,HGET,HMGET lease:HDEL,HGET,HMGET,HSET errors:HDEL,HMGET totals:HINCRBY
---       ends:XADD wake:LLEN,LPUSH,LTRIM watch:DEL,GET,PTTL,SET paused:EXISTS
+--       ends:XADD wake:LLEN,LPUSH,LTRIM watch:DEL,GET,PTTL,SET paused:EXISTS token:SET
 -- Returns  ms until pending and until unack are due (-1: none, -2: another process watches), how many ids
---          are left in the lists, then id, retries left, deaths in a row for each claimed
+--          are left in the lists, the token of the claim (0 of one without ids), then id, retries left, deaths in a row for each claimed
 -- Nothing to do: no ids. A repeated number gets those of its ids that still carry its nonce, with a new deadline.
 --
 -- `first` is the list to begin with. At most `direct` messages are taken that must not wait in a buffer: suspects,
@@ -15,8 +15,9 @@
 -- there already, and `narrowest` is the least room of one of them. The others go to the far end of their list.
 
 limit, direct = tonumber(limit), tonumber(direct)
-local claimed, taken, deadlines, words, deadline = {}, {}, {}, {}, score(now_up + lease_ms)
-local met, dropped, moved, dues = {}, {}, {}, {}
+-- `taken` is what is answered and kept: the token, then three values for each claimed.
+local claimed, taken, deadlines, words, deadline = {}, { 0 }, {}, {}, score(now_up + lease_ms)
+local met, dropped, moved, dues, behind = {}, {}, {}, {}, read('LLEN', ready) + read('LLEN', retry)
 
 local function word_of(died) return died > 0 and string.format('%.0f~', died) .. nonce or nonce end
 
@@ -24,17 +25,17 @@ local function keep(id, left, died)
   local n = #claimed + 1
   claimed[n], deadlines[2 * n - 1], deadlines[2 * n] = id, deadline, id
   words[2 * n - 1], words[2 * n] = id, word_of(died)
-  taken[3 * n - 2], taken[3 * n - 1], taken[3 * n] = id, left, died
+  taken[3 * n - 1], taken[3 * n], taken[3 * n + 1] = id, left, died
 end
 
 local again, known
 if limit > 0 then again, known = recall() end
-if again == 'stale' then return { -2, -2, 0 } end
-local before = again and again ~= '' and cmsgpack.unpack(again) or {}
-for i = 1, #before, 3 do
+if again == 'stale' then return { -2, -2, 0, 0 } end
+local before = again and again ~= '' and cmsgpack.unpack(again) or taken
+for i = 2, #before, 3 do
   local id, died = before[i], before[i + 2]
-  if redis.call('HGET', lease, id) == word_of(died) and redis.call('ZSCORE', unack, id) then
-    keep(id, count(redis.call('HGET', retries_left, id)), died)
+  if read('HGET', lease, id) == word_of(died) and redis.call('ZSCORE', unack, id) then
+    keep(id, count(read('HGET', retries_left, id)), died)
   end
 end
 
@@ -42,7 +43,7 @@ end
 local lists = first == 'retry' and { retry, ready } or { ready, retry }
 for _, list in ipairs(not again and redis.call('EXISTS', paused) == 0 and lists or {}) do
   local ids, back = limit > #claimed and redis.call('LRANGE', list, #claimed - limit, -1) or {}, {}
-  local states, lefts = run('HMGET', lease, ids), run('HMGET', retries_left, ids)
+  local states, lefts = #ids > 0 and read('HMGET', lease, unpack(ids)), #ids > 0 and read('HMGET', retries_left, unpack(ids))
   for i = #ids, 1, -1 do
     local id, word, left = ids[i], states[i], count(lefts[i])
     local died, due = word and deaths(word) or 0, word and word:match('^@(%d+)')
@@ -63,6 +64,7 @@ end
 
 -- The first write is a removal of nothing, as with `begin`.
 for _, one in ipairs(met) do redis.call('LTRIM', one.list, 0, -1) end
+taken[1] = again and before[1] or #claimed > 0 and new_token() or 0
 if known then redis.call('DEL', lane) end
 run('ZADD', unack, deadlines)
 run('HSET', lease, words)
@@ -72,12 +74,12 @@ put(pending, dues, moved)
 for _, one in ipairs(met) do
   run('LPUSH', one.list, one.back)
   redis.call('LTRIM', one.list, 0, -one.size - 1)
+  behind = behind - one.size + #one.back
 end
 run('HDEL', lease, moved)
 finish('cancelled', dropped)
 
 local promote_in, reclaim_in = watch_for(pending, unack)
-local behind = redis.call('LLEN', ready) + redis.call('LLEN', retry)
 if behind > 0 and #claimed + #dropped + #moved > 0 then push_token() end
 -- Many tokens, of whomever, would wake somebody for nothing as often.
 if #claimed == 0 and redis.call('LLEN', wake) > 1 then redis.call('LTRIM', wake, 0, 0) end

@@ -70,6 +70,15 @@ local function waits(word) return word == 'nacked' or (word or ''):find('^suspec
 -- Totals come last and never fail: an account off by one beats a message lost.
 local function add(kind, n) return n > 0 and redis.pcall('HINCRBY', totals, kind, n) end
 
+-- A number above all that claims were given before: the time, unless the clock went back, or a replica was promoted
+-- whose clock is behind. A key of another type is refused here, by name; a number that no claim writes is none.
+local function new_token()
+  local last = tonumber(read('SET', token, us, 'GET') or 0)
+  if not (last and last >= us and last < 2 ^ 53) then return us end
+  redis.call('SET', token, last + 1)
+  return last + 1
+end
+
 local function push_token()
   if redis.call('LLEN', wake) == 0 then redis.call('LPUSH', wake, '1') end
 end

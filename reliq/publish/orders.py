@@ -12,7 +12,7 @@ from reliq.errors import BodyError, ConfigurationError, LoginError, PublishFaile
 from reliq.ids import check_id, home, made_at, new_id
 from reliq.message import BulkResult, Confirmed, Counts, Duration, Outgoing, PublishOptions, Receipt
 from reliq.settings import BATCH_LIMIT, LONGEST_SECONDS, MIB, milliseconds, seconds, whole
-from reliq.wireformat import ENVELOPE_START, MAGIC, envelope_rest, open_envelope
+from reliq.wireformat import ENVELOPE_START, MAGIC, NUMBER_LIMIT, envelope_rest, open_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -105,11 +105,14 @@ class Writer:
         id = new_id(shard) if outgoing.id is None else check_id(outgoing.id)
         payload = self._payload(outgoing.body)
         if self.bare:
-            if outgoing.headers:
-                raise ConfigurationError("headers cannot be sent on a queue in the hdt3213 layout: its bodies are bare")
+            if outgoing.headers or outgoing.incarnation is not None:
+                what = "headers" if outgoing.headers else "incarnation"
+                raise ConfigurationError(f"{what} cannot be sent on a queue in the hdt3213 layout: its bodies are bare")
             return Order(id, payload, terms)
         enqueued = None if outgoing.id is None else made_at(new_id())
-        return Order(id, envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers) + payload, terms)
+        incarnation = _incarnation(outgoing)
+        start = envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers, incarnation)
+        return Order(id, start + payload, terms)
 
     def known_by(self, orders: list[Order]) -> Messages:
         """Return by what `orders` are known when they are published again: ids, and a hash of all the rest."""
@@ -119,7 +122,7 @@ class Writer:
         known = []
         for order in orders:
             header, body = open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), order.value), bare=self.bare)
-            known.append(Message(order.id, hash((body, terms, frozenset(header.headers.items())))))
+            known.append(Message(order.id, hash((body, terms, header.incarnation, frozenset(header.headers.items())))))
         return tuple(known)
 
     def call(self, part: ShardPart, call_number: transitions.CallNumber) -> Call[transitions.PublishAnswer]:
@@ -187,6 +190,15 @@ class Writer:
         elif outgoing.dedup is not None:
             raise ConfigurationError("dedup needs an id chosen by you: publish(..., id='report-7', dedup=86400)")
         return CallTerms(*when(outgoing.delay, outgoing.at), milliseconds(ttl), retries, window, bool(outgoing.replace))
+
+
+def _incarnation(outgoing: Outgoing[Any]) -> int | None:
+    """Return what the message says beside its chosen id; raise ConfigurationError for what is no such number."""
+    if outgoing.incarnation is None:
+        return None
+    if outgoing.id is None:
+        raise ConfigurationError("incarnation needs an id chosen by you: publish(..., id='order-7', incarnation=1)")
+    return whole("incarnation", outgoing.incarnation, most=NUMBER_LIMIT - 1)
 
 
 def _is_usual(outgoing: Outgoing[Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reliq import commands, settlement, transitions
@@ -12,12 +13,14 @@ from reliq.answers import Ack, Nack, Reject, Snooze
 from reliq.client.lanes import Lanes
 from reliq.errors import RedisUnavailableError
 from reliq.events import Handled
+from reliq.ids import incarnation_of
+from reliq.outbox.effects import Effects, inbox_keep_ms
 from reliq.receive.take import Take
 from reliq.settings import BATCH_LIMIT, HandlerSettings, seconds, whole
 from reliq.settlement import Ending
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from reliq.call import Call, Command
     from reliq.client.shards import Shards
@@ -36,13 +39,16 @@ SHARDS_LOOK_SECONDS = 0.25
 
 
 @dataclass(slots=True)
-class Received(Generic[B]):
+class Received(Effects, Generic[B]):
     """
     One message taken with `receive`. Unless it is answered otherwise, the end of the block answers for it.
 
     Attributes:
         attempt: 1 for the first delivery, None for a bare body.
         due: unix seconds, or None for a bare body.
+        queue: the queue's name.
+        token: above that of every earlier delivery of this message, for stores that refuse what comes late.
+        incarnation: tells it from another message of its id: the ms of its publish, unless that said another number.
         lost: whether its lease ran out, so that another may have it.
         cancelled: whether it was cancelled meanwhile.
         answer: the answer that the end of the block gives to Redis, None for the block's own.
@@ -54,9 +60,18 @@ class Received(Generic[B]):
     retries_left: int
     due: float | None
     headers: Mapping[str, str]
+    queue: str = ""
+    token: int = 0
+    incarnation: int = 0  # type: ignore[assignment,misc]  # what is a property there is a field here
+    _kept_ms: Callable[[], int] = field(default=int, repr=False)
+    _published: int = field(default=0, repr=False)
     lost: bool = False
     cancelled: bool = False
     answer: Ack | Nack | Reject | Snooze | None = field(default=None, repr=False)
+
+    @property
+    def _inbox_keep_ms(self) -> int:
+        return self._kept_ms()
 
     def ack(self) -> None:
         """Answer: done."""
@@ -118,6 +133,7 @@ class Batch(Generic[B]):
         self._take = self._at(receiver.shards.first, limit)
         self._glances: list[Take] = []
         self._switches = 0
+        self._kept_ms = partial(inbox_keep_ms, receiver.settings, handling)
         self.lease_seconds = handling.lease_ms / 1000
         self._lane, _ = receiver.lanes.take()
         self.undecodable: list[Handled] = []
@@ -237,7 +253,8 @@ class Batch(Generic[B]):
         one, header = delivery.claimed, delivery.header
         due = None if header.due is None else header.due / 1000
         self._deliveries.append(delivery)
-        self.jobs.append(Received(one.id, body, delivery.attempt, one.left, due, header.headers))
+        known = (self._keys.name, one.token, incarnation_of(one.id, header), self._kept_ms)
+        self.jobs.append(Received(one.id, body, delivery.attempt, one.left, due, header.headers, *known))
 
     def _undecodable(self, delivery: Delivery, error: Exception) -> Ending:
         """Return the end of a delivery whose body does not decode, and note its event."""

@@ -84,7 +84,7 @@ class Sending:
             return value
         header, body = open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), value))
         enqueued = made_at(row.id) if header.enqueued is None else header.enqueued
-        return envelope_rest(self.terms.retries, enqueued, AGAIN_WINDOW_MS, header.headers) + body
+        return envelope_rest(self.terms.retries, enqueued, AGAIN_WINDOW_MS, header.headers, header.incarnation) + body
 
 
 def number_text(number: CallNumber) -> str:

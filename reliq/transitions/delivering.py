@@ -120,7 +120,7 @@ def claim(
     args += [limit if direct is None else direct, suspects.slots, suspects.held, suspects.narrowest, watcher]
     return Call(
         script("claim"),
-        (*lead, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake, keys.watch, keys.paused),
+        (*lead, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake, keys.watch, keys.paused, keys.token),
         args,
         lambda reply: _claim_answer(reply, nonce),
         lambda answer: [events.Claimed(keys.name, tuple(one.id for one in answer.claimed))] if answer.claimed else (),
@@ -155,11 +155,11 @@ def reclaim(
 
 
 def _claim_answer(reply: list[Any], nonce: str) -> ClaimAnswer:
-    promote_in, reclaim_in, behind, *rows = reply
-    claimed = [_claimed(id_text(rows[at]), nonce, *rows[at + 1 : at + 3]) for at in range(0, len(rows), 3)]
+    promote_in, reclaim_in, behind, token, *rows = reply
+    claimed = [_claimed(id_text(rows[at]), nonce, *rows[at + 1 : at + 3], token) for at in range(0, len(rows), 3)]
     return ClaimAnswer(int(promote_in), int(reclaim_in), int(behind), claimed)
 
 
-def _claimed(id: str, nonce: str, left: int, deaths: int) -> Claimed:
+def _claimed(id: str, nonce: str, left: int, deaths: int, token: int) -> Claimed:
     """Return a message as it was claimed."""
-    return Claimed(id, receipt_nonce(nonce, deaths), left, deaths)
+    return Claimed(id, receipt_nonce(nonce, deaths), left, deaths, token)

@@ -117,6 +117,7 @@ def forget(keys: Keys, *, letters: bool, clock: int | None = None) -> Call[tuple
             keys.windows,
             keys.map,
             keys.epoch,
+            keys.token,
         ),
         (clock_arg(clock), int(letters)),
         lambda reply: (int(reply[0]), int(reply[1])),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from reliq.message import BARE, Delivery
+from reliq.outbox.effects import inbox_keep_ms
 from reliq.settlement import RELEASED
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
     outcome: Outcome = RELEASED
     tried: bool = False
     trace_id: str = ""
+
+    @property
+    def inbox_keep_ms(self) -> int:
+        """For how long after its first delivery its message may be delivered again."""
+        return inbox_keep_ms(self.handler.queue.settings, self.handler.settings)
 
     def leased(self, at: float) -> None:
         """Move the lease on: a renewal sent at `at` was granted."""

@@ -29,6 +29,7 @@ class Model(ExpiringKeys, Account):
         self.windows = set()  # ids of which it is known for how long they stay taken
         self.letters = {}  # which death -> (id, body), the oldest first
         self.deaths = count()
+        self.fence = 0  # the token of the last claim that took something
         self.token, self.paused, self.stolen = False, False, 0  # stolen: ended by foreign hands, without an account
 
     @property
@@ -129,7 +130,7 @@ class Model(ExpiringKeys, Account):
         self.words |= {id: "suspect" + (str(died) if died > 1 else "")} if died else {}
 
     def claim(self, nonce, lease_ms, limit, first, direct, suspects):
-        claimed, moved, met = [], {}, 0
+        claimed, moved, met, token = [], {}, 0, max(self.now, self.fence + 1)
         held, narrowest = suspects.held, suspects.narrowest
         places = (self.retry, self.ready) if first == "retry" else (self.ready, self.retry)
         for place in () if self.paused else places:
@@ -149,12 +150,13 @@ class Model(ExpiringKeys, Account):
                 else:
                     direct -= bool(died or not left)
                     held, narrowest = (held + 1, min(among, narrowest)) if died else (held, narrowest)
-                    claimed.append(Claimed(id, f"{died}~{nonce}" if died else nonce, left, died))
+                    claimed.append(Claimed(id, f"{died}~{nonce}" if died else nonce, left, died, token))
             place.extend(back)
             met += len(batch) - len(back)
         self.put(self.pending, moved)
         self.token |= bool(met and (self.ready or self.retry))
         self.totals["claimed"] += len(claimed)
+        self.fence = token if claimed else self.fence
         if claimed or "w" in self.lanes:
             self.lanes["w"] = self.key_time + lease_ms
         return self.lease(claimed, lease_ms)

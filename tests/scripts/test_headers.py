@@ -121,7 +121,7 @@ def test_a_call_passes_the_arguments_that_the_header_declares(name, run, client,
 
 
 #: Lines of code of the layer, and of its longest script; the prelude is shared by all.
-LAYER_LINES, SCRIPT_LINES = 664, 60
+LAYER_LINES, SCRIPT_LINES = 672, 60
 
 
 def test_the_scripts_are_as_short_as_we_want_them():

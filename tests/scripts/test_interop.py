@@ -83,7 +83,7 @@ def test_every_message_of_the_original_is_taken_over_and_nothing_is_left(name, r
     taken = drain(keys, now + HOUR_MS // 1000 + 1, number=1)
 
     assert taken.keys() == recorded_bodies(name)
-    assert {key.decode() for key in client.keys("*")} <= {keys.totals, keys.wake, keys.watch, keys.lane("w")}
+    assert {key.decode() for key in client.keys("*")} <= {keys.totals, keys.wake, keys.watch, keys.token, keys.lane("w")}
 
 
 @pytest.mark.foreign_hands
@@ -226,7 +226,7 @@ def test_reliq_leaves_the_keys_of_the_original_with_their_types(published, clien
     left = {key.decode(): client.type(key) for key in client.keys("*")}
 
     assert {key: left.get(key) for key in names} == names
-    assert left.keys() - names.keys() <= {keys.totals, keys.wake, keys.lane("p")}
+    assert left.keys() - names.keys() <= {keys.totals, keys.wake, keys.token, keys.lane("p")}
 
 
 def test_reliq_leaves_bodies_as_they_are_with_a_ttl_like_that_of_the_original(published, client):

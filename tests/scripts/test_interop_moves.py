@@ -59,7 +59,7 @@ def publish(run, keys):
 
 def left_behind(client, keys):
     """Every key but those that only reliq knows of."""
-    ours = {keys.totals, keys.wake, keys.watch, keys.lane("w"), keys.lane("p"), keys.ends}
+    ours = {keys.totals, keys.wake, keys.watch, keys.lane("w"), keys.lane("p"), keys.ends, keys.token}
     return {key.decode() for key in client.scan_iter()} - ours
 
 

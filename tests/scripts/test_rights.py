@@ -120,7 +120,7 @@ UNREACHED = {
     "check": "dedup:SET errors:HMGET pending:ZADD pending:ZRANGE ready:LPUSH retry:LREM",
     "claim": "pending:ZADD ready:LPUSH retry:LPUSH wake:LPUSH wake:LTRIM",
     "extend": "lease:HSET",
-    "forget": "cron:UNLINK dead:UNLINK ends:UNLINK epoch:UNLINK errors:UNLINK history:UNLINK lease:UNLINK map:UNLINK minutes:UNLINK paused:UNLINK totals:UNLINK wake:UNLINK "
+    "forget": "cron:UNLINK dead:UNLINK ends:UNLINK epoch:UNLINK errors:UNLINK history:UNLINK lease:UNLINK map:UNLINK minutes:UNLINK paused:UNLINK token:UNLINK totals:UNLINK wake:UNLINK "
     "watch:UNLINK windows:UNLINK",
     "nack": "wake:LPUSH watch:DEL",
     "reclaim": "ends:XADD errors:HDEL garbage:SADD lease:HDEL retries_left:HDEL unack:ZADD",

@@ -33,7 +33,7 @@ def test_an_acked_message_leaves_nothing_behind(publish, claim, run, client, key
     run(t.ack(keys, [(one, None) for one in claim()]))
 
     assert {key.decode() for key in client.keys("*")} == {
-        *(keys.totals, keys.wake, keys.lane("publisher"), keys.lane("worker"))
+        *(keys.totals, keys.wake, keys.token, keys.lane("publisher"), keys.lane("worker"))
     }
     assert total("acked") == 1
 
