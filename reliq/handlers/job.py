@@ -152,6 +152,10 @@ class Job(Effects, Generic[B]):
         """Whether the lease ran out, so that another worker may have the message."""
         return self._held.lost or time.monotonic() >= self._held.lease_until
 
+    def _ordinal(self) -> int:
+        self._published += 1
+        return self._published
+
     @property
     def _inbox_keep_ms(self) -> int:
         return self._held.inbox_keep_ms

@@ -47,7 +47,6 @@ class Effects:
 
     id: str
     queue: str
-    _published: int
 
     @property
     def incarnation(self) -> int:
@@ -57,6 +56,10 @@ class Effects:
     @property
     def _inbox_keep_ms(self) -> int:
         """For how long the message may be delivered again."""
+        raise NotImplementedError
+
+    def _ordinal(self) -> int:
+        """Return the number of the next follow-up without a name."""
         raise NotImplementedError
 
     def once(self, tx: Any, *, keep: Duration | None = None, prefix: str = DEFAULT_PREFIX) -> bool:
@@ -124,9 +127,7 @@ class Effects:
             raise ConfigurationError("a follow-up has an id that is made of its job's; give name to tell several apart")
         if name and _NAME.fullmatch(name) is None:
             raise ConfigurationError(f"name must be 1 to 64 of A-Z a-z 0-9 _ . : - , not {str(name)[:40]!r}")
-        if not name:
-            self._published += 1
-            name = str(self._published)
+        name = name or str(self._ordinal())
         parts = (self.queue, self.id, str(self.incarnation), queue.name, name)
         digest = sha256("\0".join(parts).encode("utf-8", "surrogateescape")).digest()[:16]
         id = f"{urlsafe_b64encode(digest).decode().rstrip('=')}.{name}"

@@ -62,12 +62,16 @@ class Received(Effects, Generic[B]):
     headers: Mapping[str, str]
     queue: str = ""
     token: int = 0
-    incarnation: int = 0  # type: ignore[assignment,misc]  # what is a property there is a field here
+    incarnation: int = 0
     _kept_ms: Callable[[], int] = field(default=int, repr=False)
     _published: int = field(default=0, repr=False)
     lost: bool = False
     cancelled: bool = False
     answer: Ack | Nack | Reject | Snooze | None = field(default=None, repr=False)
+
+    def _ordinal(self) -> int:
+        self._published += 1
+        return self._published
 
     @property
     def _inbox_keep_ms(self) -> int:

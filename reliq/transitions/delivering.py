@@ -156,10 +156,10 @@ def reclaim(
 
 def _claim_answer(reply: list[Any], nonce: str) -> ClaimAnswer:
     promote_in, reclaim_in, behind, token, *rows = reply
-    claimed = [_claimed(id_text(rows[at]), nonce, *rows[at + 1 : at + 3], token) for at in range(0, len(rows), 3)]
+    claimed = [_claimed(id_text(rows[at]), nonce, token, *rows[at + 1 : at + 3]) for at in range(0, len(rows), 3)]
     return ClaimAnswer(int(promote_in), int(reclaim_in), int(behind), claimed)
 
 
-def _claimed(id: str, nonce: str, left: int, deaths: int, token: int) -> Claimed:
+def _claimed(id: str, nonce: str, token: int, left: int, deaths: int) -> Claimed:
     """Return a message as it was claimed."""
     return Claimed(id, receipt_nonce(nonce, deaths), left, deaths, token)

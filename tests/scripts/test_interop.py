@@ -83,7 +83,13 @@ def test_every_message_of_the_original_is_taken_over_and_nothing_is_left(name, r
     taken = drain(keys, now + HOUR_MS // 1000 + 1, number=1)
 
     assert taken.keys() == recorded_bodies(name)
-    assert {key.decode() for key in client.keys("*")} <= {keys.totals, keys.wake, keys.watch, keys.token, keys.lane("w")}
+    assert {key.decode() for key in client.keys("*")} <= {
+        keys.totals,
+        keys.wake,
+        keys.watch,
+        keys.token,
+        keys.lane("w"),
+    }
 
 
 @pytest.mark.foreign_hands

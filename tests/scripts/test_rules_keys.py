@@ -20,7 +20,14 @@ LATE = ("totals", "ends", "history", "minutes", "windows")
 ANY_TYPE = ("watch", "paused")
 CHECKED = {(name, key) for name in NAMES for key in SCRIPTS[name].keys if key not in (*LATE, *ANY_TYPE)}
 #: The first two are read for an id that is taken, and not else; the others go with the queue, whatever they are.
-CHECKED -= {("publish", "unack"), ("ask", "unack"), ("forget", "cron"), ("forget", "token"), ("forget", "map"), ("forget", "epoch")}
+CHECKED -= {
+    ("publish", "unack"),
+    ("ask", "unack"),
+    ("forget", "cron"),
+    ("forget", "token"),
+    ("forget", "map"),
+    ("forget", "epoch"),
+}
 
 
 @pytest.fixture

@@ -1,0 +1,317 @@
+"""The effects of a message happen once, however often it is delivered, and its follow-ups are published once."""
+
+import asyncio
+import threading
+from contextlib import closing
+
+import pytest
+from databases import all_of
+from waiting import eventually
+
+from reliq import BodyError, ConfigurationError, Consumer, Layout, Queue, Reject, Relay
+from reliq.client.client import Clients
+from reliq.outbox.effects import inbox_keep_ms
+from reliq.outbox.store import Store
+from reliq.relay.mover import OutboxMover
+from reliq.settings import HandlerSettings, QueueSettings
+
+DAY_MS = 86_400_000
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'transactionid'"
+
+
+def effect(tx, job, *, begin="BEGIN"):
+    """The handler of an order: its one effect is a row of the application's."""
+    if tx.__class__.__module__ == "sqlite3":
+        tx.execute("BEGIN IMMEDIATE")
+    if not job.once(tx):
+        return False
+    tx.execute(f"INSERT INTO effects VALUES ('{job.id}')")
+    return True
+
+
+@pytest.fixture(autouse=True)
+def effects(request):
+    """A table of effects, one row for each."""
+    if "database" in request.fixturenames:
+        with closing(request.getfixturevalue("database").connect()) as tx:
+            tx.execute("CREATE TABLE effects (id text)")
+            tx.commit()
+
+
+def made(database):
+    return sorted(id for (id,) in all_of(database, "SELECT id FROM effects"))
+
+
+def test_a_message_that_is_delivered_twice_has_one_effect(database, tx, orders):
+    orders.publish({}, id="order-1")
+    for expected in (True, False):
+        with orders.receive(wait=5) as [job]:
+            assert effect(tx, job) == expected
+            tx.commit()
+            job.nack(delay=0)
+
+    assert made(database) == ["order-1"]
+
+
+def test_an_effect_that_was_rolled_back_is_made_by_the_next_delivery(database, tx, orders):
+    orders.publish({}, id="order-1")
+    for end in (tx.rollback, tx.commit):
+        with orders.receive(wait=5) as [job]:
+            assert effect(tx, job)
+            end()
+            job.nack(delay=0)
+
+    assert made(database) == ["order-1"]
+
+
+def test_tomorrows_message_of_the_same_chosen_id_is_another_one(database, tx, url, client):
+    """By its id alone the second would be passed over."""
+    reports = Queue("reports", dict, url=url, dedup=0.001)
+    for _ in range(2):
+        eventually(lambda: reports.publish({}, id="daily"), "the id is free")
+        with reports.receive(wait=5) as [job]:
+            assert effect(tx, job)
+        tx.commit()
+
+    assert made(database) == ["daily", "daily"]
+
+
+def test_a_letter_that_is_redriven_runs_and_has_its_effect_once(database, tx, orders):
+    orders.publish({}, id="order-1")
+    with orders.receive(wait=5) as [job]:
+        assert effect(tx, job)
+        tx.rollback()  # it fails
+        job.reject(reason="card")
+    Consumer(orders.target).handler(orders)(lambda body: None)
+    first = job.incarnation
+    collect(orders)
+    assert orders.redrive(orders.letters()) == 1
+    with orders.receive(wait=5) as [job]:
+        assert job.incarnation == first
+        assert effect(tx, job)
+        tx.commit()
+        job.reject(reason="after the commit")
+    collect(orders)
+    orders.redrive(orders.letters())
+    with orders.receive(wait=5) as [job]:
+        assert not effect(tx, job)
+
+    assert made(database) == ["order-1"]
+
+
+def collect(queue):
+    queue.moves.collect(["order-1"], letters_max=10, letters_ms=DAY_MS)
+
+
+def test_of_two_deliveries_at_once_one_has_the_effect(postgresql, url):
+    """The second waits for the end of the first: when that is rolled back, the effect is its own."""
+    queue = Queue("orders", dict, url=url)
+    with closing(postgresql.connect()) as tx:
+        tx.execute("CREATE TABLE effects (id text)")
+        tx.commit()
+    for first_end, expected in (("commit", False), ("rollback", True)):
+        queue.publish({})
+        with queue.receive() as [job], closing(postgresql.connect()) as one, closing(postgresql.connect()) as other:
+            assert effect(one, job)
+            said = []
+            thread = threading.Thread(target=lambda: said.append(effect(other, job)) or other.commit())  # noqa: B023
+            thread.start()
+            eventually(lambda: all_of(postgresql, WAITING) == [(1,)], "the second waits")
+            getattr(one, first_end)()
+            thread.join(30)
+            assert said == [expected]
+
+    assert len(made(postgresql)) == 2
+
+
+def test_async_code_asks_the_inbox_too(database, orders):
+    from sqlalchemy import text
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    driver = {"postgresql": "postgresql+asyncpg", "sqlite": "sqlite+aiosqlite"}[database.dialect]
+    engine = create_async_engine(driver + database.url[database.url.index(":") :])
+
+    async def run():
+        orders.publish({})
+        for expected in (True, False):
+            async with orders.areceive(wait=5) as [job]:
+                async with AsyncSession(engine) as session, session.begin():
+                    assert await job.aonce(session) == expected
+                    if expected:
+                        await session.execute(text("INSERT INTO effects VALUES (:id)"), {"id": job.id})
+                job.nack(delay=0)
+        await engine.dispose()
+
+    asyncio.run(run())
+
+    assert len(made(database)) == 1
+
+
+def test_the_inbox_has_no_rows_of_who_would_commit_them_alone(postgresql, orders):
+    import psycopg
+
+    orders.publish({})
+    with orders.receive(wait=5) as [job], psycopg.connect(postgresql.url, autocommit=True) as tx:
+        with pytest.raises(ConfigurationError, match="no transaction is open"):
+            job.once(tx)
+        with pytest.raises(ConfigurationError, match="no table other_inbox"), tx.transaction():
+            job.once(tx, prefix="other_")
+        with pytest.raises(ConfigurationError, match="keep must be"), tx.transaction():
+            job.once(tx, keep=0)
+
+
+def test_a_row_of_the_inbox_stays_until_its_message_can_come_no_more(database, tx, url, mover):
+    settings = QueueSettings(ttl=3600, letters_ttl=7200, retries=0)
+    kept = inbox_keep_ms(settings, HandlerSettings())
+    assert kept == 2 * 3_600_000 + 7_200_000 + DAY_MS
+    queue = Queue("orders", dict, url=url, ttl=3600, letters_ttl=7200, retries=0)
+    queue.publish({})
+    queue.publish({})
+    with queue.receive(limit=2) as [one, other]:
+        one.once(tx)
+        other.once(tx, keep=60)
+        tx.commit()
+    store = Store(mover().store.database, "reliq_")
+    assert store.clean(0) == (0, 0)
+
+    shift(database, 61_000)
+    assert store.clean(0) == (0, 1)
+    shift(database, kept - 62_000)
+    assert store.clean(0) == (0, 0)
+    shift(database, 2_000)
+    assert store.clean(0) == (0, 1)
+
+
+def shift(database, ms):
+    with closing(database.connect()) as tx:
+        tx.execute(f"UPDATE reliq_inbox SET keep_until_ms = keep_until_ms - {ms}")
+        tx.commit()
+
+
+def test_the_longest_backoffs_count_for_how_long_a_row_stays():
+    short, long = (inbox_keep_ms(QueueSettings(retries=retries), HandlerSettings()) for retries in (1, 100))
+
+    assert long - short > 99 * 1800 * 1000
+
+
+# ---- follow-ups
+
+
+def test_a_job_that_runs_twice_publishes_its_next_steps_once(url, orders):
+    mails = Queue("mails", dict, url=url)
+    orders.publish({})
+    for expected in (True, False):
+        with orders.receive(wait=5) as [job]:
+            assert bool(job.publish(mails, {"to": "a"})) == expected
+            assert bool(job.publish(mails, {"to": "b"})) == expected
+            assert bool(job.publish(mails, {"to": "c"}, name="receipt", delay=60)) == expected
+            assert bool(job.publish(orders, {"to": "a"}, name="1", delay=60)) == expected
+            job.nack(delay=0)
+    counts = mails.counts()
+
+    assert (counts.ready, counts.pending) == (2, 1)
+
+
+def test_a_next_step_is_the_same_message_for_its_inbox_even_when_its_id_is_free_again(database, tx, url, orders):
+    mails = Queue("mails", dict, url=url)
+    orders.publish({})
+    done = []
+    for _ in range(2):
+        with orders.receive(wait=5) as [job]:
+            eventually(lambda job=job: job.publish(mails, {}, name="x", dedup=0.001), "it is published again")
+            job.nack(delay=0)
+        with mails.receive(wait=5) as [mail]:
+            done.append(effect(tx, mail))
+            tx.commit()
+
+    assert done == [True, False]
+
+
+def test_follow_ups_of_two_messages_of_one_id_are_two(url):
+    reports, mails = Queue("reports", dict, url=url, dedup=0.001), Queue("mails", dict, url=url)
+    for _ in range(2):
+        eventually(lambda: reports.publish({}, id="daily"), "the id is free")
+        with reports.receive(wait=5) as [job]:
+            assert job.publish(mails, {})
+
+    assert mails.counts().ready == 2
+
+
+def test_a_handler_in_a_worker_has_all_of_it(database, url, orders):
+    mails, seen, done = Queue("mails", dict, url=url), [], threading.Event()
+    consumer = Consumer(url)
+
+    @consumer.handler(orders)
+    def ship(body, job):
+        with closing(database.connect()) as tx:
+            seen.append((effect(tx, job), bool(job.publish(mails, body)), job.token, job.incarnation))
+            tx.commit()
+        if len(seen) == 1:
+            raise Reject(reason="a death after the commit")
+
+    @consumer.handler(mails)
+    async def send(body, job):
+        assert job.token > 0
+        assert not await job.apublish(mails, body, delay=0, name="again") or done.set() is None
+
+    consumer.start()
+    orders.publish({"order": 1})
+    eventually(orders.letters, "it is dead")
+    orders.redrive(orders.letters())
+    eventually(lambda: len(seen) == 2, "it runs again")
+    assert done.wait(60)
+    consumer.stop()
+
+    (first, one, token, incarnation), (second, other, later, same) = seen
+    assert (first, second, one, other) == (True, False, True, False)
+    assert later > token
+    assert same == incarnation
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"id": "x"}, {"incarnation": 1}, {"name": "a b"}, {"name": "x" * 65}, {"retries": -1}],
+    ids=str,
+)
+def test_options_that_a_follow_up_cannot_have_are_refused(url, orders, options):
+    orders.publish({})
+    with orders.receive(wait=5) as [job]:
+        with pytest.raises(ConfigurationError):
+            job.publish(orders, {}, **options)
+        with pytest.raises(BodyError):
+            job.publish(orders, {"this": object()})
+
+
+@pytest.mark.parametrize("incarnation", [-1, 2**53, "1", 1.5, True])
+def test_an_incarnation_is_a_number_beside_a_chosen_id(orders, incarnation):
+    with pytest.raises(ConfigurationError, match="incarnation must be"):
+        orders.publish({}, id="a", incarnation=incarnation)
+    with pytest.raises(ConfigurationError, match="incarnation needs an id"):
+        orders.publish({}, incarnation=1)
+
+
+def test_a_bare_body_has_no_incarnation(url):
+    queue = Queue("mails", bytes, url=url, layout=Layout.hdt3213())
+    queue.publish(b"x", id="chosen")
+    with queue.receive() as [job]:
+        assert job.incarnation == 0
+    with pytest.raises(ConfigurationError, match="incarnation cannot be sent"):
+        queue.publish(b"x", id="chosen", incarnation=1)
+
+
+def test_a_message_that_a_relay_sends_again_is_the_same_incarnation(database, tx, orders, url):
+    orders.publish_in(tx, {})
+    orders.publish_in(tx, {}, id="chosen", incarnation=7)
+    tx.commit()
+    mover = OutboxMover(Relay(database.url), Clients(url, ()))
+    seen = []
+    for _ in range(2):
+        mover.move_all()
+        with orders.receive(limit=2) as jobs:
+            seen.append([(job.id, job.incarnation) for job in jobs])
+        orders.connection().wire().exchange([("FLUSHDB",)])
+        mover.store.again(DAY_MS)
+    mover.close()
+
+    assert seen[0] == seen[1]
+    assert seen[0][1] == ("chosen", 7)
