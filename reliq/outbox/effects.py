@@ -1,4 +1,4 @@
-"""What a handler commits and publishes once, however often its message is delivered: the inbox, and follow-ups."""
+"""The inbox and follow-ups: a handler commits and publishes once, however often its message is delivered."""
 
 from __future__ import annotations
 
