@@ -257,7 +257,7 @@ class Batch(Generic[B]):
         one, header = delivery.claimed, delivery.header
         due = None if header.due is None else header.due / 1000
         self._deliveries.append(delivery)
-        known = (self._keys.name, one.token, incarnation_of(one.id, header), self._kept_ms)
+        known = (self._take.keys.name, one.token, incarnation_of(one.id, header), self._kept_ms)
         self.jobs.append(Received(one.id, body, delivery.attempt, one.left, due, header.headers, *known))
 
     def _undecodable(self, delivery: Delivery, error: Exception) -> Ending:
