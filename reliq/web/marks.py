@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from reliq.readable import spoken
 
 if TYPE_CHECKING:
-    from reliq.admin import QueueView
+    from reliq.admin import CronView, QueueView
 
 #: A message that has waited for this many seconds is late, and is much too late, as the alerts have it.
 LATE_SECONDS, TOO_LATE_SECONDS = 60.0, 300.0
+#: A tick that was not published for this many seconds is wrong: workers look every few of them.
+TICK_LATE_SECONDS = 5.0
 #: The share of deliveries that fail from which a queue is marked, and is marked as wrong.
 SOME_FAIL, MOST_FAIL = 0.1, 0.5
 
@@ -54,3 +56,17 @@ def failed_share(view: QueueView) -> float:
     if view.rates is None or view.rates.failed <= 0:
         return 0.0
     return view.rates.failed / (view.rates.failed + view.rates.acked)
+
+
+def cron_marks(view: CronView) -> list[QueueMark]:
+    """Return why a periodic entry wants a look; nothing for one that ticks."""
+    found = []
+    if not view.is_served:
+        found.append(QueueMark("bad", "no worker has it"))
+    elif view.late > TICK_LATE_SECONDS:
+        found.append(QueueMark("bad", f"its tick is {spoken(view.late)} late"))
+    if view.next is None:
+        found.append(QueueMark("warn", "its schedule cannot be read here"))
+    if view.pause is not None:
+        found.append(QueueMark("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
+    return found

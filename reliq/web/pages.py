@@ -12,7 +12,7 @@ from markupsafe import Markup
 from reliq.foreign import moment, printable
 from reliq.readable import amount, pretty, rate, spoken, start_of
 from reliq.web.curves import Curve, ages, share
-from reliq.web.marks import is_unwatched, marks
+from reliq.web.marks import cron_marks, is_unwatched, marks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,15 @@ class Pages:
             finalize=_harmless,
         )
         jinja.filters.update(FILTERS)
-        jinja.globals.update(title=title, curve=Curve, ages=ages, share=share, marks=marks, is_unwatched=is_unwatched)
+        jinja.globals.update(
+            title=title,
+            curve=Curve,
+            ages=ages,
+            share=share,
+            marks=marks,
+            cron_marks=cron_marks,
+            is_unwatched=is_unwatched,
+        )
 
     def render(self, template: str, **context: Any) -> str:
         """Return a template's HTML: a whole page, or the live part of one, whose name begins with `live/`."""

@@ -53,6 +53,20 @@ def worker(visit: Visit) -> Response:
     return visit.page("worker.html", **_worker(visit))
 
 
+def crons(visit: Visit) -> Response:
+    """Show every periodic entry: when it ticks next, and what was missed or skipped."""
+    return visit.page("crons.html", **_crons(visit, visit.desk.last.get()))
+
+
+def cron(visit: Visit) -> Response:
+    """Show one periodic entry."""
+    name = visit.query.text("name")
+    found = next((one for one in visit.admin.crons([visit.queue]) if one.name == name), None)
+    if found is None:
+        raise Refusal(404, "There is no such periodic entry", f"Queue {visit.queue} has none called {name[:80]!r}.")
+    return visit.page("cron.html", entry=found)
+
+
 def work(visit: Visit) -> Response:
     """Show one write that takes a while, and how far it is."""
     return visit.page("work.html", **_work(visit))
@@ -177,6 +191,10 @@ def _workers(_visit: Visit, now: Now) -> dict[str, Any]:
     return {"workers": now.overview.workers}
 
 
+def _crons(_visit: Visit, now: Now) -> dict[str, Any]:
+    return {"entries": now.moment.crons}
+
+
 def _worker(visit: Visit, _now: Now | None = None) -> dict[str, Any]:
     return {"worker": visit.admin.worker(visit.path["id"]), "silent_seconds": SILENT_SECONDS}
 
@@ -194,6 +212,7 @@ LIVE: Mapping[str, Callable[[Visit, Now], dict[str, Any]]] = {
     "queue": _queue,
     "workers": _workers,
     "worker": _worker,
+    "crons": _crons,
     "work": _work,
 }
 

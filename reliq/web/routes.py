@@ -43,6 +43,8 @@ PAGES = (
     WebPage("works", "/progress", Access.READ, reading.works),
     WebPage("workers", "/workers", Access.READ, reading.workers),
     WebPage("worker", "/workers/{id}", Access.READ, reading.worker),
+    WebPage("crons", "/periodic", Access.READ, reading.crons),
+    WebPage("cron", "/queues/{queue}/periodic", Access.READ, reading.cron),
     WebPage("account", "/account", Access.READ, reading.account),
     WebPage("doctor", "/doctor", Access.READ, reading.doctor),
     WebPage("check", "/queues/{queue}/check", Access.READ, writing.check, "POST"),
@@ -53,6 +55,9 @@ PAGES = (
     WebPage("reschedule", "/queues/{queue}/reschedule", Access.WRITE, writing.reschedule, "POST"),
     WebPage("redrive", "/queues/{queue}/dead/redrive", Access.WRITE, writing.redrive, "POST"),
     WebPage("delete", "/queues/{queue}/dead/delete", Access.WRITE, writing.delete, "POST"),
+    WebPage("run_cron", "/queues/{queue}/periodic/run", Access.WRITE, writing.run_cron, "POST"),
+    WebPage("pause_cron", "/queues/{queue}/periodic/pause", Access.WRITE, writing.pause_cron, "POST"),
+    WebPage("resume_cron", "/queues/{queue}/periodic/resume", Access.WRITE, writing.resume_cron, "POST"),
     WebPage("stacks", "/workers/{id}/stacks", Access.WRITE, writing.stacks, "POST"),
     WebPage("stop", "/progress/{id}/stop", Access.WRITE, writing.stop, "POST"),
 )

@@ -35,6 +35,8 @@ OUTCOMES = {
     "not_found": "It had ended already.",
     "rescheduled": "It has another due time.",
     "still_running": "A worker has it: a message that runs has no due time.",
+    "cron_paused": "Paused: its ticks are skipped, and counted.",
+    "cron_resumed": "Resumed: its next tick is published.",
     "asked": "Asked: the stacks are here within 5 seconds.",
     "stopping": "It stops after its step.",
     "ended": "It had ended already.",

@@ -117,6 +117,28 @@ def check(visit: Visit) -> Response:
     return _begin(visit, "check", None, run)
 
 
+def run_cron(visit: Visit) -> Response:
+    """Have a worker publish the message of a periodic entry at once."""
+    admin, queue, name = visit.admin, visit.queue, visit.form.text("name")
+    return _begin(visit, f"run of {name}", None, lambda _step: f"published {admin.run_cron(queue, name)}")
+
+
+def pause_cron(visit: Visit) -> Response:
+    """Have the ticks of a periodic entry skipped."""
+    name, reason = visit.form.text("name"), visit.form.text("reason")
+    visit.admin.pause_cron(visit.queue, name, reason=reason, by=visit.visitor.who)
+    note(visit, "paused the periodic entry of", f"{name}, reason {reason!r}")
+    return visit.go("cron", queue=visit.queue, name=name, said="cron_paused")
+
+
+def resume_cron(visit: Visit) -> Response:
+    """Have the ticks of a periodic entry published again."""
+    name = visit.form.text("name")
+    was_paused = visit.admin.resume_cron(visit.queue, name)
+    note(visit, "resumed the periodic entry of", name)
+    return visit.go("cron", queue=visit.queue, name=name, said="cron_resumed" if was_paused else "not_paused")
+
+
 def stacks(visit: Visit) -> Response:
     """Ask a worker process for the stacks of its handlers."""
     id = visit.path["id"]

@@ -7,6 +7,7 @@ from site_page import site_of
 from waiting import eventually
 
 from reliq import Admin, Consumer, Queue, WorkerSettings, commands
+from reliq.keys import Keys
 from reliq.roster import Worker
 from reliq.web import Access
 
@@ -52,6 +53,19 @@ def alive(client):
         now = time.time()
         for beat in commands.write_worker(Worker(id, "shop", 7, "1.2", ("orders",), 4, 0, now, now, now)):
             client.execute_command(*beat.command)
+
+    return write
+
+
+@pytest.fixture
+def entry(client):
+    """Write a periodic entry of the queue `orders`, as a worker would; return its key."""
+
+    def write(name="daily", **fields):
+        key, now = Keys("orders").cron, int(time.time())
+        told = {"schedule": "0 6 * * * UTC", "seen": now, "last": now, "id": "", **fields}
+        client.hset(key, mapping={f"{name} {field}": value for field, value in told.items()})
+        return key
 
     return write
 

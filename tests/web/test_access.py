@@ -19,8 +19,8 @@ OURS = {"Sec-Fetch-Site": "same-origin"}
 def asked(client, page, **headers):
     """Ask for an address; a form says as much as it can."""
     path = page.path.replace("{queue}", "orders").replace("{state}", "ready").replace("{id}", "none")
-    form = {"id": "x", "state": "ready", "delay": "1h"} if page.method == "POST" else None
-    query = {"id": "x"} if page.name == "message" else None
+    form = {"id": "x", "state": "ready", "delay": "1h", "name": "daily"} if page.method == "POST" else None
+    query = {"message": {"id": "x"}, "cron": {"name": "daily"}}.get(page.name)
     return client.request(page.method, path, params=query, data=form, headers=headers)
 
 
@@ -49,8 +49,9 @@ def test_every_address_asks_who_one_is_and_what_one_may(orders, levels):
     assert (orders.counts(), orders.counts().paused) == (before, False)
 
 
-def test_with_access_every_address_does_what_it_says(orders, levels, alive):
+def test_with_access_every_address_does_what_it_says(orders, levels, alive, entry):
     alive("none")
+    entry("daily")
     client = levels.client(**OURS, X_Level="WRITE")
     statuses = {page.name: asked(client, page).status_code for page in PAGES}
 

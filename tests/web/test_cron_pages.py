@@ -1,0 +1,104 @@
+"""The pages of periodic entries: when each ticks, what was missed and skipped, and run, pause and resume."""
+
+import html
+import re
+
+import pytest
+from streams import events_of
+from waiting import eventually
+
+from reliq import Consumer, Queue, WorkerSettings
+
+MISSED = {"missed": 2, "paused": 3, "overlap": 4, "ticked": 1_795_000_000, "id": "cron.daily.1795000000"}
+
+
+def cells(site, path="/periodic"):
+    """The table of entries: name -> label -> text."""
+    page = site.program().get(path).text
+    rows = re.findall(r'<th scope="row"><a[^>]*>(.*?)</a>(.*?)</tr>', page, re.DOTALL)
+    label = re.compile(r'data-label="([^"]*)">(.*?)</td>', re.DOTALL)
+    return {html.unescape(name): {at: plain(text) for at, text in label.findall(rest)} for name, rest in rows}
+
+
+def plain(markup):
+    return html.unescape(re.sub(r"<[^>]*>", "", markup)).strip()
+
+
+def test_every_entry_has_a_line(orders, entry, site):
+    entry("daily", **MISSED)
+    entry("hourly", schedule="every 3600")
+
+    found = cells(site)
+
+    assert found.keys() == {"daily", "hourly"}
+    counted = {name: found["daily"][name] for name in ("missed", "skipped paused", "skipped overlap", "schedule")}
+    assert counted == {"missed": "2", "skipped paused": "3", "skipped overlap": "4", "schedule": "0 6 * * * UTC"}
+    assert (found["hourly"]["last"], found["daily"]["last"].endswith(" ago")) == ("never", True)
+    assert found["hourly"]["next"].startswith("in ")
+    [_, event] = events_of(site, "/stream?page=crons", 2)
+    assert "daily" in event.data
+
+
+@pytest.mark.parametrize(
+    ("fields", "mark"),
+    [
+        ({}, None),
+        ({"seen": 1}, "no worker has it"),
+        ({"last": 1_700_000_000}, "its tick is .* late"),
+        ({"schedule": "every <b>"}, "its schedule cannot be read here"),
+        ({"pause": '{"by":"bob","at":1.0,"reason":"<b>we move</b>"}'}, "paused: &lt;b&gt;we move&lt;/b&gt;"),
+    ],
+)
+def test_an_entry_that_wants_a_look_is_marked(fields, mark, orders, entry, site):
+    entry("daily", **fields)
+
+    for path in ("/periodic", "/queues/orders/periodic?name=daily"):
+        page = site.program().get(path).text
+        assert re.search(mark or "$", page), path
+        assert mark or 'class="mark bad"' not in page
+        assert "<b>" not in page.partition("<main")[2]
+
+
+def test_an_entry_is_paused_and_resumed_by_who_may(orders, entry, client, site, lookers, caplog):
+    caplog.set_level("INFO", "reliq")
+    key = entry("daily")
+    page, browser = "/queues/orders/periodic?name=daily", site.browser()
+
+    assert "/periodic/run" not in lookers.program().get(page).text
+    assert lookers.browser().post("/queues/orders/periodic/pause", data={"name": "daily"}).status_code == 403
+    answer = browser.post("/queues/orders/periodic/pause", data={"name": "daily", "reason": "we move"})
+    assert answer.headers["location"] == "/queues/orders/periodic?name=daily&said=cron_paused"
+    assert "by alice" in browser.get(page).text
+    assert client.hexists(key, "daily pause")
+
+    assert browser.post("/queues/orders/periodic/resume", data={"name": "daily"}).status_code == 303
+
+    assert not client.hexists(key, "daily pause")
+    assert "alice at 127.0.0.1 paused the periodic entry of orders daily, reason 'we move'" in caplog.messages
+
+
+def test_an_entry_is_run_at_once_by_its_worker(url, admin, site, monkeypatch):
+    queue, consumer = Queue("orders", dict, url=url), Consumer(url)
+    consumer.handler(queue)(lambda body: None)
+    consumer.cron("0 6 * * *", queue=queue, body={"of": "a tick"}, name="daily")
+    consumer.start(WorkerSettings(concurrency=1))
+    try:
+        eventually(lambda: [one.is_served for one in admin.crons()] == [True], "a worker has it")
+        answer = site.browser().post("/queues/orders/periodic/run", data={"name": "daily"})
+        work = site.desk.works.get(answer.headers["location"].rpartition("/")[2])
+        eventually(lambda: work.state != "running", "it is published", 60)
+    finally:
+        consumer.stop()
+
+    assert (work.state, work.outcome.partition("cron.daily")[0]) == ("finished", "published ")
+    assert work.outcome.removeprefix("published ") == admin.crons()[0].last_id
+
+
+def test_an_entry_that_there_is_not_has_a_page_that_says_so(orders, entry, site):
+    browser = site.browser()
+    assert "There is no periodic entry" in browser.get("/periodic").text
+    entry("daily")
+
+    assert browser.get("/queues/orders/periodic", params={"name": "<b>"}).status_code == 404
+    assert browser.post("/queues/orders/periodic/pause", data={"name": "<b>"}).status_code == 400
+    assert browser.post("/queues/orders/periodic/resume", data={}).status_code == 400
