@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from reliq import commands, transitions
 from reliq.admin.dead import walk_letters
 from reliq.admin.filters import ignore
@@ -210,21 +212,16 @@ def _again(queue: QueueSession, letters: list[Letter], options: RedriveOptions, 
         )
         words = queue.run(call)
         answers |= zip((one.letter for one in some), words, strict=True)
-    moved = [one for one in letters if answers.get(one.letter, "stale") == "stale"]
-    answers |= zip((one.letter for one in moved), _to_home(queue, moved, options, own), strict=True)
+    for one in letters:
+        if answers.get(one.letter, "stale") == "stale":  # its home is another shard by now, and the queue finds it
+            answers[one.letter] = (
+                "redriven" if own.redrive([_with_retries(one, options)], delay=options.delay) else "alive"
+            )
     return [answers[one.letter] for one in letters]
 
 
-def _to_home(queue: QueueSession, letters: list[Letter], options: RedriveOptions, own: Queue[bytes]) -> list[Any]:
-    """Publish letters under their ids in the shards that have those by now, and delete them here; as `_copy`."""
-    takes = taker(own)
-    orders = {one.letter: order for one in letters if takes(order := replace(_order(one, options), id=one.id))}
-    told = own.publish_many(orders.values()) if orders else None
-    taken = {*told.duplicates, *told.tombstoned} if told else set()
-    gone = [letter for letter, order in orders.items() if order.id not in taken]
-    if gone:
-        queue.run(commands.delete_letters(queue.keys, gone))
-    return ["kept" if one.letter not in orders else "alive" if one.id in taken else "redriven" for one in letters]
+def _with_retries(letter: Letter, options: RedriveOptions) -> Letter:
+    return replace(letter, header=structs.replace(letter.header, retries=_retries(letter, options)))
 
 
 def _copy(queue: QueueSession, letters: list[Letter], options: RedriveOptions, to: Queue[bytes]) -> list[Any]:

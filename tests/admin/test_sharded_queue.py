@@ -7,7 +7,7 @@ import pytest
 from test_every_command import COMMANDS, options
 
 from reliq import Admin, ConfigurationError, Queue, commands, minutes, transitions
-from reliq.admin import Filter
+from reliq.admin import Filter, LetterFilter, RedriveOptions
 from reliq.client.client import Client
 from reliq.client.moves import Moves
 from reliq.ids import home, new_id
@@ -231,6 +231,23 @@ def test_dead_letters_go_to_another_queue_and_are_deleted(command, filled, admin
     )
     assert admin.size("other", "ready") == 4
     assert command("dead", "purge", "q", "--reason", "rejected", "--yes", "--json").json == {"deleted": 5}
+
+
+def test_a_letter_whose_home_is_another_shard_by_now_is_published_there(client, url, admin, map_is):
+    letters = Keys("q")
+    id = next(id for id in (f"chosen-{at}" for at in range(99)) if home(id, 2) == 1)
+    queue = Queue("q", bytes, url=url)
+    queue.publish(b"{}", id=id, retries=0)
+    with queue.receive() as [job]:
+        job.reject()
+    queue.moves.collect([id], letters_max=9, letters_ms=10**12)
+    map_is(2, was=1)
+
+    done = admin.redrive("q", LetterFilter(), RedriveOptions())
+
+    assert (done.redriven, client.xlen(letters.dead)) == (1, 0)
+    assert admin.show("q", id).state in ("ready", "pending")
+    assert admin.account("q").balanced
 
 
 def test_move_takes_them_from_all_and_brings_them_to_any(command, filled, admin):

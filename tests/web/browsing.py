@@ -37,6 +37,9 @@ def queues(url):
             raise ValueError("card 4111 refused")
         done.wait(100)
 
+    consumer.cron("0 6 * * *", queue=payments, body={"fails": False}, name="nightly-settlement", tz="Europe/Berlin")
+    consumer.every(3600, queue=payments, body={"fails": False}, name="hourly-check")
+
     for id in DEAD:
         payments.publish({"fails": True, "secret": "CANARY"}, id=id, retries=0, headers={"tenant": "acme"})
     payments.publish_many(Outgoing(body={"fails": False}, delay=3600) for _ in range(30))
@@ -52,6 +55,8 @@ def queues(url):
             eventually(lambda: admin.size("payments", "dead") == len(DEAD), "what fails has died")
             payments.publish_many([{"fails": False}, {"fails": False}])
             eventually(lambda: [one for one in admin.workers() if one.busy == 2], "a record says that two handlers run")
+            eventually(lambda: len(admin.crons()) == 2, "the periodic entries are there")
+            admin.pause_cron("payments", "hourly-check", reason="we move", by="ada")
             assert admin.stacks([worker_of(admin)], for_seconds=30)
         yield admin
     finally:

@@ -14,7 +14,7 @@ from chromium import chromium
 from made_up import NOW, context, minute, rates, view, worker
 from PIL import Image
 
-from reliq.admin import MessageView, Overview, Running, Slot
+from reliq.admin import CronView, HandlerStack, MessageView, Overview, Running, Slot, StackReport, WorkerView
 from reliq.message import DEATH_REASONS, Pause
 from reliq.web.pages import TEMPLATES, Pages
 
@@ -140,6 +140,39 @@ WORKERS = [
     worker(id="c", busy=8, slots=8),
     worker(id="d", busy=2, slots=4),
 ]
+
+
+def entry(name, schedule, ticks_in, last, **fields):
+    """A periodic entry that is well, but for `fields`."""
+    rest = {"late": 0.0, "is_served": True, "last_id": "", "is_alive": False, "missed": 0, "pause": None}
+    rest |= {"queue": "orders", "layout": "reliq", "skipped": {"paused": 0, "overlap": 0}} | fields
+    return CronView(name=name, schedule=schedule, next=round(NOW + ticks_in), ticked=round(NOW - last), **rest)
+
+
+CRONS = [
+    entry("reprice", "every 300", 140, 160, queue="prices", skipped={"paused": 0, "overlap": 3}, is_alive=True),
+    entry("nightly-settlement", "0 2 * * * Europe/Berlin", 28_800, 57_600, queue="payments"),
+    entry(
+        "newsletter",
+        "30 8 * * 1-5 Europe/Paris",
+        52_000,
+        34_000,
+        queue="mails",
+        pause=Pause("ada@shop", NOW, "we move"),
+    ),
+    entry("stock-report", "0 * * * * UTC", -1500, 5100, queue="stock", late=1500.0, missed=2, is_served=False),
+]
+REPORT = StackReport(
+    NOW - 2,
+    (
+        HandlerStack("orders", made_ids(1)[0], ("/srv/shop/orders.py:41 place", "/srv/shop/payments.py:88 charge")),
+        HandlerStack(
+            "orders",
+            made_ids(2)[1],
+            ("/srv/shop/orders.py:44 place", "/srv/shop/stock.py:51 reserve", "/usr/lib/ssl.py:1167 read"),
+        ),
+    ),
+)
 #: Picture -> template, what it is given, and how high the window is.
 PICTURES = {
     "queues": ("queues.html", {"overview": Overview(VIEWS, WORKERS, {}, {}, {}, NOW), "histories": HOURS}, 760),
@@ -154,6 +187,12 @@ PICTURES = {
         1060,
     ),
     "message": ("message.html", {"message": MESSAGE, "story": STORY, "show_bodies": True}, 840),
+    "periodic": ("crons.html", {"entries": CRONS}, 430),
+    "worker": (
+        "worker.html",
+        {"worker": WorkerView("a", WORKERS[0], None, REPORT), "silent_seconds": 10.0},
+        730,
+    ),
     "dead": (
         "dead.html",
         {
@@ -161,6 +200,7 @@ PICTURES = {
             "view": ORDERS,
             "groups": GROUPS,
             "looked": 106,
+            "looks_further": False,
             "of": 106,
             "filter": FILTER,
             "reasons": DEATH_REASONS,

@@ -40,6 +40,11 @@ PAGES = {
     "dead": ("/queues/payments/dead", ["Why they died", "ValueError at", "Looked at 8 of 8", "dead-6", LONG_ID]),
     "workers": ("/workers", ["payments", "What they run"]),
     "worker": ("/workers/{worker}", ["Where its handlers stand", "queues.<locals>.pay", "Ask for the stacks"]),
+    "periodic": ("/periodic", ["nightly-settlement", "0 6 * * * Europe/Berlin", "paused: we move", "never"]),
+    "entry": (
+        "/queues/payments/periodic?name=hourly-check",
+        ["every 3600", "by ada", "Run now", "Resume hourly-check"],
+    ),
     "account": ("/account", ["Nothing is missing.", "balanced"]),
     "doctor": ("/doctor", ["version"]),
     "works": ("/progress", ["Under way, and done lately"]),
@@ -233,6 +238,21 @@ def test_a_queue_is_paused_and_resumed_by_forms(windows, address, script):
 
     page.get_by_role("button", name="Resume thumbnails").click()
     expect(page.locator(".note.warn")).to_have_count(0)
+
+
+@pytest.mark.parametrize("script", SCRIPT)
+def test_a_periodic_entry_is_paused_and_resumed_by_forms(windows, address, script):
+    page = windows[script]
+    page.goto(address + "/periodic")
+    page.get_by_role("link", name="nightly-settlement").click()
+    page.get_by_label("Why it is paused").fill("the bank is closed")
+    page.get_by_role("button", name="Pause", exact=True).click()
+
+    expect(page.locator(".facts")).to_contain_text("by ada")
+    expect(page.locator(".mark.warn")).to_have_text("paused: the bank is closed")
+
+    page.get_by_role("button", name="Resume nightly-settlement").click()
+    expect(page.locator(".mark.warn")).to_have_count(0)
 
 
 def test_a_message_is_found_by_its_id(windows, address):
