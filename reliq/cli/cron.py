@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from reliq.admin import Admin, CronView
+from reliq.admin.crons import TICK_LATE_SECONDS
 from reliq.cli.list import when_text
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin
 from reliq.cli.output import print_json, say
@@ -20,8 +21,6 @@ cron = typer.Typer(
 )
 
 COLUMNS = ("name", "queue", "schedule", "next", "last", "missed", "paused", "overlap", "last message")
-#: A tick that is later than this many seconds is told.
-TICK_LATE_SECONDS = 5.0
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the entry, as `cron list` shows it.")]
 OfQueue = Annotated[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from reliq.cli.cron import TICK_LATE_SECONDS
+from reliq.admin.crons import TICK_LATE_SECONDS
 from reliq.cli.list import when_text
 from reliq.cli.queues import pause_text
 from reliq.foreign import printable

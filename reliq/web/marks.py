@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from reliq.admin.crons import TICK_LATE_SECONDS
 from reliq.readable import spoken
 
 if TYPE_CHECKING:
@@ -11,8 +12,6 @@ if TYPE_CHECKING:
 
 #: A message that has waited for this many seconds is late, and is much too late, as the alerts have it.
 LATE_SECONDS, TOO_LATE_SECONDS = 60.0, 300.0
-#: A tick that was not published for this many seconds is wrong: workers look every few of them.
-TICK_LATE_SECONDS = 5.0
 #: The share of deliveries that fail from which a queue is marked, and is marked as wrong.
 SOME_FAIL, MOST_FAIL = 0.1, 0.5
 
