@@ -10,6 +10,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from reliq.transport.failures import BROKEN, not_sent
 from reliq.transport.kept_pool import KeptPool
 from reliq.transport.target import OneTarget, Primary, Target, is_secure, primary, settings
 
@@ -35,7 +36,10 @@ def pool(target: OneTarget, timeout_seconds: float, *, asynchronous: bool, node:
 def ask(target: OneTarget, timeout_seconds: float, commands: Sequence[Sequence[str]], *, node: str = "") -> list[Any]:
     """Connect to `target`, or to one node of it, and return the replies to `commands`, a refusal in its place."""
     made = pool(target, timeout_seconds, asynchronous=False, node=node)
-    connection = made.get_connection()
+    try:
+        connection = made.get_connection()
+    except (*BROKEN, redis.ResponseError) as error:
+        raise not_sent(error, made) from error
     try:
         replies = []
         for command in commands:

@@ -191,16 +191,21 @@ def test_every_event_loop_has_connections_of_its_own(url):
 
 
 @pytest.fixture
-def tls(certificates):
-    """Debian's server with TLS and no plain port; the embedded one is built without."""
+def tls_options(certificates):
+    """A port, an authority, and how Debian's server speaks TLS there and nothing else; the embedded one has no TLS."""
     linked = subprocess.run(["ldd", str(DEBIAN)], capture_output=True, check=False).stdout if DEBIAN.exists() else b""
     if b"libssl" not in linked:
         must_run_in_ci("there is no redis-server that is built with TLS (Debian: apt-get install redis-server)")
     key, certificate = certificates
     port = free_port()
     options = {"tls-port": str(port), "tls-cert-file": str(certificate), "tls-key-file": str(key)}
-    options |= {"tls-ca-cert-file": str(certificate), "tls-auth-clients": "no", "requirepass": ""}
-    with EmbeddedRedis(server=DEBIAN, options=options):
+    return port, certificate, options | {"tls-ca-cert-file": str(certificate), "tls-auth-clients": "no"}
+
+
+@pytest.fixture
+def tls(tls_options):
+    port, certificate, options = tls_options
+    with EmbeddedRedis(server=DEBIAN, options=options | {"requirepass": ""}):
         yield port, certificate
 
 
@@ -208,6 +213,22 @@ def test_tls_works_with_the_authority_that_the_url_names(tls, call):
     port, authority = tls
 
     assert works(Queue("q", url=f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority}"), call)
+
+
+def test_tls_works_in_a_cluster_by_its_url(tls_options):
+    port, authority, options = tls_options
+    options |= {"cluster-enabled": "yes", "tls-cluster": "yes"}
+    with EmbeddedRedis(server=DEBIAN, options=options) as node, redis.Redis(unix_socket_path=str(node.socket)) as admin:
+        admin.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+        while admin.cluster("info")["cluster_state"] != "ok":
+            pass
+
+        queue = Queue("q", url=f"rediss+cluster://127.0.0.1:{port}?ssl_ca_certs={authority}")
+        assert queue.publish({}).status == "published"
+        assert asyncio.run(queue.apublish({})).status == "published"
+        queue.close()
+        with pytest.raises(RedisUnavailableError, match="if that port speaks TLS, the URL begins with rediss"):
+            Queue("q", url=f"redis+cluster://127.0.0.1:{port}").moves.counts()
 
 
 def test_tls_works_with_a_clients_settings(tls, call):
