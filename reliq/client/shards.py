@@ -115,7 +115,7 @@ class Shards:
         known = self._clients.connection().maps.get(self.first.entry)
         if known is None or known[1] <= time.monotonic():
             return False
-        self._check(known[0])
+        self.check(known[0])
         self.map, self._clients.mapped_until = known
         return True
 
@@ -125,10 +125,10 @@ class Shards:
         self._clients.connection().maps[self.first.entry] = found, self._clients.mapped_until
 
     def _take(self, found: ShardMap) -> None:
-        self._check(found)
+        self.check(found)
         self.note(found)
 
-    def _check(self, found: ShardMap) -> None:
+    def check(self, found: ShardMap) -> None:
         """Raise ConfigurationError when there are not as many shards as are wanted."""
         if self._wanted not in (None, found.n):
             name = self.first.name

@@ -14,6 +14,7 @@ from reliq.settings import BATCH_LIMIT
 from reliq.transport.connection import PUBLISH_TIMEOUT_SECONDS
 from reliq.transport.many import ManyWire
 from reliq.wireformat import Held
+from reliq.worker.served import Served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,12 +46,11 @@ class Leases:
         return isinstance(self._connection().wire(PUBLISH_TIMEOUT_SECONDS), ManyWire)
 
     def shards(self, names: Sequence[str]) -> list[Keys]:
-        """Return the shards of queues, as they are known when Redis is away."""
-        known = [self._handler(name).queue.known_shards for name in names]
-        with suppress(ReliqError):  # the first that fails takes time enough
-            for one in known:
-                one.refresh(for_seconds=0.0)
-        return [keys for one in known for keys in one.all]
+        """Return the shards of queues; while Redis is away, the first of each."""
+        served = Served([self._handler(name) for name in names])
+        with suppress(ReliqError):
+            self._client().run_all(served.questions())
+        return list(served.shards())
 
     def shard(self, name: str, number: int) -> Keys:
         """Return one shard of queue `name`."""

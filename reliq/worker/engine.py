@@ -27,7 +27,7 @@ from reliq.worker.loop import Loop
 from reliq.worker.renewer import Renewer
 from reliq.worker.runner import Runner, ThreadExecutor
 from reliq.worker.scheduler import Scheduler
-from reliq.worker.served import read_maps
+from reliq.worker.served import Served
 from reliq.worker.settler import Settler
 from reliq.worker.stack_report import stack_report
 from reliq.worker.ticker import Ticker
@@ -78,6 +78,7 @@ class Engine:
         self._handlers, self._settings, self._periodic, self._relay = handlers, settings, periodic, relay
         self._client = client = Client.to(connection, reply_seconds(handlers), observers)
         inflight = self.inflight = Inflight(handlers, settings.concurrency)
+        served = self._served = Served(handlers)
         #: Deliveries that the stop cut off, or could not give back; None before the end of its grace.
         self.unfinished: list[HeldDelivery] | None = None
         self.stopping = threading.Event()
@@ -89,8 +90,8 @@ class Engine:
         self._lifespan = Lifespan(lifespan, self._tasks)
         self._renewer = renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.overran)
         self._scheduler = Scheduler(client, handlers, self._collect_soon, renewer.is_behind)
-        self._heartbeat = heartbeat = Heartbeat(client, handlers, inflight, lambda: self.last_claim_at, self._stacks)
-        self._fetcher = Fetcher(client, handlers, inflight, self._scheduler, threads.submit, settle, heartbeat)
+        self._heartbeat = heartbeat = Heartbeat(client, served, inflight, lambda: self.last_claim_at, self._stacks)
+        self._fetcher = Fetcher(client, served, inflight, self._scheduler, threads.submit, settle, heartbeat)
         self._loops = self._make_loops(observers)
         inflight.nudge, inflight.call_loop = self._settler.nudge, self._tasks.more
 
@@ -103,7 +104,7 @@ class Engine:
             RedisUnavailableError, RedisRefusedError: Redis cannot be asked.
         """
         check_server(self._client, allow_eviction=self._settings.allow_eviction)
-        read_maps(self._handlers)
+        self._served.read(self._client)
         self._tasks.start()
         try:
             self._runner.state = self._lifespan.enter()
@@ -206,7 +207,7 @@ class Engine:
             "settler": self._settler.step,
             "renewer": self._renewer.step,
             "scheduler": self._scheduler.step,
-            "janitor": Janitor(self._client, [one.queue for one in self._handlers], self._heartbeat.workers).step,
+            "janitor": Janitor(self._client, self._served, self._heartbeat.workers).step,
             "heartbeat": self._heartbeat.step,
             "fetcher": self._fetcher.step,
         }

@@ -14,7 +14,6 @@ from reliq.worker.bodies import BodyReader
 from reliq.worker.claims import FairOrder, QueueClaims
 from reliq.worker.delivery import deliveries_of
 from reliq.worker.loop import QueueBackoff
-from reliq.worker.served import is_sharded, served
 from reliq.worker.tokens import Tokens
 from reliq.worker.turns import seconds_between_looks, shared_out
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.client.client import Client
-    from reliq.handlers.handler import Handler
     from reliq.keys import Keys
     from reliq.settlement import Outcome
     from reliq.transitions import ClaimAnswer
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from reliq.worker.heartbeat import Heartbeat
     from reliq.worker.inflight import Inflight
     from reliq.worker.scheduler import Scheduler
+    from reliq.worker.served import Served
 
 #: Every queue is polled this often, which bounds the delay after a lost wake token or a publish from Go.
 POLL_SECONDS = 1.0
@@ -61,7 +60,7 @@ class Fetcher:
     def __init__(
         self,
         client: Client,
-        handlers: Sequence[Handler],
+        served: Served,
         inflight: Inflight,
         scheduler: Scheduler,
         submit: Callable[[list[HeldDelivery]], None],
@@ -69,15 +68,15 @@ class Fetcher:
         heartbeat: Heartbeat,
     ) -> None:
         self._client, self._inflight, self._scheduler, self._heartbeat = client, inflight, scheduler, heartbeat
-        self._handlers = {handler: token() for handler in handlers}
+        self._served, self._lanes = served, {handler.queue.name: token() for handler in served.handlers}
         self._claims: dict[Keys, QueueClaims] = {}
         self._queues: list[QueueClaims] = []
         self._tokens: Tokens | None = None
         self._served_at = float("-inf")  # when the shards were last taken up
         self._name = token()
-        self._poke_key = handlers[0].queue.keys.lane(f"{self._name}.poke")
+        self._poke_key = served.handlers[0].queue.keys.lane(f"{self._name}.poke")
         self._order, self._backoff = FairOrder(), QueueBackoff("fetcher", client.observers)
-        self._reader = BodyReader(handlers, inflight, self._backoff, submit, settle)
+        self._reader = BodyReader(served.handlers, inflight, self._backoff, submit, settle)
         self._polled_at = self._glanced_at = time.monotonic()
         self._idle = False  # whether the last wait ended without a token
         self.last_claim_at = time.monotonic()
@@ -104,14 +103,14 @@ class Fetcher:
     def _serve(self) -> None:
         """Take up the shards that the queues have by now, and leave those that they have no more."""
         self._served_at = time.monotonic()
-        found = served(list(self._handlers))
+        found = self._served.shards()
         if found.keys() == self._claims.keys():
             return
         gone = [keys for keys in self._claims if keys not in found]
         known = self._claims
         # The claims of all shards of a queue go by one name, each with numbers of its own.
         self._claims = {
-            keys: known.get(keys) or QueueClaims(handler, keys, self._handlers[handler])
+            keys: known.get(keys) or QueueClaims(handler, keys, self._lanes[keys.name])
             for keys, handler in found.items()
         }
         self._queues = list(self._claims.values())
@@ -162,7 +161,7 @@ class Fetcher:
         requests: list[Any] = []
         for one in self._queues:
             # Others look at a shard of many but rarely while they believe that it is watched.
-            watches = self._scheduler.watches(one.keys) or (one.is_watched_here and is_sharded(one.handler))
+            watches = self._scheduler.watches(one.keys) or (one.is_watched_here and self._served.is_sharded(one.name))
             if watches:
                 requests.append(commands.drop_watch(one.keys))
             if watches or one.hot:
@@ -291,5 +290,5 @@ class Fetcher:
             self._backoff.over(one.keys)
         self._scheduler.note(one.keys, answer, at)
         one.is_watched_here, one.look_at = answer.promote_in_ms != NOT_WATCHING, 0.0
-        if not one.is_watched_here and is_sharded(one.handler):
+        if not one.is_watched_here and self._served.is_sharded(one.name):
             one.look_at = at + seconds_between_looks(self._heartbeat.workers())

@@ -13,17 +13,16 @@ from reliq import commands, stacks
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.ids import token
 from reliq.roster import BEAT_SECONDS, SLOTS_LIMIT, Slot, Worker
-from reliq.worker.served import is_sharded, map_readers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.call import Command
     from reliq.client.client import Client
-    from reliq.handlers.handler import Handler
     from reliq.stacks import StackReport
     from reliq.worker.delivery import HandlerCall
     from reliq.worker.inflight import Inflight
+    from reliq.worker.served import Served
 
 
 #: While the server that has the record is away and others answer, the record is written again this often.
@@ -50,7 +49,7 @@ class Heartbeat:
     def __init__(
         self,
         client: Client,
-        handlers: Sequence[Handler],
+        served: Served,
         inflight: Inflight,
         last_claim_at: Callable[[], float],
         report: Callable[[], StackReport],
@@ -58,9 +57,9 @@ class Heartbeat:
         self._client, self._inflight, self._last_claim_at, self._report = client, inflight, last_claim_at, report
         self.wake: Callable[[], None] = lambda: None
         self._workers = 1
-        self._handlers = handlers
+        self._served = served
         self._asked = self._told = 0  # how many requests were taken, and which was the last that has its answer
-        self._queues = tuple(handler.queue.name for handler in handlers)
+        self._queues = tuple(handler.queue.name for handler in served.handlers)
         self._id, self._host, self._version = token(), socket.gethostname(), version("reliq")
         self._started = time.time()
         self._beat_at = float("-inf")
@@ -102,8 +101,8 @@ class Heartbeat:
 
     def _questions(self) -> list[Command[Any]]:
         """Return what asks for the shards of the queues, and for the number of workers where a queue is sharded."""
-        questions = map_readers(self._handlers)
-        if any(map(is_sharded, self._handlers)):
+        questions = self._served.questions()
+        if any(map(self._served.is_sharded, self._queues)):
             questions.append(commands.workers_alive(time.time(), self._note_workers))
         return questions
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands, transitions
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from reliq.client.client import Client
     from reliq.keys import Keys
     from reliq.queue import Queue
+    from reliq.worker.served import Served
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +45,9 @@ class Janitor:
         workers: returns how many worker processes there are.
     """
 
-    def __init__(self, client: Client, queues: Sequence[Queue[Any]], workers: Callable[[], int] = lambda: 1) -> None:
-        self._client, self._queues, self._workers = client, queues, workers
-        self._next = {queue: random.randrange(SHARDS_LIMIT) for queue in queues}  # the shard to go on with
+    def __init__(self, client: Client, served: Served, workers: Callable[[], int] = lambda: 1) -> None:
+        self._client, self._served, self._workers = client, served, workers
+        self._next = random.randrange(SHARDS_LIMIT)  # the shard of each queue to go on with
         self._cursors: dict[Keys, tuple[int, int]] = {}
         self._minutes = MinuteNotes(client, self._shards)
         self._claims: dict[Keys, int] = {}
@@ -64,17 +66,17 @@ class Janitor:
         return max(0.0, self._round_at - time.monotonic())
 
     def _shards(self) -> dict[Keys, Queue[Any]]:
-        return {keys: queue for queue in self._queues for keys in queue.known_shards.all}
+        return {keys: handler.queue for keys, handler in self._served.shards().items()}
 
     def _our_part(self) -> dict[Keys, Queue[Any]]:
         """Return the shards that this process tidies in this round, the next ones of each queue."""
-        found: dict[Keys, Queue[Any]] = {}
-        for queue, first in self._next.items():
-            shards = queue.known_shards.all
-            count = min(len(shards), -(-TIDIERS * len(shards) // self._workers()))
-            found |= {shards[at % len(shards)]: queue for at in range(first, first + count)}
-            self._next[queue] = (first + count) % len(shards)
-        return found
+        first, shards = self._next, self._shards()
+        numbers = Counter(keys.name for keys in shards)
+        ours = {name: -(-TIDIERS * number // self._workers()) for name, number in numbers.items()}
+        self._next += max(ours.values())
+        return {
+            keys: queue for keys, queue in shards.items() if (keys.shard - first) % numbers[keys.name] < ours[keys.name]
+        }
 
     def _tidy(self, shards: Sequence[Keys]) -> None:
         """Name every queue in the registry, tidy a part of `shards`, see that each account goes forward, note the minute."""
@@ -83,7 +85,7 @@ class Janitor:
             cursor, lease_cursor = self._cursors.get(keys, (0, 0))
             calls.append(transitions.tidy(keys, cursor=cursor, lease_cursor=lease_cursor))
         calls += [commands.claims(keys) for keys in shards]
-        naming = commands.register([queue.keys.entry for queue in self._queues], int(time.time()))
+        naming = commands.register([handler.queue.keys.entry for handler in self._served.handlers], int(time.time()))
         now_ms, *answers = self._client.run_all([commands.server_ms(), *calls, naming])
         if isinstance(registered := answers.pop(), RedisRefusedError):
             notify(self._client.observers, [RedisRefused("", "janitor", str(registered))])

@@ -5,49 +5,64 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from reliq.shardmap import ShardMap, shard_map
+from reliq.errors import RedisUnavailableError
+from reliq.shardmap import UNSHARDED, ShardMap, shard_map
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.call import Command
+    from reliq.client.client import Client
     from reliq.handlers.handler import Handler
     from reliq.keys import Keys
 
 
-def served(handlers: Sequence[Handler]) -> dict[Keys, Handler]:
-    """Return the shards of the handlers' queues; a queue that is not sharded has one."""
-    return {keys: handler for handler in handlers for keys in handler.queue.known_shards.all}
-
-
-def is_sharded(handler: Handler) -> bool:
-    """Return whether the handler's queue has several shards."""
-    return handler.queue.known_shards.map.served > 1
-
-
-def read_maps(handlers: Sequence[Handler]) -> None:
+class Served:
     """
-    Read how many shards the queues have.
+    The shards of the handlers' queues in the Redis of the worker; a queue that is not sharded has one.
 
-    Raises:
-        ConfigurationError: one has not as many as it must have.
-        RedisUnavailableError: Redis cannot be asked.
+    Whoever runs `questions` by a client of that Redis brings it up to date.
     """
-    for handler in handlers:
-        handler.queue.known_shards.refresh(for_seconds=0.0)
 
+    def __init__(self, handlers: Sequence[Handler]) -> None:
+        self.handlers = handlers
+        self._maps = {handler.queue.name: UNSHARDED for handler in handlers}
 
-def map_readers(handlers: Sequence[Handler]) -> list[Command[Any]]:
-    """Return what reads the maps again; each queue knows its own as soon as a client has read the reply."""
-    return [_map_reader(handler) for handler in handlers if not handler.queue.keys.bare]
+    def shards(self) -> dict[Keys, Handler]:
+        """Return every shard with its handler."""
+        return {
+            handler.queue.known_shards.keys(number): handler
+            for handler in self.handlers
+            for number in range(self._maps[handler.queue.name].served)
+        }
 
+    def is_sharded(self, name: str) -> bool:
+        """Return whether the queue of a name has several shards."""
+        return self._maps[name].served > 1
 
-def _map_reader(handler: Handler) -> Command[Any]:
-    question = shard_map(handler.queue.keys)
+    def read(self, client: Client) -> None:
+        """
+        Read how many shards the queues have; who may not read it works on one of each.
 
-    def noted(reply: Any) -> ShardMap:
-        found = question.parse(reply)
-        handler.queue.known_shards.note(found)
-        return found
+        Raises:
+            ConfigurationError: a queue has not as many as it must have.
+            RedisUnavailableError: Redis cannot be asked.
+        """
+        for answer in client.run_all(self.questions()):
+            if isinstance(answer, RedisUnavailableError):
+                raise answer
+        for handler in self.handlers:
+            handler.queue.known_shards.check(self._maps[handler.queue.name])
 
-    return replace(question, parse=noted)
+    def questions(self) -> list[Command[Any]]:
+        """Return what asks how many shards there are; the answers are noted when a client reads them."""
+        return [self._question(handler.queue.keys) for handler in self.handlers if not handler.queue.keys.bare]
+
+    def _question(self, keys: Keys) -> Command[Any]:
+        question = shard_map(keys)
+
+        def noted(reply: Any) -> ShardMap:
+            found = self._maps[keys.name] = question.parse(reply)
+            return found
+
+        return replace(question, parse=noted)

@@ -1,6 +1,7 @@
 """The last minutes of queues: noted by workers in Redis, read by whoever looks."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from reliq.errors import ConfigurationError
 from reliq.minutes import MINUTE_MS, MINUTES_LIMIT, Totals
 from reliq.worker.janitor import Janitor
 from reliq.worker.minute_notes import MinuteNotes
+from reliq.worker.served import Served
 
 
 @pytest.fixture
@@ -151,7 +153,9 @@ def test_a_note_says_what_waits_and_since_when(desk, queue, notes, client):
 
 def test_a_janitor_notes_the_minute_of_its_queues(queue, client, url):
     queue.publish({})
-    janitor = Janitor(queue._clients.blocking(), [queue, Queue("other", url=url)])
+    janitor = Janitor(
+        queue._clients.blocking(), Served([SimpleNamespace(queue=one) for one in (queue, Queue("other", url=url))])
+    )
 
     janitor.step()
 

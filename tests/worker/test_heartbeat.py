@@ -16,6 +16,7 @@ from reliq.worker.fetcher import POLL_SECONDS, Fetcher
 from reliq.worker.heartbeat import BEAT_AGAIN_SECONDS, Heartbeat
 from reliq.worker.inflight import Inflight
 from reliq.worker.scheduler import Scheduler
+from reliq.worker.served import Served
 
 PATIENCE_SECONDS = 30.0
 #: Longer than any test.
@@ -56,7 +57,7 @@ def heartbeat(caller, start):
     """A heartbeat beside an engine's own, whose steps the test makes."""
 
     def make(engine):
-        return Heartbeat(caller, engine._handlers, engine.inflight, lambda: engine.last_claim_at, no_stacks)
+        return Heartbeat(caller, engine._served, engine.inflight, lambda: engine.last_claim_at, no_stacks)
 
     return make
 
@@ -192,10 +193,10 @@ def test_the_record_of_an_idle_worker_goes_along_with_its_wait(consumer, queue, 
     monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", NEVER_SECONDS)  # however slow this machine is
     consumer.handler(queue)(lambda body: None)
     inflight = Inflight(consumer.handlers, 16)
-    beat = Heartbeat(caller, consumer.handlers, inflight, time.monotonic, no_stacks)
+    beat = Heartbeat(caller, Served(consumer.handlers), inflight, time.monotonic, no_stacks)
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     settle = lambda deliveries, outcome: None  # noqa: E731
-    fetcher = Fetcher(caller, consumer.handlers, inflight, scheduler, lambda deliveries: None, settle, beat)
+    fetcher = Fetcher(caller, Served(consumer.handlers), inflight, scheduler, lambda deliveries: None, settle, beat)
 
     for _ in range(2):  # the first claim, and a second without a token
         fetcher.step()
@@ -211,7 +212,7 @@ def test_the_record_of_an_idle_worker_goes_along_with_its_wait(consumer, queue, 
 def test_a_request_for_stacks_goes_along_with_the_wait_of_an_idle_worker(consumer, queue, caller, client):
     consumer.handler(queue)(lambda body: None)
     woken = []
-    beat = Heartbeat(caller, consumer.handlers, Inflight(consumer.handlers, 16), time.monotonic, no_stacks)
+    beat = Heartbeat(caller, Served(consumer.handlers), Inflight(consumer.handlers, 16), time.monotonic, no_stacks)
     beat.wake = lambda: woken.append("heartbeat")
     caller.run_all(stacks.request(beat._id))
 
@@ -232,7 +233,7 @@ def test_where_redis_refuses_to_tell_of_requests_the_record_is_written_all_the_s
                 for one, answer in zip(requests, answers, strict=True)
             ]
 
-    beat = Heartbeat(OlderRule(), consumer.handlers, Inflight(consumer.handlers, 16), time.monotonic, no_stacks)
+    beat = Heartbeat(OlderRule(), Served(consumer.handlers), Inflight(consumer.handlers, 16), time.monotonic, no_stacks)
 
     assert beat.step() == BEAT_SECONDS
     assert [one.id for one in workers()] == [beat._id]
@@ -248,7 +249,7 @@ def test_a_record_that_redis_could_not_take_is_written_as_soon_as_it_can(consume
             self.trips += 1
             return [RedisUnavailableError("away")] * len(requests) if self.trips == 1 else caller.run_all(requests)
 
-    beat = Heartbeat(AwayOnce(), consumer.handlers, Inflight(consumer.handlers, 16), time.monotonic, no_stacks)
+    beat = Heartbeat(AwayOnce(), Served(consumer.handlers), Inflight(consumer.handlers, 16), time.monotonic, no_stacks)
     assert beat.step() == BEAT_AGAIN_SECONDS
 
     beat.step()

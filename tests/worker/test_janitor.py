@@ -1,16 +1,19 @@
 """The janitor's round: it also sees that Redis still has the data set that it had."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from reliq.events import WentBack
 from reliq.transitions import CallNumber
 from reliq.worker.janitor import Janitor
+from reliq.worker.served import Served
 
 
 @pytest.fixture
 def look(caller, queue, monkeypatch):
     """Make a round of one janitor."""
-    janitor = Janitor(caller, [queue])
+    janitor = Janitor(caller, Served([SimpleNamespace(queue=queue)]))
 
     def make():
         janitor._round_at = 0.0

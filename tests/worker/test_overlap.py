@@ -13,6 +13,7 @@ from reliq.worker.delivery import deliveries_of
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.inflight import Inflight
 from reliq.worker.scheduler import Scheduler
+from reliq.worker.served import Served
 from reliq.worker.slots import UNSETTLED_LIMIT
 
 
@@ -57,7 +58,7 @@ def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(no_heartb
     submit = lambda deliveries: notes.append(len(deliveries))  # noqa: E731
     noting = NotingDoor(caller, notes)
     fetcher = Fetcher(
-        noting, consumer.handlers, inflight, scheduler, submit, lambda deliveries, outcome: None, no_heartbeat
+        noting, Served(consumer.handlers), inflight, scheduler, submit, lambda deliveries, outcome: None, no_heartbeat
     )
 
     knows_the_size(fetcher, queue)
@@ -92,7 +93,7 @@ def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_be
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     fetcher = Fetcher(
         BusyDoor(),
-        consumer.handlers,
+        Served(consumer.handlers),
         inflight,
         scheduler,
         started.extend,
@@ -117,7 +118,7 @@ def test_no_more_is_claimed_ahead_than_is_soon_read(no_heartbeat, make_queue, co
     scheduler = Scheduler(caller, consumer.handlers, lambda: None)
     fetcher = Fetcher(
         caller,
-        consumer.handlers,
+        Served(consumer.handlers),
         inflight,
         scheduler,
         lambda deliveries: None,
@@ -196,7 +197,7 @@ def test_queues_take_turns_though_bodies_are_read_between_their_claims(no_heartb
         inflight.settled(run.deliveries)
 
     fetcher = Fetcher(
-        caller, consumer.handlers, inflight, scheduler, work, lambda deliveries, outcome: None, no_heartbeat
+        caller, Served(consumer.handlers), inflight, scheduler, work, lambda deliveries, outcome: None, no_heartbeat
     )
     while len(order) < 8:
         fetcher.step()

@@ -15,6 +15,7 @@ from reliq.worker.fetcher import POLL_SECONDS, Fetcher
 from reliq.worker.inflight import Inflight
 from reliq.worker.loop import Loop
 from reliq.worker.scheduler import Scheduler
+from reliq.worker.served import Served
 from reliq.worker.turns import seconds_between_looks, taken_in_turn
 
 ALL = Suspects(16, 0, 16)
@@ -201,7 +202,9 @@ def workers(queue, consumer, url, caller, monkeypatch):
             client = Client.to(Connection.to(url), WORKER_TIMEOUT_SECONDS)
             inflight = Inflight(consumer.handlers, 16)
             scheduler = Scheduler(client, consumer.handlers, lambda: None)
-            fetcher = Fetcher(client, consumer.handlers, inflight, scheduler, print, print, beat)
+            served = Served(consumer.handlers)
+            served.read(client)
+            fetcher = Fetcher(client, served, inflight, scheduler, print, print, beat)
             loops.append((Loop("fetcher", fetcher.step), fetcher, inflight))
             loops[-1][0].start()
 
@@ -218,7 +221,6 @@ def test_idle_shards_cost_many_workers_next_to_nothing(queue, workers, spread, c
     """Each worker looking at each shard once a second made 256 calls a second of this."""
     second = 0.1
     shards = spread(queue, 16)
-    queue.shards()
     workers(16, second)
     eventually(lambda: all(client.exists(keys.watch) for keys in shards), "each shard is watched")
 

@@ -15,6 +15,7 @@ from reliq.transport.connection import Connection
 from reliq.worker.fetcher import POLL_SECONDS, Fetcher
 from reliq.worker.inflight import Inflight
 from reliq.worker.scheduler import Scheduler
+from reliq.worker.served import Served
 
 
 def commands_of(client):
@@ -32,7 +33,13 @@ def parts(caller, no_heartbeat):
         scheduler = Scheduler(caller, consumer.handlers, lambda: None)
         held = []
         fetcher = Fetcher(
-            caller, consumer.handlers, inflight, scheduler, held.extend, lambda deliveries, outcome: None, no_heartbeat
+            caller,
+            Served(consumer.handlers),
+            inflight,
+            scheduler,
+            held.extend,
+            lambda deliveries, outcome: None,
+            no_heartbeat,
         )
         return fetcher, scheduler, held
 
