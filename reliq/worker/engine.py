@@ -77,8 +77,7 @@ class Engine:
     ) -> None:
         self._handlers, self._settings, self._periodic, self._relay = handlers, settings, periodic, relay
         self._client = client = Client.to(connection, reply_seconds(handlers), observers)
-        inflight = self.inflight = Inflight(handlers, settings.concurrency)
-        served = self._served = Served(handlers)
+        inflight, served = self.inflight, self._served = Inflight(handlers, settings.concurrency), Served(handlers)
         #: Deliveries that the stop cut off, or could not give back; None before the end of its grace.
         self.unfinished: list[HeldDelivery] | None = None
         self.stopping = threading.Event()
