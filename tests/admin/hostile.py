@@ -125,6 +125,13 @@ def _beside(many, keys, ids):
     pause = {"by": "\x1b[2J\u202e", "at": -1e308, "reason": "\x9b2J\nreliq: all is well", "until": 1e308}
     many.set(keys.paused, json.dumps(pause))
     many.set(keys.moving, TEXTS[0])
+    for at, text in enumerate(TEXTS):
+        numbers = {
+            f"{field}".encode(): NUMBERS[at] for field in ("seen", "last", "ticked", "missed", "paused", "asked")
+        }
+        row = {b"schedule": text, b"id": ids[at], b"pause": json.dumps(pause), **numbers}
+        many.hset(keys.cron, mapping={text + b" " + field: value for field, value in row.items()})
+    many.hset(keys.cron, mapping={"daily schedule": "0 6 * * * Nowhere", "daily last": NUMBERS[2], "": "", " ": " "})
     many.hset(QUEUES_KEY, keys.name, "1")
     many.hset(QUEUES_KEY, "spoilt", "1")
     many.hset(Keys("spoilt").totals, "acked", TEXTS[0])

@@ -23,6 +23,9 @@ from reliq import Queue
 OF_THEIR_OWN = {
     "demo": "runs jobs of its own",
     "bench": "runs messages of its own",
+    "outbox sql": "shows SQL of its own",
+    "outbox clean": "shows how many rows of a database it deleted, as tests/outbox has it",
+    "relay": "moves rows of a database, as tests/outbox has it",
     "worker": "shows its own handlers; what it logs is in tests/metrics/test_logs.py and tests/worker",
 }
 #: Commands that run until they are told to stop, or ask no Redis, each with a test below, or in tests/web.
@@ -47,6 +50,11 @@ ERRANDS = {
     "pause": [(["q", "--reason", "\x1b[2J"], 2), (["q", "--reason", ":id: [b]"], 0)],
     "resume": [(["q"], 0)],
     "forget": [(["q", "--yes"], 2), (["\x1b[2J", "--yes"], 2), (["spoilt", "--yes"], 0)],
+    "cron list": [([], 0), (["q"], 0), (["\x1b[2J"], 2)],
+    "cron run": [(["daily"], 2), (["\x1b[2J"], 2), (["\x1b[2J", "--queue", "q"], 2)],
+    "cron pause": [(["daily"], 0), (["daily", "--reason", "\x1b[2J"], 2), (["\x9b", "--queue", "q"], 2)],
+    "cron resume": [(["daily", "--queue", "q"], 0), (["\x9b"], 2)],
+    "cron forget": [(["daily"], 0), (["\x9b"], 2)],
     "scripts load": [([], 0)],
     "account": [(["q"], 1), (["spoilt"], 1)],
     "check": [(["q"], 1), (["q", "--repair"], 1), (["spoilt"], 1)],
@@ -94,7 +102,7 @@ def hostile(url, client):
 
 
 #: Commands that lay out what they show by the width of the terminal.
-WIDE = {"queues", "workers", "running", "list", "ends", "dead list"}
+WIDE = {"queues", "workers", "running", "list", "ends", "dead list", "cron list"}
 MODES = [(name, "over a pipe") for name in ERRANDS] + [(name, "in 80 columns") for name in ERRANDS if name in WIDE]
 MODES += [(name, "as JSON") for name in ERRANDS if "--json" in options(name)]
 

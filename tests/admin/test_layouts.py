@@ -40,12 +40,16 @@ CALLS = (
     "dead redrive QUEUE --all --yes",
     "dead purge QUEUE --all --yes",
     "acl --role producer --queue QUEUE",
+    "cron list QUEUE",
+    "cron pause --queue QUEUE daily",
+    "cron resume --queue QUEUE daily",
+    "cron forget --queue QUEUE daily",
 )
 
 
 @pytest.fixture
-def buried(url):
-    """Make a queue, and leave in it nothing but a dead letter."""
+def buried(url, client):
+    """Make a queue, and leave in it nothing but a dead letter and a periodic entry."""
     made = []
 
     def make(name="orders", layout=LAYOUTS[0], letters=1):
@@ -56,6 +60,7 @@ def buried(url):
             with queue.receive() as [job]:
                 job.reject(reason="no route")
             queue.moves.collect([f"dead-{number}"], letters_max=9, letters_ms=10**9)
+        client.hset(queue.keys.cron, "daily schedule", "every 60")
         return queue
 
     yield make
@@ -82,6 +87,7 @@ def test_every_command_that_takes_a_layout_was_called():
         "doctor",
         "exporter",
         "forget",
+        "cron run",  # it waits for a worker
     }
 
 
