@@ -51,8 +51,9 @@ class Shards:
         return tuple(self.keys(shard) for shard in range(self.map.served))
 
     def turn(self) -> int:
-        """Return the shard for the next messages with generated ids: one after another."""
-        return 0 if self.map.n == 1 else next(self._turns) % self.map.n
+        """Return the shard for the next messages with generated ids: one after another; of as many as are wanted at least."""
+        shards = max(self.map.n, self._wanted or 1)  # who publishes in a transaction has not asked Redis for the map
+        return 0 if shards == 1 else next(self._turns) % shards
 
     def homes(self, id: str) -> Sequence[Keys]:
         """

@@ -144,6 +144,16 @@ class Store:
         over = f"DELETE FROM {self._calls} WHERE call_number {among.format(name='calls', kind='text')}"
         self.database.query(over, {"calls": array(calls)})
 
+    def give_up(self, calls: Sequence[str], seqs: Sequence[int]) -> None:
+        """Forget calls that have published nothing, so that their rows are taken anew; `seqs` may have been sent."""
+        if not calls:
+            return
+        array, among = self.database.array, self._among
+        again = f"UPDATE {self._outbox} SET note = '{AGAIN}' WHERE seq {among.format(name='seqs', kind='bigint')}"
+        self.database.query(again, {"seqs": array(seqs)})
+        over = f"DELETE FROM {self._calls} WHERE call_number {among.format(name='calls', kind='text')}"
+        self.database.query(over, {"calls": array(calls)})
+
     def note_refused(self, seq: int, why: str) -> None:
         """Note that a row can never be sent."""
         self.database.query(

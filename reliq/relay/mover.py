@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reliq.errors import ConfigurationError, RedisUnavailableError, ReliqError
-from reliq.events import DatabaseAway, DatabaseBack, OutboxSeen, PublishEnded, notify, wanting
-from reliq.ids import check_id
+from reliq.errors import ConfigurationError
+from reliq.events import DatabaseAway, DatabaseBack, OutboxSeen, notify
+from reliq.ids import check_id, home
 from reliq.outbox.database import database
 from reliq.outbox.missing import missing
 from reliq.outbox.store import AGAIN, Store, StoredRow
 from reliq.outbox.tables import Tables
-from reliq.publish.durability import Confirmer
-from reliq.publish.orders import Order
-from reliq.publish.registry import Registrar
-from reliq.relay.lanes import RelayLanes, remember
-from reliq.relay.sending import STALE, Sending, checked, left_ms, number_text, parse_number, pieces
+from reliq.relay.row_publisher import RowPublisher
+from reliq.relay.sending import Sending, checked, left_ms, parse_number, pieces
 from reliq.retry import RECONNECT, seconds_after
 from reliq.settings import milliseconds, seconds
-from reliq.transport.connection import PUBLISH_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.outbox.rows import RowTerms
     from reliq.relay.relay import Relay
-    from reliq.transitions import PublishAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -54,19 +49,11 @@ class OutboxMover:
     """
 
     def __init__(self, relay: Relay, clients: Clients, observers: Sequence[Observer] = ()) -> None:
-        self._relay, self._clients, self._observers = relay, clients, observers
-        self._watching = wanting(observers, PublishEnded)
+        self._relay, self._observers = relay, observers
+        self.redis = RowPublisher(clients, observers)
         self.store = Store(database(relay.database), relay.prefix)
-        self._keep_ms = milliseconds(relay.keep)
-        self._lanes = RelayLanes()
-        self._unanswered: list[Sending] = []
-        self._sent: list[Sending] = []
-        self._took_new = False
-        self._blocked = set[
-            str
-        ]()  # queues with a call that Redis refused: no more of theirs is taken before its answer
+        self._keep_ms, self._took_new = milliseconds(relay.keep), False
         self._due = dict.fromkeys(("overdue", "clean", "look"), 0.0)
-        self._of_queue: dict[str, tuple[Registrar, Confirmer]] = {}
         self._failures = 0
 
     def check(self) -> None:
@@ -103,9 +90,10 @@ class OutboxMover:
         Raises:
             RedisUnavailableError: Redis is away; the round is made again next time.
         """
-        if not self._unanswered:
+        if not self.redis.unanswered:
+            self.redis.look()
             self._take(overdue_seconds)
-        return self._publish()
+        return self.redis.publish()
 
     def move_all(self) -> int:
         """Move every row there is, those that another relay has left too; return how many."""
@@ -124,35 +112,38 @@ class OutboxMover:
     def close(self) -> None:
         """Note what was sent, and close the connection to the database; another relay finds nothing left over."""
         with suppress(*self.store.database.away):
-            if self._sent:
+            if self.redis.sent or self.redis.given_up:
                 self.store.begin()
-                self._note_sent()
+                self._note_answers()
                 self.store.commit()
         self.store.database.close()
 
     def _take(self, overdue_seconds: float) -> None:
         """Note what was sent, and take the rows of the next round."""
-        is_due = time.monotonic() >= self._due["overdue"]
+        is_due, redis = time.monotonic() >= self._due["overdue"], self.redis
         self.store.begin()
-        self._note_sent()
+        self._note_answers()
         earlier = self._earlier(milliseconds(overdue_seconds)) if is_due else []
-        new = self._new(self.store.waiting(self._relay.batch, sorted(self._blocked)))
-        self.store.note_calls({number_text(one.number): one.seqs for one in new})
+        new = self._new(self.store.waiting(self._relay.batch, sorted(redis.blocked)))
+        self.store.note_calls({one.number_text: one.seqs for one in new})
         self.store.commit()
-        self._sent, self._unanswered, self._took_new = [], earlier + new, bool(new)
+        redis.sent, redis.given_up, redis.unanswered, self._took_new = [], [], earlier + new, bool(new)
         if is_due:
             self._due["overdue"] = time.monotonic() + OVERDUE_EVERY_SECONDS
 
-    def _note_sent(self) -> None:
-        calls = [number_text(one.number) for one in self._sent]
-        self.store.note_sent(calls, [seq for one in self._sent for seq in one.seqs], keep=self._keep_ms > 0)
+    def _note_answers(self) -> None:
+        sent, given_up = self.redis.sent, self.redis.given_up
+        seqs = [seq for one in sent for seq in one.seqs]
+        self.store.note_sent([one.number_text for one in sent], seqs, keep=self._keep_ms > 0)
+        again = [seq for one in given_up if one.again for seq in one.seqs]
+        self.store.give_up([one.number_text for one in given_up], again)
 
     def _earlier(self, overdue_ms: int) -> list[Sending]:
         """Return the calls, of whichever relay, that have had no answer for too long: to be made again as they were."""
         made = []
         for text, rows in self.store.overdue(overdue_ms).items():
-            number = parse_number(text)
-            if number is None or not rows:
+            known = parse_number(text)
+            if known is None or not rows:
                 self.store.note_sent([text], [], keep=True)
                 continue
             try:
@@ -160,102 +151,47 @@ class OutboxMover:
             except ConfigurationError as error:
                 logger.warning("outbox: the call %s waits for a relay that understands its rows: %s", text, error)
                 continue
-            made.append(Sending(keys, terms, max(left_ms(terms, row.age_ms) for row in rows), True, rows, number))
+            (number, shard), left = known, max(left_ms(terms, row.age_ms) for row in rows)
+            shards = self.redis.shards(keys)
+            made.append(Sending(shards.keys(shard), terms, left, True, rows, number, None, shards.map.epoch))
         return made
 
     def _new(self, rows: list[StoredRow]) -> list[Sending]:
-        """Return the calls for rows that none has; those of a call share queue, terms and when they are due."""
-        groups: defaultdict[tuple[str, str, int, str], list[StoredRow]] = defaultdict(list)
+        """Return the calls for rows that none has; those of a call share queue, shard, terms and when they are due."""
+        groups: defaultdict[tuple[str, str, int, str, tuple[int, int]], list[StoredRow]] = defaultdict(list)
         known: dict[tuple[str, str], tuple[Keys, RowTerms]] = {}
         for row in rows:
             try:
                 check_id(row.id)
-                facts = known.get((row.queue, row.terms)) or checked(row)
+                keys, terms = known.get((row.queue, row.terms)) or checked(row)
             except ConfigurationError as error:
                 self._refuse(row, error)
                 continue
-            known[row.queue, row.terms] = facts
-            groups[row.queue, row.terms, left_ms(facts[1], row.age_ms), row.note].append(row)
+            known[row.queue, row.terms] = keys, terms
+            homes = self._homes(keys, row, is_chosen=terms.window_ms is not None or row.note == AGAIN)
+            groups[row.queue, row.terms, left_ms(terms, row.age_ms), row.note, homes].append(row)
         return [
-            self._sending(*known[queue, terms], left, piece, again=note == AGAIN)
-            for (queue, terms, left, note), some in groups.items()
+            self._sending(*known[queue, terms_text], left, piece, homes, again=note == AGAIN)
+            for (queue, terms_text, left, note, homes), some in groups.items()
             for piece in pieces(some)
         ]
 
-    def _sending(self, keys: Keys, terms: RowTerms, left: int, rows: list[StoredRow], *, again: bool) -> Sending:
-        lane = self._lanes.take()
-        return Sending(keys, terms, left, again, rows, lane.next(), lane)
+    def _homes(self, keys: Keys, row: StoredRow, *, is_chosen: bool) -> tuple[int, int]:
+        """Return the shard of a row, and the one that may have its id already: else the same."""
+        map = self.redis.shards(keys).map
+        now = home(row.id, map.n)
+        return now, home(row.id, map.was) if is_chosen else now
+
+    def _sending(
+        self, keys: Keys, terms: RowTerms, left: int, rows: list[StoredRow], homes: tuple[int, int], *, again: bool
+    ) -> Sending:
+        (now, before), lane, shards = homes, self.redis.lanes.take(), self.redis.shards(keys)
+        old_home = None if now == before else shards.keys(before)
+        return Sending(shards.keys(now), terms, left, again, rows, lane.next(), lane, shards.map.epoch, old_home)
 
     def _refuse(self, row: StoredRow, why: Exception) -> None:
         logger.error("outbox: row %d cannot be published and stays, see its note: %s", row.seq, why)
         self.store.note_refused(row.seq, str(why)[:500])
-
-    def _publish(self) -> int:
-        """Publish what was taken; return how many rows have an answer."""
-        plain = [one for one in self._unanswered if one.terms.durability is None]
-        requests = [request for one in plain for request in (one.call(), remember(one.keys, one.number.lane))]
-        began = time.monotonic()
-        answers = self._clients.blocking().run_all(requests, for_seconds=PUBLISH_SECONDS)
-        for one, answer, kept in zip(plain, answers[::2], answers[1::2], strict=True):
-            self._answered(one, answer, began)
-            if (
-                kept is False and answer is not STALE
-            ):  # Redis did not know the script yet: it was sent once more, after it
-                self._clients.blocking().run(remember(one.keys, one.number.lane))
-        self._unanswered = [one for one in self._unanswered if one.terms.durability is not None]
-        while self._unanswered:
-            began = time.monotonic()
-            self._answered(self._unanswered[0], self._confirmed(self._unanswered[0]), began)
-            del self._unanswered[0]
-        for entry in [of[0].due() for of in self._of_queue.values()]:
-            if entry:
-                with suppress(ReliqError):
-                    self._clients.blocking().run(entry)
-        return sum(len(one.rows) for one in self._sent)
-
-    def _confirmed(self, one: Sending) -> PublishAnswer | Exception | None:
-        """Publish rows that must be confirmed; return None when they were published and not confirmed in time."""
-        terms = one.terms
-        orders = [Order(row.id, b"", None) for row in one.rows]  # type: ignore[arg-type]  # only ids are told
-        try:
-            answer, confirmed = self._parts(one.keys)[1].run(one.call(), orders, terms.confirmation)
-            self._clients.blocking().run(remember(one.keys, one.number.lane))
-        except RedisUnavailableError:
-            raise
-        except ReliqError as error:
-            return error
-        return answer if confirmed.durable else None
-
-    def _answered(self, one: Sending, answer: PublishAnswer | Exception | None, began: float) -> None:
-        """Note what became of a call; rows without an answer are sent again under its number when they are overdue."""
-        queue = one.keys.name
-        if isinstance(answer, Exception):
-            self._blocked.add(one.keys.entry)
-            logger.error(
-                "outbox: %d row(s) of queue %s were not published, and will be tried again: %s",
-                len(one.rows),
-                queue,
-                answer,
-            )
-            outcomes: dict[str, int] = {"unknown" if getattr(answer, "maybe_ran", False) else "refused": len(one.rows)}
-        elif answer is None:
-            outcomes = {"published": len(one.rows)}
-        else:
-            self._sent.append(one)
-            self._blocked.discard(one.keys.entry)
-            if one.lane:
-                self._lanes.give_back(one.lane)
-            self._parts(one.keys)
-            outcomes = dict(Counter(answer.refused.values()))
-            outcomes["published"] = len(one.rows) - len(answer.refused)
-        if self._watching:
-            notify(self._watching, [PublishEnded(queue, time.monotonic() - began, outcomes)])
-
-    def _parts(self, keys: Keys) -> tuple[Registrar, Confirmer]:
-        """Return what names a queue in the registry, and what waits for confirmations of its publishes."""
-        if keys.entry not in self._of_queue:
-            self._of_queue[keys.entry] = Registrar(keys, self._clients), Confirmer(keys.name, self._clients)
-        return self._of_queue[keys.entry]
 
     def _look_after(self) -> None:
         """Delete what need not be kept, and say how much waits, each once in a while."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from reliq import transitions
 from reliq.errors import ConfigurationError
+from reliq.hashtags import SHARDS_LIMIT
 from reliq.ids import made_at
 from reliq.keys import Keys
 from reliq.outbox.rows import RowTerms
@@ -16,11 +17,12 @@ from reliq.transitions import CallNumber, PublishAnswer
 from reliq.wireformat import ENVELOPE_START, envelope_rest, open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from reliq.call import Call
     from reliq.client.lanes import Lane
     from reliq.outbox.store import StoredRow
+    from reliq.transitions import AskStatus
 
 #: A message that is sent for a second time, and has an id of reliq's own, is published as one of a chosen id with this
 #: window: not while it is alive, nor within that time of its end.
@@ -40,6 +42,8 @@ class Sending:
         left_ms: until they are due, when they were taken; `taken_at`, by the monotonic clock.
         again: whether they, or a call with their number, may have been sent before.
         lane: of this relay, when the call is its own.
+        epoch: of the map by which `keys` are the shard of the rows.
+        old_home: the shard that may have messages of their chosen ids; None: there is none.
     """
 
     keys: Keys
@@ -49,6 +53,8 @@ class Sending:
     rows: list[StoredRow]
     number: CallNumber
     lane: Lane | None = None
+    epoch: int = 0
+    old_home: Keys | None = None
     taken_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -56,15 +62,27 @@ class Sending:
         """The rows."""
         return [row.seq for row in self.rows]
 
-    def call(self) -> Call[PublishAnswer]:
-        """Return the publish; its rows are due as long after they were written as their publisher asked."""
+    @property
+    def number_text(self) -> str:
+        """The number of the call as it is written down, with the shard that it is for."""
+        return f"{self.number.lane}.{self.number.number}.{self.keys.shard}"
+
+    def question(self) -> Call[list[AskStatus]] | None:
+        """Return the call that asks the old home of chosen ids which of them are free; None where there is none."""
+        if self.old_home is None:
+            return None
+        replace = self.terms.replace and not self.again
+        return transitions.ask(self.old_home, [row.id for row in self.rows], epoch=self.epoch, replace=replace)
+
+    def call(self, taken: Collection[str] = ()) -> Call[PublishAnswer]:
+        """Return the publish of all rows whose ids are not `taken`; its rows are due as long after they were written as their publisher asked."""
         terms, window_ms = self.terms, self.terms.window_ms
         if self.again and window_ms is None:
             window_ms = AGAIN_WINDOW_MS
         gone_ms = int((time.monotonic() - self.taken_at) * 1000)
         made = transitions.publish(
             self.keys,
-            [(row.id, self._value(row)) for row in self.rows],
+            [(row.id, self._value(row)) for row in self.rows if row.id not in taken],
             self.number,
             ttl_ms=terms.ttl_ms,
             retries=terms.retries,
@@ -73,6 +91,7 @@ class Sending:
             window_ms=window_ms,
             replace=terms.replace and not self.again,
             bare=self.keys.bare,
+            epoch=self.epoch,
         )
         parse = made.parse
         return replace(made, parse=lambda reply: STALE if reply == b"stale" else parse(reply))
@@ -87,15 +106,13 @@ class Sending:
         return envelope_rest(self.terms.retries, enqueued, AGAIN_WINDOW_MS, header.headers, header.incarnation) + body
 
 
-def number_text(number: CallNumber) -> str:
-    """Return a call's number as it is written down."""
-    return f"{number.lane}.{number.number}"
-
-
-def parse_number(text: str) -> CallNumber | None:
-    """Return the number of a call that was written down; None for what is none."""
-    lane, _, number = text.rpartition(".")
-    return CallNumber(lane, int(number)) if lane.isprintable() and lane and number.isdecimal() else None
+def parse_number(text: str) -> tuple[CallNumber, int] | None:
+    """Return the number of a call that was written down and its shard; None for what is none."""
+    lane, _, rest = text.partition(".")
+    number, _, shard = rest.partition(".")
+    if not (lane and lane.isprintable() and number.isdecimal() and shard.isdecimal() and int(shard) < SHARDS_LIMIT):
+        return None
+    return CallNumber(lane, int(number)), int(shard)
 
 
 def checked(row: StoredRow) -> tuple[Keys, RowTerms]:

@@ -302,3 +302,11 @@ def test_the_durability_of_a_publish_goes_with_the_row(tx, orders):
     from reliq.outbox.rows import RowTerms
 
     assert RowTerms.parse(terms).confirmation == Durability.replicas(2, timeout=0.25)
+
+
+def test_generated_ids_of_a_queue_that_says_its_shards_are_spread_without_asking_redis(sqlite):
+    queue = Queue("orders", dict, url="redis://127.0.0.1:1/0", shards=4)
+    with closing(sqlite.connect()) as tx:
+        ids = [queue.publish_in(tx, BODY) for _ in range(4)]
+
+    assert sorted(id.partition("~")[2] for id in ids) == ["", "1", "2", "3"]

@@ -9,7 +9,10 @@ from waiting import eventually
 
 from reliq import ConfigurationError, Consumer, Durability, Queue, Relay, events
 from reliq.errors import RedisUnavailableError
+from reliq.ids import home
 from reliq.outbox.store import Store
+from reliq.shardmap import ShardMap
+from reliq.transitions import CallNumber
 
 BODY = {"order": 42}
 
@@ -40,7 +43,7 @@ def dies_before_noting(monkeypatch):
 
     def die(mover):
         monkeypatch.setattr(mover, "_take", lambda _: (_ for _ in ()).throw(DiesError))
-        monkeypatch.setattr(mover, "_sent", [])
+        mover.redis.sent.clear()
         mover.store.database.close()
 
     return die
@@ -109,7 +112,7 @@ def test_a_delay_goes_on_while_redis_is_away(database, orders, mover, monkeypatc
     publish(database, orders, delay=10)
     one = mover()
     one._take(10.0)
-    [sending] = one._unanswered
+    [sending] = one.redis.unanswered
     sending.taken_at -= 7.0
 
     assert 2900 <= sending.call().args[3] <= 3000
@@ -120,7 +123,7 @@ def test_delays_that_are_near_each_other_share_a_call(database, orders, mover):
     one = mover()
     one._take(10.0)
 
-    assert 1 <= len(one._unanswered) <= 3
+    assert 1 <= len(one.redis.unanswered) <= 3
 
 
 @pytest.mark.parametrize("acked", [False, True], ids=["alive", "acked"])
@@ -286,7 +289,7 @@ def test_while_redis_is_away_no_transaction_is_open_and_nothing_is_lost(database
     one = mover()
     client.config_set("maxclients", 1)
     try:
-        one._clients.connection().close()
+        one.redis._clients.connection().close()
         with pytest.raises(RedisUnavailableError):
             one.move()
     finally:
@@ -550,3 +553,39 @@ def test_the_command_clean_deletes_what_was_sent_long_ago(database, orders, move
     assert said == "deleted 1 rows of the outbox, 0 of the inbox\n"
     said, _ = reliq(capsys, monkeypatch, "outbox", "clean", "--database", database.url, "--json")
     assert said == '{"outbox":0,"inbox":0}\n'
+
+
+# ---- queues of several shards
+
+
+def test_rows_of_a_queue_with_shards_go_to_the_shards_of_their_ids(database, orders, mover, client):
+    """A relay that knows of no shards is told so by the first one of them, and publishes nothing twice."""
+    one = mover()
+    publish(database, orders, *[BODY] * 3)
+    one.move_all()
+    for shard in range(4):
+        client.set(orders.keys.of_shard(shard).epoch, "1")
+    client.set(orders.keys.map, ShardMap(epoch=1, n=4, was=4).text)
+    for number in range(20):
+        publish(database, orders, id=f"order-{number}")
+    publish(database, orders, *[BODY] * 5)
+
+    assert one.move_all() == 25
+
+    held = [client.llen(keys.ready) for keys in orders.shards()]
+    assert sum(held) == 28
+    assert min(held) > 0
+    publish(database, orders, id="order-7")
+    assert mover().move_all() == 1
+    assert sum(client.llen(keys.ready) for keys in orders.shards()) == 28
+
+
+def test_while_shards_are_added_the_old_home_of_a_chosen_id_is_asked(database, orders, mover, client):
+    client.set(orders.keys.map, ShardMap(epoch=1, n=4, was=1, state="growing").text)
+    moved = next(id for id in (f"order-{number}" for number in range(99)) if home(id, 4) == 3)
+    orders.moves.publish([(moved, b',"r":3}\n{}')], CallNumber("p", 1), ttl_ms=60_000, retries=3, window_ms=1000)
+    publish(database, orders, id=moved)
+
+    assert mover().move_all() == 1
+
+    assert [client.llen(keys.ready) for keys in orders.shards()] == [1, 0, 0, 0]
