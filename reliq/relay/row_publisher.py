@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class QueueParts(NamedTuple):
-    """What a relay keeps of a queue: where its shards are, when it names it in the registry, who confirms."""
+    """The parts of a relay that know one queue: its shards, its name in the registry, its confirmations."""
 
     shards: Shards
     registrar: Registrar
