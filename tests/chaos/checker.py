@@ -143,8 +143,8 @@ def too_many_attempts(story: Story) -> Violations:
         unspent = sum(
             any(s.verb in ("release", "snooze") and s.may_have_run for s in one.settlings) for one in message.deliveries
         )
-        until = max((one.claimed for one in message.deliveries), default=message.asked)
-        forgotten = sum(rewind.meets(message.asked, until) for rewind in story.rewinds[message.queue])
+        pairs = pairwise(message.deliveries)
+        forgotten = sum(story.may_be_undone(message, one.asked, other.claimed) for one, other in pairs)
         most = 1 + story.retries[message.queue] + unspent + forgotten
         if len(message.deliveries) > most:
             found.append(f"{message.name}: {len(message.deliveries)} deliveries, {most} allowed")

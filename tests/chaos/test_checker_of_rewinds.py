@@ -65,13 +65,14 @@ def test_a_receipt_is_good_again_when_its_use_was_forgotten(history):
     assert used_twice(History()).rewound(2.25, 2.5).found() == set()
 
 
-def test_each_rewind_may_give_one_attempt_back(history):
-    def claimed_three_times(history):
+def test_a_rewind_gives_back_the_attempts_that_were_made_in_it(history):
+    def claimed_four_times(history):
         history.published()
-        for number in range(3):
+        for number in range(4):
             history.claimed(2.0 + number, nonce=f"n{number}")
-            history.used(2.5 + number, "nack" if number < 2 else "acked", nonce=f"n{number}")
+            history.used(2.5 + number, "nack" if number < 3 else "acked", nonce=f"n{number}")
         return history
 
-    assert claimed_three_times(history).found() == {"attempts"}
-    assert claimed_three_times(History()).rewound(2.1, 2.2).found() == set()
+    assert claimed_four_times(history).found() == {"attempts"}
+    assert claimed_four_times(History()).rewound(2.1, 2.2).found() == {"attempts"}
+    assert claimed_four_times(History()).rewound(2.1, 3.2).found() == set()
