@@ -18,6 +18,7 @@ from reliq.admin.publish_file import FilePublished, OnBytes, OnError, publish_fi
 from reliq.admin.reader import Reader
 from reliq.admin.redrive import redrive
 from reliq.admin.scripts import load_scripts
+from reliq.admin.session import has_shards
 from reliq.admin.workers import ask_stacks, stacks_of
 from reliq.control import pausing, rescheduling
 from reliq.ids import check_id
@@ -86,7 +87,13 @@ class Admin(Reader):
         return stacks_of(self._redis.session(), workers, seconds("for_seconds", for_seconds, most=60))
 
     def acl(
-        self, roles: Sequence[str], queues: Sequence[str], *, user: str = "", without_eval: bool = False
+        self,
+        roles: Sequence[str],
+        queues: Sequence[str],
+        *,
+        user: str = "",
+        without_eval: bool = False,
+        sharded: bool = False,
     ) -> AclRule:
         """
         Return the least ACL rule, in the form this server knows, for a user who plays `roles` on `queues`.
@@ -95,9 +102,11 @@ class Admin(Reader):
             roles: of `producer`, `consumer`, `operator`, `viewer`, `exporter`.
             user: its name, by default reliq-ROLE.
             without_eval: whether it may run no scripts but those that `load_scripts` has loaded.
+            sharded: whether queues that have one shard now are to have more; shards that there are, are always meant.
         """
-        keys = [self.keys(queue) for queue in queues]
-        selectors = not self._redis.session().version().is_before((7, 0))
+        session, keys = self._redis.session(), [self.keys(queue) for queue in queues]
+        keys += [one.of_shard(1) for one in keys if sharded or has_shards(session, one)]
+        selectors = not session.version().is_before((7, 0))
         address = self._redis.connection.address
         return acl_rule(
             roles,

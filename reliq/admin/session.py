@@ -256,5 +256,11 @@ class Sessions:
         return session
 
 
+def has_shards(session: Session, keys: Keys) -> bool:
+    """Say whether a queue has several shards, as far as this user may know."""
+    found = [] if keys.bare else session.try_all([shard_map(keys)])
+    return any(isinstance(one, ShardMap) and one.served > 1 for one in found)
+
+
 def _number_of(shards: int) -> str:
     return "one shard, 0" if shards == 1 else f"{shards} shards, 0 to {shards - 1}"

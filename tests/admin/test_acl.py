@@ -288,6 +288,7 @@ def test_an_operator_is_refused_another_queue_and_what_a_worker_does(login, url,
         Queue("other", bytes, url=as_operator).counts()
     if not knows_selectors:  # what it publishes and purges with is all that a claim takes
         return
+    Queue("q", bytes, url=url).publish(b"body")
     with pytest.raises(RedisRefusedError, match="permission|NOPERM|can't|may not"):
         Queue("q", bytes, url=as_operator).moves.claim(t.CallNumber("w", 1), limit=1, lease_ms=1000)
 

@@ -4,9 +4,11 @@ import time
 from itertools import count
 
 import pytest
+import redis
 from test_every_command import COMMANDS, options
+from waiting import eventually
 
-from reliq import Admin, ConfigurationError, Queue, commands, minutes, transitions
+from reliq import Admin, ConfigurationError, Consumer, Queue, WorkerSettings, commands, minutes, transitions
 from reliq.admin import Filter, LetterFilter, RedriveOptions
 from reliq.client.client import Client
 from reliq.client.moves import Moves
@@ -408,6 +410,73 @@ def test_the_exporter_tells_of_one_queue_and_notices_that_it_has_grown(filled, u
     assert ready() == {("q", "ready"): 3 * SHARDS}
     monkeypatch.setattr("reliq.snapshot.shard_maps.MAPS_SECONDS", 0)
     assert ready() == {("q", "ready"): 6}
+
+
+# ---- rights
+
+
+@pytest.fixture
+def login(client, url):
+    """Make a user with exactly the rule that is printed for a role; return its URL."""
+    made = []
+
+    def make(role, queue="q", **options):
+        rule = Admin(url).acl([role], [queue], user=f"the-{role}", **options)
+        client.execute_command("ACL", "SETUSER", rule.user, "reset", *rule.rules, "on", ">secret")
+        client.acl_log_reset()
+        made.append((rule.user, url.replace("redis://", f"redis://{rule.user}:secret@")))
+        return made[-1][1]
+
+    yield make
+    for user, known_by in made:
+        client.acl_deluser(user)
+        Connection.to(known_by).maps.clear()  # the next test has another queue of that name
+
+
+@pytest.fixture
+def refused(client):
+    return lambda: {one["object"] for one in client.acl_log() if not one["object"].startswith(("client", "info"))}
+
+
+def test_the_rule_of_a_role_is_for_every_shard(filled, login, refused, url):
+    ids = [shard.ids["ready"][0] for shard in filled]
+
+    assert Admin(login("viewer")).account("q").alive == 4 * ALIVE
+    assert Admin(login("operator")).cancel("q", ids) == dict.fromkeys(ids, "cancelled")
+    queue = Queue("q", dict, url=login("producer"))
+    queue.publish_many([{}] * 8)
+    queue.publish({}, id="chosen")
+    assert refused() == set()
+
+
+def test_a_worker_needs_the_rule_of_a_consumer_alone(map_is, login, refused, url):
+    map_is(SHARDS)
+    as_consumer, queue = login("consumer"), Queue("q", dict, url=url)
+    consumer = Consumer(as_consumer)
+    consumer.handler(Queue("q", dict, url=as_consumer))(lambda body: None)
+    queue.publish_many([{}] * 20)
+    consumer.start(WorkerSettings(concurrency=2))
+    try:
+        eventually(lambda: queue.counts().totals.get("acked") == 20, "all are worked")
+    finally:
+        consumer.stop()
+    assert refused() == set()
+
+
+def test_the_rule_for_a_queue_that_is_to_grow_is_asked_for(command, queue, client, login, url):
+    queue.publish({})
+    plain, grown = Admin(url).acl(["producer"], ["q"]), Admin(url).acl(["producer"], ["q"], sharded=True)
+
+    assert "#" not in str(plain)
+    assert "{reliq:q#*}:ready" in str(grown)
+    assert (
+        "{reliq:q#*}:ready" in command("acl", "--role", "producer", "--queue", "q", "--server", "7.0", "--sharded").out
+    )
+    with (
+        redis.Redis.from_url(login("producer", sharded=True)) as user,
+        pytest.raises(redis.exceptions.NoPermissionError),
+    ):
+        user.execute_command("LPUSH", "{reliq:qq}:ready", "x")
 
 
 # ---- what it costs a queue that is not sharded

@@ -59,6 +59,8 @@ ONLY_WRITE = frozenset(
     }
 )
 SCRIPT_COMMANDS = ("EVAL", "EVALSHA")
+#: The end of a hash tag that names a shard; no name of a queue has such a one.
+_OF_SHARD = re.compile(r"#\d+\.\d+}")
 #: Connections to a Cluster make these commands by themselves.
 IN_CLUSTER = frozenset({"ASKING", "CLUSTER|SLOTS", "PING"})
 
@@ -101,6 +103,7 @@ def acl_rule(
     Return the least rule for a user who plays `roles` on `queues`.
 
     Args:
+        queues: another shard than the first stands for all others of its queue.
         user: its name, by default reliq-ROLE.
         selectors: whether the server is 7.0 or newer.
         select: whether its URL names another database than 0.
@@ -178,4 +181,4 @@ def _spelled(queue: Keys, name: str) -> str:
 
 def _pattern(key: str) -> str:
     """Return the pattern of a key; no rule can hold a space or a quote, so there any character may stand."""
-    return re.sub(r"[ \"']", "?", pattern(key))
+    return re.sub(r"[ \"']", "?", _OF_SHARD.sub("#*}", pattern(key)))

@@ -1,0 +1,66 @@
+"""A queue of several shards is one queue on every page."""
+
+import html
+import re
+
+import pytest
+
+from reliq import Outgoing, Queue
+from reliq.keys import Keys
+from reliq.shardmap import ShardMap
+
+SHARDS, MESSAGES = 4, 130
+
+
+@pytest.fixture
+def sharded(client, url):
+    """Messages spread over four shards, some of them dead."""
+    client.set(Keys("orders").map, ShardMap(1, SHARDS, SHARDS).text)
+    queue = Queue("orders", dict, url=url)
+    for at in range(MESSAGES):
+        queue.publish({"at": at}, delay=3600 + at)
+    queue.publish_many(Outgoing(body={"at": at}) for at in range(12))
+    for shard in range(SHARDS):
+        for number in range(3):
+            told = {"id": f"dead-{shard}-{number}", "value": b"RELIQ/1 {}\n{}", "note": "failed 1 x"}
+            client.xadd(Keys("orders", shard=shard).dead, told)
+    return queue
+
+
+def ids_on(client, path):
+    """The ids of a list, read page by page by the links to the next ones."""
+    seen = []
+    while path:
+        page = client.get(path).text
+        seen += re.findall(r'<th scope="row">[^<]*<a class="id"[^>]*>([^<]*)</a>', page)
+        following = re.search(r'rel="next" href="([^"]*)"', page)
+        path = html.unescape(following[1]) if following else ""
+    return seen
+
+
+@pytest.mark.parametrize(("path", "number"), [("messages/pending", MESSAGES), ("messages/ready", 12), ("dead", 12)])
+def test_a_list_has_the_messages_of_all_page_by_page(path, number, sharded, site):
+    ids = ids_on(site.program(), f"/queues/orders/{path}")
+
+    assert (len(ids), len(set(ids))) == (number, number)
+
+
+def test_the_pages_count_all(sharded, site):
+    program = site.program()
+
+    assert "Its 4 shards together." in program.get("/queues/orders").text
+    assert f">{MESSAGES}</a>" in program.get("/").text
+    assert "Looked at 12 of 12" in program.get("/queues/orders/dead").text
+    assert "Nothing is missing" in program.get("/account").text
+
+
+def test_a_message_of_any_shard_has_its_page_and_is_cancelled(sharded, site):
+    program, browser = site.program(), site.browser()
+    ids = ids_on(program, "/queues/orders/messages/pending")
+    shown = [program.get("/queues/orders/message", params={"id": id}).status_code for id in ids[:8]]
+    told = [browser.post("/queues/orders/cancel", data={"id": id}).headers["location"] for id in ids[:8]]
+
+    assert {id.partition("~")[2] for id in ids} == {"", "1", "2", "3"}
+    assert shown == [200] * 8
+    assert {place.rpartition("said=")[2] for place in told} == {"cancelled"}
+    assert sharded.counts().pending == MESSAGES - 8
