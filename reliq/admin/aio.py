@@ -71,13 +71,14 @@ class AsyncAdmin:
     Args:
         url: a Redis URL or a redis-py client; None for RELIQ_URL.
         layout: how the keys of its queues are spelled.
+        shard: look at this shard of a sharded queue alone; by default at all of them as one queue.
 
     Raises:
         ConfigurationError: no Redis is named, or reliq cannot use it.
     """
 
-    def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ) -> None:
-        self._admin = Admin(url, layout=layout)
+    def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ, shard: int | None = None) -> None:
+        self._admin = Admin(url, layout=layout, shard=shard)
         self._threads = ThreadPoolExecutor(THREADS, "reliq-admin")
         self._running = set[threading.Event]()
 

@@ -1,5 +1,6 @@
 """Every command over a queue of four shards: it sees one queue, and with --shard one of them."""
 
+import asyncio
 import time
 from itertools import count
 
@@ -9,7 +10,7 @@ from test_every_command import COMMANDS, options
 from waiting import eventually
 
 from reliq import Admin, ConfigurationError, Consumer, Queue, WorkerSettings, commands, minutes, transitions
-from reliq.admin import Filter, LetterFilter, RedriveOptions
+from reliq.admin import AsyncAdmin, Filter, LetterFilter, RedriveOptions
 from reliq.client.client import Client
 from reliq.client.moves import Moves
 from reliq.ids import home, new_id
@@ -348,6 +349,18 @@ def test_a_search_goes_on_from_shard_to_shard(state, filled, admin):
 
     assert sorted(found) == sorted(ids_of(filled, state) if state != "dead" else found)
     assert looked == HELD[state] * SHARDS
+
+
+def test_async_code_sees_the_same(filled, url):
+    async def look():
+        whole, one = AsyncAdmin(url), AsyncAdmin(url, shard=1)
+        try:
+            return (await whole.account("q")).alive, (await one.account("q")).alive
+        finally:
+            await whole.aclose()
+            await one.aclose()
+
+    assert asyncio.run(look()) == (4 * ALIVE, ALIVE)
 
 
 @pytest.mark.parametrize("after", ["", "x", "9.", "-1.", "1.x", "1"])
