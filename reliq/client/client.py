@@ -211,13 +211,14 @@ class Clients:
     names another Redis.
 
     Attributes:
+        epoch: of the connections that it has, as `reliq.transport.connection` counts them.
         named_until: the queue need not be named in the registry before, by the monotonic clock.
         mapped_until: the map of its shards need not be read again before; 0.0: it was never read.
     """
 
     def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
         self._target, self._observers = target, observers
-        self._epoch, self._url = transport.epoch, ""
+        self.epoch, self._url = transport.epoch, ""
         self._blocking: dict[float, Client] = {}
         self.named_until = self.mapped_until = 0.0
 
@@ -227,7 +228,7 @@ class Clients:
 
     def blocking(self, longer_seconds: float = 0.0) -> Client:
         """Return the client that awaits a reply for a publish's time-out and `longer_seconds`."""
-        if self._target is None or self._epoch is not transport.epoch:
+        if self._target is None or self.epoch is not transport.epoch:
             self._follow()
         if known := self._blocking.get(longer_seconds):
             return known
@@ -243,6 +244,6 @@ class Clients:
     def _follow(self) -> None:
         """Forget what belongs to another Redis, or to the process that this one was forked from."""
         url = default_url() if self._target is None else ""
-        if self._epoch is not transport.epoch or self._url != url:
-            self._epoch, self._url, self._blocking = transport.epoch, url, {}
+        if self.epoch is not transport.epoch or self._url != url:
+            self.epoch, self._url, self._blocking = transport.epoch, url, {}
             self.named_until = self.mapped_until = 0.0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError, WrongKeyTypeError
 from reliq.ids import home
 from reliq.shardmap import UNSHARDED, ShardMap, shard_map
+from reliq.transport import connection as transport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +51,11 @@ class Shards:
         """The keys of every shard that may hold messages."""
         return tuple(self.keys(shard) for shard in range(self.map.served))
 
+    @property
+    def is_old(self) -> bool:
+        """Whether the map must be read again: its time is over, or connections mean another Redis since."""
+        return self._clients.epoch is not transport.epoch or time.monotonic() >= self._clients.mapped_until
+
     def turn(self) -> int:
         """Return the shard for the next messages with generated ids: one after another; of as many as are wanted at least."""
         shards = max(self.map.n, self._wanted or 1)  # who publishes in a transaction has not asked Redis for the map
@@ -76,7 +82,7 @@ class Shards:
             RedisUnavailableError: Redis is away, and nothing is known of it yet.
             WrongKeyTypeError, ProtocolError: something else wrote the map.
         """
-        if time.monotonic() >= self._clients.mapped_until and not self._is_known_to_others():
+        if self.is_old and not self._is_known_to_others():
             try:
                 self.read(for_seconds=self._patience(for_seconds))
             except (RedisRefusedError, RedisUnavailableError) as error:
@@ -84,7 +90,7 @@ class Shards:
 
     async def arefresh(self, *, for_seconds: float = FIRST_MAP_SECONDS) -> None:
         """As `refresh`, in async code."""
-        if time.monotonic() >= self._clients.mapped_until and not self._is_known_to_others():
+        if self.is_old and not self._is_known_to_others():
             try:
                 await self.aread(for_seconds=self._patience(for_seconds))
             except (RedisRefusedError, RedisUnavailableError) as error:

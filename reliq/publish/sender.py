@@ -17,6 +17,7 @@ from reliq.publish.orders import NOT_ASKED, receipts
 from reliq.publish.registry import Registrar
 from reliq.publish.route import Route
 from reliq.settings import Durability
+from reliq.transport import connection as transport
 from reliq.transport.connection import PUBLISH_SECONDS
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ class Sender:
 
     def send(self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE) -> list[Receipt]:
         """Send `orders`; raise PublishFailed, with how many were `confirmed` before, when Redis is away or refuses."""
-        route = Route(self._shards, orders, confirmed)
+        route, clients = Route(self._shards, orders, confirmed), self._clients
         while route.left:
-            if route.is_stale or time.monotonic() >= self._clients.mapped_until:
+            if route.is_stale or time.monotonic() >= clients.mapped_until or clients.epoch is not transport.epoch:
                 self._look(route)
             for part in route.parts():
                 self._go(route, part, durability)
@@ -68,9 +69,9 @@ class Sender:
         self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE
     ) -> list[Receipt]:
         """As `send`, in async code; those of many tasks share round trips."""
-        route = Route(self._shards, orders, confirmed)
+        route, clients = Route(self._shards, orders, confirmed), self._clients
         while route.left:
-            if route.is_stale or time.monotonic() >= self._clients.mapped_until:
+            if route.is_stale or time.monotonic() >= clients.mapped_until or clients.epoch is not transport.epoch:
                 await self._alook(route)
             for part in route.parts():
                 await self._ago(route, part, durability)

@@ -116,7 +116,7 @@ class Reliq:
             id: the message's id.
             attempt: the number of the delivery, 1 for the first.
             retries: deliveries after the first, None for the queue's.
-            headers: those of its publish.
+            headers, incarnation: those of its publish.
 
         Raises:
             ConfigurationError, BodyError: as `publish`, or there is no handler.
@@ -246,8 +246,9 @@ class Reliq:
         """Hold the clock: from now on time passes by `travel` alone."""
         self._clock.hold()
 
-    def _shards(self, keys: Keys) -> tuple[Keys, ...]:
-        return tuple(keys.of_shard(shard) for shard in range(self._client.run(shard_map(keys)).served))
+    def _shards(self, keys: Keys) -> list[Keys]:
+        served = 1 if keys.bare else self._client.run(shard_map(keys)).served
+        return [keys.of_shard(shard) for shard in range(served)]
 
     def _drain(self, consumer: Consumer, *, scheduled: bool, fail_fast: bool, most: int) -> Drain:
         client = Client.to(self.connection, KIT_REPLY_SECONDS, consumer.observers)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from reliq.consumer.consumer import Consumer
     from reliq.handlers.handler import Handler
+    from reliq.message import PublishOptions
     from reliq.queue import Queue
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.runner import Returned
@@ -30,6 +31,7 @@ class JobOptions(TypedDict, total=False):
     attempt: int
     retries: int | None
     headers: Mapping[str, str] | None
+    incarnation: int | None
 
 
 class Performance:
@@ -42,12 +44,13 @@ class Performance:
 
     def __init__(self, consumer: Consumer, queue: Queue[Any], body: Any, **options: Unpack[JobOptions]) -> None:
         [handler] = consumer.chosen([queue.name])
-        outgoing = Outgoing(
-            body=body, id=options.get("id"), retries=options.get("retries"), headers=options.get("headers")
-        )
+        attempt = options.get("attempt", 1)
+        published: PublishOptions = {"id": options.get("id"), "retries": options.get("retries")}
+        published |= {"headers": options.get("headers"), "incarnation": options.get("incarnation")}
+        outgoing = Outgoing(body=body, **published)
         self._calls = HandlerCalls(consumer)
         self.runner = self._calls.runner
-        self.call = self._calls.of(handler, [_held(handler, queue, outgoing, options.get("attempt", 1))])
+        self.call = self._calls.of(handler, [_held(handler, queue, outgoing, attempt)])
 
     def enter(self, state: Any, entered: Any) -> None:
         """Set `job.state`: the one that was given, else what the lifespan has yielded."""
@@ -68,7 +71,7 @@ def _held(handler: Handler, queue: Queue[Any], outgoing: Outgoing[Any], attempt:
     whole("attempt", attempt, least=1, most=order.terms.retries + 1)
     due = b"" if bare else f"{ENVELOPE_START}{round(time.time() * 1000)}".encode()
     value = due + order.value
-    claimed = Claimed(order.id, f"performed:{LONG_LEASE_MS}", order.terms.retries - attempt + 1)
+    claimed = Claimed(order.id, f"performed:{LONG_LEASE_MS}", order.terms.retries - attempt + 1, token=attempt)
     [held] = deliveries_of([claimed], handler, time.monotonic())
     held.delivery = Delivery(claimed, value, *open_envelope(value, bare=bare))
     return held

@@ -10,12 +10,21 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import redis
 
-from reliq import Admin, BodyError, ConfigurationError, Consumer, Layout, Queue, Reject, UndecodableError, transitions
+from reliq import (
+    Admin,
+    BodyError,
+    ConfigurationError,
+    Consumer,
+    Layout,
+    Queue,
+    Reject,
+    UndecodableError,
+    commands,
+    transitions,
+)
 from reliq.events import Handled, Started
-from reliq.publish.orders import Writer
 from reliq.shardmap import ShardMap
 from reliq.testing import Published, isolated
-from reliq.transitions import CallNumber
 
 
 def test_what_was_published_is_told_with_all_that_a_test_asks_for(reliq, shop):
@@ -349,16 +358,20 @@ def test_a_plain_lifespan_and_timedelta_are_fine(reliq, shop):
     assert shop.seen == [(1, 1), "closed 1"]
 
 
-def test_every_shard_of_a_queue_is_seen_and_drained(reliq):
-    queue, seen = Queue("q", int), []
-    reliq._client.run(transitions.remap(queue.keys, b"", ShardMap(1, 4, 4).text))
-    writer = Writer(queue.keys, queue.codec, queue.settings, bare=False)
-    for shard, keys in enumerate(queue.shards()):
-        order = writer.order(shard, {})
-        reliq._client.run(
-            transitions.publish(keys, [(order.id, order.value)], CallNumber("l", 1), ttl_ms=60_000, retries=1)
-        )
+def test_every_shard_of_a_queue_is_seen_and_drained_and_forgotten_by_the_next_test(kit_url):
+    queue = Queue("q", int)
+    for shards in (4, 1, 2):
+        with isolated(kit_url) as reliq:
+            seen = []
+            if shards > 1:
+                reliq._client.run(transitions.remap(queue.keys, b"", ShardMap(1, shards, shards).text))
+            for number in range(8):
+                queue.publish(number)
 
-    assert [one.body for one in reliq.published(queue)] == [0, 1, 2, 3]
-    reliq.drain(consumer_of(queue, seen.append))
-    assert seen == [0, 1, 2, 3]
+            assert sorted(one.body for one in reliq.published(queue)) == list(range(8))
+            assert [keys.shard for keys in queue.shards()] == list(range(shards))
+            assert {queue.known_shards.keys(at).ready for at in range(shards)} == {
+                keys.ready for keys in queue.shards() if reliq._client.run(commands.end_of(keys, "ready"))
+            }
+            assert len(reliq.drain(consumer_of(queue, seen.append)).acked) == 8
+            assert sorted(seen) == list(range(8))
