@@ -1,0 +1,54 @@
+"""Each test has a Redis and a database of its own, and a mail server that notes what it gets."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from shop.database import open_database
+from shop.jobs import consumer
+from shop.web import app
+
+from reliq import Relay
+from reliq.testing import DrainResult, Reliq
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[str]:
+    """Return the URL of an empty database."""
+    url = f"sqlite:///{tmp_path}/shop.db"
+    engine = open_database(url)
+    yield url
+    engine.dispose()
+
+
+@pytest.fixture
+def shop(database: str) -> TestClient:  # noqa: ARG001  its requests need it
+    """Return what makes requests to the shop."""
+    return TestClient(app)  # without its lifespan, which opens another database
+
+
+@pytest.fixture
+def mails() -> Iterator[SimpleNamespace]:
+    """Return a mail server: `server` for a worker, `inbox` of what came, and `answers` that it gives before 200."""
+    inbox: list[Any] = []
+    answers: list[int] = []
+
+    def receive(request: httpx.Request) -> httpx.Response:
+        if answers:
+            return httpx.Response(answers.pop(0))
+        inbox.append(json.loads(request.content))
+        return httpx.Response(200)
+
+    with httpx.Client(base_url="http://mails", transport=httpx.MockTransport(receive)) as server:
+        yield SimpleNamespace(server=server, inbox=inbox, answers=answers)
+
+
+@pytest.fixture
+def work(reliq: Reliq, database: str, mails: SimpleNamespace) -> Callable[..., DrainResult]:
+    """Return what works everything off: the outbox to Redis, and the queues."""
+    return lambda **how: reliq.drain(consumer, outbox=Relay(database), state=mails.server, **how)
