@@ -42,7 +42,7 @@ def acl(
     From 7.0 on, each command is bound to the keys it is for. Redis 6.2 cannot do that: there a producer may also read
     and delete bodies, and an operator claim messages. A program that plays several roles needs them all: a worker that
     publishes is a producer too. Publishing with `durability` takes +wait or +waitaof besides. The rule of a Cluster's URL
-    has what its connections need; one by --server alone takes +cluster|slots +asking +ping besides.
+    has what its connections need; one by --server alone takes +cluster|slots +cluster|info +asking +ping besides.
 
     Who may EVAL can run a script that never ends, and hold up Redis for everybody. --without-eval allows EVALSHA alone;
     run `reliq scripts load` then, after each start of the server and with each new version.

@@ -62,13 +62,14 @@ def exchanged(url: str, queues: int) -> float:
 
 
 def drained(url: str, queues: int, messages: int) -> float:
-    """Return how many messages a second a worker of many queues drains."""
-    done, over, each = 0, threading.Event(), messages // queues
+    """Return how many messages a second a worker of many queues drains, from the first on."""
+    done, began, over, each = 0, 0.0, threading.Event(), messages // queues
     lock, consumer = threading.Lock(), Consumer(url)
 
     def handle(_number: int) -> None:
-        nonlocal done
+        nonlocal done, began
         with lock:
+            began = began or time.perf_counter()
             done += 1
             if done == each * queues:
                 over.set()
@@ -76,7 +77,6 @@ def drained(url: str, queues: int, messages: int) -> float:
     for queue in _queues(url, queues):
         queue.publish_many(range(each))
         consumer.handler(queue)(handle)
-    began = time.perf_counter()
     consumer.start(WorkerSettings(concurrency=SLOTS))
     if not over.wait(PATIENCE_SECONDS):
         raise SystemExit(f"{done} of {each * queues} messages were handled in {PATIENCE_SECONDS:g} s")
@@ -110,9 +110,9 @@ def main() -> None:
                         with network(ms / 1000, one_by_one=one_by_one):
                             found.append(measure(cluster.url))
                 alone, together = median(taken[True]), median(taken[False])
-                ratio = max(alone, together) / min(alone, together)
+                gain = together / alone if name.endswith("/s") else alone / together
                 print(f"RTT {ms:g} ms, {chosen.queues} queues, {name}: {alone:,.1f} one by one, ", end="")
-                print(f"{together:,.1f} together ({ratio:.1f} times)", flush=True)
+                print(f"{together:,.1f} together ({gain:.1f} times as fast)", flush=True)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ SCRIPT_COMMANDS = ("EVAL", "EVALSHA")
 #: The end of a hash tag that names a shard; no name of a queue has such a one.
 _OF_SHARD = re.compile(r"#\d+\.\d+}")
 #: Connections to a Cluster make these commands by themselves.
-IN_CLUSTER = frozenset({"ASKING", "CLUSTER|SLOTS", "PING"})
+IN_CLUSTER = frozenset({"ASKING", "CLUSTER|INFO", "CLUSTER|SLOTS", "PING"})
 
 
 @dataclass(frozen=True, slots=True)
