@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reliq.testing.drain import DrainResult
-    from reliq.testing.kit import Reliq, isolated
+    from reliq.testing.isolation import isolated
+    from reliq.testing.kit import Reliq
     from reliq.testing.published import Published, State
 
 __all__ = ["DrainResult", "Published", "Reliq", "State", "isolated"]
@@ -20,7 +21,7 @@ _HOMES = {
     "Published": "reliq.testing.published",
     "Reliq": "reliq.testing.kit",
     "State": "reliq.testing.published",
-    "isolated": "reliq.testing.kit",
+    "isolated": "reliq.testing.isolation",
 }
 
 

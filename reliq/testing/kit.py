@@ -1,14 +1,12 @@
-"""`Reliq`, the kit as a test has it, and the block that isolates a test."""
+"""`Reliq`, the kit as a test has it."""
 
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from reliq.client.client import Client
 from reliq.commands import drop_watch, push_wake_token
-from reliq.errors import ConfigurationError
 from reliq.outbox.tables import DEFAULT_PREFIX
 from reliq.shardmap import shard_map
 from reliq.snapshot.snapshot import registered
@@ -17,19 +15,16 @@ from reliq.testing.drain import Drain, DrainResult
 from reliq.testing.outbox import amove, move
 from reliq.testing.perform import Performance
 from reliq.testing.published import Published, Wanted, messages, shown
-from reliq.testing.server import EMBEDDED, clear, url_of
-from reliq.testing.travel import TestClock
-from reliq.transport.connection import Connection, redirected
+from reliq.transport.connection import Connection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from reliq.consumer.consumer import Consumer
     from reliq.keys import Keys
     from reliq.message import Duration
     from reliq.queue import Queue
     from reliq.testing.perform import JobOptions
     from reliq.testing.published import Match
+    from reliq.testing.travel import TestClock
 
 B = TypeVar("B")
 
@@ -37,8 +32,6 @@ B = TypeVar("B")
 KIT_REPLY_SECONDS = 5.0
 #: A drain has at most this many deliveries, unless it is told another number.
 MOST_DELIVERIES = 1000
-
-_open: list[Reliq] = []
 
 
 class Reliq:
@@ -256,40 +249,3 @@ class Reliq:
         self._began_us = min(self._began_us, time.time_ns() // 1000)  # a test may have moved the clock back since
         began = Client(self.connection.wire(KIT_REPLY_SECONDS), clock=lambda: self._began_us)
         return Drain(consumer, client, began, travel=travel, fail_fast=fail_fast, most=most)
-
-
-@contextmanager
-def isolated(server: str = EMBEDDED) -> Iterator[Reliq]:
-    """
-    Give a test a Redis that is empty, which every URL, client and RELIQ_URL means meanwhile, in this process and its forks.
-
-    Args:
-        server: `embedded`, a redis-server that this process starts once and stops at its end; or the URL of a single
-            server's empty database.
-
-    Raises:
-        ConfigurationError: no redis-server is installed, the database holds keys, or another block has not ended.
-
-    Example:
-        class Orders(unittest.TestCase):
-            def setUp(self):
-                self.reliq = self.enterContext(isolated())
-    """
-    if _open:
-        raise ConfigurationError(
-            "one test has been isolated already, and its block has not ended: they cannot be nested"
-        )
-    url = url_of(server)
-    upkeep = Client.to(Connection(url), KIT_REPLY_SECONDS)
-    clear(upkeep, url)
-    clock = TestClock(upkeep)
-    reliq = Reliq(url, clock)
-    _open.append(reliq)
-    try:
-        with redirected(reliq.connection):
-            yield reliq
-    finally:
-        _open.remove(reliq)
-        clock.end()
-        clear(upkeep, url)
-        reliq.connection.close()

@@ -118,6 +118,19 @@ def test_blocks_are_not_nested_and_a_database_with_keys_is_not_emptied(kit_url, 
             pass
 
 
+def test_a_worker_that_still_runs_at_the_end_fails_its_test_and_not_the_next(kit_url, shop):
+    with (
+        pytest.raises(ConfigurationError, match=r"still runs.*: end the test with consumer.stop\(\)"),
+        isolated(kit_url),
+    ):
+        shop.consumer.start()
+    shop.consumer.stop()
+
+    with isolated(kit_url):
+        shop.consumer.start()
+        shop.consumer.stop()
+
+
 def test_a_handler_is_performed_with_a_real_job_and_without_redis(monkeypatch):
     queue, jobs = Queue("q", dict[str, int], retries=5), []
 
