@@ -16,6 +16,7 @@ from reliq.keys import Keys, Layout, check_layout, is_name
 from reliq.queue import Queue
 from reliq.settings import MIB, whole
 from reliq.shardmap import UNSHARDED, ShardMap, shard_map
+from reliq.snapshot.shard_maps import named
 from reliq.transport.connection import Connection, check_slots
 from reliq.wireformat import ServerVersion
 
@@ -175,7 +176,7 @@ class QueueSession(Session):
             found = UNSHARDED
         for answer in (used, found):
             if isinstance(answer, Exception):
-                raise answer
+                raise named(answer, self.keys)
         return used, found
 
     def _part(self, shard: int) -> QueueSession:

@@ -51,7 +51,7 @@ class ShardMaps:
         refused = dict[Keys, Exception]()
         for keys, answer in zip(queues, answers, strict=True):
             if isinstance(answer, WrongKeyTypeError | ProtocolError | RedisUnavailableError):
-                refused[keys] = answer
+                refused[keys] = named(answer, keys)
             elif isinstance(answer, ShardMap):
                 self._note(keys, answer.served)
             elif not isinstance(answer, RedisRefusedError):
@@ -74,3 +74,12 @@ class ShardMaps:
             self._shards.pop(keys.entry, None)
         elif len(self._shards.get(keys.entry, ())) != served:
             self._shards[keys.entry] = [keys.of_shard(shard) for shard in range(served)]
+
+
+def named(error: Exception, keys: Keys) -> Exception:
+    """Return why a map cannot be read, with its key where Redis has said something that is none."""
+    if not isinstance(error, ProtocolError):
+        return error
+    return ProtocolError(
+        f"the Redis key {keys.map!r} does not say how many shards the queue has; something else wrote it"
+    )

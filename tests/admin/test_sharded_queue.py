@@ -297,6 +297,16 @@ def test_a_shard_that_there_is_not_is_an_error_that_says_so(command, filled, adm
         Admin(shard=-1)
 
 
+@pytest.mark.parametrize("text", [b"junk", b'{"epoch":1,"n":1000}', b'{"n":-1}', b"[" * 5000, b"\xff"])
+def test_a_map_that_something_else_wrote_is_named(text, command, queue, client):
+    queue.publish({})
+    client.set(KEYS.map, text)
+
+    why = "the Redis key '{reliq:q}:map' does not say how many shards the queue has; something else wrote it"
+    assert (command("account", "q").code, command("account", "q").err) == (1, f"reliq: {why}\n")
+    assert command("queues", "--interval", "0", "--json").json["unreadable"] == {"q": why}
+
+
 # ---- programs
 
 
