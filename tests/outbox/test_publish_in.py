@@ -141,7 +141,9 @@ def test_sqlite_that_commits_by_itself_is_refused_until_a_transaction_is_begun(s
     assert len(rows_of(sqlite)) == 1
 
 
-@pytest.mark.parametrize("tx", [None, "transaction", object(), ConfigurationError], ids=repr)
+@pytest.mark.parametrize(
+    "tx", [None, "transaction", object(), ConfigurationError], ids=["nothing", "a text", "an object", "a class"]
+)
 def test_what_is_no_transaction_is_refused(orders, tx):
     with pytest.raises(ConfigurationError, match="the transaction must be a Session"):
         orders.publish_in(tx, BODY)
