@@ -78,6 +78,7 @@ def test_an_entry_is_paused_and_resumed_by_who_may(orders, entry, client, site, 
 
 
 def test_an_entry_is_run_at_once_by_its_worker(url, admin, site, monkeypatch):
+    monkeypatch.setattr("reliq.worker.ticker.TICKER_SECONDS", 0.1)
     queue, consumer = Queue("orders", dict, url=url), Consumer(url)
     consumer.handler(queue)(lambda body: None)
     consumer.cron("0 6 * * *", queue=queue, body={"of": "a tick"}, name="daily")
