@@ -18,6 +18,7 @@ from reliq.settings import MIB, whole
 from reliq.shardmap import UNSHARDED, ShardMap, shard_map
 from reliq.snapshot.shard_maps import named
 from reliq.transport.connection import Connection, check_slots
+from reliq.transport.failures import NotSentError
 from reliq.wireformat import ServerVersion
 
 if TYPE_CHECKING:
@@ -59,6 +60,13 @@ class Session:
         if isinstance(answer, RedisUnavailableError | LoginError):
             raise answer
         return {name: Session(wire, self._clock) for name, wire in self._wire.each(replicas=replicas).items()}
+
+    def server_of(self, key: str) -> str:
+        """Return the name of the server that has a key; empty when it does not answer."""
+        try:
+            return self._wire.node_for(key).server
+        except NotSentError:
+            return ""
 
     def run(self, request: Request[T]) -> T:
         """Make a request; raise what Redis refused, or that it is away."""

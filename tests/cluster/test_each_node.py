@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections import Counter
 
 import pytest
 from typer.testing import CliRunner
@@ -11,9 +12,11 @@ from reliq import Admin, ConfigurationError, Consumer, Queue
 from reliq.admin.doctor.facts import Facts, Finding
 from reliq.admin.doctor.findings import findings
 from reliq.admin.doctor.of_cluster import together
+from reliq.admin.doctor.spread import judged
 from reliq.cli.app import app
 from reliq.client.client import Client
-from reliq.keys import QUEUES_KEY
+from reliq.keys import QUEUES_KEY, Keys
+from reliq.shardmap import ShardMap
 from reliq.snapshot.servers import facts_of
 from reliq.snapshot.snapshot import SnapshotReader
 from reliq.transport.connection import Connection
@@ -60,6 +63,21 @@ def test_the_doctor_asks_every_node_and_replica(cluster, admin):
     assert named(found, "eviction") == [("ok", "maxmemory-policy is noeviction (on each of 6)")]
     assert named(found, "replicas") == [("warning", "1 replicas, and min-replicas-to-write is 0 (on each of 3)")]
     assert {verdict for verdict, _ in named(found, "version")} == {"ok"}
+
+
+def test_the_doctor_looks_at_how_shards_are_spread(cluster, admin):
+    assert named(admin.doctor(), "spread") == [("ok", "queues with several shards: 0, spread evenly over 3 servers")]
+    Queue("many", int, url=cluster.url).publish(1)
+    Connection.to(cluster.url).wire().exchange([("SET", Keys("many").map, ShardMap(1, 16, 16).text)])
+
+    assert named(admin.doctor(), "spread") == [("ok", "queues with several shards: 1, spread evenly over 3 servers")]
+
+
+def test_too_many_shards_on_one_server_are_told():
+    even, odd = Counter(a=6, b=5, c=5), Counter(a=10, b=6)
+
+    assert judged({"x": even}, 3).verdict == "ok"
+    assert judged({"x": even, "orders": odd}, 3).what == "10 of 16 shards of orders lie on a"
 
 
 def test_the_doctor_names_the_node_that_differs(cluster, admin):
