@@ -85,6 +85,12 @@ class ShardMap:
 UNSHARDED = ShardMap()
 
 
+@runs("map:GETRANGE")
+def map_text(keys: Keys) -> Command[bytes]:
+    """Read the map of a queue as Redis has it; empty without one."""
+    return Command(("GETRANGE", keys.of_shard(0).map, 0, -1), bytes)
+
+
 @runs("map:GETRANGE")  # GET would let an exporter read bodies on Redis 6.2, which binds no command to keys
 def shard_map(keys: Keys) -> Command[ShardMap]:
     """Read how many shards the queue of `keys` has: one, while there is no map."""

@@ -19,6 +19,7 @@ from reliq.admin.reader import Reader
 from reliq.admin.redrive import redrive
 from reliq.admin.scripts import load_scripts
 from reliq.admin.session import has_shards
+from reliq.admin.shards import Resharder
 from reliq.admin.workers import ask_stacks, stacks_of
 from reliq.control import pausing, rescheduling
 from reliq.ids import check_id
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from reliq.admin.fsck.report import CheckReport
     from reliq.admin.redrive import OnRedriven, RedriveOptions, RedriveResult
     from reliq.admin.remove import RemoveResult
+    from reliq.admin.shards import Leftover, ShardsView
     from reliq.message import CancelStatus, Duration, PublishOptions, Receipt, RescheduleStatus
     from reliq.stacks import StackReport
 
@@ -245,6 +247,25 @@ class Admin(Reader):
         tokens = [token for part in parts for token in commands.push_wake_token(part.keys)]
         answers = parts[0].run_all([*(commands.unpause(part.keys) for part in parts), *tokens])
         return any(answers[: len(parts)])
+
+    def shards(self, queue: str) -> ShardsView:
+        """Return how many shards a queue has, and the counts of each."""
+        return Resharder(self._redis.queue(queue)).view()
+
+    def resize(self, queue: str, number: int) -> None:
+        """
+        Begin to have `number` shards, or go on with a change that was cut off; `finish_resize` ends it.
+
+        Publishers and workers go on meanwhile. A chosen id is accepted once, whichever number a publisher knows of.
+
+        Raises:
+            ConfigurationError: it is no power of two, or an earlier change is not finished.
+        """
+        Resharder(self._redis.queue(queue)).resize(number)
+
+    def finish_resize(self, queue: str) -> Leftover:
+        """End a change of the number of shards, and return nothing; or what only the earlier number finds."""
+        return Resharder(self._redis.queue(queue)).finish()
 
     def run_cron(self, queue: str, name: str, *, wait: Duration = 15.0) -> str:
         """

@@ -100,6 +100,12 @@ def is_taken(keys: Keys, id: str) -> Command[bool]:
     return Command(("EXISTS", keys.dedup(id)), bool)
 
 
+@runs("dedup:PTTL")
+def taken_ms(keys: Keys, id: str) -> Command[int]:
+    """Return for how many ms more a chosen id is taken after its end; below 0 when it is not."""
+    return Command(("PTTL", keys.dedup(id)), int)
+
+
 # ---- the messages of one place
 
 

@@ -46,6 +46,7 @@ SUMMARIES = {
         "purge": "Delete the messages of one state for good; say --dry-run first.",
         "pause": "Have consumers stop claiming within a second; running handlers finish, and publishing goes on.",
         "resume": "Have consumers claim a paused queue again.",
+        "shards": "Show the shards of a queue, or change how many there are while it is in use.",
         "forget": "Remove queues with nothing in them: their names from the registry, their totals and ends.",
         "dead": "The dead letters of a queue: list, show, redrive, purge.",
         "outbox": "The tables of `publish_in` and `job.once`: print their SQL, clean them.",

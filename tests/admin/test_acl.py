@@ -339,7 +339,7 @@ def test_an_exporter_is_refused_bodies_letters_and_every_change(login, url):
 def made_by(path):
     """The scripts and commands that a module makes by their names, such as `transitions.ack` and `commands.bodies`."""
     homes = {"transitions": set(script_names()), "ids": {"check_ids"}}
-    homes |= {"shardmap": {"shard_map"}, "lanes": {"remember"}}
+    homes |= {"shardmap": {"shard_map", "map_text"}, "lanes": {"remember"}}
     homes |= {
         home.__name__.rpartition(".")[2]: set(vars(home))
         for home in (commands, crons, minutes, stacks, queries, queue_queries, server)

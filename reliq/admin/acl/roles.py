@@ -69,7 +69,7 @@ _TRANSITIONS: dict[Role, tuple[str, ...]] = {
         *("ack", "claim", "collect", "counts", "extend", "nack"),
         *("promote", "reclaim", "register", "release", "snooze", "tick", "tidy"),
     ),
-    "operator": ("cancel", "counts", "forget", "publish", "purge", "redrive", "reschedule", "ask"),
+    "operator": ("cancel", "counts", "forget", "publish", "purge", "redrive", "reschedule", "ask", "remap"),
     "viewer": ("counts",),
     "exporter": ("counts",),
 }
@@ -104,6 +104,7 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
     "operator": (
         *(*_TO_PUBLISH, *_TO_LOOK),
         *(commands.delete_letters, commands.letters_between, commands.claims),
+        shardmap.map_text,
         *(commands.pause, commands.paused, commands.unpause, commands.push_wake_token),
         *(commands.worker_ids, commands.worker_records),
         *(made for made in USES if made.__module__ in (queries.__name__, queue_queries.__name__)),

@@ -1,0 +1,57 @@
+"""`reliq shards`: how many shards a queue has, and the change of that number."""
+
+from typing import Annotated
+
+import typer
+
+from reliq.admin.shards import Leftover, ShardsView
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, Yes, admin
+from reliq.cli.output import confirm, print_json, say
+from reliq.cli.tables import print_table
+
+EXIT_UNFINISHED = 3
+
+
+def shards(
+    queue: QueueName,
+    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="Have so many: a power of two.")] = None,
+    finish: Annotated[bool, typer.Option("--finish", help="End a change, if nothing is left to end it for.")] = False,
+    yes: Yes = False,
+    json: Json = False,
+    url: Url = None,
+    layout: LayoutText = DEFAULT_LAYOUT,
+) -> None:
+    """
+    Show the shards of a queue, or change how many there are while it is in use.
+
+    A change begins at once. It is finished, with --finish, when no message, dead letter or id that is still taken lies
+    where only the earlier number looks for it; until then publishers ask twice, and no other change can begin.
+
+    Example: reliq shards orders 16 --yes
+
+    Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or a wrong number, 3 not finished.
+    """
+    desk = admin(url, layout)
+    if number is not None:
+        confirm(f"Have {number} shards of {queue}? Every publisher must be of a version that knows of shards.", yes=yes)
+        desk.resize(queue, number)
+    left = desk.finish_resize(queue) if finish else Leftover()
+    view = desk.shards(queue)
+    if json:
+        print_json({"map": view.map, "counts": view.counts, "left": left})
+    else:
+        _print(queue, view)
+        if left:
+            say(f"not finished: {left}")
+    if left:
+        raise typer.Exit(EXIT_UNFINISHED)
+
+
+def _print(queue: str, view: ShardsView) -> None:
+    print_table(
+        ("shard", "pending", "ready", "unack", "retry", "dead"),
+        [(at, one.pending, one.ready, one.unack, one.retry, one.dead) for at, one in enumerate(view.counts)],
+    )
+    now = view.map
+    change = "" if now.was == now.n else f"; {now.state}, there were {now.was}: `reliq shards {queue} --finish` ends it"
+    say(f"{queue} has {now.n} shard{'s' * (now.n > 1)} (epoch {now.epoch}){change}")

@@ -1,0 +1,163 @@
+"""`reliq shards`: a live queue grows and shrinks; each step can be cut off and made again."""
+
+import json
+
+import pytest
+from typed import reliq
+
+from reliq import Admin, ConfigurationError, Layout, Outgoing, Queue
+from reliq import transitions as t
+from reliq.ids import home
+from reliq.keys import Keys
+from reliq.shardmap import ShardMap
+
+
+@pytest.fixture
+def admin(url):
+    return Admin(url)
+
+
+@pytest.fixture
+def queue(url):
+    queue = Queue("q", url=url)
+    queue.publish({})
+    return queue
+
+
+def ids(number=40):
+    return [f"order-{n}" for n in range(number)]
+
+
+def drain(queue):
+    while True:
+        with queue.receive(limit=100) as jobs:
+            if not jobs:
+                return
+
+
+def test_a_queue_grows_from_1_to_8_to_16_and_each_chosen_id_is_accepted_once(admin, queue, url, client):
+    stale = Queue("q", url=url)
+    stale.publish_many([Outgoing(body={}, id=id, dedup=0) for id in ids()])
+
+    admin.resize("q", 8)
+    told = [Queue("q", url=url).publish_many([Outgoing(body={}, id=id) for id in ids(80)]) for _ in range(2)]
+    assert [one.published for one in told] == [40, 0]
+    assert stale.publish_many([Outgoing(body={}, id=id) for id in ids(120)]).published == 40
+    left = admin.finish_resize("q")
+    assert 30 < left.alive <= 40
+    with pytest.raises(ConfigurationError, match="from 1 to 8 shards is not finished: reliq shards q --finish"):
+        admin.resize("q", 16)
+
+    drain(Queue("q", url=url))
+    assert not admin.finish_resize("q")
+    admin.resize("q", 16)
+
+    view = admin.shards("q")
+    assert view.map == ShardMap(2, 16, 8, "growing")
+    assert sum(one.totals["published"] for one in view.counts if one.totals) == 121
+    assert all(client.get(Keys("q", shard=k).epoch) == b"2" for k in range(16))
+
+
+@pytest.mark.parametrize("number", [8, 16])
+def test_an_id_that_stays_taken_keeps_a_growth_from_being_finished(admin, queue, url, number):
+    queue.publish_many([Outgoing(body={}, id=id, dedup=100) for id in ids()])
+    drain(queue)
+    admin.resize("q", number)
+
+    left = admin.finish_resize("q")
+
+    moved = sum(home(id, number) != 0 for id in ids())
+    assert (left.alive, left.letters, left.taken) == (0, 0, moved)
+    assert 90_000 < left.taken_ms <= 100_000
+    assert not Queue("q", url=url).publish_many([Outgoing(body={}, id=id) for id in ids()]).published
+
+
+def test_a_growth_that_was_cut_off_goes_on_when_it_is_made_again(admin, queue, client):
+    client.set(Keys("q").map, ShardMap(1, 8, 1, "growing").text)
+
+    admin.resize("q", 8)
+
+    assert client.get(Keys("q").map) == ShardMap(1, 8, 1, "growing").text
+    assert all(client.get(Keys("q", shard=k).epoch) == b"1" for k in range(8))
+
+
+def test_a_queue_that_is_paused_is_paused_in_its_new_shards_too(admin, queue, client):
+    admin.pause("q", reason="deploy", for_=60)
+
+    admin.resize("q", 4)
+
+    assert all(50_000 < client.pttl(Keys("q", shard=k).paused) <= 60_000 for k in range(4))
+
+
+def test_a_queue_shrinks_when_its_upper_shards_are_drained(admin, queue, url, client):
+    admin.resize("q", 8)
+    drain(queue)
+    assert not admin.finish_resize("q")
+    many = Queue("q", url=url)
+    many.shards()
+    many.publish_many([{}] * 16, chunk=1)
+
+    admin.resize("q", 2)
+
+    assert client.get(Keys("q", shard=5).epoch) == b"2 closed"
+    assert many.publish_many([Outgoing(body={}, id=id, dedup=0) for id in ids()]).published == 40
+    assert [one.ready for one in admin.shards("q").counts[2:]] == [2] * 6
+    assert admin.finish_resize("q").alive == 12
+    drain(Queue("q", url=url))
+    assert not admin.finish_resize("q")
+    assert admin.shards("q").map == ShardMap(2, 2, 2, "steady")
+    assert many.counts().alive == 0
+
+
+def test_what_somebody_else_changed_meanwhile_is_not_overwritten(admin, queue, client, monkeypatch):
+    write = t.remap
+
+    def late(*args, **options):
+        client.set(Keys("q").map, ShardMap(1, 2, 1, "growing").text)
+        return write(*args, **options)
+
+    monkeypatch.setattr(t, "remap", late)
+
+    with pytest.raises(ConfigurationError, match="somebody else has changed the shards of 'q' meanwhile"):
+        admin.resize("q", 8)
+    assert client.get(Keys("q").map) == ShardMap(1, 2, 1, "growing").text
+
+
+@pytest.mark.parametrize("number", [0, 3, 512])
+def test_a_number_that_is_no_power_of_two_is_refused(admin, queue, number):
+    with pytest.raises(ConfigurationError, match=f"power of two from 1 to 256, not {number}"):
+        admin.resize("q", number)
+
+
+def test_a_queue_of_go_is_refused(url):
+    Queue("q", url=url, layout=Layout.hdt3213()).publish({})
+
+    with pytest.raises(ConfigurationError, match="the Go original knows of no others"):
+        Admin(url, layout=Layout.hdt3213()).resize("q", 8)
+    with pytest.raises(ConfigurationError, match="the Go original knows of no others"):
+        Queue("q", url=url, layout=Layout.hdt3213(), shards=8)
+
+
+def test_the_command_shows_grows_and_finishes(queue, url):
+    assert reliq("shards", "q", url=url)[1].splitlines()[-1] == "q has 1 shard (epoch 0)"
+
+    code, out, _ = reliq("shards", "q", "4", "--yes", url=url)
+    assert (code, out.splitlines()[-1]) == (
+        0,
+        "q has 4 shards (epoch 1); growing, there were 1: `reliq shards q --finish` ends it",
+    )
+    queue.publish({}, id=next(id for id in ids() if home(id, 4)))
+    code, out, _ = reliq("shards", "q", "--finish", "--json", url=url)
+    told = json.loads(out)
+    assert (code, told["map"]) == (0, {"epoch": 1, "n": 4, "was": 4, "state": "steady"})
+    assert told["counts"][0]["ready"] == 1
+
+
+def test_the_command_says_what_keeps_it_from_being_finished(queue, url):
+    queue.publish({}, id=next(id for id in ids() if home(id, 4)))
+    reliq("shards", "q", "4", "--yes", url=url)
+
+    code, out, _ = reliq("shards", "q", "--finish", url=url)
+
+    assert (code, out.splitlines()[-1]) == (3, "not finished: 1 messages alive")
+    assert reliq("shards", "q", "8", "--yes", url=url)[0] == 2

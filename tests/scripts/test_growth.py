@@ -1,0 +1,208 @@
+"""
+Every order of what may happen while a queue grows: each chosen id is accepted once.
+
+The producers are the code of the package (`Route` and `Writer`), the steps are its calls, made in a real Redis. A step
+may be the last of its actor: a producer that is paused or killed is one whose next step comes late, or never. A state
+is what Redis holds and where each actor stands; from each state each actor takes its next step.
+"""
+
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+from held_clock import NOON
+
+from reliq import transitions as t
+from reliq.admin import queries
+from reliq.codec.codec import Codec
+from reliq.ids import home
+from reliq.keys import Keys
+from reliq.publish.orders import CallTerms, Order, Writer, receipts
+from reliq.publish.route import Route
+from reliq.settings import QueueSettings
+from reliq.shardmap import UNSHARDED, ShardMap, shard_map
+from reliq.wireformat import envelope_rest
+
+GROWN = ShardMap(1, 2, 1, "growing")
+SHRUNK_FROM, SHRUNK = ShardMap(1, 2, 2, "steady"), ShardMap(2, 1, 2, "shrinking")
+WINDOW_SECONDS = 600
+#: An id whose home is shard 1 of two.
+ID = next(id for number in count() if home(id := f"order-{number}", 2) == 1)
+TERMS = CallTerms(None, 0, 3_600_000, 3, WINDOW_SECONDS * 1000, False)
+#: All publish the same: a state is known by its bytes.
+ORDER = Order(ID, envelope_rest(3, 1, WINDOW_SECONDS * 1000) + b"{}", TERMS)
+
+
+class Known:
+    """What a producer knows of the shards; it has its own `map`, as each process has."""
+
+    def __init__(self, map):
+        self.map, self.first = map, Keys("q")
+
+    def keys(self, shard):
+        return self.first.of_shard(shard)
+
+    def turn(self):
+        return 0
+
+
+def producer(name, map, accepted, *, asks=True, fenced=True):
+    """Publish the id once, beginning with the map that is known; each yield is one call to Redis."""
+    known = Known(map)
+    writer = Writer(known, Codec(dict), QueueSettings(dedup=WINDOW_SECONDS))
+    route = Route(known, [ORDER])
+    while route.left:
+        if route.is_stale:
+            known.map = yield shard_map(known.first)
+            route.looked()
+        for part in route.parts():
+            if part.old_home is not None and asks:
+                free = route.asked(part, (yield clocked(route.question(part))))
+            else:
+                free = part
+            if free.orders:
+                call = clocked(writer.call(free, t.CallNumber(name, known.map.epoch + 1)))
+                answer = yield call if fenced else unfenced(call)
+                route.answered(free, receipts(free.orders, answer))
+    accepted.append(route.receipts[0].status)
+
+
+def resharder(before, after):
+    """Write the next map, tell each shard its epoch, and finish when nothing is left at the old home."""
+    yield t.remap(Keys("q"), before.text if before.epoch else b"", after.text, clock=NOON)
+    for shard in range(after.served):
+        yield t.ask(Keys("q", shard=shard), [], epoch=after.epoch, closing=shard >= after.n, clock=NOON)
+    old = Keys("q", shard=home(ID, before.n))
+    if not (yield queries.is_alive(old, ID)) and not (yield queries.is_taken(old, ID)):
+        yield t.remap(Keys("q"), after.text, replace(after, was=after.n, state="steady").text, clock=NOON)
+
+
+class Work:
+    """End whatever message is in a shard: the id stays taken for its window."""
+
+    def __init__(self, shard):
+        self.command = ("WORK", "", shard)
+        self._keys, self._numbers = Keys("q", shard=shard), count(1)
+
+    def do(self, run):
+        turn = t.CallNumber("w", next(self._numbers))
+        held = run(t.claim(self._keys, turn, limit=1, lease_ms=60_000, clock=NOON)).claimed
+        run(t.ack(self._keys, [(one, WINDOW_SECONDS * 1000) for one in held], clock=NOON))
+        return bool(held)
+
+
+def worker(shard):
+    """Look for a message until one was there."""
+    work = Work(shard)
+    while not (yield work):
+        pass
+
+
+def clocked(call):
+    return replace(call, args=[NOON, *list(call.args)[1:]])
+
+
+def unfenced(call):
+    """The call as an earlier version made it, which knew of no fence."""
+    args, at = list(call.args), len(call.script.args) - 1
+    assert call.script.args[at] == "known"
+    return replace(call, args=[*args[:at], "", *args[at + 1 :]])
+
+
+class World:
+    """Actors and a Redis: a path, which says whose step comes when, leads to a state."""
+
+    def __init__(self, client, run, before, make):
+        self._client, self._run, self._before, self._make = client, run, before, make
+
+    def walk(self, path):
+        """Go a path; return the state, which actors have a next step, and what the producers were told."""
+        self._client.flushall()
+        if self._before.epoch:
+            self._client.set(Keys("q").map, self._before.text)
+        accepted = []
+        actors = self._make(accepted)
+        stands = [(next(actor, None), 0) for actor in actors]
+        for at in path:
+            call, steps = stands[at]
+            stands[at] = self._step(actors[at], call), steps + 1
+        return self._state(stands, accepted), [at for at, (call, _) in enumerate(stands) if call is not None], accepted
+
+    def _step(self, actor, call):
+        try:
+            return actor.send(call.do(self._run) if isinstance(call, Work) else self._run(call))
+        except StopIteration:
+            return None
+
+    def _state(self, stands, accepted):
+        """What Redis holds, without lanes and counters, and what each actor is about to do."""
+        held = {}
+        for key in self._client.scan_iter():
+            if not key.endswith((b":totals", b":wake", b":watch", b":ends")) and b":lane:" not in key:
+                held[key] = self._client.dump(key)
+        calls = [
+            None if call is None else (str(call.command[:2]), tuple(map(str, call.command[3:]))) for call, _ in stands
+        ]
+        return SimpleNamespace(key=repr((sorted(held.items()), calls, accepted)), accepted=accepted)
+
+
+@pytest.fixture
+def explore(client, run):
+    """Walk every path; return how many states there are, and in how many of them the id was accepted twice."""
+
+    def make(actors, before, *, first=False):
+        world, seen, twice, todo = World(client, run, before, actors), set(), 0, [()]
+        while todo and not (first and twice):
+            path = todo.pop()
+            state, ready, accepted = world.walk(path)
+            if state.key in seen:
+                continue
+            seen.add(state.key)
+            twice += accepted.count("published") > 1
+            todo += [(*path, at) for at in ready]
+        return len(seen), twice
+
+    return make
+
+
+def actors(before, after, *, many=False, **mutant):
+    """A producer that knows the map of before, one or two that read it, who changes it, and a worker of each shard."""
+
+    def make(accepted):
+        yield producer("stale", before, accepted, **mutant)
+        yield beginning("one", accepted, mutant)
+        if many:
+            yield beginning("other", accepted, mutant)
+        yield resharder(before, after)
+        yield from map(worker, range(after.served))
+
+    return lambda accepted: list(make(accepted))
+
+
+def beginning(name, accepted, mutant):
+    """A producer that begins by reading the map, whenever that is."""
+    known = yield shard_map(Keys("q"))
+    yield from producer(name, known, accepted, **mutant)
+
+
+CHANGES = {"a growth": (UNSHARDED, GROWN), "a shrink": (SHRUNK_FROM, SHRUNK)}
+changes = pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES)
+
+
+@changes
+@pytest.mark.timeout(120)
+def test_a_chosen_id_is_accepted_once_in_every_order_of(before, after, explore, request):
+    states, twice = explore(actors(before, after, many=request.config.getoption("--long")), before)
+
+    assert twice == 0
+    assert states > 200
+
+
+@changes
+@pytest.mark.parametrize("mutant", [{"asks": False}, {"fenced": False}], ids=["no ask", "no fence"])
+@pytest.mark.timeout(120)
+def test_without_ask_or_fence_some_order_accepts_it_twice(before, after, mutant, explore):
+    _, twice = explore(actors(before, after, **mutant), before, first=True)
+
+    assert twice > 0
