@@ -241,4 +241,40 @@ MUTANTS = (
         "if asked == '' then redis.call('HSET', cron, of('last'), tick) end\nif answer == 'published' and not alive(id)",
         "tests/scripts/test_rules_periodic.py",
     ),
+    Mutant(
+        "the inbox lets everybody in",
+        "outbox/effects.py",
+        "        return write(tx, taking_note(self.queue, self.id, self.incarnation, self._keep_ms(keep), prefix)) == 1\n",
+        "        return write(tx, taking_note(self.queue, self.id, self.incarnation, self._keep_ms(keep), prefix)) >= 0\n",
+        "tests/outbox/test_inbox.py",
+    ),
+    Mutant(
+        "the inbox goes by the id alone",
+        "outbox/effects.py",
+        "        return write(tx, taking_note(self.queue, self.id, self.incarnation, self._keep_ms(keep), prefix)) == 1\n",
+        "        return write(tx, taking_note(self.queue, self.id, 0, self._keep_ms(keep), prefix)) == 1\n",
+        "tests/outbox/test_inbox.py",
+    ),
+    Mutant(
+        "a relay notes rows as sent before it publishes them",
+        "relay/mover.py",
+        "redis.sent, redis.given_up, redis.unanswered, self._took_new = [], [], earlier + new, bool(new)",
+        "redis.sent, redis.given_up, redis.unanswered, self._took_new = earlier + new, [], earlier + new, bool(new)\n"
+        "        self.store.begin()\n        self._note_answers()\n        self.store.commit()\n        redis.sent = []",
+        "tests/outbox/test_relay.py",
+    ),
+    Mutant(
+        "a late relay sends rows under a new number",
+        "relay/mover.py",
+        "True, rows, number, None, shards.map.epoch))",
+        "True, rows, self.redis.lanes.take().next(), None, shards.map.epoch))",
+        "tests/outbox/test_relay.py",
+    ),
+    Mutant(
+        "the token is the clock alone",
+        "lua/prelude.lua",
+        "  if not (last and last >= us and last < 2 ^ 53) then return us end\n",
+        "  if true then return us end\n",
+        "tests/scripts/test_rules_token.py",
+    ),
 )
