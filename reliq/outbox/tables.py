@@ -92,6 +92,12 @@ def check_dialect(dialect: str) -> Dialect:
     raise ConfigurationError(f"the outbox works in {' and '.join(DIALECTS)}, not in {str(dialect)[:40]!r}")
 
 
+def names(prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
+    """Return the names of the tables."""
+    tables = Tables.of(prefix)
+    return tables.outbox, tables.calls, tables.inbox
+
+
 def ddl(dialect: Dialect, prefix: str = DEFAULT_PREFIX) -> list[str]:
     """Return the statements that make the tables and their indexes, where they are not there yet."""
     tables = Tables.of(prefix)

@@ -32,7 +32,7 @@ LAYERS = {
     "what runs handlers": {"worker"},
     "the consumer of the public interface": {"consumer"},
     "processes of workers, web pages, traces, benchmarks, tests of users": {"process", "web", "tracing", "bench"}
-    | {"testing"},
+    | {"contrib", "testing"},
     "the command line": {"cli"},
     "python -m reliq": {"__main__"},
 }

@@ -5,7 +5,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from databases import all_of, bodies, rows_of, unsent
+from databases import Postgresql, all_of, bodies, rows_of, unsent
 
 from reliq import BodyError, ConfigurationError, Durability, Layout, Queue
 from reliq.outbox import metadata
@@ -312,3 +312,59 @@ def test_generated_ids_of_a_queue_that_says_its_shards_are_spread_without_asking
         ids = [queue.publish_in(tx, BODY) for _ in range(4)]
 
     assert sorted(id.partition("~")[2] for id in ids) == ["", "1", "2", "3"]
+
+
+DJANGO = """
+import sys
+import django
+from django.conf import settings
+
+engine, name, *rest = sys.argv[1:]
+options = dict(zip(("HOST", "PORT", "USER"), rest))
+database = {"ENGINE": f"django.db.backends.{engine}", "NAME": name, **options}
+settings.configure(DATABASES={"default": database}, INSTALLED_APPS=["reliq.contrib.django"], USE_TZ=True)
+django.setup()
+
+from django.core.management import call_command
+from django.db import connection, transaction
+from reliq import ConfigurationError, Queue
+
+orders = Queue("orders", dict, url="redis://127.0.0.1:1/0")
+call_command("migrate", verbosity=0)
+with transaction.atomic():
+    orders.publish_in(connection, {"order": 1})
+    try:
+        with transaction.atomic():
+            orders.publish_in(connection, {"order": 2})
+            raise KeyError
+    except KeyError:
+        pass
+try:
+    orders.publish_in(connection, {"order": 3})
+except ConfigurationError as error:
+    print(error)
+with connection.cursor() as cursor:
+    cursor.execute("SELECT count(*) FROM reliq_outbox")
+    print(cursor.fetchone()[0])
+call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+call_command("migrate", "reliq", "zero", verbosity=0)
+print(connection.introspection.table_names())
+"""
+
+
+def test_djangos_connections_take_rows_within_atomic_and_its_migrations_make_the_tables(request, tmp_path):
+    import subprocess
+    import sys
+
+    server = request.getfixturevalue("postgres")
+    with Postgresql(server).connect() as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+    for words in (
+        ("sqlite3", str(tmp_path / "x.db")),
+        ("postgresql", "postgres", "127.0.0.1", str(server.port), "postgres"),
+    ):
+        done = subprocess.run([sys.executable, "-c", DJANGO, *words], capture_output=True, text=True, check=False)
+        refused, count, left = done.stdout.splitlines() or [done.stderr] * 3
+        assert "transaction.atomic()" in refused
+        assert (count, left) == ("1", "['django_migrations']")

@@ -1,0 +1,1 @@
+"""Parts of reliq for frameworks; each is imported by its framework alone."""

@@ -1,0 +1,11 @@
+"""The application's name in Django."""
+
+from django.apps import AppConfig
+
+
+class ReliqConfig(AppConfig):  # type: ignore[misc]  # Django has no types of its own
+    """The tables of the outbox and the inbox."""
+
+    name = "reliq.contrib.django"
+    label = "reliq"
+    verbose_name = "reliq"

@@ -1,0 +1,25 @@
+"""Makes the tables of the outbox and the inbox."""
+
+from typing import Any, ClassVar
+
+from django.db import migrations
+
+from reliq.outbox.tables import check_dialect, ddl, names
+
+
+def make(_apps: Any, editor: Any) -> None:
+    """Make the tables and their indexes."""
+    for statement in ddl(check_dialect(editor.connection.vendor)):
+        editor.execute(statement)
+
+
+def drop(_apps: Any, editor: Any) -> None:
+    """Drop the tables, with what is in them."""
+    for name in names():
+        editor.execute(f"DROP TABLE {name}")
+
+
+class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types of its own
+    """The first."""
+
+    operations: ClassVar = [migrations.RunPython(make, drop)]
