@@ -4,7 +4,7 @@
 -- ARGV  clock number nonce lease_ms limit first direct slots suspects narrowest watcher
 -- Runs  lane:DEL,GET,SET ready:LLEN,LPUSH,LRANGE,LTRIM retry:LLEN,LPUSH,LRANGE,LTRIM unack:ZADD,ZRANGE,ZSCORE
 --       pending:ZADD,ZRANGE retries_left:HDEL,HGET,HMGET lease:HDEL,HGET,HMGET,HSET errors:HDEL,HMGET totals:HINCRBY
---       ends:XADD wake:LLEN,LPUSH,LTRIM watch:DEL,GET,PTTL,SET paused:EXISTS token:SET
+--       ends:XADD wake:LLEN,LPUSH,LTRIM watch:DEL,GET,PTTL,SET paused:EXISTS token:GET,SET
 -- Returns  ms until pending and until unack are due (-1: none, -2: another process watches), how many ids
 --          are left in the lists, the token of the claim (0 of one without ids), then id, retries left, deaths in a row for each claimed
 -- Nothing to do: no ids. A repeated number gets those of its ids that still carry its nonce, with a new deadline.

@@ -73,10 +73,10 @@ local function add(kind, n) return n > 0 and redis.pcall('HINCRBY', totals, kind
 -- A number above all that claims were given before: the time, unless the clock went back, or a replica was promoted
 -- whose clock is behind. A key of another type is refused here, by name; a number that no claim writes is none.
 local function new_token()
-  local last = tonumber(read('SET', token, us, 'GET') or 0)
-  if not (last and last >= us and last < 2 ^ 53) then return us end
-  redis.call('SET', token, last + 1)
-  return last + 1
+  local last = tonumber(read('GET', token) or 0)
+  local next = last and last >= us and last < 2 ^ 53 and last + 1 or us
+  redis.call('SET', token, next)
+  return next
 end
 
 local function push_token()

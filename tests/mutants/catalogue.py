@@ -273,8 +273,8 @@ MUTANTS = (
     Mutant(
         "the token is the clock alone",
         "lua/prelude.lua",
-        "  if not (last and last >= us and last < 2 ^ 53) then return us end\n",
-        "  if true then return us end\n",
+        "last and last >= us and last < 2 ^ 53 and last + 1 or us",
+        "us",
         "tests/scripts/test_rules_token.py",
     ),
 )
