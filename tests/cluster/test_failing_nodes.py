@@ -12,6 +12,7 @@ from reliq.errors import RedisUnavailableError
 from reliq.transport.breakers import Breakers
 from reliq.transport.connection import Connection
 from reliq.transport.failures import NotSentError, is_failure
+from tests.cluster_servers import NODE_TIMEOUT_MS
 
 
 @pytest.fixture
@@ -25,11 +26,20 @@ def keys(cluster, queues):
 
 @pytest.fixture
 def paused(cluster, keys):
-    """The port of a node that stands still until the test ends."""
+    """The port of a node that stands still until the test ends; the others wait for it."""
     port = next(iter(keys))
+    allow(cluster, 60_000)
     cluster.pause(cluster.server_at(port))
     yield port
     cluster.resume(cluster.server_at(port))
+    cluster.wait_until_ok()
+    allow(cluster, NODE_TIMEOUT_MS)
+
+
+def allow(cluster, ms):
+    """Have nodes be silent for so long before they have failed."""
+    for server in cluster.nodes:
+        cluster.ask(server, "CONFIG", "SET", "cluster-node-timeout", ms)
 
 
 def lengths(keys):
