@@ -30,6 +30,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--drain", type=float, default=120, help="seconds in which everything must be worked off")
     parser.add_argument("--server", type=Path, help="the redis-server to run")
     parser.add_argument("--cluster", action="store_true", help="break a Cluster of three primaries and three replicas")
+    parser.add_argument("--shards", type=int, default=16, help="with --cluster: how many one of its queues gets")
     parser.add_argument("--folder", type=Path, help="keep histories, schedule, report and picture there")
     parser.add_argument("--again", type=Path, help="judge the histories in this folder, and run nothing")
     parser.add_argument("--strict", action="store_true", help="also fail when recovery or lateness miss their aims")
@@ -52,7 +53,7 @@ def prepared(given: argparse.Namespace, folder: Path) -> Plan:
     seed = secrets.randbelow(10**6) if given.seed is None else given.seed
     seconds = given.seconds if given.minutes is None else given.minutes * 60
     rate = given.rate or (QUICK_RATE if given.minutes is None else LONG_RATE)
-    plan = Plan(seed, seconds, rate, given.drain, given.server, "cluster" if given.cluster else "server")
+    plan = Plan(seed, seconds, rate, given.drain, given.server, "cluster" if given.cluster else "server", given.shards)
     text = f"seed {seed}\n" + "".join(f"{fault}\n" for fault in schedule(seed, seconds, plan.kind))
     (folder / "schedule.txt").write_text(text)
     print(text, flush=True)

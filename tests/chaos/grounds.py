@@ -86,11 +86,17 @@ class OneServer:
 
 
 class ManyServers:
-    """Three primaries with a replica each, whose bus goes through proxies."""
+    """
+    Three primaries with a replica each, whose bus goes through proxies.
+
+    Args:
+        shards: how many one of the queues gets, in two steps.
+    """
 
     kind: Kind = "cluster"
 
-    def __init__(self, server: Path | None = None) -> None:
+    def __init__(self, server: Path | None = None, shards: int = 8) -> None:
+        self.shards = shards
         self.cluster = LiveCluster(server or find_server())
         self.bus: Bus
         self._clients: dict[int, redis.Redis] = {}

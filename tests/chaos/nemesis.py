@@ -14,7 +14,7 @@ from tests.chaos import vandal
 from tests.chaos.arena import Arena, Member
 from tests.chaos.grounds import OneServer
 from tests.chaos.outages import FAULTS_OF_A_CLUSTER
-from tests.chaos.schedule import LAST, OF_PROCESSES, OF_THE_SERVER, Fault
+from tests.chaos.schedule import OF_PROCESSES, OF_THE_SERVER, Fault
 from tests.chaos.workload import LEASE_SECONDS
 
 #: How often a server that does not answer is told again.
@@ -120,7 +120,7 @@ def unleash(arena: Arena, faults: list[Fault], start: float) -> list[threading.T
 def _track(arena: Arena, faults: list[Fault], start: float) -> None:
     for fault in faults:
         time.sleep(max(0.0, start + fault.at - time.monotonic()))
-        if time.monotonic() > start + fault.length - LAST:
+        if time.monotonic() > start + fault.length:
             return  # those before took their time
         began = time.monotonic()
         FAULTS[fault.kind](arena, fault)

@@ -16,6 +16,7 @@ from reliq.errors import RedisUnavailableError
 from tests import cluster_moves as moves
 from tests.chaos.arena import Arena
 from tests.chaos.grounds import ManyServers
+from tests.chaos.growth import shards_added
 from tests.chaos.schedule import Fault
 from tests.chaos.workload import place_keys
 from tests.waiting import eventually
@@ -183,6 +184,7 @@ FAULTS_OF_A_CLUSTER: dict[str, Callable[[Arena, Fault], None]] = {
         node_forgotten,
         slot_moved_by_hand,
         slot_moved_at_once,
+        shards_added,
         nodes_disturbed,
     )
 }

@@ -25,6 +25,7 @@ class Plan:
 
     Attributes:
         kind: what is broken: one server, or a Cluster.
+        shards: how many a queue of a Cluster gets, in two steps.
     """
 
     seed: int
@@ -33,12 +34,13 @@ class Plan:
     drain_seconds: float = 120.0
     server: Path | None = None
     kind: Kind = "server"
+    shards: int = 8
 
 
 def run(plan: Plan, folder: Path) -> None:
     """Run `plan`; every process writes its history into `folder`."""
     with (
-        OneServer(folder, plan.server) if plan.kind == "server" else ManyServers(plan.server) as ground,
+        OneServer(folder, plan.server) if plan.kind == "server" else ManyServers(plan.server, plan.shards) as ground,
         Arena(folder, plan.seed, ground) as arena,
     ):
         arena.start_consumers()

@@ -27,6 +27,7 @@ OF_THE_CLUSTER = (
     "node_forgotten",
     "slot_moved_by_hand",
     "slot_moved_at_once",
+    "shards_added",
     "nodes_disturbed",
 )
 #: What is broken -> the faults that it has, beside those of processes.

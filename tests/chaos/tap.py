@@ -17,6 +17,8 @@ from tests.chaos.history import Journal
 
 SETTLING = ("ack", "nack", "extend", "release", "snooze")
 LETTING_GO = ("ack", "nack", "release", "snooze")
+#: What a claim answers before its messages.
+HEAD_OF_CLAIM = 4
 _BY_CODE = {code: one for one in map(script, ("claim", *SETTLING)) for code in (one.sha, one.text)}
 
 
@@ -67,7 +69,7 @@ class Tap:
                 self._journal.write(_failure(reply), call=number)
         elif one.name == "claim":
             ids_by_nonce = defaultdict(list)
-            for id, left, deaths in zip(*(reply[at::3] for at in (3, 4, 5)), strict=True):
+            for id, left, deaths in zip(*(reply[HEAD_OF_CLAIM + at :: 3] for at in range(3)), strict=True):
                 nonce = f"{deaths}~{one.head['nonce']}" if deaths else one.head["nonce"]
                 ids_by_nonce[nonce].append([id.decode(), int(left)])
             lease = int(one.head["lease_ms"]) / 1000

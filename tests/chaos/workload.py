@@ -14,6 +14,7 @@ RETRIES = {"sturdy": 20, "frail": 1, "south": 20, "spread": 20}
 QUEUES = {name: Queue(name, dict, retries=retries, dedup=30) for name, retries in RETRIES.items()}
 #: What is broken -> the queues of such a run, and how much of what is published each gets. In a Cluster of three the
 #: first three queues lie at a node each, and the shards of the last at all.
+GROWING = "spread"
 SHARES = {"server": {"sturdy": 9, "frail": 1}, "cluster": {"sturdy": 3, "frail": 2, "south": 3, "spread": 4}}
 
 Answer = Literal["ack", "nack", "raise", "snooze", "reject"]
