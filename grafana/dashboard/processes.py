@@ -147,6 +147,17 @@ WORKERS = [
         unit="bytes",
     ),
     Panel(
+        "Outbox",
+        "Rows of the outbox that wait for a relay, the age of the oldest in seconds, and rounds in which the database was "
+        "away. It grows: no relay runs, or Redis refuses a queue, which the relay's log names.",
+        {
+            "rows": f"max(reliq_outbox_rows{{{SOURCE}}})",
+            "oldest, s": f"max(reliq_outbox_oldest_seconds{{{SOURCE}}})",
+            "database away": f"round(sum(increase(reliq_outbox_database_errors_total{{{SOURCE}}}{WINDOW})))",
+        },
+        limits={1000: YELLOW},
+    ),
+    Panel(
         "Redis errors",
         "Tries of workers that failed, and times that Redis was away for a process and answered again. away: network or "
         "server; refused: Redis is out of memory, read-only, or denies a command.",

@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +14,8 @@ from reliq.cli.output import complain, say
 from reliq.client.client import Clients
 from reliq.logs.observer import LogObserver
 from reliq.logs.setup import configure_logging
+from reliq.metrics.endpoint import DEFAULT_HOST
+from reliq.metrics.serving import of_relay
 from reliq.outbox.database import Database as DatabaseConnection
 from reliq.outbox.tables import DEFAULT_PREFIX
 from reliq.relay.mover import OutboxMover
@@ -42,6 +44,8 @@ def relay(
     again_since: Annotated[
         str, typer.Option(metavar="TIME", help="First have what was sent within that time sent again: 10m.")
     ] = "",
+    metrics_port: Annotated[int | None, typer.Option(help="Serve /metrics, /live and /ready on this port.")] = None,
+    metrics_host: Annotated[str, typer.Option(help="The address to serve them on.")] = DEFAULT_HOST,
     url: Url = None,
 ) -> None:
     """
@@ -67,7 +71,8 @@ def relay(
             say(f"moved {mover.move_all()} rows")
             mover.close()
     if not once:
-        _run(mover, observers)
+        with nullcontext() if metrics_port is None else of_relay(metrics_port, metrics_host, observers):
+            _run(mover, observers)
 
 
 @contextmanager

@@ -178,6 +178,16 @@ RECONNECTS = Spec(
     "reliq_redis_reconnects_total", "counter", "How often Redis was away for a process and answered it again."
 )
 
+OUTBOX_ROWS = Spec(
+    "reliq_outbox_rows", "gauge", "Rows of the outbox that wait for a relay, counted up to 100,000.", merged="max"
+)
+OUTBOX_OLDEST = Spec(
+    "reliq_outbox_oldest_seconds", "gauge", "How long ago the oldest row that waits was written.", merged="max"
+)
+OUTBOX_ERRORS = Spec(
+    "reliq_outbox_database_errors_total", "counter", "Rounds of relays that failed: the database was away."
+)
+
 WORKERS = Spec("reliq_workers", "gauge", "Worker processes that run.")
 RESTARTS = Spec("reliq_restarts_total", "counter", "Worker processes that ended and were replaced.", ("reason",))
 BUILD = Spec(
@@ -217,7 +227,7 @@ _OF_REDIS = (
 )
 _OF_PROCESSES = (
     *(HANDLER, HANDLER_FAILURES, LAG, INFLIGHT, LONGEST, SLOTS, SLOTS_BUSY, SLOTS_HUNG, LOST, LATE, LAST_CLAIM),
-    *(REDIS_ERRORS, RECONNECTS),
+    *(REDIS_ERRORS, RECONNECTS, OUTBOX_ROWS, OUTBOX_OLDEST, OUTBOX_ERRORS),
 )
 _OF_WORKERS = (WORKERS, RESTARTS, BUILD, CPU, MEMORY, OPEN_FDS, STARTED)
 

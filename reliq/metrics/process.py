@@ -35,7 +35,7 @@ class ProcessMetrics(Collector):
 
     kinds = (
         *(events.Handled, events.Started, events.Lost, events.RenewalLate),
-        *(events.RedisAway, events.RedisBack, events.RedisRefused),
+        *(events.RedisAway, events.RedisBack, events.RedisRefused, events.OutboxSeen, events.DatabaseAway),
     )
 
     def __init__(
@@ -75,6 +75,11 @@ class ProcessMetrics(Collector):
                 with self._lock:
                     self._away.add((queue, part))
                 self._figures.add(self._place(names.REDIS_ERRORS, "away"))
+            case events.OutboxSeen(_, waiting, oldest_seconds):
+                self._set(names.OUTBOX_ROWS, (), waiting)
+                self._set(names.OUTBOX_OLDEST, (), oldest_seconds)
+            case events.DatabaseAway():
+                self._figures.add(self._place(names.OUTBOX_ERRORS))
             case events.RedisRefused():
                 self._figures.add(self._place(names.REDIS_ERRORS, "refused"))
             case events.RedisBack(queue, part):

@@ -147,3 +147,16 @@ def of_queues(port: int, host: str | None, *, connection: Connection, queues: Se
         live=asked.complaint,
         ready=lambda: "" if asked.redis_answers() else "Redis does not answer",
     )
+
+
+@contextmanager
+def of_relay(port: int, host: str, observers: list[Observer]) -> Iterator[Endpoint]:
+    """Serve the figures of a relay that runs in this process; they are among `observers` while they are served."""
+    metrics = ProcessMetrics()
+    page = Page([metrics, Build(), Usage(lambda: {"0": os.getpid()})])
+    observers.append(metrics)
+    try:
+        with Endpoint(port, host, page=page, live=str, ready=str) as endpoint:
+            yield endpoint
+    finally:
+        observers.remove(metrics)

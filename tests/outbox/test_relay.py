@@ -5,6 +5,7 @@ from contextlib import closing
 
 import pytest
 from databases import all_of, bodies, unsent
+from ports import free_port
 from waiting import eventually
 
 from reliq import ConfigurationError, Consumer, Durability, Queue, Relay, events
@@ -519,15 +520,27 @@ def test_the_command_relay_says_in_one_line_what_is_wrong(tmp_path, url, capsys,
         assert (exit_code, text in said, "secret" in said, "Traceback" in said) == (code, True, False, False), said
 
 
+def page(port):
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            return answer.read()
+    except OSError:
+        return b""
+
+
 def test_a_relay_process_ends_in_peace_and_leaves_nothing_over(database, url, orders, tmp_path):
     import signal
     import subprocess
     import sys
 
-    command = [sys.executable, "-m", "reliq", "relay", "--database", database.url, "--url", url]
+    port = str(free_port())
+    relay = ["relay", "--database", database.url, "--url", url, "--metrics-port", port]
     publish(database, orders)
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-m", "reliq", *relay], stderr=subprocess.PIPE, text=True) as process:
         eventually(lambda: orders.counts().ready == 1, "the row is moved")
+        eventually(lambda: b"reliq_outbox_rows 0" in page(port), "the look is served")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         assert process.stderr.read() == ""
