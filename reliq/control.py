@@ -56,7 +56,7 @@ class Control:
         self._lanes = Lanes()
         self._clients = Clients(target, observers)
         #: The shards as this process knows them, without a question to Redis.
-        self.known_shards = Shards(keys, self._clients, shards)
+        self.known_shards = Shards(keys, self._clients, shards, target if isinstance(target, tuple) else ())
 
     @property
     def name(self) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
+from reliq.client.independent import shards_wanted
 from reliq.client.moves import Moves
 from reliq.codec.codec import Codec
 from reliq.control import Control
-from reliq.errors import ProtocolError, RedisRefusedError, RedisUnavailableError
 from reliq.keys import Keys, Layout
 from reliq.publish.orders import BulkTally, Writer
 from reliq.publish.sender import Sender, begun
@@ -20,7 +20,6 @@ from reliq.publish.transactional import TransactionalPublishes
 from reliq.receive.batch import Receiver
 from reliq.receive.receive import areceiving, receiving
 from reliq.settings import Durability, QueueSettings, SettingsOptions, seconds
-from reliq.shardmap import ShardMap
 from reliq.transport.connection import check_slots
 from reliq.transport.target import check_target
 
@@ -46,7 +45,7 @@ class QueueOptions(SettingsOptions, total=False):
     url: Target | None
     layout: Layout
     observers: Sequence[Observer]
-    shards: int | None
+    shards: int | Sequence[str] | None
 
 
 class Queue(Control, TransactionalPublishes[B], Generic[B]):
@@ -69,7 +68,8 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         url: a Redis URL or a redis-py client; None means RELIQ_URL when it is first needed.
         layout: how keys are spelled; `Layout.hdt3213()` shares a queue with the Go original.
         observers: callables that are called with every event.
-        shards: how many shards the queue must have, a power of two; None takes as many as it has.
+        shards: how many shards the queue must have, a power of two; or the URLs of independent servers, which have one
+            shard each. None takes as many as it has.
 
     Raises:
         ConfigurationError: a name or setting is not allowed.
@@ -97,14 +97,14 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         url: Target | None = None,
         layout: Layout = Layout.RELIQ,
         observers: Sequence[Observer] = (),
-        shards: int | None = None,
+        shards: int | Sequence[str] | None = None,
         **settings: Unpack[SettingsOptions],
     ) -> None:
         keys = Keys(name, layout)
+        wanted, url = shards_wanted(shards, url, layout)
         if url is not None:
             check_target(url)
             check_slots(url, layout)
-        wanted = None if shards is None else ShardMap.wanted(shards, layout)
         super().__init__(keys, QueueSettings(**settings), url, observers, wanted)
         self.codec: Codec[B] = Codec(body, validate=validate)
         self.moves = Moves(self.keys, self._clients.blocking)
@@ -176,8 +176,6 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         Example: `queue.publish_many(Order(number) for number in range(10_000)).published`
         """
         tally, durability = BulkTally(max_backlog), self._durability(durability)
-        with suppress(RedisUnavailableError, RedisRefusedError, ProtocolError):  # which the first call will tell
-            self.known_shards.refresh(for_seconds=0.0)
         with ThreadPoolExecutor(1, "reliq-publish") as sending:  # while Redis works on a call, the next one is made
             under_way: Callable[[], list[Receipt]] = list
             try:
@@ -186,7 +184,11 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
                     tally.add(done())
                     while tally.is_bounded and tally.is_full(self.counts()):
                         time.sleep(BACKLOG_SECONDS)
+                    is_first = self.known_shards.is_due  # the next is made when it is known how many shards there are
                     under_way = begun(sending, partial(self._sender.send, orders, tally.confirmed, durability))
+                    if is_first:
+                        tally.add(under_way())
+                        under_way = list
             except Exception:
                 under_way()  # when it has failed too, that came first
                 raise
@@ -203,8 +205,6 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
     ) -> BulkResult:
         """As `publish_many`, in async code."""
         tally, durability = BulkTally(max_backlog), self._durability(durability)
-        with suppress(RedisUnavailableError, RedisRefusedError, ProtocolError):
-            await self.known_shards.arefresh(for_seconds=0.0)
         for orders in self._writer.chunks(items, chunk):
             while tally.is_bounded and tally.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
                 await asyncio.sleep(BACKLOG_SECONDS)

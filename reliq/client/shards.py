@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from itertools import count
 from random import randrange
 from typing import TYPE_CHECKING
 
+from reliq.client.independent import take_places
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError, WrongKeyTypeError
 from reliq.ids import home
 from reliq.shardmap import UNSHARDED, ShardMap, shard_map
@@ -35,9 +37,9 @@ class Shards:
         map: as it was read last.
     """
 
-    def __init__(self, keys: Keys, clients: Clients, wanted: int | None = None) -> None:
+    def __init__(self, keys: Keys, clients: Clients, wanted: int | None = None, servers: tuple[str, ...] = ()) -> None:
         self.first, self._keys, self._clients, self._wanted = keys, [keys], clients, wanted
-        self.map = UNSHARDED
+        self.map, self._servers, self._has_places = UNSHARDED, servers, not servers
         self._turns = count(randrange(1 << 16))
 
     def keys(self, shard: int) -> Keys:
@@ -55,6 +57,11 @@ class Shards:
     def is_old(self) -> bool:
         """Whether the map must be read again: its time is over, or connections mean another Redis since."""
         return self._clients.epoch is not transport.epoch or time.monotonic() >= self._clients.mapped_until
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the map is to be read before it is gone by."""
+        return time.monotonic() >= self._clients.mapped_until
 
     def turn(self) -> int:
         """Return the shard for the next messages with generated ids: one after another; of as many as are wanted at least."""
@@ -104,11 +111,17 @@ class Shards:
             ConfigurationError: there are not as many shards as are wanted.
             RedisUnavailableError, RedisRefusedError: it cannot be read.
         """
+        if not self._has_places:
+            take_places(self.first, self._servers)
+            self._has_places = True
         keys, client = self.first, self._clients.blocking()
         self._take(UNSHARDED if keys.bare else client.run(shard_map(keys), for_seconds=for_seconds))
 
     async def aread(self, *, for_seconds: float = 0.0) -> None:
         """As `read`, in async code."""
+        if not self._has_places:
+            await asyncio.to_thread(take_places, self.first, self._servers)
+            self._has_places = True
         keys, client = self.first, self._clients.asynchronous()
         self._take(UNSHARDED if keys.bare else await client.run(shard_map(keys), for_seconds=for_seconds))
 

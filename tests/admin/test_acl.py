@@ -53,6 +53,7 @@ NO_ROLE = {
     "bench/bare.py",  # tries what a server can do, as whoever may do all
     "bench/bench.py",
     "bench/node.py",
+    "client/independent.py",  # who first names the servers of a queue may do all
     "bench/removal.py",
     "bench/stage.py",
     "testing/kit.py",  # a test's own Redis
