@@ -68,7 +68,8 @@ class TestClock:
             ConfigurationError: time would go backwards, time-machine is not installed, or something else holds the clock.
         """
         by_us = round(seconds("travel", by, most=LONGEST_SECONDS) * 1_000_000)
-        self._move_to(_now_us() + by_us, ticks=not self._is_held and _ticks())
+        # Due times are rounded up to whole ms: so is the time that meets them.
+        self._move_to(-(-(_now_us() + by_us) // 1000) * 1000, ticks=not self._is_held and _ticks())
 
     def hold(self) -> None:
         """Have time pass by `travel` alone; raise as that does."""

@@ -193,3 +193,11 @@ def test_ticks_come_from_the_beginning_of_the_test_and_a_body_that_cannot_be_mad
     reliq.travel(60)
     with pytest.raises(LookupError, match="no body"):
         reliq.drain(consumer)
+
+
+def test_travelling_for_a_delay_is_enough_at_whatever_part_of_a_millisecond(reliq, shop):
+    with time_machine.travel(1_800_000_000.0004, tick=False):
+        shop.orders.publish(shop.Order(1), delay=60)
+        reliq.travel(60)
+
+        assert len(reliq.drain(shop.consumer).acked) == 2
