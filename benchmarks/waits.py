@@ -44,7 +44,7 @@ def pickup(cluster: LiveCluster, server: Path) -> None:
     print(f"{'ms':<28}{'pickup p50':>12}{'p90':>8}{'p99':>8}{'late p50':>12}{'p90':>8}{'p99':>8}")
     with EmbeddedRedis(server=server) as single:
         _print_waits("1 queue, one Redis", [Queue("q0", float, url=single.url)])
-    for number in (20,):
+    for number in (1, 2, 20):
         cluster.heal()
         _print_waits(f"{number} queues, Cluster", [Queue(f"q{at}", float, url=cluster.url) for at in range(number)])
     cluster.heal()
@@ -65,6 +65,7 @@ def _print_waits(name: str, queues: list[Queue[float]]) -> None:
     for queue in queues:
         consumer.handler(queue)(handle)
     consumer.start()
+    time.sleep(2)
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         queue = random.choice(queues)
