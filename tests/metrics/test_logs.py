@@ -237,6 +237,25 @@ def test_redis_away_is_said_once_for_all_parts_and_redis_back_once(caplog):
     assert said[1].startswith("Redis is back after ")
 
 
+def test_a_server_of_one_queue_that_is_away_is_said_once_for_this_queue(caplog):
+    caplog.set_level(logging.DEBUG, "reliq")
+    observer = LogObserver()
+    for event in (
+        *[events.RedisAway("orders", part, "gone") for part in ("fetcher", "settler", "fetcher")],
+        events.RedisAway("mails", "fetcher", "gone"),
+        events.RedisBack("orders", "fetcher"),
+        events.RedisBack("orders", "settler"),
+    ):
+        observer(event)
+
+    said = [record.getMessage() for record in caplog.records]
+    assert said[:2] == [
+        f"{name}: its server is away, others go on, trying again until it is back (gone)"
+        for name in ("orders", "mails")
+    ]
+    assert [line.startswith("orders: its server is back after ") for line in said[2:]] == [True]
+
+
 def test_lines_that_say_something_else_and_those_for_debugging_are_not(lines):
     limiter = Limiter()
     others = [events.Handled(f"q{number}", "m", 1, "nack", 0.1, "ValueError") for number in range(50)]

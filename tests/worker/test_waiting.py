@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from itertools import count, pairwise
 
 import pytest
+from waiting import eventually
 
 from reliq import Consumer, Nack, WorkerSettings
 from reliq.client.client import Client
@@ -150,6 +151,23 @@ def test_a_publish_wakes_one_idle_worker_of_several(no_looks, queue, url, record
 
         # The one that was woken waits again; the others wait as before.
         assert commands_of(client)["blpop"] - before <= 2
+
+
+def test_a_message_of_one_queue_costs_three_scripts_a_read_and_a_wait(
+    no_looks, queue, consumer, start, recorder, client
+):
+    consumer.handler(queue)(lambda body: None)
+    start()
+    eventually(lambda: client.info("clients")["blocked_clients"], "it waits")
+    before = commands_of(client)
+
+    for number in range(20):
+        queue.publish("x")
+        recorder.wait_for(Acked, number + 1)
+
+    eventually(lambda: commands_of(client)["blpop"] - before["blpop"] == 20, "it waits again")
+    made = {name: calls - before.get(name, 0) for name, calls in commands_of(client).items()}
+    assert (made["evalsha"], made["mget"], made.get("lpop", 0)) == (3 * 20, 20, 0)  # publish, claim, ack
 
 
 def test_what_nobody_announced_is_found_by_the_next_look(queue, consumer, start, recorder, client):
