@@ -63,7 +63,8 @@ class Producer:
             try:
                 ids, durable = self._send(one, ids)
             except PublishFailed as failure:
-                ids, unknown = failure.ids, unknown or failure.outcome == "unknown"
+                # Of several shards a failure names the messages of those that failed; chosen ids are published again whole.
+                ids, unknown = ids or failure.ids, unknown or failure.outcome == "unknown"
                 if time.monotonic() < until:
                     continue
                 self._journal.write("unpublished", call=call, ids=ids, unknown=unknown)
