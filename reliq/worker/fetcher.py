@@ -158,6 +158,7 @@ class Fetcher:
         """Pass this process' wake tokens and watches on to other processes, because it ends."""
         if self._tokens is not None:
             self._tokens.close()
+            self._tokens = None
         requests: list[Any] = []
         for one in self._queues:
             # Others look at a shard of many but rarely while they believe that it is watched.

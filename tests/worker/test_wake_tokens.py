@@ -5,11 +5,13 @@ import time
 from contextlib import ExitStack, contextmanager
 
 import pytest
+import redis
 from cluster_moves import SlotMove
 from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
 from reliq.client.client import Client
+from reliq.embedded import EmbeddedRedis
 from reliq.events import Acked, RedisAway, RedisBack, Started
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.worker.fetcher import POLL_SECONDS
@@ -117,7 +119,7 @@ def test_a_sharded_queue_is_worked_on_at_every_server(no_looks, cluster, blocked
     for keys in shards:
         put(keys, ["x"] * 50, by=client)
     consumer.handler(queue)(lambda body: None)
-    start(consumer)
+    engine = start(consumer)
     recorder.wait_for(Acked, 16 * 50)
     eventually(lambda: blocked() == 16, "a wait for each shard stands")
     before = commands_of(cluster)
@@ -131,6 +133,32 @@ def test_a_sharded_queue_is_worked_on_at_every_server(no_looks, cluster, blocked
     assert {event.queue for event in recorder.of(Started)} == {"orders"}
     assert after.get("lpop", 0) == before.get("lpop", 0)
     assert after["evalsha"] - before["evalsha"] <= 3 * 16  # publish, claim, ack; several are settled at once
+    for _ in range(2):  # as when a process is replaced, and then stopped
+        engine.stop_claiming()
+    eventually(lambda: blocked() == 0, "nothing waits any more")
+
+
+def test_shards_on_servers_that_know_nothing_of_each_other_are_all_worked_on(
+    no_looks, server_path, start, recorder, spread, put
+):
+    with EmbeddedRedis(server=server_path) as first, EmbeddedRedis(server=server_path) as second:
+        urls = first.url, second.url
+        queue, consumer = Queue("orders", str, url=urls), Consumer(urls, observers=[recorder])
+        client = Client.to(Connection.to(urls), WORKER_TIMEOUT_SECONDS)
+        with redis.Redis.from_url(first.url) as at:
+            shards = spread(queue, 4, at=at)
+        consumer.handler(queue)(lambda body: None)
+        start(consumer)
+        for keys in shards:
+            put(keys, ["x"] * 50, by=client)
+        recorder.wait_for(Acked, 4 * 50)
+
+        second.kill()
+        for keys in shards[::2]:
+            put(keys, ["y"], by=client)
+
+        recorder.wait_for(Acked, 4 * 50 + 2)
+        consumer.stop(grace=0)
 
 
 @contextmanager
