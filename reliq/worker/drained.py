@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.client.client import Client
-    from reliq.handlers.handler import Handler
     from reliq.keys import Keys
     from reliq.message import Counts
     from reliq.worker.inflight import Inflight
+    from reliq.worker.served import Served
 
 logger = logging.getLogger("reliq")
 
@@ -30,9 +30,9 @@ REPORT_SECONDS = 10.0
 class Drained:
     """Looks whether the queues are empty but for what is due later, and says from time to time what is left."""
 
-    def __init__(self, client: Client, handlers: Sequence[Handler], inflight: Inflight) -> None:
+    def __init__(self, client: Client, served: Served, inflight: Inflight) -> None:
         self._client, self._inflight = client, inflight
-        self._queues = [handler.queue.keys for handler in handlers]
+        self._served = served
         self._tell_at = time.monotonic() + REPORT_SECONDS
 
     def look(self, *, delayed: bool) -> bool:
@@ -50,7 +50,8 @@ class Drained:
         """Return what is left, in words."""
         if held := len(self._inflight.deliveries()):
             return [f"for {held} message(s) held here"]
-        counts = dict(zip(self._queues, self._asked([transitions.counts(keys) for keys in self._queues]), strict=True))
+        shards = self._served.shards()
+        counts = dict(zip(shards, self._asked([transitions.counts(keys) for keys in shards]), strict=True))
         filled = {keys: one for keys, one in counts.items() if one.alive and not one.paused}
         if delayed:
             return [f"for {keys.name}: {_shown(one)}" for keys, one in filled.items()]

@@ -75,7 +75,7 @@ class Engine:
         periodic: Sequence[Periodic] = (),
         relay: OutboxMover | None = None,
     ) -> None:
-        self._handlers, self._settings, self._periodic, self._relay = handlers, settings, periodic, relay
+        self._settings, self._periodic, self._relay = settings, periodic, relay
         self._client = client = Client.to(connection, reply_seconds(handlers), observers)
         inflight, served = self.inflight, self._served = Inflight(handlers, settings.concurrency), Served(handlers)
         #: Deliveries that the stop cut off, or could not give back; None before the end of its grace.
@@ -149,7 +149,7 @@ class Engine:
 
     @cached_property
     def _drained(self) -> Drained:
-        return Drained(self._client, self._handlers, self.inflight)
+        return Drained(self._client, self._served, self.inflight)
 
     def is_drained(self, *, delayed: bool) -> bool:
         """Return whether nothing is held here and every queue is empty; only with `delayed`, messages that are due later count."""

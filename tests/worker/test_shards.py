@@ -101,6 +101,18 @@ def test_a_worker_notices_that_there_are_more_shards_and_fewer(
     recorder.wait_for(Acked, 10)
 
 
+def test_a_drain_ends_when_every_shard_is_empty(queue, consumer, spread, put, client):
+    shards, done = spread(queue, 4), []
+    consumer.handler(queue)(done.append)
+    put(shards[3], ["later"], delay_ms=500)
+    put(shards[0], ["now"])
+
+    consumer.drain()
+
+    assert done == ["now", "later"]
+    assert alive(client, shards) == 0
+
+
 def test_a_worker_does_not_begin_with_another_number_of_shards_than_it_must_have(url, consumer, spread, start):
     queue = Queue("q", str, url=url, shards=4)
     spread(queue, 8)
