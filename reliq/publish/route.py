@@ -34,16 +34,30 @@ class Route:
         left: how many orders have no receipt yet.
     """
 
+    __slots__ = (
+        "_confirmed",
+        "_detours",
+        "_looks",
+        "_map",
+        "_orders",
+        "_receipts",
+        "_shards",
+        "_whole",
+        "is_stale",
+        "left",
+    )
+
     def __init__(self, shards: Shards, orders: list[Order], confirmed: int = 0) -> None:
         self._shards, self._map, self._orders = shards, shards.map, orders
         self._receipts: dict[int, Receipt] = {}
+        self._whole: list[Receipt] | None = None  # all receipts at once, of a publish that went in one part
         self.left, self.is_stale = len(orders), False
         self._confirmed, self._looks, self._detours = confirmed, 0, DETOURS
 
     @property
     def receipts(self) -> list[Receipt]:
         """The receipts, in the order of the orders."""
-        return [self._receipts[at] for at in range(len(self._orders))]
+        return self._whole if self._whole is not None else [self._receipts[at] for at in range(len(self._orders))]
 
     @property
     def unsent(self) -> list[Order]:
@@ -123,6 +137,9 @@ class Route:
 
     def answered(self, part: ShardPart, done: list[Receipt]) -> None:
         """Note the receipts of a shard, all of a part's orders or none: those that must go by a later map."""
+        if len(done) == len(self._orders):
+            self._whole, self.left = done, 0
+            return
         self._receipts.update(zip(part.places, done, strict=False))
         self.left -= len(done)
         self.is_stale = self.is_stale or not done
