@@ -72,6 +72,9 @@ def forget(cluster: LiveCluster, server: EmbeddedRedis) -> None:
     """Have every node forget a node, but those that follow it, which cannot."""
     id = my_id(cluster, server)
     for one in cluster.nodes:
+        with suppress(redis.ResponseError):  # Valkey can be told how long a node stays forgotten
+            cluster.ask(one, "CONFIG", "SET", "cluster-blacklist-ttl", 1)
+    for one in cluster.nodes:
         if one is not server and cluster.client(one).info("replication").get("master_port") != server.port:
             with suppress(redis.ResponseError):  # another has told it already
                 cluster.ask(one, "CLUSTER", "FORGET", id)

@@ -104,9 +104,6 @@ class ManyServers:
 
     def __enter__(self) -> Self:
         cluster = self._stack.enter_context(self.cluster)
-        for one in cluster.nodes:
-            with suppress(redis.ResponseError):  # who knows it: how long a node that was forgotten stays so
-                cluster.ask(one, "CONFIG", "SET", "cluster-blacklist-ttl", 1)
         self._clients = {one.port: redis.Redis(port=one.port, socket_timeout=LOOK_SECONDS) for one in cluster.nodes}
         self.bus = self._stack.enter_context(Bus(cluster))
         cluster.wait_until_ok()
