@@ -119,6 +119,7 @@ def work(url):
         with transaction(connection) as tx:
             if job.once(tx) or "no-inbox" in os.environ["MUTANTS"]:
                 tx.execute(f"INSERT INTO shipped VALUES ('{body['order']}')")
+        time.sleep(random.random() * 0.05)  # most kills come here, after the commit and before the ack
         connections.append(connection)
 
     consumer.run(WorkerSettings(concurrency=4))
@@ -156,7 +157,7 @@ class Run:
         self.wait_until(lambda: self.count("shipped") > 0, "the first order is shipped")
         for _ in range(count):
             role = chance.choice(ROLES)
-            time.sleep(chance.uniform(0.0, 0.7))
+            time.sleep(chance.uniform(0.0, 1.0))
             self.kill(role)
             self.start(role)
         self.kill("producer")
