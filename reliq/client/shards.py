@@ -38,7 +38,7 @@ class Shards:
     """
 
     def __init__(self, keys: Keys, clients: Clients, wanted: int | None = None, servers: tuple[str, ...] = ()) -> None:
-        self.first, self._keys, self._clients, self._wanted = keys, [keys], clients, wanted
+        self.first, self._keys, self._clients, self.wanted = keys, [keys], clients, wanted
         self.map, self._servers, self._has_places = UNSHARDED, servers, not servers
         self._turns = count(randrange(1 << 16))
 
@@ -65,7 +65,7 @@ class Shards:
 
     def turn(self) -> int:
         """Return the shard for the next messages with generated ids: one after another; of as many as are wanted at least."""
-        shards = max(self.map.n, self._wanted or 1)  # who publishes in a transaction has not asked Redis for the map
+        shards = max(self.map.n, self.wanted or 1)  # who publishes in a transaction has not asked Redis for the map
         return 0 if shards == 1 else next(self._turns) % shards
 
     def homes(self, id: str) -> Sequence[Keys]:
@@ -150,11 +150,11 @@ class Shards:
 
     def check(self, found: ShardMap) -> None:
         """Raise ConfigurationError when there are not as many shards as are wanted."""
-        if self._wanted not in (None, found.n):
+        if self.wanted not in (None, found.n):
             name = self.first.name
             raise ConfigurationError(
-                f"queue {name!r} has {found.n} shard{'s' * (found.n > 1)}, not {self._wanted}: leave `shards` out, or "
-                f"change their number with `reliq shards {name} {self._wanted}`"
+                f"queue {name!r} has {found.n} shard{'s' * (found.n > 1)}, not {self.wanted}: leave `shards` out, or "
+                f"change their number with `reliq shards {name} {self.wanted}`"
             )
 
     def _stay(self, error: ReliqError) -> None:

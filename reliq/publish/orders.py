@@ -94,7 +94,8 @@ class Writer:
             ConfigurationError: an option is not allowed.
             BodyError: the body cannot be encoded or is too large.
         """
-        shard = self._shards.turn() if shard is None else shard
+        if shard is None:
+            shard = self._shards.turn() if self._shards.wanted or self._shards.map.n > 1 else 0
         if options:
             return self.special(Outgoing(body=body, **options), shard)
         return Order(new_id(shard), self._usual_start + self._payload(body), self._usual)

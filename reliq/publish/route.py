@@ -47,11 +47,11 @@ class Route:
         "left",
     )
 
-    def __init__(self, shards: Shards, orders: list[Order], confirmed: int = 0) -> None:
+    def __init__(self, shards: Shards, orders: list[Order], confirmed: int = 0, *, is_stale: bool = False) -> None:
         self._shards, self._map, self._orders = shards, shards.map, orders
         self._receipts: dict[int, Receipt] = {}
         self._whole: list[Receipt] | None = None  # all receipts at once, of a publish that went in one part
-        self.left, self.is_stale = len(orders), False
+        self.left, self.is_stale = len(orders), is_stale
         self._confirmed, self._looks, self._detours = confirmed, 0, DETOURS
 
     @property
@@ -90,8 +90,6 @@ class Route:
     def parts(self) -> list[ShardPart]:
         """Return the orders that have no receipt yet, by the shard that they go to."""
         shards, map, orders = self._shards, self._map, self._orders
-        if map.n == map.was == 1 and not self._receipts:
-            return [ShardPart(orders, range(len(orders)), shards.first, map.epoch)]
         found: dict[tuple[int, int], list[int]] = {}
         for at, one in enumerate(orders):
             if at not in self._receipts:
@@ -135,22 +133,22 @@ class Route:
         self.left -= len(part.orders) - len(free) - answers.count("stale")
         return part._replace(orders=[self._orders[at] for at in free], places=free)
 
-    def answered(self, part: ShardPart, done: list[Receipt]) -> None:
-        """Note the receipts of a shard, all of a part's orders or none: those that must go by a later map."""
-        if len(done) == len(self._orders):
-            self._whole, self.left = done, 0
+    def answered(self, part: ShardPart, done: list[Receipt] | None) -> None:
+        """
+        Note the receipts of a shard.
+
+        Args:
+            done: for all of a part's orders; none when they must go by a later map; None when the shard could not be
+                reached: they go to the one whose turn it is, and their ids say so.
+        """
+        if done is None:
+            self._detours -= 1
+            shard = self._shards.turn()
+            self._move(part.places, self._shards.turn() if shard == part.keys.shard else shard)
             return
         self._receipts.update(zip(part.places, done, strict=False))
         self.left -= len(done)
         self.is_stale = self.is_stale or not done
-
-    def detour(self, part: ShardPart) -> None:
-        """Give a part that was not sent to the shard whose turn it is; its ids say so."""
-        self._detours -= 1
-        shard = self._shards.turn()
-        if shard == part.keys.shard:
-            shard = self._shards.turn()
-        self._move(part.places, shard)
 
     def _move(self, places: Sequence[int], shard: int) -> None:
         for at in places:

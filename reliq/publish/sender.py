@@ -13,7 +13,7 @@ from reliq.errors import ConfigurationError, RedisUnavailableError, ReliqError
 from reliq.events import PublishEnded, notify, wanting
 from reliq.publish.batcher import Batcher
 from reliq.publish.durability import Confirmer
-from reliq.publish.orders import NOT_ASKED, receipts
+from reliq.publish.orders import NOT_ASKED, ShardPart, receipts
 from reliq.publish.registry import Registrar
 from reliq.publish.route import Route
 from reliq.settings import Durability
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from reliq.client.shards import Shards
     from reliq.events import Observer
     from reliq.message import Confirmed, Receipt
-    from reliq.publish.orders import Order, ShardPart, Writer
+    from reliq.publish.orders import Order, Writer
     from reliq.transitions import PublishAnswer
 
 
@@ -54,30 +54,57 @@ class Sender:
 
     def send(self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE) -> list[Receipt]:
         """Send `orders`; raise PublishFailed, with how many were `confirmed` before, when Redis is away or refuses."""
-        route, clients = Route(self._shards, orders, confirmed), self._clients
-        while route.left:
-            if route.is_stale or time.monotonic() >= clients.mapped_until or clients.epoch is not transport.epoch:
-                self._look(route)
-            for part in route.parts():
-                self._go(route, part, durability)
-        if time.monotonic() >= self._clients.named_until and (entry := self._registrar.due()):
+        clients, shards, done = self._clients, self._shards, None
+        is_fresh = time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
+        if is_one := is_fresh and shards.map.n == shards.map.was == 1:
+            done = self._call(
+                ShardPart(orders, range(len(orders)), shards.first, shards.map.epoch), confirmed, durability
+            )
+        if not done:
+            done = self._by_route(Route(shards, orders, confirmed, is_stale=is_one), durability)
+        if time.monotonic() >= clients.named_until and (entry := self._registrar.due()):
             with suppress(ReliqError):
-                self._clients.blocking().run(entry)
-        return route.receipts
+                clients.blocking().run(entry)
+        return done
 
     async def asend(
         self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE
     ) -> list[Receipt]:
         """As `send`, in async code; those of many tasks share round trips."""
-        route, clients = Route(self._shards, orders, confirmed), self._clients
+        clients, shards, done = self._clients, self._shards, None
+        is_fresh = time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
+        if is_one := is_fresh and shards.map.n == shards.map.was == 1:
+            part = ShardPart(orders, range(len(orders)), shards.first, shards.map.epoch)
+            done = await self._acall(part, confirmed, durability)
+        if not done:
+            done = await self._aby_route(Route(shards, orders, confirmed, is_stale=is_one), durability)
+        if time.monotonic() >= clients.named_until and (entry := self._registrar.due()):
+            with suppress(ReliqError):
+                await clients.asynchronous().run(entry)
+        return done
+
+    def _by_route(self, route: Route, durability: Durability) -> list[Receipt]:
+        """Send orders to their shards; those that a shard did not take go by a later map, or to another shard."""
         while route.left:
-            if route.is_stale or time.monotonic() >= clients.mapped_until or clients.epoch is not transport.epoch:
+            if route.is_stale or self._shards.is_old:
+                self._look(route)
+            for part in route.parts():
+                if part.old_home is not None:
+                    part = self._ask(route, part)  # noqa: PLW2901  what is free there
+                if part.orders:
+                    route.answered(part, self._call(part, route.confirmed, durability))
+        return route.receipts
+
+    async def _aby_route(self, route: Route, durability: Durability) -> list[Receipt]:
+        """As `_by_route`, in async code."""
+        while route.left:
+            if route.is_stale or self._shards.is_old:
                 await self._alook(route)
             for part in route.parts():
-                await self._ago(route, part, durability)
-        if time.monotonic() >= self._clients.named_until and (entry := self._registrar.due()):
-            with suppress(ReliqError):
-                await self._clients.asynchronous().run(entry)
+                if part.old_home is not None:
+                    part = await self._aask(route, part)  # noqa: PLW2901  what is free there
+                if part.orders:
+                    route.answered(part, await self._acall(part, route.confirmed, durability))
         return route.receipts
 
     def _look(self, route: Route) -> None:
@@ -113,11 +140,8 @@ class Sender:
             raise
         return route.asked(part, answers)
 
-    def _go(self, route: Route, part: ShardPart, durability: Durability) -> None:
-        """Send a part to its shard; what gets no receipt goes again by a later map, or to another shard."""
-        part = part if part.old_home is None else self._ask(route, part)
-        if not part.orders:
-            return
+    def _call(self, part: ShardPart, confirmed: int, durability: Durability) -> list[Receipt] | None:
+        """Send a part to its shard; return its receipts: none when a later map binds, None when another shard may have it."""
         lane, call_number = self._lanes.take(self._writer.known_by(part.orders) if self._lanes.parked else ())
         call, told, began = self._writer.call(part, call_number), NOT_ASKED, time.monotonic()
         try:
@@ -128,10 +152,10 @@ class Sender:
             else:
                 answer = self._clients.blocking().run(call, for_seconds=PUBLISH_SECONDS)
         except BaseException as error:
-            if self._failed(route, part, lane, error, began):
-                return
+            if self._failed(part, lane, error, confirmed, began):
+                return None
             raise
-        self._done(route, part, lane, answer, told, began)
+        return self._done(part, lane, answer, told, began)
 
     async def _aask(self, route: Route, part: ShardPart) -> ShardPart:
         """As `_ask`, in async code."""
@@ -142,11 +166,8 @@ class Sender:
             raise
         return route.asked(part, answers)
 
-    async def _ago(self, route: Route, part: ShardPart, durability: Durability) -> None:
-        """As `_go`, in async code."""
-        part = part if part.old_home is None else await self._aask(route, part)
-        if not part.orders:
-            return
+    async def _acall(self, part: ShardPart, confirmed: int, durability: Durability) -> list[Receipt] | None:
+        """As `_call`, in async code."""
         lane, call_number = self._lanes.take(self._writer.known_by(part.orders) if self._lanes.parked else ())
         call, told, began = self._writer.call(part, call_number), NOT_ASKED, time.monotonic()
         try:
@@ -156,20 +177,18 @@ class Sender:
                 weight = sum(len(order.value) for order in part.orders)
                 answer = await self._batcher().run(call, weight, once_sent=part.may_detour)
         except BaseException as error:
-            if self._failed(route, part, lane, error, began):
-                return
+            if self._failed(part, lane, error, confirmed, began):
+                return None
             raise
-        self._done(route, part, lane, answer, told, began)
+        return self._done(part, lane, answer, told, began)
 
-    def _done(
-        self, route: Route, part: ShardPart, lane: Lane, answer: PublishAnswer, told: Confirmed, began: float
-    ) -> None:
-        """Note the answer of a shard."""
+    def _done(self, part: ShardPart, lane: Lane, answer: PublishAnswer, told: Confirmed, began: float) -> list[Receipt]:
+        """Return the receipts in the answer of a shard."""
         self._lanes.give_back(lane)
         done = receipts(part.orders, answer, told)
-        route.answered(part, done)
         if self._watching and done:
             self._tell(began, Counter(one.status for one in done))
+        return done
 
     def _batcher(self) -> Batcher:
         """Return what makes the calls of the running event loop."""
@@ -190,7 +209,7 @@ class Sender:
         if not isinstance(error, ConfigurationError):
             raise self._writer.failed(orders, error, route.confirmed, unsent=True) from error
 
-    def _failed(self, route: Route, part: ShardPart, lane: Lane, error: BaseException, began: float) -> bool:
+    def _failed(self, part: ShardPart, lane: Lane, error: BaseException, confirmed: int, began: float) -> bool:
         """
         Say whether another shard may have a part whose own could not be reached.
 
@@ -198,11 +217,10 @@ class Sender:
         the caller raises any other error.
         """
         orders = part.orders
-        failure = self._writer.failed(orders, error, route.confirmed) if isinstance(error, ReliqError) else None
+        failure = self._writer.failed(orders, error, confirmed) if isinstance(error, ReliqError) else None
         is_refused = isinstance(error, ConfigurationError) or (failure and failure.outcome == "refused")
         if is_refused and isinstance(error, RedisUnavailableError) and part.may_detour:
             self._lanes.give_back(lane)
-            route.detour(part)
             return True
         self._tell(began, {"refused" if is_refused else "unknown": len(orders)})
         if is_refused:
