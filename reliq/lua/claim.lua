@@ -1,9 +1,9 @@
 -- claim: ready -> unack, retry -> unack
 --
--- KEYS  lane? ready? retry? unack pending retries_left? lease? errors totals ends wake watch paused token?
+-- KEYS  lane? ready? retry? unack pending retries_left? lease? errors? totals ends wake watch paused token?
 -- ARGV  clock number nonce lease_ms limit first direct slots suspects narrowest watcher
 -- Runs  lane:DEL,GET,SET ready:LLEN,LPUSH,LRANGE,LTRIM retry:LLEN,LPUSH,LRANGE,LTRIM unack:ZADD,ZRANGE,ZSCORE
---       pending:ZADD,ZRANGE retries_left:HDEL,HGET,HMGET lease:HDEL,HGET,HMGET,HSET errors:HDEL,HMGET totals:HINCRBY
+--       pending:ZADD,ZRANGE retries_left:HDEL,HGET,HMGET lease:HDEL,HGET,HMGET,HSET errors:HDEL,HLEN,HMGET totals:HINCRBY
 --       ends:XADD wake:LLEN,LPUSH,LTRIM watch:DEL,GET,PTTL,SET paused:EXISTS token:GET,SET
 -- Returns  ms until pending and until unack are due (-1: none, -2: another process watches), how many ids
 --          are left in the lists, the token of the claim (0 of one without ids), then id, retries left, deaths in a row for each claimed
@@ -49,7 +49,7 @@ for _, list in ipairs(not again and redis.call('EXISTS', paused) == 0 and lists 
     local died, due = word and deaths(word) or 0, word and word:match('^@(%d+)')
     local is_direct = died > 0 or left == 0
     if cancelled(word) then
-      dropped[#dropped + 1] = id
+      dropped[#dropped + 1] = read('HLEN', errors) and id
     elseif due then
       moved[#moved + 1], dues[#dues + 1] = id, due
     elseif (is_direct and direct == 0) or not may_run(died, left) then

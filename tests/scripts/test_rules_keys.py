@@ -19,10 +19,12 @@ LATE = ("totals", "ends", "history", "minutes", "windows")
 #: Of any type they are written anew.
 ANY_TYPE = ("watch", "paused")
 CHECKED = {(name, key) for name in NAMES for key in SCRIPTS[name].keys if key not in (*LATE, *ANY_TYPE)}
-#: The first two are read for an id that is taken, and not else; the others go with the queue, whatever they are.
+#: The first are read for an id that is taken or was cancelled, and not else; the others go with the queue, whatever they
+#: are.
 CHECKED -= {
     ("publish", "unack"),
     ("ask", "unack"),
+    ("claim", "errors"),
     ("forget", "cron"),
     ("forget", "token"),
     ("forget", "map"),

@@ -93,3 +93,18 @@ def test_a_queue_that_is_forgotten_forgets_its_token(publish, claim, run, client
     run(t.forget(keys, letters=False))
 
     assert client.exists(keys.token) == 0
+
+
+def test_a_claim_that_meets_a_cancelled_message_names_a_spoilt_table_of_failures(
+    publish, claim, run, client, keys, dump
+):
+    publish("m")
+    client.hset(keys.lease, "m", "!")
+    client.set(keys.errors, "x")
+    before = dump()
+
+    with pytest.raises(redis.ResponseError, match="RELIQ_KEY"):
+        claim()
+
+    assert dump() == before
+    client.delete(keys.errors)
