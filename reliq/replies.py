@@ -29,6 +29,13 @@ def read_nothing(_reply: object) -> None:
     """Read nothing from the reply."""
 
 
+def read_bytes(reply: Any) -> bytes:
+    """Return a reply as it is; raise ValueError for one that is none: `bytes` would make any number into zeros."""
+    if not isinstance(reply, bytes):
+        raise ValueError  # noqa: TRY004  as of any reply that is none
+    return reply
+
+
 def read_text(reply: bytes | None) -> str:
     """Return a text; empty for nothing."""
     return "" if reply is None else reply.decode("utf-8", "replace")

@@ -21,6 +21,7 @@ import msgspec
 from reliq.call import Command
 from reliq.errors import ConfigurationError
 from reliq.hashtags import SHARDS_LIMIT
+from reliq.replies import read_bytes
 from reliq.rights import runs
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ UNSHARDED = ShardMap()
 @runs("map:GETRANGE")
 def map_text(keys: Keys) -> Command[bytes]:
     """Read the map of a queue as Redis has it; empty without one."""
-    return Command(("GETRANGE", keys.of_shard(0).map, 0, -1), bytes)
+    return Command(("GETRANGE", keys.of_shard(0).map, 0, -1), read_bytes)
 
 
 @runs("map:GETRANGE")  # GET would let an exporter read bodies on Redis 6.2, which binds no command to keys

@@ -80,8 +80,8 @@ class Route:
         if self._looks > LOOKS:
             name = self._shards.first.name
             raise RedisRefusedError(
-                f"a shard of queue {name!r} knows a later map of the shards than there is (epoch {self._map.epoch}), as "
-                f"after a failover that lost a write; `reliq shards {name} --finish` mends it"
+                f"a shard of queue {name!r} knows a later map of the shards than {self._shards.first.map!r} is, of epoch "
+                f"{self._map.epoch}: a failover may have lost that write; write it again with a later epoch"
             )
         if self._map.n == 1 < self._shards.map.n:  # orders that were made before the map was known
             self._move([at for at, one in enumerate(self._orders) if one.is_generated], self._shards.turn())

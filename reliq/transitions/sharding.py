@@ -6,6 +6,7 @@ from typing import Literal, cast, get_args
 from reliq.call import Call
 from reliq.keys import Keys
 from reliq.lua import script
+from reliq.replies import read_bytes
 from reliq.transitions.protocol import bounded, clock_arg, words
 
 AskStatus = Literal["free", "duplicate", "tombstoned", "stale"]
@@ -40,4 +41,4 @@ def ask(
 
 def remap(keys: Keys, before: bytes, after: bytes, *, clock: int | None = None) -> Call[bytes]:
     """Write the next map of a queue's shards over the map `before`; return the map that is there then."""
-    return Call(script("remap"), (keys.of_shard(0).map,), (clock_arg(clock), before, after), bytes)
+    return Call(script("remap"), (keys.of_shard(0).map,), (clock_arg(clock), before, after), read_bytes)

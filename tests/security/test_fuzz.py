@@ -16,13 +16,15 @@ from reliq.keys import Keys, Layout
 from reliq.lua import script_names
 from reliq.message import Claimed, Pause
 from reliq.settings import Durability
-from reliq.transitions import CallNumber
+from reliq.shardmap import shard_map
+from reliq.transitions import CallNumber, Tick
 from reliq.transport.url import check_url, masked
 from reliq.wireformat import MAGIC, open_envelope
 
 SEEDED = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 
 KEYS, BARE = Keys("q"), Keys("q", Layout.hdt3213())
+DAILY = Tick("daily", "every 60", 60, 0)
 ONE, TURN = Claimed("a", "lane.1:30000", 3), CallNumber("lane", 1)
 
 #: One request of every kind that there is, by what reads its reply.
@@ -44,6 +46,11 @@ REQUESTS = [
     moves.forget(KEYS, letters=True),
     moves.counts(KEYS),
     moves.tidy(KEYS),
+    moves.register(KEYS, [("daily", "every 60")]),
+    moves.tick(KEYS, DAILY, ttl_ms=1000, retries=1),
+    moves.ask(KEYS, ["a"], epoch=1),
+    moves.remap(KEYS, b"", b"{}"),
+    shard_map(KEYS),
     check_ids(KEYS, ["a"]),
     commands.bodies(KEYS, ["a"]),
     commands.wake_token(KEYS, 1),
