@@ -44,15 +44,20 @@ class Served:
         """
         Read how many shards the queues have; who may not read it works on one of each.
 
+        A queue whose node is away is asked again by the heartbeat: it keeps the worker from no other.
+
         Raises:
             ConfigurationError: a queue has not as many as it must have.
-            RedisUnavailableError: Redis cannot be asked.
+            RedisUnavailableError: no node can be asked.
         """
-        for answer in client.run_all(self.questions()):
-            if isinstance(answer, RedisUnavailableError):
-                raise answer
-        for handler in self.handlers:
-            handler.queue.known_shards.check(self._maps[handler.queue.name])
+        asked = [handler.queue for handler in self.handlers if not handler.queue.keys.bare]
+        answers = client.run_all(self.questions())
+        away = [answer for answer in answers if isinstance(answer, RedisUnavailableError)]
+        if away and len(away) == len(answers):
+            raise away[0]
+        for queue, answer in zip(asked, answers, strict=True):
+            if not isinstance(answer, RedisUnavailableError):
+                queue.known_shards.check(self._maps[queue.name])
 
     def questions(self) -> list[Command[Any]]:
         """Return what asks how many shards there are; the answers are noted when a client reads them."""
