@@ -165,6 +165,7 @@ class Keys:
         "_dedup",
         "_lane",
         "_msg",
+        "bare",
         "cron",
         "dead",
         "ends",
@@ -196,7 +197,7 @@ class Keys:
         check_layout(layout)
         _check_name(name, layout)
         _check_shard(shard, layout)
-        self.name, self.layout, self.shard = name, layout, shard
+        self.name, self.layout, self.shard, self.bare = name, layout, shard, layout.bare
         base = _base(layout.prefix, name + end_of_tag(f"{layout.prefix}:{name}", shard), layout.hash_tag)
         self._msg = base + ":msg:" if shard else _base(layout.body_prefix, name, layout.hash_tag) + ":msg:"
         self._aside, self._dedup, self._lane = base + ":aside:", base + ":dd:", base + ":lane:"
@@ -240,11 +241,6 @@ class Keys:
     def of_shard(self, shard: int) -> "Keys":
         """Return the keys of another shard of the same queue."""
         return self if shard == self.shard else Keys(self.name, self.layout, shard)
-
-    @property
-    def bare(self) -> bool:
-        """Whether bodies are stored as they are, without a header line."""
-        return self.layout.bare
 
     def msg(self, id: str) -> str:
         """Return the key of the body of message `id`."""

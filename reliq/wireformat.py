@@ -119,9 +119,9 @@ def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
     # Every envelope of ours has a due time and retries.
     if due is None or retries is None or not (0 <= due < NUMBER_LIMIT and 0 <= retries <= RETRIES_LIMIT):
         return BARE, value
-    others = (header.enqueued, header.window_ms, header.incarnation)
-    if not all(0 <= (number or 0) < NUMBER_LIMIT for number in others):
-        return BARE, value
+    for number in (header.enqueued, header.window_ms, header.incarnation):
+        if number is not None and not 0 <= number < NUMBER_LIMIT:
+            return BARE, value
     return header, value[end + 1 :]
 
 

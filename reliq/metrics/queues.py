@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from reliq.errors import ReliqError
+from reliq.foreign import printable
 from reliq.health import PATIENT_SECONDS
 from reliq.metrics import names
 from reliq.metrics.exposition import Collector, Family
@@ -133,7 +134,9 @@ def _of_queues(snapshots: Sequence[QueueSnapshot]) -> Iterator[Family]:
 
 
 def _of_periodic_entries(rows: Mapping[str, QueueSnapshot]) -> Iterator[Family]:
-    entries: dict[Labels, CronState] = {(queue, one.entry): one for queue, row in rows.items() for one in row.crons}
+    entries: dict[Labels, CronState] = {
+        (queue, printable(one.entry)): one for queue, row in rows.items() for one in row.crons
+    }
     for spec, moment in ((names.CRON_LAST, "ticked"), (names.CRON_NEXT, "next")):
         moments = {labels: getattr(one, moment) for labels, one in entries.items()}
         yield Family(spec, {labels: at for labels, at in moments.items() if at is not None})

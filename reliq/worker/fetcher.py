@@ -259,7 +259,9 @@ class Fetcher:
 
     def _claim(self, hot: list[Offer], reads: list[Read]) -> None:
         """Claim from `hot` and make `reads` of earlier claims in one round trip; then submit what has its body."""
-        asked = shared_out(hot, self._order) if hot else []  # only rounds with claims count
+        asked = shared_out(hot, self._order) if len(hot) > 1 else hot
+        if len(hot) == 1:  # rounds without claims do not count
+            self._order.order([hot[0][0].name])
         requests = [one.claim(part, self._name) for one, part in asked]
         sent_at = time.monotonic()
         answers = self._client.run_all([*self._reader.requests(reads), *requests])

@@ -28,8 +28,6 @@ def shared_out(hot: Sequence[Offer], order: FairOrder) -> list[Offer]:
     for offer in hot:
         queues.setdefault(offer[0].name, []).append(offer)
     places = order.order(list(queues))
-    if len(hot) == 1:
-        return list(hot)
     parts = [offers[0][1] for offers in queues.values()]
     if len(queues) > 1:
         weights = [offers[0][0].handler.settings.weight for offers in queues.values()]

@@ -56,6 +56,13 @@ ERRANDS = {
     "cron resume": [(["daily", "--queue", "q"], 0), (["\x9b"], 2)],
     "cron forget": [(["daily"], 0), (["\x9b"], 2)],
     "scripts load": [([], 0)],
+    "shards": [
+        (["q"], 0),
+        (["q", "3", "--yes"], 2),
+        (["\x1b[2J"], 2),
+        (["q", "8", "--yes"], None),
+        (["q", "--finish"], None),
+    ],
     "account": [(["q"], 1), (["spoilt"], 1)],
     "check": [(["q"], 1), (["q", "--repair"], 1), (["spoilt"], 1)],
     "doctor": [([], None)],

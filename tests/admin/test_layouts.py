@@ -44,6 +44,7 @@ CALLS = (
     "cron pause --queue QUEUE daily",
     "cron resume --queue QUEUE daily",
     "cron forget --queue QUEUE daily",
+    "shards QUEUE",
 )
 
 

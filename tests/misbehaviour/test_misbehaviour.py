@@ -10,7 +10,7 @@ from ports import free_port
 from waiting import eventually
 
 #: What a queue keeps when all its messages have ended: dead letters, its account, and the token that wakes workers.
-KEPT = {"dead", "ends", "totals", "wake"}
+KEPT = {"dead", "ends", "token", "totals", "wake"}
 #: How often the quick deeds are done again: what one loses each time is more than what may come for other reasons.
 TIMES = 4
 #: Those: a connection for parts of the worker that call at once, a timer of the log while it holds lines back.
