@@ -62,7 +62,7 @@ def relay(
     configure_logging("info")
     observers: list[Any] = [LogObserver()]
     settings = Relay(database, prefix=prefix, batch=batch, keep=duration(keep), url=url)
-    mover = OutboxMover(settings, Clients(url, observers), observers)
+    mover = OutboxMover(settings, Clients(url, observers))
     with asking(mover.store.database):
         mover.check()
         if again_since:

@@ -211,13 +211,14 @@ class Clients:
     names another Redis.
 
     Attributes:
+        observers: who hears of what the clients do.
         epoch: of the connections that it has, as `reliq.transport.connection` counts them.
         named_until: the queue need not be named in the registry before, by the monotonic clock.
         mapped_until: the map of its shards need not be read again before; 0.0: it was never read.
     """
 
     def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
-        self._target, self._observers = target, observers
+        self._target, self.observers = target, observers
         self.epoch, self._url = transport.epoch, ""
         self._blocking: dict[float, Client] = {}
         self.named_until = self.mapped_until = 0.0
@@ -233,13 +234,13 @@ class Clients:
         if known := self._blocking.get(longer_seconds):
             return known
         timeout_seconds = PUBLISH_TIMEOUT_SECONDS + longer_seconds
-        made = self._blocking[longer_seconds] = Client.to(self.connection(), timeout_seconds, self._observers)
+        made = self._blocking[longer_seconds] = Client.to(self.connection(), timeout_seconds, self.observers)
         return made
 
     def asynchronous(self, longer_seconds: float = 0.0) -> AsyncClient:
         """As `blocking`, for the running event loop."""
         self._follow()
-        return AsyncClient.to(self.connection(), PUBLISH_TIMEOUT_SECONDS + longer_seconds, self._observers)
+        return AsyncClient.to(self.connection(), PUBLISH_TIMEOUT_SECONDS + longer_seconds, self.observers)
 
     def _follow(self) -> None:
         """Forget what belongs to another Redis, or to the process that this one was forked from."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from itertools import count
-from random import randrange
+from random import SystemRandom
 from typing import TYPE_CHECKING
 
 from reliq.client.independent import take_places
@@ -40,7 +40,7 @@ class Shards:
     def __init__(self, keys: Keys, clients: Clients, wanted: int | None = None, servers: tuple[str, ...] = ()) -> None:
         self.first, self._keys, self._clients, self.wanted = keys, [keys], clients, wanted
         self.map, self._servers, self._has_places = UNSHARDED, servers, not servers
-        self._turns = count(randrange(1 << 16))
+        self._turns = count(SystemRandom().randrange(1 << 16))
 
     def keys(self, shard: int) -> Keys:
         """Return the keys of a shard."""

@@ -21,10 +21,7 @@ from reliq.retry import RECONNECT, seconds_after
 from reliq.settings import milliseconds, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from reliq.client.client import Clients
-    from reliq.events import Observer
     from reliq.keys import Keys
     from reliq.outbox.rows import RowTerms
     from reliq.relay.relay import Relay
@@ -48,9 +45,9 @@ class OutboxMover:
     or by another.
     """
 
-    def __init__(self, relay: Relay, clients: Clients, observers: Sequence[Observer] = ()) -> None:
-        self._relay, self._observers = relay, observers
-        self.redis = RowPublisher(clients, observers)
+    def __init__(self, relay: Relay, clients: Clients) -> None:
+        self._relay, self._observers = relay, clients.observers
+        self.redis = RowPublisher(clients)
         self.store = Store(database(relay.database), relay.prefix)
         self._keep_ms, self._took_new = milliseconds(relay.keep), False
         self._due = dict.fromkeys(("overdue", "clean", "look"), 0.0)

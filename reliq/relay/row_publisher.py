@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.client.client import Clients
-    from reliq.events import Observer
     from reliq.keys import Keys
     from reliq.transitions import AskStatus, PublishAnswer
 
@@ -48,8 +47,8 @@ class RowPublisher:
         blocked: queues with a call that Redis refused: no more of theirs is taken before it has its answer.
     """
 
-    def __init__(self, clients: Clients, observers: Sequence[Observer]) -> None:
-        self._clients, self._watching = clients, wanting(observers, PublishEnded)
+    def __init__(self, clients: Clients) -> None:
+        self._clients, self._watching = clients, wanting(clients.observers, PublishEnded)
         self.lanes = RelayLanes()
         self.unanswered: list[Sending] = []
         self.sent: list[Sending] = []

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 
 from reliq.transport.failures import BROKEN, NotSentError
 
+#: An application that seeds `random` keeps its numbers: this one has none of its state.
+_chance = random.SystemRandom()
 logger = logging.getLogger(__name__)
 
 #: The first wait before a node is tried again, in seconds; each further one is twice as long.
@@ -56,7 +58,7 @@ class Breakers:
     def _try(self, node: str) -> None:
         pause = FIRST_PAUSE_SECONDS
         while node in self._open:
-            time.sleep(pause * random.uniform(0.5, 1.0))
+            time.sleep(pause * _chance.uniform(0.5, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             try:
                 self._probe(node)

@@ -13,6 +13,8 @@ from reliq.replies import read_facts
 from reliq.transport.failures import BROKEN, NotSentError
 from reliq.transport.gate import WrongKindError
 
+#: An application that seeds `random` keeps its numbers: this one has none of its state.
+_chance = random.SystemRandom()
 #: Two readings are so far apart, in seconds: one answers whoever has asked meanwhile.
 PAUSE_SECONDS = 0.05
 #: The first reading is awaited for this long.
@@ -62,7 +64,7 @@ class Topology:
         """Return the nodes that have slots, in any order."""
         if self._slots is None:
             self._await_first()
-        return random.sample(sorted(self.nodes), len(self.nodes))
+        return _chance.sample(sorted(self.nodes), len(self.nodes))
 
     @property
     def is_known(self) -> bool:
@@ -142,7 +144,7 @@ class Topology:
 
     def _to_ask(self) -> Iterable[str]:
         known = sorted(self.nodes)
-        return dict.fromkeys([*random.sample(known, len(known)), *self._seeds])
+        return dict.fromkeys([*_chance.sample(known, len(known)), *self._seeds])
 
 
 def key_slot(key: str) -> int:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from reliq.queue import Queue
     from reliq.worker.served import Served
 
+#: An application that seeds `random` keeps its numbers: this one has none of its state.
+_chance = random.SystemRandom()
 logger = logging.getLogger(__name__)
 
 #: Every queue is tidied at least this often; processes spread over the second half of it by chance.
@@ -47,7 +49,7 @@ class Janitor:
 
     def __init__(self, client: Client, served: Served, workers: Callable[[], int] = lambda: 1) -> None:
         self._client, self._served, self._workers = client, served, workers
-        self._next = random.randrange(SHARDS_LIMIT)  # the shard of each queue to go on with
+        self._next = _chance.randrange(SHARDS_LIMIT)  # the shard of each queue to go on with
         self._cursors: dict[Keys, tuple[int, int]] = {}
         self._minutes = MinuteNotes(client, self._shards)
         self._claims: dict[Keys, int] = {}
@@ -58,7 +60,7 @@ class Janitor:
         """Collect some garbage of every queue, now and then tidy a part; return the wait for the next look."""
         shards = self._shards()
         if time.monotonic() >= self._round_at:
-            self._round_at = time.monotonic() + ROUND_SECONDS * random.uniform(0.5, 1)
+            self._round_at = time.monotonic() + ROUND_SECONDS * _chance.uniform(0.5, 1)
             shards = self._our_part()
             self._tidy(list(shards))
         if self._collect(shards):

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from reliq.worker.claims import Capacity, FairOrder, Offer, QueueClaims
 
+#: An application that seeds `random` keeps its numbers: this one has none of its state.
+_chance = random.SystemRandom()
 #: A shard that another process watches is looked at every ten seconds where there are many workers, and more often where
 #: there are few: in each second at least one look is made at it, and about two and a half.
 SELDOM_SECONDS, SECONDS_PER_WORKER = 10.0, 2 / 3
@@ -63,4 +65,4 @@ def taken_in_turn(shards: Sequence[QueueClaims], capacity: Capacity) -> list[Off
 def seconds_between_looks(workers: int) -> float:
     """Return after how many seconds one of so many processes looks again at a shard that another one watches."""
     seconds = min(SELDOM_SECONDS, max(1.0, (workers - 1) * SECONDS_PER_WORKER))
-    return seconds * random.uniform(0.75, 1.25)
+    return seconds * _chance.uniform(0.75, 1.25)

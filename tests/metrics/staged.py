@@ -1,19 +1,28 @@
 """The handlers of the story: quick ones, and slow ones that wait at a gate."""
 
 import os
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 from tenacity import wait_fixed
 
-from reliq import Consumer, Queue
+from reliq import Consumer, Queue, Relay
+from reliq.outbox.tables import ddl
 
 ORDERS = Queue("orders", str, retries=3)
 REPORTS = Queue("reports", int)
 #: A queue that nothing happens to, for what must stay as it is.
 QUIET = Queue("quiet", int)
 
-consumer = Consumer()
+#: An outbox that is empty: its figures are there.
+OUTBOX = Path(os.environ["STORY_GATE"]).with_name("outbox.db")
+with closing(sqlite3.connect(OUTBOX)) as database:
+    for statement in ddl("sqlite"):
+        database.execute(statement)
+
+consumer = Consumer(relay=Relay(f"sqlite:///{OUTBOX}"))
 
 
 #: The leases are such as no busy machine outlasts.

@@ -55,7 +55,7 @@ def mover(database, url):
     made = []
 
     def make(observers=(), **options):
-        made.append(OutboxMover(Relay(database.url, **options), Clients(url, observers), observers))
+        made.append(OutboxMover(Relay(database.url, **options), Clients(url, observers)))
         return made[-1]
 
     yield make

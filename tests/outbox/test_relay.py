@@ -310,7 +310,7 @@ def test_a_database_that_is_away_is_told_once_and_tried_until_it_is_back(tmp_pat
     from reliq.relay.mover import OutboxMover
 
     seen = []
-    mover = OutboxMover(Relay(f"sqlite:///{tmp_path}/late.db", poll=0.01), Clients(url, ()), [seen.append])
+    mover = OutboxMover(Relay(f"sqlite:///{tmp_path}/late.db", poll=0.01), Clients(url, [seen.append]))
     caplog.set_level("INFO")
 
     assert mover.step() > 0
