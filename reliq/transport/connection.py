@@ -131,6 +131,7 @@ class Connection:
         """Close the blocking connections; they come back when they are used again."""
         with self._lock:
             open_pools = _pools(self._wires)
+        self._factory.close()
         for one in open_pools:
             one.disconnect()
             for sentinel in sentinels(one):

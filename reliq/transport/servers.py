@@ -48,6 +48,9 @@ class Servers(Protocol):
     def note(self, server: str, error: Exception) -> str:
         """Note that `server` failed, or refused with `error`; return the server that it refers to, empty for none."""
 
+    def close(self) -> None:
+        """Try none any more that does not answer."""
+
 
 class ClusterServers:
     """
@@ -78,6 +81,10 @@ class ClusterServers:
     def check(self, server: str) -> str:
         """Return `server`; raise NotSentError when it is known not to answer."""
         return self._breakers.check(server)
+
+    def close(self) -> None:
+        """Try none any more that does not answer."""
+        self._breakers.close()
 
     def place(self, key: str) -> Hashable:
         """Return the slot of `key`."""
@@ -146,6 +153,10 @@ class ShardServers:
     def check(self, server: str) -> str:
         """Return `server`; raise NotSentError when it is known not to answer."""
         return self._breakers.check(server)
+
+    def close(self) -> None:
+        """Try none any more that does not answer."""
+        self._breakers.close()
 
     def place(self, key: str) -> Hashable:
         """Return the number of the server that has `key`."""

@@ -45,6 +45,11 @@ class WireFactory:
             lambda name: AsyncPooledWire(self.pool(name, SERVER_SECONDS, asynchronous=True), self._gate(name), name),
         )
 
+    def close(self) -> None:
+        """Try no server any more that does not answer; one is tried again when it is used."""
+        if servers := self.__dict__.get("_servers"):  # if they were needed
+            servers.close()
+
     @cached_property
     def _servers(self) -> Servers | None:
         """The servers, where there are many, with what is known of them; None where there is one."""

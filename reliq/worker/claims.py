@@ -202,8 +202,9 @@ class QueueClaims:
             return
         self.unsure, self.behind = False, answer.behind
         self._turn = CallNumber(self._turn.lane, self._turn.number + 1)
-        passed_over = answer.behind > 0 and len(claimed) < limit
-        self._careful = passed_over or any(one.deaths > 0 or one.left <= 0 for one in claimed)
+        self._careful = answer.behind > 0 and len(claimed) < limit  # some were passed over
+        for one in claimed:
+            self._careful = self._careful or one.deaths > 0 or one.left <= 0
         # Nothing taken though something is there: the queue is paused, or what is there are suspects.
         self.waits_for_suspect = not claimed and answer.behind > 0 and self._suspects_held > 0
         self._passed_over = self._passed_over + limit if self.waits_for_suspect else 0

@@ -173,6 +173,16 @@ def test_a_node_that_does_not_answer_is_tried_by_one_thread_until_it_does():
     assert (node.tries, len(looks)) == (3, 2)
 
 
+def test_whoever_closes_a_connection_has_no_node_tried_any_more():
+    breakers = Breakers(Node(answers=1 << 30), lambda: None)
+    breakers.trip("a", redis.TimeoutError("late"))
+
+    breakers.close()
+
+    eventually(lambda: "reliq-ping-a" not in {thread.name for thread in threading.enumerate()}, "its thread ends")
+    assert breakers.check("a") == "a"
+
+
 def test_a_node_that_has_left_is_not_tried_any_more():
     node = Node(answers=10**9)
     breakers = Breakers(node, lambda: None)
