@@ -11,6 +11,7 @@ from reliq.foreign import moment
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, worker_key
 from reliq.message import Confirmed
 from reliq.replies import (
+    read_bytes,
     read_facts,
     read_id,
     read_ids,
@@ -52,7 +53,7 @@ def bodies(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
 @runs("msg:GETRANGE")
 def body_start(keys: Keys, id: str, length: int) -> Command[bytes]:
     """Read the first bytes of a value; empty when it is gone."""
-    return Command(("GETRANGE", keys.msg(id), 0, length - 1), bytes)
+    return Command(("GETRANGE", keys.msg(id), 0, length - 1), read_bytes)
 
 
 @runs("lease:HMGET")
@@ -293,8 +294,7 @@ def confirmation(durability: Durability) -> Command[Confirmed]:
         return Command(("WAIT", count, timeout_ms), lambda reply: Confirmed(int(reply) >= count, int(reply)))
 
     def on_disk(reply: Any) -> Confirmed:
-        local, replicas = int(reply[0]) > 0, int(reply[1])
-        done = replicas >= count and (local or not durability.local)
-        return Confirmed(done, replicas, local if durability.local else None)
+        local, replicas = int(reply[0]) > 0 if durability.local else None, int(reply[1])
+        return Confirmed(replicas >= count and local is not False, replicas, local)
 
     return Command(("WAITAOF", int(durability.local), count, timeout_ms), on_disk)

@@ -106,8 +106,8 @@ class StandingWaits(Generic[N]):
         """End a wait for answers; other threads call this."""
         try:
             self._poker.send(b"1")
-        except BlockingIOError:
-            return  # there are pokes enough
+        except OSError:
+            return  # there are pokes enough, or nobody waits any more
 
     def end(self, name: N) -> None:
         """Give up the wait of `name`, if it waits: what has come for it is lost."""

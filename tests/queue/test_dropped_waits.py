@@ -34,3 +34,10 @@ def test_a_wait_whose_connection_was_dropped_fails_and_is_begun_anew(waits, clie
     assert all(isinstance(error, RedisUnavailableError) for error in failed.values())
     assert [name for name, _ in found] == [other]
     assert waits.stands(one)
+
+
+def test_a_poke_of_waits_that_were_given_up_says_nothing(url):
+    waits = Client.to(Connection.to(url), 5.0).standing_waits()
+    waits.close()
+
+    waits.poke()
