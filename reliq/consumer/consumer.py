@@ -108,10 +108,15 @@ class Consumer(Registration):
         Raises:
             ConfigurationError: there is no handler, no such queue, no Redis named, or the server is not fit.
         """
+        self._start_when_redis_answers(settings, queues, lambda: None)
+
+    def _start_when_redis_answers(
+        self, settings: WorkerSettings | None, queues: Sequence[str], entered: Callable[[], None]
+    ) -> None:
         failures = 0
         while True:
             try:
-                self._start(settings, queues)
+                self._start(settings, queues, entered)
             except RedisUnavailableError as error:
                 failures += 1
                 notify(self.observers, [RedisAway("", STARTING, str(error))])
@@ -156,7 +161,7 @@ class Consumer(Registration):
             if not isinstance(error, Answer):
                 failed.append(error)
 
-        self._start(settings, queues, [note] if raise_errors else [])
+        self._start(settings, queues, lambda: None, [note] if raise_errors else [])
         engine = self.engine()
         try:
             while not (failed or engine.is_drained(delayed=delayed)):
@@ -238,7 +243,13 @@ class Consumer(Registration):
             raise ConfigurationError("this consumer has not been started")
         return self._engine
 
-    def _start(self, settings: WorkerSettings | None, queues: Sequence[str], hooks: Sequence[ErrorHook] = ()) -> None:
+    def _start(
+        self,
+        settings: WorkerSettings | None,
+        queues: Sequence[str],
+        entered: Callable[[], None],
+        hooks: Sequence[ErrorHook] = (),
+    ) -> None:
         if self._engine is not None:
             raise ConfigurationError("this consumer has been started; stop it first")
         chosen = self.chosen(queues)
@@ -253,7 +264,7 @@ class Consumer(Registration):
             periodic=self.ticked_beside(chosen),
             relay=None if self.relay is None else OutboxMover(self.relay, Clients(self.redis(chosen), self.observers)),
         )
-        engine.start()
+        engine.start(entered)
         self._engine, self._pid = engine, os.getpid()
         atexit.register(self._stop_at_exit)
         notify(self.observers, [RedisBack("", STARTING), WorkerReady("", tuple(one.queue.name for one in chosen))])
@@ -262,8 +273,8 @@ class Consumer(Registration):
         """Start, work and stop; return the exit code."""
         self._leave_asked = False
         try:
-            self.start(settings, queues=queues)
-            signals.works()
+            # Whatever a lifespan has done to signals: from its end on, before any message is worked, they are noted.
+            self._start_when_redis_answers(settings, queues, signals.works)
         except StoppedEarly:
             self.stop(0)
             return 0

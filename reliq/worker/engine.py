@@ -94,9 +94,12 @@ class Engine:
         self._loops = self._make_loops(observers)
         inflight.nudge, inflight.call_loop = self._settler.nudge, self._tasks.more
 
-    def start(self) -> None:
+    def start(self, entered: Callable[[], None]) -> None:
         """
         Check the server, enter the lifespan, start every part.
+
+        Args:
+            entered: called when the lifespan is entered and nothing is worked yet.
 
         Raises:
             ConfigurationError: the server is too old, or may evict messages.
@@ -110,6 +113,7 @@ class Engine:
         except BaseException:
             self._tasks.close()
             raise
+        entered()
         for loop in self._loops.values():
             loop.start()
 

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from jobs import LASTING, ONCE, SLOW, note
 
 from reliq import Consumer, Job
+from reliq.events import Event, WorkerReady
 
 HOW = os.environ.get("HOW", "")
 
@@ -30,7 +31,7 @@ def lifespan():
         hang(HOW)
     if HOW == "dies":
         raise RuntimeError("no database")
-    if HOW == "takes signals":
+    if HOW in ("takes signals", "is stopped when it is ready"):
         signal.signal(signal.SIGTERM, lambda *_: note("taken", "SIGTERM"))
     yield
 
@@ -42,7 +43,12 @@ async def async_lifespan():
     yield
 
 
-consumer = Consumer(lifespan=async_lifespan if HOW == "async lifespan" else lifespan)
+def stop_when_ready(event: Event) -> None:
+    if HOW == "is stopped when it is ready" and isinstance(event, WorkerReady):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+consumer = Consumer(observers=[stop_when_ready], lifespan=async_lifespan if HOW == "async lifespan" else lifespan)
 atexit.register(lambda: note("atexit", str(os.getpid())))
 
 

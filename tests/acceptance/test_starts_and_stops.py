@@ -54,6 +54,13 @@ def test_a_lifespan_that_takes_the_signals_for_itself_does_not_keep_them(beginni
     assert not client.exists("note:taken")
 
 
+def test_a_stop_counts_as_soon_as_anything_can_be_worked_whatever_a_lifespan_has_done(beginning, client):
+    beginning("is stopped when it is ready", "--grace", "300")
+
+    eventually(lambda: client.exists("note:atexit"), "the stop that came when it said that it is ready has ended it")
+    assert not client.exists("note:taken")
+
+
 def test_a_clean_end_runs_what_was_registered_for_it(beginning, client, jobs):
     process = beginning("")
     jobs.ONCE.publish(1)
