@@ -196,6 +196,8 @@ class Counts:
         dead: dead letters that are kept.
         paused: whether claims answer nothing.
         totals: kind -> how many ever: published, acked, dead, expired, cancelled, purged, redriven, …
+        waiting: due, in the lines of their keys; 0 in a queue without keys.
+        keyed: whether its messages may have keys, or it has limits.
     """
 
     pending: int
@@ -206,6 +208,8 @@ class Counts:
     dead: int
     paused: bool
     totals: Mapping[str, int]
+    waiting: int = 0
+    keyed: bool = False
 
     @classmethod
     def sum(cls, all: Sequence[Counts]) -> Counts:
@@ -220,12 +224,19 @@ class Counts:
             sum(one.dead for one in all),
             any(one.paused for one in all),
             {kind: sum(one.totals.get(kind, 0) for one in all) for kind in kinds},
+            sum(one.waiting for one in all),
+            any(one.keyed for one in all),
         )
 
     @property
     def alive(self) -> int:
         """How many messages have not ended."""
-        return self.pending + self.ready + self.unack + self.retry + self.garbage
+        return self.pending + self.due + self.unack + self.garbage
+
+    @property
+    def due(self) -> int:
+        """How many are due and wait for a worker, or for the turn of their key."""
+        return self.ready + self.retry + self.waiting
 
     @property
     def missing(self) -> int:

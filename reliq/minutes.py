@@ -35,7 +35,7 @@ class Totals(NamedTuple):
         arrived: published or redriven.
         failed: deliveries that ended in an error, or by their lease.
         dead, ended: messages that became dead letters; that ended in any way but by an ack, these included.
-        waiting: in ready and retry.
+        waiting: due, for a worker or for the turn of their key.
         due_ms: since when the first of them has been due; None when nothing waits, or nobody knows.
     """
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from reliq import commands
 from reliq.admin import dead, remove
 from reliq.admin.acl.rule import acl_roles, acl_rule
-from reliq.admin.crons import forget_cron, pause_cron, resume_cron, run_cron
 from reliq.admin.doctor.probe import examine
 from reliq.admin.filters import EVERYTHING, Filter, LetterFilter, ignore
 from reliq.admin.forget import forget
@@ -15,13 +13,12 @@ from reliq.admin.fsck.check import OnProgress, check
 from reliq.admin.move import MoveResult, OnMoved, move
 from reliq.admin.publish import publish
 from reliq.admin.publish_file import FilePublished, OnBytes, OnError, publish_file
-from reliq.admin.reader import Reader
+from reliq.admin.queue_admin import QueueAdmin
 from reliq.admin.redrive import redrive
 from reliq.admin.scripts import load_scripts
 from reliq.admin.session import has_shards
-from reliq.admin.shards import Resharder
 from reliq.admin.workers import ask_stacks, stacks_of
-from reliq.control import pausing, rescheduling
+from reliq.control import rescheduling
 from reliq.ids import check_id
 from reliq.settings import seconds
 
@@ -35,12 +32,11 @@ if TYPE_CHECKING:
     from reliq.admin.fsck.report import CheckReport
     from reliq.admin.redrive import OnRedriven, RedriveOptions, RedriveResult
     from reliq.admin.remove import RemoveResult
-    from reliq.admin.shards import Leftover, ShardsView
     from reliq.message import CancelStatus, Duration, PublishOptions, Receipt, RescheduleStatus
     from reliq.stacks import StackReport
 
 
-class Admin(Reader):
+class Admin(QueueAdmin):
     """
     All that an operator sees and does in one Redis.
 
@@ -106,7 +102,7 @@ class Admin(Reader):
             without_eval: whether it may run no scripts but those that `load_scripts` has loaded.
             sharded: whether queues that have one shard now are to have more; shards that there are, are always meant.
         """
-        session, keys = self._redis.session(), [self.keys(queue) for queue in queues]
+        session, keys = self._redis.session(), [self.redis_keys(queue) for queue in queues]
         keys += [one.of_shard(1) for one in keys if sharded or has_shards(session, one)]
         selectors = not session.version().is_before((7, 0))
         address = self._redis.connection.address
@@ -137,7 +133,7 @@ class Admin(Reader):
             roles: check that this user has the rights of each role on the keys of `queue`, which need not exist.
         """
         known = acl_roles(roles)
-        return examine(self._redis.session(), self._redis.connection.address, known, self.keys(queue))
+        return examine(self._redis.session(), self._redis.connection.address, known, self.redis_keys(queue))
 
     def publish(self, queue: str, body: bytes, *, raw: bool = False, **options: Unpack[PublishOptions]) -> Receipt:
         """Publish a body as it is, as `Queue.publish` does; without `raw` it must be JSON, or BodyError is raised."""
@@ -230,60 +226,3 @@ class Admin(Reader):
             if known != "not_found":
                 break
         return known
-
-    def pause(self, queue: str, *, reason: str = "", for_: Duration | None = None, by: str = "") -> None:
-        """
-        Have consumers stop claiming within a second, for `for_` seconds or until `resume`; running handlers finish.
-
-        Args:
-            by: who pauses it; by default user@host of this process.
-        """
-        parts = self._redis.queue(queue).parts
-        parts[0].run_all([pausing(part.keys, reason, for_, by) for part in parts])
-
-    def resume(self, queue: str) -> bool:
-        """Have consumers claim again; return whether the queue was paused."""
-        parts = self._redis.queue(queue).parts
-        tokens = [token for part in parts for token in commands.push_wake_token(part.keys)]
-        answers = parts[0].run_all([*(commands.unpause(part.keys) for part in parts), *tokens])
-        return any(answers[: len(parts)])
-
-    def shards(self, queue: str) -> ShardsView:
-        """Return how many shards a queue has, and the counts of each."""
-        return Resharder(self._redis.queue(queue)).view()
-
-    def resize(self, queue: str, number: int) -> None:
-        """
-        Begin to have `number` shards, or go on with a change that was cut off; `finish_resize` ends it.
-
-        Publishers and workers go on meanwhile. A chosen id is accepted once, whichever number a publisher knows of.
-
-        Raises:
-            ConfigurationError: it is no power of two, or an earlier change is not finished.
-        """
-        Resharder(self._redis.queue(queue)).resize(number)
-
-    def finish_resize(self, queue: str) -> Leftover:
-        """End a change of the number of shards, and return nothing; or what only the earlier number finds."""
-        return Resharder(self._redis.queue(queue)).finish()
-
-    def run_cron(self, queue: str, name: str, *, wait: Duration = 15.0) -> str:
-        """
-        Have a worker publish the message of a periodic entry at once, in its pause too; return the message's id.
-
-        Raises:
-            ConfigurationError: the queue has no such entry, no worker has it, or none has published within `wait`.
-        """
-        return run_cron(self._redis.queue(queue), name, seconds("wait", wait))
-
-    def pause_cron(self, queue: str, name: str, *, reason: str = "", by: str = "") -> None:
-        """Have the ticks of a periodic entry skipped, and counted, until `resume_cron`; `by` is user@host by default."""
-        pause_cron(self._redis.queue(queue), name, reason, by)
-
-    def resume_cron(self, queue: str, name: str) -> bool:
-        """Have the next tick of a periodic entry published; return whether it was paused."""
-        return resume_cron(self._redis.queue(queue), name)
-
-    def forget_cron(self, queue: str, name: str) -> None:
-        """Remove what Redis knows of a periodic entry that is no more in the code; raise while a worker has it."""
-        forget_cron(self._redis.queue(queue), name)

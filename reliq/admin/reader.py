@@ -58,8 +58,8 @@ class Reader:
         """The URL without its password, or the kind of client."""
         return self._redis.connection.name
 
-    def keys(self, queue: str) -> Keys:
-        """Return the keys of a queue; raise ConfigurationError for a name that is not allowed."""
+    def redis_keys(self, queue: str) -> Keys:
+        """Return the Redis keys of a queue; raise ConfigurationError for a name that is not allowed."""
         return self._redis.keys(queue)
 
     def in_layout(self, layout: Layout) -> Self:
@@ -100,7 +100,7 @@ class Reader:
     def histories(self, names: Sequence[str] = (), *, minutes: int = 60) -> dict[str, list[Minute]]:
         """Return the last minutes of the queues named, or of all in the registry, each by its queue's name."""
         session = self._redis.session()
-        queues = chosen(session, [self.keys(name) for name in names]).queues
+        queues = chosen(session, [self.redis_keys(name) for name in names]).queues
         return {keys.name: told for keys, told in histories_of(session, queues, minutes, self._maps()).items()}
 
     def watch(self, names: Sequence[str] = ()) -> Watcher:
@@ -135,7 +135,7 @@ class Reader:
     def accounts(self, names: Sequence[str] = ()) -> tuple[list[Account], Mapping[str, str]]:
         """Return the account of each queue named, or of all of the registry, and which cannot be read, with the reason."""
         session = self._redis.session()
-        return accounts_of(session, chosen(session, [self.keys(name) for name in names]).queues, self._maps())
+        return accounts_of(session, chosen(session, [self.redis_keys(name) for name in names]).queues, self._maps())
 
     def show(self, queue: str, id: str) -> MessageView:
         """Return where a message is, what it holds and who has it, or how it ended; raise when nothing is known of it."""
@@ -229,7 +229,7 @@ class Reader:
 
     def paused(self, queue: str) -> Pause | None:
         """Return who paused a queue, when and why; None when it is not paused."""
-        return self._redis.session().run(commands.paused(self.keys(queue)))
+        return self._redis.session().run(commands.paused(self.redis_keys(queue)))
 
     def _named(self, names: Sequence[str]) -> list[Keys]:
         """Return the keys of the queues named, each of which must be known; none of all queues."""

@@ -256,7 +256,7 @@ class BulkTally:
 
     def is_full(self, counts: Counts) -> bool:
         """Say whether `max_backlog` messages wait, so that the next call must wait too."""
-        return self._most is not None and counts.pending + counts.ready + counts.retry >= self._most
+        return self._most is not None and counts.pending + counts.due >= self._most
 
     def add(self, done: list[Receipt]) -> None:
         """Add the receipts of one call."""

@@ -70,8 +70,8 @@ class QueueSnapshot:
 
     @property
     def backlog(self) -> int:
-        """How many messages wait for a worker."""
-        return self.counts.ready + self.counts.retry + self.overdue
+        """How many messages wait for a worker, or for the turn of their key."""
+        return self.counts.due + self.overdue
 
 
 class QueueLook:

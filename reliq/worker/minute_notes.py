@@ -53,7 +53,6 @@ class MinuteNotes:
 
 
 def _totals(look: QueueSnapshot, now_ms: int) -> Totals:
-    waiting = look.counts.ready + look.counts.retry
     late = [look.oldest[place] for place in ("ready", "retry") if place in look.oldest]
-    due_ms = now_ms - round(max(late) * 1000) if waiting and late else None
-    return Totals(now_ms, *Totals.sums(look.counts.totals), waiting, due_ms)
+    due_ms = now_ms - round(max(late) * 1000) if look.counts.due and late else None
+    return Totals(now_ms, *Totals.sums(look.counts.totals), look.counts.due, due_ms)

@@ -265,7 +265,7 @@ def test_an_operator_does_all_that_there_is_to_do(login, refused, layout, url, c
 
 def test_an_operator_puts_a_key_of_another_type_aside(login, refused, client):
     admin = Admin(login("operator", "q"))
-    client.set(admin.keys("q").retry, "not ours")
+    client.set(admin.redis_keys("q").retry, "not ours")
 
     [fault] = admin.check("q", repair=True, patience=0).faults
 

@@ -19,9 +19,9 @@ from reliq.transport.wire import AsyncPooledWire, PooledWire
 
 #: Modules that are programs: their import runs something.
 NO_IMPORT = {"reliq.__main__"}
-#: Methods that only one of two twins has: a watcher's looks go with one thread, `keys`, `in_layout` and `in_shard` ask nobody; a
+#: Methods that only one of two twins has: a watcher's looks go with one thread, `redis_keys`, `in_layout` and `in_shard` ask nobody; a
 #: worker, which waits at many servers, and an operator, who asks each, run in threads.
-ALONE = {Admin: {"watch", "keys", "in_layout", "in_shard", "close"}, AsyncAdmin: {"aclose"}}
+ALONE = {Admin: {"watch", "redis_keys", "in_layout", "in_shard", "close"}, AsyncAdmin: {"aclose"}}
 ALONE |= {Client: {"place", "standing_waits", "run_everywhere"}, PooledWire: {"lone_connection"}}
 ALONE |= {
     kind: ALONE.get(kind, set()) | {"place", "node_for", "each", "everywhere", "note"}

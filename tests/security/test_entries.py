@@ -64,7 +64,7 @@ def handler(**options):
 #: What is called with each value, the beginning of what is said, and the values.
 TABLE = [
     (Queue, "queue name must be", NO_NAMES),
-    (lambda name: Admin(NOBODY).keys(name), "queue name must be", NO_NAMES),
+    (lambda name: Admin(NOBODY).redis_keys(name), "queue name must be", NO_NAMES),
     (lambda name: QUEUE.publish({}, id=name), "id must be", [one for one in NO_IDS if one is not None]),
     (lambda name: QUEUE.publish_many([Outgoing(body={}, id=name)]), "id must be", NO_IDS[:-1]),
     (QUEUE.cancel, "id must be", NO_IDS),

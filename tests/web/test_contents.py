@@ -117,7 +117,7 @@ def test_who_may_not_read_cannot_delete_by_what_is_in_a_body(url, told, admin):
 
 def test_what_others_wrote_is_escaped_wherever_it_is_shown(url, client, site, admin):
     Queue("orders", str, url=url).publish("x")
-    keys = admin.keys("orders")
+    keys = admin.redis_keys("orders")
     client.lpush(keys.ready, HOSTILE)
     client.hset(keys.retries_left, HOSTILE, 3)
     client.set(keys.msg(HOSTILE), HOSTILE)

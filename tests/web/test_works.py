@@ -91,7 +91,7 @@ def test_letters_and_messages_are_deleted(letters, admin, site):
 
 def test_a_check_says_what_is_wrong(orders, client, admin, site):
     sound = ended(site, site.browser().post("/queues/orders/check"))
-    client.zadd(admin.keys("orders").pending, {"x": 1})
+    client.zadd(admin.redis_keys("orders").pending, {"x": 1})
     wrong = ended(site, site.browser().post("/queues/orders/check"))
 
     assert sound.outcome == "the queue is sound; 1 ids looked at"

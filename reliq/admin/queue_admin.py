@@ -1,0 +1,77 @@
+"""`QueueAdmin`: changes of a queue as a whole, for programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reliq import commands
+from reliq.admin.crons import forget_cron, pause_cron, resume_cron, run_cron
+from reliq.admin.reader import Reader
+from reliq.admin.shards import Resharder
+from reliq.control import pausing
+from reliq.settings import seconds
+
+if TYPE_CHECKING:
+    from reliq.admin.shards import Leftover, ShardsView
+    from reliq.message import Duration
+
+
+class QueueAdmin(Reader):
+    """An operator's changes of a queue as a whole: its pause, shards and periodic entries."""
+
+    def pause(self, queue: str, *, reason: str = "", for_: Duration | None = None, by: str = "") -> None:
+        """
+        Have consumers stop claiming within a second, for `for_` seconds or until `resume`; running handlers finish.
+
+        Args:
+            by: who pauses it; by default user@host of this process.
+        """
+        parts = self._redis.queue(queue).parts
+        parts[0].run_all([pausing(part.keys, reason, for_, by) for part in parts])
+
+    def resume(self, queue: str) -> bool:
+        """Have consumers claim again; return whether the queue was paused."""
+        parts = self._redis.queue(queue).parts
+        tokens = [token for part in parts for token in commands.push_wake_token(part.keys)]
+        answers = parts[0].run_all([*(commands.unpause(part.keys) for part in parts), *tokens])
+        return any(answers[: len(parts)])
+
+    def shards(self, queue: str) -> ShardsView:
+        """Return how many shards a queue has, and the counts of each."""
+        return Resharder(self._redis.queue(queue)).view()
+
+    def resize(self, queue: str, number: int) -> None:
+        """
+        Begin to have `number` shards, or go on with a change that was cut off; `finish_resize` ends it.
+
+        Publishers and workers go on meanwhile. A chosen id is accepted once, whichever number a publisher knows of.
+
+        Raises:
+            ConfigurationError: it is no power of two, or an earlier change is not finished.
+        """
+        Resharder(self._redis.queue(queue)).resize(number)
+
+    def finish_resize(self, queue: str) -> Leftover:
+        """End a change of the number of shards, and return nothing; or what only the earlier number finds."""
+        return Resharder(self._redis.queue(queue)).finish()
+
+    def run_cron(self, queue: str, name: str, *, wait: Duration = 15.0) -> str:
+        """
+        Have a worker publish the message of a periodic entry at once, in its pause too; return the message's id.
+
+        Raises:
+            ConfigurationError: the queue has no such entry, no worker has it, or none has published within `wait`.
+        """
+        return run_cron(self._redis.queue(queue), name, seconds("wait", wait))
+
+    def pause_cron(self, queue: str, name: str, *, reason: str = "", by: str = "") -> None:
+        """Have the ticks of a periodic entry skipped, and counted, until `resume_cron`; `by` is user@host by default."""
+        pause_cron(self._redis.queue(queue), name, reason, by)
+
+    def resume_cron(self, queue: str, name: str) -> bool:
+        """Have the next tick of a periodic entry published; return whether it was paused."""
+        return resume_cron(self._redis.queue(queue), name)
+
+    def forget_cron(self, queue: str, name: str) -> None:
+        """Remove what Redis knows of a periodic entry that is no more in the code; raise while a worker has it."""
+        forget_cron(self._redis.queue(queue), name)
