@@ -1,10 +1,12 @@
 """A real redis-server for every test that talks to Redis."""
 
+import asyncio
 import importlib.util
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -13,6 +15,7 @@ from order import LONGEST_FIRST
 from ports import free_port
 from required import must_run_in_ci
 
+from reliq import Queue
 from reliq.embedded import EmbeddedRedis, bundled_server, find_server
 from reliq.errors import ConfigurationError
 from reliq.transport import connection
@@ -98,6 +101,24 @@ def url(redis_server: EmbeddedRedis) -> str:
 def client(url: str) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(url) as client:
         yield client
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Call a method of a queue, blocking or async: `call(queue, "publish", …)`."""
+    if request.param == "blocking":
+        return lambda queue, name, *args, **options: getattr(queue, name)(*args, **options)
+
+    def make(queue: Queue[Any], name: str, *args: Any, **options: Any) -> Any:
+        async def once() -> Any:
+            try:
+                return await getattr(queue, f"a{name}")(*args, **options)
+            finally:
+                await queue.aclose()
+
+        return asyncio.run(once())
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,11 @@ def handler(share: int) -> Panel:
     )
 
 
+def longest(title: str, description: str, name: str, limits: dict[float, str]) -> Panel:
+    """Return the panel of a time in seconds, of each process the longest."""
+    return Panel(title, description, {"{{instance}}": of(name, how="max")}, unit="s", limits=limits)
+
+
 LATENCY = [
     Panel(
         "Lag p50",
@@ -26,13 +31,12 @@ LATENCY = [
         unit="s",
         limits={10: YELLOW, 60: RED},
     ),
-    Panel(
+    longest(
         "Longest running handler",
         "For how long the oldest running handler has run. When it grows without end, a handler hangs: `reliq running` "
         "names the message, SIGUSR1 writes the stacks to the worker's log.",
-        {"{{instance}}": of("reliq_longest_running_seconds", how="max")},
-        unit="s",
-        limits={300: YELLOW, 600: RED},
+        "reliq_longest_running_seconds",
+        {300: YELLOW, 600: RED},
     ),
     Panel(
         "Handlers by outcome",
@@ -210,13 +214,12 @@ REDIS = [
         {"clients": f"max(reliq_redis_clients{{{SOURCE}}})"},
         limits={1000: YELLOW, 9000: RED},
     ),
-    Panel(
+    longest(
         "Time to ask Redis",
         "How long the round trips of a scrape took. It does not grow with the number of messages; when it rises, Redis "
         "is busy: look at its slow log.",
-        {"{{instance}}": of("reliq_redis_scrape_seconds", how="max")},
-        unit="s",
-        limits={0.1: YELLOW, 0.5: RED},
+        "reliq_redis_scrape_seconds",
+        {0.1: YELLOW, 0.5: RED},
     ),
     Panel(
         "Evicted keys",

@@ -9,24 +9,6 @@ from reliq.transport.connection import Connection
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
-def call(request):
-    """Call a method of a queue, blocking or async: `call(queue, "publish", …)`."""
-    if request.param == "blocking":
-        return lambda queue, name, *args, **options: getattr(queue, name)(*args, **options)
-
-    def make(queue, name, *args, **options):
-        async def once():
-            try:
-                return await getattr(queue, f"a{name}")(*args, **options)
-            finally:
-                await queue.aclose()
-
-        return asyncio.run(once())
-
-    return make
-
-
-@pytest.fixture(params=["blocking", "asyncio"])
 def exchange(request, cluster):
     """Make commands over a wire to the Cluster, blocking or async."""
     if request.param == "blocking":

@@ -1,6 +1,5 @@
 """What the tests of durability share: a primary with a replica, and a server that has WAITAOF."""
 
-import asyncio
 from contextlib import ExitStack
 
 import pytest
@@ -10,24 +9,6 @@ from waiting import eventually
 
 from reliq import Queue
 from reliq.embedded import EmbeddedRedis
-
-
-@pytest.fixture(params=["blocking", "asyncio"])
-def call(request):
-    """Call a method of a queue, blocking or async: `call(queue, "publish", …)`."""
-    if request.param == "blocking":
-        return lambda queue, name, *args, **options: getattr(queue, name)(*args, **options)
-
-    def make(queue, name, *args, **options):
-        async def once():
-            try:
-                return await getattr(queue, f"a{name}")(*args, **options)
-            finally:
-                await queue.aclose()
-
-        return asyncio.run(once())
-
-    return make
 
 
 @pytest.fixture(scope="module")

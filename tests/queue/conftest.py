@@ -1,6 +1,5 @@
 """What the tests of `Queue` share: a queue on the test's server, a proxy that loses replies, a server of one's own."""
 
-import asyncio
 import contextlib
 import socket
 import struct
@@ -20,25 +19,6 @@ def queue(url):
     queue = Queue("q", url=url)
     yield queue
     queue.close()
-
-
-@pytest.fixture(params=["blocking", "asyncio"])
-def call(request):
-    """Call a method of a queue, blocking or async: `call(queue, "publish", …)`."""
-    if request.param == "blocking":
-        yield lambda queue, name, *args, **options: getattr(queue, name)(*args, **options)
-        return
-
-    def make(queue, name, *args, **options):
-        async def once():
-            try:
-                return await getattr(queue, f"a{name}")(*args, **options)
-            finally:
-                await queue.aclose()
-
-        return asyncio.run(once())
-
-    yield make
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What the tests of security share: an authority with its certificates, and servers that speak TLS."""
 
-import asyncio
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,24 +11,6 @@ from required import must_run_in_ci
 from reliq.embedded import EmbeddedRedis
 
 DEBIAN = Path("/usr/bin/redis-server")
-
-
-@pytest.fixture(params=["blocking", "asyncio"])
-def call(request):
-    """Call a method of a queue, blocking or async: `call(queue, "publish", …)`."""
-    if request.param == "blocking":
-        return lambda queue, name, *args, **options: getattr(queue, name)(*args, **options)
-
-    def make(queue, name, *args, **options):
-        async def once():
-            try:
-                return await getattr(queue, f"a{name}")(*args, **options)
-            finally:
-                await queue.aclose()
-
-        return asyncio.run(once())
-
-    return make
 
 
 class Authority:
