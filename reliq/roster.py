@@ -54,6 +54,7 @@ class Worker:
         last_claim: when its last round of claims was completed.
         seen: when it said this.
         running: the handlers that run, the longest running first; at most SLOTS_LIMIT.
+        keys: whether it serves messages with keys; a version that does not writes nothing of it.
     """
 
     id: str
@@ -67,3 +68,4 @@ class Worker:
     last_claim: _Moment
     seen: _Moment
     running: tuple[Slot, ...] = ()
+    keys: bool = False
