@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     )
     from reliq.handlers.job import Job
     from reliq.keys import Layout
-    from reliq.message import BulkResult, Counts, Letter, Outgoing, Pause, Receipt
+    from reliq.message import BulkResult, Counts, Letter, Pause, Receipt
+    from reliq.outgoing import Outgoing
     from reliq.queue import Queue
     from reliq.relay.relay import Relay
     from reliq.settings import Durability, WorkerSettings
@@ -102,10 +103,10 @@ _HOMES = {
         "BulkResult",
         "Counts",
         "Letter",
-        "Outgoing",
         "Pause",
         "Receipt",
     ),
+    "reliq.outgoing": ("Outgoing",),
     "reliq.queue": ("Queue",),
     "reliq.relay.relay": ("Relay",),
     "reliq.settings": (

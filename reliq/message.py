@@ -4,60 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence  # noqa: TC003  msgspec reads the annotations
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypedDict, TypeVar, get_args
+from datetime import timedelta
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-B = TypeVar("B")
 
 #: At most this many deliveries may follow the first.
 RETRIES_LIMIT = 1000
 
 Duration = float | timedelta
+Priority = Literal["high", "normal", "low"]
+#: The lines of priorities among those of keys: no key has a control character.
+PRIORITY_LINES: dict[Priority, str] = {"high": "\x01high", "low": "\x01low"}
 #: Why a message is a dead letter; `lost` is what `reliq check --repair` could not put back.
 DeathReason = Literal["failed", "rejected", "undecodable", "lease", "lost"]
 DEATH_REASONS: tuple[DeathReason, ...] = get_args(DeathReason)
 PublishStatus = Literal["published", "duplicate", "tombstoned"]
 CancelStatus = Literal["cancelled", "running", "not_found"]
 RescheduleStatus = Literal["rescheduled", "running", "not_found"]
-
-
-class PublishOptions(TypedDict, total=False):
-    """The options of one message, for type checkers; the docstring of `Queue.publish` describes each."""
-
-    delay: Duration
-    at: datetime | None
-    id: str | UUID | None
-    retries: int | None
-    ttl: Duration | None
-    headers: Mapping[str, str] | None
-    dedup: Duration | None
-    replace: bool
-    incarnation: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing(Generic[B]):
-    """
-    One message for `publish_many`, with options of its own: those of `Queue.publish`, which describes them.
-
-    Example: `queue.publish_many([Outgoing(body=order, id=f"order-{order.id}", delay=60) for order in orders])`
-    """
-
-    body: B
-    delay: Duration = 0.0
-    at: datetime | None = None
-    id: str | UUID | None = None
-    retries: int | None = None
-    ttl: Duration | None = None
-    headers: Mapping[str, str] | None = None
-    dedup: Duration | None = None
-    replace: bool = False
-    incarnation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +104,8 @@ class Header(
     msgspec.Struct,
     frozen=True,
     gc=False,
-    rename={"due": "d", "retries": "r", "enqueued": "e", "window_ms": "w", "incarnation": "i", "headers": "h"},
+    rename={"due": "d", "retries": "r", "enqueued": "e", "window_ms": "w", "incarnation": "i", "headers": "h"}
+    | {"line": "k"},
 ):
     """
     The header of a message. In JSON its names are short, because every message carries them. A bare body has `BARE`.
@@ -152,6 +117,7 @@ class Header(
         window_ms: how long the chosen id stays taken after its end; None for a generated id.
         incarnation: as the publish said; None when it said none.
         headers: the publisher's texts.
+        line: where it waits: its key, or what stands for its priority; None: with all others.
     """
 
     due: int | None = None
@@ -160,6 +126,17 @@ class Header(
     window_ms: int | None = None
     incarnation: int | None = None
     headers: Mapping[str, str] = {}
+    line: str | None = None
+
+    @property
+    def key(self) -> str | None:
+        """The message's key."""
+        return None if self.line in (None, *PRIORITY_LINES.values()) else self.line
+
+    @property
+    def priority(self) -> Priority:
+        """The message's priority."""
+        return next((one for one, line in PRIORITY_LINES.items() if line == self.line), "normal")
 
 
 BARE = Header()

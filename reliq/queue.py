@@ -14,8 +14,9 @@ from reliq.client.moves import Moves
 from reliq.codec.codec import Codec
 from reliq.control import Control
 from reliq.keys import Keys, Layout
-from reliq.publish.orders import BulkTally, Writer
+from reliq.publish.orders import Writer
 from reliq.publish.sender import Sender, begun
+from reliq.publish.tally import BulkTally
 from reliq.publish.transactional import TransactionalPublishes
 from reliq.receive.batch import Receiver
 from reliq.receive.receive import areceiving, receiving
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from types import UnionType
 
     from reliq.events import Observer
-    from reliq.message import BulkResult, Duration, Outgoing, PublishOptions, Receipt
+    from reliq.message import BulkResult, Duration, Receipt
+    from reliq.outgoing import Outgoing, PublishOptions
     from reliq.receive.batch import Received
     from reliq.transport.target import Target
 

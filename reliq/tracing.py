@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from reliq import extras
 from reliq.answers import Snooze
-from reliq.message import Outgoing
+from reliq.outgoing import Outgoing
 from reliq.queue import Queue
 
 try:

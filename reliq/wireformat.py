@@ -8,7 +8,10 @@ The value of a message is an envelope before its body, `RELIQ/1 {"d":18000000000
     e   unix ms of the publish, with a chosen id
     w   ms for which a chosen id stays taken after its end
     i   what tells this message from another of its chosen id, when the publish said so; else that is `e`
+    k   the message's key; `high` or `low` after a byte 1 is its priority
     h   the users' headers
+
+The field of a message in the hash `retry:cnt` is the number of retries left; a key follows after a space: `12 tenant-7`.
 
 The state word of a message is its field in the hash `lease`:
 
@@ -30,11 +33,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from unicodedata import category
 
 import msgspec
 
 from reliq.errors import ConfigurationError
-from reliq.message import BARE, RETRIES_LIMIT, Header
+from reliq.foreign import whole_number
+from reliq.message import BARE, PRIORITY_LINES, RETRIES_LIMIT, Header
 
 MAGIC = b"RELIQ/1 "
 #: The envelope up to the due time; publish writes the due time itself, by Redis' clock.
@@ -45,10 +50,10 @@ HEADER_LIMIT = 16_384
 HEADERS_LIMIT = 8192
 #: Bytes of a value that hold its due time.
 DUE_BYTES = 32
+#: Bytes of a message's key.
+KEY_LIMIT = 128
 #: Times and windows are below this many ms: exact in Redis' scripts, and no sum of them overflows.
 NUMBER_LIMIT = 2**53
-#: The oldest server whose commands the scripts can do with.
-OLDEST_SERVER = (6, 2)
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _DUE = re.compile(rb'RELIQ/1 \{"d":([0-9]{1,16})[,}]')
@@ -65,13 +70,16 @@ def envelope_rest(
     window_ms: int | None = None,
     headers: Mapping[str, str] | None = None,
     incarnation: int | None = None,
+    line: str = "",
 ) -> bytes:
-    """Return what follows the due time in an envelope, up to the body (times in ms)."""
-    if not headers and window_ms is None:
+    """Return what follows the due time in an envelope, up to the body (times in ms); `line` is a key or a priority's."""
+    if not headers and window_ms is None and not line:
         return b',"r":%d}\n' % retries
     rest = f',"r":{retries}'
     if window_ms is not None:
         rest += f',"e":{enqueued},"w":{window_ms}' + (f',"i":{incarnation}' if incarnation is not None else "")
+    if line:
+        rest += f',"k":{msgspec.json.encode(line).decode()}'
     if headers:
         return rest.encode() + b',"h":' + encoded_headers(headers) + b"}\n"
     return rest.encode() + b"}\n"
@@ -100,6 +108,41 @@ def encoded_headers(headers: Mapping[str, str]) -> bytes:
     return text
 
 
+def check_key(key: str) -> str:
+    """
+    Return the key of a message.
+
+    Raises:
+        ConfigurationError: it is not text of 1 to 128 bytes of UTF-8, without control characters or lone surrogates.
+    """
+    if not isinstance(key, str):
+        raise ConfigurationError(f"key must be a str, not {type(key).__name__}: give str(…)")
+    if not is_key(key):
+        size = len(key.encode("utf-8", "surrogatepass"))
+        raise ConfigurationError(
+            f"key must be 1 to {KEY_LIMIT} bytes of UTF-8 text without control characters, not {key[:40]!r} of {size} "
+            "bytes: shorten it, or give a hash of it"
+        )
+    return key
+
+
+def is_key(text: str) -> bool:
+    """Say whether a message may have such a key."""
+    is_short = 0 < len(text.encode("utf-8", "surrogatepass")) <= KEY_LIMIT
+    return is_short and not any(category(one) in ("Cc", "Cs") for one in text)
+
+
+def count_text(left: int, line: str = "") -> str:
+    """Return what the hash `retry:cnt` has of a message: its retries left, and the line in which it waits."""
+    return f"{left} {line}" if line else str(left)
+
+
+def read_count(raw: bytes | None) -> tuple[int | None, str]:
+    """Return retries left, None where they are none of ours, and the line of what the hash `retry:cnt` has of a message."""
+    left, _, line = (raw or b"").partition(b" ")
+    return whole_number(left), line.decode("utf-8", "replace")
+
+
 def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
     """
     Return header and body of a stored value; one whose first line is no envelope is a bare body.
@@ -122,6 +165,9 @@ def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
     for number in (header.enqueued, header.window_ms, header.incarnation):
         if number is not None and not 0 <= number < NUMBER_LIMIT:
             return BARE, value
+    line = header.line
+    if line is not None and line not in PRIORITY_LINES.values() and not is_key(line):
+        return BARE, value
     return header, value[end + 1 :]
 
 
@@ -225,30 +271,3 @@ def lane_of(nonce: str) -> str:
     """Return by which lane the message of a receipt was claimed; empty when `nonce` is none."""
     word = StateWord.parse(nonce)
     return word.lane if isinstance(word, Held) else ""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerVersion:
-    """
-    Which release a server says it is, in its INFO; the numbers are empty when it hides that.
-
-    Valkey says two: the release of Redis whose commands it has, and its own.
-    """
-
-    text: str
-    numbers: tuple[int, ...]
-
-    @classmethod
-    def read(cls, facts: Mapping[str, str], product: str = "redis") -> ServerVersion:
-        """Return what the section `server` of INFO says of `product`, `redis` or `valkey`."""
-        text = facts.get(f"{product}_version", "")
-        return cls(text, tuple(int(part) for part in text.split(".") if part.isdigit()))
-
-    def is_before(self, release: tuple[int, ...]) -> bool:
-        """Say whether the server is older than `release`; one that hides its version is not."""
-        return bool(self.numbers) and self.numbers < release
-
-    def check(self) -> None:
-        """Raise ConfigurationError when the server is too old for reliq."""
-        if self.is_before(OLDEST_SERVER):
-            raise ConfigurationError(f"Redis must be 6.2 or newer, not {self.text}")

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from benchmarks.peers import kit
 from reliq.bench import Scale, bare
 from reliq.bench.stage import Stage
-from reliq.message import Outgoing
+from reliq.outgoing import Outgoing
 
 
 def one(count):

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from reliq.admin.fsck.report import CheckReport
     from reliq.admin.redrive import OnRedriven, RedriveOptions, RedriveResult
     from reliq.admin.remove import RemoveResult
-    from reliq.message import CancelStatus, Duration, PublishOptions, Receipt, RescheduleStatus
+    from reliq.message import CancelStatus, Duration, Receipt, RescheduleStatus
+    from reliq.outgoing import PublishOptions
     from reliq.stacks import StackReport
 
 

@@ -35,7 +35,8 @@ from reliq.commands import LISTS
 from reliq.errors import ConfigurationError
 from reliq.foreign import whole_number
 from reliq.keys import is_name
-from reliq.message import RETRIES_LIMIT, Outgoing
+from reliq.message import RETRIES_LIMIT
+from reliq.outgoing import Outgoing
 from reliq.settings import LONGEST_SECONDS, MIB, whole
 from reliq.wireformat import Delayed, StateWord, open_envelope
 

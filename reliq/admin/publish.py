@@ -15,7 +15,8 @@ from reliq.settings import QueueSettings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from reliq.message import Outgoing, PublishOptions, Receipt
+    from reliq.message import Receipt
+    from reliq.outgoing import Outgoing, PublishOptions
     from reliq.queue import Queue
 
 

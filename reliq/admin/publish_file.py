@@ -12,7 +12,7 @@ from reliq.admin.file_progress import FileProgress
 from reliq.admin.publish import is_json
 from reliq.admin.session import LARGEST_BODY
 from reliq.errors import BodyError, ConfigurationError
-from reliq.message import Outgoing
+from reliq.outgoing import Outgoing
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, MIB
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from reliq.message import PublishOptions
+    from reliq.outgoing import PublishOptions
     from reliq.queue import Queue
 
 OnError = Literal["stop", "skip"]

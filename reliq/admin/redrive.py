@@ -19,7 +19,7 @@ from reliq.admin.in_turn import in_turn
 from reliq.admin.publish import taker
 from reliq.errors import ConfigurationError
 from reliq.ids import check_id
-from reliq.message import Outgoing
+from reliq.outgoing import Outgoing
 from reliq.redriving import by_bytes
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, QueueSettings, milliseconds, seconds, whole
 

@@ -14,12 +14,12 @@ from reliq.hashtags import SHARDS_LIMIT
 from reliq.ids import home
 from reliq.keys import Keys, Layout, check_layout, is_name
 from reliq.queue import Queue
+from reliq.server_version import ServerVersion
 from reliq.settings import MIB, whole
 from reliq.shardmap import UNSHARDED, ShardMap, shard_map
 from reliq.snapshot.shard_maps import named
 from reliq.transport.connection import Connection, check_slots
 from reliq.transport.failures import NotSentError
-from reliq.wireformat import ServerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

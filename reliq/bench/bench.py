@@ -14,9 +14,9 @@ from reliq.client.client import Client
 from reliq.commands import server_facts
 from reliq.errors import ConfigurationError
 from reliq.ids import new_id
+from reliq.server_version import ServerVersion
 from reliq.transport.connection import default_url
 from reliq.transport.url import check_url, masked
-from reliq.wireformat import ServerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from reliq.bench.report import Figure, percentile
 from reliq.bench.stage import BODY, CLIENT_TIMEOUT_SECONDS, Stage
 from reliq.bench.workers import Workers
 from reliq.errors import ReliqError
-from reliq.message import Outgoing
+from reliq.outgoing import Outgoing
 
 #: Any client publishes at least this many messages a second, so the first is due after the last is published.
 SLOWEST_PUBLISH = 1500

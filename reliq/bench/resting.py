@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from reliq.bench.report import Figure
 from reliq.bench.stage import BODY, Stage
-from reliq.message import Outgoing
+from reliq.outgoing import Outgoing
 
 SETTLE_SECONDS = 1.5
 DELAY = timedelta(hours=1)

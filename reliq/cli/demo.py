@@ -22,7 +22,8 @@ from reliq.cli.demo_jobs import ERRANDS, Errand, Mood
 from reliq.cli.output import console as terminal
 from reliq.embedded import EmbeddedRedis
 from reliq.errors import ConfigurationError
-from reliq.message import Counts, Outgoing
+from reliq.message import Counts
+from reliq.outgoing import Outgoing
 from reliq.settings import whole
 from reliq.transport.connection import URL_VARIABLE
 from reliq.transport.url import check_url

@@ -15,7 +15,7 @@ from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, 
 from reliq.cli.output import complain, print_json, say
 from reliq.cli.progress import progress_bar
 from reliq.errors import ConfigurationError
-from reliq.message import PublishOptions
+from reliq.outgoing import PublishOptions
 
 EXIT_NOT_PUBLISHED = 3
 EXAMPLE = "2026-11-21T03:00+01:00"

@@ -9,9 +9,9 @@ from reliq import commands
 from reliq.errors import ConfigurationError
 from reliq.events import Unconfirmed, notify
 from reliq.message import Confirmed
+from reliq.server_version import ServerVersion
 from reliq.settings import seconds
 from reliq.transport.connection import PUBLISH_SECONDS
-from reliq.wireformat import ServerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

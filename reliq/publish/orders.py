@@ -10,7 +10,8 @@ from reliq import transitions
 from reliq.client.lanes import Message
 from reliq.errors import BodyError, ConfigurationError, LoginError, PublishFailed, ReliqError
 from reliq.ids import check_id, home, made_at, new_id
-from reliq.message import BulkResult, Confirmed, Counts, Duration, Outgoing, PublishOptions, Receipt
+from reliq.message import Confirmed, Duration, Receipt
+from reliq.outgoing import Outgoing, PublishOptions
 from reliq.settings import BATCH_LIMIT, LONGEST_SECONDS, MIB, milliseconds, seconds, whole
 from reliq.wireformat import ENVELOPE_START, MAGIC, NUMBER_LIMIT, envelope_rest, open_envelope
 
@@ -236,41 +237,6 @@ class ShardCalls:
     def _take(self, shard: int) -> list[Order]:
         self._bytes -= sum(len(order.value) for order in self._held[shard])
         return self._held.pop(shard)
-
-
-class BulkTally:
-    """The sum of the calls of a `publish_many`, and whether the next must wait for the backlog."""
-
-    def __init__(self, max_backlog: int | None) -> None:
-        self._most = None if max_backlog is None else whole("max_backlog", max_backlog, least=1, most=10**9)
-        self.confirmed = 0
-        self._duplicates: list[str] = []
-        self._tombstoned: list[str] = []
-        self._unconfirmed: list[str] = []
-        self._durable: bool | None = None
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether there is a backlog to watch."""
-        return self._most is not None
-
-    def is_full(self, counts: Counts) -> bool:
-        """Say whether `max_backlog` messages wait, so that the next call must wait too."""
-        return self._most is not None and counts.pending + counts.due >= self._most
-
-    def add(self, done: list[Receipt]) -> None:
-        """Add the receipts of one call."""
-        self._duplicates += [one.id for one in done if one.status == "duplicate"]
-        self._tombstoned += [one.id for one in done if one.status == "tombstoned"]
-        self.confirmed += sum(one.status == "published" for one in done)
-        self._unconfirmed += [one.id for one in done if one.durable is False]
-        if done and done[0].durable is not None:
-            self._durable = not self._unconfirmed
-
-    def result(self) -> BulkResult:
-        """Return the sum."""
-        duplicates, tombstoned = tuple(self._duplicates), tuple(self._tombstoned)
-        return BulkResult(self.confirmed, duplicates, tombstoned, self._durable, tuple(self._unconfirmed))
 
 
 def when(delay: Duration, at: datetime | None) -> tuple[int | None, int]:

@@ -11,7 +11,7 @@ from reliq.outbox.transactions import awrite, write
 from reliq.settings import Durability, milliseconds
 
 if TYPE_CHECKING:
-    from reliq.message import PublishOptions
+    from reliq.outgoing import PublishOptions
     from reliq.publish.orders import Order, Writer
     from reliq.settings import QueueSettings
 

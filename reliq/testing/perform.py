@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from reliq.message import Claimed, Delivery, Outgoing
+from reliq.message import Claimed, Delivery
+from reliq.outgoing import Outgoing
 from reliq.publish.orders import Writer
 from reliq.settings import whole
 from reliq.testing.drain import LONG_LEASE_MS, HandlerCalls, own_traceback
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from reliq.consumer.consumer import Consumer
     from reliq.handlers.handler import Handler
-    from reliq.message import PublishOptions
+    from reliq.outgoing import PublishOptions
     from reliq.queue import Queue
     from reliq.worker.delivery import HeldDelivery
     from reliq.worker.runner import Returned

@@ -4,7 +4,7 @@ from typing import Any
 
 from reliq.errors import ConfigurationError
 from reliq.replies import read_facts
-from reliq.wireformat import ServerVersion
+from reliq.server_version import ServerVersion
 
 
 class WrongKindError(ConfigurationError):

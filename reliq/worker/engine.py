@@ -13,9 +13,9 @@ from reliq import commands
 from reliq.client.client import Client
 from reliq.errors import ConfigurationError, LoginError, RedisUnavailableError, ReliqError
 from reliq.health import EngineStats
+from reliq.server_version import ServerVersion
 from reliq.settlement import RELEASED
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS
-from reliq.wireformat import ServerVersion
 from reliq.worker.drained import Drained
 from reliq.worker.event_loop import AsyncExecutor
 from reliq.worker.fetcher import Fetcher

@@ -11,7 +11,18 @@ PACKAGE = Path(__file__).parents[2] / "reliq"
 LAYERS = {
     "words and values": {"errors", "events", "extras", "foreign", "message", "text", "lua", "hashtags"},
     "how they are spelled, in Redis and in logs": {"keys", "wireformat", "failure_note", "codec", "call", "retry"}
-    | {"roster", "logs", "health", "embedded", "error_text", "rights", "readable", "schedule"},
+    | {
+        "outgoing",
+        "server_version",
+        "roster",
+        "logs",
+        "health",
+        "embedded",
+        "error_text",
+        "rights",
+        "readable",
+        "schedule",
+    },
     "what a person may set, what a handler and Redis may answer": {"settings", "answers", "replies"},
     "what can be asked of Redis and of a database, and the connections": {
         "outbox",
@@ -22,6 +33,7 @@ LAYERS = {
         "shardmap",
         "stacks",
         "ids",
+        "limits",
         "transport",
     },
     "who asks: tries again, and translates errors; how a delivery is settled": {"client", "settlement"},
@@ -40,7 +52,18 @@ LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in 
 LAYERS_LIMIT = 14
 #: Parts that only compute: no Redis, clock, thread, chance or log.
 PURE = {"errors", "events", "extras", "foreign", "message", "text", "lua", "keys", "wireformat", "codec", "call"}
-PURE |= {"failure_note", "minutes", "hashtags", "shardmap", "stacks", "crons", "schedule"}
+PURE |= {
+    "failure_note",
+    "minutes",
+    "hashtags",
+    "shardmap",
+    "stacks",
+    "crons",
+    "schedule",
+    "outgoing",
+    "limits",
+    "server_version",
+}
 PURE |= {"answers", "retry", "rights", "roster", "settings", "replies", "transitions", "commands"}
 OUTSIDE = {"redis", "time", "threading", "random", "logging", "socket", "asyncio", "os", "subprocess", "secrets"}
 #: `python -m reliq.x` begins another process, which imports for itself: a text behind `-m` is no import.

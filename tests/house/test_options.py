@@ -6,7 +6,7 @@ import typing
 import pytest
 
 from reliq import Outgoing, Queue
-from reliq.message import PublishOptions
+from reliq.outgoing import PublishOptions
 from reliq.settings import QueueSettings, SettingsOptions
 
 

@@ -8,9 +8,19 @@ from hypothesis import strategies as st
 from tenacity import wait_exponential, wait_exponential_jitter
 
 from reliq.errors import ConfigurationError
-from reliq.message import BARE, Claimed, Delivery
+from reliq.message import BARE, PRIORITY_LINES, Claimed, Delivery
 from reliq.retry import DEFAULT_BACKOFF, LONGEST_WAIT_SECONDS, seconds_after
-from reliq.wireformat import ENVELOPE_START, HEADERS_LIMIT, MAGIC, encoded_headers, envelope_rest, open_envelope
+from reliq.wireformat import (
+    ENVELOPE_START,
+    HEADERS_LIMIT,
+    MAGIC,
+    check_key,
+    count_text,
+    encoded_headers,
+    envelope_rest,
+    open_envelope,
+    read_count,
+)
 
 DUE = 1_800_000_000_123
 NAMES = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)
@@ -164,3 +174,51 @@ def fits(text):
     except ConfigurationError:
         return False
     return True
+
+
+KEYS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=32)
+
+
+@given(KEYS, st.integers(0, 1000))
+def test_a_key_comes_back_from_the_envelope_and_from_the_count(key, left):
+    header, payload = open_envelope(sealed(b"x", retries=3, line=key))
+
+    assert (header.key, header.priority, payload) == (key, "normal", b"x")
+    assert read_count(count_text(left, key).encode()) == (left, key)
+
+
+@pytest.mark.parametrize("priority", ["high", "low"])
+def test_a_priority_is_no_key(priority):
+    header, _ = open_envelope(sealed(b"x", retries=3, line=PRIORITY_LINES[priority]))
+
+    assert (header.key, header.priority) == (None, priority)
+    with pytest.raises(ConfigurationError, match="without control characters"):
+        check_key(PRIORITY_LINES[priority])
+
+
+def test_a_count_without_a_key_is_a_number_alone():
+    assert (count_text(12), read_count(b"12"), read_count(None)) == ("12", (12, ""), (None, ""))
+
+
+@pytest.mark.parametrize("line", ["", "a\x00b", "x" * 129, "\x01medium"])
+def test_an_envelope_with_a_key_that_nobody_can_have_is_none(line):
+    envelope = b'RELIQ/1 {"d":1800000000000,"r":3,"k":"%s"}\nx' % line.encode("unicode_escape").replace(
+        b"\\x", b"\\u00"
+    )
+
+    assert open_envelope(envelope) == (BARE, envelope)
+
+
+@pytest.mark.parametrize(
+    ("key", "wanted"),
+    [
+        (7, "must be a str, not int: give str"),
+        ("", "1 to 128 bytes"),
+        ("é" * 65, "of 130 bytes"),
+        ("a\nb", r"not 'a\\nb'"),
+        ("\ud800", "UTF-8"),
+    ],
+)
+def test_a_key_that_is_refused_is_named_with_what_is_wanted(key, wanted):
+    with pytest.raises(ConfigurationError, match=wanted):
+        check_key(key)

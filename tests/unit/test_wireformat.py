@@ -4,11 +4,11 @@ import pytest
 
 from reliq.errors import ConfigurationError
 from reliq.failure_note import FailureNote
+from reliq.server_version import ServerVersion
 from reliq.wireformat import (
     Backoff,
     Delayed,
     Held,
-    ServerVersion,
     StateWord,
     Suspect,
     Unset,

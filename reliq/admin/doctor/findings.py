@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from reliq.admin.doctor.facts import Facts, Finding, unknown
 from reliq.admin.doctor.of_cluster import cluster_findings
-from reliq.wireformat import OLDEST_SERVER, ServerVersion
+from reliq.server_version import OLDEST_SERVER, ServerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

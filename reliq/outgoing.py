@@ -1,0 +1,49 @@
+"""One message as its publisher may describe it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from uuid import UUID
+
+    from reliq.message import Duration
+
+B = TypeVar("B")
+
+
+class PublishOptions(TypedDict, total=False):
+    """The options of one message, for type checkers; the docstring of `Queue.publish` describes each."""
+
+    delay: Duration
+    at: datetime | None
+    id: str | UUID | None
+    retries: int | None
+    ttl: Duration | None
+    headers: Mapping[str, str] | None
+    dedup: Duration | None
+    replace: bool
+    incarnation: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing(Generic[B]):
+    """
+    One message for `publish_many`, with options of its own: those of `Queue.publish`, which describes them.
+
+    Example: `queue.publish_many([Outgoing(body=order, id=f"order-{order.id}", delay=60) for order in orders])`
+    """
+
+    body: B
+    delay: Duration = 0.0
+    at: datetime | None = None
+    id: str | UUID | None = None
+    retries: int | None = None
+    ttl: Duration | None = None
+    headers: Mapping[str, str] | None = None
+    dedup: Duration | None = None
+    replace: bool = False
+    incarnation: int | None = None

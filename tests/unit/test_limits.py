@@ -1,0 +1,118 @@
+"""What a queue may declare, and how it stands in Redis."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reliq.errors import ConfigurationError
+from reliq.limits import Limits
+
+RATES = st.builds(lambda number, unit: f"{number}/{unit}", st.integers(1, 10_000), st.sampled_from(["s", "m", "h"]))
+LIMITS = st.one_of(
+    st.builds(Limits, ordered=st.just(True), concurrency=st.none() | st.integers(1, 10**6)),
+    st.builds(
+        Limits,
+        per_key=st.none() | st.integers(1, 10**6),
+        rate=RATES,
+        burst=st.none() | st.integers(1, 10**6),
+        key_rate=st.none() | RATES,
+        key_weights=st.dictionaries(st.sampled_from(["vip", "a b", "é"]), st.integers(1, 1000)),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "us"), [("100/s", 10_000), ("5/m", 12_000_000), ("1000/h", 3_600_000), ("3/s", 333_334)]
+)
+def test_a_rate_is_microseconds_between_two_starts_and_never_permits_more_than_it_says(text, us):
+    assert Limits.parse_rate(text) == us
+
+
+@pytest.mark.parametrize(
+    ("rate", "wanted"),
+    [
+        (100, r"rate must be .* such as '100/s', '5/m' or '1000/h', not 100"),
+        ("100", "not '100'"),
+        ("0/s", "not '0/s'"),
+        ("0.5/s", "not '0.5/s'"),
+        ("5/d", "not '5/d'"),
+        ("10001/s", "at most 10000/s, not '10001/s'"),
+        ("99999999/h", "at most 10000/s"),
+    ],
+)
+def test_a_rate_that_is_none_is_refused_with_what_is_wanted(rate, wanted):
+    with pytest.raises(ConfigurationError, match=wanted):
+        Limits(rate=rate)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"ordered": "yes"}, "ordered must be True or False, not 'yes'"),
+        ({"ordered": True, "per_key": 2}, "leave out per_key, which is 2"),
+        ({"per_key": 0}, "per_key must be 1 to 1000000, not 0"),
+        ({"concurrency": 1.5}, "concurrency must be a whole number, not 1.5"),
+        ({"burst": 5}, "burst is for a rate: give rate too"),
+        ({"key_burst": 5, "rate": "1/s"}, "key_burst is for a rate: give key_rate too"),
+        ({"rate": "1/s", "burst": 0}, "burst must be 1 to 1000000, not 0"),
+        ({"key_rate": "x"}, "key_rate must be"),
+        ({"key_weights": [("vip", 4)]}, "key_weights must be a mapping such as .* not a list"),
+        ({"key_weights": {"vip": 0}}, "weight of 'vip' must be 1 to 1000, not 0"),
+        ({"key_weights": {"": 2}}, "key must be 1 to 128 bytes"),
+        ({"key_weights": dict.fromkeys(map(str, range(1001)), 1)}, "number of key_weights must be 0 to 1000, not 1001"),
+    ],
+)
+def test_what_is_not_allowed_is_named_with_what_is_wanted(given, wanted):
+    with pytest.raises(ConfigurationError, match=wanted):
+        Limits(**given)
+
+
+@pytest.mark.parametrize(("rate", "burst"), [("100/s", "10"), ("5/m", "1"), ("25/s", "2"), ("10000/s", "1000")])
+def test_a_rate_without_a_burst_permits_at_once_a_tenth_of_a_second_of_it_and_one_at_least(rate, burst):
+    assert Limits(rate=rate).fields()["burst"] == burst
+
+
+def test_the_fields_in_redis_are_those_that_scripts_read():
+    limits = Limits(
+        per_key=2, rate="100/s", burst=20, key_rate="5/s", key_burst=1, concurrency=50, key_weights={"vip": 4}
+    )
+
+    assert limits.fields() == {
+        "per_key": "2",
+        "rate_us": "10000",
+        "burst": "20",
+        "key_rate_us": "200000",
+        "key_burst": "1",
+        "concurrency": "50",
+        "weight:vip": "4",
+    }
+    assert Limits(ordered=True).fields() == {"ordered": "1", "per_key": "1"}
+    assert Limits().fields() == {}
+
+
+@given(LIMITS)
+def test_what_is_read_back_from_redis_is_the_same(limits):
+    stored = {name.encode(): value.encode() for name, value in limits.fields().items()}
+    found = Limits.read({**stored, b"on": b"1", b"declared": limits.declared.encode(), b"foreign": b"x"})
+
+    assert found.fields() == limits.fields()
+    assert found.declared == limits.declared
+
+
+@pytest.mark.parametrize("text", ["100/s", "7/s", "5/m", "1000/h", "60/h"])
+def test_a_rate_is_read_back_as_somebody_would_write_it(text):
+    wanted = {"60/h": "1/m"}.get(text, text)
+
+    assert Limits.read(Limits(rate=text).fields()).rate == wanted
+
+
+def test_another_declaration_is_told_from_the_same_one():
+    same = [Limits(per_key=2, key_weights={"a": 2, "b": 3}), Limits(per_key=2, key_weights={"b": 3, "a": 2})]
+
+    assert same[0].declared == same[1].declared
+    assert same[0].declared != Limits(per_key=3, key_weights={"a": 2, "b": 3}).declared
+
+
+def test_a_number_in_redis_that_is_none_is_named():
+    with pytest.raises(ConfigurationError, match="have 'many' as per_key, which must be a whole number"):
+        Limits.read({b"per_key": b"many"})
