@@ -2,7 +2,9 @@
 
 import asyncio
 import importlib.util
+import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,8 @@ from reliq.transport import connection
 from reliq.transport.connection import Connection
 from tests.cluster_servers import LiveCluster
 
+# What a program prints is read as a user reads it, whose shell says nothing of buffers.
+os.environ.pop("PYTHONUNBUFFERED", None)
 # However slow this machine is: an example may take its time.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -68,6 +72,17 @@ def _no_test_is_asked_for_servers_of_another() -> Iterator[None]:
         shared = connection._shared
         for one in [*shared._by_url.values(), *shared._by_client.values()]:
             one.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_test_meets_the_log_settings_of_another() -> Iterator[None]:
+    """A command that runs in this process limits its log lines; a later test counts its own."""
+    yield
+    setup = sys.modules.get("reliq.logs.setup")
+    if setup is not None and setup.limiter in setup._loggers()[0].filters:
+        for logger in setup._loggers():
+            logger.removeFilter(setup.limiter)
+            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

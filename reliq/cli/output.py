@@ -27,9 +27,9 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(*lines: object, stderr: bool = False) -> None:
-    """Print each of `lines` as one line, whatever is in it."""
+    """Print each of `lines` as one line, whatever is in it, at once: also where another program reads them."""
     for line in lines:
-        print(printable(str(line)), file=sys.stderr if stderr else sys.stdout)
+        print(printable(str(line)), file=sys.stderr if stderr else sys.stdout, flush=True)
 
 
 def complain(what: object) -> None:

@@ -169,7 +169,7 @@ for _ in range(2):
     consumer.observers.append(lambda event: os.kill(os.getpid(), signal.SIGTERM) if type(event).__name__ == "Acked" else None)
     assert consumer.run(queues=["once"]) == 0
     consumer.observers.pop()
-    print("ran")
+    print("ran", flush=True)
 assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 """
 

@@ -109,8 +109,8 @@ class Ledger:
     def _end(self, policy, row, ready, *, flush):
         """Account for a version; return how many ticks of the entry were missed so far."""
         [state] = cron_states(self._queues[policy].keys).read(row) or [None]
-        if state is None:
-            return 0
+        if state is None or not self._version:  # a process may have begun before the first version is put in force
+            return 0 if state is None else state.missed
         begun, missed, step = *self._begun[policy], VERSIONS[self._version]
         ticks = [f"cron.{policy}.{tick}" for tick in range(begun + 1, state.last + 1) if tick % step == 0]
         self.eras.append((policy, ticks, state.missed - missed))

@@ -14,16 +14,16 @@ SHARDS, MESSAGES = 4, 130
 
 @pytest.fixture
 def sharded(client, url):
-    """Messages spread over four shards, some of them dead."""
-    client.set(Keys("orders").map, ShardMap(1, SHARDS, SHARDS).text)
-    queue = Queue("orders", dict, url=url)
+    """Messages spread over four shards, some of them dead; no other test's page has seen a queue of this name."""
+    client.set(Keys("freight").map, ShardMap(1, SHARDS, SHARDS).text)
+    queue = Queue("freight", dict, url=url)
     for at in range(MESSAGES):
         queue.publish({"at": at}, delay=3600 + at)
     queue.publish_many(Outgoing(body={"at": at}) for at in range(12))
     for shard in range(SHARDS):
         for number in range(3):
             told = {"id": f"dead-{shard}-{number}", "value": b"RELIQ/1 {}\n{}", "note": "failed 1 x"}
-            client.xadd(Keys("orders", shard=shard).dead, told)
+            client.xadd(Keys("freight", shard=shard).dead, told)
     return queue
 
 
@@ -40,7 +40,7 @@ def ids_on(client, path):
 
 @pytest.mark.parametrize(("path", "number"), [("messages/pending", MESSAGES), ("messages/ready", 12), ("dead", 12)])
 def test_a_list_has_the_messages_of_all_page_by_page(path, number, sharded, site):
-    ids = ids_on(site.program(), f"/queues/orders/{path}")
+    ids = ids_on(site.program(), f"/queues/freight/{path}")
 
     assert (len(ids), len(set(ids))) == (number, number)
 
@@ -48,17 +48,17 @@ def test_a_list_has_the_messages_of_all_page_by_page(path, number, sharded, site
 def test_the_pages_count_all(sharded, site):
     program = site.program()
 
-    assert "Its 4 shards together." in program.get("/queues/orders").text
+    assert "Its 4 shards together." in program.get("/queues/freight").text
     assert f">{MESSAGES}</a>" in program.get("/").text
-    assert "Looked at 12 of 12" in program.get("/queues/orders/dead").text
+    assert "Looked at 12 of 12" in program.get("/queues/freight/dead").text
     assert "Nothing is missing" in program.get("/account").text
 
 
 def test_a_message_of_any_shard_has_its_page_and_is_cancelled(sharded, site):
     program, browser = site.program(), site.browser()
-    ids = ids_on(program, "/queues/orders/messages/pending")
-    shown = [program.get("/queues/orders/message", params={"id": id}).status_code for id in ids[:8]]
-    told = [browser.post("/queues/orders/cancel", data={"id": id}).headers["location"] for id in ids[:8]]
+    ids = ids_on(program, "/queues/freight/messages/pending")
+    shown = [program.get("/queues/freight/message", params={"id": id}).status_code for id in ids[:8]]
+    told = [browser.post("/queues/freight/cancel", data={"id": id}).headers["location"] for id in ids[:8]]
 
     assert {id.partition("~")[2] for id in ids} == {"", "1", "2", "3"}
     assert shown == [200] * 8
