@@ -1,8 +1,11 @@
 """reliq: a reliable, at-least-once job queue on the Redis you already run."""
 
 import sys
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+import reliq.distribution as _distribution
 
 if TYPE_CHECKING:
     from reliq.admin import Admin
@@ -35,6 +38,8 @@ if sys.platform == "win32":
         "reliq needs a POSIX system: its connections use poll, its workers fork handlers and signals; "
         "on Windows, run it in WSL or in a container"
     )
+if _collision := _distribution.collision(__path__[0]):
+    warnings.warn(_collision, stacklevel=2)
 
 __all__ = [
     "Ack",
@@ -70,7 +75,7 @@ __all__ = [
     "WrongKeyTypeError",
 ]
 
-__version__ = "0.1.0"
+__version__ = _distribution.VERSION
 
 #: Module -> the public names that are imported from it when they are first used.
 _HOMES = {

@@ -13,7 +13,7 @@ from typing import Self
 
 import redis
 
-from reliq import extras
+from reliq import distribution
 from reliq.errors import ConfigurationError, RedisUnavailableError
 
 SERVER_NAMES = ("redis-server", "valkey-server")
@@ -42,7 +42,7 @@ def bundled_server() -> Path:
         if server.exists():
             return server
     raise ConfigurationError(
-        extras.missing("no redis-server found: reliq", "one (Debian: apt-get install redis-server)", "embedded")
+        distribution.missing("no redis-server found: reliq", "one (Debian: apt-get install redis-server)", "embedded")
     )
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import functools
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from reliq import extras
+from reliq import distribution
 from reliq.answers import Snooze
 from reliq.outgoing import Outgoing
 from reliq.queue import Queue
@@ -22,7 +21,7 @@ try:
     from opentelemetry import propagate, trace
     from opentelemetry.trace import SpanKind, Status, StatusCode
 except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(extras.missing("reliq.tracing", "opentelemetry-api", "otel")) from missing
+    raise ModuleNotFoundError(distribution.missing("reliq.tracing", "opentelemetry-api", "otel")) from missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,7 +37,7 @@ _publishers: dict[str, Callable[..., Any]] = {}
 
 def instrument(*consumers: Consumer, tracer_provider: TracerProvider | None = None) -> None:
     """Give every publish of this process a span, and every handler call of `consumers`; may be called again."""
-    tracer = trace.get_tracer("reliq", version("reliq"), tracer_provider)
+    tracer = trace.get_tracer("reliq", distribution.VERSION, tracer_provider)
     if not _publishers:
         for name, make in (
             ("publish", _publish),

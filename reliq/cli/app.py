@@ -6,9 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from reliq import distribution
 from reliq.cli.lazy import LazyGroup, Place
 from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, say
 from reliq.errors import BodyError, ConfigurationError, RedisUnavailableError, ReliqError
+from reliq.process.plan import EXIT_CONFIG
 
 #: Exit codes of commands: 0 done, 1 failed, 2 wrong usage, 3 nothing was published, 78 the set-up cannot work, 130
 #: interrupted.
@@ -92,9 +94,7 @@ def root(
 ) -> None:
     """reliq: a reliable, at-least-once job queue on the Redis you already run."""
     if version:
-        from importlib.metadata import version as installed  # noqa: PLC0415  only asked here
-
-        say(f"reliq {installed('reliq')}")
+        say(f"reliq {distribution.VERSION}")
         raise typer.Exit
 
 
@@ -112,6 +112,9 @@ def main() -> None:
     """Run the command; an error is one line that says what to do."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal that cannot show every character
+    if wrong := distribution.replacement():
+        complain(wrong)
+        sys.exit(EXIT_CONFIG)
     try:
         sys.exit(app([_without_value(one) for one in sys.argv[1:]], standalone_mode=False))
     except UsageError as error:

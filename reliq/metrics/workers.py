@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from reliq import events
+from reliq.distribution import VERSION
 from reliq.metrics import names
 from reliq.metrics.exposition import Collector, Family
 from reliq.metrics.queues import single
@@ -32,7 +33,7 @@ class Build(Collector):
 
     def families(self, *, exemplars: bool = False) -> Iterator[Family]:  # noqa: ARG002
         """Yield the metric."""
-        yield Family(names.BUILD, {(version("reliq"), platform.python_version(), version("redis")): 1})
+        yield Family(names.BUILD, {(VERSION, platform.python_version(), version("redis")): 1})
 
 
 class Processes(Collector):

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import unquote
 
-from reliq import extras
+from reliq import distribution
 from reliq.errors import ConfigurationError
 from reliq.outbox.statements import percent
 
@@ -132,7 +132,7 @@ class PostgresDatabase:
         try:
             self._psycopg: Any = import_module("psycopg")
         except ImportError:
-            raise ConfigurationError(extras.missing("a relay of PostgreSQL", "psycopg 3", "psycopg")) from None
+            raise ConfigurationError(distribution.missing("a relay of PostgreSQL", "psycopg 3", "psycopg")) from None
         self.away: tuple[type[Exception], ...] = (self._psycopg.OperationalError, self._psycopg.InterfaceError)
         try:
             given = self._psycopg.conninfo.conninfo_to_dict(url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from reliq import extras
+from reliq import distribution
 from reliq.errors import ConfigurationError
 from reliq.outbox.tables import DEFAULT_PREFIX, Tables
 
@@ -29,7 +29,7 @@ def metadata(prefix: str = DEFAULT_PREFIX) -> MetaData:
     try:
         sa: Any = import_module("sqlalchemy")
     except ImportError:
-        raise ConfigurationError(extras.missing("reliq.outbox.metadata", "SQLAlchemy 2", "sqlalchemy")) from None
+        raise ConfigurationError(distribution.missing("reliq.outbox.metadata", "SQLAlchemy 2", "sqlalchemy")) from None
     made: MetaData = sa.MetaData(schema=tables.schema or None)
     _outbox(sa, made, tables.start)
     numbers = sa.Text().with_variant(sa.ARRAY(sa.BigInteger), "postgresql")

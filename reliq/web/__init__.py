@@ -4,13 +4,13 @@ The page: queues, messages, dead letters and workers in a browser, alone or moun
 It comes with reliq's extra `web`.
 """
 
-from reliq import extras
+from reliq import distribution
 
 try:
     import jinja2 as _jinja2
     import starlette as _starlette
 except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(extras.missing("reliq.web", "starlette and jinja2", "web")) from missing
+    raise ModuleNotFoundError(distribution.missing("reliq.web", "starlette and jinja2", "web")) from missing
 
 from reliq.web.access import Access, Visitor
 from reliq.web.application import app

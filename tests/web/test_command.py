@@ -86,5 +86,5 @@ def test_without_its_extra_it_says_what_to_install(start, tmp_path):
     _, errors = process.communicate(timeout=LIMIT)
 
     assert process.returncode == 2
-    assert "extra 'web'" in errors
+    assert "pip install 'reliq-queue[web]'" in errors
     assert len(errors.splitlines()) == 1
