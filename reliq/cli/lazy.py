@@ -35,7 +35,26 @@ def in_paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
-class LazyGroup(TyperGroup):
+class _PlainFlags:
+    """A command or a group whose help shows no type beside a flag, which takes no value."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+
+
+class Command(_PlainFlags, TyperCommand):
+    """A command."""
+
+
+class Group(_PlainFlags, TyperGroup):
+    """A group of commands, which are all loaded."""
+
+
+class LazyGroup(Group):
     """A group that knows its commands by their places; `places` are set by a subclass."""
 
     places: Mapping[str, Place]
@@ -54,10 +73,11 @@ class LazyGroup(TyperGroup):
         found = getattr(import_module(f"reliq.cli.{place.module}"), place.attribute)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(add_completion=False)
-            alone.command(name, help=in_paragraphs(getdoc(found) or ""))(found)
+            alone.command(name, cls=Command, help=in_paragraphs(getdoc(found) or ""))(found)
             return typer.main.get_command(alone)
+        found.info.cls = Group
         for one in found.registered_commands:
-            one.help = in_paragraphs(getdoc(one.callback) or "")
+            one.cls, one.help = Command, in_paragraphs(getdoc(one.callback) or "")
         return typer.main.get_command(found)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

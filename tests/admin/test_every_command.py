@@ -96,6 +96,7 @@ def test_a_help_fits_the_terminal_and_is_wrapped_once(columns, monkeypatch):
     assert {name: text for name, text in helps.items() if max(map(len, text.splitlines())) > columns} == {}
     assert {name: lines for name, text in helps.items() if (lines := ragged(text, columns))} == {}
     assert [name for name, text in helps.items() if "Usage: reliq" not in text or "…" in text] == []
+    assert [name for name, text in helps.items() if "bool" in text] == []  # a flag takes no value
 
 
 def run(*words, **environment):
