@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from reliq import distribution
-from reliq.cli.lazy import LazyGroup, Place
+from reliq.cli.configuration import FOUND, URL, settings_found, take_url
+from reliq.cli.lazy import LazyGroup, Place, options_of
 from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, say
 from reliq.errors import BodyError, ConfigurationError, RedisUnavailableError, ReliqError
 from reliq.process.plan import EXIT_CONFIG
@@ -60,6 +61,7 @@ SUMMARIES = {
         "check": "Look at every message of a queue for what contradicts the model, beside those who use it.",
         "doctor": "Say whether a Redis is fit for queues, what each finding means, and how to mend it.",
         "acl": "Print the least Redis ACL rule for a role; passwords, and whether the user is on, stay as they are.",
+        "config": "Show the settings of `reliq worker`, and where each of them comes from.",
         "scripts": "Load the Lua scripts, for users whose rule is made with `reliq acl --without-eval`.",
     },
     "Measure": {
@@ -68,6 +70,10 @@ SUMMARIES = {
 }
 #: The commands that do not have a module of their own name, or are not called as it is.
 ANOTHER_NAME = {"list": ("list", "list_messages"), "resume": ("pause", "resume")}
+
+
+#: The command whose options may stand in the environment or in pyproject.toml.
+WORKER = "worker"
 
 
 class Commands(LazyGroup):
@@ -90,22 +96,32 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def root(
+    ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """reliq: a reliable, at-least-once job queue on the Redis you already run."""
     if version:
         say(f"reliq {distribution.VERSION}")
         raise typer.Exit
+    if ctx.invoked_subcommand in (WORKER, "config"):
+        found = ctx.meta[FOUND] = settings_found(options_of(Commands.load(WORKER)))
+        ctx.default_map = {WORKER: {name: one.value for name, one in found.items() if name != URL}}
+    take_url()
 
 
-def _without_value(argument: str) -> str:
-    """Return --burst=delayed as an option of its own: Typer knows no option with a value that may be left out."""
-    name, given, value = argument.partition("=")
-    if name != "--burst" or not given:
-        return argument
-    if value != "delayed":
-        raise ConfigurationError(f"write --burst or --burst=delayed, not {argument[:80]!r}")
-    return "--burst-delayed"
+def _with_value(argument: str) -> str:
+    """Return --burst with a value: Typer knows no option with one that may be left out."""
+    return "--burst=true" if argument == "--burst" else argument
+
+
+def _told(error: Any) -> str:
+    """Return what a person used wrongly, and how it is used; or where the value came from that is wrong."""
+    what = " ".join(error.format_message().split()).rstrip(".")
+    name = getattr(getattr(error, "param", None), "name", "")
+    found = error.ctx.meta.get(FOUND, {}).get(name) if error.ctx else None
+    if found and error.ctx.get_parameter_source(name).name == "DEFAULT_MAP":
+        return f"{what}; it comes from {found.origin}"
+    return f"{what}; see {error.ctx.command_path if error.ctx else 'reliq'} --help"
 
 
 def main() -> None:
@@ -116,13 +132,12 @@ def main() -> None:
         complain(wrong)
         sys.exit(EXIT_CONFIG)
     try:
-        sys.exit(app([_without_value(one) for one in sys.argv[1:]], standalone_mode=False))
+        sys.exit(app([_with_value(one) for one in sys.argv[1:]], standalone_mode=False))
     except UsageError as error:
         if "NoArgs" in type(error).__name__:
             error.show()
         else:
-            what, path = " ".join(error.format_message().split()), error.ctx.command_path if error.ctx else "reliq"
-            complain(f"{what.rstrip('.')}; see {path} --help")
+            complain(_told(error))
         sys.exit(EXIT_USAGE)
     except typer.Abort:
         sys.exit(EXIT_FAILED)

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 class Place(NamedTuple):
@@ -30,9 +30,14 @@ class Place(NamedTuple):
     attribute: str
 
 
+def options_of(command: Any) -> dict[str, bool]:
+    """Return the names of a command's arguments and options, each with whether it may be given again."""
+    return {str(one.name): bool(getattr(one, "multiple", False)) for one in command.params}
+
+
 def in_paragraphs(text: str) -> str:
-    """Return a text with each paragraph in one line: the terminal's width wraps it, not the source's."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    """Return a text with each paragraph in one line, which the terminal's width wraps; a bracket is no markup in it."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n")).replace("[", r"\[")
 
 
 class _PlainFlags:
@@ -46,15 +51,22 @@ class _PlainFlags:
         super().format_help(ctx, formatter)  # type: ignore[misc]
 
 
-class Command(_PlainFlags, TyperCommand):
+class PlainCommand(_PlainFlags, TyperCommand):
     """A command."""
 
 
-class Group(_PlainFlags, TyperGroup):
+class PlainGroup(_PlainFlags, TyperGroup):
     """A group of commands, which are all loaded."""
 
 
-class LazyGroup(Group):
+def command_of(name: str, function: Callable[..., None]) -> Any:
+    """Return the command that a function is, with its docstring as its help."""
+    alone = typer.Typer(add_completion=False)
+    alone.command(name, cls=PlainCommand, help=in_paragraphs(getdoc(function) or ""))(function)
+    return typer.main.get_command(alone)
+
+
+class LazyGroup(PlainGroup):
     """A group that knows its commands by their places; `places` are set by a subclass."""
 
     places: Mapping[str, Place]
@@ -72,12 +84,10 @@ class LazyGroup(Group):
         place = cls.places[name]
         found = getattr(import_module(f"reliq.cli.{place.module}"), place.attribute)
         if not isinstance(found, typer.Typer):
-            alone = typer.Typer(add_completion=False)
-            alone.command(name, cls=Command, help=in_paragraphs(getdoc(found) or ""))(found)
-            return typer.main.get_command(alone)
-        found.info.cls = Group
+            return command_of(name, found)
+        found.info.cls = PlainGroup
         for one in found.registered_commands:
-            one.cls, one.help = Command, in_paragraphs(getdoc(one.callback) or "")
+            one.cls, one.help = PlainCommand, in_paragraphs(getdoc(one.callback) or "")
         return typer.main.get_command(found)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

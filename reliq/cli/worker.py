@@ -33,17 +33,35 @@ _SIZE = re.compile(r"(\d+)\s*([KMG]?)i?B?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
+#: The texts that stand for yes and no in the environment.
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def burst_of(text: object) -> bool | Literal["delayed"]:
+    """Return what --burst says; raise BadParameter for another word."""
+    word = str(text).lower()
+    if word == "delayed":
+        return "delayed"
+    if word not in _WORDS:
+        raise typer.BadParameter(f"write --burst or --burst=delayed, not {str(text)[:80]!r}")
+    return _WORDS[word]
+
+
 def worker(
-    consumer: Annotated[str, typer.Argument(help="Where the Consumer is: module:name, or module.")],
+    consumer: Annotated[str, typer.Argument(metavar="CONSUMER", help="Where the Consumer is: module:name, or module.")],
     processes: Annotated[int, typer.Option(help="Processes to keep running.")] = 1,
     concurrency: Annotated[int, typer.Option(help="Handlers that run at once in a process.")] = 16,
-    queue: Annotated[list[str] | None, typer.Option(help="Only this queue; may be given again.")] = None,
+    queue: Annotated[
+        list[str] | None, typer.Option(metavar="QUEUE", help="Only this queue; may be given again.")
+    ] = None,
     burst: Annotated[
-        bool,
-        typer.Option("--burst", help="Stop when nothing is due; --burst=delayed waits for what is due later, too."),
-    ] = False,
-    burst_delayed: Annotated[
-        bool, typer.Option("--burst-delayed", help="The same as --burst=delayed.", hidden=True)
+        Any,
+        typer.Option(
+            parser=burst_of,
+            metavar="[=delayed]",
+            help="Stop when nothing is due; --burst=delayed waits for what is due later, too.",
+            show_default=False,
+        ),
     ] = False,
     grace: Annotated[float, typer.Option(help="Seconds that running handlers have after a stop.")] = 25.0,
     stall: Annotated[
@@ -70,10 +88,12 @@ def worker(
     Run the handlers of a Consumer until SIGTERM or Ctrl-C.
 
     Example: reliq worker shop.jobs:consumer --processes 4 --concurrency 16
+
+    Each option is a setting, too: --max-jobs is RELIQ_MAX_JOBS in the environment, and max-jobs in [tool.reliq] of
+    pyproject.toml, where CONSUMER is consumer. `reliq config` shows what is in force.
     """
     _check_options(log_level, log_format, processes, stall)
-    bursting: bool | Literal["delayed"] = "delayed" if burst_delayed else burst
-    settings = WorkerSettings(concurrency=concurrency, grace=grace, max_jobs=max_jobs, burst=bursting)
+    settings = WorkerSettings(concurrency=concurrency, grace=grace, max_jobs=max_jobs, burst=burst)
     _prepare_process()
     found = _loaded(consumer)
     _configure_logging(log_level, log_format)
@@ -84,7 +104,7 @@ def worker(
         concurrency=settings.concurrency,
         grace=grace,
         max_jobs=max_jobs,
-        burst=bursting,
+        burst=burst,
         allow_eviction=allow_eviction,
         log_level=log_level,
         board="",

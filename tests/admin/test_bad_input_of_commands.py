@@ -49,7 +49,7 @@ WRONG = {
     "pause: no time": (("pause", "q", "--for", "0s"), "--for must be 0.001 to "),
     "worker: a burst": (
         ("worker", "jobs:consumer", "--burst=never"),
-        "write --burst or --burst=delayed, not '--burst=never'",
+        "write --burst or --burst=delayed, not 'never'",
     ),
     "publish: retries": (("publish", "q", "{}", "--retries", "-1"), "retries must be 0 to"),
     "publish: a header": (("publish", "q", "{}", "--header", "a b=c"), "a header's name must be"),

@@ -18,7 +18,7 @@ NO_JSON = {"worker", "demo", "relay", "exporter", "health", "web", "outbox sql"}
 #: Commands whose queues say their layouts themselves, in the code.
 NO_LAYOUT = {"worker", "bench"}
 #: Commands that ask no Redis.
-NO_URL = {"health", "outbox sql", "outbox clean"}
+NO_URL = {"health", "config", "outbox sql", "outbox clean"}
 
 
 LOADED = {name: Commands.load(name) for name in Commands.places}
