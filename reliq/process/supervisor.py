@@ -18,6 +18,7 @@ from reliq.process.folder import METRICS_FOLDER, Folder
 from reliq.process.guard import Guard
 from reliq.process.plan import EXIT_CONFIG, STOP_MARGIN_SECONDS
 from reliq.process.recovery import Recovery
+from reliq.process.service_manager import ServiceManager
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,11 +87,13 @@ class Supervisor:
             signal.signal(number, self._signals.note)
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
             signal.signal(signal.SIGHUP, self._signals.note)
-        self._guard = Guard()
+        self._guard, manager = Guard(), ServiceManager()
         try:
             while not self._stopping and not all(child.done for child in self.children):
                 self._look()
+                manager.look(self.pulses())
                 self._signals.wait(WATCH_SECONDS)
+            manager.stop(self._plan.grace + STOP_MARGIN_SECONDS)
             self._stop()
         finally:
             self._kill()
