@@ -161,36 +161,10 @@ class Keys:
     """
 
     __slots__ = (
-        "_aside",
-        "_dedup",
-        "_lane",
-        "_msg",
-        "bare",
-        "cron",
-        "dead",
-        "ends",
-        "epoch",
-        "errors",
-        "garbage",
-        "history",
-        "layout",
-        "lease",
-        "map",
-        "minutes",
-        "moving",
-        "name",
-        "paused",
-        "pending",
-        "ready",
-        "retries_left",
-        "retry",
-        "shard",
-        "token",
-        "totals",
-        "unack",
-        "wake",
-        "watch",
-        "windows",
+        *("_aside", "_dedup", "_lane", "_line", "_msg", "asleep", "bare", "cron", "dead", "ends", "epoch", "errors"),
+        *("garbage", "held", "history", "layout", "lease", "limits", "map", "minutes", "moving", "name", "paused"),
+        *("pending", "rates", "ready", "retries_left", "retry", "ring", "shard", "token", "totals", "unack", "wake"),
+        *("watch", "windows"),
     )
 
     def __init__(self, name: str, layout: Layout = Layout.RELIQ, shard: int = 0) -> None:
@@ -219,10 +193,20 @@ class Keys:
         self.wake = base + ":wake"  # list: at most one token
         self.watch = base + ":watch"  # string: the process that waits for the next due time
         self.windows = base + ":windows"  # hash: chosen id -> for how many ms it stays taken after its end
-        self.cron = base + ":cron"  # hash: what is known of the periodic entries, see reliq.crons
         self.paused = base + ":paused"  # string: there while the queue is paused
+        self._name_more(base)
+
+    def _name_more(self, base: str) -> None:
+        """Name what not every queue has."""
+        self.cron = base + ":cron"  # hash: what is known of the periodic entries, see reliq.crons
         self.map = base + ":map"  # string, in shard 0 alone: how many shards the queue has
         self.epoch = base + ":epoch"  # string: the least epoch of the map that a publish to this shard must know
+        self._line = base + ":line:"
+        self.limits = base + ":limits"  # hash: there when the queue is keyed; what `reliq.limits` makes of its limits
+        self.ring = base + ":ring"  # sorted set: key that may be served -> its place in the order of turns
+        self.held = base + ":held"  # sorted set of KEY, a NUL and ID: who has a place of its key; all scores are 0
+        self.asleep = base + ":asleep"  # sorted set: key -> until when it is not served
+        self.rates = base + ":rates"  # sorted set: key -> when its bucket of permits is full again, unix us
 
     @classmethod
     def registered(cls, entry: str) -> "Keys | None":
@@ -258,6 +242,10 @@ class Keys:
     def lane(self, lane: str) -> str:
         """Return the key of the last number and answer of `lane`."""
         return self._lane + lane
+
+    def line(self, key: str) -> str:
+        """Return the list of the ids that wait for their turn under `key`: LPUSH in, the next to be claimed is the last."""
+        return self._line + key
 
     def aside(self, key: str, stamp: int) -> str:
         """Return where the key `key` of this queue is put when something else has been written to it."""

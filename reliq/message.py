@@ -86,6 +86,7 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
         left: retries left, as claimed.
         deaths: how many deliveries in a row ended by their lease; after one the message is a suspect.
         token: greater than that of each earlier delivery of the message.
+        key: the message's key, empty without one; None when it was claimed by the rules of a queue without keys.
     """
 
     id: str
@@ -93,6 +94,7 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     left: int
     deaths: int = 0
     token: int = 0
+    key: str | None = None
 
     @property
     def suspect(self) -> bool:

@@ -15,6 +15,7 @@ _HEADER = re.compile(
     r"-- KEYS  (?P<keys>[^\n|]+?)(?: \| (?P<tail_keys>[^\n]+))?\n"
     r"-- ARGV  (?P<args>[^\n|]+?)(?: \| (?P<tail_args>[^\n]+))?\n"
     r"-- Runs  (?P<runs>[^\n]+(?:\n--       [^\n]+)*)\n"
+    r"(?:-- Keyed  (?P<keyed>[^\n|]+(?:\n--       [^\n|]+)*)(?:\| (?P<keyed_args>[^\n]+))?\n)?"
     r"-- Returns  \S"
 )
 
@@ -38,7 +39,15 @@ _READ = {
     "errors": "HLEN",
     "dead": "XLEN",
     "cron": "HLEN",
+    "limits": "HLEN",
+    "ring": "ZCARD",
+    "held": "ZCARD",
+    "asleep": "ZCARD",
+    "rates": "ZCARD",
 }
+
+#: A script that knows one of these has the functions of keyed/prelude.lua.
+_KEYED = frozenset({"limits", "ring", "held", "asleep", "rates", "line"})
 
 #: How a header names the commands that are run on a key.
 _RUNS = re.compile(r"(\w+):([A-Z]+(?:,[A-Z]+)*)")
@@ -58,6 +67,7 @@ class Script:
         uses: every command that it may run, each with the name of its key, empty for one without.
         text: what EVAL runs.
         sha: what EVALSHA names.
+        keyed_keys: the last of its `keys`, those that it has for a queue with keys alone.
     """
 
     name: str
@@ -69,25 +79,43 @@ class Script:
     uses: frozenset[Use]
     text: str
     sha: str
+    keyed_keys: tuple[str, ...] = ()
 
 
 @cache
-def script(name: str, package: str = __name__) -> Script:
-    """Return the script `name` of a package, ready to run; raise ValueError when its header is not in the form."""
-    source = files(package).joinpath(f"{name}.lua").read_text("utf-8")
+def script(name: str, package: str = __name__, *, keyed: bool = False) -> Script:
+    """
+    Return the script `name` of a package, ready to run; raise ValueError when its header is not in the form.
+
+    Args:
+        keyed: whether it is for a queue with keys: the file of that name in the folder `keyed`; without one the same
+            file, with the lines after `-- keyed: ` and with the keys, commands and arguments of its line `-- Keyed`.
+    """
+    source = _source(name, package, keyed)
     header = _HEADER.match(source)
     if header is None or header["name"] != name:
         raise ValueError(f"{name}.lua does not begin with the header that the loader reads")
-    named, tail_keys, args, tail_args = (
-        tuple((header[part] or "").split()) for part in ("keys", "tail_keys", "args", "tail_args")
+    named, tail_keys, args, tail_args, more_args = (
+        tuple((header[part] or "").split()) for part in ("keys", "tail_keys", "args", "tail_args", "keyed_args")
     )
+    runs, more, plain = header["runs"], (header["keyed"] or "") if keyed else "", {key.rstrip("?") for key in named}
+    keyed_keys = tuple(key for key, _ in _RUNS.findall(more) if key not in plain)
+    named, tail_args = named + keyed_keys, tail_args + (more_args if keyed else ())
     keys = tuple(key.rstrip("?") for key in named)
-    prelude = _without_comments(files(__name__).joinpath("prelude.lua").read_text("utf-8"))
-    work = _with_prelude(prelude, _type_checks(named) + _without_comments(source))
+    work = _with_prelude(_type_checks(named) + _without_comments(source), with_keys=bool(_KEYED & {*keys}))
     text = _locals(keys, args, tail_args) + work
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    uses = _uses(header["runs"], named) | {("TIME", "")}
-    return Script(name, header["move"], keys, tail_keys, args, tail_args, uses, text, sha)
+    uses = _uses(f"{runs} {more}", named) | {("TIME", "")}
+    return Script(name, header["move"], keys, tail_keys, args, tail_args, uses, text, sha, keyed_keys)
+
+
+def _source(name: str, package: str, keyed: bool) -> str:
+    """Return the text of a script as it is written, for a queue with keys with the lines that are for such a one."""
+    own = files(package).joinpath("keyed", f"{name}.lua")
+    if keyed and own.is_file():
+        return own.read_text("utf-8")
+    text = files(package).joinpath(f"{name}.lua").read_text("utf-8")
+    return re.sub(r"^( *)-- keyed: ", r"\1", text, flags=re.MULTILINE) if keyed else text
 
 
 def script_names() -> list[str]:
@@ -117,12 +145,35 @@ def _type_checks(keys: tuple[str, ...]) -> str:
     return "".join(f"read('{_READ[key]}', {key})\n" for key in keys if key in _READ)
 
 
-def _with_prelude(prelude: str, work: str) -> str:
-    """Return the script with the functions of the prelude that it needs: Lua makes each one at every call."""
-    pieces = _FUNCTION.split(prelude)
-    opening, functions = pieces[0], dict(zip(pieces[2::3], pieces[1::3], strict=True))
+def _with_prelude(work: str, *, with_keys: bool) -> str:
+    """Return the script with the functions of the preludes that it needs: Lua makes each one at every call."""
+    opening, functions = _prelude("prelude.lua")
+    if with_keys:
+        more, keyed = _prelude("keyed/prelude.lua")
+        opening, functions = opening + more, _in_order(functions | keyed)
     needed = _needed(functions, work)
     return opening + "".join(functions[name] for name in functions if name in needed) + work
+
+
+def _prelude(path: str) -> tuple[str, dict[str, str]]:
+    """Return what a prelude opens with, and its functions by name."""
+    pieces = _FUNCTION.split(_without_comments(files(__name__).joinpath(path).read_text("utf-8")))
+    return pieces[0], dict(zip(pieces[2::3], pieces[1::3], strict=True))
+
+
+def _in_order(functions: dict[str, str]) -> dict[str, str]:
+    """Return functions in an order in which each comes after those that it calls."""
+    ordered: dict[str, str] = {}
+
+    def place(name: str) -> None:
+        for called in _NAME.findall(functions[name]):
+            if called in functions and called != name and called not in ordered:
+                place(called)
+        ordered.setdefault(name, functions[name])
+
+    for name in functions:
+        place(name)
+    return ordered
 
 
 def _needed(functions: dict[str, str], text: str) -> set[str]:

@@ -5,6 +5,8 @@
 -- Runs  lane:GET,PEXPIRE,SET pending:ZADD,ZCARD,ZRANGE ready:LLEN,LPUSH unack:ZSCORE retries_left:HEXISTS,HSET
 --       lease:HDEL,HGET,HLEN,HSET garbage:SISMEMBER totals:HINCRBY ends:XADD wake:LLEN,LPUSH watch:DEL windows:HSET
 --       epoch:GET,SET msg:SET dedup:DEL,GET
+-- Keyed  limits:HGET,HMGET,HSETNX ring:ZADD,ZRANGE held:ZCARD,ZLEXCOUNT asleep:ZMSCORE,ZSCORE rates:ZSCORE
+--       line:EXISTS,LPUSH | key
 -- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for what was not published; `epoch N` or
 --          `epoch N closed` when the fence has published nothing
 -- Nothing to do: a repeated call number gets its first answer, a lower one `stale`.
@@ -50,9 +52,11 @@ for i = 1, ITEMS do
     local where = reason and revived or fresh
     where[#where + 1] = id
     pair(left, id, retries)
+    -- keyed: key_of[id], left[#left] = arg(i, KEY), counted(retries, arg(i, KEY))
     if chosen then pair(spans, id, window) marks[#marks + 1] = mark(i) end
   end
 end
+-- keyed: redis.call('HSETNX', limits, 'on', '1')
 -- The state word of an earlier life goes before the message has a place, the mark of that life afterwards.
 if chosen then run('HDEL', lease, fresh) end
 enter(fresh, due)

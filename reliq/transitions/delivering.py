@@ -10,7 +10,8 @@ from reliq.events import Event
 from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import Claimed
-from reliq.transitions.protocol import CallNumber, clock_arg, limit_arg, span, texts
+from reliq.settings import BATCH_LIMIT
+from reliq.transitions.protocol import CallNumber, clock_arg, limit_arg, limits_keys, span, texts
 from reliq.wireformat import claim_nonce, receipt_nonce
 
 #: A message that has not survived this many deliveries in a row is a dead letter: one beside others, one in half of a
@@ -75,11 +76,18 @@ class ReclaimAnswer:
         return len(self.overdue) + len(self.again) + len(self.buried) + len(self.cancelled)
 
 
-def promote(keys: Keys, *, limit: int = 500, clock: int | None = None) -> Call[tuple[int, int]]:
-    """Move what is due from pending to ready; return how many moved and the ms until the next is due."""
+def promote(keys: Keys, *, limit: int = 500, keyed: bool = False, clock: int | None = None) -> Call[tuple[int, int]]:
+    """
+    Move what is due from pending to ready; return how many moved and the ms until the next is due.
+
+    In a `keyed` queue messages with a key move to their lines, keys that slept are served again, and the wait is that
+    for the next message that is due, key that wakes or start that the queue's rate permits.
+    """
+    of_script = script("promote", keyed=keyed)
+    lead = (keys.pending, keys.ready, keys.totals, keys.wake)
     return Call(
-        script("promote"),
-        (keys.pending, keys.ready, keys.totals, keys.wake),
+        of_script,
+        (*lead, keys.retry, keys.retries_left, *limits_keys(keys)) if keyed else lead,
         (clock_arg(clock), limit_arg(limit, least=1)),
         lambda reply: (int(reply[0]), int(reply[1])),
         lambda answer: [events.Promoted(keys.name, answer[0])] if answer[0] else (),
@@ -96,10 +104,15 @@ def claim(
     direct: int | None = None,
     suspects: Suspects | None = None,
     watcher: str = "",
+    keyed: bool = False,
+    spread: int | None = None,
     clock: int | None = None,
 ) -> Call[ClaimAnswer]:
     """
     Lease up to `limit` messages from ready and retry for `lease_ms`, beginning with `first`.
+
+    In a `keyed` queue the lines of keys take turns with those, nothing starts above the queue's limits, and
+    `promote_in_ms` is the wait for the next key that wakes or start that a rate permits, if that is sooner.
 
     Args:
         call_number: a call that is made again under its number gets its first answer.
@@ -107,22 +120,25 @@ def claim(
         direct: how many of them may be suspects or messages with no retry left, which wait in no buffer; None: all.
         suspects: how many suspects this process holds; None: none, and `limit` messages run at once.
         watcher: the process that waits for the next due time when no other does; empty: none.
+        spread: how many keys the messages may be of, where none counts as one; None: any number.
 
     Raises:
         ConfigurationError: `limit` or `lease_ms` is out of range.
     """
     limit_arg(limit)
     span("lease_ms", lease_ms)
-    suspects = suspects or Suspects(limit, 0, limit)
+    suspects, one = suspects or Suspects(limit, 0, limit), script("claim", keyed=keyed)
     nonce = claim_nonce(call_number.lane, call_number.number, lease_ms)
     lead = (keys.lane(call_number.lane), keys.ready, keys.retry, keys.unack, keys.pending, keys.retries_left)
+    rest = (keys.lease, keys.errors, keys.totals, keys.ends, keys.wake, keys.watch, keys.paused, keys.token)
     args: list[Arg] = [clock_arg(clock), call_number.number, nonce, lease_ms, limit, first]
     args += [limit if direct is None else direct, suspects.slots, suspects.held, suspects.narrowest, watcher]
+    args += [limit_arg(BATCH_LIMIT if spread is None else spread, least=1)] * keyed
     return Call(
-        script("claim"),
-        (*lead, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake, keys.watch, keys.paused, keys.token),
+        one,
+        (*lead, *rest, *limits_keys(keys)) if keyed else (*lead, *rest),
         args,
-        lambda reply: _claim_answer(reply, nonce),
+        lambda reply: _claim_answer(reply, nonce, keyed=keyed),
         lambda answer: [events.Claimed(keys.name, tuple(one.id for one in answer.claimed))] if answer.claimed else (),
     )
 
@@ -154,12 +170,13 @@ def reclaim(
     )
 
 
-def _claim_answer(reply: list[Any], nonce: str) -> ClaimAnswer:
+def _claim_answer(reply: list[Any], nonce: str, *, keyed: bool) -> ClaimAnswer:
     promote_in, reclaim_in, behind, token, *rows = reply
-    claimed = [_claimed(id_text(rows[at]), nonce, token, *rows[at + 1 : at + 3]) for at in range(0, len(rows), 3)]
+    size = 4 if keyed else 3
+    claimed = [_claimed(id_text(rows[at]), nonce, token, *rows[at + 1 : at + size]) for at in range(0, len(rows), size)]
     return ClaimAnswer(int(promote_in), int(reclaim_in), int(behind), claimed)
 
 
-def _claimed(id: str, nonce: str, token: int, left: int, deaths: int) -> Claimed:
+def _claimed(id: str, nonce: str, token: int, left: int, deaths: int, key: bytes | None = None) -> Claimed:
     """Return a message as it was claimed."""
-    return Claimed(id, receipt_nonce(nonce, deaths), left, deaths, token)
+    return Claimed(id, receipt_nonce(nonce, deaths), left, deaths, token, key if key is None else id_text(key))

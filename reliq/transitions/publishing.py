@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import cast, get_args
 
 from reliq import events
@@ -11,7 +12,7 @@ from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import CancelStatus, PublishStatus, RescheduleStatus
 from reliq.settings import BATCH_LIMIT
-from reliq.transitions.protocol import CallNumber, answers, bare_arg, bounded, clock_arg, once, span
+from reliq.transitions.protocol import CallNumber, answers, bare_arg, bounded, clock_arg, keyed_keys, once, span
 from reliq.wireformat import ENVELOPE_START
 
 #: September 2001: a due time has 13 digits, so that another can be written over it. What is due earlier is due now too.
@@ -45,6 +46,7 @@ def publish(
     replace: bool = False,
     bare: bool = False,
     epoch: int = 0,
+    message_keys: Sequence[str] | None = None,
     clock: int | None = None,
 ) -> Call[PublishAnswer]:
     """
@@ -56,23 +58,22 @@ def publish(
         window_ms: for how long each id stays taken after its end, when the caller chose the ids; else None.
         replace: whether an id may be published that is still taken after its end.
         epoch: of the map by which the publisher has found the shard.
+        message_keys: the key of each message, empty for none; None when no message has one.
     """
     if len(items) > BATCH_LIMIT:
         bounded("items", items)
-    ids = [id for id, _ in items]
-    tail_keys = keys.msgs(ids)
-    if window_ms is not None:
-        tail_keys += [keys.dedup(id) for id in ids]
+    ids, one = [id for id, _ in items], script("publish", keyed=message_keys is not None)
     at: Arg = "" if at_ms is None else max(at_ms, EARLIEST_MS)
     args: list[Arg] = ["" if clock is None else clock, call_number.number, at, delay_ms, ttl_ms, retries]
     args += ["" if bare else ENVELOPE_START, "" if window_ms is None else window_ms, "1" if replace else ""]
     args.append(epoch if (keys.shard or window_ms is not None) and not bare else "")
-    for item in items:
-        args += item
+    rows = items if message_keys is None else _with_keys(items, message_keys)
+    args += chain.from_iterable(rows)
     lead = (keys.lane(call_number.lane), keys.pending, keys.ready, keys.unack, keys.retries_left, keys.lease)
     rest = (keys.garbage, keys.totals, keys.ends, keys.wake, keys.watch, keys.windows, keys.epoch)
-
-    return Call(script("publish"), (*lead, *rest, *tail_keys), args, _publish_answer, partial(_published, keys, ids))
+    marks = () if window_ms is None else map(keys.dedup, ids)
+    tail = (*keyed_keys(keys, one), *keys.msgs(ids), *marks)
+    return Call(one, (*lead, *rest, *tail), args, _publish_answer, partial(_published, keys, ids))
 
 
 def cancel(
@@ -113,6 +114,10 @@ def reschedule(
         (clock_arg(clock), bare_arg(keys), "" if at_ms is None else at_ms, delay_ms, *ids),
         lambda reply: cast("list[RescheduleStatus]", answers(reply, ids, asked, get_args(RescheduleStatus))),
     )
+
+
+def _with_keys(items: Sequence[tuple[str, bytes]], message_keys: Sequence[str]) -> list[tuple[Arg, ...]]:
+    return [(id, value, key) for (id, value), key in zip(items, message_keys, strict=True)]
 
 
 def _published(keys: Keys, ids: Sequence[str], answer: PublishAnswer) -> Iterable[events.Event]:

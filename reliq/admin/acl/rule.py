@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from reliq.lua import Use
 
 #: Keys of a queue that there is one of for each message, call or fault.
-FAMILIES = frozenset({"msg", "dedup", "lane", "aside"})
+FAMILIES = frozenset({"msg", "dedup", "lane", "line", "aside"})
 #: Keys that belong to no queue, by the name that `reliq.keys` gives them; as patterns.
 SHARED_KEYS = {
     "QUEUES_KEY": QUEUES_KEY,

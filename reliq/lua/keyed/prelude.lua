@@ -1,0 +1,252 @@
+-- What the scripts of a queue with keys share besides the prelude; functions here replace those of the same name there.
+-- A message's key stands behind its retries: `12 tenant-7`; a message without one has the key ``. Keys of ours begin
+-- with a control character, which no publisher's does: \1high and \1low are the lines of priorities.
+--
+-- What waits under a key is in its line, oldest right. The ring has the keys that may be served, each with its pass: the
+-- least is served next, and goes up by 1 / weight for each message; the pass of `` is that of ready and retry. `held`
+-- has KEY\0ID of each message that has a place of its key, and \2\0ID of those that keep it while they wait (in order,
+-- after a nack or a snooze). A place is taken before the lease, and given back after it.
+
+local key_of, priorities, limits_read = {}, { ['\1high'] = 4, ['\1low'] = 0.25 }, nil
+
+-- A count and a key as Redis has them, apart and together.
+local function count(text)
+  local left = text and (text:match('^%d+$') or text:match('^(%d+) .'))
+  return left and math.min(tonumber(left), 1000000) or 0
+end
+local function key_in(text) return text and text:match('^%-?%d+ (.+)$') or '' end
+local function counted(left, key) return key == '' and left or left .. ' ' .. key end
+local function is_keyed() return false end
+
+local function place(key, id) return key .. '\0' .. id end
+local function in_flight(key) return redis.call('ZLEXCOUNT', held, '[' .. key .. '\0', '(' .. key .. '\1') end
+
+local function limits_now()
+  if limits_read then return limits_read end
+  local names = { 'per_key', 'rate_us', 'burst', 'key_rate_us', 'key_burst', 'concurrency', 'ordered', 'weighted' }
+  local found = redis.call('HMGET', limits, unpack(names))
+  limits_read = {}
+  for i, name in ipairs(names) do limits_read[name] = tonumber(found[i] or '') end
+  if limits_read.ordered == 1 then limits_read.per_key = 1 end
+  return limits_read
+end
+
+-- How many messages of a key may run at once; nil: any number.
+local function places_of(key) return key ~= '' and not priorities[key] and limits_now().per_key or nil end
+local function in_order(key) return limits_now().ordered == 1 and places_of(key) == 1 end
+local function weight_of(key)
+  local weight = limits_now().weighted and tonumber(redis.call('HGET', limits, 'weight:' .. key) or '')
+  return weight and weight > 0 and weight or priorities[key] or 1
+end
+
+-- A rate's bucket: how many may start now, and when it is full again, in us. That lies a whole bucket ahead at most,
+-- unless the clock went back since.
+local function permitted(full_at, every, burst)
+  local full = math.min(math.max(tonumber(full_at or 0), us), us + every * burst)
+  return math.max(0, math.floor(burst - (full - us) / every + 1e-6)), full
+end
+local function next_at(full, every, burst) return math.ceil((full - (burst - 1) * every) / 1000) end
+
+-- How many messages of the queue may start now, and its bucket. One that sleeps starts none.
+local function queue_room()
+  local conf, room, full, sleeps = limits_now(), math.huge, nil, redis.call('ZSCORE', asleep, '')
+  if conf.rate_us then room, full = permitted(redis.call('ZSCORE', rates, ''), conf.rate_us, conf.burst or 1) end
+  local running = conf.concurrency and redis.call('ZCARD', held) - 2 * in_flight('\2')
+  if running then room = math.max(0, math.min(room, conf.concurrency - running)) end
+  return sleeps and ms_of(sleeps) > now_down and 0 or room, full
+end
+
+-- Wake somebody, unless nothing may start now.
+local function offer()
+  if queue_room() > 0 then push_token() end
+end
+
+-- Have keys served again that may be: something waits under them, a place of theirs is free, and they do not sleep.
+local function ring_in(keys)
+  if #keys == 0 then return end
+  local sleeps, new = redis.call('ZMSCORE', asleep, unpack(keys)), {}
+  local first = redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES')[2] or 0
+  for i, key in ipairs(keys) do
+    local most = places_of(key)
+    if not sleeps[i] and redis.call('EXISTS', line .. key) == 1 and (not most or in_flight(key) < most) then
+      pair(new, string.format('%.17g', first + 1 / weight_of(key)), key)
+    end
+  end
+  if #new > 0 and redis.call('ZADD', ring, 'NX', unpack(new)) > 0 then offer() end
+end
+
+-- Ids by their keys, and the keys but for none, each once.
+local function by_key(ids)
+  local keys, some = {}, { [''] = {} }
+  for _, id in ipairs(ids) do
+    local key = key_of[id] or ''
+    if not some[key] then keys[#keys + 1], some[key] = key, {} end
+    table.insert(some[key], id)
+  end
+  return keys, some
+end
+
+-- Messages that nobody holds come in: each to the tail of its key's line, or into pending when they are due later.
+local function enter(ids, due)
+  if due > now_down then return put(pending, due, ids) end
+  local keys, some = by_key(ids)
+  local woken = {}
+  if run('LPUSH', ready, some['']) then offer() end
+  for _, key in ipairs(keys) do
+    if run('LPUSH', line .. key, some[key]) == #some[key] then woken[#woken + 1] = key end
+  end
+  ring_in(woken)
+end
+
+-- Messages come back to the heads of their lines, the last of `ids` foremost; those without a key are left out.
+local function come_back(ids)
+  local keys, some = by_key(ids)
+  for _, key in ipairs(keys) do run('RPUSH', line .. key, some[key]) end
+  return some['']
+end
+
+-- Messages give up their places: others of their keys may have them.
+local function leave(ids)
+  if #ids == 0 then return end
+  local away = {}
+  for _, id in ipairs(ids) do pair(away, place(key_of[id] or '', id), place('\2', id)) end
+  redis.call('ZREM', held, unpack(away))
+  ring_in((by_key(ids)))
+  if limits_now().concurrency and redis.call('EXISTS', ring, ready, retry) > 0 then offer() end
+end
+
+-- Messages wait for another delivery: they give up their places, but in order they keep them, and their key waits.
+local function stand_by(ids)
+  local free, kept = {}, {}
+  for _, id in ipairs(ids) do
+    if in_order(key_of[id] or '') then pair(kept, 0, place('\2', id)) else free[#free + 1] = id end
+  end
+  run('ZADD', held, kept)
+  leave(free)
+end
+
+-- The lists that are served next, `spread` keys of the ring at most, each with how many of its messages may start.
+local function rows_of(room, first, spread)
+  local rows, own, at = {}, nil, 1
+  local found = redis.call('ZRANGE', ring, 0, math.min(room, spread), 'WITHSCORES')
+  for k = 1, #found, 2 do
+    local key, pass = found[k], tonumber(found[k + 1])
+    if key == '' then own = pass else rows[#rows + 1] = { key = key, list = line .. key, pass = pass } end
+  end
+  own = own or tonumber(redis.call('ZSCORE', ring, '') or rows[1] and rows[1].pass or 0)
+  while rows[at] and rows[at].pass < own do at = at + 1 end
+  for _, list in ipairs(first == 'retry' and { ready, retry } or { retry, ready }) do
+    if redis.call('LLEN', list) > 0 then table.insert(rows, at, { key = '', list = list, pass = own }) end
+  end
+  local left, last = spread, nil
+  for k, row in ipairs(rows) do
+    if row.key ~= '' or last ~= '' then left = left - 1 end
+    last = row.key
+    if left < 0 then rows[k] = nil end
+  end
+  return rows
+end
+
+-- Read the heads of the lists, and what is known of each id there.
+local function read_rows(rows, room)
+  local conf, share, more = limits_now(), math.ceil(room / #rows), math.max(1, math.floor(2 * room / #rows))
+  for _, row in ipairs(rows) do
+    local most = places_of(row.key)
+    row.at, row.started, row.back, row.weight = 0, 0, {}, weight_of(row.key)
+    row.free = most and most - in_flight(row.key) or math.huge
+    if conf.key_rate_us and row.key ~= '' and not priorities[row.key] then
+      local may, full = permitted(redis.call('ZSCORE', rates, row.key), conf.key_rate_us, conf.key_burst or 1)
+      row.may, row.full = may, full
+    end
+    row.most = math.min(row.free, row.may or math.huge)
+    -- More than it may start: what is cancelled or put off at the head is passed over at once.
+    row.reach = math.min(math.ceil(share * row.weight), row.most) + (row.key == '' and 0 or more)
+    row.ids = row.most > 0 and redis.call('LRANGE', row.list, -row.reach, -1) or {}
+    if #row.ids > 0 then
+      row.words, row.counts = redis.call('HMGET', lease, unpack(row.ids)), redis.call('HMGET', retries_left, unpack(row.ids))
+    end
+  end
+end
+
+-- Have the rows take turns by their passes until `room` messages have started; `meet` decides on a message, and says
+-- whether it has started, or must wait with all that is behind it.
+local function take_turns(rows, room, meet)
+  while #rows > 0 and room > 0 do
+    local least, on = math.huge, {}
+    for _, row in ipairs(rows) do least = math.min(least, row.pass) end
+    for _, row in ipairs(rows) do
+      while row.pass < least + 1 and row.started < row.most and row.at < #row.ids and not row.stops and room > 0 do
+        local i = #row.ids - row.at
+        local started = meet(row, row.ids[i], row.words[i], row.counts[i])
+        if not row.stops then row.at = row.at + 1 end
+        if started then row.started, room = row.started + 1, room - 1 end
+        if started or row.stops then row.pass, row.is_moved = row.pass + 1 / row.weight, true end
+      end
+      if row.started < row.most and row.at < #row.ids and not row.stops then on[#on + 1] = row end
+    end
+    rows = on
+  end
+end
+
+-- What has been taken from the lists leaves them: keys that have nothing more or may start nothing more leave the ring.
+local function leave_rows(rows)
+  local passes, out, own = {}, {}, nil
+  for _, row in ipairs(rows) do
+    run('LPUSH', row.list, row.back)
+    if row.at > 0 then redis.call('LTRIM', row.list, 0, -row.at - 1) end
+    if row.key == '' then
+      own = math.max(own or 0, row.pass)
+    elseif row.free <= row.started or (row.may or 1) <= (row.may and row.started or 0) or redis.call('EXISTS', row.list) == 0 then
+      out[#out + 1] = row.key
+    elseif row.is_moved then
+      pair(passes, string.format('%.17g', row.pass), row.key)
+    end
+  end
+  -- The lists have a pass of their own only beside other keys.
+  if own and #passes > 0 and redis.call('EXISTS', ready, retry) > 0 then
+    pair(passes, string.format('%.17g', own), '')
+  elseif own then
+    out[#out + 1] = ''
+  end
+  run('ZADD', ring, passes)
+  run('ZREM', ring, out)
+end
+
+-- Note in the buckets what has started, and put to sleep the keys that have used up their rate; say whether more may
+-- start at a time that is sooner than those before. A bucket that was cut because the clock went back is stored too.
+local function spend(rows, full, n)
+  local conf, buckets, sleeps, first = limits_now(), {}, {}, head(asleep)
+  local after = full and full + n * conf.rate_us
+  local used_up = full and permitted(after, conf.rate_us, conf.burst or 1) == 0
+  local is_sooner = used_up and n > 0
+  if n > 0 and full or used_up then pair(buckets, string.format('%.0f', after), '') end
+  for _, row in ipairs(rows) do
+    local full_at = row.may and row.full + row.started * conf.key_rate_us
+    if row.may and (row.started > 0 or row.may == 0) then pair(buckets, string.format('%.0f', full_at), row.key) end
+    if row.may and row.may <= row.started then
+      local due = next_at(full_at, conf.key_rate_us, conf.key_burst or 1)
+      pair(sleeps, score(due), row.key)
+      is_sooner = is_sooner or not first or due < first
+    end
+  end
+  run('ZADD', rates, buckets)
+  run('ZADD', asleep, sleeps)
+  return is_sooner
+end
+
+-- How many ids and keys may be served now.
+local function waiting_now()
+  if queue_room() == 0 then return 0 end
+  local keys = redis.call('ZCARD', ring) - (redis.call('ZSCORE', ring, '') and 1 or 0)
+  return redis.call('LLEN', ready) + redis.call('LLEN', retry) + keys
+end
+
+-- The least of a wait and of that for the next that sleeps, or for the queue's rate; -1: nothing is waited for.
+local function until_more(wait)
+  local conf, due = limits_now(), head(asleep)
+  local may, full = math.huge, nil
+  if conf.rate_us then may, full = permitted(redis.call('ZSCORE', rates, ''), conf.rate_us, conf.burst or 1) end
+  if may == 0 then due = math.min(due or math.huge, next_at(full, conf.rate_us, conf.burst or 1)) end
+  local left = due and math.max(0, math.min(due - now_down, 86400000))
+  return (wait == -2 or not left) and wait or wait < 0 and left or math.min(wait, left)
+end

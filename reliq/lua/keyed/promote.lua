@@ -1,0 +1,47 @@
+-- promote: pending -> ready, or the line of a message's key; keys that sleep -> awake
+--
+-- KEYS  pending ready totals wake retry retries_left limits ring held asleep rates line
+-- ARGV  clock limit
+-- Runs  pending:ZRANGE,ZRANGEBYSCORE,ZREM ready:EXISTS,LPUSH totals:HINCRBY wake:LLEN,LPUSH retry:EXISTS
+--       retries_left:HMGET limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM,ZSCORE
+--       asleep:ZMSCORE,ZRANGE,ZRANGEBYSCORE,ZREM,ZSCORE rates:ZADD,ZRANGEBYSCORE,ZREM,ZSCORE line:EXISTS,LPUSH,RPUSH
+-- Returns  how many moved, and the ms until the next is due, wakes, or is permitted by the queue's rate (-1: none)
+-- Nothing to do: 0 and that wait.
+--
+-- A message that has kept its place while it was put off comes to the head of its line, others to the tail. A key that
+-- sleeps longer than its rate can have it sleep is woken: the clock went back. One that was told to sleep sleeps on.
+
+local ids = redis.call('ZRANGEBYSCORE', pending, '-inf', score(now_down), 'LIMIT', 0, limit)
+local texts, fresh, kept, conf, buckets = run('HMGET', retries_left, ids), {}, {}, limits_now(), {}
+for i, id in ipairs(ids) do
+  key_of[id] = key_in(texts[i])
+  local is_kept = key_of[id] ~= '' and redis.call('ZSCORE', held, place('\2', id))
+  if is_kept then table.insert(kept, 1, id) else fresh[#fresh + 1] = id end
+end
+local awake = redis.call('ZRANGEBYSCORE', asleep, '-inf', score(now_down), 'LIMIT', 0, limit)
+local every, burst = conf.key_rate_us, conf.key_burst or 1
+local longest = every and score(now_up + math.ceil(every / 1000) + 1)
+local late = every and redis.call('ZRANGEBYSCORE', asleep, '(' .. longest, '(+inf', 'WITHSCORES', 'LIMIT', 0, 100) or {}
+for k = 1, #late, 2 do
+  local full = tonumber(redis.call('ZSCORE', rates, late[k]) or 0)
+  if math.abs(next_at(full, every, burst) - ms_of(late[k + 1])) < 2 then
+    awake[#awake + 1] = late[k]
+    pair(buckets, string.format('%.0f', us + every * burst), late[k])
+  end
+end
+local past = redis.call('ZRANGEBYSCORE', rates, '-inf', '(' .. string.format('%.0f', us), 'LIMIT', 0, 100)
+local room, full = queue_room()
+if full and room == 0 then pair(buckets, string.format('%.0f', full), '') end
+
+begin(pending)
+run('ZADD', rates, buckets)
+enter(fresh, 0)
+come_back(kept)
+run('ZREM', pending, ids)
+leave(kept)
+run('ZREM', asleep, awake)
+ring_in(awake)
+run('ZREM', rates, past)
+add('promoted', #ids)
+if redis.call('EXISTS', ready, retry, ring) > 0 then offer() end
+return { #ids, until_more(wait_for(pending)) }
