@@ -1,4 +1,4 @@
-"""The service manager that started a worker, as systemd does, and what it is told by datagrams: sd_notify(3)."""
+"""The datagrams by which a worker tells the service manager that started it, such as systemd, how it is: sd_notify(3)."""
 
 from __future__ import annotations
 
