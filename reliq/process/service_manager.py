@@ -20,7 +20,7 @@ EXTEND_EVERY_SECONDS, EXTEND_SECONDS = 5.0, 30.0
 #: Two signs of life are sent within the time after which the manager restarts a service.
 SIGNS = 2
 #: A worker that has stopped needs a few seconds more, to end what atexit has and to remove its files.
-END_SECONDS = 5.0
+EXIT_SECONDS = 5.0
 
 
 class ServiceManager:
@@ -49,7 +49,7 @@ class ServiceManager:
     def stop(self, seconds: float) -> None:
         """Tell that the worker stops, and that this may take `seconds`: the manager then kills it no earlier."""
         if self._address:
-            self._send("STOPPING=1", _extension(seconds + END_SECONDS), "STATUS=stopping")
+            self._send("STOPPING=1", _extension(seconds + EXIT_SECONDS), "STATUS=stopping")
 
     def _tell_start(self, pulses: Sequence[Pulse], now: float) -> None:
         waits_for = health.ready(pulses, lambda: True)

@@ -14,7 +14,7 @@ from unit import OURS, PROGRAM, UNITS, Manager, command, settings
 from reliq.cli.app import Commands
 from reliq.embedded import EmbeddedRedis
 from reliq.process.plan import STOP_MARGIN_SECONDS
-from reliq.process.service_manager import END_SECONDS, EXTEND_SECONDS, ServiceManager
+from reliq.process.service_manager import EXIT_SECONDS, EXTEND_SECONDS, ServiceManager
 
 WORKER, EXPORTER = "reliq-worker.service", "reliq-exporter.service"
 GRACE = 25
@@ -58,7 +58,7 @@ def test_a_stop_has_more_time_than_handlers_and_what_cannot_work_is_not_started_
     unit = settings(WORKER)
     [grace] = re.findall(r"--grace (\d+)", unit["ExecStart"])
 
-    assert int(unit["TimeoutStopSec"]) > int(grace) + STOP_MARGIN_SECONDS + END_SECONDS
+    assert int(unit["TimeoutStopSec"]) > int(grace) + STOP_MARGIN_SECONDS + EXIT_SECONDS
     assert int(grace) == next(one.default for one in Commands.load("worker").params if one.name == "grace")
     assert (unit["Type"], unit["KillMode"], unit["OOMPolicy"]) == ("notify", "mixed", "continue")
     assert (unit["Restart"], unit["RestartPreventExitStatus"]) == ("always", "2 78")
@@ -82,7 +82,7 @@ def test_a_worker_asks_for_time_while_redis_is_away_is_ready_alive_and_stopping_
     assert "STATUS=starting: process 0, 1, 2, 3" in before
     assert service.lines().count("READY=1") == 1
     assert "STATUS=processes: 4" in service.lines()
-    longest = int((GRACE + STOP_MARGIN_SECONDS + END_SECONDS) * 1e6)
+    longest = int((GRACE + STOP_MARGIN_SECONDS + EXIT_SECONDS) * 1e6)
     assert service.told[-1].splitlines() == ["STOPPING=1", f"EXTEND_TIMEOUT_USEC={longest}", "STATUS=stopping"]
     assert service.members() == []
 
