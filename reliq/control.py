@@ -14,7 +14,7 @@ from reliq.client.shards import Shards
 from reliq.errors import ConfigurationError
 from reliq.ids import check_id
 from reliq.message import Counts, Pause
-from reliq.publish.orders import when
+from reliq.publish.options import when
 from reliq.redriving import Redriving, first_letters, listing
 from reliq.settings import milliseconds, seconds
 from reliq.transport.connection import PUBLISH_SECONDS, Connection

@@ -123,6 +123,7 @@ class Limits:
             **self._rate_fields("rate", "burst"),
             **self._rate_fields("key_rate", "key_burst"),
             "concurrency": self.concurrency,
+            "weighted": 1 if self.key_weights else None,
             **{_WEIGHT + key: weight for key, weight in self.key_weights.items()},
         }
         return {name: str(value) for name, value in said.items() if value is not None}

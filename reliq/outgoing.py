@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    from reliq.message import Duration
+    from reliq.message import Duration, Priority
 
 B = TypeVar("B")
 
@@ -27,6 +27,8 @@ class PublishOptions(TypedDict, total=False):
     dedup: Duration | None
     replace: bool
     incarnation: int | None
+    key: str | None
+    priority: Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +49,5 @@ class Outgoing(Generic[B]):
     dedup: Duration | None = None
     replace: bool = False
     incarnation: int | None = None
+    key: str | None = None
+    priority: Priority = "normal"

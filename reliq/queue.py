@@ -13,6 +13,7 @@ from reliq.client.independent import shards_wanted
 from reliq.client.moves import Moves
 from reliq.codec.codec import Codec
 from reliq.control import Control
+from reliq.declared import LimitOptions, limits_in
 from reliq.keys import Keys, Layout
 from reliq.publish.orders import Writer
 from reliq.publish.sender import Sender, begun
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from types import UnionType
 
     from reliq.events import Observer
+    from reliq.limits import Limits
     from reliq.message import BulkResult, Duration, Receipt
     from reliq.outgoing import Outgoing, PublishOptions
     from reliq.receive.batch import Received
@@ -40,7 +42,11 @@ B = TypeVar("B")
 BACKLOG_SECONDS = 0.1
 
 
-class QueueOptions(SettingsOptions, total=False):
+class SettingsAndLimits(SettingsOptions, LimitOptions, total=False):
+    """The keyword arguments of `Queue` that are settings or limits, for type checkers."""
+
+
+class QueueOptions(SettingsAndLimits, total=False):
     """The keyword arguments of `Queue`, for type checkers."""
 
     validate: bool
@@ -72,6 +78,16 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         observers: callables that are called with every event.
         shards: how many shards the queue must have, a power of two; or the URLs of independent servers, which have one
             shard each. None takes as many as it has.
+        ordered: one message of a key at a time, in the order in which they were published.
+        per_key: at most this many messages of a key at once, over all processes.
+        rate, burst: how many messages may start, "100/s", "5/m" or "1000/h", and how many at once after a pause.
+        key_rate, key_burst: the same of each key.
+        concurrency: at most this many messages at once, over all processes.
+        key_weights: key -> how many messages it has in the turn in which others have one.
+
+    Attributes:
+        limits: those that are declared here, None without any. A worker that starts writes them to Redis, where they
+            hold for all workers.
 
     Raises:
         ConfigurationError: a name or setting is not allowed.
@@ -100,13 +116,14 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         layout: Layout = Layout.RELIQ,
         observers: Sequence[Observer] = (),
         shards: int | Sequence[str] | None = None,
-        **settings: Unpack[SettingsOptions],
+        **options: Unpack[SettingsAndLimits],
     ) -> None:
-        keys = Keys(name, layout)
+        keys, settings = Keys(name, layout), dict[str, Any](options)
         wanted, url = shards_wanted(shards, url, layout)
         if url is not None:
             check_target(url)
             check_slots(url, layout)
+        self.limits: Limits | None = limits_in(settings, keys, wanted)
         super().__init__(keys, QueueSettings(**settings), url, observers, wanted)
         self.codec: Codec[B] = Codec(body, validate=validate)
         self.moves = Moves(self.keys, self._clients.blocking)
@@ -132,6 +149,8 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
             dedup: seconds or timedelta for which the chosen id stays taken after its end, None for the queue's.
             replace: publish although the id ended a short while ago or has a tombstone.
             incarnation: a number that tells it from other messages of its chosen id, for `Job.once`; None: its time.
+            key: whose message it is, 1 to 128 bytes of text: keys take turns, and order and limits hold for each.
+            priority: "high" or "low" instead of "normal", for a message without a key.
             durability: who must have the message before the publish returns, None for the queue's.
 
         Raises:

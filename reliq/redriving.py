@@ -116,10 +116,12 @@ class Redriving:
     def _way(self, letter: Letter) -> Way:
         old, new, epoch = self._shards.keys(letter.shard), self._shards.keys(self._home(letter)), self._shards.map.epoch
         header, left = letter.header, self._left(letter)
-        value = envelope_rest(left, header.enqueued, header.window_ms, header.headers) + letter.payload
+        start = envelope_rest(
+            left, header.enqueued, header.window_ms, header.headers, header.incarnation, header.line or ""
+        )
         publish = transitions.publish(
             new,
-            [(letter.id, value)],
+            [(letter.id, start + letter.payload)],
             transitions.CallNumber(f"letter-{letter.letter}.{letter.shard}", 1),
             ttl_ms=self._ttl_ms,
             retries=left,

@@ -109,6 +109,7 @@ def url(redis_server: EmbeddedRedis) -> str:
         client.flushall()
     Connection.to(redis_server.url).named.clear()  # the registry is empty too
     Connection.to(redis_server.url).maps.clear()
+    Connection.to(redis_server.url).keyed.clear()
     return redis_server.url
 
 

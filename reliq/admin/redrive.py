@@ -247,6 +247,8 @@ def _order(letter: Letter, options: RedriveOptions) -> Outgoing[bytes]:
         retries=_retries(letter, options),
         headers=letter.header.headers,
         dedup=COPY_WINDOW_SECONDS,
+        key=letter.header.key,
+        priority=letter.header.priority,
     )
 
 

@@ -3,7 +3,7 @@
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -16,6 +16,9 @@ from reliq.cli.output import complain, print_json, say
 from reliq.cli.progress import progress_bar
 from reliq.errors import ConfigurationError
 from reliq.outgoing import PublishOptions
+
+if TYPE_CHECKING:
+    from reliq.message import Priority
 
 EXIT_NOT_PUBLISHED = 3
 EXAMPLE = "2026-11-21T03:00+01:00"
@@ -34,6 +37,8 @@ def publish(
     id: Annotated[str | None, typer.Option(help="An id of yours: not published again while it is known.")] = None,
     dedup: Annotated[str | None, typer.Option(metavar="TIME", help="How long the id is known after its end.")] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be given again.")] = None,
+    key: Annotated[str | None, typer.Option(help="Whose message it is: limits and order hold for each key.")] = None,
+    priority: Annotated[str, typer.Option(help="high, normal or low; without --key.")] = "normal",
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,
@@ -58,6 +63,8 @@ def publish(
         "headers": headers_of(header),
         "dedup": None if dedup is None else duration(dedup),
         "id": id,
+        "key": key,
+        "priority": cast("Priority", priority),
     }
     if jsonl is None:
         receipt = desk.publish(queue, _body(body), raw=raw, **options)

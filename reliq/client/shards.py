@@ -35,11 +35,13 @@ class Shards:
     Attributes:
         first: the keys of shard 0.
         map: as it was read last.
+        is_keyed: whether messages of the queue may have keys, or are limited.
     """
 
     def __init__(self, keys: Keys, clients: Clients, wanted: int | None = None, servers: tuple[str, ...] = ()) -> None:
         self.first, self._keys, self._clients, self.wanted = keys, [keys], clients, wanted
         self.map, self._servers, self._has_places = UNSHARDED, servers, not servers
+        self.is_keyed = False
         self._turns = count(SystemRandom().randrange(1 << 16))
 
     def keys(self, shard: int) -> Keys:

@@ -22,6 +22,7 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     Attributes:
         window_ms: for how long a chosen id stays taken after its end; None for a generated one.
         durability: kind, count, local, and ms of the time-out; None for none.
+        keyed: whether its envelope names a key or a priority.
     """
 
     ttl_ms: int
@@ -31,6 +32,7 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     window_ms: int | None = None
     replace: bool = False
     durability: DurabilityTerms | None = None
+    keyed: bool = False
 
     def text(self) -> str:
         """Return the terms as they stand in a row."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from reliq import transitions
 from reliq.client.lanes import Message
 from reliq.errors import BodyError, ConfigurationError, LoginError, PublishFailed, ReliqError
 from reliq.ids import check_id, home, made_at, new_id
-from reliq.message import Confirmed, Duration, Receipt
+from reliq.message import Confirmed, Receipt
 from reliq.outgoing import Outgoing, PublishOptions
-from reliq.settings import BATCH_LIMIT, LONGEST_SECONDS, MIB, milliseconds, seconds, whole
-from reliq.wireformat import ENVELOPE_START, MAGIC, NUMBER_LIMIT, envelope_rest, open_envelope
+from reliq.publish.options import check_bare, incarnation, line_of, when
+from reliq.settings import BATCH_LIMIT, MIB, milliseconds, seconds, whole
+from reliq.wireformat import ENVELOPE_START, MAGIC, envelope_rest, open_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,11 +43,17 @@ class CallTerms(NamedTuple):
 
 
 class Order(NamedTuple):
-    """One message ready to be sent."""
+    """
+    One message ready to be sent.
+
+    Attributes:
+        line: where it waits when it is due: its key, or what stands for its priority; empty: with all others.
+    """
 
     id: str
     value: bytes
     terms: CallTerms
+    line: str = ""
 
     @property
     def is_generated(self) -> bool:
@@ -76,9 +82,15 @@ class ShardPart(NamedTuple):
 
 
 class Writer:
-    """Turns what a user wants to publish into orders, and orders into calls."""
+    """
+    Turns what a user wants to publish into orders, and orders into calls.
+
+    Attributes:
+        has_lines: whether there ever was a message with a key or a priority; until then nobody need look for one.
+    """
 
     def __init__(self, shards: Shards, codec: Codec[Any], settings: QueueSettings) -> None:
+        self.has_lines = False
         self.keys, self._shards, self._codec, self._settings = shards.first, shards, codec, settings
         self.bare = bare = self.keys.bare
         self._usual = CallTerms(None, 0, milliseconds(settings.ttl), settings.retries, None, False)
@@ -107,14 +119,13 @@ class Writer:
         id = new_id(shard) if outgoing.id is None else check_id(outgoing.id)
         payload = self._payload(outgoing.body)
         if self.bare:
-            if outgoing.headers or outgoing.incarnation is not None:
-                what = "headers" if outgoing.headers else "incarnation"
-                raise ConfigurationError(f"{what} cannot be sent on a queue in the hdt3213 layout: its bodies are bare")
+            check_bare(outgoing)
             return Order(id, payload, terms)
         enqueued = None if outgoing.id is None else made_at(new_id())
-        incarnation = _incarnation(outgoing)
-        start = envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers, incarnation)
-        return Order(id, start + payload, terms)
+        number, line = incarnation(outgoing), line_of(outgoing)
+        self.has_lines = self.has_lines or bool(line)
+        start = envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers, number, line)
+        return Order(id, start + payload, terms, line)
 
     def known_by(self, orders: list[Order]) -> Messages:
         """Return by what `orders` are known when they are published again: ids, and a hash of all the rest."""
@@ -124,15 +135,18 @@ class Writer:
         known = []
         for order in orders:
             header, body = open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), order.value), bare=self.bare)
-            known.append(Message(order.id, hash((body, terms, header.incarnation, frozenset(header.headers.items())))))
+            rest = body, terms, header.incarnation, header.line, frozenset(header.headers.items())
+            known.append(Message(order.id, hash(rest)))
         return tuple(known)
 
     def call(self, part: ShardPart, call_number: transitions.CallNumber) -> Call[transitions.PublishAnswer]:
         """Return the call that sends orders to their shard, all on the same terms."""
-        terms = part.orders[0].terms
+        terms, orders = part.orders[0].terms, part.orders
+        # In a queue with a rate, only the keyed script knows when there is nobody to wake.
+        goes_keyed = self._shards.is_keyed or (self.has_lines and has_lines(orders))
         return transitions.publish(
             part.keys,
-            [(order.id, order.value) for order in part.orders],
+            [(order.id, order.value) for order in orders],
             call_number,
             at_ms=terms.at_ms,
             delay_ms=terms.delay_ms,
@@ -142,6 +156,7 @@ class Writer:
             replace=terms.replace,
             bare=self.bare,
             epoch=part.epoch,
+            message_keys=[order.line for order in orders] if goes_keyed else None,
         )
 
     def chunks(self, items: Iterable[Any], size: int) -> Iterator[list[Order]]:
@@ -194,13 +209,9 @@ class Writer:
         return CallTerms(*when(outgoing.delay, outgoing.at), milliseconds(ttl), retries, window, bool(outgoing.replace))
 
 
-def _incarnation(outgoing: Outgoing[Any]) -> int | None:
-    """Return what the message says beside its chosen id; raise ConfigurationError for what is no such number."""
-    if outgoing.incarnation is None:
-        return None
-    if outgoing.id is None:
-        raise ConfigurationError("incarnation needs an id chosen by you: publish(..., id='order-7', incarnation=1)")
-    return whole("incarnation", outgoing.incarnation, most=NUMBER_LIMIT - 1)
+def has_lines(orders: Iterable[Order]) -> bool:
+    """Say whether one of the orders has a key or a priority."""
+    return any(order.line for order in orders)
 
 
 def _is_usual(outgoing: Outgoing[Any]) -> bool:
@@ -237,25 +248,6 @@ class ShardCalls:
     def _take(self, shard: int) -> list[Order]:
         self._bytes -= sum(len(order.value) for order in self._held[shard])
         return self._held.pop(shard)
-
-
-def when(delay: Duration, at: datetime | None) -> tuple[int | None, int]:
-    """Return unix ms, or None, and a delay in ms; raise ConfigurationError when either is not allowed, or both given."""
-    delay_ms = milliseconds(seconds("delay", delay))
-    if at is not None and delay_ms:
-        raise ConfigurationError("give delay or at, not both")
-    return None if at is None else unix_ms(at), delay_ms
-
-
-def unix_ms(at: datetime) -> int:
-    """Return an aware datetime in unix ms; raise ConfigurationError for a naive or far one."""
-    if not isinstance(at, datetime) or at.utcoffset() is None:
-        raise ConfigurationError("at must be an aware datetime, such as datetime.now(UTC) + timedelta(hours=1)")
-    unix = at.timestamp()
-    now = datetime.now(at.tzinfo).timestamp()
-    if unix < 0 or unix - now > LONGEST_SECONDS:
-        raise ConfigurationError(f"at must lie between 1970 and ten years from now, not {at.isoformat()}")
-    return milliseconds(unix)
 
 
 def receipts(orders: list[Order], answer: transitions.PublishAnswer, confirmed: Confirmed = NOT_ASKED) -> list[Receipt]:

@@ -9,7 +9,8 @@ from reliq import transitions
 from reliq.errors import RedisRefusedError
 from reliq.ids import home, of_shard
 from reliq.message import Receipt
-from reliq.publish.orders import ShardPart
+from reliq.publish.fleet import check_one_shard
+from reliq.publish.orders import ShardPart, has_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,8 +89,15 @@ class Route:
         self._map, self.is_stale = self._shards.map, False
 
     def parts(self) -> list[ShardPart]:
-        """Return the orders that have no receipt yet, by the shard that they go to."""
+        """
+        Return the orders that have no receipt yet, by the shard that they go to.
+
+        Raises:
+            ConfigurationError: there are several shards, and one of the orders has a key.
+        """
         shards, map, orders = self._shards, self._map, self._orders
+        if map.served > 1 and has_lines(orders):
+            check_one_shard(shards)
         found: dict[tuple[int, int], list[int]] = {}
         for at, one in enumerate(orders):
             if at not in self._receipts:

@@ -13,7 +13,8 @@ from reliq.errors import ConfigurationError, RedisUnavailableError, ReliqError
 from reliq.events import PublishEnded, notify, wanting
 from reliq.publish.batcher import Batcher
 from reliq.publish.durability import Confirmer
-from reliq.publish.orders import NOT_ASKED, ShardPart, receipts
+from reliq.publish.fleet import Fleet
+from reliq.publish.orders import NOT_ASKED, ShardPart, has_lines, receipts
 from reliq.publish.registry import Registrar
 from reliq.publish.route import Route
 from reliq.settings import Durability
@@ -48,6 +49,7 @@ class Sender:
         self._writer, self._shards, self._lanes, self._clients = writer, shards, lanes, clients
         self._registrar = Registrar(writer.keys, clients)
         self._confirmer = Confirmer(writer.keys.name, clients)
+        self._fleet = Fleet(shards, clients)
         self._watching = wanting(observers, PublishEnded)
         self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher]
         self._batchers = weakref.WeakKeyDictionary()
@@ -55,6 +57,8 @@ class Sender:
     def send(self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE) -> list[Receipt]:
         """Send `orders`; raise PublishFailed, with how many were `confirmed` before, when Redis is away or refuses."""
         clients, shards, done = self._clients, self._shards, None
+        if self._writer.has_lines and self._must_ask(orders):
+            self._ask_fleet(orders, confirmed)
         is_fresh = time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
         if is_one := is_fresh and shards.map.n == shards.map.was == 1:
             done = self._call(
@@ -72,6 +76,8 @@ class Sender:
     ) -> list[Receipt]:
         """As `send`, in async code; those of many tasks share round trips."""
         clients, shards, done = self._clients, self._shards, None
+        if self._writer.has_lines and self._must_ask(orders):
+            await self._aask_fleet(orders, confirmed)
         is_fresh = time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
         if is_one := is_fresh and shards.map.n == shards.map.was == 1:
             part = ShardPart(orders, range(len(orders)), shards.first, shards.map.epoch)
@@ -82,6 +88,26 @@ class Sender:
             with suppress(ReliqError):
                 await clients.asynchronous().run(entry)
         return done
+
+    def _must_ask(self, orders: list[Order]) -> bool:
+        """Say whether these orders need workers that know keys, and nobody has asked about them yet."""
+        return not self._fleet.is_known and has_lines(orders)
+
+    def _ask_fleet(self, orders: list[Order], confirmed: int) -> None:
+        """Ask whether the workers of the queue know keys."""
+        try:
+            self._fleet.check(for_seconds=PUBLISH_SECONDS)
+        except ReliqError as error:
+            self._unsent(orders, error, confirmed)
+            raise
+
+    async def _aask_fleet(self, orders: list[Order], confirmed: int) -> None:
+        """As `_ask_fleet`, in async code."""
+        try:
+            await self._fleet.acheck(for_seconds=PUBLISH_SECONDS)
+        except ReliqError as error:
+            self._unsent(orders, error, confirmed)
+            raise
 
     def _by_route(self, route: Route, durability: Durability) -> list[Receipt]:
         """Send orders to their shards; those that a shard did not take go by a later map, or to another shard."""
@@ -116,7 +142,7 @@ class Sender:
                 self._shards.refresh()
             route.looked()
         except ReliqError as error:
-            self._unsent(route, route.unsent, error)
+            self._unsent(route.unsent, error, route.confirmed)
             raise
 
     async def _alook(self, route: Route) -> None:
@@ -128,7 +154,7 @@ class Sender:
                 await self._shards.arefresh()
             route.looked()
         except ReliqError as error:
-            self._unsent(route, route.unsent, error)
+            self._unsent(route.unsent, error, route.confirmed)
             raise
 
     def _ask(self, route: Route, part: ShardPart) -> ShardPart:
@@ -136,7 +162,7 @@ class Sender:
         try:
             answers = self._clients.blocking().run(route.question(part), for_seconds=PUBLISH_SECONDS)
         except ReliqError as error:
-            self._unsent(route, part.orders, error)
+            self._unsent(part.orders, error, route.confirmed)
             raise
         return route.asked(part, answers)
 
@@ -162,7 +188,7 @@ class Sender:
         try:
             answers = await self._clients.asynchronous().run(route.question(part), for_seconds=PUBLISH_SECONDS)
         except ReliqError as error:
-            self._unsent(route, part.orders, error)
+            self._unsent(part.orders, error, route.confirmed)
             raise
         return route.asked(part, answers)
 
@@ -203,11 +229,11 @@ class Sender:
         """Tell the observers how a call ended that began at `began`."""
         notify(self._watching, [PublishEnded(self._writer.keys.name, time.monotonic() - began, outcomes)])
 
-    def _unsent(self, route: Route, orders: list[Order], error: ReliqError) -> None:
+    def _unsent(self, orders: list[Order], error: ReliqError, confirmed: int) -> None:
         """Raise PublishFailed for what went wrong before anything was sent; the caller raises a ConfigurationError."""
         self._tell(time.monotonic(), {"refused": len(orders)})
         if not isinstance(error, ConfigurationError):
-            raise self._writer.failed(orders, error, route.confirmed, unsent=True) from error
+            raise self._writer.failed(orders, error, confirmed, unsent=True) from error
 
     def _failed(self, part: ShardPart, lane: Lane, error: BaseException, confirmed: int, began: float) -> bool:
         """

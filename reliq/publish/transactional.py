@@ -88,5 +88,6 @@ class TransactionalPublishes(Generic[B]):
                 window_ms=terms.window_ms,
                 replace=terms.replace,
                 durability=None if wanted.kind == "none" else confirmation,
+                keyed=bool(order.line),
             ),
         )

@@ -12,6 +12,7 @@ from reliq.client.shards import Shards
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import PublishEnded, notify, wanting
 from reliq.publish.durability import Confirmer
+from reliq.publish.fleet import Fleet, check_one_shard
 from reliq.publish.orders import Order
 from reliq.publish.registry import Registrar
 from reliq.relay.lanes import RelayLanes, remember
@@ -29,11 +30,12 @@ logger = logging.getLogger(__name__)
 
 
 class QueueParts(NamedTuple):
-    """The parts of a relay that know one queue: its shards, its name in the registry, its confirmations."""
+    """The parts of a relay that know one queue: its shards, its name in the registry, its confirmations, its workers."""
 
     shards: Shards
     registrar: Registrar
     confirmer: Confirmer
+    fleet: Fleet
 
 
 class RowPublisher:
@@ -76,6 +78,7 @@ class RowPublisher:
         Raises:
             RedisUnavailableError: Redis is away; the calls without an answer are made again next time.
         """
+        self._ask_fleets()
         taken = self._taken()
         plain = [one for one in self.unanswered if one.terms.durability is None]
         requests = [
@@ -92,6 +95,19 @@ class RowPublisher:
             self._answered(one, self._confirmed(one, taken[id(one)]), began)
         self._name_queues()
         return sum(len(one.rows) for one in self.sent)
+
+    def _ask_fleets(self) -> None:
+        """Ask for each queue whether rows with keys may be published; those that may not be are tried again later."""
+        for one in [one for one in self.unanswered if one.terms.keyed]:
+            fleet = self._parts(one.keys).fleet
+            try:
+                if not fleet.is_known:
+                    fleet.check(for_seconds=PUBLISH_SECONDS)
+                check_one_shard(self._parts(one.keys).shards)
+            except RedisUnavailableError:
+                raise
+            except ReliqError as error:
+                self._answered(one, error, time.monotonic())
 
     def _taken(self) -> dict[int, set[str]]:
         """Return of each call the ids that their old home has; give those up that it refuses by a later map."""
@@ -157,6 +173,8 @@ class RowPublisher:
     def _parts(self, keys: Keys) -> QueueParts:
         if keys.entry not in self._queues:
             first, clients = keys.of_shard(0) if keys.shard else keys, self._clients
-            made = QueueParts(Shards(first, clients), Registrar(first, clients), Confirmer(first.name, clients))
+            shards = Shards(first, clients)
+            confirmer, fleet = Confirmer(first.name, clients), Fleet(shards, clients)
+            made = QueueParts(shards, Registrar(first, clients), confirmer, fleet)
             self._queues[keys.entry] = made
         return self._queues[keys.entry]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from reliq.call import Call
     from reliq.client.lanes import Lane
+    from reliq.message import Header
     from reliq.outbox.store import StoredRow
     from reliq.transitions import AskStatus
 
@@ -80,9 +81,10 @@ class Sending:
         if self.again and window_ms is None:
             window_ms = AGAIN_WINDOW_MS
         gone_ms = int((time.monotonic() - self.taken_at) * 1000)
+        rows = [row for row in self.rows if row.id not in taken]
         made = transitions.publish(
             self.keys,
-            [(row.id, self._value(row)) for row in self.rows if row.id not in taken],
+            [(row.id, self._value(row)) for row in rows],
             self.number,
             ttl_ms=terms.ttl_ms,
             retries=terms.retries,
@@ -92,6 +94,7 @@ class Sending:
             replace=terms.replace and not self.again,
             bare=self.keys.bare,
             epoch=self.epoch,
+            message_keys=[_header(row)[0].line or "" for row in rows] if terms.keyed else None,
         )
         parse = made.parse
         return replace(made, parse=lambda reply: STALE if reply == b"stale" else parse(reply))
@@ -101,9 +104,15 @@ class Sending:
         value = bytes(row.value)
         if not self.again or self.keys.bare or self.terms.window_ms is not None:
             return value
-        header, body = open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), value))
+        header, body = _header(row)
         enqueued = made_at(row.id) if header.enqueued is None else header.enqueued
-        return envelope_rest(self.terms.retries, enqueued, AGAIN_WINDOW_MS, header.headers, header.incarnation) + body
+        headers, line = header.headers, header.line or ""
+        return envelope_rest(self.terms.retries, enqueued, AGAIN_WINDOW_MS, headers, header.incarnation, line) + body
+
+
+def _header(row: StoredRow) -> tuple[Header, bytes]:
+    """Return header and body of a row's value, which begins after the due time."""
+    return open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), bytes(row.value)))
 
 
 def parse_number(text: str) -> tuple[CallNumber, int] | None:

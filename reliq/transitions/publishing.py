@@ -67,12 +67,12 @@ def publish(
     args: list[Arg] = ["" if clock is None else clock, call_number.number, at, delay_ms, ttl_ms, retries]
     args += ["" if bare else ENVELOPE_START, "" if window_ms is None else window_ms, "1" if replace else ""]
     args.append(epoch if (keys.shard or window_ms is not None) and not bare else "")
-    rows = items if message_keys is None else _with_keys(items, message_keys)
-    args += chain.from_iterable(rows)
+    args += chain.from_iterable(items if message_keys is None else _with_keys(items, message_keys))
     lead = (keys.lane(call_number.lane), keys.pending, keys.ready, keys.unack, keys.retries_left, keys.lease)
     rest = (keys.garbage, keys.totals, keys.ends, keys.wake, keys.watch, keys.windows, keys.epoch)
     marks = () if window_ms is None else map(keys.dedup, ids)
-    tail = (*keyed_keys(keys, one), *keys.msgs(ids), *marks)
+    of_limits = () if message_keys is None else keyed_keys(keys, one)
+    tail = (*of_limits, *keys.msgs(ids), *marks)
     return Call(one, (*lead, *rest, *tail), args, _publish_answer, partial(_published, keys, ids))
 
 

@@ -71,6 +71,8 @@ class Connection:
         self.named: dict[str, float] = {}
         #: Queue -> the map of its shards, and until when that is believed.
         self.maps: dict[str, tuple[Any, float]] = {}
+        #: Queues whose workers all know keys, as a producer of this process has seen.
+        self.keyed: set[str] = set()
         self._lock = threading.Lock()
         self._wires: dict[float, Wire] = {}
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, OfLoop] = weakref.WeakKeyDictionary()

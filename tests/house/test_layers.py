@@ -38,7 +38,12 @@ LAYERS = {
     },
     "who asks: tries again, and translates errors; how a delivery is settled": {"client", "settlement"},
     "messages in, messages out, and a look at all": {"publish", "redriving", "receive", "snapshot"},
-    "metrics; a queue without its bodies; what moves messages out of a database": {"metrics", "control", "relay"},
+    "metrics; a queue without its bodies; what moves messages out of a database": {
+        "metrics",
+        "control",
+        "declared",
+        "relay",
+    },
     "the queue of the public interface": {"queue"},
     "handlers as they are registered, and operators": {"handlers", "admin"},
     "what runs handlers": {"worker"},

@@ -84,6 +84,7 @@ def test_the_fields_in_redis_are_those_that_scripts_read():
         "key_rate_us": "200000",
         "key_burst": "1",
         "concurrency": "50",
+        "weighted": "1",
         "weight:vip": "4",
     }
     assert Limits(ordered=True).fields() == {"ordered": "1", "per_key": "1"}

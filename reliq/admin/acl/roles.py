@@ -84,7 +84,7 @@ def _reads(use: Use) -> bool:
     return command in ONLY_READ or not key
 
 
-_TO_PUBLISH = (commands.register, shardmap.shard_map)
+_TO_PUBLISH = (commands.register, shardmap.shard_map, commands.worker_ids, commands.worker_records)
 _TO_LOOK = (
     *(commands.body_start, commands.state_words, commands.retries_left, commands.scores, commands.first_score),
     *(commands.held_sample, commands.end_of, commands.due_count),
@@ -106,7 +106,6 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
         *(commands.delete_letters, commands.letters_between, commands.claims),
         shardmap.map_text,
         *(commands.pause, commands.paused, commands.unpause, commands.push_wake_token),
-        *(commands.worker_ids, commands.worker_records),
         *(made for made in USES if made.__module__ in (queries.__name__, queue_queries.__name__)),
         *(server.keys_scanned, server.type_of_key, minutes.noted, stacks.request, stacks.look),
         *(crons.pause_cron, crons.resume_cron, crons.ask_run, crons.asked_run, crons.withdraw_run, crons.forget_cron),
