@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from reliq.errors import ConfigurationError
 
+#: The environment of this process as it began, before a command changes it.
+ENVIRONMENT = dict(os.environ)
 FILE, TABLE = "pyproject.toml", "reliq"
 VARIABLE_PREFIX = "RELIQ_"
 #: Kubernetes puts the address of a Service named `reliq-metrics` into RELIQ_METRICS_PORT, as text of this form.

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from reliq.cli.output import EXIT_USAGE, complain, say
+from reliq.cli.reload import Reloader, reloaded
 from reliq.cli.tables import print_table
 from reliq.consumer.consumer import Consumer, load_consumer
 from reliq.consumer.loader import traceback_of_module
@@ -83,6 +84,9 @@ def worker(
     log_error_text: Annotated[
         bool, typer.Option("--log-error-text", help="Log what exceptions say too; that may hold a piece of a body.")
     ] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="For development: stop and begin anew when a source file changes.")
+    ] = False,
 ) -> None:
     """
     Run the handlers of a Consumer until SIGTERM or Ctrl-C.
@@ -94,10 +98,7 @@ def worker(
     """
     _check_options(log_level, log_format, processes, stall)
     settings = WorkerSettings(concurrency=concurrency, grace=grace, max_jobs=max_jobs, burst=burst)
-    _prepare_process()
-    found = _loaded(consumer)
-    _configure_logging(log_level, log_format)
-    _use_url(found, url)
+    limit = None if max_memory is None else size(max_memory)
     plan = ChildPlan(
         consumer=consumer,
         queues=tuple(queue or ()),
@@ -107,19 +108,26 @@ def worker(
         burst=burst,
         allow_eviction=allow_eviction,
         log_level=log_level,
-        board="",
-        report="",
         metrics=metrics_port is not None,
         log_format=log_format,
         log_error_text=log_error_text,
     )
-    handlers = found.chosen(plan.queues)
-    if log_format != "json":
-        _print_handlers(handlers, f"{processes} processes of {concurrency} on {found.connection(handlers).name}")
-    limit = None if max_memory is None else size(max_memory)
-    supervisor = Supervisor(found, plan, processes=processes, max_memory=limit, stall=stall)
-    with _served(supervisor, found, handlers, metrics_port, metrics_host, with_queues=not no_queue_metrics):
-        raise typer.Exit(supervisor.run())
+    _prepare_process()
+
+    def work(reloader: Reloader | None = None) -> int:
+        found = _loaded(consumer)
+        _configure_logging(log_level, log_format)
+        _use_url(found, url)
+        handlers = found.chosen(plan.queues)
+        if log_format != "json":
+            _print_handlers(handlers, f"{processes} processes of {concurrency} on {found.connection(handlers).name}")
+        supervisor = Supervisor(found, plan, processes=processes, max_memory=limit, stall=stall)
+        if reloader is not None:
+            reloader.watch(supervisor.stop)
+        with _served(supervisor, found, handlers, metrics_port, metrics_host, with_queues=not no_queue_metrics):
+            return supervisor.run()
+
+    raise typer.Exit(reloaded(work) if reload else work())
 
 
 def _check_options(log_level: str, log_format: str, processes: int, stall: float) -> None:

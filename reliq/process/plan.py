@@ -38,8 +38,8 @@ class ChildPlan:
     burst: bool | Literal["delayed"]
     allow_eviction: bool
     log_level: str
-    board: str
-    report: str
+    board: str = ""
+    report: str = ""
     pulse: str = ""
     metrics: bool = False
     figures: str = ""

@@ -101,6 +101,13 @@ class Supervisor:
             self._folder.remove()
         return self._exit_code
 
+    def stop(self) -> bool:
+        """Have `run` stop in peace, as after a signal; return False when it stops already. Any thread may call it."""
+        if self._stopping:
+            return False
+        self._signals.note(signal.SIGTERM)
+        return True
+
     @property
     def folder(self) -> Path:
         """The folder that is removed with the supervisor."""

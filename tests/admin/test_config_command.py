@@ -27,6 +27,7 @@ OTHERS = {
     "log-level": ("debug", "debug"),
     "log-format": ("json", "json"),
     "log-error-text": ("yes", True),
+    "reload": ("on", True),
 }
 
 JOBS = """

@@ -1,0 +1,120 @@
+"""`reliq worker --reload`: a changed source stops the worker as a deploy does, and the same command begins anew."""
+
+import logging
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+import typer
+
+from reliq.cli.configuration import ENVIRONMENT, FILE
+from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain
+from reliq.consumer.signals import STOPS, end_at_once, take
+from reliq.distribution import missing
+from reliq.errors import ConfigurationError
+
+try:
+    import watchfiles
+except ImportError:  # the extra `reload` brings it
+    watchfiles = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
+
+#: Modules that were installed do not change while one develops.
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+class Reloader:
+    """
+    Notices a change of a Python file or of pyproject.toml in the working folder, or of a module from elsewhere.
+
+    Raises:
+        ConfigurationError: watchfiles is not installed.
+    """
+
+    def __init__(self) -> None:
+        if watchfiles is None:
+            raise ConfigurationError(missing("--reload", "watchfiles", "reload"))
+        self._began = time.time()
+        self._changed, self._watches = threading.Event(), False
+        self._stop: Callable[[], bool] = lambda: True
+
+    def watch(self, stop: Callable[[], bool]) -> None:
+        """Have `stop` called, once, when a source has changed since this process began; it says whether it stops it."""
+        self._stop, self._watches = stop, True
+        threading.Thread(target=self._notice, name="reliq-reload", daemon=True).start()
+
+    def exit_code(self, code: int) -> int:
+        """Return `code` when the worker was to end; begin anew when a source has changed, and if it failed wait for that."""
+        if code not in (0, EXIT_INTERRUPTED) and not self._changed.is_set():
+            for number in STOPS:
+                take(number, end_at_once)
+            complain("the worker has ended; it begins anew when a source changes")
+            if not self._watches:
+                self.watch(lambda: True)
+            self._changed.wait()
+        if self._changed.is_set():
+            sys.stdout.flush()
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], ENVIRONMENT)  # noqa: S606  this command
+        return code
+
+    def _notice(self) -> None:
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts the changes that are named here
+        filter_ = watchfiles.PythonFilter(extra_extensions=(FILE,))
+        names = _changed_since(self._began)
+        while not names:
+            names = {
+                path for _, path in next(watchfiles.watch(*_sources(), watch_filter=filter_, raise_interrupt=False))
+            }
+        if self._stop():
+            logger.info("%s changed: restarting", ", ".join(sorted(map(_near, names))))
+            self._changed.set()
+
+
+def reloaded(work: Callable[[Reloader], int]) -> int:
+    """Run a worker until it is to end, and begin it anew after each change of a source; return its exit code."""
+    reloader = Reloader()
+    try:
+        code = work(reloader)
+    except ConfigurationError as error:
+        complain(error)
+        code = EXIT_USAGE
+    except typer.Exit as end:
+        code = end.exit_code
+    return reloader.exit_code(code)
+
+
+def _sources() -> list[str]:
+    """Return the working folder, and the packages and modules of others that are not installed."""
+    here = os.getcwd()  # noqa: PTH109  a text is compared with texts
+    found = {path for path in _paths_of_modules() if not path.startswith((here + os.sep, *_INSTALLED))}
+    return [here, *sorted(path for path in found if Path(path).exists())]
+
+
+def _paths_of_modules() -> Iterator[str]:
+    """Yield the folder of each package that is imported, and the file of each module in none."""
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and "." not in name:
+            yield from getattr(module, "__path__", None) or filter(None, [getattr(module, "__file__", None)])
+
+
+def _changed_since(moment: float) -> set[str]:
+    """Return the files of imported modules that were written after a moment in unix seconds."""
+    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+    changed = set()
+    for path in files:
+        if path and not path.startswith(_INSTALLED):
+            with suppress(OSError):
+                changed |= {path} if Path(path).stat().st_mtime > moment else set()
+    return changed
+
+
+def _near(path: str) -> str:
+    """Return a path as seen from the working folder."""
+    return os.path.relpath(path)
