@@ -13,6 +13,7 @@ SCRIPT = (ROOT / ".ci" / "run").read_text("utf-8")
 #: Tests that CI may leave out too: file -> why.
 MAY_BE_SKIPPED = {
     "tests/required.py": "it fails in CI first",
+    "tests/deployment/test_kubernetes.py": "a sandbox may allow no namespace of mounts",
     "tests/faults/test_two_versions.py": "a clone without its history has no version before",
     "tests/acceptance/test_starts_and_stops.py": "a sandbox may allow no namespace of processes",
     "tests/metrics/test_compose.py": "a sandbox may allow no namespace of a network",

@@ -1,7 +1,7 @@
 """
 The steps of examples/Dockerfile as far as they go without Docker: on this machine, below a folder.
 
-    python tests/metrics/dockerfile.py FOLDER
+    python tests/dockerfile.py FOLDER
 
 It copies what the Dockerfile copies, out of what its ignore file lets through, runs the RUN steps of the first stage as they
 are written, and says which steps it leaves out. They install from PyPI.
@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 DOCKERFILE = ROOT / "examples" / "Dockerfile"
 IGNORED = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text("utf-8").splitlines()
 

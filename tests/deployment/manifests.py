@@ -1,0 +1,50 @@
+"""The manifests of examples/kubernetes as Kubernetes reads them, and a container's command on this machine."""
+
+import os
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "kubernetes"
+#: A process of its own that sees every file read-only, but those of one folder: readOnlyRootFilesystem and an emptyDir.
+READ_ONLY = ["unshare", "--map-root-user", "--mount"]
+_MOUNTS = 'mount --rbind / / && mount -o remount,bind,ro / && mount -t tmpfs tmpfs "$TMPDIR" && exec '
+
+
+@cache
+def read(name):
+    """Return the objects of a file by their kinds."""
+    return {one["kind"]: one for one in yaml.safe_load_all((FOLDER / name).read_text("utf-8"))}
+
+
+def rules(*options):
+    """Return what rules.py prints."""
+    command = [sys.executable, FOLDER / "rules.py", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def pod(name):
+    """Return the specification of a deployment's pods, and that of its container."""
+    spec = read(name)["Deployment"]["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    return spec, container
+
+
+def start(container, url, port, folder):
+    """Start the container's command with its figures at a loopback port, its files read-only but those of TMPDIR."""
+    changes = {"--metrics-host=0.0.0.0": "--metrics-host=127.0.0.1", "--metrics-port=9464": f"--metrics-port={port}"}
+    _, *words = [changes.get(word, word) for word in container["args"]]
+    command = shlex.join([sys.executable, "-m", "reliq", *words])
+    return subprocess.Popen(
+        [*READ_ONLY, "sh", "-c", _MOUNTS + command],
+        env={**os.environ, "RELIQ_URL": url, "TMPDIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
