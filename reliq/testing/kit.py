@@ -58,7 +58,7 @@ class Reliq:
         Return the messages of `queue` that have not ended, those first that are delivered first.
 
         Args:
-            body, state, id: what they must have; None is any.
+            body, state, id, key, priority: what they must have; None is any.
             headers: those that they must have; there may be more.
             due: unix seconds or an aware datetime, met within a second.
         """
@@ -109,7 +109,7 @@ class Reliq:
             id: the message's id.
             attempt: the number of the delivery, 1 for the first.
             retries: deliveries after the first, None for the queue's.
-            headers, incarnation: those of its publish.
+            headers, incarnation, key, priority: those of its publish.
 
         Raises:
             ConfigurationError, BodyError: as `publish`, or there is no handler.

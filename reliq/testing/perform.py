@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from reliq.consumer.consumer import Consumer
     from reliq.handlers.handler import Handler
+    from reliq.message import Priority
     from reliq.outgoing import PublishOptions
     from reliq.queue import Queue
     from reliq.worker.delivery import HeldDelivery
@@ -33,6 +34,8 @@ class JobOptions(TypedDict, total=False):
     retries: int | None
     headers: Mapping[str, str] | None
     incarnation: int | None
+    key: str | None
+    priority: Priority
 
 
 class Performance:
@@ -48,6 +51,7 @@ class Performance:
         attempt = options.get("attempt", 1)
         published: PublishOptions = {"id": options.get("id"), "retries": options.get("retries")}
         published |= {"headers": options.get("headers"), "incarnation": options.get("incarnation")}
+        published |= {"key": options.get("key"), "priority": options.get("priority", "normal")}
         outgoing = Outgoing(body=body, **published)
         self._calls = HandlerCalls(consumer)
         self.runner = self._calls.runner

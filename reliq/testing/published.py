@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, get_args
 
 from reliq import commands
-from reliq.admin import queries
+from reliq.admin import queries, server
 from reliq.errors import ConfigurationError
+from reliq.testing.queries import line_ids
 from reliq.wireformat import open_envelope
 
 if TYPE_CHECKING:
@@ -16,14 +17,17 @@ if TYPE_CHECKING:
 
     from reliq.client.client import Client
     from reliq.keys import Keys
+    from reliq.message import Priority
     from reliq.queue import Queue
 
 B = TypeVar("B")
 
-State = Literal["ready", "retry", "pending", "unack"]
+State = Literal["ready", "waiting", "retry", "pending", "unack"]
 ALIVE_STATES: tuple[State, ...] = get_args(State)
 #: One read has at most this many messages.
 READ_IDS = 500
+#: One step of a walk over all keys looks at so many.
+WALKED_KEYS = 1000
 #: A due time that a test expects is met within this many seconds.
 DUE_SECONDS = 1.0
 #: A failed assertion shows at most this many messages.
@@ -37,8 +41,9 @@ class Published(Generic[B]):
 
     Attributes:
         due: unix seconds, None for a bare body.
-        state: `ready` to be claimed, also again as `retry`; `pending` until it is due; `unack`: held, or put off after
-            a failure.
+        state: `ready` to be claimed, also again as `retry`; `waiting` in the line of its key or priority; `pending`
+            until it is due; `unack`: held, or put off after a failure.
+        key: of its publish, None without one.
     """
 
     id: str
@@ -46,6 +51,8 @@ class Published(Generic[B]):
     headers: Mapping[str, str]
     due: float | None
     state: State
+    key: str | None = None
+    priority: Priority = "normal"
 
 
 class Match(TypedDict, total=False):
@@ -55,6 +62,8 @@ class Match(TypedDict, total=False):
     id: str | None
     headers: Mapping[str, str] | None
     due: float | datetime | None
+    key: str | None
+    priority: Priority | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +81,8 @@ class Wanted:
     id: str | None = None
     headers: Mapping[str, str] | None = None
     due: float | datetime | None = None
+    key: str | None = None
+    priority: Priority | None = None
 
     def __post_init__(self) -> None:
         if self.state not in (None, *ALIVE_STATES):
@@ -87,6 +98,8 @@ class Wanted:
             self.body in (None, message.body)
             and self.state in (None, message.state)
             and self.id in (None, message.id)
+            and self.key in (None, message.key)
+            and self.priority in (None, message.priority)
             and (self.headers or {}).items() <= message.headers.items()
             and self._meets_due(message.due)
         )
@@ -102,10 +115,33 @@ def messages(client: Client, queue: Queue[B]) -> Iterator[Published[B]]:
     """Yield the messages of a queue that have not ended, in each shard those first that are delivered first."""
     for keys in queue.shards():
         for state in ALIVE_STATES:
-            at = 0
-            while ids := client.run(queries.ids_at(keys, state, at, READ_IDS)):
-                at += len(ids)
+            for ids in _ids(client, keys, state):
                 yield from _read(client, queue, keys, state, ids)
+
+
+def _ids(client: Client, keys: Keys, state: State) -> Iterator[list[str]]:
+    """Yield the ids of a state in pieces, those of one line together."""
+    if state == "waiting":
+        start = keys.line("")
+        for line in sorted(keys_of(client, f"{start}*")):
+            ids = client.run(line_ids(keys, line.removeprefix(start)))
+            yield from (ids[at : at + READ_IDS] for at in range(0, len(ids), READ_IDS))
+        return
+    at = 0
+    while ids := client.run(queries.ids_at(keys, state, at, READ_IDS)):
+        at += len(ids)
+        yield ids
+
+
+def keys_of(client: Client, pattern: str = "*") -> list[str]:
+    """Return every key of the database that is spelled so, each once: a scan may meet one twice."""
+    found: dict[str, None] = {}
+    cursor = "0"
+    while True:
+        cursor, keys = client.run(server.keys_scanned(pattern, cursor, WALKED_KEYS))
+        found |= dict.fromkeys(keys)
+        if cursor == "0":
+            return list(found)
 
 
 def shown(found: list[Published[Any]]) -> str:
@@ -122,4 +158,5 @@ def _read(client: Client, queue: Queue[B], keys: Keys, state: State, ids: list[s
         if value is not None:  # else it has expired
             header, payload = open_envelope(value, bare=keys.bare)
             due = None if header.due is None else header.due / 1000
-            yield Published(id, queue.codec.decode(payload), dict(header.headers), due, state)
+            body, headers = queue.codec.decode(payload), dict(header.headers)
+            yield Published(id, body, headers, due, state, header.key, header.priority)

@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reliq.call import Command
-from reliq.replies import read_nothing
+from reliq.replies import read_ids, read_nothing
 from reliq.rights import runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from reliq.keys import Keys
+
+
+@runs("line:LRANGE")
+def line_ids(keys: Keys, line: str) -> Command[list[str]]:
+    """Read the ids that wait under a key, the oldest first."""
+    return Command(("LRANGE", keys.line(line), 0, -1), lambda reply: read_ids(reply[::-1]))
 
 
 @runs("DBSIZE")

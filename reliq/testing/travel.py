@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from reliq import distribution
-from reliq.admin import server
 from reliq.errors import ConfigurationError
 from reliq.settings import LONGEST_SECONDS, seconds
 from reliq.testing import queries
+from reliq.testing.published import keys_of
 
 if TYPE_CHECKING:
     from reliq.client.client import Client
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 MOVED_US = 5000
 #: After a move, keys expire sooner by this: real time has passed between a script's clock and its write.
 SOONER_MS = 50
-#: One step of a walk over all keys looks at so many.
-WALKED_KEYS = 1000
 
 
 class TestClock:
@@ -55,7 +53,7 @@ class TestClock:
         with self._lock:
             by_ms = (_ahead_us() - self._ahead) // 1000
             self._ahead += by_ms * 1000
-            keys = self._keys()
+            keys = keys_of(self._client)
             left = zip(keys, self._client.run_all(queries.expiries(keys)), strict=True)
             expiring = [(key, ms - by_ms) for key, ms in left if ms >= 0]
             self._client.run_all([queries.expire(key, ms if ms > SOONER_MS else 0) for key, ms in expiring])
@@ -79,16 +77,6 @@ class TestClock:
     def end(self) -> None:
         """Give Python its clock back."""
         self._moves.close()
-
-    def _keys(self) -> list[str]:
-        """Return every key once: a scan may meet one twice."""
-        found: dict[str, None] = {}
-        cursor = "0"
-        while True:
-            cursor, keys = self._client.run(server.keys_scanned("*", cursor, WALKED_KEYS))
-            found |= dict.fromkeys(keys)
-            if cursor == "0":
-                return list(found)
 
     def _move_to(self, to_us: int, *, ticks: bool) -> None:
         to = to_us / 1_000_000

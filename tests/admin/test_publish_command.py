@@ -94,3 +94,25 @@ def test_a_queue_of_the_go_original_gets_a_bare_body(command, url, client):
     command("publish", "q", "{}", "--layout", "hdt3213", "--id", "m")
 
     assert client.get(Queue("q", url=url, layout=Layout.hdt3213()).keys.msg("m")) == b"{}"
+
+
+def test_a_key_and_a_priority_arrive_and_exclude_each_other(command, queue, client):
+    assert command("publish", "q", "{}", "--key", "tenant-7", "--id", "keyed").code == 0
+    assert command("publish", "q", "{}", "--priority", "high", "--id", "first").code == 0
+    both = command("publish", "q", "{}", "--key", "tenant-7", "--priority", "high")
+    neither = command("publish", "q", "{}", "--priority", "urgent")
+
+    assert client.lrange(queue.keys.line("tenant-7"), 0, -1) == [b"keyed"]
+    assert client.lrange(queue.keys.line("\x01high"), 0, -1) == [b"first"]
+    assert (both.code, neither.code) == (2, 2)
+    assert "give key or priority, not both" in both.err
+    assert "priority must be one of 'high', 'normal', 'low', not 'urgent'" in neither.err
+
+
+def test_the_lines_of_a_file_have_the_key_that_is_given(command, queue, client, tmp_path):
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"n": 1}\n{"n": 2}\n')
+
+    assert command("publish", "q", "--jsonl", str(lines), "--key", "tenant-7").code == 0
+
+    assert client.llen(queue.keys.line("tenant-7")) == 2

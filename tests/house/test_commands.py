@@ -56,6 +56,7 @@ GIVEN = {
     "lane": ("w.poke",),
     "last": ("+",),
     "letter": ("1-0",),
+    "line": ("tenant",),
     "letters": (["1-0"],),
     "lasts_ms": (5,),
     "length": (5,),
@@ -103,7 +104,13 @@ def spelled():
     """Every key that a command may name, as Redis knows it, by the name that `@runs` calls it."""
     fixed = {name: getattr(KEYS, name) for name in Keys.__slots__ if not name.startswith("_")}
     keys = {spelled: name for name, spelled in fixed.items() if isinstance(spelled, str) and name != "name"}
-    keys |= {KEYS.msg("a"): "msg", KEYS.dedup("a"): "dedup", KEYS.lane("w.poke"): "lane", worker_key("a"): "worker_key"}
+    keys |= {
+        KEYS.msg("a"): "msg",
+        KEYS.dedup("a"): "dedup",
+        KEYS.lane("w.poke"): "lane",
+        KEYS.line("tenant"): "line",
+        worker_key("a"): "worker_key",
+    }
     keys |= {stack_request_key("a"): "stack_request_key", stacks_key("a"): "stacks_key"}
     keys |= {KEYS.aside(name, 1): "aside" for name in TYPES}
     return keys | {value: name for name, value in vars(key_names).items() if name.endswith("_KEY")}

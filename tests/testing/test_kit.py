@@ -55,7 +55,9 @@ def test_a_failed_assertion_shows_what_there_is(reliq, shop):
         reliq.assert_published(shop.mails, "hello")
     with pytest.raises(AssertionError, match=r"expected no such message in 'mails', and there are 1:\n.*'mail 3'"):
         reliq.refute_published(shop.mails, "mail 3")
-    with pytest.raises(ConfigurationError, match="state must be one of ready, retry, pending, unack, not 'done'"):
+    with pytest.raises(
+        ConfigurationError, match="state must be one of ready, waiting, retry, pending, unack, not 'done'"
+    ):
         reliq.published(shop.mails, state="done")
 
 
