@@ -6,10 +6,9 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 
 import typer
 
@@ -26,13 +25,17 @@ except ImportError:  # the extra `reload` brings it
 
 logger = logging.getLogger(__name__)
 
+#: Imported modules that lie elsewhere are looked at four times a second.
+LOOK_MS = 250
 #: Modules that were installed do not change while one develops.
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 class Reloader:
     """
-    Notices a change of a Python file or of pyproject.toml in the working folder, or of a module from elsewhere.
+    Notices a change of a Python file or of pyproject.toml in the working folder, or of an imported module elsewhere.
+
+    It watches when it is made: nothing that changes while modules are imported is missed.
 
     Raises:
         ConfigurationError: watchfiles is not installed.
@@ -41,7 +44,16 @@ class Reloader:
     def __init__(self) -> None:
         if watchfiles is None:
             raise ConfigurationError(missing("--reload", "watchfiles", "reload"))
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts the changes that are named here
         self._began = time.time()
+        self._watch = watchfiles.watch(
+            Path.cwd(),
+            watch_filter=watchfiles.PythonFilter(extra_extensions=(FILE,)),
+            rust_timeout=LOOK_MS,
+            yield_on_timeout=True,
+            raise_interrupt=False,
+        )
+        next(self._watch)
         self._changed, self._watches = threading.Event(), False
         self._stop: Callable[[], bool] = lambda: True
 
@@ -65,16 +77,13 @@ class Reloader:
         return code
 
     def _notice(self) -> None:
-        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts the changes that are named here
-        filter_ = watchfiles.PythonFilter(extra_extensions=(FILE,))
-        names = _changed_since(self._began)
-        while not names:
-            names = {
-                path for _, path in next(watchfiles.watch(*_sources(), watch_filter=filter_, raise_interrupt=False))
-            }
-        if self._stop():
-            logger.info("%s changed: restarting", ", ".join(sorted(map(_near, names))))
-            self._changed.set()
+        for changes in self._watch:
+            names = {path for _, path in changes} | _changed_since(self._began)
+            if names and self._stop():
+                logger.info("%s changed: restarting", ", ".join(sorted(map(os.path.relpath, names))))
+                self._changed.set()
+            if names:
+                return
 
 
 def reloaded(work: Callable[[Reloader], int]) -> int:
@@ -90,31 +99,11 @@ def reloaded(work: Callable[[Reloader], int]) -> int:
     return reloader.exit_code(code)
 
 
-def _sources() -> list[str]:
-    """Return the working folder, and the packages and modules of others that are not installed."""
-    here = os.getcwd()  # noqa: PTH109  a text is compared with texts
-    found = {path for path in _paths_of_modules() if not path.startswith((here + os.sep, *_INSTALLED))}
-    return [here, *sorted(path for path in found if Path(path).exists())]
-
-
-def _paths_of_modules() -> Iterator[str]:
-    """Yield the folder of each package that is imported, and the file of each module in none."""
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and "." not in name:
-            yield from getattr(module, "__path__", None) or filter(None, [getattr(module, "__file__", None)])
-
-
 def _changed_since(moment: float) -> set[str]:
-    """Return the files of imported modules that were written after a moment in unix seconds."""
-    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+    """Return the files of imported modules that were written after a moment in unix seconds, installed ones aside."""
     changed = set()
-    for path in files:
-        if path and not path.startswith(_INSTALLED):
-            with suppress(OSError):
-                changed |= {path} if Path(path).stat().st_mtime > moment else set()
+    for path in {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}:
+        with suppress(OSError):
+            if path and not path.startswith(_INSTALLED) and Path(path).stat().st_mtime > moment:
+                changed.add(path)
     return changed
-
-
-def _near(path: str) -> str:
-    """Return a path as seen from the working folder."""
-    return os.path.relpath(path)
