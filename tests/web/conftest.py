@@ -17,9 +17,13 @@ def admin(url):
     return Admin(url)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(redis_server):
-    """The pages that many tests ask: of who may do everything, and of who may only look."""
+    """
+    The pages that many tests ask: of who may do everything, and of who may only look.
+
+    They end with their file: a test elsewhere that holds the clock would have their loops sleep for ever.
+    """
     with site_of(redis_server.url) as site, site_of(redis_server.url, grants=Access.READ) as lookers:
         yield site, lookers
 
