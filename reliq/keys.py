@@ -161,10 +161,10 @@ class Keys:
     """
 
     __slots__ = (
-        *("_aside", "_dedup", "_lane", "_line", "_msg", "asleep", "bare", "cron", "dead", "ends", "epoch", "errors"),
-        *("garbage", "held", "history", "layout", "lease", "limits", "map", "minutes", "moving", "name", "paused"),
-        *("pending", "rates", "ready", "retries_left", "retry", "ring", "shard", "token", "totals", "unack", "wake"),
-        *("watch", "windows"),
+        *("_aside", "_dedup", "_lane", "_line", "_msg", "arrived", "asleep", "bare", "cron", "dead", "ends"),
+        *("epoch", "errors", "garbage", "held", "history", "layout", "lease", "leaving", "limits", "map"),
+        *("minutes", "moving", "name", "paused", "pending", "rates", "ready", "retries_left", "retry", "ring"),
+        *("shard", "token", "totals", "unack", "wake", "watch", "windows"),
     )
 
     def __init__(self, name: str, layout: Layout = Layout.RELIQ, shard: int = 0) -> None:
@@ -201,6 +201,8 @@ class Keys:
         self.cron = base + ":cron"  # hash: what is known of the periodic entries, see reliq.crons
         self.map = base + ":map"  # string, in shard 0 alone: how many shards the queue has
         self.epoch = base + ":epoch"  # string: the least epoch of the map that a publish to this shard must know
+        self.leaving = base + ":leaving"  # hash: what is on its way to another shard -> all that is known of it
+        self.arrived = base + ":arrived"  # hash: another shard -> its last departure that has arrived, with the answer
         self._line = base + ":line:"
         self.limits = base + ":limits"  # hash: there when the queue is keyed; what `reliq.limits` makes of its limits
         self.ring = base + ":ring"  # sorted set: key that may be served -> its place in the order of turns

@@ -219,9 +219,9 @@ class Counts:
 
     @property
     def missing(self) -> int:
-        """Published + redriven - every end - alive: 0 in a queue that only reliq touches."""
-        ends = ("acked", "dead", "expired", "cancelled", "purged")
-        came = self.totals.get("published", 0) + self.totals.get("redriven", 0)
+        """All that came in - every end - alive: 0 in a queue that only reliq touches."""
+        came = sum(self.totals.get(kind, 0) for kind in ("published", "redriven", "arrived"))
+        ends = ("acked", "dead", "expired", "cancelled", "purged", "left")
         return came - sum(self.totals.get(kind, 0) for kind in ends) - self.alive
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from reliq.call import id_text
 from reliq.failure_note import FailureNote
-from reliq.foreign import moment
+from reliq.foreign import moment, whole_number
 from reliq.message import Letter, Pause
 from reliq.roster import Worker
 from reliq.wireformat import open_envelope
@@ -95,5 +95,7 @@ def read_letter(row: Any, keys: Keys) -> Letter:
     attempts = note.attempt
     if attempts is None and header.retries is not None:
         attempts = header.retries + 1  # only a message with no retry left ends by its lease
-    id, died = id_text(fields.get(b"id", b"")), moment(int(name.split("-")[0]) / 1000)
+    # One that came from another shard says when it died: its name here says when it came.
+    death = fields.get(b"died", row[0]).split(b"-")[0]
+    id, died = id_text(fields.get(b"id", b"")), moment((whole_number(death) or 0) / 1000)
     return Letter(name, id, note.reason, note.error, attempts, died, header, payload, note.raised, keys.shard)

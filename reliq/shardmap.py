@@ -14,7 +14,7 @@ closed shard nothing is published.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -57,6 +57,11 @@ class ShardMap:
     def text(self) -> bytes:
         """The map as Redis keeps it."""
         return msgspec.json.encode(self)
+
+    def over(self, text: bytes) -> bytes:
+        """Return the map as Redis keeps it in the place of `text`, which may say more: which of several servers has it."""
+        known = msgspec.json.decode(text, type=dict[str, Any]) if text else {}
+        return msgspec.json.encode(known | msgspec.to_builtins(self))
 
     @classmethod
     def parse(cls, text: bytes) -> ShardMap:

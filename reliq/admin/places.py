@@ -23,6 +23,8 @@ TYPES = {
     "lease": "hash",
     "errors": "hash",
     "windows": "hash",
+    "leaving": "hash",
+    "arrived": "hash",
     "dead": "stream",
     "totals": "hash",
     "minutes": "hash",

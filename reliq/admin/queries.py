@@ -8,7 +8,8 @@ from reliq.call import Command, id_text
 from reliq.commands import LISTS
 from reliq.failure_note import FailureNote
 from reliq.keys import pattern
-from reliq.replies import read_ids, read_raw_scores, read_scores
+from reliq.message import Confirmed
+from reliq.replies import read_ids, read_nothing, read_raw_scores, read_scores
 from reliq.rights import runs
 from reliq.wireformat import StateWord
 
@@ -100,13 +101,31 @@ def is_taken(keys: Keys, id: str) -> Command[bool]:
     return Command(("EXISTS", keys.dedup(id)), bool)
 
 
-@runs("dedup:PTTL")
-def taken_ms(keys: Keys, id: str) -> Command[int]:
-    """Return for how many ms more a chosen id is taken after its end; below 0 when it is not."""
-    return Command(("PTTL", keys.dedup(id)), int)
+@runs("dedup:SET")
+def take_id(keys: Keys, id: str, why: bytes, for_ms: int) -> Command[None]:
+    """Have a chosen id taken for so many ms, unless it is so already."""
+    return Command(("SET", keys.dedup(id), why, "PX", for_ms, "NX"), read_nothing)
+
+
+@runs("dedup:DEL")
+def free_id(keys: Keys, id: str) -> Command[None]:
+    """Have a chosen id taken no more."""
+    return Command(("DEL", keys.dedup(id)), read_nothing)
 
 
 # ---- the messages of one place
+
+
+@runs("WAIT")
+def at_a_replica(for_ms: int) -> Command[Confirmed]:
+    """Wait until one replica has what came before on the same connection; say whether it has."""
+    return Command(("WAIT", 1, for_ms), lambda reply: Confirmed(int(reply) > 0, int(reply)))
+
+
+@runs("leaving:HLEN")
+def leaving(keys: Keys) -> Command[int]:
+    """Count what is on its way to another shard; the hash has one field more."""
+    return Command(("HLEN", keys.leaving), lambda reply: max(0, int(reply) - 1))
 
 
 @runs("pending:ZCARD ready:LLEN unack:ZCARD retry:LLEN garbage:SCARD dead:XLEN")

@@ -12,7 +12,8 @@ from reliq.control import pausing
 from reliq.settings import seconds
 
 if TYPE_CHECKING:
-    from reliq.admin.shards import Leftover, ShardsView
+    from reliq.admin.shard_change import Leftover
+    from reliq.admin.shards import ShardsView
     from reliq.message import Duration
 
 
@@ -42,7 +43,7 @@ class QueueAdmin(Reader):
 
     def resize(self, queue: str, number: int) -> None:
         """
-        Begin to have `number` shards, or go on with a change that was cut off; `finish_resize` ends it.
+        Begin to have `number` shards, or go on with a change that was cut off; workers end it, or `finish_resize`.
 
         Publishers and workers go on meanwhile. A chosen id is accepted once, whichever number a publisher knows of.
 

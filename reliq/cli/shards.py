@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from reliq.admin.shards import Leftover, ShardsView
+from reliq.admin.shard_change import Leftover
+from reliq.admin.shards import ShardsView
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, Yes, admin
 from reliq.cli.output import confirm, print_json, say
 from reliq.cli.tables import print_table
@@ -15,7 +16,7 @@ EXIT_UNFINISHED = 3
 def shards(
     queue: QueueName,
     number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="Have so many: a power of two.")] = None,
-    finish: Annotated[bool, typer.Option("--finish", help="End a change, if nothing is left to end it for.")] = False,
+    finish: Annotated[bool, typer.Option("--finish", help="End a change at once: workers do it too.")] = False,
     yes: Yes = False,
     json: Json = False,
     url: Url = None,
@@ -24,8 +25,8 @@ def shards(
     """
     Show the shards of a queue, or change how many there are while it is in use.
 
-    A change begins at once. It is finished, with --finish, when no message, dead letter or id that is still taken lies
-    where only the earlier number looks for it; until then publishers ask twice, and no other change can begin.
+    A change begins at once. Workers move what lies where only the earlier number looks for it, and finish the change; with
+    --finish that is done now. Until then publishers ask twice for ids of their own, and no other change can begin.
 
     Example: reliq shards orders 16 --yes
 
@@ -53,5 +54,9 @@ def _print(queue: str, view: ShardsView) -> None:
         [(at, one.pending, one.ready, one.unack, one.retry, one.dead) for at, one in enumerate(view.counts)],
     )
     now = view.map
-    change = "" if now.was == now.n else f"; {now.state}, there were {now.was}: `reliq shards {queue} --finish` ends it"
+    change = (
+        ""
+        if now.was == now.n
+        else f"; {now.state}, there were {now.was}: workers end it, and `reliq shards {queue} --finish` does"
+    )
     say(f"{queue} has {now.n} shard{'s' * (now.n > 1)} (epoch {now.epoch}){change}")

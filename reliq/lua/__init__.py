@@ -44,6 +44,8 @@ _READ = {
     "held": "ZCARD",
     "asleep": "ZCARD",
     "rates": "ZCARD",
+    "leaving": "HLEN",
+    "arrived": "HLEN",
 }
 
 #: A script that knows one of these has the functions of keyed/prelude.lua.

@@ -20,17 +20,30 @@ from reliq.transitions.periodic import InForce, Tick, TickStatus, register, tick
 from reliq.transitions.protocol import CallNumber
 from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
 from reliq.transitions.settling import Settled, ack, extend, failure, nack, release, snooze
-from reliq.transitions.sharding import AskStatus, ask, remap
+from reliq.transitions.sharding import (
+    ArriveStatus,
+    AskStatus,
+    Departure,
+    LeavingState,
+    arrive,
+    ask,
+    depart,
+    leave,
+    remap,
+)
 from reliq.transitions.upkeep import RedriveStatus, collect, counts, forget, purge, redrive, tidy
 
 __all__ = [
     "LEASE_DEATHS",
     "NOTHING_DUE",
     "NOT_WATCHING",
+    "ArriveStatus",
     "AskStatus",
     "CallNumber",
     "ClaimAnswer",
+    "Departure",
     "InForce",
+    "LeavingState",
     "PublishAnswer",
     "ReclaimAnswer",
     "RedriveStatus",
@@ -39,14 +52,17 @@ __all__ = [
     "Tick",
     "TickStatus",
     "ack",
+    "arrive",
     "ask",
     "cancel",
     "claim",
     "collect",
     "counts",
+    "depart",
     "extend",
     "failure",
     "forget",
+    "leave",
     "nack",
     "promote",
     "publish",

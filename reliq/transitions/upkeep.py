@@ -16,7 +16,7 @@ RedriveStatus = Literal["redriven", "alive", "not_found", "stale"]
 #: The kinds of `Counts.totals`; other fields of the hash are nobody's, and may be many.
 TOTAL_KINDS = (
     *("published", "redriven", "acked", "dead", "expired", "cancelled", "purged", "promoted", "claimed", "nacked"),
-    *("retried_lease", "retried_nack", "released", "snoozed", "letters_dropped"),
+    *("retried_lease", "retried_nack", "released", "snoozed", "letters_dropped", "arrived", "left"),
 )
 
 
@@ -118,6 +118,8 @@ def forget(keys: Keys, *, letters: bool, clock: int | None = None) -> Call[tuple
             keys.map,
             keys.epoch,
             keys.token,
+            keys.leaving,
+            keys.arrived,
         ),
         (clock_arg(clock), int(letters)),
         lambda reply: (int(reply[0]), int(reply[1])),

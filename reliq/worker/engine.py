@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands
+from reliq.admin.session import QueueSession
 from reliq.client.client import Client
 from reliq.errors import ConfigurationError, LoginError, RedisUnavailableError, ReliqError
 from reliq.health import EngineStats
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
     from reliq.handlers.job import Job
     from reliq.handlers.periodic import Periodic
+    from reliq.keys import Keys
     from reliq.relay.mover import OutboxMover
     from reliq.settings import WorkerSettings
     from reliq.stacks import StackReport
@@ -75,7 +77,7 @@ class Engine:
         periodic: Sequence[Periodic] = (),
         relay: OutboxMover | None = None,
     ) -> None:
-        self._settings, self._periodic, self._relay = settings, periodic, relay
+        self._settings, self._periodic, self._relay, self._connection = settings, periodic, relay, connection
         self._client = client = Client.to(connection, reply_seconds(handlers), observers)
         inflight, served = self.inflight, self._served = Inflight(handlers, settings.concurrency), Served(handlers)
         #: Deliveries that the stop cut off, or could not give back; None before the end of its grace.
@@ -210,7 +212,7 @@ class Engine:
             "settler": self._settler.step,
             "renewer": self._renewer.step,
             "scheduler": self._scheduler.step,
-            "janitor": Janitor(self._client, self._served, self._heartbeat.workers).step,
+            "janitor": Janitor(self._client, self._served, self._session, self._heartbeat.workers).step,
             "heartbeat": self._heartbeat.step,
             "fetcher": self._fetcher.step,
         }
@@ -234,6 +236,9 @@ class Engine:
         if self._relay and not self._loops["relay"].is_running:
             self._relay.close()
         self._heartbeat.leave()
+
+    def _session(self, keys: Keys) -> QueueSession:
+        return QueueSession(self._connection.wire(), keys, self._connection.clock)
 
     def _collect_soon(self) -> None:
         self._loops["janitor"].wake()

@@ -1,4 +1,4 @@
-"""Collects what has ended, sweeps what foreign consumers left, and keeps the registry."""
+"""Collects what has ended, sweeps what foreign consumers left, goes on with changes of shards, and keeps the registry."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from reliq.hashtags import SHARDS_LIMIT
 from reliq.settlement import burial
 from reliq.worker.loop import QueueBackoff
 from reliq.worker.minute_notes import MinuteNotes
+from reliq.worker.resharding import ShardChanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from reliq.admin.session import QueueSession
     from reliq.call import Request
     from reliq.client.client import Client
     from reliq.keys import Keys
@@ -44,11 +46,19 @@ class Janitor:
     The workers of a sharded queue share its shards: in a round each takes the next of them.
 
     Args:
+        session: returns a session of the queue of some keys, for changes of the number of its shards.
         workers: returns how many worker processes there are.
     """
 
-    def __init__(self, client: Client, served: Served, workers: Callable[[], int] = lambda: 1) -> None:
+    def __init__(
+        self,
+        client: Client,
+        served: Served,
+        session: Callable[[Keys], QueueSession],
+        workers: Callable[[], int] = lambda: 1,
+    ) -> None:
         self._client, self._served, self._workers = client, served, workers
+        self._changes = ShardChanges(served, session)
         self._next = _chance.randrange(SHARDS_LIMIT)  # the shard of each queue to go on with
         self._cursors: dict[Keys, tuple[int, int]] = {}
         self._minutes = MinuteNotes(client, self._shards)
@@ -63,7 +73,9 @@ class Janitor:
             self._round_at = time.monotonic() + ROUND_SECONDS * _chance.uniform(0.5, 1)
             shards = self._our_part()
             self._tidy(list(shards))
-        if self._collect(shards):
+            self._changes.begin(shards)
+        is_more = self._changes.step()
+        if self._collect(shards) or is_more:
             return 0.0
         return max(0.0, self._round_at - time.monotonic())
 

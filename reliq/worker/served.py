@@ -40,6 +40,10 @@ class Served:
         """Return whether the queue of a name has several shards."""
         return self._maps[name].served > 1
 
+    def is_changing(self, name: str) -> bool:
+        """Return whether the queue of a name is about to have more shards, or fewer."""
+        return self._maps[name].was != self._maps[name].n
+
     def read(self, client: Client) -> None:
         """
         Read how many shards the queues have; who may not read it works on one of each.

@@ -38,7 +38,10 @@ PACKAGE = Path(commands.__file__).parent
 #: The modules and folders that play a role; a viewer has the half of an operator's that changes nothing.
 PLAYERS = {
     "producer": ("publish", "relay", "client/shards.py"),
-    "consumer": ("worker", "receive", "process", "settlement.py", "snapshot", "client/shards.py"),
+    "consumer": (
+        *("worker", "receive", "process", "settlement.py", "snapshot", "client/shards.py"),
+        *("admin/shard_change.py", "admin/relocate.py"),
+    ),
     "operator": ("admin", "control.py", "redriving.py", "publish", "snapshot", "client/shards.py"),
     "exporter": ("snapshot", "metrics", "client/shards.py"),
 }

@@ -154,7 +154,9 @@ def test_a_note_says_what_waits_and_since_when(desk, queue, notes, client):
 def test_a_janitor_notes_the_minute_of_its_queues(queue, client, url):
     queue.publish({})
     janitor = Janitor(
-        queue._clients.blocking(), Served([SimpleNamespace(queue=one) for one in (queue, Queue("other", url=url))])
+        queue._clients.blocking(),
+        Served([SimpleNamespace(queue=one) for one in (queue, Queue("other", url=url))]),
+        print,
     )
 
     janitor.step()

@@ -80,6 +80,7 @@ GIVEN = {
     "stream": ("ends", "history", "dead"),
     "to": ("other",),
     "totals": (minutes.Totals(1, 2, 3, 4, 5, 6, 7, None),),
+    "why": (b"ended",),
     "without": (False, True),
     "worker": (Worker("a", "h", 1, "1", ("q",), 1, 0, 1.0, 1.0, 1.0),),
 }

@@ -48,7 +48,8 @@ def stage(run, client, keys):
     run(t.reclaim(keys, clock=micros(ms=20_000)))
     claim("overdue", lease_ms=40_000)
     run(publish("due", delay_ms=1000))
-    run(publish("pending", "cancelled", "moved", delay_ms=3_000_000))
+    run(publish("pending", "cancelled", "moved", "leaving", delay_ms=3_000_000))
+    client.persist(keys.msg("leaving"))  # its expiry is by the clock of the server, which goes on
     run(publish("ready", "ready-too", "no-count"))
     run(t.cancel(keys, ["never-seen"], clock=NOON))
     client.delete(keys.wake, keys.watch)
@@ -58,8 +59,12 @@ def stage(run, client, keys):
     seen = run(check_ids(keys, ["no-count"], part="both"))[1][0][-1]
     wish = {"no-count": [seen, "=", "", 0, "=", "", ""]}
     by_id = {one.id: one for one in held}
+    other = keys.of_shard(1)
+    run(t.publish(other, [("away", b',"r":3}\nbody')], t.CallNumber("p", 1), ttl_ms=3_600_000, retries=3, clock=NOON))
+    away = run(t.depart(other, ["away"], state="ready", clock=NOON))
     return {
         "ack": t.ack(keys, [(by_id["acked"], WINDOW_MS)], history=5, took_ms=[7], clock=LATER),
+        "arrive": t.arrive(keys, away, ["away"], origin=1, clock=LATER),
         "ask": t.ask(keys, ["cancelled-running", "died", "ready", "unknown"], epoch=2, closing=True, clock=LATER),
         "cancel": t.cancel(keys, ["cancelled", "waiting", "ready", "extended", "unknown"], clock=LATER),
         "check": check_ids(keys, ["no-count"], part="both", wishes=wish, clock=LATER),
@@ -68,8 +73,10 @@ def stage(run, client, keys):
         ),
         "collect": t.collect(keys, ["in-garbage"], letters_max=2, letters_ms=10**12, clock=LATER),
         "counts": t.counts(keys),
+        "depart": t.depart(keys, ["leaving"], state="pending", clock=LATER),
         "extend": t.extend(keys, [by_id["extended"], by_id["cancelled-running"]], lease_ms=1000, clock=LATER),
         "forget": t.forget(keys, letters=True, clock=LATER),
+        "leave": t.leave(other, away, clock=LATER),
         "nack": t.nack(
             keys,
             [

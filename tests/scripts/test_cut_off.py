@@ -23,6 +23,8 @@ STATES, LONG_STATES, STEPS = 6, 150, 40
 LIMIT = 4
 #: They only look, or write once; `check`, which acts on what is unsound, is made again where one of these was cut off.
 LOOKS = {"ask", "counts", "forget", "remap"}
+#: They are three steps of one move: test_relocation.py cuts them off.
+MOVES = {"depart", "arrive", "leave"}
 #: What may stay wrong after a repair: the account cannot be mended, the others pass by themselves.
 ALLOWED = {"account", "no-body", "no-word"}
 
@@ -222,4 +224,4 @@ def test_a_script_that_is_cut_off_loses_nothing_in_any_state(how, request, machi
         for call in _calls(one, random.Random(seed)):
             cuts[call.script.name] += survives(call, ways)
 
-    assert {name for name, number in cuts.items() if number} == {*script_names()} - LOOKS
+    assert {name for name, number in cuts.items() if number} == {*script_names()} - LOOKS - MOVES

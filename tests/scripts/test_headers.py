@@ -96,7 +96,7 @@ def test_a_header_names_no_key_but_its_own_in_what_it_runs(name):
 @every_script
 def test_a_call_passes_the_keys_that_the_header_declares(name, run, client, keys):
     call = stage(run, client, keys)[name]
-    head = SCRIPTS[name].keys
+    head, keys = SCRIPTS[name].keys, keys.of_shard(1) if name == "leave" else keys
 
     lead, tail = call.keys[: len(head)], call.keys[len(head) :]
 
@@ -121,7 +121,7 @@ def test_a_call_passes_the_arguments_that_the_header_declares(name, run, client,
 
 
 #: Lines of code of the layer, and of its longest script; the prelude is shared by all.
-LAYER_LINES, SCRIPT_LINES = 672, 60
+LAYER_LINES, SCRIPT_LINES = 808, 60
 
 
 def test_the_scripts_are_as_short_as_we_want_them():

@@ -59,6 +59,10 @@ def calls(run, client, keys):
     calls["redrive"].append(t.redrive(keys, [("1-1", "no", 1)], ttl_ms=1, epoch=8))
     client.hset(keys.lease, "in-garbage", "suspect")
     calls["ask"].append(t.ask(keys, ["again"], epoch=9))
+    third = keys.of_shard(2)
+    run(t.publish(third, [("empty", b"body")], t.CallNumber("p", 1), ttl_ms=9, retries=1))
+    client.delete(third.msg("empty"))
+    calls["depart"].append(t.depart(third, ["empty"], state="ready"))
     client.hset(keys.cron, "daily asked", 7)
     sooner = daily_tick(2, due_ms=NOON // 1000 + 1)
     calls["tick"] += [t.tick(keys, one, ttl_ms=1, retries=1, clock=NOON) for one in (sooner, daily_tick(3, asked=7))]
@@ -97,7 +101,7 @@ def play(client, keys, url):
 
     def make(role, calls):
         is_new = int(client.info("server")["redis_version"].split(".")[0]) >= 7
-        rule = acl_rule([role], [keys], user="actor", selectors=is_new)
+        rule = acl_rule([role], [keys, keys.of_shard(1)], user="actor", selectors=is_new)
         client.execute_command("ACL", "SETUSER", "actor", "reset", *rule.rules, "on", ">secret")
         client.acl_log_reset()
         with redis.Redis.from_url(url, username="actor", password="secret") as actor:
@@ -115,13 +119,18 @@ def play(client, keys, url):
 
 #: The calls above come to none of these; redrive never comes to its two of `msg`, which stand in a helper that it shares.
 UNREACHED = {
+    "arrive": "dead:XADD errors:HSET lease:HSET pending:ZADD pending:ZRANGE retry:LPUSH unack:ZADD unack:ZRANGE watch:DEL "
+    "windows:HSET",
     "ack": "ends:XADD errors:HMGET",
     "cancel": "retry:LPOS retry:LREM",
     "check": "dedup:SET errors:HMGET pending:ZADD pending:ZRANGE ready:LPUSH retry:LREM",
     "claim": "pending:ZADD ready:LPUSH retry:LPUSH wake:LPUSH wake:LTRIM",
+    "depart": "dead:XDEL dead:XRANGE ends:XADD errors:HDEL errors:HMGET retry:LRANGE retry:LTRIM totals:HINCRBY unack:ZSCORE",
     "extend": "lease:HSET",
-    "forget": "cron:UNLINK dead:UNLINK ends:UNLINK epoch:UNLINK errors:UNLINK history:UNLINK lease:UNLINK map:UNLINK minutes:UNLINK paused:UNLINK token:UNLINK totals:UNLINK wake:UNLINK "
+    "forget": "arrived:UNLINK cron:UNLINK dead:UNLINK ends:UNLINK epoch:UNLINK errors:UNLINK history:UNLINK lease:UNLINK leaving:UNLINK map:UNLINK minutes:UNLINK paused:UNLINK token:UNLINK totals:UNLINK wake:UNLINK "
     "watch:UNLINK windows:UNLINK",
+    "leave": "ends:XADD errors:HMGET lease:HSET pending:ZADD pending:ZRANGE ready:LPUSH retry:LPUSH unack:ZADD unack:ZRANGE "
+    "wake:LPUSH watch:DEL",
     "nack": "wake:LPUSH watch:DEL",
     "reclaim": "ends:XADD errors:HDEL garbage:SADD lease:HDEL retries_left:HDEL unack:ZADD",
     "redrive": "msg:PEXPIRE msg:PTTL watch:DEL",

@@ -12,7 +12,7 @@ from reliq.keys import Keys
 OOM = r"OOM|maxmemory"
 READERS = {"counts"}
 #: They drain nothing, and may be refused at maxmemory.
-ADDING = {"publish", "ask", "remap", "register", "tick"}
+ADDING = {"publish", "ask", "remap", "register", "tick", "depart", "arrive"}
 WRITERS = [name for name in NAMES if name not in READERS]
 #: Written late and never in the way.
 LATE = ("totals", "ends", "history", "minutes", "windows")

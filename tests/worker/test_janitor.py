@@ -13,7 +13,7 @@ from reliq.worker.served import Served
 @pytest.fixture
 def look(caller, queue, monkeypatch):
     """Make a round of one janitor."""
-    janitor = Janitor(caller, Served([SimpleNamespace(queue=queue)]))
+    janitor = Janitor(caller, Served([SimpleNamespace(queue=queue)]), print)
 
     def make():
         janitor._round_at = 0.0

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 from waiting import eventually
 
-from reliq import Nack, Queue, Reject
+from reliq import Admin, Consumer, Nack, Outgoing, Queue, Reject
 from reliq.client.client import Client
 from reliq.events import Acked, Collected, Started
+from reliq.ids import home
 from reliq.transitions import ClaimAnswer, Suspects
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.worker.claims import Capacity, QueueClaims
@@ -99,6 +100,48 @@ def test_a_worker_notices_that_there_are_more_shards_and_fewer(
     eventually(lambda: len(engine._fetcher._queues) == 2, "it serves two")
     put(shards[1], ["two"])
     recorder.wait_for(Acked, 10)
+
+
+def test_a_worker_ends_a_change_of_the_number_of_shards_without_an_operator(
+    queue, consumer, start, recorder, spread, url, client, monkeypatch
+):
+    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("reliq.worker.janitor.ROUND_SECONDS", 0.1)
+    spread(queue, 4)
+    queue.publish_many([Outgoing(body="later", delay=3600, id=f"later-{n}") for n in range(40)])
+    queue.publish_many(["now"] * 40, chunk=1)
+    consumer.handler(queue)(lambda body: None)
+    Admin(url).resize("q", 2)
+    start()
+
+    for number, state in ((2, "shrinking"), (8, "growing")):
+        if state == "growing":
+            Admin(url).resize("q", number)
+        eventually(lambda: Admin(url).shards("q").map.was == number, f"it has {number} shards")  # noqa: B023
+
+        homes = [queue.keys.of_shard(home(f"later-{n}", number)) for n in range(40)]
+        assert all(client.zscore(keys.pending, f"later-{n}") for n, keys in enumerate(homes))
+    recorder.wait_for(Acked, 40)
+    assert (queue.counts().pending, queue.counts().missing) == (40, 0)
+
+
+def test_two_workers_end_a_change_together(queue, consumer, start, recorder, spread, url, client, monkeypatch):
+    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("reliq.worker.janitor.ROUND_SECONDS", 0.05)
+    spread(queue, 8)
+    queue.publish_many([Outgoing(body="later", delay=3600, id=f"later-{n}") for n in range(400)])
+    other = Consumer(url)
+    for one in (consumer, other):
+        one.handler(queue)(lambda body: None)
+    start()
+    start(other)
+
+    Admin(url).resize("q", 1)
+
+    eventually(lambda: Admin(url).shards("q").map.was == 1, "the change is finished")
+    assert client.zcard(queue.keys.pending) == 400
+    assert Admin(url).account("q").missing == 0
 
 
 def test_a_drain_ends_when_every_shard_is_empty(queue, consumer, spread, put, client):

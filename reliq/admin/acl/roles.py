@@ -63,13 +63,15 @@ ONLY_READ = frozenset(
     }
 )
 
+#: A change of the number of shards goes on by these.
+_TO_RESHARD = ("arrive", "ask", "cancel", "depart", "leave", "remap")
 _TRANSITIONS: dict[Role, tuple[str, ...]] = {
     "producer": ("publish", "ask"),
     "consumer": (
-        *("ack", "claim", "collect", "counts", "extend", "nack"),
+        *(*_TO_RESHARD, "ack", "claim", "collect", "counts", "extend", "nack"),
         *("promote", "reclaim", "register", "release", "snooze", "tick", "tidy"),
     ),
-    "operator": ("cancel", "counts", "forget", "publish", "purge", "redrive", "reschedule", "ask", "remap"),
+    "operator": ("counts", "forget", "publish", "purge", "redrive", "reschedule", *_TO_RESHARD),
     "viewer": ("counts",),
     "exporter": ("counts",),
 }
@@ -100,6 +102,8 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
         *(commands.poke, commands.drop_watch),
         *(commands.register, commands.write_worker, commands.remove_worker, commands.workers_alive),
         *(*_TO_LOOK, minutes.noted, minutes.note, stacks.take_request, stacks.write_report),
+        *(shardmap.map_text, commands.letters_between, server.keys_scanned, queries.ids_scanned, queries.ids_at),
+        *(queries.leaving, queries.marker, queries.marker_ms, queries.take_id, queries.free_id, queries.at_a_replica),
     ),
     "operator": (
         *(*_TO_PUBLISH, *_TO_LOOK),

@@ -1,0 +1,111 @@
+"""
+A change of the number of shards goes on, whoever began it, and ends: who knows the rights of a consumer may do that.
+
+`admin.shards` begins it. Each step may be the last before its process dies, and several processes may take them at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from reliq import transitions
+from reliq.admin.relocate import Relocator
+from reliq.errors import ConfigurationError
+from reliq.shardmap import ShardMap, map_text
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from reliq.admin.session import QueueSession
+    from reliq.keys import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """
+    A change of the number of shards is not finished while there is this, which only the earlier number finds.
+
+    Attributes:
+        alive: messages that a worker has, or that wait for one in a shard that stays.
+    """
+
+    alive: int = 0
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything."""
+        return bool(self.alive)
+
+    def __str__(self) -> str:
+        """Return in one line what there is."""
+        return f"{self.alive} messages that workers have or are about to have"
+
+
+class ShardChange:
+    """
+    The shards of a queue, and the change of their number that is under way.
+
+    Attributes:
+        queue: its session.
+        first: the keys of shard 0.
+        map: how many there are, and were.
+    """
+
+    def __init__(self, queue: QueueSession) -> None:
+        self.queue, self.first = queue, queue.keys.of_shard(0)
+        self._text = queue.run(map_text(self.first))
+        self.map = ShardMap.parse(self._text)
+
+    def steps(self, shards: Collection[int] | None = None, *, count: bool = False) -> Iterator[Leftover]:
+        """
+        Go on with a change, and finish it when nothing is left; yield after each step what is known to be left.
+
+        Args:
+            shards: those out of which messages are moved, None for all; with 0 among them the change is finished.
+            count: whether all that is left is counted; else one message is enough to know.
+        """
+        now = self.map
+        self.fence()
+        if now.was == now.n:
+            return
+        old = [keys for keys in self.all() if keys.shard < now.was]
+        mover, left = Relocator(self.queue, now), Leftover()
+        for keys in old:
+            for _ in mover.move(keys) if shards is None or keys.shard in shards else ():
+                yield left
+        if shards is not None and 0 not in shards:
+            return
+        for keys in old:  # what ends meanwhile leaves an id that is taken: those come last
+            before = left.alive
+            for found in mover.strays(keys, is_enough=None if count else 1):
+                left = Leftover(before + found)
+                yield left
+            if left and not count:
+                return
+        if not left:
+            for _ in mover.move_taken(old):
+                yield left
+            self.write(ShardMap(now.epoch, now.n, now.n, "steady"))
+
+    def all(self) -> list[Keys]:
+        """Return the keys of every shard that may hold messages."""
+        return [self.first.of_shard(shard) for shard in range(self.map.served)]
+
+    def write(self, after: ShardMap) -> None:
+        """Write the next map; raise ConfigurationError when somebody else has written one meanwhile."""
+        text = after.over(self._text)
+        found = self.queue.run(transitions.remap(self.first, self._text, text))
+        if found != text:
+            raise ConfigurationError(
+                f"somebody else has changed the shards of {self.queue.name!r} meanwhile; look again: "
+                f"reliq shards {self.queue.name}"
+            )
+        self._text, self.map = found, after
+
+    def fence(self) -> None:
+        """Tell every shard the epoch of the map, and close those that are to go."""
+        if self.map.epoch:
+            calls = [
+                transitions.ask(keys, [], epoch=self.map.epoch, closing=keys.shard >= self.map.n) for keys in self.all()
+            ]
+            self.queue.run_all(calls)

@@ -1,0 +1,323 @@
+"""A queue shrinks: all that is in shards that go is in others then, whoever is killed at whatever step, or comes between."""
+
+import time
+from collections import Counter
+
+import pytest
+from cutting import cut_after
+
+from reliq import Admin, Outgoing, Queue
+from reliq import transitions as t
+from reliq.admin.filters import LetterFilter
+from reliq.admin.redrive import RedriveOptions
+from reliq.admin.session import QueueSession
+from reliq.ids import home
+from reliq.keys import Keys
+from reliq.shardmap import ShardMap
+from reliq.transitions import CallNumber
+
+FOUR = ShardMap(1, 4, 4, "steady")
+NUMBER = 24
+
+
+class KilledError(BaseException):
+    """The process is gone."""
+
+
+@pytest.fixture
+def admin(url):
+    return Admin(url)
+
+
+@pytest.fixture
+def queue(url, client):
+    client.set(Keys("q").map, FOUR.text)
+    return Queue("q", str, url=url, retries=5)
+
+
+def moves_of(queue):
+    """The raw transitions of each shard."""
+    return queue._clients.blocking().run
+
+
+@pytest.fixture
+def fill(queue, client):
+    """Have messages in every state of all four shards; return how many of each id are to be delivered, and the letters."""
+
+    def make():
+        run = moves_of(queue)
+        queue.publish_many([Outgoing(body=f"later {n}", id=f"later-{n}", delay=3600, ttl=60) for n in range(NUMBER)])
+        queue.publish_many([Outgoing(body="generated", delay=3600) for _ in range(8)], chunk=1)
+        queue.publish_many([Outgoing(body=f"x {n}", id=f"x-{n}") for n in range(NUMBER)])
+        for shard in range(4):
+            keys = Keys("q", shard=shard)
+            held = run(t.claim(keys, CallNumber("w", 1), limit=500, lease_ms=1)).claimed
+            nacked, dead, suspect = held[::3], held[1::3], held[2::3]
+            run(t.nack(keys, [(one, 3_600_000, "failed 1 why", b"") for one in nacked]))
+            values = [client.get(keys.msg(one.id)) for one in dead]
+            run(t.nack(keys, [(one, 0, "rejected 1 bad", v) for one, v in zip(dead, values, strict=True)]))
+            run(t.collect(keys, [one.id for one in dead], letters_max=100, letters_ms=10**12))
+            assert len(run(t.reclaim(keys, clock=(time.time_ns() // 1000) + 10**6)).overdue) == len(suspect)
+        queue.publish_many([Outgoing(body=f"y {n}", id=f"y-{n}") for n in range(NUMBER)])
+        queue.publish_many([Outgoing(body="z", id=f"z-{n}") for n in range(4)])
+        for n in range(4):
+            queue.cancel(f"z-{n}")
+
+    return make
+
+
+def held_by(client, number=4):
+    """What the shards hold: for each id its body, count, state word, failures and window, and the letters."""
+    found, letters = Counter(), Counter()
+    for shard in range(number):
+        keys = Keys("q", shard=shard)
+        for id, left in client.hgetall(keys.retries_left).items():
+            word = client.hget(keys.lease, id)
+            if word != b"!":
+                text = id.decode()
+                due = client.zscore(keys.pending, id) or client.zscore(keys.unack, id)
+                rest = client.hget(keys.errors, id), client.hget(keys.windows, id), client.get(keys.msg(text))
+                found[text, left, word, due, *rest] += 1
+        for _, letter in client.xrange(keys.dead):
+            letters[letter[b"id"], letter[b"value"], letter[b"note"]] += 1
+    return found, letters
+
+
+def is_in_two(client):
+    """Nothing is where only four shards look for it."""
+    assert client.get(Keys("q").map) == ShardMap(2, 2, 2, "steady").text
+    for shard in (2, 3):
+        keys = Keys("q", shard=shard)
+        places = (keys.pending, keys.ready, keys.retry, keys.unack, keys.retries_left, keys.lease)
+        assert not client.exists(*places, keys.garbage, keys.errors)
+        assert client.xlen(keys.dead) == 0
+        assert client.hlen(keys.leaving) <= 1
+    for shard in (0, 1):
+        assert all(home(id.decode(), 2) == shard for id in client.hgetall(Keys("q", shard=shard).retries_left))
+
+
+def test_all_that_is_in_shards_that_go_is_in_the_others_as_it_was(admin, queue, fill, client):
+    fill()
+    before = held_by(client)
+    admin.resize("q", 2)
+
+    assert not admin.finish_resize("q")
+
+    assert held_by(client) == before
+    assert sum(before[0].values()) == NUMBER + 8 + 2 * NUMBER // 3 + NUMBER
+    is_in_two(client)
+    assert admin.account("q").balanced
+    assert not admin.check("q").faults
+
+
+def test_a_letter_keeps_the_time_of_its_death(admin, queue, fill, client):
+    fill()
+    before = {one.id: one.died for one in admin.letters("q")}
+    admin.resize("q", 2)
+    admin.finish_resize("q")
+
+    after = {one.id: one.died for one in admin.letters("q")}
+
+    assert after == before
+    assert admin.redrive("q", LetterFilter(), RedriveOptions()).redriven == len(before)
+
+
+def test_what_a_worker_has_keeps_a_shrink_from_being_finished_until_it_has_ended(admin, queue, client, url):
+    id = next(f"a-{n}" for n in range(99) if home(f"a-{n}", 4) == 3)
+    queue.publish("x", id=id, dedup=600)
+    keys, run = Keys("q", shard=3), moves_of(queue)
+    [held] = run(t.claim(keys, CallNumber("w", 1), limit=1, lease_ms=60_000)).claimed
+    admin.resize("q", 2)
+
+    assert admin.finish_resize("q").alive == 1
+    run(t.ack(keys, [(held, 600_000)]))
+
+    assert not admin.finish_resize("q")
+    assert not Queue("q", str, url=url).publish("x", id=id)
+
+
+def test_one_that_is_cancelled_on_its_way_is_cancelled_where_it_arrives(admin, queue, client, monkeypatch):
+    id = next(f"a-{n}" for n in range(99) if home(f"a-{n}", 4) == 3)
+    queue.publish("x", id=id, delay=3600)
+    admin.resize("q", 2)
+    arrive, told = t.arrive, []
+
+    def cancelled_meanwhile(*args, **options):
+        told.append(queue.cancel(id))
+        return arrive(*args, **options)
+
+    monkeypatch.setattr(t, "arrive", cancelled_meanwhile)
+    assert not admin.finish_resize("q")
+
+    assert told == ["running"]
+    assert queue.counts().alive == 0
+    assert queue.counts().missing == 0
+
+
+def test_one_whose_id_lives_where_it_belongs_stays_where_it_was(admin, queue, client):
+    id = next(f"a-{n}" for n in range(99) if home(f"a-{n}", 4) == 3)
+    queue.publish("x", id=id, delay=3600)
+    admin.resize("q", 2)
+    there = Keys("q", shard=1)  # a publisher of an earlier version did not ask
+    moves_of(queue)(
+        t.publish(there, [(id, b"other")], CallNumber("p", 1), ttl_ms=10**6, retries=1, window_ms=1, epoch=2)
+    )
+    before = held_by(client)
+
+    assert admin.finish_resize("q").alive == 1
+
+    assert held_by(client) == before
+
+
+def test_one_without_a_body_ends_as_expired(admin, queue, client):
+    id = next(f"a-{n}" for n in range(99) if home(f"a-{n}", 4) == 3)
+    queue.publish("x", id=id, delay=3600)
+    keys = Keys("q", shard=3)
+    client.delete(keys.msg(id))
+    admin.resize("q", 2)
+
+    assert admin.finish_resize("q").alive == 1
+    moves_of(queue)(t.collect(keys, [id], letters_max=9, letters_ms=10**12))
+
+    assert not admin.finish_resize("q")
+    assert client.hget(keys.totals, "expired") == b"1"
+
+
+class Steps:
+    """Counts the calls of operators to Redis, and does something before one of them."""
+
+    def __init__(self, monkeypatch):
+        self.made, self._at, self._do = 0, -1, None
+        for name in ("run", "run_all"):
+            monkeypatch.setattr(QueueSession, name, self._counted(getattr(QueueSession, name)))
+
+    def before(self, at, do):
+        self.made, self._at, self._do = 0, at, do
+
+    def _counted(self, make):
+        def counted(session, *args):
+            self.made += 1
+            if self.made == self._at:
+                self._do()
+            return make(session, *args)
+
+        return counted
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    return Steps(monkeypatch)
+
+
+@pytest.fixture
+def small(queue, client):
+    """One message or letter of each kind in a shard that goes."""
+
+    def make():
+        client.flushdb()
+        client.set(Keys("q").map, FOUR.text)
+        ids = [id for n in range(99) if home(id := f"a-{n}", 4) == 3][:4]
+        run, keys = moves_of(queue), Keys("q", shard=3)
+        queue.publish("dead", id=ids[0])
+        [held] = run(t.claim(keys, CallNumber("w", 1), limit=1, lease_ms=60_000)).claimed
+        run(t.nack(keys, [(held, 0, "rejected 1 bad", client.get(keys.msg(ids[0])))]))
+        run(t.collect(keys, [ids[0]], letters_max=100, letters_ms=10**12))
+        queue.publish("nacked", id=ids[1])
+        [held] = run(t.claim(keys, CallNumber("w", 2), limit=1, lease_ms=60_000)).claimed
+        run(t.nack(keys, [(held, 3_600_000, "failed 1 why", b"")]))
+        queue.publish("later", id=ids[2], delay=3600)
+        queue.publish("ready", id=ids[3])
+        return held_by(client)
+
+    return make
+
+
+def test_a_shrink_that_is_killed_before_any_of_its_calls_goes_on_and_loses_and_doubles_nothing(
+    admin, small, steps, client
+):
+    def die():
+        raise KilledError
+
+    before, killed = small(), 0
+    while True:
+        before = small()
+        steps.before(killed + 1, die)
+        try:
+            admin.resize("q", 2)
+            admin.finish_resize("q")
+            break
+        except KilledError:
+            killed += 1
+        steps.before(-1, None)
+        admin.resize("q", 2)
+        assert not admin.finish_resize("q")
+        assert held_by(client) == before
+        is_in_two(client)
+        assert not admin.check("q").faults
+    assert killed > 40
+
+
+def test_a_shrink_in_which_another_one_comes_between_any_two_calls_loses_and_doubles_nothing(
+    admin, small, steps, client, url
+):
+    """The second is whole, and then all that was moved is worked on: the first one knows nothing of it."""
+    small()
+    admin.resize("q", 2)
+    steps.before(-1, None)
+    admin.finish_resize("q")
+    for at in range(1, steps.made + 1):
+        small()
+        admin.resize("q", 2)
+        done = []
+
+        def whole():
+            steps.before(-1, None)
+            Admin(url).finish_resize("q")
+            is_in_two(client)
+            done.extend(held_by(client)[0])  # noqa: B023
+            for shard in (0, 1):
+                for key in client.scan_iter(f"{Keys('q', shard=shard).msg('')}*"):
+                    client.delete(key)
+                keys = Keys("q", shard=shard)
+                client.delete(
+                    keys.pending, keys.ready, keys.unack, keys.retries_left, keys.lease, keys.errors, keys.dead
+                )
+
+        steps.before(at, whole)
+        try:
+            admin.finish_resize("q")
+        except ValueError as error:
+            assert "somebody else" in str(error)
+        assert len(done) in (0, 3)
+        if done:
+            found, letters = held_by(client)
+            assert not found, at
+            assert not letters, at
+
+
+@pytest.mark.parametrize("script", ["depart", "arrive", "leave"])
+def test_a_script_that_is_cut_off_between_two_writes_loses_nothing(admin, small, client, monkeypatch, script):
+    build, writes = getattr(t, script), 0
+    is_whole = False
+    while not is_whole:
+        before, writes = small(), writes + 1
+        admin.resize("q", 2)
+
+        def cut(*args, writes=writes, **options):
+            nonlocal is_whole
+            call = build(*args, **options)
+            monkeypatch.setattr(t, script, build)
+            is_whole = not cut_after(client, call, writes)
+            raise KilledError
+
+        monkeypatch.setattr(t, script, cut)
+        with pytest.raises(KilledError):
+            admin.finish_resize("q")
+        admin.check("q", repair=True)
+        admin.finish_resize("q")
+        admin.check("q", repair=True)
+        found, letters = held_by(client)
+        assert {row[0] for row in before[0]} <= {row[0] for row in found}, writes
+        assert set(before[1]) <= set(letters), writes
+        assert all(count <= 2 for count in Counter(row[0] for row in found).values())
+    assert writes > 3
