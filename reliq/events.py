@@ -256,7 +256,7 @@ class WorkerReady(Event, frozen=True, gc=False):
 
 
 class WorkerStopping(Event, frozen=True, gc=False):
-    """This process claims no more; `running` handlers have up to `grace` seconds to end. `queue` is empty."""
+    """No more is claimed; `running` handlers have `grace` seconds: told at first and every 5 s. `queue` is empty."""
 
     running: int
     grace: float

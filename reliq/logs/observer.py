@@ -60,8 +60,9 @@ class LogObserver:
                 enable_logging()  # a lifespan may just have configured logging
                 _info(f"ready: working on {', '.join(queues)}", event="ready", queues=queues)
             case events.WorkerStopping(_, running, grace):
-                text = f"stopping: {running} running handler(s) have up to {grace:g} s to end"
-                _info(text, event="stopping", running=running, grace=grace)
+                handlers = "1 handler" if running == 1 else f"{running or 'no'} handlers"
+                text = f"stopping: {handlers} running" + (f", {grace:.3g} s left" if running else "")
+                _info(text, event="stopping", running=running, grace=round(grace, 3))
             case events.RenewalLate(queue, seconds, cause):
                 why = "Redis answered slowly" if cause == "redis" else "something held this process up"
                 text = f"a renewal came {seconds:.1f} s late: {why}"

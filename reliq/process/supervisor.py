@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import time
-from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from reliq.health import Pulse
 from reliq.process.child import HARD_LIMIT_SECONDS, Child
 from reliq.process.folder import METRICS_FOLDER, Folder
 from reliq.process.guard import Guard
+from reliq.process.orphans import reap_orphan
 from reliq.process.plan import EXIT_CONFIG, STOP_MARGIN_SECONDS
 from reliq.process.recovery import Recovery
 from reliq.process.service_manager import ServiceManager
@@ -40,8 +40,6 @@ WATCH_SECONDS, MEMORY_SECONDS = 0.1, 1.0
 STALL_SECONDS = 30.0
 #: A process that is awake and has not done what it owes for 5 s is ended.
 COMPLAINT_SECONDS = 5.0
-#: The number of a container's first process, which inherits orphans.
-FIRST_PROCESS = 1
 
 
 class Supervisor:
@@ -143,7 +141,7 @@ class Supervisor:
     def _look(self) -> None:
         """Look at every child once: replace the dead and those that leave, end those that hang or have grown."""
         self._forward_stack_requests()
-        self._reap_orphan()
+        reap_orphan([child.pid for child in self._all])
         self._look_at_each()
         for at, child in enumerate(self.children):
             if child.leaves() and len(self._leaving) < len(self.children):
@@ -246,15 +244,6 @@ class Supervisor:
             self._leaving.remove(child)
         notify(self.observers, [ProcessEnded("", process.pid, reason)])
         self._recovery.give_back(child, process.pid)
-
-    def _reap_orphan(self) -> None:
-        """Collect one dead process whose parent is gone, if this is the first process of a container."""
-        if os.getpid() != FIRST_PROCESS:
-            return
-        with suppress(ChildProcessError):
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None and ended.si_pid not in [child.pid for child in self._all]:
-                os.waitpid(ended.si_pid, 0)
 
     def _give_up_if_none_starts(self) -> None:
         """End the worker when every process has crashed at its start, again and again."""

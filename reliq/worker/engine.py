@@ -13,6 +13,7 @@ from reliq import commands
 from reliq.admin.session import QueueSession
 from reliq.client.client import Client
 from reliq.errors import ConfigurationError, LoginError, RedisUnavailableError, ReliqError
+from reliq.events import WorkerStopping, notify
 from reliq.health import EngineStats
 from reliq.server_version import ServerVersion
 from reliq.settlement import RELEASED
@@ -52,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 #: At a stop, the settler has this long after the last handler to settle.
 LAST_SETTLE_SECONDS = 5.0
+#: A stop tells every 5 s how many handlers it waits for.
+STOP_TOLD_SECONDS = 5.0
 #: The shortest wait for a reply: a wait for work in Redis takes a second of it.
 LEAST_REPLY_SECONDS = 2.0
 
@@ -77,7 +80,8 @@ class Engine:
         periodic: Sequence[Periodic] = (),
         relay: OutboxMover | None = None,
     ) -> None:
-        self._settings, self._periodic, self._relay, self._connection = settings, periodic, relay, connection
+        self._settings, self._periodic, self._relay = settings, periodic, relay
+        self._connection, self._observers = connection, observers
         self._client = client = Client.to(connection, reply_seconds(handlers), observers)
         inflight, served = self.inflight, self._served = Inflight(handlers, settings.concurrency), Served(handlers)
         #: Deliveries that the stop cut off, or could not give back; None before the end of its grace.
@@ -129,7 +133,7 @@ class Engine:
         until = time.monotonic() + grace_seconds
         self.stopping.set()
         self.stop_claiming()
-        self.inflight.wait_until_none_runs(max(0.0, until - time.monotonic()))
+        self._wait_for_handlers(until)
         with suppress(RuntimeError):  # the event loop has ended
             self._tasks.cancel_all()
         self.unfinished = cut_off = [held for run in self.inflight.runs() for held in run.deliveries]
@@ -141,6 +145,15 @@ class Engine:
             self._end_loops()
             self._tasks.close()
         return cut_off
+
+    def _wait_for_handlers(self, until: float) -> None:
+        """Wait until no handler runs, at most until a moment of the monotonic clock; tell meanwhile how many do."""
+        while (left := until - time.monotonic()) > 0:
+            if self.inflight.wait_until_none_runs(min(left, STOP_TOLD_SECONDS)):
+                return
+            running, left = len(self.inflight.runs()), until - time.monotonic()
+            if running and left > 0:
+                notify(self._observers, [WorkerStopping("", running, left)])
 
     def stop_claiming(self) -> None:
         """Take no more messages, give back what has not started; may be called again."""

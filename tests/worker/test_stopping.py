@@ -1,6 +1,7 @@
 """A stop loses nothing, spends nothing, and lets what runs come to its end."""
 
 import asyncio
+import re
 import threading
 
 import pytest
@@ -9,6 +10,7 @@ from waiting import eventually
 from reliq import Consumer, Nack, Queue, Stopped, WorkerSettings
 from reliq.errors import ConfigurationError
 from reliq.events import Acked, Claimed, Collected, Handled, Released, Started, WorkerReady, WorkerStopping
+from reliq.logs.observer import LogObserver
 from reliq.transitions import CallNumber
 
 
@@ -41,6 +43,41 @@ def test_a_worker_tells_when_it_is_ready_and_when_it_stops(queue, consumer, gate
     stopped.join()
     told = [event for event in recorder.events if isinstance(event, WorkerReady | WorkerStopping)]
     assert told == [WorkerReady("", ("q",)), WorkerStopping("", 1, 7.0)]
+
+
+def test_a_stop_tells_again_and_again_how_many_handlers_run_and_how_long_they_have(
+    queue, consumer, gate, recorder, monkeypatch, caplog
+):
+    monkeypatch.setattr("reliq.worker.engine.STOP_TOLD_SECONDS", 0.05)
+    caplog.set_level("INFO", "reliq")
+    consumer.observers.append(LogObserver())
+    consumer.handler(queue)(lambda body: gate.pass_through())
+    queue.publish("x")
+    consumer.start()
+    gate.wait_for()
+    stopped = threading.Thread(target=consumer.stop, args=(7.0,))
+    stopped.start()
+    recorder.wait_for(WorkerStopping, 3)
+
+    gate.open()
+
+    stopped.join()
+    told = [(event.running, event.grace) for event in recorder.events if isinstance(event, WorkerStopping)]
+    assert [running for running, _ in told] == [1] * len(told)
+    assert [left for _, left in told] == sorted({left for _, left in told}, reverse=True)
+    assert caplog.messages[1] == "stopping: 1 handler running, 7 s left"
+    assert re.fullmatch(r"stopping: 1 handler running, 6\.\d+ s left", caplog.messages[2])
+
+
+def test_a_stop_of_an_idle_worker_says_that_nothing_runs(queue, consumer, caplog):
+    caplog.set_level("INFO", "reliq")
+    consumer.observers.append(LogObserver())
+    consumer.handler(queue)(lambda body: None)
+    consumer.start()
+
+    consumer.stop()
+
+    assert caplog.messages == ["ready: working on q", "stopping: no handlers running"]
 
 
 def test_what_is_held_goes_back_unspent_and_in_order(queue, consumer, gate, recorder, client):
