@@ -67,6 +67,9 @@ class Engine:
     scheduler makes messages claimable; the ticker, where there are periodic entries, publishes theirs. `start` and `stop` may each be called once.
     """
 
+    #: Deliveries that the stop cut off, or could not give back; None before the end of its grace.
+    unfinished: list[HeldDelivery] | None = None
+
     def __init__(
         self,
         handlers: Sequence[Handler],
@@ -84,8 +87,6 @@ class Engine:
         self._connection, self._observers = connection, observers
         self._client = client = Client.to(connection, reply_seconds(handlers), observers)
         inflight, served = self.inflight, self._served = Inflight(handlers, settings.concurrency), Served(handlers)
-        #: Deliveries that the stop cut off, or could not give back; None before the end of its grace.
-        self.unfinished: list[HeldDelivery] | None = None
         self.stopping = threading.Event()
         self._settler = Settler(client, inflight, self._collect_soon, self._poke)
         settle, error_text = self._settler.settle, settings.log_error_text
