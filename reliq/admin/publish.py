@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from reliq.admin.session import LARGEST_BODY
+from reliq.client.client import Clients
 from reliq.codec.codec import Codec
 from reliq.errors import BodyError, ConfigurationError
+from reliq.publish.fleet import Fleet
 from reliq.publish.orders import Writer
 from reliq.settings import QueueSettings
+from reliq.transport.connection import PUBLISH_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,14 +31,25 @@ def publish(queue: Queue[bytes], body: bytes, *, raw: bool, options: PublishOpti
 
 
 def taker(queue: Queue[bytes]) -> Callable[[Outgoing[bytes]], bool]:
-    """Return the test whether a message may be published in `queue`: a foreign program may have written what reliq refuses."""
-    writer = Writer(queue.known_shards, Codec(bytes), QueueSettings(max_body=LARGEST_BODY))
+    """
+    Return the test whether a message may be published in `queue`: a foreign program may have written what reliq refuses.
+
+    It raises ConfigurationError for a message with a key when a worker of the queue does not know keys.
+    """
+    shards = queue.known_shards
+    writer = Writer(shards, Codec(bytes), QueueSettings(max_body=LARGEST_BODY))
+    fleet = Fleet(shards, Clients(queue.target, ()))
 
     def takes(order: Outgoing[bytes]) -> bool:
         try:
-            writer.special(order)
+            made = writer.special(order)
         except (ConfigurationError, BodyError):
             return False
+        if made.line and not fleet.is_known:
+            shards.read(for_seconds=PUBLISH_SECONDS)
+            if shards.map.served > 1:
+                return False
+            fleet.check(for_seconds=PUBLISH_SECONDS)
         return True
 
     return takes

@@ -92,9 +92,14 @@ class ShardChange:
         return [self.first.of_shard(shard) for shard in range(self.map.served)]
 
     def write(self, after: ShardMap) -> None:
-        """Write the next map; raise ConfigurationError when somebody else has written one meanwhile."""
+        """Write the next map; raise ConfigurationError when somebody else has written one, or the queue has keys."""
         text = after.over(self._text)
         found = self.queue.run(transitions.remap(self.first, self._text, text))
+        if found == transitions.REMAP_KEYED:
+            raise ConfigurationError(
+                f"queue {self.queue.name!r} has keys or limits, and keeps its one shard: their messages wait in one place; "
+                "give what has no key a queue of its own, and shard that"
+            )
         if found != text:
             raise ConfigurationError(
                 f"somebody else has changed the shards of {self.queue.name!r} meanwhile; look again: "

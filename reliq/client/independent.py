@@ -75,7 +75,11 @@ def take_places(keys: Keys, urls: Sequence[str]) -> None:
 
 
 def _check(keys: Keys, urls: Sequence[str], at: int, text: bytes) -> None:
-    """Raise ConfigurationError when a server has another place than it is named at."""
+    """Raise ConfigurationError when a server has another place than it is named at, or none because of a queue's keys."""
+    if text == transitions.REMAP_KEYED:
+        raise ConfigurationError(
+            f"queue {keys.name!r} has keys or limits at {shown(urls[at])}, and is in one place: name that server alone"
+        )
     try:
         found = msgspec.json.decode(text, type=ServerPlace)
     except msgspec.DecodeError as error:

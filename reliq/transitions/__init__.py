@@ -21,6 +21,7 @@ from reliq.transitions.protocol import CallNumber
 from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
 from reliq.transitions.settling import Settled, ack, extend, failure, nack, release, snooze
 from reliq.transitions.sharding import (
+    REMAP_KEYED,
     ArriveStatus,
     AskStatus,
     Departure,
@@ -37,6 +38,7 @@ __all__ = [
     "LEASE_DEATHS",
     "NOTHING_DUE",
     "NOT_WATCHING",
+    "REMAP_KEYED",
     "ArriveStatus",
     "AskStatus",
     "CallNumber",

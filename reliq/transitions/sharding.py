@@ -15,6 +15,10 @@ ArriveStatus = Literal["arrived", "alive", "late"]
 LeavingState = Literal["pending", "ready", "retry", "unack", "dead"]
 
 
+#: The answer of `remap` for a queue that has keys or limits, and is to have several shards.
+REMAP_KEYED = b"keyed"
+
+
 @dataclass(frozen=True, slots=True)
 class Departure:
     """
@@ -63,8 +67,13 @@ def ask(
 
 
 def remap(keys: Keys, before: bytes, after: bytes, *, clock: int | None = None) -> Call[bytes]:
-    """Write the next map of a queue's shards over the map `before`; return the map that is there then."""
-    return Call(script("remap"), (keys.of_shard(0).map,), (clock_arg(clock), before, after), read_bytes)
+    """
+    Write the next map of a queue's shards over the map `before`; return the map that is there then.
+
+    It is REMAP_KEYED, and nothing is written, when a queue with keys or limits would have several shards.
+    """
+    first = keys.of_shard(0)
+    return Call(script("remap"), (first.map, first.limits), (clock_arg(clock), before, after), read_bytes)
 
 
 def depart(keys: Keys, ids: Sequence[str], *, state: LeavingState, clock: int | None = None) -> Call[Departure]:

@@ -160,3 +160,22 @@ def test_the_command_says_what_keeps_it_from_being_finished(queue, url):
 
     assert (code, out.splitlines()[-1]) == (3, "not finished: 1 messages that workers have or are about to have")
     assert reliq("shards", "q", "8", "--yes", url=url)[0] == 2
+
+
+def test_a_queue_with_keys_keeps_its_one_shard(admin, queue, command, client):
+    queue.publish({}, key="tenant-7")
+
+    with pytest.raises(ConfigurationError, match="queue 'q' has keys or limits, and keeps its one shard"):
+        admin.resize("q", 4)
+
+    assert client.exists(queue.keys.map) == 0
+    assert command("shards", "q", "4", "--yes").code == 2
+    assert queue.publish({}, key="tenant-8")
+
+
+def test_servers_of_a_queue_with_keys_get_no_places(queue, url):
+    queue.publish({}, key="tenant-7")
+    many = Queue("q", shards=[url, f"{url.removesuffix('/0')}/1"])
+
+    with pytest.raises(ConfigurationError, match="queue 'q' has keys or limits at .*, and is in one place"):
+        many.counts()
