@@ -6,7 +6,7 @@ from typing import Any
 from first_row import NOW
 from parts import SOURCE, Panel, gauge
 from processes import LATENCY, REDIS, WORKERS
-from queues import FLOW, HEALTH, PERIODIC, STATE
+from queues import FLOW, HEALTH, KEYS, PERIODIC, STATE
 
 DATA = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS = 24
@@ -17,6 +17,7 @@ ROWS = {
     "Flow": FLOW,
     "Latency": LATENCY,
     "States": STATE,
+    "Keys": KEYS,
     "Periodic entries": PERIODIC,
     "Workers": WORKERS,
     "Redis": REDIS,

@@ -203,6 +203,26 @@ STATE = [
         colours=STATES,
     ),
 ]
+KEYS = [
+    Panel(
+        "Waiting for a turn",
+        "Messages with keys that are due and wait in the lines of their keys, of queues that have keys. When it grows: "
+        "workers are too few, or limits hold messages back: `reliq keys` says which keys, and why.",
+        of_queues(gauge("reliq_messages", 'state="waiting",')),
+    ),
+    Panel(
+        "Largest keys",
+        "Messages that wait, of the ten keys with most in the chosen queues, and of all others together. One key far above "
+        "the others waits behind its own messages: `reliq limits` says what it may, `reliq purge --key` deletes them.",
+        {"{{key}}": f"max by (key) (reliq_key_waiting{{{QUEUE}}})"},
+    ),
+    Panel(
+        "Keys in turn and asleep",
+        "How many keys wait for a worker, and how many sleep: their rate is used up, a handler asked for it, or somebody "
+        "paused them. Most asleep while workers are idle: the rates are lower than what comes in.",
+        {"{{state}}": f"max by (state) (reliq_keys{{{QUEUE}}})"},
+    ),
+]
 PERIODIC = [
     Panel(
         "Late ticks",

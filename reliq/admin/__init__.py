@@ -9,6 +9,7 @@ from reliq.admin.filters import Filter, LetterFilter
 from reliq.admin.groups import DeadGroup, DeadGroups
 from reliq.admin.history import Minute
 from reliq.admin.list import Entry
+from reliq.admin.message_keys import KeyPage, KeysView
 from reliq.admin.move import MoveResult
 from reliq.admin.page import MessagePage, SearchResult
 from reliq.admin.publish_file import FilePublished
@@ -22,6 +23,7 @@ from reliq.admin.watch import Failure, Moment, Trend, Watcher
 from reliq.admin.workers import Running, WorkerView
 from reliq.roster import Slot, Worker
 from reliq.stacks import HandlerStack, StackReport
+from reliq.transitions import KeyLine
 
 __all__ = [
     "Account",
@@ -36,6 +38,9 @@ __all__ = [
     "FilePublished",
     "Filter",
     "HandlerStack",
+    "KeyLine",
+    "KeyPage",
+    "KeysView",
     "LetterFilter",
     "MessagePage",
     "MessageView",

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, cast
 
 from reliq import commands
 from reliq.admin import queries
+from reliq.admin.places import is_list, place_of
 from reliq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reliq.admin.places import Place
+    from reliq.admin.places import Place, Spot
     from reliq.admin.session import QueueSession
-    from reliq.commands import List, SortedSet
+    from reliq.commands import SortedSet
 
 #: A message of a list that was met is looked for this far before the place where it was, and then this far from both
 #: ends; that keeps Redis busy for some 3 ms.
@@ -81,21 +82,21 @@ class Cursor:
         return 0 <= self.at < LAST_PLACE and 0 <= self.other < LAST_PLACE
 
 
-def rows_after(queue: QueueSession, state: Place, after: Cursor | None, count: int) -> tuple[list[Cursor], bool]:
-    """Return up to `count` messages of a state, except dead, that come next, and whether there may be more."""
-    if state == "garbage":
+def rows_after(queue: QueueSession, spot: Spot, after: Cursor | None, count: int) -> tuple[list[Cursor], bool]:
+    """Return up to `count` messages of a place, except dead, that come next, and whether there may be more."""
+    if spot == "garbage":
         return _of_garbage(queue, after, count)
-    read = _of_list if state in commands.LISTS else _of_sorted_set
-    rows = read(queue, state, after, count + 1)
+    read = _of_list if is_list(spot) else _of_sorted_set
+    rows = read(queue, spot, after, count + 1)
     return rows[:count], len(rows) > count
 
 
-def _of_sorted_set(queue: QueueSession, state: Place, after: Cursor | None, count: int) -> list[Cursor]:
+def _of_sorted_set(queue: QueueSession, spot: Spot, after: Cursor | None, count: int) -> list[Cursor]:
     """Read in the order of scores and ids: the place is exact, whether its message is still there or not."""
-    place = cast("SortedSet", state)
+    place = cast("SortedSet", spot)
     start = 0 if after is None else _rank_after(queue, place, after)
     rows = queue.run(queries.scored_at(queue.keys, place, start, count))
-    return [Cursor(state, score, 0, id) for id, score in rows]
+    return [Cursor(place, score, 0, id) for id, score in rows]
 
 
 def _rank_after(queue: QueueSession, place: SortedSet, after: Cursor) -> int:
@@ -122,36 +123,36 @@ def _rank_after(queue: QueueSession, place: SortedSet, after: Cursor) -> int:
     return int(low)
 
 
-def _of_list(queue: QueueSession, state: Place, after: Cursor | None, count: int) -> list[Cursor]:
+def _of_list(queue: QueueSession, spot: Spot, after: Cursor | None, count: int) -> list[Cursor]:
     """
     Read in the order of claims.
 
     The message of the place is looked for, and those behind it are read in the same look. When it is gone, as many as
     were claimed since are taken to have stood before it: nothing is passed over, and some may be seen twice.
     """
-    keys, place = queue.keys, cast("List", state)
+    keys, state = queue.keys, place_of(spot)
     claims = queue.run(commands.claims(keys))
     if after is None:
-        first_ids = queue.run(queries.ids_at(keys, state, 0, count))
+        first_ids = queue.run(queries.ids_at(keys, spot, 0, count))
         return [Cursor(state, at, claims, id) for at, id in enumerate(first_ids)]
     likely = max(0, int(after.at) - max(0, claims - after.other))
-    for guess in _guesses(queue, place, after, likely):
+    for guess in _guesses(queue, spot, after, likely):
         start = max(0, guess - NEAR)
-        window = queue.run(queries.ids_at(keys, state, start, NEAR + 1 + count))
+        window = queue.run(queries.ids_at(keys, spot, start, NEAR + 1 + count))
         if after.id in window:
             first = window.index(after.id) + 1
             return [Cursor(state, start + at, claims, window[at]) for at in range(first, len(window))][:count]
-    ids = queue.run(queries.ids_at(keys, state, likely, count))
+    ids = queue.run(queries.ids_at(keys, spot, likely, count))
     return [Cursor(state, at, claims, id) for at, id in enumerate(ids, likely)]
 
 
-def _guesses(queue: QueueSession, place: List, after: Cursor, likely: int) -> Iterator[int]:
+def _guesses(queue: QueueSession, spot: Spot, after: Cursor, likely: int) -> Iterator[int]:
     """Yield where the message of a place in a list may be: where it was, where the claims moved it, where it is found."""
     yield int(after.at)
     yield likely
     for newest_first in (False, True):
-        size = queue.run(queries.size(queue.keys, place))
-        index = queue.run(queries.index_of(queue.keys, place, after.id, newest_first=newest_first, most=FAR))
+        size = queue.run(queries.size(queue.keys, spot))
+        index = queue.run(queries.index_of(queue.keys, spot, after.id, newest_first=newest_first, most=FAR))
         if index is not None:
             yield size - 1 - index
 

@@ -7,14 +7,13 @@ from heapq import merge
 from typing import TYPE_CHECKING
 
 from reliq import commands
-from reliq.admin.filters import LetterFilter
 from reliq.admin.in_turn import in_turn
 from reliq.settings import BATCH_LIMIT, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from reliq.admin.filters import Filter
+    from reliq.admin.filters import Filter, LetterFilter
     from reliq.admin.session import QueueSession
     from reliq.message import Letter
 
@@ -36,7 +35,7 @@ def _chosen(part: QueueSession, where: LetterFilter) -> Iterator[Letter]:
 
 def walk_letters(queue: QueueSession, where: Filter) -> Iterator[tuple[int, list[Letter]]]:
     """Yield for each step how many letters it looked at, and the chosen ones, oldest first; later deaths are left out."""
-    asked = where if isinstance(where, LetterFilter) else LetterFilter(headers=where.headers, match=where.match)
+    asked = where.of_letters()
     test = asked.letter_tester()
     start, last = asked.span(queue.run(commands.server_ms()))
     newest = commands.letters_between(queue.keys, start, last, count=1, newest_first=True)
@@ -68,7 +67,7 @@ def count(queue: QueueSession, where: LetterFilter, on_step: OnLetters) -> int:
             step(looked, found)
         return found
 
-    return in_turn(queue, count_part, on_step, 0)
+    return in_turn(queue.parts, count_part, on_step, 0)
 
 
 def delete(queue: QueueSession, where: LetterFilter, on_step: OnLetters) -> int:
@@ -82,4 +81,4 @@ def delete(queue: QueueSession, where: LetterFilter, on_step: OnLetters) -> int:
             step(looked, deleted)
         return deleted
 
-    return in_turn(queue, delete_part, on_step, 0)
+    return in_turn(queue.parts, delete_part, on_step, 0)

@@ -28,24 +28,31 @@ class Filter:
     Attributes:
         headers: names and values that a message's headers must have.
         match: text that its body must have, as it is or as JSON escapes it.
+        key: that it must have; empty for all.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)
     match: str = ""
+    key: str = ""
 
     @property
     def is_set(self) -> bool:
         """Whether it leaves anything out."""
-        return bool(self.headers or self.match)
+        return bool(self.headers or self.match or self.key)
 
     def tester(self) -> Callable[[Header, bytes], bool]:
         """Return a function that says whether the filter chooses a message, given its header and body."""
         wanted, needles = self.headers.items(), _spellings(self.match)
 
         def test(header: Header, payload: bytes) -> bool:
-            return wanted <= header.headers.items() and any(needle in payload for needle in needles)
+            carries = wanted <= header.headers.items() and any(needle in payload for needle in needles)
+            return carries and self.key in ("", header.key)
 
         return test
+
+    def of_letters(self) -> LetterFilter:
+        """Return the filter that chooses dead letters by what they carry alone."""
+        return LetterFilter(headers=self.headers, match=self.match, key=self.key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +89,12 @@ class LetterFilter(Filter):
     @property
     def is_set(self) -> bool:
         """Whether it leaves anything out."""
-        said = (self.headers, self.match, self.ids, self.reason, self.error)
+        said = (self.headers, self.match, self.key, self.ids, self.reason, self.error)
         return any(said) or (self.raised, self.older_than, self.newer_than) != (None, None, None)
+
+    def of_letters(self) -> LetterFilter:
+        """Return the filter itself."""
+        return self
 
     def letter_tester(self) -> Callable[[Letter], bool]:
         """Return a function that says whether the filter chooses a letter; it does not look at its age (see `span`)."""

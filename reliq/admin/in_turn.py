@@ -1,32 +1,31 @@
-"""Bulk methods go through the shards of a queue, one after another."""
+"""Bulk methods go through the shards of a queue, or the lines of one, one after another."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from reliq.admin.session import QueueSession
-
+P = TypeVar("P")
 R = TypeVar("R")
 
 
 def in_turn(
-    queue: QueueSession,
-    do: Callable[[QueueSession, Callable[[int, R], None], R], R],
+    parts: Iterable[P],
+    do: Callable[[P, Callable[[int, R], None], R], R],
     on_step: Callable[[int, R], None],
     nothing: R,
 ) -> R:
     """
-    Call `do` for each shard that is meant, and return the sum of what it returns.
+    Call `do` for each part that is meant, and return the sum of what it returns.
 
     Args:
-        do: is called with the shard, the function to call after each step of it, and the sum so far.
-        on_step: is called after each step with how many ids it looked at, and the sum over all shards.
+        do: is called with the part, the function to call after each step of it, and the sum so far.
+        on_step: is called after each step with how many ids it looked at, and the sum over all parts.
     """
     total: Any = nothing
-    for part in queue.parts:
+    for part in parts:
 
         def step(looked: int, sum_of: Any, before: Any = total) -> None:
             on_step(looked, before + sum_of)

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import merge
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from reliq import commands
+from reliq import commands, transitions
 from reliq.admin import queries
 from reliq.admin.dead import walk_letters
-from reliq.admin.places import MOVING_MS, Place, check_place
+from reliq.admin.filters import Filter
+from reliq.admin.lines import StatePart, first_lines, parts_of
+from reliq.admin.places import MOVING_MS, Place, check_place, place_of
 from reliq.admin.walk import Found, Walk
-from reliq.foreign import moment, whole_number
+from reliq.foreign import moment
+from reliq.message import Counts
 from reliq.settings import whole
-from reliq.wireformat import Backoff, Delayed, StateWord, Suspect
+from reliq.wireformat import Backoff, Delayed, StateWord, Suspect, read_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from reliq.admin.filters import Filter
     from reliq.admin.session import QueueSession
     from reliq.call import Request
     from reliq.commands import SortedSet
@@ -52,6 +54,7 @@ class Entry:
         size: bytes of the whole body; None when it is gone.
         body: its start.
         letter: names the death of a dead one.
+        key: of the message; empty when it has none.
     """
 
     id: str
@@ -67,6 +70,7 @@ class Entry:
     size: int | None
     body: bytes
     letter: str = ""
+    key: str = ""
 
 
 def messages_of(
@@ -80,37 +84,56 @@ def messages_of(
     """
     place, at = check_place(state), whole("offset", offset, most=10**9)
     most = whole("limit", limit, least=1, most=LIST_LIMIT)
-    if not queue.is_sharded:
-        return list(islice(_browse(queue, place, where, at, on_look), most))
-    browsed = [_browse(part, place, where, 0, on_look) for part in queue.parts]
-    # Lists tell no order between shards: the first of each come first, then the second.
-    in_turn = (entry for some in zip_longest(*browsed) for entry in some if entry is not None)
-    merged = in_turn if place in (*commands.LISTS, "garbage") else merge(*browsed, key=lambda entry: entry.when or 0.0)
+    if place == "waiting" and not where.key:
+        return list(islice(_waiting(queue, where, at + most, on_look), at, at + most))
+    parts = list(parts_of(queue, place, where))
+    if len(parts) == 1:
+        return list(islice(_browse(parts[0], at, on_look), most))
+    browsed = [_browse(part, 0, on_look) for part in parts]
+    has_order = place not in (*commands.LISTS, "waiting", "garbage")
+    merged = merge(*browsed, key=lambda entry: entry.when or 0.0) if has_order else _in_turn(browsed)
     return list(islice(merged, at, at + most))
 
 
-def size_of(queue: QueueSession, state: str) -> int:
-    """Return how many messages a state has."""
+def size_of(queue: QueueSession, state: str, key: str = "") -> int:
+    """Return how many messages a state has, of the waiting ones with `key` how many have it."""
     place = check_place(state)
-    return sum(queue.run_all([queries.size(part.keys, place) for part in queue.parts]))
+    if place == "waiting" and not key:
+        return Counts.sum(queue.run_all([transitions.counts(part.keys) for part in queue.parts])).waiting
+    parts = parts_of(queue, place, Filter(key=key))
+    return sum(queue.run_all([queries.size(part.queue.keys, part.spot) for part in parts]))
 
 
-def _browse(queue: QueueSession, state: Place, where: Filter, offset: int, on_look: OnLook) -> Iterator[Entry]:
-    """Yield the messages of a state that are meant; tell `on_look` how many were looked at in each step."""
-    if state == "dead":
+def _in_turn(browsed: Iterable[Iterator[Entry]]) -> Iterator[Entry]:
+    """Yield the first of each, then the second: lists tell no order between shards, and keys take turns."""
+    return (entry for some in zip_longest(*browsed) for entry in some if entry is not None)
+
+
+def _waiting(queue: QueueSession, where: Filter, most: int, on_look: OnLook) -> Iterator[Entry]:
+    """Yield the messages of all lines: by turns those of as many keys as may be told, or with a filter key after key."""
+    if where.is_set:
+        return chain.from_iterable(_browse(part, 0, on_look) for part in parts_of(queue, "waiting", where))
+    lines = [StatePart(shard, line, where) for shard in queue.parts for line in first_lines(shard, most)]
+    return _in_turn([_browse(part, 0, on_look) for part in lines[:most]])
+
+
+def _browse(part: StatePart, offset: int, on_look: OnLook) -> Iterator[Entry]:
+    """Yield the messages of a part of a state that are meant; tell `on_look` how many were looked at in each step."""
+    queue, spot, where = part
+    if spot == "dead":
         for looked, letters in walk_letters(queue, where):
             on_look(looked)
             skipped, offset = offset, max(0, offset - len(letters))
             yield from map(of_letter, letters[skipped:])
         return
     # Without a filter the place is the offset; with one, matches are counted.
-    walk = Walk(queue, state, where, offset=0 if where.is_set else offset)
+    walk = Walk(queue, spot, where, offset=0 if where.is_set else offset)
     skip = offset if where.is_set else 0
     for looked, found in walk.pieces():
         on_look(looked)
         meant = list(islice(found, skip, None))
         skip = max(0, skip - len(found))
-        yield from entries(queue, state, meant)
+        yield from entries(queue, place_of(spot), meant)
 
 
 def entries(queue: QueueSession, state: Place, found: list[Found]) -> list[Entry]:
@@ -149,6 +172,7 @@ def of_letter(letter: Letter) -> Entry:
         size=size,
         body=letter.payload,
         letter=letter.letter,
+        key=letter.header.key or "",
     )
 
 
@@ -172,7 +196,7 @@ def _entry(
     moving = held_until(word, score)
     if moving is not None:
         when = (moving - MOVING_MS) / 1000
-    retries_left = whole_number(left or b"")
+    retries_left, _line = read_count(left)
     return Entry(
         id=one.id,
         state=state,
@@ -186,6 +210,7 @@ def _entry(
         headers=one.header.headers,
         size=None if one.is_gone else size - one.overhead,
         body=one.body,
+        key=one.header.key or "",
     )
 
 

@@ -24,21 +24,20 @@ from typing import TYPE_CHECKING
 from reliq import commands, transitions
 from reliq.admin import queries, queue_queries
 from reliq.admin.in_turn import in_turn
+from reliq.admin.lines import StatePart, parts_of
 from reliq.admin.list import entries
-from reliq.admin.places import MOVING_MS, STEP_IDS, Place, check_place
+from reliq.admin.places import MOVING_MS, STEP_IDS, Place, Spot, check_place, is_list, place_of
 from reliq.admin.publish import taker
 from reliq.admin.redrive import COPY_WINDOW_SECONDS
 from reliq.admin.remove import remove
 from reliq.admin.session import LARGEST_BODY
 from reliq.admin.walk import Walk
-from reliq.commands import LISTS
 from reliq.errors import ConfigurationError
-from reliq.foreign import whole_number
 from reliq.keys import is_name
 from reliq.message import RETRIES_LIMIT
 from reliq.outgoing import Outgoing
 from reliq.settings import LONGEST_SECONDS, MIB, whole
-from reliq.wireformat import Delayed, StateWord, open_envelope
+from reliq.wireformat import Delayed, StateWord, open_envelope, read_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from reliq.wireformat import StateWord
 
 #: States from which a message can go to another queue.
-MOVABLE: tuple[Place, ...] = ("pending", "ready", "retry", "unack")
+MOVABLE: tuple[Place, ...] = ("pending", "ready", "waiting", "retry", "unack")
 #: No step reads more bytes of bodies, unless one body alone has more.
 STEP_BYTES = 8 * MIB
 
@@ -114,14 +113,14 @@ def move(
     """Move messages of a state that are there now to the queue `target`, `to`; raise when one to a third was cut off."""
     place, left = check_place(state, MOVABLE), None if limit is None else whole("limit", limit, least=1, most=10**9)
 
-    def move_part(part: QueueSession, step: OnMoved, _before: MoveResult) -> MoveResult:
+    def move_part(part: StatePart, step: OnMoved, _before: MoveResult) -> MoveResult:
         nonlocal left
-        mover = Mover(part, target, to)
-        done = MoveResult() if left == 0 else mover.move(place, where, left, step)
+        mover = Mover(part.queue, target, to)
+        done = MoveResult() if left == 0 else mover.move(part.spot, part.where, left, step)
         left = None if left is None else left - mover.met
         return done
 
-    return in_turn(queue, move_part, on_step, MoveResult())
+    return in_turn(parts_of(queue, place, where), move_part, on_step, MoveResult())
 
 
 class Mover:
@@ -138,18 +137,18 @@ class Mover:
         self.met = 0
         self._told: set[str] = set()  # ids that stay after all, and are counted as such
 
-    def move(self, place: Place, where: Filter, limit: int | None, on_step: OnMoved) -> MoveResult:
+    def move(self, spot: Spot, where: Filter, limit: int | None, on_step: OnMoved) -> MoveResult:
         """Move the messages of a place, after those of a move that was cut off; raise when that was to another queue."""
         sum_of = MoveResult()
         if self._note_destination():
             for held in self._left_behind():
                 sum_of += MoveResult(len(held)) + self._finish("unack", held)[0]
                 on_step(0, sum_of)
-        left = self._queue.run(queries.size(self._keys, place)) if limit is None else limit
-        walk = Walk(self._queue, place, where)
+        left = self._queue.run(queries.size(self._keys, spot)) if limit is None else limit
+        walk = Walk(self._queue, spot, where)
         for looked, found in walk.pieces():
-            met = entries(self._queue, place, found[:left])
-            done, taken = self._piece(place, met)
+            met = entries(self._queue, place_of(spot), found[:left])
+            done, taken = self._piece(spot, met)
             walk.removed(taken)
             left, self.met = left - len(met), self.met + len(met)
             sum_of += done
@@ -188,7 +187,7 @@ class Mover:
             if held := _put_off(words):
                 yield held
 
-    def _piece(self, state: Place, met: list[Entry]) -> tuple[MoveResult, int]:
+    def _piece(self, spot: Spot, met: list[Entry]) -> tuple[MoveResult, int]:
         """Put messages off, publish them in the other queue, delete them here; return how many left their place."""
         met = [one for one in met if one.id not in self._told]
         held = [one for one in met if one.mark == "held"]
@@ -202,7 +201,7 @@ class Mover:
         ready = [row for row, answer in zip(rows, answers, strict=True) if answer == "rescheduled"]
         running = answers.count("running") + len(held)
         lost = answers.count("not_found") + len(gone)
-        done, taken = self._finish(state, ready)
+        done, taken = self._finish(spot, ready)
         return MoveResult(len(met), 0, len(meant) - len(free), running, lost) + done, taken
 
     def _free(self, meant: list[Entry]) -> list[Entry]:
@@ -218,9 +217,9 @@ class Mover:
     def _trial(one: Entry) -> Outgoing[bytes]:
         """Return a message as it would be published, with the start of its body."""
         at = datetime.fromtimestamp(one.when or 0, UTC)
-        return Outgoing(body=one.body, id=one.id, at=at, headers=one.headers)
+        return Outgoing(body=one.body, id=one.id, at=at, headers=one.headers, key=one.key or None)
 
-    def _finish(self, state: Place, held: list[tuple[str, int]]) -> tuple[MoveResult, int]:
+    def _finish(self, spot: Spot, held: list[tuple[str, int]]) -> tuple[MoveResult, int]:
         """Publish messages that are put off in the other queue, and delete them here."""
         done, taken = MoveResult(), 0
         for part in self._parts(held):
@@ -233,9 +232,9 @@ class Mover:
             ]
             self._queue.run_all(back)
             ids = [id for id, _ in part if id not in kept]
-            removed = remove(self._queue, state, ids, free_ids=True)  # so that they can come back
+            removed = remove(self._queue, spot, ids, free_ids=True)  # so that they can come back
             done += MoveResult(0, len(orders) - len(kept), len(kept), gone=len(part) - len(orders))
-            taken += removed.purged if state in LISTS else len(ids)
+            taken += removed.purged if is_list(spot) else len(ids)
         return done, taken
 
     def _taken_by_others(self, orders: list[Outgoing[bytes]], told: BulkResult) -> set[str]:
@@ -260,7 +259,7 @@ class Mover:
         )
         rows = zip(held, rest[: len(ids)], rest[len(ids) :], lefts, strict=True)
         return [
-            self._order(id, until, value, whole_number(left or b"") or 0, None if ttl < 0 else ttl + now_ms - until)
+            self._order(id, until, value, read_count(left)[0] or 0, None if ttl < 0 else ttl + now_ms - until)
             for (id, until), value, ttl, left in rows
             if value is not None
         ]
@@ -276,6 +275,8 @@ class Mover:
             ttl=ttl,
             headers=header.headers,
             dedup=COPY_WINDOW_SECONDS,
+            key=header.key,
+            priority=header.priority,
         )
 
     def _parts(self, held: list[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:

@@ -11,9 +11,9 @@ from reliq import commands
 from reliq.admin import queries
 from reliq.admin.cursor import Cursor, rows_after
 from reliq.admin.dead import FIRST_STEP, next_step
-from reliq.admin.filters import EVERY_LETTER, Filter, LetterFilter
+from reliq.admin.filters import Filter, LetterFilter
 from reliq.admin.list import Entry, entries, of_letter
-from reliq.admin.places import check_place
+from reliq.admin.places import LinePlace, Spot, check_place, place_of
 from reliq.admin.session import QueueSession
 from reliq.admin.walk import read_messages
 from reliq.errors import ConfigurationError
@@ -35,7 +35,7 @@ SEARCH_STEP, STEP_PART = 32, 8
 #: A search goes on for at most this many seconds.
 LONGEST_SEARCH = 60
 #: States whose messages have no order between shards: a page of several shards has one after another.
-CHAINED = ("ready", "retry", "garbage")
+CHAINED = ("ready", "waiting", "retry", "garbage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +70,29 @@ class SearchResult:
     after: str | None
 
 
-def page_of(queue: QueueSession, state: str, after: str | None, limit: int) -> MessagePage:
+def page_of(queue: QueueSession, state: str, after: str | None, limit: int, key: str = "") -> MessagePage:
     """Return the next messages of a state; raise ConfigurationError for a state, place or limit that is not allowed."""
     place, most = check_place(state), whole("limit", limit, least=1, most=PAGE_LIMIT)
+    spot = _spot(place, key)
     if queue.is_sharded and place in CHAINED:
-        return _chained(queue, place, after, most)
+        return _chained(queue, place, after, most, key)
     cursor = Cursor.parse(after, place)
     if place == "dead":
         return _page_of_letters(queue, cursor, most)
-    rows, more = _merged_rows(queue, place, cursor, most) if queue.is_sharded else _rows(queue, place, cursor, most)
+    rows, more = _merged_rows(queue, spot, cursor, most) if queue.is_sharded else _rows(queue, spot, cursor, most)
     found = {part: read_messages(part, [row.id for row in some], length=BODY_BYTES) for part, some in _by_part(rows)}
     known = {(part, entry.id): _cut(entry) for part, some in found.items() for entry in entries(part, place, some)}
     items = [known[part, row.id] for part, row in rows if (part, row.id) in known]
     return MessagePage(items, str(rows[-1][1]) if more else None)
+
+
+def _spot(place: Place, key: str) -> Spot:
+    """Return where the messages of a page or search are; raise ConfigurationError for all lines at once."""
+    if place != "waiting":
+        return place
+    if not key:
+        raise ConfigurationError("waiting messages are paged and searched by key: name one of those that `keys` tells")
+    return LinePlace(key)
 
 
 def search_in(
@@ -91,14 +101,15 @@ def search_in(
     """Look through a state for what is meant; raise ConfigurationError for an argument that is not allowed."""
     place, most = check_place(state), whole("limit", limit, least=1, most=PAGE_LIMIT)
     until = time.monotonic() + seconds("for_seconds", for_seconds, most=LONGEST_SEARCH)
-    if isinstance(where, LetterFilter) and place != "dead" and replace(where, headers={}, match="").is_set:
+    if isinstance(where, LetterFilter) and place != "dead" and replace(where, headers={}, match="", key="").is_set:
         raise ConfigurationError(f"ids, reason, raised, error and ages are of the state dead, not of {place}")
-    parts = queue.parts
+    parts, spot = queue.parts, _spot(place, where.key)
+    where = replace(where, key="") if place == "waiting" else where
     at, rest = _place_in(parts, after) if queue.is_sharded else (0, after)
-    cursor, of = Cursor.parse(rest, place), sum(queue.run_all([queries.size(part.keys, place) for part in parts]))
+    cursor, of = Cursor.parse(rest, place), sum(queue.run_all([queries.size(part.keys, spot) for part in parts]))
     items, looked, last = list[Entry](), 0, cursor
     for number, part in enumerate(parts[at:], at):
-        for met, entry in _meant(part, place, where, last, until):
+        for met, entry in _meant(part, spot, where, last, until):
             looked, last = looked + 1, met
             items += [_cut(entry)] if entry else []
             if len(items) == most or time.monotonic() >= until:
@@ -108,19 +119,19 @@ def search_in(
 
 
 def _meant(
-    part: QueueSession, place: Place, where: Filter, after: Cursor | None, until: float
+    part: QueueSession, spot: Spot, where: Filter, after: Cursor | None, until: float
 ) -> Iterator[tuple[Cursor, Entry | None]]:
-    return _letters_meant(part, where, after) if place == "dead" else _messages_meant(part, place, where, after, until)
+    return _letters_meant(part, where, after) if spot == "dead" else _messages_meant(part, spot, where, after, until)
 
 
-def _rows(queue: QueueSession, place: Place, after: Cursor | None, most: int) -> tuple[list[Row], bool]:
-    rows, more = rows_after(queue, place, after, most)
+def _rows(queue: QueueSession, spot: Spot, after: Cursor | None, most: int) -> tuple[list[Row], bool]:
+    rows, more = rows_after(queue, spot, after, most)
     return [(queue, row) for row in rows], more
 
 
-def _merged_rows(queue: QueueSession, place: Place, after: Cursor | None, most: int) -> tuple[list[Row], bool]:
+def _merged_rows(queue: QueueSession, spot: Spot, after: Cursor | None, most: int) -> tuple[list[Row], bool]:
     """Return the next rows of a sorted set over all shards: a place in their common order is a place in each."""
-    read = [_rows(part, place, after, most) for part in queue.parts]
+    read = [_rows(part, spot, after, most) for part in queue.parts]
     rows = sorted((row for some, _ in read for row in some), key=lambda row: row[1].order)
     return rows[:most], len(rows) > most or any(more for _, more in read)
 
@@ -132,12 +143,12 @@ def _by_part(rows: Sequence[Row]) -> list[tuple[QueueSession, list[Cursor]]]:
     return list(found.items())
 
 
-def _chained(queue: QueueSession, place: Place, after: str | None, most: int) -> MessagePage:
+def _chained(queue: QueueSession, place: Place, after: str | None, most: int, key: str) -> MessagePage:
     """Return a page of one shard after another: lists and sets tell no order between them."""
     parts, items = queue.parts, list[Entry]()
     at, rest = _place_in(parts, after)
     while True:
-        page = page_of(parts[at], place, rest, most - len(items))
+        page = page_of(parts[at], place, rest, most - len(items), key)
         items += page.items
         at, rest = (at, page.after) if page.after else (at + 1, None)
         if at == len(parts):
@@ -196,9 +207,7 @@ def _newest(row: tuple[int, Letter]) -> tuple[int, int, int]:
 
 def _letters_meant(queue: QueueSession, where: Filter, after: Cursor | None) -> Iterator[tuple[Cursor, Entry | None]]:
     """Yield the place of each dead letter from `after` on, with its entry when it is meant."""
-    asked = (
-        where if isinstance(where, LetterFilter) else replace(EVERY_LETTER, headers=where.headers, match=where.match)
-    )
+    asked = where.of_letters()
     test, (first, last) = asked.letter_tester(), span_of(queue, asked)
     for some in letters_back(queue, first, f"({after.id}" if after else last):
         for letter in some:
@@ -206,17 +215,17 @@ def _letters_meant(queue: QueueSession, where: Filter, after: Cursor | None) -> 
 
 
 def _messages_meant(
-    queue: QueueSession, place: Place, where: Filter, after: Cursor | None, until: float
+    queue: QueueSession, spot: Spot, where: Filter, after: Cursor | None, until: float
 ) -> Iterator[tuple[Cursor, Entry | None]]:
     """Yield the place of each message from `after` on, with its entry when it is meant."""
     test, step, more = where.tester(), SEARCH_STEP, True
     part = max(0.0, until - time.monotonic()) / STEP_PART
     while more:
         began = time.monotonic()
-        rows, more = rows_after(queue, place, after, step)
+        rows, more = rows_after(queue, spot, after, step)
         found = read_messages(queue, [row.id for row in rows], length=BODY_BYTES, whole=bool(where.match))
         meant = [one for one in found if not one.is_gone and test(one.header, one.body)]
-        known = {entry.id: entry for entry in entries(queue, place, meant)}
+        known = {entry.id: entry for entry in entries(queue, place_of(spot), meant)}
         yield from ((row, known.get(row.id)) for row in rows)
         after = rows[-1] if rows else after
         step = min(BATCH_LIMIT, 2 * step) if time.monotonic() - began < part / 2 else max(1, step // 2)

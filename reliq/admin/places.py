@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from reliq.commands import LISTS
 from reliq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Place = Literal["pending", "ready", "unack", "retry", "garbage", "dead"]
+    from reliq.keys import Keys
+
+Place = Literal["pending", "ready", "waiting", "unack", "retry", "garbage", "dead"]
 PLACES: tuple[Place, ...] = get_args(Place)
 
 #: The keys that a queue has one of, with their types.
@@ -39,6 +43,31 @@ TYPES = {
 MOVING_MS = 4 * 10**12
 #: Ids that are read in one step.
 STEP_IDS = 250
+
+
+@dataclass(frozen=True, slots=True)
+class LinePlace:
+    """The line of one key: a list as ready is. All lines of a queue together are the place `waiting`."""
+
+    key: str
+
+
+Spot = Place | LinePlace
+
+
+def is_list(spot: Spot) -> bool:
+    """Say whether messages lie there in the order of their claims."""
+    return isinstance(spot, LinePlace) or spot in LISTS
+
+
+def place_of(spot: Spot) -> Place:
+    """Return the place that a person calls it."""
+    return "waiting" if isinstance(spot, LinePlace) else spot
+
+
+def redis_key(keys: Keys, spot: Spot) -> str:
+    """Return the Redis key that has its messages; `waiting` has one for each line."""
+    return keys.line(spot.key) if isinstance(spot, LinePlace) else str(getattr(keys, spot))
 
 
 def check_place(place: str, allowed: Sequence[Place] = PLACES) -> Place:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from reliq.admin.places import is_list, place_of, redis_key
 from reliq.call import Command, id_text
-from reliq.commands import LISTS
 from reliq.failure_note import FailureNote
 from reliq.keys import pattern
 from reliq.message import Confirmed
@@ -16,8 +16,8 @@ from reliq.wireformat import StateWord
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reliq.admin.places import Place
-    from reliq.commands import List, SortedSet
+    from reliq.admin.places import Spot
+    from reliq.commands import SortedSet
     from reliq.keys import Keys
 
 #: Keys of a queue that hold ids.
@@ -128,19 +128,19 @@ def leaving(keys: Keys) -> Command[int]:
     return Command(("HLEN", keys.leaving), lambda reply: max(0, int(reply) - 1))
 
 
-@runs("pending:ZCARD ready:LLEN unack:ZCARD retry:LLEN garbage:SCARD dead:XLEN")
-def size(keys: Keys, place: Place) -> Command[int]:
+@runs("pending:ZCARD ready:LLEN line:LLEN unack:ZCARD retry:LLEN garbage:SCARD dead:XLEN")
+def size(keys: Keys, spot: Spot) -> Command[int]:
     """Count what is in a place."""
-    command = {"ready": "LLEN", "retry": "LLEN", "garbage": "SCARD", "dead": "XLEN"}.get(place, "ZCARD")
-    return Command((command, getattr(keys, place)), int)
+    command = "LLEN" if is_list(spot) else {"garbage": "SCARD", "dead": "XLEN"}.get(place_of(spot), "ZCARD")
+    return Command((command, redis_key(keys, spot)), int)
 
 
-@runs("pending:ZRANGE ready:LRANGE unack:ZRANGE retry:LRANGE")
-def ids_at(keys: Keys, place: Place, at: int, count: int) -> Command[list[str]]:
+@runs("pending:ZRANGE ready:LRANGE line:LRANGE unack:ZRANGE retry:LRANGE")
+def ids_at(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]]:
     """Read ids of a list or sorted set from the place `at`, those first that come first."""
-    if place in LISTS:
-        return Command(("LRANGE", getattr(keys, place), -at - count, -at - 1), lambda reply: read_ids(reply[::-1]))
-    return Command(("ZRANGE", getattr(keys, place), at, at + count - 1), read_ids)
+    if is_list(spot):
+        return Command(("LRANGE", redis_key(keys, spot), -at - count, -at - 1), lambda reply: read_ids(reply[::-1]))
+    return Command(("ZRANGE", redis_key(keys, spot), at, at + count - 1), read_ids)
 
 
 @runs("pending:ZRANGE unack:ZRANGE")
@@ -167,17 +167,17 @@ def count_to(keys: Keys, place: SortedSet, score: float, *, without: bool = Fals
     return Command(("ZCOUNT", getattr(keys, place), "-inf", f"{'(' * without}{score!r}"), int)
 
 
-@runs("ready:LPOS retry:LPOS")
-def index_of(keys: Keys, place: List, id: str, *, newest_first: bool, most: int) -> Command[int | None]:
+@runs("ready:LPOS line:LPOS retry:LPOS")
+def index_of(keys: Keys, spot: Spot, id: str, *, newest_first: bool, most: int) -> Command[int | None]:
     """Return the index of an id in a list, 0 for the newest, when it is among the first or the newest `most`."""
     rank = "1" if newest_first else "-1"
-    return Command(("LPOS", _list(keys, place), id, "RANK", rank, "MAXLEN", most), _as_it_is)
+    return Command(("LPOS", redis_key(keys, spot), id, "RANK", rank, "MAXLEN", most), _as_it_is)
 
 
-@runs("ready:LRANGE retry:LRANGE")
-def newest_ids(keys: Keys, place: List, at: int, count: int) -> Command[list[str]]:
+@runs("ready:LRANGE line:LRANGE retry:LRANGE")
+def newest_ids(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]]:
     """Read ids of a list from the place `at`, those first that come last."""
-    return Command(("LRANGE", _list(keys, place), at, at + count - 1), read_ids)
+    return Command(("LRANGE", redis_key(keys, spot), at, at + count - 1), read_ids)
 
 
 @runs("pending:ZSCAN unack:ZSCAN garbage:SSCAN retries_left:HSCAN lease:HSCAN errors:HSCAN")
@@ -241,10 +241,6 @@ def newest_entries(keys: Keys, stream: Stream, before: str, count: int) -> Comma
 def _letter_failures(reply: Any) -> list[FailureNote]:
     fields = reply[0][1] if reply else []
     return FailureNote.parse_all(dict(zip(fields[::2], fields[1::2], strict=True)).get(b"note"))
-
-
-def _list(keys: Keys, place: List) -> str:
-    return keys.ready if place == "ready" else keys.retry
 
 
 def _as_it_is(reply: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from reliq import commands
 from reliq.admin.crons import forget_cron, pause_cron, resume_cron, run_cron
+from reliq.admin.message_keys import pause_key, resume_key
 from reliq.admin.reader import Reader
 from reliq.admin.shards import Resharder
 from reliq.control import pausing
@@ -36,6 +37,14 @@ class QueueAdmin(Reader):
         tokens = [token for part in parts for token in commands.push_wake_token(part.keys)]
         answers = parts[0].run_all([*(commands.unpause(part.keys) for part in parts), *tokens])
         return any(answers[: len(parts)])
+
+    def pause_key(self, queue: str, key: str, *, for_: Duration | None = None) -> None:
+        """Have no message of one key start, for `for_` seconds or until `resume_key`; what runs goes on."""
+        pause_key(self._redis.queue(queue), key, for_)
+
+    def resume_key(self, queue: str, key: str) -> bool:
+        """Have a key served again that is paused, or that a handler or its rate put to sleep; return whether it was."""
+        return resume_key(self._redis.queue(queue), key)
 
     def shards(self, queue: str) -> ShardsView:
         """Return how many shards a queue has, and the counts of each."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from reliq.snapshot.shard_maps import ShardMaps
     from reliq.snapshot.snapshot import Chosen
     from reliq.snapshot.waits import Waits
+    from reliq.transitions import KeyLines
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class QueueView:
             of those are busy with this queue.
         pause: who paused it and why; None when it is not paused.
         shards: how many shards it has, all of which are counted here.
+        waiting: how many wait in the lines of their keys.
+        lines: of the keys with most messages; None in a queue without keys.
     """
 
     queue: str
@@ -80,6 +83,18 @@ class QueueView:
     busy: int
     pause: Pause | None
     shards: int = 1
+    waiting: int = 0
+    lines: KeyLines | None = None
+
+    @property
+    def due(self) -> int:
+        """How many are due and wait for a worker, or for the turn of their key."""
+        return self.ready + self.retry + self.waiting
+
+    @property
+    def alive(self) -> int:
+        """How many have not ended."""
+        return self.pending + self.due + self.unack + self.garbage
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +209,8 @@ def _view(snapshot: QueueSnapshot, workers: Sequence[Worker], pause: Pause | Non
         busy=len(running_in(mine, snapshot.queue)),
         pause=pause,
         shards=snapshot.shards,
+        waiting=counts.waiting,
+        lines=snapshot.lines,
     )
 
 

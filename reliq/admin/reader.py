@@ -14,6 +14,7 @@ from reliq.admin.filters import EVERY_LETTER, EVERYTHING, Filter, LetterFilter, 
 from reliq.admin.groups import DeadGroups, GroupBy, dead_groups
 from reliq.admin.history import Minute, histories_of, overview_by_notes
 from reliq.admin.list import Entry, OnLook, messages_of, size_of
+from reliq.admin.message_keys import KeyPage, KeysView, key_of, key_page_of, keys_of
 from reliq.admin.page import MessagePage, SearchResult, page_of, search_in
 from reliq.admin.queues import Overview, overview, with_rates
 from reliq.admin.session import Sessions
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from reliq.message import Duration, Letter, Pause
     from reliq.roster import Worker
+    from reliq.transitions import KeyLine
     from reliq.transport.target import Target
 
 
@@ -163,7 +165,27 @@ class Reader:
         """Return messages of a state, what comes first first; call `on_look` with how many ids each step looked at."""
         return messages_of(self._redis.queue(queue), state, where, limit=limit, offset=offset, on_look=on_look)
 
-    def page(self, queue: str, state: str, *, after: str | None = None, limit: int = 50) -> MessagePage:
+    def keys(self, queue: str, *, limit: int = 20) -> KeysView:
+        """Return the keys of a queue with most messages that wait, and how many keys and messages do what."""
+        return keys_of(self._redis.queue(queue), limit)
+
+    def key(self, queue: str, key: str) -> KeyLine:
+        """Return how many messages of one key wait and run, and why they wait."""
+        return key_of(self._redis.queue(queue), key)
+
+    def key_page(self, queue: str, *, after: str | None = None, limit: int = 100) -> KeyPage:
+        """
+        Return some of all keys that have messages which wait or run, or that sleep; in no order.
+
+        A key that stays as it is is seen, and may be seen again.
+
+        Args:
+            after: the `after` of the page before; None for the first page.
+            limit: about so many keys, up to 200.
+        """
+        return key_page_of(self._redis.queue(queue), after, limit)
+
+    def page(self, queue: str, state: str, *, after: str | None = None, limit: int = 50, key: str = "") -> MessagePage:
         """
         Return the next messages of a state, what comes first first, of dead letters the newest.
 
@@ -174,8 +196,9 @@ class Reader:
         Args:
             after: the `after` of the page before; None for the first page.
             limit: the most messages, up to 200. Letters of large bodies are fewer, messages in garbage may be.
+            key: of the state waiting, whose messages are paged key by key.
         """
-        return page_of(self._redis.queue(queue), state, after, limit)
+        return page_of(self._redis.queue(queue), state, after, limit, key)
 
     def search(
         self,
@@ -191,7 +214,7 @@ class Reader:
         Look through a state for messages that `where` means, in the order of `page`, for a moment.
 
         Args:
-            where: a LetterFilter for the state dead.
+            where: a LetterFilter for the state dead; for the state waiting it says the key.
             after: the `after` of the search that this one goes on with.
             limit: the search ends when it has found so many, up to 200.
             for_seconds: and after this time, at most a minute.
@@ -209,9 +232,9 @@ class Reader:
         """Group the newest dead letters by why they died, looking for `for_seconds`, at most a minute."""
         return dead_groups(self._redis.queue(queue), where, by, for_seconds)
 
-    def size(self, queue: str, state: str) -> int:
-        """Return how many messages a state has."""
-        return size_of(self._redis.queue(queue), state)
+    def size(self, queue: str, state: str, *, key: str = "") -> int:
+        """Return how many messages a state has; of the state waiting with `key`, how many of that key."""
+        return size_of(self._redis.queue(queue), state, key)
 
     def count_messages(
         self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: remove.OnStep = ignore

@@ -135,7 +135,7 @@ def redrive(
         return RedriveResult() if left == 0 else _redrive(part, where, replace(options, limit=left), to, pace, step)
 
     pace = Pace(options.rate)
-    return in_turn(queue, redrive_part, on_step, RedriveResult())
+    return in_turn(queue.parts, redrive_part, on_step, RedriveResult())
 
 
 def _redrive(

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from reliq import transitions
 from reliq.admin.in_turn import in_turn
+from reliq.admin.lines import StatePart, parts_of
 from reliq.admin.list import size_of
-from reliq.admin.places import Place, check_place
+from reliq.admin.places import LinePlace, Place, Spot, check_place, is_list
 from reliq.admin.queries import size
 from reliq.admin.walk import Walk
-from reliq.commands import LISTS
 from reliq.control import tombstone_ms
 from reliq.ids import check_id
 from reliq.settings import BATCH_LIMIT
@@ -31,12 +31,10 @@ if TYPE_CHECKING:
     from reliq.admin.session import QueueSession
     from reliq.message import CancelStatus, Duration
 
-Taken = Literal["pending", "ready", "retry", "garbage"]
-
 #: States that hold messages which may be cancelled.
-CANCELLABLE: tuple[Place, ...] = ("pending", "ready", "retry", "unack")
+CANCELLABLE: tuple[Place, ...] = ("pending", "ready", "waiting", "retry", "unack")
 #: States that hold messages: dead letters are deleted by `admin.dead`.
-PURGEABLE: tuple[Place, ...] = ("pending", "ready", "unack", "retry", "garbage")
+PURGEABLE: tuple[Place, ...] = ("pending", "ready", "waiting", "unack", "retry", "garbage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +86,15 @@ OnStep = Callable[[int, RemoveResult], None]
 def purge(queue: QueueSession, state: str, where: Filter, on_step: OnStep) -> RemoveResult:
     """Delete the messages of a state that are there now; tell `on_step` how many each step looked at, and the sum."""
     place = check_place(state, PURGEABLE)
-    return in_turn(queue, lambda part, step, _: _purge(part, place, where, step), on_step, RemoveResult())
+    return in_turn(parts_of(queue, place, where), lambda part, step, _: _purge(part, step), on_step, RemoveResult())
 
 
-def _purge(queue: QueueSession, place: Place, where: Filter, on_step: OnStep) -> RemoveResult:
-    sum_of = RemoveResult()
-    most = queue.run(size(queue.keys, place))
-    walk = Walk(queue, place, where, ids_only=not where.is_set)
+def _purge(part: StatePart, on_step: OnStep) -> RemoveResult:
+    sum_of, (queue, spot, where) = RemoveResult(), part
+    most = queue.run(size(queue.keys, spot))
+    walk = Walk(queue, spot, where, ids_only=not where.is_set)
     for looked, found in walk.pieces():
-        done = remove(queue, place, [one.id for one in found])
+        done = remove(queue, spot, [one.id for one in found])
         walk.removed(done.purged)
         sum_of += done
         on_step(looked, sum_of)
@@ -115,18 +113,20 @@ def cancel(
 ) -> RemoveResult:
     """Cancel the messages of a state that are there now; as `purge`."""
     place, for_ms = check_place(state, CANCELLABLE), tombstone_ms(tombstone)
-    return in_turn(queue, lambda part, step, _: _cancel(part, place, where, for_ms, step), on_step, RemoveResult())
+    return in_turn(
+        parts_of(queue, place, where), lambda part, step, _: _cancel(part, for_ms, step), on_step, RemoveResult()
+    )
 
 
-def _cancel(queue: QueueSession, place: Place, where: Filter, for_ms: int | None, on_step: OnStep) -> RemoveResult:
-    sum_of = RemoveResult()
-    most = queue.run(size(queue.keys, place))
-    walk = Walk(queue, place, where)
+def _cancel(part: StatePart, for_ms: int | None, on_step: OnStep) -> RemoveResult:
+    sum_of, (queue, spot, where) = RemoveResult(), part
+    most = queue.run(size(queue.keys, spot))
+    walk = Walk(queue, spot, where)
     for looked, found in walk.pieces():
         ids = [one.id for one in found if not one.is_gone]
         answers = cancel_ids(queue, ids, for_ms)
         # A cancelled message leaves pending and unack at once, and a list when a worker meets it.
-        walk.removed(answers.count("cancelled") if place in ("pending", "unack") else 0)
+        walk.removed(answers.count("cancelled") if spot in ("pending", "unack") else 0)
         sum_of += _counted(ids, answers)
         on_step(looked, sum_of)
         if sum_of.found >= most:
@@ -140,14 +140,14 @@ def count(queue: QueueSession, state: str, where: Filter, on_step: OnStep) -> in
     if not where.is_set:
         return size_of(queue, place)
 
-    def count_part(part: QueueSession, step: OnStep, _before: RemoveResult) -> RemoveResult:
+    def count_part(part: StatePart, step: OnStep, _before: RemoveResult) -> RemoveResult:
         found = 0
-        for looked, some in Walk(part, place, where).pieces():
+        for looked, some in Walk(*part, ids_only=not part.where.is_set).pieces():
             found += len(some)
             step(looked, RemoveResult(found))
         return RemoveResult(found)
 
-    return in_turn(queue, count_part, on_step, RemoveResult()).found
+    return in_turn(parts_of(queue, place, where), count_part, on_step, RemoveResult()).found
 
 
 def cancel_each(queue: QueueSession, ids: Sequence[str], tombstone: Duration | None) -> dict[str, CancelStatus]:
@@ -171,14 +171,14 @@ def cancel_ids(queue: QueueSession, ids: Sequence[str], for_ms: int | None = Non
     return queue.run(transitions.cancel(queue.keys, ids, tombstone_ms=for_ms))
 
 
-def remove(queue: QueueSession, state: Place, ids: list[str], *, free_ids: bool = False) -> RemoveResult:
-    """Delete up to 500 messages of a state, given in their order, wherever they have gone meanwhile; as `purge`."""
+def remove(queue: QueueSession, spot: Spot, ids: list[str], *, free_ids: bool = False) -> RemoveResult:
+    """Delete up to 500 messages of a place, given in their order, wherever they have gone meanwhile; as `purge`."""
     purged = 0
-    if ids and state != "unack":
-        call = transitions.purge(queue.keys, ids, state=cast("Taken", state), free_ids=free_ids)
-        purged = queue.run(call)
+    if ids and spot != "unack":
+        line = {"state": "line", "line": spot.key} if isinstance(spot, LinePlace) else {"state": spot}
+        purged = queue.run(transitions.purge(queue.keys, ids, free_ids=free_ids, **cast("Any", line)))
     # A list gave its first ones; of pending nobody says which have moved on, and those purged are not found again.
-    rest = ids[purged:] if state in LISTS else ids if purged < len(ids) else []
+    rest = ids[purged:] if is_list(spot) else ids if purged < len(ids) else []
     after = _counted(rest, cancel_ids(queue, rest))
     return RemoveResult(
         len(ids), purged, after.cancelled, after.running, len(ids) - purged - after.cancelled - after.running

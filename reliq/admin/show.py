@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from reliq import commands
+from reliq import commands, transitions
 from reliq.admin import queries
 from reliq.admin.ends import End, ends_of_one, letter_searched, letters_of_one
+from reliq.admin.places import LinePlace
 from reliq.admin.workers import running_in, workers_alive
 from reliq.errors import ConfigurationError
 from reliq.failure_note import FailureNote
-from reliq.foreign import moment, whole_number
+from reliq.foreign import moment
 from reliq.ids import made_at
 from reliq.message import BARE, Header
-from reliq.wireformat import Delayed, StateWord, open_envelope
+from reliq.wireformat import Delayed, StateWord, open_envelope, read_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
     from reliq.admin.session import QueueSession
     from reliq.admin.workers import Running
     from reliq.commands import List
-    from reliq.message import Letter
+    from reliq.message import Letter, Priority
+    from reliq.transitions import KeyLine
 
-MessageState = Literal["pending", "ready", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "gone"]
+MessageState = Literal[
+    "pending", "ready", "waiting", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "gone"
+]
 
 #: An id is looked for among this many entries from either end of a list; that keeps Redis busy for some 5 ms.
 LOOK_THROUGH = 100_000
@@ -58,6 +62,9 @@ class MessageView:
         ends: how it ended, newest first, as far as it is remembered; an id can end more than once.
         letters: its dead letters, newest first.
         searched_all: whether no dead letter of it can have been missed.
+        key: empty when it has none.
+        line: of a message that waits, what its key does, or the messages of its priority; None for any other.
+        ahead: how many messages come before it in that line; None where it is deeper than is looked.
     """
 
     queue: str
@@ -81,6 +88,10 @@ class MessageView:
     ends: Sequence[End] = ()
     letters: Sequence[Letter] = ()
     searched_all: bool = True
+    key: str = ""
+    priority: Priority = "normal"
+    line: KeyLine | None = None
+    ahead: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +194,9 @@ class MessageReader:
 
     def _of_living(self, traces: _Traces) -> dict[str, Any]:
         header, body = (BARE, None) if traces.value is None else open_envelope(traces.value, bare=self._keys.bare)
-        left, note = whole_number(traces.left or b""), next(iter(traces.failures), FailureNote())
-        state = self._state(traces, never_failed=left is not None and left == header.retries)
+        (left, line), note = read_count(traces.left), next(iter(traces.failures), FailureNote())
+        ahead = self._ahead(traces, line)
+        state = self._state(traces, line, ahead, never_failed=left is not None and left == header.retries)
         deliveries = note.attempt
         if left is not None and header.retries is not None:
             deliveries = max(0, header.retries - left + (state in ("leased", "backoff")))
@@ -204,6 +216,10 @@ class MessageReader:
             "headers": header.headers,
             "body": body,
             "holder": self._holder() if state == "leased" else None,
+            "key": header.key or "",
+            "priority": header.priority,
+            "line": self._line(line) if state == "waiting" else None,
+            "ahead": ahead,
         }
 
     def _holder(self) -> Running | None:
@@ -211,16 +227,35 @@ class MessageReader:
         running = running_in(workers_alive(self._queue), self._queue.name)
         return next((row for row in running if row.id == self._id), None)
 
-    def _state(self, traces: _Traces, *, never_failed: bool) -> MessageState:
+    def _ahead(self, traces: _Traces, line: str) -> int | None:
+        """Return how many messages come before the message in its line; None when it is not met there."""
+        if not line or traces.pending is not None or traces.unack is not None or traces.in_garbage:
+            return None
+        spot = LinePlace(line)
+        looks = [
+            queries.index_of(self._keys, spot, self._id, newest_first=newest_first, most=LOOK_THROUGH)
+            for newest_first in (False, True)
+        ]
+        size, *found = self._queue.run_all([queries.size(self._keys, spot), *looks])
+        return next((max(0, size - 1 - at) for at in found if at is not None), None)
+
+    def _line(self, line: str) -> KeyLine | None:
+        """Return what the key of the message does."""
+        return next(iter(self._queue.run(transitions.lines(self._keys, of=[line])).largest), None) if line else None
+
+    def _state(self, traces: _Traces, line: str, ahead: int | None, *, never_failed: bool) -> MessageState:
         if traces.pending is not None:
             return "pending"
         if traces.unack is not None:
             return "backoff" if traces.word.waits else "leased"
         if traces.in_garbage:
             return "garbage"
-        if never_failed:
+        if ahead is not None:
+            return "waiting"
+        if never_failed and not line:
             return "ready"  # to retry goes only what has spent a retry
-        return self._list()
+        found = self._list()
+        return "waiting" if line and found == "ready or retry" else found
 
     def _list(self) -> MessageState:
         """Return which list has the id; `ready or retry` when it is deeper in a list than is looked."""
@@ -257,4 +292,6 @@ def _of_letter(letter: Letter) -> dict[str, Any]:
         "published": _published(letter.id, letter.header),
         "headers": letter.header.headers,
         "body": letter.payload,
+        "key": letter.header.key or "",
+        "priority": letter.header.priority,
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from reliq import commands
 from reliq.admin import queries
-from reliq.admin.places import STEP_IDS, Place
+from reliq.admin.places import STEP_IDS
 from reliq.message import BARE
 from reliq.wireformat import HEADER_LIMIT, MAGIC, open_envelope
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from reliq.admin.filters import Filter
+    from reliq.admin.places import Spot
     from reliq.admin.session import QueueSession
     from reliq.message import Header
 
@@ -42,16 +43,16 @@ class Found:
 
 class Walk:
     """
-    A walk through one state, except dead, a piece at a time.
+    A walk through one place, except dead, a piece at a time.
 
     What is claimed meanwhile shifts the rest towards the walker, so each look goes half over the last one: nothing
     is passed over unless messages leave faster than they are looked at. With `ids_only` no value is read.
     """
 
     def __init__(
-        self, queue: QueueSession, state: Place, where: Filter, *, offset: int = 0, ids_only: bool = False
+        self, queue: QueueSession, spot: Spot, where: Filter, *, offset: int = 0, ids_only: bool = False
     ) -> None:
-        self._queue, self._keys, self._state = queue, queue.keys, state
+        self._queue, self._keys, self._spot = queue, queue.keys, spot
         self._where, self._offset, self._at, self._ids_only = where, offset, offset, ids_only
 
     def pieces(self) -> Iterator[tuple[int, list[Found]]]:
@@ -72,13 +73,13 @@ class Walk:
         self._at = max(self._offset, self._at - count)
 
     def _ids(self) -> Iterator[list[str]]:
-        if self._state == "garbage":
+        if self._spot == "garbage":
             yield from self._garbage()
             return
         seen: set[str] = set()
         while True:
             back = min(STEP_IDS, self._at - self._offset)
-            window = self._queue.run(queries.ids_at(self._keys, self._state, self._at - back, back + STEP_IDS))
+            window = self._queue.run(queries.ids_at(self._keys, self._spot, self._at - back, back + STEP_IDS))
             fresh = [id for id in window if id not in seen]
             if not fresh:
                 return

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from reliq.admin import Admin, Filter, LetterFilter, RemoveResult
+from reliq.admin import Admin, Filter, RemoveResult
 from reliq.admin.places import PLACES
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
@@ -60,7 +60,9 @@ def _count(desk: Admin, queue: str, state: str, where: Filter, total: int) -> in
     with progress_bar("looking", total, RemoveResult(), lambda _sum: "nothing was deleted") as run:
         if state != "dead":
             return desk.count_messages(queue, state, where, on_step=run.step)
-        return desk.count_letters(queue, _letters(where), on_step=lambda looked, _sum: run.step(looked, RemoveResult()))
+        return desk.count_letters(
+            queue, where.of_letters(), on_step=lambda looked, _sum: run.step(looked, RemoveResult())
+        )
 
 
 def _delete(desk: Admin, queue: str, state: str, where: Filter, total: int) -> RemoveResult:
@@ -68,10 +70,8 @@ def _delete(desk: Admin, queue: str, state: str, where: Filter, total: int) -> R
         if state != "dead":
             return desk.purge(queue, state, where, on_step=run.step)
         desk.delete_letters(
-            queue, _letters(where), on_step=lambda looked, done: run.step(looked, RemoveResult(found=done, purged=done))
+            queue,
+            where.of_letters(),
+            on_step=lambda looked, done: run.step(looked, RemoveResult(found=done, purged=done)),
         )
         return run.sum
-
-
-def _letters(where: Filter) -> LetterFilter:
-    return LetterFilter(headers=where.headers, match=where.match)

@@ -41,11 +41,13 @@ def queues(
     if not seen.queues and not seen.unreadable:
         say("There is no queue in the registry; --scan looks for others.")
     else:
-        foreign = any(view.layout != "reliq" for view in seen.queues)
         rated = any(view.rates is not None for view in seen.queues)
-        more = [
-            name for name, due in (("shards", any(view.shards > 1 for view in seen.queues)), ("layout", foreign)) if due
-        ]
+        due = {
+            "waiting": any(view.lines for view in seen.queues),
+            "shards": any(view.shards > 1 for view in seen.queues),
+            "layout": any(view.layout != "reliq" for view in seen.queues),
+        }
+        more = [name for name, is_due in due.items() if is_due]
         columns = (*QUEUE_COLUMNS, *(RATE_COLUMNS if rated else ()), "workers", *more)
         print_table(
             columns, [(*_row(view, rated=rated), *(getattr(view, name) for name in more)) for view in seen.queues]

@@ -32,7 +32,8 @@ SLOT_WIDTH, LATE_WIDTH, INDENT = 38, 7, 2
 #: A picture beside the numbers has at least this many columns.
 LEAST_PICTURE = 24
 SPARKS = "▁▂▃▄▅▆▇█"
-STATE_STYLES = {"ready": "yellow", "pending": "blue", "leased": "green", "backoff": "magenta", "retry": "red"}
+STATE_STYLES = {"ready": "yellow", "waiting": "cyan", "pending": "blue", "leased": "green", "backoff": "magenta"}
+STATE_STYLES |= {"retry": "red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,8 @@ def _sides(left: Text, right: Text, width: int) -> Text:
 def _queues(moment: Moment, width: int, most: int) -> list[Text]:
     """Return a title and the queues that fit; when not all do, the latest and largest."""
     views = list(moment.overview.queues)
-    columns = [*STATE_STYLES, "dead", "in/s", "acked/s", "failed/s"]
+    states = [state for state in STATE_STYLES if state != "waiting" or any(view.lines for view in views)]
+    columns = [*states, "dead", "in/s", "acked/s", "failed/s"]
     named = max(map(cell_len, ("queue", *(view.queue for view in views)))) + 1
     beside = LATE_WIDTH + sum(_cell(name, width) for name in columns) + (LEAST_PICTURE if width >= WIDE else 0)
     stacked = named > width - beside  # a name is never cut: it has a line with the picture then
@@ -133,30 +135,31 @@ def _queues(moment: Moment, width: int, most: int) -> list[Text]:
     title.stylize("bold underline")
     room = max(1, (most - 1) // (1 if width >= WIDE and not stacked else 2))
     if len(views) > room:
-        worst = sorted(views, key=lambda view: (-(view.late or 0.0), -_backlog(view)))[: max(1, room - 1)]
+        worst = sorted(views, key=lambda view: (-(view.late or 0.0), -view.due))[: max(1, room - 1)]
         views = [view for view in views if view in worst]
     lines = [title]
     for view in views:
-        lines += _stacked(view, moment.trends, width) if stacked else _in_line(view, moment.trends, named, width)
+        numbers, trends = _numbers(view, states, width), moment.trends
+        lines += _stacked(view, numbers, trends, width) if stacked else _in_line(view, numbers, trends, named, width)
     if hidden := len(moment.overview.queues) - len(views):
         lines.append(Text(f"and {hidden} more queues, less late than these", "dim"))
     return lines
 
 
-def _in_line(view: QueueView, trends: Mapping[str, Trend], named: int, width: int) -> list[Text]:
+def _in_line(view: QueueView, told: Text, trends: Mapping[str, Trend], named: int, width: int) -> list[Text]:
     """Return a queue's name and numbers, and its picture beside them or below."""
-    numbers = Text.assemble((set_cell_size(view.queue, named), "bold"), _numbers(view, width))
+    numbers = Text.assemble((set_cell_size(view.queue, named), "bold"), told)
     if width < WIDE:
         return [numbers, Text.assemble(" " * INDENT, _picture(view, trends, width - INDENT))]
     return [Text.assemble(numbers, " " * INDENT, _picture(view, trends, width - numbers.cell_len - INDENT))]
 
 
-def _stacked(view: QueueView, trends: Mapping[str, Trend], width: int) -> list[Text]:
+def _stacked(view: QueueView, numbers: Text, trends: Mapping[str, Trend], width: int) -> list[Text]:
     """Return a queue's name and picture, and its numbers below."""
     picture = _picture(view, trends, max(0, width - cell_len(view.queue) - INDENT))
     return [
         Text.assemble((view.queue, "bold"), " " * INDENT, picture),
-        Text.assemble(" " * INDENT, _numbers(view, width)),
+        Text.assemble(" " * INDENT, numbers),
     ]
 
 
@@ -165,15 +168,12 @@ def _cell(name: str, width: int) -> int:
     return max(len(name), 6 if width >= WIDE else 4) + 1
 
 
-def _backlog(view: QueueView) -> int:
-    return view.ready + view.retry
-
-
-def _numbers(view: QueueView, width: int) -> Text:
+def _numbers(view: QueueView, states: Sequence[str], width: int) -> Text:
     late = "?" if view.late is None else spoken(view.late if view.late >= 1 else 0)
     style = "bold red" if (view.late or 0) >= RED_SECONDS else "yellow" if (view.late or 0) >= YELLOW_SECONDS else ""
     line = Text(f"{late:>{LATE_WIDTH}}", style)
-    for state, number in [*_sizes(view).items(), ("dead", view.dead)]:
+    sizes = _sizes(view) | {"dead": view.dead}
+    for state, number in ((state, sizes[state]) for state in (*states, "dead")):
         line.append(f"{_short(number):>{_cell(state, width)}}", "dim" if not number else STATE_STYLES.get(state, "red"))
     if view.rates is not None:
         rates = (view.rates.arrived, view.rates.acked, view.rates.failed)
@@ -189,7 +189,7 @@ def _short(number: int) -> str:
 
 def _sizes(view: QueueView) -> dict[str, int]:
     leased = view.unack - view.backoff
-    sizes = (view.ready, view.pending, leased, view.backoff, view.retry)
+    sizes = (view.ready, view.waiting, view.pending, leased, view.backoff, view.retry)
     return dict(zip(STATE_STYLES, sizes, strict=True))
 
 

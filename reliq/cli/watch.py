@@ -104,7 +104,8 @@ def line_of(moment: Moment) -> str:
     late = max((view.late for view in views if view.late is not None), default=0.0)
     sums = {
         name: sum(getattr(view, name) for view in views)
-        for name in ("ready", "pending", "unack", "backoff", "retry", "dead")
+        for name in ("ready", "waiting", "pending", "unack", "backoff", "retry", "dead")
+        if name != "waiting" or any(view.lines for view in views)
     }
     sums["unack"] -= sums["backoff"]
     said = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"queues={len(views)}", f"late={spoken(late)}"]

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 STATES = ("pending", "ready", "unack", "retry", "garbage")
+#: One more of a queue with keys: what waits in the lines of keys.
+WAITING = "waiting"
 
 #: The totals that Redis counts for a queue, by their names in `B:totals`; `retried` has one for each cause.
 TOTALS = {
@@ -26,6 +28,8 @@ CAUSES = ("nack", "lease")
 #: Classes of exceptions that a queue has series for; those that come after them are `other`.
 CLASSES_LIMIT = 20
 OTHER = "other"
+#: Keys that a queue has series for, characters of one that its series say, and the label of all the others together.
+KEYS_LIMIT, KEY_LENGTH, REST = 10, 64, "(all others)"
 
 #: Buckets in seconds: from 1 ms to 10 minutes for handlers and publishes, to an hour for the lag. From 0.1 s on a bucket
 #: ends at most twice as late as the one before it, from 30 s down mostly half as late again: a quantile is off by less.
@@ -94,6 +98,18 @@ OLDEST = Spec(
     "gauge",
     "How long ago the first message of a state was due; of unack, how long ago its lease or wait ended.",
     ("queue", "state"),
+)
+KEYS = Spec(
+    "reliq_keys",
+    "gauge",
+    "Keys whose messages wait: `in_turn` for a worker, `asleep` for a rate or a pause.",
+    ("queue", "state"),
+)
+KEY_WAITING = Spec(
+    "reliq_key_waiting",
+    "gauge",
+    "Messages that wait in the lines of the ten keys with most, and of all others together.",
+    ("queue", "key"),
 )
 PAUSED = Spec("reliq_paused", "gauge", "1 while the queue is paused.", ("queue",))
 SHARED = Spec(
@@ -213,6 +229,7 @@ PUBLISHED = Spec(
 )
 
 _OF_QUEUES = (MESSAGES, DEAD_LETTERS, BACKLOG, MISSING, UNACK, OLDEST, PAUSED, SHARED, *COUNTED.values(), RETRIED)
+_OF_KEYS = (KEYS, KEY_WAITING)
 _OF_PERIODIC_ENTRIES = (CRON_LAST, CRON_NEXT, CRON_MISSED, CRON_SKIPPED)
 _OF_REDIS = (
     REDIS_UP,
@@ -240,7 +257,7 @@ def _by_name(*specs: Spec) -> dict[str, Spec]:
 MEASURED: Mapping[str, Spec] = _by_name(*_OF_PROCESSES)
 #: Every metric on the page of a worker.
 SERVED: Mapping[str, Spec] = _by_name(
-    *_OF_QUEUES, *_OF_PERIODIC_ENTRIES, LEFT_OUT, *_OF_REDIS, *_OF_PROCESSES, *_OF_WORKERS
+    *_OF_QUEUES, *_OF_KEYS, *_OF_PERIODIC_ENTRIES, LEFT_OUT, *_OF_REDIS, *_OF_PROCESSES, *_OF_WORKERS
 )
 #: Every metric; those of producers are in the registry of their application.
 ALL: Mapping[str, Spec] = {**SERVED, **_by_name(PUBLISH, PUBLISHED)}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from reliq.metrics.names import Spec
     from reliq.snapshot.queue_look import QueueSnapshot
     from reliq.snapshot.snapshot import Snapshot
+    from reliq.transitions import KeyLines
 
 #: A scrape waits this long for Redis: it answers within 2 s, with Redis or without.
 SCRAPE_SECONDS = 1.5
@@ -114,7 +115,7 @@ def _of_redis(facts: Mapping[str, str]) -> Iterator[Family]:
 
 def _of_queues(snapshots: Sequence[QueueSnapshot]) -> Iterator[Family]:
     rows = _labelled(snapshots)
-    yield _by_label(names.MESSAGES, rows, lambda one: {state: getattr(one.counts, state) for state in names.STATES})
+    yield _by_label(names.MESSAGES, rows, lambda one: {state: getattr(one.counts, state) for state in _states(one)})
     yield _by_label(names.UNACK, rows, lambda one: {"leased": one.counts.unack - one.backoff, "backoff": one.backoff})
     yield _by_label(names.OLDEST, rows, lambda one: one.oldest)
     yield _by_queue(names.DEAD_LETTERS, rows, lambda one: one.counts.dead)
@@ -130,7 +131,30 @@ def _of_queues(snapshots: Sequence[QueueSnapshot]) -> Iterator[Family]:
         rows,
         lambda one: {cause: one.counts.totals.get(f"retried_{cause}", 0) for cause in names.CAUSES},
     )
+    yield from _of_keys({queue: one for queue, one in rows.items() if one.lines})
     yield from _of_periodic_entries(rows)
+
+
+def _states(snapshot: QueueSnapshot) -> tuple[str, ...]:
+    return (*names.STATES, names.WAITING) if snapshot.counts.keyed else names.STATES
+
+
+def _of_keys(rows: Mapping[str, QueueSnapshot]) -> Iterator[Family]:
+    """Yield the metrics of queues with keys; names of keys are users', so few of them are told, and none at length."""
+    yield _by_label(
+        names.KEYS, rows, lambda one: {"in_turn": one.lines.in_turn, "asleep": one.lines.asleep} if one.lines else {}
+    )
+    yield _by_label(names.KEY_WAITING, rows, lambda one: _largest(one.lines, one.counts.waiting) if one.lines else {})
+
+
+def _largest(lines: KeyLines, waiting: int) -> dict[str, int]:
+    """Return how many messages of the largest keys wait, and of all others together."""
+    found = Counter[str]()
+    for one in lines.largest[: names.KEYS_LIMIT]:
+        if one.waiting:
+            found[printable(one.key)[: names.KEY_LENGTH]] += one.waiting
+    found[names.REST] += max(0, waiting - found.total())
+    return found
 
 
 def _of_periodic_entries(rows: Mapping[str, QueueSnapshot]) -> Iterator[Family]:

@@ -11,6 +11,7 @@ from reliq.crons import CronState
 from reliq.errors import ProtocolError, RedisRefusedError, RedisUnavailableError
 from reliq.ids import made_at
 from reliq.message import Counts
+from reliq.transitions import KeyLines
 from reliq.wireformat import DUE_BYTES, envelope_due
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class QueueSnapshot:
         overdue: how many pending messages are due.
         crons: its periodic entries.
         shards: how many shards were looked at.
+        lines: of the keys with most messages; None in a queue without keys.
     """
 
     keys: Keys
@@ -44,6 +46,7 @@ class QueueSnapshot:
     overdue: int
     crons: Sequence[CronState] = ()
     shards: int = 1
+    lines: KeyLines | None = None
 
     @classmethod
     def sum(cls, parts: Sequence[QueueSnapshot]) -> QueueSnapshot:
@@ -61,6 +64,7 @@ class QueueSnapshot:
             sum(part.overdue for part in parts),
             parts[0].crons,  # the first shard has them all
             len(parts),
+            next((part.lines for part in parts if part.lines), None),
         )
 
     @property
@@ -76,7 +80,7 @@ class QueueSnapshot:
 
 class QueueLook:
     """
-    One look at one queue: `first_requests`, `take_first`, `second_requests`, `take_second`, then `snapshot`.
+    One look at one queue: three times requests and the taking of their answers, then `snapshot`.
 
     Args:
         waits: what earlier looks saw waiting; a bare body does not say since when it does.
@@ -95,6 +99,7 @@ class QueueLook:
         self._now_ms = 0.0
         self._overdue = 0
         self._crons = list[CronState]()
+        self._lines: KeyLines | None = None
 
     def first_requests(self) -> list[Request[Any]]:
         """Return what can be asked at once."""
@@ -131,17 +136,15 @@ class QueueLook:
             asked.append(commands.retries_left(self.keys, [*self._newest.values()]))
         if self._is_overdue:
             asked.append(commands.due_count(self.keys, self._now_ms / 1000))
+        if self._told["counts"].keyed:
+            asked.append(transitions.lines(self.keys))
         return asked
 
     def take_second(self, answers: Sequence[Any], now_ms: float) -> None:
         """Take the answers to `second_requests`; one that was refused is passed over."""
         rest = iter(answers)
         for place, id in self._heads().items():
-            start = next(rest)
-            due = envelope_due(start) if isinstance(start, bytes) else None
-            due = made_at(id) if due is None else due
-            if due is not None:
-                self._due_ms[place] = due
+            self._take_due(place, id, next(rest))
         if self._told["sample"] and isinstance(words := next(rest), list):
             self._waiting = sum(word.waits for word in words) / len(words)
         if self._newest:
@@ -149,6 +152,17 @@ class QueueLook:
             self._waits.remember(self.keys, self._newest, lefts if isinstance(lefts, list) else [], now_ms)
         if self._is_overdue and isinstance(overdue := next(rest), int):
             self._overdue = overdue
+        if self._told["counts"].keyed and isinstance(lines := next(rest), KeyLines):
+            self._lines = lines
+
+    def third_requests(self) -> list[Request[Any]]:
+        """Return what the second answers lead to: the due time of the message whose turn is next."""
+        return [commands.body_start(self.keys, self._lines.next, DUE_BYTES)] if self._lines and self._lines.next else []
+
+    def take_third(self, answers: Sequence[Any]) -> None:
+        """Take the answers to `third_requests`."""
+        for answer in answers:
+            self._take_due("waiting", self._lines.next if self._lines else "", answer)
 
     def snapshot(self, now_ms: float) -> QueueSnapshot:
         """Return what was seen; an empty state has nothing late."""
@@ -158,7 +172,14 @@ class QueueLook:
             if not getattr(counts, place):
                 oldest.setdefault(place, 0.0)
         waiting = round(counts.unack * self._waiting)
-        return QueueSnapshot(self.keys, counts, oldest, waiting, self._overdue, self._crons)
+        return QueueSnapshot(self.keys, counts, oldest, waiting, self._overdue, self._crons, lines=self._lines)
+
+    def _take_due(self, place: str, id: str, start: Any) -> None:
+        """Note since when the first message of a place has been due, by the start of its value, or else by its id."""
+        due = envelope_due(start) if isinstance(start, bytes) else None
+        due = made_at(id) if due is None else due
+        if due is not None:
+            self._due_ms[place] = due
 
     @property
     def _is_overdue(self) -> bool:

@@ -97,6 +97,8 @@ class SnapshotReader:
         readable = [look for keys, looks in parts.items() if keys not in unreadable for look in looks]
         for look, answers in zip(readable, self._asked([look.second_requests() for look in readable]), strict=True):
             look.take_second(answers, now_ms)
+        for look, answers in zip(readable, self._asked([look.third_requests() for look in readable]), strict=True):
+            look.take_third(answers)
         self._waits.keep(chosen.queues)
         self._maps.keep(chosen.queues)
         seen = [

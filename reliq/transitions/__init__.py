@@ -16,6 +16,7 @@ from reliq.transitions.delivering import (
     promote,
     reclaim,
 )
+from reliq.transitions.lines import KeyLine, KeyLines, KeyState, lines, sleep
 from reliq.transitions.periodic import InForce, Tick, TickStatus, register, tick
 from reliq.transitions.protocol import CallNumber
 from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
@@ -45,6 +46,9 @@ __all__ = [
     "ClaimAnswer",
     "Departure",
     "InForce",
+    "KeyLine",
+    "KeyLines",
+    "KeyState",
     "LeavingState",
     "PublishAnswer",
     "ReclaimAnswer",
@@ -65,6 +69,7 @@ __all__ = [
     "failure",
     "forget",
     "leave",
+    "lines",
     "nack",
     "promote",
     "publish",
@@ -75,6 +80,7 @@ __all__ = [
     "release",
     "remap",
     "reschedule",
+    "sleep",
     "snooze",
     "tick",
     "tidy",

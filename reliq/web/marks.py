@@ -23,14 +23,9 @@ class QueueMark(NamedTuple):
     text: str
 
 
-def alive(view: QueueView) -> int:
-    """Return how many messages have not ended."""
-    return view.pending + view.ready + view.unack + view.retry + view.garbage
-
-
 def is_unwatched(view: QueueView) -> bool:
     """Return whether messages wait in a queue that nobody works on: no worker is there, and nothing is acked."""
-    return view.workers == 0 and alive(view) > 0 and not (view.rates and view.rates.acked)
+    return view.workers == 0 and view.alive > 0 and not (view.rates and view.rates.acked)
 
 
 def marks(view: QueueView) -> list[QueueMark]:

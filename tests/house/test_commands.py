@@ -9,8 +9,8 @@ import pytest
 
 from reliq import commands, crons, minutes, shardmap, stacks
 from reliq import keys as key_names
-from reliq.admin import queries, queue_queries, server
-from reliq.admin.places import PLACES, TYPES
+from reliq.admin import key_queries, queries, queue_queries, server
+from reliq.admin.places import PLACES, TYPES, LinePlace
 from reliq.keys import Keys, stack_request_key, stacks_key, worker_key
 from reliq.lua import script
 from reliq.message import Pause
@@ -21,7 +21,19 @@ from reliq.settings import Durability
 from reliq.testing import queries as testing_queries
 
 PACKAGE = Path(commands.__file__).parent
-MODULES = (commands, crons, minutes, shardmap, stacks, queries, queue_queries, server, testing_queries, lanes)
+MODULES = (
+    commands,
+    crons,
+    minutes,
+    shardmap,
+    stacks,
+    queries,
+    queue_queries,
+    key_queries,
+    server,
+    testing_queries,
+    lanes,
+)
 FUNCTIONS = [
     function
     for module in MODULES
@@ -33,6 +45,7 @@ KEYS = Keys("q")
 #: What each parameter may be given: a value for each way that a function may go.
 GIVEN = {
     "after": ("", "1-0"),
+    "among": ("ring", "asleep"),
     "any_key": ("elsewhere",),
     "any_keys": (["elsewhere"],),
     "asked": (list,),
@@ -90,14 +103,14 @@ PLACES = {
     "first_score": ("pending", "unack"),
     "end_of": ("ready", "retry"),
     "due_between": ("pending", "unack"),
-    "ids_at": ("pending", "ready", "unack", "retry"),
-    "index_of": ("ready", "retry"),
-    "newest_ids": ("ready", "retry"),
+    "ids_at": ("pending", "ready", "unack", "retry", LinePlace("tenant")),
+    "index_of": ("ready", "retry", LinePlace("tenant")),
+    "newest_ids": ("ready", "retry", LinePlace("tenant")),
     "scored_at": ("pending", "unack"),
     "rank": ("pending", "unack"),
     "score": ("pending", "unack"),
     "count_to": ("pending", "unack"),
-    "size": PLACES,
+    "size": (*(place for place in PLACES if place != "waiting"), LinePlace("tenant")),
 }
 
 
@@ -121,7 +134,7 @@ def made_by(function):
     """Return the command and key names of all that a function makes, for every way that it may go."""
     found = set()
     names = inspect.signature(function).parameters
-    for given in product(*(PLACES[function.__name__] if name == "place" else GIVEN[name] for name in names)):
+    for given in product(*(PLACES[function.__name__] if name in ("place", "spot") else GIVEN[name] for name in names)):
         made = function(**dict(zip(names, given, strict=True)))
         for one in made if isinstance(made, list) else [made]:
             command, *rest = one.command

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from panels import ANNOTATIONS, BY_TITLE, DASHBOARD, GRAFANA, PANELS, QUERIES, filled, properties, row
 
-ROWS = ["Now", "Health", "Flow", "Latency", "States", "Periodic entries", "Workers", "Redis"]
+ROWS = ["Now", "Health", "Flow", "Latency", "States", "Keys", "Periodic entries", "Workers", "Redis"]
 COLUMNS = 24
 #: Of Grafana 11: older versions refuse newer ones, newer ones move older ones on.
 SCHEMA_VERSION = 39

@@ -47,7 +47,8 @@ def run_by(client, call):
     one = call.script
     items = (len(call.args) - len(one.args)) // max(1, len(one.tail_args))
     names = dict(zip(call.keys, (*one.keys, *(name for name in one.tail_keys for _ in range(items))), strict=False))
-    return {(command, names[key] if key else "") for command, _, key in ran}
+    lines = next((key for key, name in names.items() if name == "line"), " ")
+    return {(command, "line" if key.startswith(lines) else names[key] if key else "") for command, _, key in ran}
 
 
 def cut_after(client, call, writes):

@@ -77,6 +77,7 @@ def stage(run, client, keys):
         "extend": t.extend(keys, [by_id["extended"], by_id["cancelled-running"]], lease_ms=1000, clock=LATER),
         "forget": t.forget(keys, letters=True, clock=LATER),
         "leave": t.leave(other, away, clock=LATER),
+        "lines": t.lines(keys, clock=LATER),
         "nack": t.nack(
             keys,
             [
@@ -104,6 +105,7 @@ def stage(run, client, keys):
         "release": t.release(keys, [by_id["released"], by_id["cancelled-running"]], clock=LATER),
         "remap": t.remap(keys, b"", b'{"epoch":1,"n":2,"was":1,"state":"growing"}', clock=LATER),
         "reschedule": t.reschedule(keys, ["moved", "waiting", "ready-too", "extended"], delay_ms=1, clock=LATER),
+        "sleep": t.sleep(keys, "tenant", for_ms=60_000, clock=LATER),
         "snooze": t.snooze(keys, [(by_id["snoozed"], 5), (by_id["cancelled-running"], 5)], clock=LATER),
         "tick": t.tick(keys, daily_tick(due_ms=LATER // 1000 + 5), ttl_ms=1000, retries=1, clock=LATER),
         "tidy": t.tidy(keys, clock=micros(ms=-7_200_000)),

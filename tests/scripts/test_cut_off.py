@@ -22,7 +22,7 @@ STATES, LONG_STATES, STEPS = 6, 150, 40
 #: A claim takes so many in its hand, and puts those back that must wait.
 LIMIT = 4
 #: They only look, or write once; `check`, which acts on what is unsound, is made again where one of these was cut off.
-LOOKS = {"ask", "counts", "forget", "remap"}
+LOOKS = {"ask", "counts", "forget", "lines", "remap"}
 #: They are three steps of one move: test_relocation.py cuts them off.
 MOVES = {"depart", "arrive", "leave"}
 #: What may stay wrong after a repair: the account cannot be mended, the others pass by themselves.
@@ -127,6 +127,8 @@ def _calls(one, chance):
     yield t.redrive(keys, letters, ttl_ms=HOUR_MS, delay_ms=chance.choice([0, 800]), clock=clock)
     for state in ("pending", "ready", "retry", "garbage"):
         yield t.purge(keys, list(getattr(one.model, state))[:2], state=state)
+    for for_ms in (5, 0):
+        yield t.sleep(keys, "tenant", for_ms=for_ms, clock=clock)
     yield t.tidy(keys, clock=one.model.now - 3_600_000_000)
     yield t.register(keys, [("daily", "every 60"), ("hourly", "every 3600")], newest=True, clock=clock)
     one.run(t.register(keys, [("daily", "every 60")], newest=True, clock=one.model.now))

@@ -63,10 +63,21 @@ def calls(run, client, keys):
     run(t.publish(third, [("empty", b"body")], t.CallNumber("p", 1), ttl_ms=9, retries=1))
     client.delete(third.msg("empty"))
     calls["depart"].append(t.depart(third, ["empty"], state="ready"))
+    calls["lines"], calls["sleep"] = _of_keys(client, keys)
     client.hset(keys.cron, "daily asked", 7)
     sooner = daily_tick(2, due_ms=NOON // 1000 + 1)
     calls["tick"] += [t.tick(keys, one, ttl_ms=1, retries=1, clock=NOON) for one in (sooner, daily_tick(3, asked=7))]
     return calls
+
+
+def _of_keys(client, keys):
+    """Looks at the lines of one key, and of the largest; a key put to sleep and woken, beside another in the ring."""
+    client.hset(keys.limits, mapping={"on": 1, "per_key": 2, "rate_us": 5, "burst": 9, "weighted": 1})
+    client.hset(keys.limits, mapping={"concurrency": 9, "weight:tenant": 2})
+    client.lpush(keys.line("tenant"), "of-tenant")
+    client.zadd(keys.ring, {"tenant": 1, "other": 2})
+    spans = (60_000, 0, None, 0)
+    return [t.lines(keys), t.lines(keys, of=["a"])], [t.sleep(keys, "tenant", for_ms=one) for one in spans]
 
 
 def _publishes(client, keys):
@@ -167,9 +178,9 @@ def test_a_role_may_run_every_script_that_it_makes_and_nothing_that_it_does_not_
 def test_a_viewer_looks_by_every_script_of_a_viewer_and_mends_by_none(calls, play, client):
     looks = [
         call
-        for name in ("counts", "check")
+        for name in ("counts", "check", "lines")
         for call in calls[name]
-        if call.script.name == "counts" or not any(call.args[5::8])
+        if call.script.name != "check" or not any(call.args[5::8])
     ]
     before = {key: client.dump(key) for key in client.scan_iter()}
 

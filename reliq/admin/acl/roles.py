@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from reliq import commands, crons, minutes, shardmap, stacks
-from reliq.admin import queries, queue_queries, server
+from reliq.admin import key_queries, queries, queue_queries, server
 from reliq.admin.fsck.ids import CHECK
 from reliq.lua import script
 from reliq.relay import lanes
@@ -51,6 +51,7 @@ ONLY_READ = frozenset(
         "XREVRANGE",
         "ZCARD",
         "ZCOUNT",
+        "ZLEXCOUNT",
         "ZMSCORE",
         "ZRANDMEMBER",
         "ZREVRANGE",
@@ -68,12 +69,15 @@ _TO_RESHARD = ("arrive", "ask", "cancel", "depart", "leave", "remap")
 _TRANSITIONS: dict[Role, tuple[str, ...]] = {
     "producer": ("publish", "ask"),
     "consumer": (
-        *(*_TO_RESHARD, "ack", "claim", "collect", "counts", "extend", "nack"),
+        *(*_TO_RESHARD, "ack", "claim", "collect", "counts", "extend", "lines", "nack"),
         *("promote", "reclaim", "register", "release", "snooze", "tick", "tidy"),
     ),
-    "operator": ("counts", "forget", "publish", "purge", "redrive", "reschedule", *_TO_RESHARD),
-    "viewer": ("counts",),
-    "exporter": ("counts",),
+    "operator": (
+        *("counts", "forget", "lines", "publish", "purge", "redrive", "reschedule", "sleep"),
+        *_TO_RESHARD,
+    ),
+    "viewer": ("counts", "lines"),
+    "exporter": ("counts", "lines"),
 }
 SCRIPTS: dict[Role, tuple[Script, ...]] = {role: tuple(map(script, names)) for role, names in _TRANSITIONS.items()}
 SCRIPTS["operator"] += (CHECK,)
@@ -110,7 +114,7 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
         *(commands.delete_letters, commands.letters_between, commands.claims),
         shardmap.map_text,
         *(commands.pause, commands.paused, commands.unpause, commands.push_wake_token),
-        *(made for made in USES if made.__module__ in (queries.__name__, queue_queries.__name__)),
+        *(made for made in USES if made.__module__ in (queries.__name__, queue_queries.__name__, key_queries.__name__)),
         *(server.keys_scanned, server.type_of_key, minutes.noted, stacks.request, stacks.look),
         *(crons.pause_cron, crons.resume_cron, crons.ask_run, crons.asked_run, crons.withdraw_run, crons.forget_cron),
     ),

@@ -1,0 +1,146 @@
+"""The keys of a queue's messages: the largest, one, or all of them a page at a time; and the pause of one."""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from reliq import transitions
+from reliq.admin import key_queries
+from reliq.admin.lines import NO_LINES
+from reliq.errors import ConfigurationError
+from reliq.settings import milliseconds, seconds, whole
+from reliq.wireformat import check_key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reliq.admin.key_queries import KeySet
+    from reliq.admin.session import QueueSession
+    from reliq.call import Call
+    from reliq.message import Duration
+    from reliq.transitions import KeyLine
+
+#: One look tells at most so many keys.
+KEYS_LIMIT = 200
+_PLACE = re.compile(r"(ring|asleep) ([0-9]{1,20})|held (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class KeysView:
+    """
+    The keys of a queue at one moment.
+
+    Attributes:
+        largest: those with most waiting messages first: all keys of a queue that has up to a hundred, and of one that has
+            more those with a share of what waits.
+        waiting: how many messages wait in all lines.
+        in_turn: how many keys wait for a worker.
+        asleep: how many keys sleep, or are paused.
+        running: how many messages run, over all processes.
+        is_full: whether none may start now: the queue's rate or concurrency is used up, or the whole queue sleeps.
+        asleep_until: until when the whole queue sleeps, in unix seconds by Redis' clock; None when it does not.
+    """
+
+    largest: Sequence[KeyLine]
+    waiting: int
+    in_turn: int
+    asleep: int
+    running: int
+    is_full: bool
+    asleep_until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPage:
+    """
+    A page of keys.
+
+    Attributes:
+        items: in no order; a page in the middle may have none.
+        after: what the next page is asked for with; None after the last.
+    """
+
+    items: Sequence[KeyLine]
+    after: str | None
+
+
+def keys_of(queue: QueueSession, limit: int) -> KeysView:
+    """Return the keys of a queue with most waiting messages; raise ConfigurationError for a limit that is not allowed."""
+    most = whole("limit", limit, least=1, most=KEYS_LIMIT)
+    asked: list[Call[Any]] = [transitions.counts(queue.keys), transitions.lines(queue.keys, most=most)]
+    counts, seen = queue.run_all(asked)
+    return KeysView(
+        seen.largest,
+        counts.waiting,
+        seen.in_turn,
+        seen.asleep,
+        seen.running,
+        seen.is_full,
+        asleep_until=seen.asleep_until,
+    )
+
+
+def key_of(queue: QueueSession, key: str) -> KeyLine:
+    """Return what one key does; raise ConfigurationError for one that no message can have."""
+    return queue.run(transitions.lines(queue.keys, of=[check_key(key)])).largest[0]
+
+
+def key_page_of(queue: QueueSession, after: str | None, limit: int) -> KeyPage:
+    """Return the next keys; raise ConfigurationError for a place or limit that is not allowed."""
+    count = whole("limit", limit, least=1, most=KEYS_LIMIT)
+    among, at = _parsed(after)
+    if among == "held":
+        names = queue.run(key_queries.keys_holding(queue.keys, at, count))
+        following = f"held {names[-1]}" if names else None
+    else:
+        cursor, names = queue.run(key_queries.keys_among(queue.keys, cast("KeySet", among), int(at or 0), count))
+        following = f"{among} {cursor}" if cursor else "asleep 0" if among == "ring" else "held"
+    return KeyPage(_known(queue, names, among), None if following is None else _spelled(following))
+
+
+def _known(queue: QueueSession, names: Sequence[str], among: str) -> list[KeyLine]:
+    """Return what keys do; those that hold a place and are in turn or asleep besides were met there."""
+    meant = [name for name in names if name not in NO_LINES]
+    found = [
+        line
+        for at in range(0, len(meant), KEYS_LIMIT)
+        for line in queue.run(transitions.lines(queue.keys, of=meant[at : at + KEYS_LIMIT])).largest
+    ]
+    return found if among != "held" else [one for one in found if one.state not in ("in turn", "asleep", "paused")]
+
+
+def _parsed(after: str | None) -> tuple[str, str | None]:
+    """Return among which keys a page goes on, and where; raise ConfigurationError for what is no place of a page."""
+    try:
+        text = "ring 0" if after is None else _read(after)
+    except (ValueError, AttributeError):
+        text = ""
+    if text == "held":
+        return "held", None
+    found = _PLACE.fullmatch(text)
+    if found is None:
+        raise ConfigurationError(f"after must be the `after` of an earlier page of keys, not {str(after)[:40]!r}")
+    return (found[1], found[2]) if found[1] else ("held", found[3])
+
+
+def _spelled(place: str) -> str:
+    return urlsafe_b64encode(place.encode("utf-8", "surrogateescape")).decode().rstrip("=")
+
+
+def _read(after: str) -> str:
+    padded = after.encode("ascii") + b"=" * (-len(after) % 4)
+    return urlsafe_b64decode(padded).decode("utf-8", "surrogateescape")
+
+
+def pause_key(queue: QueueSession, key: str, for_: Duration | None) -> None:
+    """Have no message of a key start, for a time or until it is resumed; what runs goes on."""
+    for_ms = None if for_ is None else milliseconds(seconds("for_", for_, least=0.001))
+    queue.run(transitions.sleep(queue.keys, check_key(key), for_ms=for_ms))
+
+
+def resume_key(queue: QueueSession, key: str) -> bool:
+    """Have a key served again; return whether it slept, or was paused."""
+    return queue.run(transitions.sleep(queue.keys, check_key(key), for_ms=0))

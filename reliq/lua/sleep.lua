@@ -1,0 +1,23 @@
+-- sleep: a key of the ring -> asleep, or asleep -> the ring
+--
+-- KEYS  limits ring held asleep rates line wake watch
+-- ARGV  clock key for_ms
+-- Runs  limits:HGET,HMGET ring:ZADD,ZRANGE,ZREM held:ZCARD,ZLEXCOUNT asleep:ZADD,ZMSCORE,ZRANGE,ZREM,ZSCORE rates:ZSCORE
+--       line:EXISTS wake:LLEN,LPUSH watch:DEL
+-- Returns  1 when the key slept before, else 0
+-- Nothing to do: 0.
+--
+-- `for_ms` empty: until it is woken; 0 wakes it. What runs goes on.
+
+local slept = redis.call('ZSCORE', asleep, key)
+if for_ms == '0' then
+  redis.call('ZREM', asleep, key)
+  ring_in({ key })
+elseif for_ms == '' then
+  redis.call('ZADD', asleep, '+inf', key)
+  redis.call('ZREM', ring, key)
+else
+  put(asleep, now_up + for_ms, { key })
+  redis.call('ZREM', ring, key)
+end
+return slept and 1 or 0
