@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from reliq.transitions import KeyLine
 
 #: One look tells at most so many keys.
-KEYS_LIMIT = 200
+PAGE_KEYS = 200
 _PLACE = re.compile(r"(ring|asleep) ([0-9]{1,20})|held (.*)", re.DOTALL)
 
 
@@ -69,7 +69,7 @@ class KeyPage:
 
 def keys_of(queue: QueueSession, limit: int) -> KeysView:
     """Return the keys of a queue with most waiting messages; raise ConfigurationError for a limit that is not allowed."""
-    most = whole("limit", limit, least=1, most=KEYS_LIMIT)
+    most = whole("limit", limit, least=1, most=PAGE_KEYS)
     asked: list[Call[Any]] = [transitions.counts(queue.keys), transitions.lines(queue.keys, most=most)]
     counts, seen = queue.run_all(asked)
     return KeysView(
@@ -90,7 +90,7 @@ def key_of(queue: QueueSession, key: str) -> KeyLine:
 
 def key_page_of(queue: QueueSession, after: str | None, limit: int) -> KeyPage:
     """Return the next keys; raise ConfigurationError for a place or limit that is not allowed."""
-    count = whole("limit", limit, least=1, most=KEYS_LIMIT)
+    count = whole("limit", limit, least=1, most=PAGE_KEYS)
     among, at = _parsed(after)
     if among == "held":
         names = queue.run(key_queries.keys_holding(queue.keys, at, count))
@@ -106,8 +106,8 @@ def _known(queue: QueueSession, names: Sequence[str], among: str) -> list[KeyLin
     meant = [name for name in names if name not in NO_LINES]
     found = [
         line
-        for at in range(0, len(meant), KEYS_LIMIT)
-        for line in queue.run(transitions.lines(queue.keys, of=meant[at : at + KEYS_LIMIT])).largest
+        for at in range(0, len(meant), PAGE_KEYS)
+        for line in queue.run(transitions.lines(queue.keys, of=meant[at : at + PAGE_KEYS])).largest
     ]
     return found if among != "held" else [one for one in found if one.state not in ("in turn", "asleep", "paused")]
 
