@@ -1,6 +1,9 @@
 """Publishing with a key or a priority: where it stands, what it costs, and who is asked before the first."""
 
 import asyncio
+import os
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -221,3 +224,30 @@ def test_a_message_without_a_key_asks_nobody_and_runs_the_script_that_it_always_
 
     assert "zrevrange" not in commands()
     assert client.exists(queue.keys.limits, queue.keys.ring, queue.keys.held) == 0
+
+
+def test_a_next_step_of_a_job_has_a_key_as_any_message(url, client):
+    first, then = Queue("first", url=url), Queue("then", url=url)
+    first.publish({})
+    with first.receive() as [job]:
+        receipt = job.publish(then, {}, key="tenant-7")
+        assert job.publish(then, {}, name="again", priority="low")
+
+    assert set(lines(client, then)) == {"tenant-7", "\x01low"}
+    assert header(client, then, receipt.id).key == "tenant-7"
+    first.close()
+    then.close()
+
+
+def test_a_program_without_keys_imports_nothing_of_limits(url):
+    program = "import sys, reliq; reliq.Queue('q').publish({}); print('reliq.limits' in sys.modules)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "RELIQ_URL": url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stdout == "False\n", done.stderr
