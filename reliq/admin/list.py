@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from reliq.call import Request
     from reliq.commands import SortedSet
     from reliq.failure_note import FailureNote
-    from reliq.message import Letter
+    from reliq.message import Letter, Priority
 
 #: It is called after each step, with how many ids the step looked at.
 OnLook = Callable[[int], None]
@@ -55,6 +55,7 @@ class Entry:
         body: its start.
         letter: names the death of a dead one.
         key: of the message; empty when it has none.
+        priority: of a message without a key.
     """
 
     id: str
@@ -71,6 +72,7 @@ class Entry:
     body: bytes
     letter: str = ""
     key: str = ""
+    priority: Priority = "normal"
 
 
 def messages_of(
@@ -173,6 +175,7 @@ def of_letter(letter: Letter) -> Entry:
         body=letter.payload,
         letter=letter.letter,
         key=letter.header.key or "",
+        priority=letter.header.priority,
     )
 
 
@@ -211,6 +214,7 @@ def _entry(
         size=None if one.is_gone else size - one.overhead,
         body=one.body,
         key=one.header.key or "",
+        priority=one.header.priority,
     )
 
 

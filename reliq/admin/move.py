@@ -216,8 +216,8 @@ class Mover:
     @staticmethod
     def _trial(one: Entry) -> Outgoing[bytes]:
         """Return a message as it would be published, with the start of its body."""
-        at = datetime.fromtimestamp(one.when or 0, UTC)
-        return Outgoing(body=one.body, id=one.id, at=at, headers=one.headers, key=one.key or None)
+        key, at = one.key or None, datetime.fromtimestamp(one.when or 0, UTC)
+        return Outgoing(body=one.body, id=one.id, at=at, headers=one.headers, key=key, priority=one.priority)
 
     def _finish(self, spot: Spot, held: list[tuple[str, int]]) -> tuple[MoveResult, int]:
         """Publish messages that are put off in the other queue, and delete them here."""

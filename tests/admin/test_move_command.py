@@ -5,7 +5,10 @@ import threading
 import pytest
 
 from reliq import Consumer, Queue
+from reliq.commands import write_worker
+from reliq.roster import Worker
 from reliq.transitions import CallNumber
+from reliq.wireformat import open_envelope
 
 
 @pytest.fixture
@@ -214,3 +217,35 @@ def test_a_foreign_id_that_the_other_queue_cannot_have_stays(command, queue, cli
         command("move", "q", "other", "--state", "ready", "--yes").out
         == "0 moved, 1 kept: their ids are in use there, or it cannot have them\n"
     )
+
+
+@pytest.mark.parametrize("options", [{"key": "tenant-7"}, {"priority": "high"}], ids=["key", "priority"])
+def test_a_key_and_a_priority_go_with_their_message(command, queue, other, client, options):
+    queue.publish({"n": 1}, id="m1", delay=60, **options)
+    line = options.get("key", "\x01high")
+
+    assert command("move", "q", "other", "--state", "pending", "--yes").out == "1 moved\n"
+    assert client.hget(other.keys.retries_left, "m1") == f"12 {line}".encode()
+    assert open_envelope(client.get(other.keys.msg("m1")))[0].line == line
+
+
+@pytest.mark.parametrize("options", [{"key": "tenant-7"}, {"priority": "high"}], ids=["key", "priority"])
+def test_a_message_with_a_key_stays_when_the_other_queue_has_several_shards(command, queue, other, options):
+    queue.publish({"n": 1}, id="m1", delay=60, **options)
+    assert command("shards", "other", "2", "--yes").code == 0
+
+    ran = command("move", "q", "other", "--state", "pending", "--yes")
+
+    assert ran.out == "0 moved, 1 kept: their ids are in use there, or it cannot have them\n"
+    assert command("list", "q", "--state", "pending", "--json").json[0]["mark"] == ""
+
+
+def test_no_message_with_a_key_is_put_off_while_a_worker_there_does_not_know_keys(command, queue, other, client):
+    queue.publish({"n": 1}, id="m1", delay=60, key="tenant-7")
+    for one in write_worker(Worker("w1", "web-1", 7, "0.1.0", ("other",), 16, 0, 1.0, 1.0, 2e9)):
+        client.execute_command(*one.command)
+
+    ran = command("move", "q", "other", "--state", "pending", "--yes")
+
+    assert (ran.code, "worker w1 of queue 'other'" in ran.err) == (2, True)
+    assert command("list", "q", "--state", "pending", "--json").json[0]["mark"] == ""
