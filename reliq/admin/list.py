@@ -196,10 +196,9 @@ def _entry(
 ) -> Entry:
     due = None if one.header.due is None else moment(one.header.due / 1000)
     when = score if score is not None else moment(word.due_ms / 1000) if isinstance(word, Delayed) else due
-    moving = held_until(word, score)
+    moving, (retries_left, _line) = held_until(word, score), read_count(left)
     if moving is not None:
         when = (moving - MOVING_MS) / 1000
-    retries_left, _line = read_count(left)
     return Entry(
         id=one.id,
         state=state,
