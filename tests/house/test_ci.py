@@ -3,10 +3,13 @@
 import ast
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from order import LONGEST_FIRST
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = (ROOT / ".ci" / "run").read_text("utf-8")
@@ -52,3 +55,35 @@ def test_no_two_files_of_tests_have_one_name():
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
 
     assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_the_lock_has_a_version_that_is_allowed_and_a_hash_of_everything_that_is_asked_for():
+    lock = (ROOT / ".ci" / "lock.txt").read_text("utf-8")
+    pinned = dict(re.findall(r"^([a-z0-9-]+)==([^ ;\\\n]+)", lock, re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    optional = project["optional-dependencies"]
+    tools = [line for line in (ROOT / ".ci" / "tools.in").read_text("utf-8").splitlines() if not line.startswith("#")]
+    [ours] = [Requirement(one) for one in optional["dev"] if one.startswith(project["name"])]
+    texts = [
+        *project["dependencies"],
+        *optional["dev"],
+        *tools,
+        *(one for extra in ours.extras for one in optional[extra]),
+    ]
+    asked = {one.name: one for one in map(Requirement, texts) if one.name != project["name"]}
+
+    wrong = {name for name, one in asked.items() if not one.specifier.contains(pinned.get(name, "0"))}
+
+    assert wrong == set(), "run .ci/do lock"
+    assert re.findall(r"^[a-z0-9-]+==[^\n]*[^\\\n]$", lock, re.MULTILINE) == [], "no hash follows"
+
+
+def test_the_workflow_does_what_the_script_does_and_has_the_pythons_that_it_looks_for():
+    [job] = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"].values()
+    [python] = [
+        step["with"]["python-version"].split() for step in job["steps"] if "setup-python" in step.get("uses", "")
+    ]
+    [command] = [step["run"] for step in job["steps"] if "run" in step]
+
+    assert command.endswith(" .ci/run")
+    assert python == [*re.search(r"for version in ([\d. ]+);", SCRIPT)[1].split(), "3.11"]
