@@ -2,13 +2,13 @@
 
 import sys
 import warnings
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import reliq.distribution as _distribution
+from reliq.lazily import names_of
 
 if TYPE_CHECKING:
-    from reliq.admin import Admin
+    from reliq.admin import Admin, AsyncAdmin
     from reliq.answers import Ack, Answer, Nack, Reject, Snooze
     from reliq.consumer.consumer import Consumer
     from reliq.errors import (
@@ -25,13 +25,29 @@ if TYPE_CHECKING:
         UndecodableError,
         WrongKeyTypeError,
     )
+    from reliq.events import Event, Observer
     from reliq.handlers.job import Job
     from reliq.keys import Layout
-    from reliq.message import BulkResult, Counts, Letter, Pause, Receipt
-    from reliq.outgoing import Outgoing
+    from reliq.message import (
+        BulkResult,
+        CancelStatus,
+        Counts,
+        DeathReason,
+        Duration,
+        Header,
+        Letter,
+        Pause,
+        Priority,
+        PublishStatus,
+        Receipt,
+        RescheduleStatus,
+    )
+    from reliq.outgoing import Outgoing, PublishOptions
     from reliq.queue import Queue
+    from reliq.receive.batch import Received
     from reliq.relay.relay import Relay
-    from reliq.settings import Durability, WorkerSettings
+    from reliq.settings import Durability, QueueSettings, WorkerSettings
+    from reliq.transport.target import Target
 
 if sys.platform == "win32":
     raise ImportError(
@@ -45,31 +61,45 @@ __all__ = [
     "Ack",
     "Admin",
     "Answer",
+    "AsyncAdmin",
     "BodyError",
     "BulkResult",
+    "CancelStatus",
     "ConfigurationError",
     "Consumer",
     "Counts",
+    "DeathReason",
     "Durability",
+    "Duration",
+    "Event",
+    "Header",
     "InsecureWarning",
     "Job",
     "Layout",
     "Letter",
     "LoginError",
     "Nack",
+    "Observer",
     "Outgoing",
     "Pause",
+    "Priority",
     "ProtocolError",
     "PublishFailed",
+    "PublishOptions",
+    "PublishStatus",
     "Queue",
+    "QueueSettings",
     "Receipt",
+    "Received",
     "RedisRefusedError",
     "RedisUnavailableError",
     "Reject",
     "Relay",
     "ReliqError",
+    "RescheduleStatus",
     "Snooze",
     "Stopped",
+    "Target",
     "UndecodableError",
     "WorkerSettings",
     "WrongKeyTypeError",
@@ -77,58 +107,30 @@ __all__ = [
 
 __version__ = _distribution.VERSION
 
-#: Module -> the public names that are imported from it when they are first used.
-_HOMES = {
-    "reliq.admin": ("Admin",),
-    "reliq.answers": (
-        "Ack",
-        "Answer",
-        "Nack",
-        "Reject",
-        "Snooze",
-    ),
-    "reliq.consumer.consumer": ("Consumer",),
-    "reliq.errors": (
-        "BodyError",
-        "ConfigurationError",
-        "InsecureWarning",
-        "LoginError",
-        "ProtocolError",
-        "PublishFailed",
-        "RedisRefusedError",
-        "RedisUnavailableError",
-        "ReliqError",
-        "Stopped",
-        "UndecodableError",
-        "WrongKeyTypeError",
-    ),
-    "reliq.handlers.job": ("Job",),
-    "reliq.keys": ("Layout",),
-    "reliq.message": (
-        "BulkResult",
-        "Counts",
-        "Letter",
-        "Pause",
-        "Receipt",
-    ),
-    "reliq.outgoing": ("Outgoing",),
-    "reliq.queue": ("Queue",),
-    "reliq.relay.relay": ("Relay",),
-    "reliq.settings": (
-        "Durability",
-        "WorkerSettings",
-    ),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: a command that asks no Redis need not wait for its client."""
-    for module, names in _HOMES.items():
-        if name in names:
-            globals()[name] = getattr(import_module(module), name)
-            return globals()[name]
-    raise AttributeError(f"module 'reliq' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+if not TYPE_CHECKING:  # a type checker sees every name above, and that there is no other
+    __getattr__, __dir__ = names_of(
+        __name__,
+        {
+            "reliq.admin": "Admin AsyncAdmin",
+            "reliq.answers": "Ack Answer Nack Reject Snooze",
+            "reliq.consumer.consumer": "Consumer",
+            "reliq.errors": (
+                "BodyError ConfigurationError InsecureWarning LoginError ProtocolError "
+                "PublishFailed RedisRefusedError RedisUnavailableError ReliqError Stopped "
+                "UndecodableError WrongKeyTypeError"
+            ),
+            "reliq.events": "Event Observer",
+            "reliq.handlers.job": "Job",
+            "reliq.keys": "Layout",
+            "reliq.message": (
+                "BulkResult CancelStatus Counts DeathReason Duration Header Letter Pause Priority "
+                "PublishStatus Receipt RescheduleStatus"
+            ),
+            "reliq.outgoing": "Outgoing PublishOptions",
+            "reliq.queue": "Queue",
+            "reliq.receive.batch": "Received",
+            "reliq.relay.relay": "Relay",
+            "reliq.settings": "Durability QueueSettings WorkerSettings",
+            "reliq.transport.target": "Target",
+        },
+    )

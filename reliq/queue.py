@@ -27,7 +27,8 @@ from reliq.transport.target import check_target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-    from types import UnionType
+
+    from typing_extensions import TypeForm
 
     from reliq.events import Observer
     from reliq.limits import Limits
@@ -103,8 +104,8 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
     @overload
     def __init__(self, name: str, body: type[B], **options: Unpack[QueueOptions]) -> None: ...
 
-    @overload  # a union such as `Cat | Dog`: annotate the variable as Queue[Cat | Dog]
-    def __init__(self: Queue[Any], name: str, body: UnionType, **options: Unpack[QueueOptions]) -> None: ...
+    @overload  # what is no class, such as `Cat | Dog` or `Order | None`
+    def __init__(self, name: str, body: TypeForm[B], **options: Unpack[QueueOptions]) -> None: ...
 
     def __init__(
         self,

@@ -62,7 +62,8 @@ class Job(Effects, Generic[B]):
         id: the message's id.
         queue: the queue's name.
         body: the decoded body.
-        state: what the consumer's `lifespan` yielded, None without one.
+        state: what the consumer's `lifespan` yielded, None without one. A type checker takes it for anything: annotate what
+            you take from it, as in `gateway: Gateway = job.state`.
 
     Example:
         for page in pages:

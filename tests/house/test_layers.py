@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[2] / "reliq"
 
 #: From the bottom up. A part, which is a module or a folder, imports only from the lines above its own here.
 LAYERS = {
-    "words and values": {"distribution", "errors", "events", "foreign", "message", "text", "lua", "hashtags"},
+    "words and values": {"distribution", "errors", "events", "foreign", "lazily", "message", "text", "lua", "hashtags"},
     "how they are spelled, in Redis and in logs": {"keys", "wireformat", "failure_note", "codec", "call", "retry"}
     | {
         "outgoing",

@@ -15,14 +15,28 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypedDict, assert_type
+from typing import Annotated, Any, TypedDict, assert_type
 
-from reliq import BulkResult, Consumer, Durability, Job, Nack, Outgoing, Queue, Receipt, Reject, Snooze
+from reliq import AsyncAdmin, BulkResult, CancelStatus, Consumer, Duration, Durability, Event, Job, Letter, Nack
+from reliq import Observer, Outgoing, PublishOptions, Queue, Receipt, Received, Reject, Snooze
+from reliq.admin import Filter, LetterFilter, OnStep, Overview, RemoveResult
+from reliq.events import Acked
 
 
 @dataclass
 class Order:
     id: int
+
+
+@dataclass
+class Created:
+    id: int
+
+
+@dataclass
+class Deleted:
+    id: int
+    why: str
 
 
 class Mail(TypedDict):
@@ -42,13 +56,26 @@ ORDERS = Queue("orders", Order, retries=12, ttl=timedelta(days=7))
 MAILS = Queue("mails", Mail)
 EVENTS = Queue("events")
 NUMBERS = Queue("numbers", list[int])
-MAYBE: Queue[Order | None] = Queue("maybe", Order | None, validate=False)
-consumer = Consumer(lifespan=lifespan)
+MAYBE = Queue("maybe", Order | None, validate=False)
+EITHER = Queue("either", Created | Deleted)
+TOLD = Queue("told", Annotated[Created | Deleted, "told by its kind"], ttl=60)
+
+
+def watch(event: Event) -> None:
+    if isinstance(event, Acked):
+        assert_type(event.ids, tuple[str, ...])
+
+
+WATCHES: Observer = watch
+consumer = Consumer(lifespan=lifespan, observers=[WATCHES])
 
 assert_type(ORDERS, Queue[Order])
 assert_type(MAILS, Queue[Mail])
 assert_type(EVENTS, Queue[dict[str, Any]])
 assert_type(NUMBERS, Queue[list[int]])
+assert_type(MAYBE, Queue[Order | None])
+assert_type(EITHER, Queue[Created | Deleted])
+assert_type(TOLD, Queue[Created | Deleted])
 
 
 @consumer.handler(ORDERS, lease=30, timeout=300, concurrency=4, reject_on=(BadCard,))
@@ -94,6 +121,39 @@ def daily(tick: datetime) -> Order:
 consumer.every(timedelta(minutes=5), queue=ORDERS, body=Order(1), name="fixed", overlap="skip")
 consumer.every(5, queue=ORDERS, body=lambda tick: Order(tick.minute), name="made")
 assert_type(daily(datetime.now(UTC)), Order)
+
+
+@consumer.handler(EITHER)
+def either(body: Created | Deleted, job: Job[Created | Deleted]) -> None:
+    gateway: dict[str, str] = job.state
+    _ = gateway
+
+
+@consumer.handler(MAYBE)
+def maybe(order: Order | None) -> None: ...
+
+
+def ship(received: list[Received[Order]], after: Duration) -> list[int]:
+    return [one.body.id for one in received]
+
+
+def later(order: Order, options: PublishOptions) -> Receipt:
+    MAYBE.publish(None)
+    EITHER.publish(Deleted(1, "late"))
+    return ORDERS.publish(order, **options)
+
+
+def step(looked: int, done: RemoveResult) -> None: ...
+
+
+STEPS: OnStep = step
+
+
+async def of_an_operator(desk: AsyncAdmin) -> CancelStatus:
+    assert_type(await desk.queues(), Overview)
+    dead: list[Letter] = [letter async for letter in desk.letters("orders", LetterFilter(reason="failed"))]
+    await desk.purge("orders", "ready", Filter(match="x"), on_step=STEPS)
+    return (await desk.cancel("orders", [letter.id for letter in dead]))["order-42"]
 
 
 def anywhere() -> None:
@@ -170,6 +230,12 @@ WRONG = {
     "a decorated function that takes no tick": "@consumer.every(5, queue=ORDERS)\ndef x() -> Order: ...",
     "a periodic entry that is not named": "consumer.every(5, queue=ORDERS, body=Order(1))",
     "an option of a periodic entry that is none": "consumer.every(5, queue=ORDERS, body=Order(1), name='x', catchup='all')",
+    "a body that is none of a union": "Queue('either', Order | None).publish('42')",
+    "a handler of another union": "@consumer.handler(Queue('either', Order | None))\ndef handle(body: Order) -> None: ...",
+    "a name that is not public": "from reliq import Queueue",
+    "a name of operators that is not public": "from reliq.admin import Admn",
+    "a name of the testing kit that is not public": "from reliq.testing import Relic",
+    "an attribute of the package that is none": "import reliq\nreliq.Queueue",
     "a received body taken for another": "with ORDERS.receive() as jobs:\n    number: str = jobs[0].body",
 }
 
