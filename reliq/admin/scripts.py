@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 def load_scripts(session: Session) -> list[str]:
     """Have each server, and each replica that may be promoted, know every script of this version; return their names."""
-    scripts = [*map(script, script_names()), CHECK, QUESTION]
+    variants = {script(name, keyed=keyed): None for keyed in (False, True) for name in script_names()}
+    scripts = [*variants, CHECK, QUESTION]
     for server_session in session.each(replicas=True).values():
         for one in scripts:
             server_session.run(server.load_script(one))
-    return [one.name for one in scripts]
+    return list(dict.fromkeys(one.name for one in scripts))

@@ -4,6 +4,8 @@
 -- ARGV  clock kind history_max | id nonce window took_ms
 -- Runs  unack:ZMSCORE,ZREM retries_left:HDEL lease:HDEL,HMGET errors:HDEL,HMGET totals:HINCRBY ends:XADD history:XADD
 --       windows:HDEL,HMGET msg:UNLINK dedup:SET
+-- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE rates:ZSCORE
+--       wake:LLEN,LPUSH ready:EXISTS retry:EXISTS line:EXISTS | key
 -- Returns  the ids whose receipt no longer holds
 -- Nothing to do: a receipt that does not hold changes nothing.
 --
@@ -14,6 +16,7 @@
 
 local ids, held, stopped, lost = receipts(kind == 'acked')
 local done, bodies, spans, took = {}, {}, {}, {}
+-- keyed: know(ids, held)
 for j, i in ipairs(held) do done[j], bodies[j], spans[j], took[j] = ids[i], body(i), arg(i, WINDOW), arg(i, TOOK_MS) end
 
 begin(unack)
@@ -28,4 +31,5 @@ else
   note_ends(history, tonumber(history_max), kind, done, took, {})
 end
 if #bodies > 0 then redis.call('UNLINK', unpack(bodies)) end
+-- keyed: free_places(done) free_places(stopped)
 return lost

@@ -1,9 +1,11 @@
 -- cancel: pending -> gone, a nacked one -> gone; in a list or in a worker it is marked and ends where it is met
 --
--- KEYS  pending ready retry unack retries_left lease errors totals ends windows | msg dedup
+-- KEYS  pending ready retry unack retries_left lease errors totals ends windows wake limits ring held asleep rates line | msg dedup
 -- ARGV  clock bare tombstone_ms | id
--- Runs  pending:ZREM,ZSCORE ready:LPOS,LREM retry:LPOS,LREM unack:ZREM,ZSCORE retries_left:HDEL,HEXISTS
+-- Runs  pending:ZREM,ZSCORE ready:EXISTS,LPOS,LREM retry:EXISTS,LPOS,LREM unack:ZREM,ZSCORE retries_left:HDEL,HGET
 --       lease:HDEL,HGET,HSET errors:HDEL,HMGET totals:HINCRBY ends:XADD windows:HDEL msg:DEL dedup:GET,PTTL,SET
+--       wake:LLEN,LPUSH limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE
+--       rates:ZSCORE line:EXISTS
 -- Returns  `cancelled`, `running` or `not_found` for each id
 -- Nothing to do: `not_found`, and where a tombstone is asked for one that a publish still on its way will meet.
 --
@@ -24,14 +26,15 @@ end
 
 for i = 1, ITEMS do
   local id, before = arg(i, ID), redis.pcall('GET', mark(i))
-  local word, held = redis.call('HGET', lease, id), redis.call('ZSCORE', unack, id)
-  local planned, counted = redis.call('ZSCORE', pending, id), redis.call('HEXISTS', retries_left, id) == 1
-  local found, runs = planned or held or counted, held and not planned and not waits(word)
+  local word, leased = redis.call('HGET', lease, id), redis.call('ZSCORE', unack, id)
+  local planned, left = redis.call('ZSCORE', pending, id), redis.call('HGET', retries_left, id)
+  local found, runs = planned or leased or left, leased and not planned and not waits(word)
   local is_ended = found or before == 'cancelled' or before == 'freed'
   answers[i] = runs and 'running' or is_ended and 'cancelled' or 'not_found'
+  key_of[id] = key_in(left)
   if found then
     bodies[#bodies + 1] = body(i)
-    if planned or (held and not runs) or (not held and (is_in(ready, id) or is_in(retry, id))) then
+    if planned or (leased and not runs) or (not leased and (is_in(ready, id) or is_in(retry, id))) then
       gone[#gone + 1] = id
     elseif not cancelled(word) then
       pair(words, id, runs and (word or '') .. '!' or '!')
@@ -58,4 +61,5 @@ for _, one in ipairs(listed) do redis.call('LREM', unpack(one)) end
 finish('cancelled', gone)
 if #gone > 0 then redis.pcall('HDEL', windows, unpack(gone)) end
 if #bodies > 0 then redis.call('DEL', unpack(bodies)) end
+free_places(gone)
 return answers

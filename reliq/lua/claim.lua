@@ -19,8 +19,6 @@ limit, direct = tonumber(limit), tonumber(direct)
 local claimed, taken, deadlines, words, deadline = {}, { 0 }, {}, {}, score(now_up + lease_ms)
 local met, dropped, moved, dues, behind = {}, {}, {}, {}, read('LLEN', ready) + read('LLEN', retry)
 
-local function word_of(died) return died > 0 and string.format('%.0f~', died) .. nonce or nonce end
-
 local function keep(id, left, died)
   local n = #claimed + 1
   claimed[n], deadlines[2 * n - 1], deadlines[2 * n] = id, deadline, id
@@ -52,7 +50,7 @@ for _, list in ipairs(not again and redis.call('EXISTS', paused) == 0 and lists 
       dropped[#dropped + 1] = read('HLEN', errors) and id
     elseif due then
       moved[#moved + 1], dues[#dues + 1] = id, due
-    elseif (is_direct and direct == 0) or not may_run(died, left) then
+    elseif (is_direct and direct == 0) or (left == 0 and is_keyed(lefts[i])) or not may_run(died, left) then
       back[#back + 1] = id
     else
       direct = direct - (is_direct and 1 or 0)

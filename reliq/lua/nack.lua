@@ -4,6 +4,8 @@
 -- ARGV  clock bare | id nonce delay_ms note value
 -- Runs  unack:ZADD,ZMSCORE,ZRANGE,ZREM garbage:SADD retries_left:HDEL lease:HDEL,HMGET,HSET errors:HDEL,HMGET,HSET
 --       totals:HINCRBY ends:XADD wake:LLEN,LPUSH watch:DEL msg:GETRANGE,PEXPIRE,PTTL,SET,SETRANGE
+-- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE rates:ZSCORE
+--       ready:EXISTS retry:EXISTS line:EXISTS | key
 -- Returns  the ids whose receipt no longer holds, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
 --
@@ -13,6 +15,7 @@
 
 local ids, held, stopped, lost = receipts()
 local waiting, dues, words, buried, notes = {}, {}, {}, {}, {}
+-- keyed: know(ids, held)
 local known = run('HMGET', errors, ids)
 
 begin(unack)
@@ -37,4 +40,5 @@ run('HDEL', retries_left, buried)
 run('HDEL', lease, buried)
 stop(stopped)
 add('nacked', #held)
+-- keyed: free_places(stopped) free_places(buried) stand_by(waiting)
 return { lost, stopped }

@@ -46,6 +46,8 @@ local function ms_of(text) return math.floor(text * 1000 + 0.5) end
 
 -- A count that is missing or no number is 0, as one below it is.
 local function count(text) return text and text:match('^%d+$') and math.min(tonumber(text), 1000000) or 0 end
+-- A message's key stands behind its count; only scripts that know keys know how to move one.
+local function is_keyed(text) return text and text:find('^%d+ .') end
 local function cancelled(word) return word and word:sub(-1) == '!' end
 
 -- How many deliveries in a row a message has not survived, by its state word.
@@ -53,6 +55,7 @@ local function deaths(word)
   local waiting = word:match('^suspect(%d*)$')
   return waiting == '' and 1 or math.min(tonumber(waiting or word:match('^(%d+)~') or 0), 99)
 end
+local function word_of(died) return died > 0 and string.format('%.0f~', died) .. nonce or nonce end
 local function suspect(died) return 'suspect' .. (died > 1 and string.format('%.0f', died) or '') end
 
 -- Whether a message that died so often may run beside the suspects that its process holds.
@@ -134,6 +137,11 @@ end
 local function enter(ids, due)
   if due > now_down then return put(pending, due, ids) end
   if run('LPUSH', ready, ids) then push_token() end
+end
+
+-- Messages are to be delivered again.
+local function redeliver(ids)
+  if run('LPUSH', retry, ids) then push_token() end
 end
 
 local function forget(ids)

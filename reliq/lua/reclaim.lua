@@ -4,6 +4,8 @@
 -- ARGV  clock limit spare most
 -- Runs  unack:ZADD,ZRANGE,ZRANGEBYSCORE,ZREM retry:LPUSH garbage:SADD retries_left:HDEL,HMGET,HSET
 --       lease:HDEL,HMGET,HSET errors:HDEL,HMGET,HSET totals:HINCRBY ends:XADD wake:LLEN,LPUSH
+-- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE rates:ZSCORE
+--       ready:EXISTS retry:EXISTS line:EXISTS,RPUSH
 -- Returns  ms until the next deadline (-1: none), the ids whose lease ran out (suspects, if it was one of reliq's),
 --          the ids that have waited and are due again, the ids with no delivery left, the ids that were cancelled,
 --          and those whose count was missing or no number
@@ -14,22 +16,24 @@
 -- without a state word was leased by a consumer that writes none: it goes on at once, and is no suspect.
 --
 -- With `spare` set none of reliq's leases ends that is over: it may be about to be renewed. What is behind such leases
--- is found among the first ten times `limit` ids.
+-- is found among the first ten times `limit` ids. A message with a key is left to those who know keys.
 
 local reach = spare == '' and limit or 10 * limit
 local part = redis.call('ZRANGEBYSCORE', unack, '-inf', score(now_down), 'LIMIT', 0, reach)
-local all_words, ids, words = run('HMGET', lease, part), {}, {}
+local all_words, all_lefts, ids, words, lefts = run('HMGET', lease, part), run('HMGET', retries_left, part), {}, {}, {}
 for i, id in ipairs(part) do
   local word = all_words[i]
   local may_end = spare == '' or not word or waits(word) or cancelled(word)
-  if may_end and #ids < tonumber(limit) then
-    ids[#ids + 1], words[#words + 1] = id, word
+  if may_end and #ids < tonumber(limit) and not is_keyed(all_lefts[i]) then
+    ids[#ids + 1], words[#ids + 1], lefts[#ids + 1] = id, word, all_lefts[i]
+    -- keyed: key_of[id], lefts[#ids] = key_in(all_lefts[i]), left_in(all_lefts[i])
   end
 end
 
 local overdue, again, buried, gone, odd, nacked = {}, {}, {}, {}, {}, 0
+-- keyed: local held_back = {}
 local back, spent, calm, suspects, waiting, notes = {}, {}, {}, {}, {}, {}
-local lefts, known = run('HMGET', retries_left, ids), run('HMGET', errors, ids)
+local known = run('HMGET', errors, ids)
 for i, id in ipairs(ids) do
   local word, left, waited = words[i], count(lefts[i]), waits(words[i])
   local died = word and deaths(word) + (waited and 0 or 1) or 0
@@ -50,16 +54,18 @@ for i, id in ipairs(ids) do
     if died > 0 then pair(suspects, id, suspect(died)) else calm[#calm + 1] = id end
     if died > 1 and not waited then
       pair(waiting, score(now_up + 1000 * 2 ^ (died - 1)), id)
+      -- keyed: held_back[#held_back + 1] = id
     else
       back[#back + 1] = id
       pair(spent, id, left - 1)
+      -- keyed: spent[#spent] = counted(left - 1, key_of[id])
       nacked = nacked + (word == 'nacked' and 1 or 0)
     end
   end
 end
 
 begin(unack)
-if run('LPUSH', retry, back) then push_token() end
+redeliver(back)
 run('HSET', retries_left, spent)
 run('HSET', lease, suspects)
 run('HSET', errors, notes)
@@ -70,6 +76,7 @@ run('ZREM', unack, buried)
 run('HDEL', retries_left, buried)
 run('HDEL', lease, calm)
 stop(gone)
+-- keyed: free_places(back) free_places(buried) free_places(gone) stand_by(held_back)
 add('retried_lease', #overdue)
 add('retried_nack', nacked)
 return { wait_for(unack), overdue, again, buried, gone, odd }

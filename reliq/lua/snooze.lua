@@ -4,11 +4,14 @@
 -- ARGV  clock bare | id nonce delay_ms
 -- Runs  unack:ZMSCORE,ZREM pending:ZADD,ZRANGE retries_left:HDEL lease:HDEL,HMGET errors:HDEL,HMGET totals:HINCRBY
 --       ends:XADD wake:LLEN,LPUSH watch:DEL msg:GETRANGE,PEXPIRE,PTTL,SETRANGE
+-- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE rates:ZSCORE
+--       ready:EXISTS retry:EXISTS line:EXISTS | key
 -- Returns  the ids whose receipt no longer holds, then those that ended as cancelled
 -- Nothing to do: a receipt that does not hold changes nothing.
 
 local ids, held, stopped, lost = receipts()
 local put_off, dues = {}, {}
+-- keyed: know(ids, held)
 
 begin(unack)
 for j, i in ipairs(held) do
@@ -21,4 +24,5 @@ run('ZREM', unack, put_off)
 run('HDEL', lease, put_off)
 stop(stopped)
 add('snoozed', #held)
+-- keyed: free_places(stopped) stand_by(put_off)
 return { lost, stopped }

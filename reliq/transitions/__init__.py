@@ -16,6 +16,7 @@ from reliq.transitions.delivering import (
     promote,
     reclaim,
 )
+from reliq.transitions.limiting import limit
 from reliq.transitions.lines import KeyLine, KeyLines, KeyState, lines, sleep
 from reliq.transitions.periodic import InForce, Tick, TickStatus, register, tick
 from reliq.transitions.protocol import CallNumber
@@ -69,6 +70,7 @@ __all__ = [
     "failure",
     "forget",
     "leave",
+    "limit",
     "lines",
     "nack",
     "promote",

@@ -11,7 +11,7 @@ from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import Claimed
 from reliq.settings import BATCH_LIMIT
-from reliq.transitions.protocol import CallNumber, clock_arg, limit_arg, limits_keys, span, texts
+from reliq.transitions.protocol import CallNumber, clock_arg, keyed_keys, limit_arg, limits_keys, span, texts
 from reliq.wireformat import claim_nonce, receipt_nonce
 
 #: A message that has not survived this many deliveries in a row is a dead letter: one beside others, one in half of a
@@ -144,13 +144,15 @@ def claim(
 
 
 def reclaim(
-    keys: Keys, *, limit: int = 500, spare_leases: bool = False, clock: int | None = None
+    keys: Keys, *, limit: int = 500, spare_leases: bool = False, keyed: bool = False, clock: int | None = None
 ) -> Call[ReclaimAnswer]:
     """
     Take back up to `limit` messages that are over their deadline: to retry while retries are left, else to garbage.
 
+    In a `keyed` queue those with a key come to the heads of their lines; else they are left where they are.
     With `spare_leases` it takes only nacked and cancelled messages: a worker may be about to renew the others.
     """
+    one = script("reclaim", keyed=keyed)
     lead = (keys.unack, keys.retry, keys.garbage, keys.retries_left, keys.lease)
 
     def happened(answer: ReclaimAnswer) -> Iterable[Event]:
@@ -162,8 +164,8 @@ def reclaim(
             yield events.Inconsistent(keys.name, answer.inconsistent)
 
     return Call(
-        script("reclaim"),
-        (*lead, keys.errors, keys.totals, keys.ends, keys.wake),
+        one,
+        (*lead, keys.errors, keys.totals, keys.ends, keys.wake, *keyed_keys(keys, one)),
         (clock_arg(clock), limit_arg(limit, least=1), "1" if spare_leases else "", LEASE_DEATHS),
         lambda reply: ReclaimAnswer(int(reply[0]), *(texts(ids) for ids in reply[1:6])),
         happened,

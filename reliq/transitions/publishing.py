@@ -12,7 +12,17 @@ from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import CancelStatus, PublishStatus, RescheduleStatus
 from reliq.settings import BATCH_LIMIT
-from reliq.transitions.protocol import CallNumber, answers, bare_arg, bounded, clock_arg, keyed_keys, once, span
+from reliq.transitions.protocol import (
+    CallNumber,
+    answers,
+    bare_arg,
+    bounded,
+    clock_arg,
+    keyed_keys,
+    limits_keys,
+    once,
+    span,
+)
 from reliq.wireformat import ENVELOPE_START
 
 #: September 2001: a due time has 13 digits, so that another can be written over it. What is due earlier is due now too.
@@ -89,7 +99,7 @@ def cancel(
         script("cancel"),
         (
             *(keys.pending, keys.ready, keys.retry, keys.unack, keys.retries_left, keys.lease, keys.errors),
-            *(keys.totals, keys.ends, keys.windows),
+            *(keys.totals, keys.ends, keys.windows, keys.wake, *limits_keys(keys)),
             *map(keys.msg, ids),
             *map(keys.dedup, ids),
         ),

@@ -10,10 +10,10 @@ from reliq.call import Arg, Call
 from reliq.events import Event
 from reliq.failure_note import FailureNote
 from reliq.keys import Keys
-from reliq.lua import script
+from reliq.lua import Script, script
 from reliq.message import Claimed, Delivery
 from reliq.text import clean_text
-from reliq.transitions.protocol import bare_arg, bounded, clock_arg, span, texts
+from reliq.transitions.protocol import bare_arg, bounded, clock_arg, keyed_keys, span, texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,13 @@ def ack(
     times: Sequence[Arg] = took_ms or [""] * len(receipts)
     for (claimed, window), took in zip(receipts, times, strict=True):
         args += (claimed.id, claimed.nonce, window or "", took)
+    one, more = _variant("ack", keys, args, [claimed for claimed, _ in receipts])
     happened = events.Acked if kind == "acked" else events.Expired
     ids = [claimed.id for claimed, _ in receipts]
     lead = (keys.unack, keys.retries_left, keys.lease, keys.errors, keys.totals)
     return Call(
-        script("ack"),
-        (*lead, keys.ends, keys.history, keys.windows, *tail_keys),
+        one,
+        (*lead, keys.ends, keys.history, keys.windows, *more, *tail_keys),
         args,
         lambda reply: Settled(_of(ids, reply)),
         lambda answer: _settled(keys, ids, answer, "ack", happened),
@@ -76,10 +77,11 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
     for claimed, delay_ms, why, value in failures:
         args += (claimed.id, claimed.nonce, delay_ms, why, value)
+    one, more = _variant("nack", keys, args, [failure[0] for failure in failures])
     lead = (keys.unack, keys.garbage, keys.retries_left, keys.lease, keys.errors, keys.totals, keys.ends)
     return Call(
-        script("nack"),
-        (*lead, keys.wake, keys.watch, *(keys.msg(id) for id in ids)),
+        one,
+        (*lead, keys.wake, keys.watch, *more, *(keys.msg(id) for id in ids)),
         args,
         lambda reply: Settled(_of(ids, reply[0]), _of(ids, reply[1])),
         lambda answer: _settled(keys, ids, answer, "nack", events.Nacked),
@@ -120,15 +122,26 @@ def extend(keys: Keys, receipts: Sequence[Claimed], *, lease_ms: int, clock: int
     )
 
 
-def release(keys: Keys, receipts: Sequence[Claimed], *, clock: int | None = None) -> Call[Settled]:
-    """Give unstarted messages back to the head of ready, the first of `receipts` foremost; spend nothing."""
+def release(
+    keys: Keys, receipts: Sequence[Claimed], *, sleep_ms: int | None = None, clock: int | None = None
+) -> Call[Settled]:
+    """
+    Give unstarted messages back to the head of ready, or of their line, the first of `receipts` foremost; spend nothing.
+
+    With `sleep_ms` no message of their keys is claimed in that time; of one without a key, none of the queue. It is
+    for what was claimed from a queue with keys.
+    """
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
     args: list[Arg] = [clock_arg(clock)]
-    for one in receipts:
-        args += (one.id, one.nonce)
+    for claimed in receipts:
+        args += (claimed.id, claimed.nonce)
+    one, more = _variant("release", keys, args, receipts)
+    if more:
+        args.insert(1, "" if sleep_ms is None else span("sleep_ms", sleep_ms))
+    lead = (keys.unack, keys.ready, keys.retries_left, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake)
     return Call(
-        script("release"),
-        (keys.unack, keys.ready, keys.retries_left, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake),
+        one,
+        (*lead, *more),
         args,
         lambda reply: Settled(_of(ids, reply)),
         lambda answer: _settled(keys, ids, answer, "release", events.Released),
@@ -141,14 +154,36 @@ def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | 
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
     for claimed, delay_ms in receipts:
         args += (claimed.id, claimed.nonce, delay_ms)
+    one, more = _variant("snooze", keys, args, [claimed for claimed, _ in receipts])
     lead = (keys.unack, keys.pending, keys.retries_left, keys.lease, keys.errors, keys.totals, keys.ends)
     return Call(
-        script("snooze"),
-        (*lead, keys.wake, keys.watch, *(keys.msg(id) for id in ids)),
+        one,
+        (*lead, keys.wake, keys.watch, *more, *(keys.msg(id) for id in ids)),
         args,
         lambda reply: Settled(_of(ids, reply[0]), _of(ids, reply[1])),
         lambda answer: _settled(keys, ids, answer, "snooze", events.Snoozed),
     )
+
+
+def _variant(name: str, keys: Keys, args: list[Arg], receipts: Sequence[Claimed]) -> tuple[Script, Sequence[str]]:
+    """
+    Return the script by which these receipts are settled, and the keys that it has for a queue with keys alone.
+
+    Where one was claimed from such a queue, the key of each is put behind its other arguments.
+    """
+    for one in receipts:
+        if one.key is not None:
+            break
+    else:
+        return script(name), ()
+    keyed = script(name, keyed=True)
+    width = len(keyed.tail_args) - 1
+    head = len(args) - width * len(receipts)
+    ends = range(head + width, len(args) + 1, width)
+    args[head:] = [
+        part for one, end in zip(receipts, ends, strict=True) for part in (*args[end - width : end], one.key or "")
+    ]
+    return keyed, keyed_keys(keys, keyed)
 
 
 def _of(ids: Sequence[str], reply: Sequence[bytes]) -> tuple[str, ...]:

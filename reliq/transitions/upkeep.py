@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
 from reliq import events
-from reliq.call import Call
+from reliq.call import Arg, Call
 from reliq.errors import ProtocolError
 from reliq.foreign import whole_number
 from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import Counts
-from reliq.transitions.protocol import bare_arg, bounded, clock_arg, once, texts, words
+from reliq.transitions.protocol import bare_arg, bounded, clock_arg, limits_keys, once, texts, words
 
 RedriveStatus = Literal["redriven", "alive", "not_found", "stale"]
 #: The kinds of `Counts.totals`; other fields of the hash are nobody's, and may be many.
@@ -56,17 +56,13 @@ def redrive(
     """
     bounded("letters", letters)
     lead = (keys.dead, keys.pending, keys.ready, keys.retries_left, keys.garbage, keys.lease, keys.totals)
+    rest = (keys.wake, keys.watch, keys.windows, keys.epoch, *limits_keys(keys))
+    args: list[Arg] = [clock_arg(clock), bare_arg(keys), delay_ms, ttl_ms, "" if keys.bare else epoch]
+    args += [part for letter in letters for part in letter]
     return Call(
         script("redrive"),
-        (*lead, keys.wake, keys.watch, keys.windows, keys.epoch, *(keys.msg(id) for _, id, _ in letters)),
-        (
-            clock_arg(clock),
-            bare_arg(keys),
-            delay_ms,
-            ttl_ms,
-            "" if keys.bare else epoch,
-            *(part for letter in letters for part in letter),
-        ),
+        (*lead, *rest, *(keys.msg(id) for _, id, _ in letters)),
+        args,
         lambda reply: cast("list[RedriveStatus]", words(reply, letters, get_args(RedriveStatus))),
         lambda answer: [
             events.Redriven(
@@ -80,21 +76,23 @@ def purge(
     keys: Keys,
     ids: Sequence[str],
     *,
-    state: Literal["pending", "ready", "retry", "garbage"],
+    state: Literal["pending", "ready", "retry", "line", "garbage"],
+    line: str = "",
     free_ids: bool = False,
     clock: int | None = None,
 ) -> Call[int]:
     """
-    Delete messages; from a list only its oldest, given in order. Return how many.
+    Delete messages; from a list, or the line of the key `line`, only its oldest, given in order. Return how many.
 
     A chosen id stays taken for its `dedup`, as after any end, unless `free_ids`.
     """
     ids = once(bounded("ids", ids))
     lead = (keys.pending, keys.ready, keys.retry, keys.garbage, keys.retries_left, keys.lease, keys.errors, keys.totals)
+    more = (keys.ends, keys.windows, keys.wake, *limits_keys(keys))
     return Call(
         script("purge"),
-        (*lead, keys.ends, keys.windows, *map(keys.msg, ids), *map(keys.dedup, () if free_ids else ids)),
-        (clock_arg(clock), state, *ids),
+        (*lead, *more, *map(keys.msg, ids), *map(keys.dedup, () if free_ids else ids)),
+        (clock_arg(clock), state, line, *ids),
         int,
         lambda count: [events.Purged(keys.name, count)] if count else (),
     )
@@ -120,6 +118,7 @@ def forget(keys: Keys, *, letters: bool, clock: int | None = None) -> Call[tuple
             keys.token,
             keys.leaving,
             keys.arrived,
+            *limits_keys(keys)[:-1],
         ),
         (clock_arg(clock), int(letters)),
         lambda reply: (int(reply[0]), int(reply[1])),
@@ -129,7 +128,7 @@ def forget(keys: Keys, *, letters: bool, clock: int | None = None) -> Call[tuple
 def counts(keys: Keys, *, clock: int | None = None) -> Call[Counts]:
     """Count the queue's messages by place, and every total, at one moment."""
     places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.dead, keys.totals, keys.paused)
-    return Call(script("counts"), places, (clock_arg(clock), *TOTAL_KINDS), _counts)
+    return Call(script("counts"), (*places, keys.retries_left, keys.limits), (clock_arg(clock), *TOTAL_KINDS), _counts)
 
 
 def tidy(
@@ -145,9 +144,15 @@ def tidy(
 
 
 def _counts(reply: list[Any]) -> Counts:
-    pending, ready, unack, retry, garbage, dead, paused = (int(size) for size in reply[:7])
-    totals = {kind: _total(kind, text) for kind, text in zip(TOTAL_KINDS, reply[7:], strict=True) if text is not None}
-    return Counts(pending, ready, unack, retry, garbage, dead, bool(paused), totals)
+    pending, ready, unack, retry, garbage, dead, paused, waiting = (int(size) for size in reply[:8])
+    totals = {kind: _total(kind, text) for kind, text in zip(TOTAL_KINDS, reply[8:], strict=True) if text is not None}
+    return Counts(
+        *(pending, ready, unack, retry, garbage, dead),
+        bool(paused),
+        totals,
+        waiting=max(0, waiting),
+        keyed=waiting >= 0,
+    )
 
 
 def _total(kind: str, text: bytes) -> int:

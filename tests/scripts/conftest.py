@@ -163,3 +163,58 @@ def die(bury, run, client, keys):
         return client.xrevrange(keys.dead, count=1)[0][0].decode()
 
     return make
+
+
+# ---- a queue with keys
+
+
+@pytest.fixture
+def publish_under(publish):
+    """Publish messages under a key, or without one."""
+    return lambda key, *ids, **options: publish(*ids, message_keys=[key] * len(ids), **options)
+
+
+@pytest.fixture
+def serve(claim):
+    """Claim as from a queue with keys; return what was claimed, by id."""
+    return lambda limit=100, **options: {one.id: one for one in claim(limit, keyed=True, **options)}
+
+
+@pytest.fixture
+def limit(run, keys):
+    """Give the queue limits."""
+    return lambda **fields: run(t.limit(keys, {name: str(value) for name, value in fields.items()}, clock=NOON))
+
+
+@pytest.fixture
+def ack(run, keys):
+    return lambda *held, clock=NOON: run(t.ack(keys, [(one, None) for one in held], clock=clock))
+
+
+@pytest.fixture
+def nack(run, keys):
+    """Nack messages; with `value` they become garbage."""
+    return lambda *held, delay_ms=0, value=b"", clock=NOON: run(
+        t.nack(keys, [(one, delay_ms, "failed 1 x", value) for one in held], clock=clock)
+    )
+
+
+@pytest.fixture
+def lines(client, keys):
+    """What waits under each key, the next to be claimed first."""
+
+    def look():
+        prefix = keys.line("").encode()
+        names = sorted(name for name in client.scan_iter() if name.startswith(prefix))
+        return {
+            name.removeprefix(prefix).decode(): [id.decode() for id in client.lrange(name, 0, -1)[::-1]]
+            for name in names
+        }
+
+    return look
+
+
+@pytest.fixture
+def nothing_is_left(client, keys):
+    """Say which keys of the limits have something in them; `limits` itself stays."""
+    return lambda: [name for name in ("ring", "held", "asleep") if client.exists(getattr(keys, name))]

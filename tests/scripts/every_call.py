@@ -4,6 +4,7 @@ from held_clock import NOON, micros
 
 from reliq import transitions as t
 from reliq.admin.fsck.ids import check_ids
+from reliq.keys import Keys
 
 LATER = micros(ms=60_000)
 WINDOW_MS = 600_000
@@ -16,8 +17,58 @@ def daily_tick(minute=1, **options):
     return t.Tick("daily", "every 60", at, at - 60, missed=1, message=message, **options)
 
 
+def keyed_queue(keys):
+    """The queue of which the calls are that are for queues with keys."""
+    return Keys(f"{keys.name}-keyed")
+
+
+def stage_keyed(run, keys):
+    """Fill lines of the queue; return the call of each script's variant for a queue with keys."""
+    made = iter(range(1, 99))
+
+    def publish(key, *ids, delay_ms=0):
+        turn, names = t.CallNumber("kp", next(made)), [key] * len(ids)
+        items = [(id, b',"r":3,"e":1,"w":%d}\nbody' % WINDOW_MS) for id in ids]
+        options = {
+            "ttl_ms": 3_600_000,
+            "retries": 3,
+            "window_ms": WINDOW_MS,
+            "delay_ms": delay_ms,
+            "message_keys": names,
+        }
+        return t.publish(keys, items, turn, **options, clock=NOON)
+
+    def claim(limit, lease_ms=3_600_000, clock=NOON):
+        return t.claim(
+            keys, t.CallNumber("kw", next(made)), limit=limit, lease_ms=lease_ms, watcher="me", keyed=True, clock=clock
+        )
+
+    limits = {"per_key": "9", "concurrency": "99", "rate_us": "1000", "burst": "50", "weight:b": "2"}
+    run(t.limit(keys, limits, declared="staged", clock=NOON))
+    run(publish("a", "k-acked", "k-nacked", "k-rejected", "k-released", "k-snoozed", "k-cancelled"))
+    by_id = {one.id: one for one in run(claim(10)).claimed}
+    run(t.cancel(keys, ["k-cancelled"], clock=NOON))
+    run(publish("b", "k-overdue"))
+    run(claim(1, lease_ms=40_000))
+    run(publish("c", "k-due", delay_ms=1000))
+    run(publish("c", "k-waiting", "k-too"))
+    nacked, rejected = by_id["k-nacked"], by_id["k-rejected"]
+    failures = [(nacked, 5, "failed 1 x", b""), (rejected, 0, "rejected 1 x", b"value")]
+    return {
+        "ack": t.ack(keys, [(by_id["k-acked"], WINDOW_MS)], history=5, took_ms=[7], clock=LATER),
+        "claim": claim(10, lease_ms=1000, clock=LATER),
+        "nack": t.nack(keys, [*failures, (by_id["k-cancelled"], 0, "failed 1 x", b"")], clock=LATER),
+        "promote": t.promote(keys, keyed=True, clock=LATER),
+        "publish": publish("d", "k-new", "k-new-too").at(LATER),
+        "reclaim": t.reclaim(keys, keyed=True, clock=LATER),
+        "release": t.release(keys, [by_id["k-released"], by_id["k-cancelled"]], sleep_ms=5000, clock=LATER),
+        "snooze": t.snooze(keys, [(by_id["k-snoozed"], 5), (by_id["k-cancelled"], 5)], clock=LATER),
+    }
+
+
 def stage(run, client, keys):
     """Fill the queue; return the call of each script by name, all to be made at `LATER`."""
+    keyed = {f"{name} (keyed)": call for name, call in stage_keyed(run, keyed_queue(keys)).items()}
     publisher, worker = iter(range(1, 99)), iter(range(1, 99))
 
     def publish(*ids, retries=3, delay_ms=0):
@@ -77,6 +128,7 @@ def stage(run, client, keys):
         "extend": t.extend(keys, [by_id["extended"], by_id["cancelled-running"]], lease_ms=1000, clock=LATER),
         "forget": t.forget(keys, letters=True, clock=LATER),
         "leave": t.leave(other, away, clock=LATER),
+        "limit": t.limit(keyed_queue(keys), {"per_key": "3", "weight:a": "3", "weight:b": ""}, clock=LATER),
         "lines": t.lines(keys, clock=LATER),
         "nack": t.nack(
             keys,
@@ -109,4 +161,5 @@ def stage(run, client, keys):
         "snooze": t.snooze(keys, [(by_id["snoozed"], 5), (by_id["cancelled-running"], 5)], clock=LATER),
         "tick": t.tick(keys, daily_tick(due_ms=LATER // 1000 + 5), ttl_ms=1000, retries=1, clock=LATER),
         "tidy": t.tidy(keys, clock=micros(ms=-7_200_000)),
+        **keyed,
     }

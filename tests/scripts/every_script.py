@@ -1,4 +1,4 @@
-"""Every script that there is, by its name: the transitions' and the one of `reliq check`."""
+"""Every script that there is, by its name: the transitions', those for a queue with keys, and the one of `reliq check`."""
 
 from importlib.resources import files
 
@@ -7,11 +7,20 @@ import reliq.lua
 from reliq.admin.fsck.ids import CHECK
 from reliq.lua import script, script_names
 
-SCRIPTS = {name: script(name) for name in script_names()} | {CHECK.name: CHECK}
+PLAIN = {name: script(name) for name in script_names()}
+#: The variants for a queue with keys, of those scripts that have one.
+KEYED = {
+    f"{name} (keyed)": variant for name, one in PLAIN.items() if (variant := script(name, keyed=True)).sha != one.sha
+}
+SCRIPTS = PLAIN | KEYED | {CHECK.name: CHECK}
 NAMES = sorted(SCRIPTS)
+#: The keys of a queue's limits; a script that has one of them has the prelude of queues with keys.
+OF_LIMITS = {"limits", "ring", "held", "asleep", "rates", "line"}
 
 
 def source(name):
-    """The text of a script as it was written, or of the prelude."""
-    home = reliq.admin.fsck if name == CHECK.name else reliq.lua
-    return files(home).joinpath(f"{name}.lua").read_text("utf-8")
+    """The text of a script as it is read, or of a prelude."""
+    package, (bare, _, keyed) = reliq.admin.fsck if name == CHECK.name else reliq.lua, name.partition(" ")
+    if "prelude" in name:
+        return files(package).joinpath(f"{name}.lua").read_text("utf-8")
+    return reliq.lua._source(bare, package.__name__, keyed=bool(keyed))

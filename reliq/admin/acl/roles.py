@@ -79,7 +79,10 @@ _TRANSITIONS: dict[Role, tuple[str, ...]] = {
     "viewer": ("counts", "lines"),
     "exporter": ("counts", "lines"),
 }
-SCRIPTS: dict[Role, tuple[Script, ...]] = {role: tuple(map(script, names)) for role, names in _TRANSITIONS.items()}
+SCRIPTS: dict[Role, tuple[Script, ...]] = {
+    role: tuple({script(name, keyed=keyed): None for keyed in (False, True) for name in names})
+    for role, names in _TRANSITIONS.items()
+}
 SCRIPTS["operator"] += (CHECK,)
 SCRIPTS["viewer"] += (CHECK,)
 

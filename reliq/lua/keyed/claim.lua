@@ -1,6 +1,6 @@
 -- claim: ready, retry and the lines of keys -> unack
 --
--- KEYS  lane? ready? retry? unack pending retries_left? lease? errors? totals ends wake watch paused token? limits ring held asleep rates line
+-- KEYS  lane? ready retry unack pending retries_left lease errors totals ends wake watch paused token? limits ring held asleep rates line
 -- ARGV  clock number nonce lease_ms limit first direct slots suspects narrowest watcher spread
 -- Runs  lane:DEL,GET,SET ready:EXISTS,LLEN,LPUSH,LRANGE,LTRIM retry:EXISTS,LLEN,LPUSH,LRANGE,LTRIM
 --       unack:ZADD,ZRANGE,ZREM,ZSCORE
@@ -20,8 +20,6 @@ limit, direct, spread = tonumber(limit), tonumber(direct), tonumber(spread)
 -- `taken` is what is answered and kept: the token, then four values for each claimed.
 local claimed, taken, deadlines, words, places, deadline = {}, { 0 }, {}, {}, {}, score(now_up + lease_ms)
 local dropped, moved, dues, misplaced = {}, {}, {}, {}
-
-local function word_of(died) return died > 0 and string.format('%.0f~', died) .. nonce or nonce end
 
 local function keep(id, left, died, key)
   local n = #claimed + 1
@@ -61,11 +59,8 @@ for i = 2, #before, 4 do
     keep(id, count(read('HGET', retries_left, id)), died, before[i + 3])
   end
 end
-local is_open = not again and limit > 0 and redis.call('EXISTS', paused) == 0
 local room, full = queue_room()
-local rows = is_open and room > 0 and rows_of(math.min(limit, room), first, spread) or {}
-read_rows(rows, math.min(limit, room))
-take_turns(rows, math.min(limit, room), meet)
+local rows = serve((again or redis.call('EXISTS', paused) == 1) and 0 or math.min(limit, room), meet)
 
 begin(unack)
 taken[1] = again and before[1] or #claimed > 0 and new_token() or 0
@@ -76,7 +71,7 @@ run('ZADD', unack, deadlines)
 run('HSET', lease, words)
 if #claimed > 0 or known then remember(#claimed > 0 and cmsgpack.pack(taken) or '', lease_ms) end
 put(pending, dues, moved)
-enter(misplaced, 0)
+line_up(misplaced)
 leave_rows(rows)
 run('HDEL', lease, moved)
 finish('cancelled', dropped)

@@ -15,8 +15,16 @@ local function count(text)
   return left and math.min(tonumber(left), 1000000) or 0
 end
 local function key_in(text) return text and text:match('^%-?%d+ (.+)$') or '' end
+local function left_in(text) return text and text:match('^%-?%d+ .') and text:match('^%-?%d+') or text end
 local function counted(left, key) return key == '' and left or left .. ' ' .. key end
 local function is_keyed() return false end
+
+-- The key in the header of a message's value.
+local function key_of_value(value)
+  local header = (value or ''):match('^RELIQ/1 ([^\n]*"k":[^\n]*)\n')
+  local is_json, read_header = pcall(cjson.decode, header or '')
+  return is_json and type(read_header) == 'table' and type(read_header.k) == 'string' and read_header.k or ''
+end
 
 local function place(key, id) return key .. '\0' .. id end
 local function in_flight(key) return redis.call('ZLEXCOUNT', held, '[' .. key .. '\0', '(' .. key .. '\1') end
@@ -86,9 +94,8 @@ local function by_key(ids)
   return keys, some
 end
 
--- Messages that nobody holds come in: each to the tail of its key's line, or into pending when they are due later.
-local function enter(ids, due)
-  if due > now_down then return put(pending, due, ids) end
+-- Messages come to the tails of their lines.
+local function line_up(ids)
   local keys, some = by_key(ids)
   local woken = {}
   if run('LPUSH', ready, some['']) then offer() end
@@ -98,6 +105,12 @@ local function enter(ids, due)
   ring_in(woken)
 end
 
+-- Messages that nobody holds come in: each to its line, or into pending when they are due later.
+local function enter(ids, due)
+  if due > now_down then return put(pending, due, ids) end
+  line_up(ids)
+end
+
 -- Messages come back to the heads of their lines, the last of `ids` foremost; those without a key are left out.
 local function come_back(ids)
   local keys, some = by_key(ids)
@@ -105,14 +118,35 @@ local function come_back(ids)
   return some['']
 end
 
+-- Places of the queue have become free.
+local function offer_places()
+  if limits_now().concurrency and redis.call('EXISTS', ring, ready, retry) > 0 then offer() end
+end
+
+-- The keys of messages by their receipts; what is said by one that holds goes before what others say.
+local function know(ids, holding)
+  for i, id in ipairs(ids) do key_of[id] = arg(i, KEY) end
+  for _, i in ipairs(holding) do key_of[ids[i]] = arg(i, KEY) end
+end
+
+-- Messages are to be delivered again, those with a key before all others of their key, the first foremost.
+local function redeliver(ids)
+  local back = {}
+  for j = #ids, 1, -1 do back[#back + 1] = ids[j] end
+  local plain = come_back(back)
+  back = {}
+  for j = #plain, 1, -1 do back[#back + 1] = plain[j] end
+  if run('LPUSH', retry, back) then offer() end
+end
+
 -- Messages give up their places: others of their keys may have them.
-local function leave(ids)
+local function free_places(ids)
   if #ids == 0 then return end
   local away = {}
   for _, id in ipairs(ids) do pair(away, place(key_of[id] or '', id), place('\2', id)) end
   redis.call('ZREM', held, unpack(away))
   ring_in((by_key(ids)))
-  if limits_now().concurrency and redis.call('EXISTS', ring, ready, retry) > 0 then offer() end
+  offer_places()
 end
 
 -- Messages wait for another delivery: they give up their places, but in order they keep them, and their key waits.
@@ -121,8 +155,8 @@ local function stand_by(ids)
   for _, id in ipairs(ids) do
     if in_order(key_of[id] or '') then pair(kept, 0, place('\2', id)) else free[#free + 1] = id end
   end
-  run('ZADD', held, kept)
-  leave(free)
+  if run('ZADD', held, kept) then offer_places() end
+  free_places(free)
 end
 
 -- The lists that are served next, `spread` keys of the ring at most, each with how many of its messages may start.
@@ -161,7 +195,7 @@ local function read_rows(rows, room)
     row.most = math.min(row.free, row.may or math.huge)
     -- More than it may start: what is cancelled or put off at the head is passed over at once.
     row.reach = math.min(math.ceil(share * row.weight), row.most) + (row.key == '' and 0 or more)
-    row.ids = row.most > 0 and redis.call('LRANGE', row.list, -row.reach, -1) or {}
+    row.ids = row.most > 0 and read('LRANGE', row.list, -row.reach, -1) or {}
     if #row.ids > 0 then
       row.words, row.counts = redis.call('HMGET', lease, unpack(row.ids)), redis.call('HMGET', retries_left, unpack(row.ids))
     end
@@ -169,7 +203,7 @@ local function read_rows(rows, room)
 end
 
 -- Have the rows take turns by their passes until `room` messages have started; `meet` decides on a message, and says
--- whether it has started, or must wait with all that is behind it.
+-- whether it has started.
 local function take_turns(rows, room, meet)
   while #rows > 0 and room > 0 do
     local least, on = math.huge, {}
@@ -249,4 +283,12 @@ local function until_more(wait)
   if may == 0 then due = math.min(due or math.huge, next_at(full, conf.rate_us, conf.burst or 1)) end
   local left = due and math.max(0, math.min(due - now_down, 86400000))
   return (wait == -2 or not left) and wait or wait < 0 and left or math.min(wait, left)
+end
+
+-- Serve the lists until `room` messages have started; return what was met.
+local function serve(room, meet)
+  local rows = room > 0 and rows_of(room, first, spread) or {}
+  read_rows(rows, room)
+  take_turns(rows, room, meet)
+  return rows
 end

@@ -35,10 +35,10 @@ if full and room == 0 then pair(buckets, string.format('%.0f', full), '') end
 
 begin(pending)
 run('ZADD', rates, buckets)
-enter(fresh, 0)
+line_up(fresh)
 come_back(kept)
 run('ZREM', pending, ids)
-leave(kept)
+free_places(kept)
 run('ZREM', asleep, awake)
 ring_in(awake)
 run('ZREM', rates, past)
