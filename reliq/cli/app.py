@@ -23,6 +23,7 @@ UsageError: Any = typer.BadParameter.__base__
 #: Heading -> command -> the first paragraph of its help.
 SUMMARIES = {
     "Run": {
+        "init": "Write a small application that works: a queue, a handler, a publisher, a test and a compose file.",
         "worker": "Run the handlers of a Consumer until SIGTERM or Ctrl-C.",
         "demo": "Run thousands of jobs through two processes, kill one half way, and balance the account.",
         "relay": "Move the messages of `publish_in` from a database to Redis until SIGTERM or Ctrl-C.",

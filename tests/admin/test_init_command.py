@@ -1,0 +1,77 @@
+"""`reliq init` writes an application that works: its tests pass, its job is published and done."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from reliq.cli.skeleton import FILES
+
+
+@pytest.fixture
+def started(command, tmp_path, monkeypatch):
+    """Write the application; return a function that runs a command in its folder as a person would."""
+    monkeypatch.chdir(tmp_path)
+    assert command("init", "shop").code == 0
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=tmp_path / "shop",
+            env={**os.environ, "PYTHONPATH": ""},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_the_application_works_as_it_is_written(started):
+    assert started("app", "Ada").startswith("published ")
+    assert started("reliq", "worker", "--burst") == "Hello, Ada!\n"
+
+
+def test_the_tests_of_the_application_pass(started):
+    assert "2 passed" in started("pytest", "-q", "-p", "no:cacheprovider")
+
+
+def test_the_files_are_what_a_linter_wants(started):
+    started("ruff", "check", "--isolated", "--select", "E,F,I,UP,B,D1", "--ignore", "D103", "--line-length", "120", ".")
+
+
+def test_the_compose_file_has_a_redis_that_keeps_what_it_acknowledges_and_a_worker(started):
+    services = yaml.safe_load(FILES["compose.yaml"])["services"]
+
+    assert "--appendonly yes --maxmemory-policy noeviction" in services["redis"]["command"]
+    assert services["worker"]["build"]["dockerfile_inline"].splitlines()[-1] == 'CMD ["reliq", "worker"]'
+    assert services["worker"]["environment"] == {"RELIQ_URL": "redis://redis:6379/0"}
+
+
+def test_it_says_what_it_wrote_and_what_to_do_and_overwrites_nothing(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = command("init")
+    assert [line for line in done.out.splitlines() if line.startswith("wrote ")] == [f"wrote {name}" for name in FILES]
+    assert "reliq worker --reload" in done.out
+    (tmp_path / "app" / "jobs.py").write_text("mine")
+    (tmp_path / "pyproject.toml").unlink()
+
+    again = command("init")
+
+    assert (again.code, again.out) == (2, "")
+    assert again.err == "reliq: app/__init__.py is there already; nothing was written: name another folder\n"
+    assert (tmp_path / "app" / "jobs.py").read_text() == "mine"
+    assert not (tmp_path / "pyproject.toml").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(command, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    done = command("init", tmp_path / "file")
+
+    assert (done.code, done.err) == (2, f"reliq: cannot write {tmp_path}/file/pyproject.toml: File exists\n")
