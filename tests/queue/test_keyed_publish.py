@@ -52,6 +52,7 @@ def test_a_message_with_a_key_waits_in_the_line_of_its_key(queue, call, client):
     assert lines(client, queue) == {"tenant-7": [first.id, second.id]}
     assert client.hget(queue.keys.retries_left, first.id) == b"12 tenant-7"
     assert header(client, queue, first.id).key == "tenant-7"
+    assert queue.counts().waiting == 2
     assert (header(client, queue, plain.id).key, client.lrange(queue.keys.ready, 0, -1)) == (None, [plain.id.encode()])
 
 

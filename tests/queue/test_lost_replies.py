@@ -132,6 +132,7 @@ def test_the_same_publish_made_again_is_not_published_twice(unknown, through, ca
     "terms",
     [
         {"delay": 60},
+        {"key": "b"},
         {"at": datetime.now(UTC) + timedelta(minutes=1)},
         {"ttl": 60},
         {"retries": 1},
