@@ -8,7 +8,7 @@ import typer
 from reliq.admin import Admin, CronView
 from reliq.admin.crons import TICK_LATE_SECONDS
 from reliq.cli.list import when_text
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, queue_names
 from reliq.cli.output import print_json, say
 from reliq.cli.queues import pause_text
 from reliq.cli.tables import print_table
@@ -24,13 +24,21 @@ COLUMNS = ("name", "queue", "schedule", "next", "last", "missed", "paused", "ove
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the entry, as `cron list` shows it.")]
 OfQueue = Annotated[
-    str | None, typer.Option("--queue", metavar="QUEUE", help="Its queue, when entries of two queues are called so.")
+    str | None,
+    typer.Option(
+        "--queue",
+        metavar="QUEUE",
+        help="Its queue, when entries of two queues are called so.",
+        autocompletion=queue_names,
+    ),
 ]
 
 
 @cron.command("list")
 def list_crons(
-    queues: Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="Only of these.")] = None,
+    queues: Annotated[
+        list[str] | None, typer.Argument(metavar="QUEUE", help="Only of these.", autocompletion=queue_names)
+    ] = None,
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,

@@ -32,6 +32,7 @@ from reliq.cli.options import (
     Yes,
     admin,
     letter_filter_of,
+    queue_names,
 )
 from reliq.cli.output import EXIT_UNKNOWN_ID, complain, confirm, print_facts, print_found, print_json, say
 from reliq.cli.progress import progress_bar
@@ -143,7 +144,9 @@ def redrive(
     every: All = False,
     rate: Annotated[str | None, typer.Option(metavar="N/s", help="No faster than this: 50/s, 100/m.")] = None,
     limit: Annotated[int | None, typer.Option(help="The most to redrive.")] = None,
-    to: Annotated[str | None, typer.Option(metavar="QUEUE", help="Into another queue.")] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="QUEUE", help="Into another queue.", autocompletion=queue_names)
+    ] = None,
     retries: Annotated[int | None, typer.Option(help="Deliveries after the first; default as before.")] = None,
     delay: Annotated[str, typer.Option(metavar="TIME", help="Due after 30s, 10m, 2h, 1d.")] = "0",
     dry_run: DryRun = False,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, Yes, admin
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, Yes, admin, queue_names
 from reliq.cli.output import complain, confirm, print_json, say
 from reliq.errors import ConfigurationError
 
@@ -12,7 +12,9 @@ EXIT_REFUSED = 2
 
 
 def forget(
-    queues: Annotated[list[str], typer.Argument(metavar="QUEUE", help="Queues that are no more.")],
+    queues: Annotated[
+        list[str], typer.Argument(metavar="QUEUE", help="Queues that are no more.", autocompletion=queue_names)
+    ],
     letters: Annotated[bool, typer.Option("--letters", help="Their dead letters go too.")] = False,
     yes: Yes = False,
     json: Json = False,

@@ -20,6 +20,7 @@ from reliq.cli.options import (
     Yes,
     admin,
     filter_of,
+    queue_names,
     state_option,
 )
 from reliq.cli.output import confirm, print_found, print_json, say
@@ -29,7 +30,9 @@ from reliq.errors import ConfigurationError
 
 def move(
     queue: QueueName,
-    other: Annotated[str, typer.Argument(metavar="OTHER", help="The queue that gets them.")],
+    other: Annotated[
+        str, typer.Argument(metavar="OTHER", help="The queue that gets them.", autocompletion=queue_names)
+    ],
     state: Annotated[str, typer.Option(help=" | ".join(MOVABLE), autocompletion=state_option(MOVABLE))],
     header: Headers = None,
     match: Match = "",

@@ -1,6 +1,7 @@
 """The options that commands share, and the values they stand for."""
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -8,6 +9,7 @@ import typer
 from reliq.admin import Admin, Filter, LetterFilter
 from reliq.admin.filters import duration, headers_of
 from reliq.admin.places import PLACES
+from reliq.cli.configuration import take_url
 from reliq.keys import Layout
 from reliq.message import DEATH_REASONS
 
@@ -17,6 +19,14 @@ DEFAULT_LAYOUT = str(Layout.RELIQ)
 def state_option(words: Sequence[str]) -> Callable[[], list[str]]:
     """Return a function that completes an option's value from these words."""
     return lambda: list(words)
+
+
+def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the queues whose names begin so, for a shell; none while Redis is away."""
+    take_url()
+    known: list[str] = import_module("reliq.cli.queue_names").names(ctx.params.get("url"))
+    given = ctx.params.get("queues") or ctx.params.get("names") or ()
+    return [name for name in known if name.startswith(incomplete) and name not in given]
 
 
 Url = Annotated[str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.")]
@@ -30,7 +40,7 @@ LayoutText = Annotated[
 ]
 Shard = Annotated[int | None, typer.Option("--shard", metavar="K", help="Of a sharded queue, this shard alone.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", autocompletion=queue_names)]
 StateOption = Annotated[
     str,
     typer.Option(help="pending, ready, unack, retry, garbage or dead.", autocompletion=state_option(PLACES)),

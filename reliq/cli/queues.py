@@ -7,7 +7,7 @@ import typer
 
 from reliq.admin import QueueView
 from reliq.admin.filters import duration
-from reliq.cli.options import Json, Shard, Url, admin
+from reliq.cli.options import Json, Shard, Url, admin, queue_names
 from reliq.cli.output import print_json, say
 from reliq.cli.tables import print_table
 from reliq.message import Pause
@@ -18,7 +18,9 @@ RATE_COLUMNS = ("in/s", "acked/s", "failed/s")
 
 
 def queues(
-    names: Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="Only these.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="QUEUE", help="Only these.", autocompletion=queue_names)
+    ] = None,
     scan: Annotated[
         bool, typer.Option("--scan", help="Also find queues that are in no registry, by a walk over all keys.")
     ] = False,

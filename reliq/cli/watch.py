@@ -12,7 +12,7 @@ from rich.live import Live
 from reliq.admin import Moment, Watcher
 from reliq.admin.filters import duration
 from reliq.cli.ends import why
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, queue_names
 from reliq.cli.output import complain, console, print_json, say
 from reliq.cli.screen import Screen
 from reliq.errors import ConfigurationError, ReliqError
@@ -24,7 +24,8 @@ LEAST_SECONDS = 0.1
 
 def watch(
     queues: Annotated[
-        list[str] | None, typer.Argument(metavar="QUEUE", help="Only these; else all of the registry.")
+        list[str] | None,
+        typer.Argument(metavar="QUEUE", help="Only these; else all of the registry.", autocompletion=queue_names),
     ] = None,
     interval: Annotated[str, typer.Option(help="Between two looks.")] = "1s",
     json: Json = False,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from reliq.cli.options import queue_names
 from reliq.cli.output import EXIT_USAGE, complain, say
 from reliq.cli.reload import Reloader, reloaded
 from reliq.cli.tables import print_table
@@ -53,7 +54,8 @@ def worker(
     processes: Annotated[int, typer.Option(help="Processes to keep running.")] = 1,
     concurrency: Annotated[int, typer.Option(help="Handlers that run at once in a process.")] = 16,
     queue: Annotated[
-        list[str] | None, typer.Option(metavar="QUEUE", help="Only this queue; may be given again.")
+        list[str] | None,
+        typer.Option(metavar="QUEUE", help="Only this queue; may be given again.", autocompletion=queue_names),
     ] = None,
     burst: Annotated[
         Any,
