@@ -65,7 +65,7 @@ local rows = serve((again or redis.call('EXISTS', paused) == 1) and 0 or math.mi
 begin(unack)
 taken[1] = again and before[1] or #claimed > 0 and new_token() or 0
 if known then redis.call('DEL', lane) end
-local is_sooner = spend(rows, full, again and 0 or #claimed)
+local is_sooner, is_limited = spend(rows, full, again and 0 or #claimed)
 run('ZADD', held, places)
 run('ZADD', unack, deadlines)
 run('HSET', lease, words)
@@ -81,5 +81,5 @@ local promote_in, reclaim_in = watch_for(pending, unack)
 local behind = waiting_now()
 if behind > 0 and #claimed + #dropped + #moved + #misplaced > 0 then push_token() end
 if #claimed == 0 and redis.call('LLEN', wake) > 1 then redis.call('LTRIM', wake, 0, 0) end
-if not again then add('claimed', #claimed) end
+if not again then add('claimed', #claimed) add('limited', is_limited and 1 or 0) end
 return { until_more(promote_in), reclaim_in, behind, unpack(taken) }

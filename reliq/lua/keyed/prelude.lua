@@ -23,7 +23,8 @@ local function is_keyed() return false end
 local function key_of_value(value)
   local header = (value or ''):match('^RELIQ/1 ([^\n]*"k":[^\n]*)\n')
   local is_json, read_header = pcall(cjson.decode, header or '')
-  return is_json and type(read_header) == 'table' and type(read_header.k) == 'string' and read_header.k or ''
+  local key = is_json and type(read_header) == 'table' and type(read_header.k) == 'string' and read_header.k or ''
+  return (priorities[key] or (#key <= 128 and not key:find('%c'))) and key or ''
 end
 
 local function place(key, id) return key .. '\0' .. id end
@@ -68,6 +69,8 @@ end
 local function offer()
   if queue_room() > 0 then push_token() end
 end
+
+local function keys_in_ring() return redis.call('ZCARD', ring) - (redis.call('ZSCORE', ring, '') and 1 or 0) end
 
 -- Have keys served again that may be: something waits under them, a place of theirs is free, and they do not sleep.
 local function ring_in(keys)
@@ -236,23 +239,24 @@ local function leave_rows(rows)
       pair(passes, string.format('%.17g', row.pass), row.key)
     end
   end
-  -- The lists have a pass of their own only beside other keys.
-  if own and #passes > 0 and redis.call('EXISTS', ready, retry) > 0 then
-    pair(passes, string.format('%.17g', own), '')
-  elseif own then
-    out[#out + 1] = ''
-  end
   run('ZADD', ring, passes)
   run('ZREM', ring, out)
+  -- Ready and retry have a pass only while they wait beside keys.
+  if own and redis.call('EXISTS', ready, retry) > 0 and keys_in_ring() > 0 then
+    redis.call('ZADD', ring, string.format('%.17g', own), '')
+  elseif own then
+    redis.call('ZREM', ring, '')
+  end
 end
 
 -- Note in the buckets what has started, and put to sleep the keys that have used up their rate; say whether more may
--- start at a time that is sooner than those before. A bucket that was cut because the clock went back is stored too.
+-- start at a time that is sooner than those before, and whether a rate is used up. A bucket that was cut because the
+-- clock went back is stored too.
 local function spend(rows, full, n)
   local conf, buckets, sleeps, first = limits_now(), {}, {}, head(asleep)
   local after = full and full + n * conf.rate_us
   local used_up = full and permitted(after, conf.rate_us, conf.burst or 1) == 0
-  local is_sooner = used_up and n > 0
+  local is_sooner, is_limited = used_up and n > 0, used_up
   if n > 0 and full or used_up then pair(buckets, string.format('%.0f', after), '') end
   for _, row in ipairs(rows) do
     local full_at = row.may and row.full + row.started * conf.key_rate_us
@@ -260,19 +264,18 @@ local function spend(rows, full, n)
     if row.may and row.may <= row.started then
       local due = next_at(full_at, conf.key_rate_us, conf.key_burst or 1)
       pair(sleeps, score(due), row.key)
-      is_sooner = is_sooner or not first or due < first
+      is_sooner, is_limited = is_sooner or not first or due < first, true
     end
   end
   run('ZADD', rates, buckets)
   run('ZADD', asleep, sleeps)
-  return is_sooner
+  return is_sooner, is_limited
 end
 
 -- How many ids and keys may be served now.
 local function waiting_now()
   if queue_room() == 0 then return 0 end
-  local keys = redis.call('ZCARD', ring) - (redis.call('ZSCORE', ring, '') and 1 or 0)
-  return redis.call('LLEN', ready) + redis.call('LLEN', retry) + keys
+  return redis.call('LLEN', ready) + redis.call('LLEN', retry) + keys_in_ring()
 end
 
 -- The least of a wait and of that for the next that sleeps, or for the queue's rate; -1: nothing is waited for.

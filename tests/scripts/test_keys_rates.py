@@ -1,0 +1,196 @@
+"""Rates: starts are those that a bucket of permits allows, by the server's clock, and nobody looks in vain."""
+
+from held_clock import HOUR_MS, NOON, micros
+
+from reliq import transitions as t
+
+#: 100 a second, at most 5 at once.
+RATE = {"rate_us": 10_000, "burst": 5}
+
+
+class Process:
+    """One of several that wait for tokens; when it is told a time, it promotes then."""
+
+    def __init__(self, name):
+        self.name, self.timer = name, None
+
+
+class Fleet:
+    """Processes by a held clock: whoever gets the token claims, whoever has the next time promotes at it."""
+
+    def __init__(self, run, keys, take_token, size=4):
+        self.run, self.keys, self.take_token, self.now, self.number = run, keys, take_token, NOON, 0
+        self.processes = [Process(f"p{number}") for number in range(size)]
+        self.starts, self.claims, self.empty, self.promotes = [], 0, 0, 0
+
+    def claim(self, process):
+        self.number += 1
+        turn = t.CallNumber("fleet", self.number)
+        answer = self.run(
+            t.claim(self.keys, turn, limit=50, lease_ms=HOUR_MS, watcher=process.name, keyed=True, clock=self.now)
+        )
+        self.claims += 1
+        self.empty += not answer.claimed
+        self.starts += [self.now] * len(answer.claimed)
+        if answer.promote_in_ms != t.NOT_WATCHING:
+            process.timer = None if answer.promote_in_ms < 0 else self.now + answer.promote_in_ms * 1000
+        self.run(t.ack(self.keys, [(one, None) for one in answer.claimed], clock=self.now))
+
+    def promote(self, process):
+        _, wait_ms = self.run(t.promote(self.keys, keyed=True, clock=self.now))
+        self.promotes += 1
+        process.timer = None if wait_ms < 0 else self.now + wait_ms * 1000
+
+    def work(self, seconds):
+        end = self.now + seconds * 1_000_000
+        self.claim(self.processes[0])
+        while True:
+            if self.take_token():
+                self.claim(self.processes[self.number % len(self.processes)])
+                continue
+            sleeping = [one for one in self.processes if one.timer is not None]
+            first = min(sleeping, key=lambda one: one.timer, default=None)
+            if first is None or first.timer > end:
+                break
+            self.now = max(self.now, first.timer)
+            self.promote(first)
+
+
+def test_four_processes_start_what_the_rate_permits_and_never_claim_in_vain(
+    publish_under, run, keys, limit, token, request
+):
+    seconds = 60 if request.config.getoption("--long") else 20
+    limit(**RATE)
+    for at in range(0, 110 * seconds, 110):
+        publish_under("", *(f"m{at + number}" for number in range(110)))
+    token()
+    fleet = Fleet(run, keys, token)
+
+    fleet.work(seconds)
+
+    permitted = 5 + 100 * seconds
+    assert permitted * 0.99 <= len(fleet.starts) <= permitted
+    assert fleet.empty == 0
+    assert fleet.claims <= len(fleet.starts)
+    assert fleet.promotes <= 2 * len(fleet.starts)
+    for first, sixth in zip(fleet.starts, fleet.starts[5:], strict=False):
+        assert sixth - first >= 10_000
+
+
+def test_every_key_has_its_own_rate_and_a_slow_key_holds_no_other(publish_under, run, keys, limit, token):
+    limit(key_rate_us=100_000, key_burst=2)
+    for key in "abc":
+        publish_under(key, *(f"{key}{number}" for number in range(40)))
+    token()
+    fleet = Fleet(run, keys, token)
+
+    fleet.work(2)
+
+    assert len(fleet.starts) == 3 * (2 + 20)
+    assert fleet.empty == 0
+
+
+def test_whoever_uses_the_rate_up_watches_for_the_next_start_and_wakes_nobody(
+    publish_under, run, keys, limit, token, client
+):
+    limit(**RATE)
+    publish_under("", *(f"m{number}" for number in range(20)))
+    token()
+    client.set(keys.watch, "another", px=2000)
+
+    answer = run(t.claim(keys, t.CallNumber("w", 1), limit=50, lease_ms=1000, watcher="me", keyed=True, clock=NOON))
+
+    assert (len(answer.claimed), answer.behind, answer.promote_in_ms) == (5, 0, 10)
+    assert client.get(keys.watch) == b"me"
+    assert not token()
+
+
+def test_a_promote_wakes_somebody_when_the_rate_permits_a_start_and_not_before(
+    publish_under, serve, run, keys, limit, token
+):
+    limit(**RATE)
+    publish_under("", *(f"m{number}" for number in range(20)))
+    serve()
+    token()
+
+    assert run(t.promote(keys, keyed=True, clock=micros(ms=9))) == (0, 1)
+    assert not token()
+    assert run(t.promote(keys, keyed=True, clock=micros(ms=10))) == (0, -1)
+    assert token()
+
+
+def test_a_producer_wakes_nobody_while_the_rate_is_used_up(publish_under, serve, limit, token):
+    limit(**RATE)
+    publish_under("a", *(f"m{number}" for number in range(5)))
+    serve()
+    token()
+
+    publish_under("b", "later")
+
+    assert not token()
+
+
+def test_a_clock_that_goes_back_shuts_a_key_for_no_longer_than_one_message(publish_under, serve, run, keys, limit):
+    limit(key_rate_us=1_000_000, key_burst=1)
+    publish_under("a", *(f"m{number}" for number in range(9)))
+    assert len(serve()) == 1
+    back = -HOUR_MS
+    served = []
+
+    for second in range(4):
+        clock = micros(ms=back + 1001 * second)
+        run(t.promote(keys, keyed=True, clock=clock))
+        served.append(len(serve(clock=clock)))
+
+    assert served == [0, 1, 1, 1]
+
+
+def test_a_clock_that_goes_back_shuts_the_queue_for_no_longer_than_one_message(
+    publish_under, serve, run, keys, limit, token
+):
+    limit(rate_us=1_000_000, burst=1)
+    publish_under("a", *(f"m{number}" for number in range(9)))
+    assert len(serve()) == 1
+    token()
+    back = -HOUR_MS
+
+    assert run(t.promote(keys, keyed=True, clock=micros(ms=back))) == (0, 1000)
+    assert run(t.promote(keys, keyed=True, clock=micros(ms=back + 1000))) == (0, -1)
+    assert token()
+    assert len(serve(clock=micros(ms=back + 1000))) == 1
+
+
+def test_a_clock_that_goes_back_wakes_no_key_that_was_told_to_sleep(publish_under, serve, run, keys, limit, client):
+    limit(key_rate_us=1_000_000, key_burst=3)
+    publish_under("a", "a1", "a2")
+    run(t.release(keys, [*serve(1).values()], sleep_ms=HOUR_MS, clock=NOON))
+
+    run(t.promote(keys, keyed=True, clock=micros(ms=-HOUR_MS)))
+
+    assert client.zscore(keys.asleep, "a") is not None
+
+
+def test_a_faster_rate_wakes_the_keys_that_slept_for_the_slower_one(publish_under, serve, run, keys, limit, token):
+    limit(key_rate_us=HOUR_MS * 1000, key_burst=1)
+    publish_under("a", "a1", "a2")
+    serve()
+    token()
+    assert serve() == {}
+
+    limit(key_rate_us=1000)
+
+    assert token()
+    assert serve() == {}
+    assert run(t.promote(keys, keyed=True, clock=micros(ms=1)))[0] == 0
+    assert [*serve(clock=micros(ms=1))] == ["a2"]
+
+
+def test_buckets_that_are_full_are_forgotten(publish_under, serve, run, keys, limit, client):
+    limit(key_rate_us=1000, key_burst=1)
+    publish_under("a", "a1")
+    serve()
+    assert client.zcard(keys.rates) == 1
+
+    run(t.promote(keys, keyed=True, clock=micros(ms=2)))
+
+    assert client.zcard(keys.rates) == 0

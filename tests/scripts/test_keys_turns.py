@@ -1,0 +1,159 @@
+"""Keys take turns: a key with much to do holds no other up, weights and priorities have their shares, nothing is left."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from held_clock import HOUR_MS, NOON
+
+from reliq import transitions as t
+
+
+@pytest.fixture
+def fill(client, keys):
+    """Publish many messages of a key by pipelined calls of 500."""
+    lanes = iter(range(1, 10**6))
+
+    def make(key, number, name=None):
+        calls = []
+        for at in range(0, number, 500):
+            ids = [f"{name or key}.{one}" for one in range(at, min(at + 500, number))]
+            items = [(id, b',"r":3}\n' + id.encode()) for id in ids]
+            turn = t.CallNumber("filler", next(lanes))
+            options = {"ttl_ms": HOUR_MS, "retries": 3, "message_keys": [key] * len(ids)}
+            calls.append(t.publish(keys, items, turn, **options, clock=NOON))
+        client.script_load(calls[0].script.text)
+        for at in range(0, len(calls), 20):
+            with client.pipeline(transaction=False) as pipe:
+                for call in calls[at : at + 20]:
+                    pipe.execute_command(*call.command)
+                pipe.execute()
+
+    return make
+
+
+@pytest.fixture
+def drain(serve, ack):
+    """Claim and ack until nothing is served, or so many messages were; yield their keys in the order of their starts."""
+
+    def make(limit, most=10**9):
+        done = 0
+        while done < most and (held := serve(limit)):
+            done += len(held)
+            yield from (one.key for one in held.values())
+            ack(*held.values())
+
+    return make
+
+
+@pytest.mark.parametrize("limit_of_a_claim", [1, 64])
+def test_a_quiet_key_is_served_soon_however_much_waits_under_a_noisy_one(limit_of_a_claim, fill, drain, request):
+    fill("noisy", 200_000 if request.config.getoption("--long") else 10_000)
+    for number in range(50):
+        fill(f"quiet{number}", 3)
+
+    order = [*drain(limit_of_a_claim, most=400)]
+
+    last = max(at for at, key in enumerate(order, 1) if key.startswith("quiet"))
+    assert last <= 150 + 2 * 3 + 1
+    assert sum(key.startswith("quiet") for key in order) == 150
+
+
+def test_a_key_without_messages_of_others_before_it_is_passed_over_at_most_twice(fill, drain):
+    for key in "abcd":
+        fill(key, 30)
+
+    order = [*drain(1, most=80)]
+
+    for key in "abcd":
+        turns = [at for at, one in enumerate(order) if one == key]
+        assert max(after - before for before, after in pairwise(turns)) <= 7
+
+
+def test_messages_without_a_key_take_turns_with_keys(fill, publish, drain):
+    fill("a", 400)
+    publish(*(f"n{number}" for number in range(400)))
+
+    order = Counter(drain(10, most=200))
+
+    assert abs(order["a"] - order[""]) <= 10
+
+
+@pytest.mark.parametrize("limit_of_a_claim", [1, 7, 50])
+def test_a_key_of_weight_four_has_four_times_the_starts(limit_of_a_claim, fill, drain, run, keys):
+    run(t.limit(keys, {"weight:vip": "4"}, clock=NOON))
+    for key in ("vip", "one", "two"):
+        fill(key, 600)
+
+    order = Counter(drain(limit_of_a_claim, most=600))
+
+    share = order["vip"] / (order["one"] + order["two"])
+    assert 1.8 <= share <= 2.2
+
+
+@pytest.mark.parametrize("limit_of_a_claim", [1, 10])
+def test_high_normal_and_low_have_sixteen_four_and_one_part(limit_of_a_claim, fill, publish, drain):
+    fill("\1high", 600, "high")
+    fill("\1low", 600, "low")
+    publish(*(f"n{number}" for number in range(300)))
+
+    order = Counter(drain(limit_of_a_claim, most=420))
+
+    high, normal, low = (order[key] / sum(order.values()) * 21 for key in ("\1high", "", "\1low"))
+    assert 15 <= high <= 17
+    assert 3.2 <= normal <= 4.8
+    assert 0.7 <= low <= 1.5
+
+
+def test_a_high_message_is_among_the_next_three_claimed(fill, publish, serve):
+    publish(*(f"n{number}" for number in range(50)))
+    fill("\1low", 50, "low")
+    fill("\1high", 1, "high")
+
+    assert "high.0" in [*serve(1), *serve(1), *serve(1)]
+
+
+def test_cancelled_messages_at_the_head_of_a_line_are_passed_over_in_few_claims(fill, serve, run, keys, limit, client):
+    limit(ordered=1)
+    number = 4_000
+    fill("a", number + 1)
+    for at in range(0, number, 500):
+        run(t.cancel(keys, [f"a.{one}" for one in range(at, at + 500)], clock=NOON))
+
+    claims = 0
+    while not (held := serve(16)):
+        claims += 1
+
+    assert [*held] == [f"a.{number}"]
+    assert claims <= number / 30
+    assert client.exists(keys.line("a")) == 0
+
+
+def test_a_drained_queue_keeps_nothing_of_its_keys(fill, drain, limit, client, keys, run):
+    limit(per_key=2, key_rate_us=1, key_burst=1000)
+    used = []
+
+    for _ in range(2):  # the first has the server know the scripts, and has ends to remember
+        for number in range(400):
+            fill(f"tenant-{number}", 5)
+        assert len([*drain(200)]) == 2000
+        while client.zcard(keys.rates):
+            run(t.promote(keys, keyed=True, clock=NOON + 10**9))
+        client.delete(keys.lane("filler"), keys.lane("worker"))
+        used.append(client.info("memory")["used_memory_dataset"])
+
+    assert {key.decode() for key in client.scan_iter()} & {keys.ring, keys.held, keys.asleep} == set()
+    assert not [key for key in client.scan_iter() if key.startswith(keys.line("").encode())]
+    assert used[1] - used[0] < 60_000
+
+
+@pytest.mark.foreign_hands
+def test_a_message_of_a_line_whose_count_is_gone_has_a_place_of_its_key(publish_under, serve, limit, client, keys):
+    limit(per_key=1)
+    publish_under("a", "a1", "a2")
+    client.hdel(keys.retries_left, "a1")
+
+    (held,) = serve().values()
+
+    assert (held.id, held.key, held.left) == ("a1", "a", 0)
+    assert serve() == {}
