@@ -10,7 +10,7 @@ from reliq.keys import Keys
 from reliq.transport.connection import Connection
 
 #: A shell waits no longer than this for names, and takes no more of them.
-PATIENCE_SECONDS, MOST = 0.5, 1000
+COMPLETION_SECONDS, MOST = 0.5, 1000
 
 
 def names(url: str | None) -> list[str]:
@@ -18,13 +18,13 @@ def names(url: str | None) -> list[str]:
     found: list[str] = []
     asking = threading.Thread(target=_ask, args=(url, found), daemon=True)
     asking.start()
-    asking.join(PATIENCE_SECONDS)
+    asking.join(COMPLETION_SECONDS)
     return sorted(found)
 
 
 def _ask(url: str | None, found: list[str]) -> None:
     warnings.simplefilter("ignore")  # a line of ours would stand in the middle of the person's own
     with suppress(Exception):
-        client = Client.to(Connection.to(url), PATIENCE_SECONDS)
+        client = Client.to(Connection.to(url), COMPLETION_SECONDS)
         _, entries = client.run(commands.registry_page(0, MOST))
         found += [keys.name for entry in entries if (keys := Keys.registered(entry)) is not None]
