@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: A schedule that no process has named for longer than this many seconds is in force nowhere; as in register.lua.
 UNSERVED_SECONDS = 30
+#: A tick that is later than this many seconds is told: workers look every few of them.
+TICK_LATE_SECONDS = 5.0
 #: Reasons for which a tick is skipped.
 SKIPS = ("paused", "overlap")
 

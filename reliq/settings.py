@@ -15,6 +15,8 @@ from reliq.retry import DEFAULT_BACKOFF
 DAY_SECONDS = 86_400.0
 LONGEST_SECONDS = 3650 * DAY_SECONDS
 MIB = 1_048_576
+#: No queue allows larger bodies, in bytes.
+LARGEST_BODY = 16 * MIB
 BATCH_LIMIT = 500
 #: One round trip brings no more bytes of bodies than about this: neither Redis nor the process is held up for long.
 READ_BYTES = 8 * MIB
@@ -156,7 +158,7 @@ class QueueSettings:
 
     def __post_init__(self) -> None:
         whole("retries", self.retries, most=RETRIES_LIMIT)
-        whole("max_body", self.max_body, least=1, most=16 * MIB)
+        whole("max_body", self.max_body, least=1, most=LARGEST_BODY)
         whole("letters_max", self.letters_max, most=10_000_000)
         whole("history", self.history, most=100_000)
         _normalise(self, ttl=0.001, dedup=0.0, letters_ttl=1.0)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 #: Whoever asked for a run looks so many times a second whether it was published.
 RUN_LOOK_SECONDS = 0.1
-#: A tick that is later than this many seconds is told: workers look every few of them.
-TICK_LATE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)

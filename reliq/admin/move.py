@@ -26,17 +26,16 @@ from reliq.admin import queries, queue_queries
 from reliq.admin.in_turn import in_turn
 from reliq.admin.lines import StatePart, parts_of
 from reliq.admin.list import entries
-from reliq.admin.places import MOVING_MS, STEP_IDS, Place, Spot, check_place, is_list, place_of
+from reliq.admin.places import MOVABLE, MOVING_MS, STEP_IDS, Spot, check_place, is_list, place_of
 from reliq.admin.publish import taker
 from reliq.admin.redrive import COPY_WINDOW_SECONDS
 from reliq.admin.remove import remove
-from reliq.admin.session import LARGEST_BODY
 from reliq.admin.walk import Walk
 from reliq.errors import ConfigurationError
 from reliq.keys import is_name
 from reliq.message import RETRIES_LIMIT
 from reliq.outgoing import Outgoing
-from reliq.settings import LONGEST_SECONDS, MIB, whole
+from reliq.settings import LARGEST_BODY, LONGEST_SECONDS, MIB, whole
 from reliq.wireformat import Delayed, StateWord, open_envelope, read_count
 
 if TYPE_CHECKING:
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
     from reliq.queue import Queue
     from reliq.wireformat import StateWord
 
-#: States from which a message can go to another queue.
-MOVABLE: tuple[Place, ...] = ("pending", "ready", "waiting", "retry", "unack")
 #: No step reads more bytes of bodies, unless one body alone has more.
 STEP_BYTES = 8 * MIB
 

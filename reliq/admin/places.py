@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Place = Literal["pending", "ready", "waiting", "unack", "retry", "garbage", "dead"]
 PLACES: tuple[Place, ...] = get_args(Place)
+#: States whose messages may be cancelled, and may go to another queue.
+CANCELLABLE: tuple[Place, ...] = ("pending", "ready", "waiting", "retry", "unack")
+MOVABLE = CANCELLABLE
 
 #: The keys that a queue has one of, with their types.
 TYPES = {

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from reliq.admin.session import LARGEST_BODY
 from reliq.client.client import Clients
 from reliq.codec.codec import Codec
 from reliq.errors import BodyError, ConfigurationError
 from reliq.publish.fleet import Fleet
 from reliq.publish.orders import Writer
-from reliq.settings import QueueSettings
+from reliq.settings import LARGEST_BODY, QueueSettings
 from reliq.transport.connection import PUBLISH_SECONDS
 
 if TYPE_CHECKING:

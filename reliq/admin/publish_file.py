@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from reliq.admin.file_progress import FileProgress
 from reliq.admin.publish import is_json
-from reliq.admin.session import LARGEST_BODY
 from reliq.errors import BodyError, ConfigurationError
 from reliq.outgoing import Outgoing
-from reliq.settings import BATCH_LIMIT, DAY_SECONDS, MIB
+from reliq.settings import BATCH_LIMIT, DAY_SECONDS, LARGEST_BODY, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from reliq import transitions
 from reliq.admin.in_turn import in_turn
 from reliq.admin.lines import StatePart, parts_of
 from reliq.admin.list import size_of
-from reliq.admin.places import LinePlace, Place, Spot, check_place, is_list
+from reliq.admin.places import CANCELLABLE, LinePlace, Place, Spot, check_place, is_list
 from reliq.admin.queries import size
 from reliq.admin.walk import Walk
 from reliq.control import tombstone_ms
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from reliq.admin.session import QueueSession
     from reliq.message import CancelStatus, Duration
 
-#: States that hold messages which may be cancelled.
-CANCELLABLE: tuple[Place, ...] = ("pending", "ready", "waiting", "retry", "unack")
 #: States that hold messages: dead letters are deleted by `admin.dead`.
 PURGEABLE: tuple[Place, ...] = ("pending", "ready", "waiting", "unack", "retry", "garbage")
 

@@ -15,7 +15,7 @@ from reliq.ids import home
 from reliq.keys import Keys, Layout, check_layout, is_name
 from reliq.queue import Queue
 from reliq.server_version import ServerVersion
-from reliq.settings import MIB, whole
+from reliq.settings import LARGEST_BODY, whole
 from reliq.shardmap import UNSHARDED, ShardMap, shard_map
 from reliq.snapshot.shard_maps import named
 from reliq.transport.connection import Connection, check_slots
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 2.0
 #: One reply is awaited for this many seconds: some replies are large.
 REPLY_SECONDS = 5.0
-#: An operator publishes no larger body, in bytes.
-LARGEST_BODY = 16 * MIB
 #: The layouts in which a queue is looked for that is unknown in its own.
 LAYOUTS = (Layout.RELIQ, Layout.hdt3213(), Layout.hdt3213(hash_tag=True))
 

@@ -1,10 +1,14 @@
 """`reliq account`: whether every message that came in has ended in one way or is alive."""
 
+from typing import TYPE_CHECKING
+
 import typer
 
-from reliq.admin import Account
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
 from reliq.cli.output import print_json, say
+
+if TYPE_CHECKING:
+    from reliq.admin import Account
 
 EXIT_UNBALANCED = 1
 
@@ -31,7 +35,7 @@ def account(
         raise typer.Exit(EXIT_UNBALANCED)
 
 
-def _lines(found: Account) -> list[str]:
+def _lines(found: "Account") -> list[str]:
     came = [("published", found.published), ("redriven", found.redriven)]
     went = [(kind, getattr(found, kind)) for kind in ("acked", "dead", "expired", "cancelled", "purged", "alive")]
     width = len(f"{max(number for _, number in came + went):,}")

@@ -1,12 +1,11 @@
 """`reliq cancel`: messages by id, or those of a state that match."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.admin import Admin, Filter, RemoveResult
-from reliq.admin.places import check_place
-from reliq.admin.remove import CANCELLABLE
+import reliq.admin
+from reliq.admin.places import CANCELLABLE, check_place
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
     DryRun,
@@ -25,6 +24,9 @@ from reliq.cli.options import (
 from reliq.cli.output import EXIT_UNKNOWN_ID, confirm, print_found, print_json, say
 from reliq.cli.progress import progress_bar
 from reliq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from reliq.admin import Admin, Filter
 
 Tombstone = Annotated[
     float | None,
@@ -77,10 +79,10 @@ def cancel(
 
 
 def _cancel_where(
-    desk: Admin,
+    desk: "Admin",
     queue: str,
     state: str,
-    where: Filter,
+    where: "Filter",
     *,
     tombstone: float | None,
     dry_run: bool,
@@ -89,12 +91,12 @@ def _cancel_where(
 ) -> None:
     total = desk.size(queue, check_place(state, CANCELLABLE))
     if dry_run:
-        with progress_bar("looking", total, RemoveResult(), lambda _sum: "nothing was cancelled") as run:
+        with progress_bar("looking", total, reliq.admin.RemoveResult(), lambda _sum: "nothing was cancelled") as run:
             found = desk.count_messages(queue, state, where, on_step=run.step)
         print_found(found, "cancelled", json=json)
         return
     what = "those that match" if where.is_set else f"all {total}"
     confirm(f"Cancel the {state} messages of {queue}, {what}?", yes=yes)
-    with progress_bar("cancelling", total, RemoveResult(), lambda done: done.summary("cancelled")) as run:
+    with progress_bar("cancelling", total, reliq.admin.RemoveResult(), lambda done: done.summary("cancelled")) as run:
         done = desk.cancel_where(queue, state, where, tombstone=tombstone, on_step=run.step)
     print_json(done) if json else say(done.summary("cancelled"))

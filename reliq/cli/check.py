@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.admin.fsck.report import CheckReport
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
 from reliq.cli.output import console, print_json, say
+
+if TYPE_CHECKING:
+    from reliq.admin.fsck.report import CheckReport
 
 
 def check(
@@ -44,7 +46,7 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
         yield lambda what, looked_at: status.update(f"reading {what}: {looked_at:,} ids looked at")
 
 
-def _print(report: CheckReport, *, repair: bool) -> None:
+def _print(report: "CheckReport", *, repair: bool) -> None:
     for fault in report.faults:
         mended = f", {fault.mended} mended" if repair else ""
         say(f"{'passes' if fault.passes else 'wrong':8} {fault.name}: {fault.count}{mended}")

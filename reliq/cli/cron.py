@@ -1,20 +1,22 @@
 """`reliq cron`: periodic entries: list, run, pause, resume, forget."""
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.admin import Admin, CronView
-from reliq.admin.crons import TICK_LATE_SECONDS
 from reliq.cli.list import when_text
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, queue_names
 from reliq.cli.output import print_json, say
 from reliq.cli.queues import pause_text
 from reliq.cli.tables import print_table
+from reliq.crons import TICK_LATE_SECONDS
 from reliq.errors import ConfigurationError
 from reliq.keys import Layout
 from reliq.readable import spoken
+
+if TYPE_CHECKING:
+    from reliq.admin import Admin, CronView
 
 cron = typer.Typer(
     help="Periodic entries: list, run, pause, resume, forget.", no_args_is_help=True, add_completion=False
@@ -135,7 +137,7 @@ def forget(
     print_json({"forgotten": name, "queue": of}) if json else say(f"{name} of {of} is forgotten")
 
 
-def _place(desk: Admin, name: str, queue: str | None) -> tuple[Admin, str]:
+def _place(desk: "Admin", name: str, queue: str | None) -> "tuple[Admin, str]":
     """Return the queue of an entry, and the Admin of its layout; raise ConfigurationError for none, or for several."""
     if queue is not None:
         return desk, queue
@@ -149,14 +151,14 @@ def _place(desk: Admin, name: str, queue: str | None) -> tuple[Admin, str]:
     return desk.in_layout(Layout.parse(one.layout)), one.queue
 
 
-def _row(one: CronView) -> list[str]:
+def _row(one: "CronView") -> list[str]:
     coming, last = when_text(one.next) or "?", when_text(one.ticked) or "never"
     skipped = [str(one.skipped[why]) for why in ("paused", "overlap")]
     message = one.last_id + (" (alive)" if one.is_alive else "")
     return [one.name, one.queue, one.schedule, coming, last, str(one.missed), *skipped, message]
 
 
-def _remarks(one: CronView) -> list[str]:
+def _remarks(one: "CronView") -> list[str]:
     """Return what an operator should see of an entry at once."""
     told = [pause_text(one.pause, time.time())] if one.pause else []
     if not one.is_served:

@@ -4,11 +4,12 @@ import re
 import sys
 from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reliq.admin import Admin, DeadGroups, LetterFilter, RedriveOptions, RedriveResult
+import reliq.admin
+from reliq.admin import LetterFilter
 from reliq.admin.filters import duration
 from reliq.cli.ends import clock
 from reliq.cli.list import JSON_BODY, TABLE_BODY, TABLE_ERROR, when_text
@@ -41,6 +42,9 @@ from reliq.errors import ConfigurationError
 from reliq.message import Letter
 from reliq.readable import pretty, start_of
 from reliq.settings import whole
+
+if TYPE_CHECKING:
+    from reliq.admin import Admin, DeadGroups
 
 dead = typer.Typer(
     help="The dead letters of a queue: list, show, redrive, purge.", no_args_is_help=True, add_completion=False
@@ -165,7 +169,7 @@ def redrive(
     did not agree, 2 an unknown queue, id or filter, 130 interrupted.
     """
     where = _meant(letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match), every=every)
-    options = RedriveOptions(
+    options = reliq.admin.RedriveOptions(
         limit=limit,
         rate=None if rate is None else per_second(rate),
         retries=retries,
@@ -179,7 +183,7 @@ def redrive(
     total, missing = desk.size(queue, "dead"), _missing(desk, queue, ids)
     if every:
         confirm(f"Redrive all {total} dead letters of {queue}?", yes=yes)
-    with progress_bar("redriving", total, RedriveResult()) as run:
+    with progress_bar("redriving", total, reliq.admin.RedriveResult()) as run:
         done = desk.redrive(queue, where, options, to=to, on_step=run.step)
     print_json(done) if json else say(done)
     _complain(queue, missing)
@@ -226,7 +230,7 @@ def purge(
     _complain(queue, missing)
 
 
-def _list_groups(found: DeadGroups, most: int, *, json: bool) -> None:
+def _list_groups(found: "DeadGroups", most: int, *, json: bool) -> None:
     if json:
         print_json({"groups": found.groups[:most], "looked": found.looked, "of": found.of})
         return
@@ -266,12 +270,12 @@ def _meant(where: LetterFilter, *, every: bool) -> LetterFilter:
     return where
 
 
-def _count(desk: Admin, queue: str, where: LetterFilter) -> int:
+def _count(desk: "Admin", queue: str, where: LetterFilter) -> int:
     with progress_bar("looking", desk.size(queue, "dead"), 0, lambda _found: "nothing was changed") as run:
         return desk.count_letters(queue, where, on_step=run.step)
 
 
-def _missing(desk: Admin, queue: str, ids: Sequence[str] | None) -> list[str]:
+def _missing(desk: "Admin", queue: str, ids: Sequence[str] | None) -> list[str]:
     """Return those of `ids` that have no dead letter."""
     if not ids:
         return []

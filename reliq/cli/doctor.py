@@ -1,13 +1,15 @@
 """`reliq doctor`: whether a server is fit for queues."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from reliq.admin.acl.roles import ROLES
-from reliq.admin.doctor.facts import Finding
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin
 from reliq.cli.output import print_json, say
+
+if TYPE_CHECKING:
+    from reliq.admin.doctor.facts import Finding
 
 
 def doctor(
@@ -39,7 +41,7 @@ def doctor(
     raise typer.Exit(1 if any(one.verdict in fatal for one in found) else 0)
 
 
-def _print(finding: Finding) -> None:
+def _print(finding: "Finding") -> None:
     say(f"{finding.verdict:8} {finding.name}: {finding.what}")
     for label, text in (("means", finding.means), ("mend", finding.mend)):
         if text:

@@ -1,15 +1,17 @@
 """`reliq ends`: how the last messages of a queue ended."""
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.admin import End
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
 from reliq.cli.output import print_json, say
 from reliq.cli.tables import print_table
 from reliq.readable import spoken
+
+if TYPE_CHECKING:
+    from reliq.admin import End
 
 
 def ends(
@@ -46,7 +48,7 @@ def clock(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def why(end: End) -> str:
+def why(end: "End") -> str:
     """Return the reason of an end in one line, as far as it is known."""
     if end.took is not None:
         return f"after {spoken(end.took)}"

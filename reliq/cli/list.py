@@ -1,11 +1,10 @@
 """`reliq list`: the messages of one state."""
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reliq.admin.list import Entry
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
     Headers,
@@ -23,6 +22,9 @@ from reliq.cli.output import print_json
 from reliq.cli.progress import progress_bar
 from reliq.cli.tables import print_table
 from reliq.readable import spoken, start_of
+
+if TYPE_CHECKING:
+    from reliq.admin.list import Entry
 
 #: Characters of a body in a table and in JSON; `reliq show` has all of it.
 TABLE_BODY, JSON_BODY = 60, 1000
@@ -62,7 +64,7 @@ def list_messages(
         print_table(MESSAGE_COLUMNS, [_row(one) for one in found], long=("body", "error"))
 
 
-def as_json(entry: Entry) -> dict[str, Any]:
+def as_json(entry: "Entry") -> dict[str, Any]:
     """Return an entry as JSON holds it, the start of its body as text."""
     names = ("id", "state", "mark", "when", "attempt", "retries_left", "error", "headers", "size", "letter")
     return {name: getattr(entry, name) for name in names} | {"body": start_of(entry.body, JSON_BODY)}
@@ -76,7 +78,7 @@ def when_text(when: float | None) -> str:
     return f"in {spoken(away)}" if away > 0 else f"{spoken(-away)} ago"
 
 
-def _row(entry: Entry) -> tuple[Any, ...]:
+def _row(entry: "Entry") -> tuple[Any, ...]:
     size = "gone" if entry.size is None else entry.size
     body, error = start_of(entry.body, TABLE_BODY), entry.error[:TABLE_ERROR]
     return entry.id, entry.mark, when_text(entry.when), entry.attempt, entry.retries_left, size, body, error

@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from reliq.admin import MoveResult, RemoveResult
-from reliq.admin.move import MOVABLE
-from reliq.admin.places import check_place
+import reliq.admin
+from reliq.admin.places import MOVABLE, check_place
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
     DryRun,
@@ -58,12 +57,12 @@ def move(
         raise ConfigurationError(f"dead letters go by `reliq dead redrive {queue} --to {other}`")
     total = desk.size(queue, check_place(state, MOVABLE))
     if dry_run:
-        with progress_bar("looking", total, RemoveResult(), lambda _sum: "nothing was moved") as looking:
+        with progress_bar("looking", total, reliq.admin.RemoveResult(), lambda _sum: "nothing was moved") as looking:
             found = desk.count_messages(queue, state, where, on_step=looking.step)
         print_found(found if limit is None else min(found, limit), "moved", json=json)
         return
     what = "those that match" if where.is_set else f"all {total}"
     confirm(f"Move the {state} messages of {queue} to {other}, {what}?", yes=yes)
-    with progress_bar("moving", total, MoveResult()) as moving:
+    with progress_bar("moving", total, reliq.admin.MoveResult()) as moving:
         done = desk.move(queue, other, state, where, limit=limit, on_step=moving.step)
     print_json(done) if json else say(done)

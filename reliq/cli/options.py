@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.admin import Admin, Filter, LetterFilter
+import reliq.admin
+from reliq.admin import Filter, LetterFilter
 from reliq.admin.filters import duration, headers_of
 from reliq.admin.places import PLACES
 from reliq.cli.configuration import take_url
 from reliq.keys import Layout
 from reliq.message import DEATH_REASONS
+
+if TYPE_CHECKING:
+    from reliq.admin import Admin
 
 DEFAULT_LAYOUT = str(Layout.RELIQ)
 
@@ -66,9 +70,9 @@ Reason = Annotated[
 ]
 
 
-def admin(url: str | None, layout: str = DEFAULT_LAYOUT, shard: int | None = None) -> Admin:
+def admin(url: str | None, layout: str = DEFAULT_LAYOUT, shard: int | None = None) -> "Admin":
     """Return the Admin of a Redis, a layout, and a shard of its queues or all of them."""
-    return Admin(url, layout=Layout.parse(layout), shard=shard)
+    return reliq.admin.Admin(url, layout=Layout.parse(layout), shard=shard)
 
 
 def filter_of(headers: Sequence[str] | None, match: str) -> Filter:

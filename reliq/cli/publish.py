@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from reliq.admin import Admin, FilePublished
 from reliq.admin.filters import duration, headers_of
-from reliq.admin.publish_file import OnError
-from reliq.admin.session import LARGEST_BODY
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
 from reliq.cli.output import complain, print_json, say
 from reliq.cli.progress import progress_bar
 from reliq.errors import ConfigurationError
 from reliq.outgoing import PublishOptions
+from reliq.settings import LARGEST_BODY
 
 if TYPE_CHECKING:
+    from reliq.admin import Admin, FilePublished
+    from reliq.admin.publish_file import OnError
     from reliq.message import Priority
 
 EXIT_NOT_PUBLISHED = 3
@@ -84,8 +84,8 @@ def publish(
 
 
 def _publish_lines(
-    desk: Admin, queue: str, path: Path, options: PublishOptions, *, raw: bool, on_error: OnError
-) -> FilePublished:
+    desk: "Admin", queue: str, path: Path, options: PublishOptions, *, raw: bool, on_error: "OnError"
+) -> "FilePublished":
     total = path.stat().st_size if path.is_file() else None
     with progress_bar("bytes", total, 0, lambda _at: "what is confirmed is in the progress file") as run:
         return desk.publish_lines(
@@ -111,7 +111,7 @@ def _moment(text: str) -> datetime:
     return moment
 
 
-def _on_error(text: str) -> OnError:
+def _on_error(text: str) -> "OnError":
     match text:
         case "stop" | "skip":
             return text

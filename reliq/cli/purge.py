@@ -1,10 +1,10 @@
 """`reliq purge`: delete the messages of one state."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.admin import Admin, Filter, RemoveResult
+import reliq.admin
 from reliq.admin.places import PLACES
 from reliq.cli.options import (
     DEFAULT_LAYOUT,
@@ -23,6 +23,9 @@ from reliq.cli.options import (
 )
 from reliq.cli.output import confirm, print_found, print_json, say
 from reliq.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from reliq.admin import Admin, Filter, RemoveResult
 
 
 def purge(
@@ -56,22 +59,22 @@ def purge(
     print_json(done) if json else say(done)
 
 
-def _count(desk: Admin, queue: str, state: str, where: Filter, total: int) -> int:
-    with progress_bar("looking", total, RemoveResult(), lambda _sum: "nothing was deleted") as run:
+def _count(desk: "Admin", queue: str, state: str, where: "Filter", total: int) -> int:
+    with progress_bar("looking", total, reliq.admin.RemoveResult(), lambda _sum: "nothing was deleted") as run:
         if state != "dead":
             return desk.count_messages(queue, state, where, on_step=run.step)
         return desk.count_letters(
-            queue, where.of_letters(), on_step=lambda looked, _sum: run.step(looked, RemoveResult())
+            queue, where.of_letters(), on_step=lambda looked, _sum: run.step(looked, reliq.admin.RemoveResult())
         )
 
 
-def _delete(desk: Admin, queue: str, state: str, where: Filter, total: int) -> RemoveResult:
-    with progress_bar("deleting", total, RemoveResult()) as run:
+def _delete(desk: "Admin", queue: str, state: str, where: "Filter", total: int) -> "RemoveResult":
+    with progress_bar("deleting", total, reliq.admin.RemoveResult()) as run:
         if state != "dead":
             return desk.purge(queue, state, where, on_step=run.step)
         desk.delete_letters(
             queue,
             where.of_letters(),
-            on_step=lambda looked, done: run.step(looked, RemoveResult(found=done, purged=done)),
+            on_step=lambda looked, done: run.step(looked, reliq.admin.RemoveResult(found=done, purged=done)),
         )
         return run.sum

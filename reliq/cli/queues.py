@@ -1,17 +1,19 @@
 """`reliq queues`: every queue at a glance."""
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.admin import QueueView
 from reliq.admin.filters import duration
 from reliq.cli.options import Json, Shard, Url, admin, queue_names
 from reliq.cli.output import print_json, say
 from reliq.cli.tables import print_table
 from reliq.message import Pause
 from reliq.readable import amount, rate, spoken
+
+if TYPE_CHECKING:
+    from reliq.admin import QueueView
 
 QUEUE_COLUMNS = ("queue", "late", "ready", "pending", "leased", "backoff", "retry", "garbage", "dead")
 RATE_COLUMNS = ("in/s", "acked/s", "failed/s")
@@ -76,7 +78,7 @@ def pause_text(pause: Pause, now: float) -> str:
     return said + (f": {pause.reason}" if pause.reason else "")
 
 
-def _row(view: QueueView, *, rated: bool) -> list[str]:
+def _row(view: "QueueView", *, rated: bool) -> list[str]:
     late = "?" if view.late is None else spoken(view.late)
     counts = (view.ready, view.pending, view.unack - view.backoff, view.backoff, view.retry, view.garbage, view.dead)
     cells = [view.queue, late, *map(amount, counts)]

@@ -2,17 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.admin import Running, StackReport
 from reliq.admin.filters import duration
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
 from reliq.cli.output import print_json, say, say_age
 from reliq.cli.tables import print_table
 from reliq.keys import Layout
 from reliq.readable import spoken
+
+if TYPE_CHECKING:
+    from reliq.admin import Running, StackReport
 
 #: Workers have this long to tell their stacks: they hear of it at most 5 s after the question.
 STACK_SECONDS = 10.0
@@ -66,7 +68,7 @@ def running(
     say_age(row.seen for row in rows)
 
 
-def _frames(reports: Mapping[str, StackReport], row: Running) -> Sequence[str] | None:
+def _frames(reports: "Mapping[str, StackReport]", row: "Running") -> Sequence[str] | None:
     """Return the stack of a handler; None when its worker told nothing, empty when it has ended meanwhile."""
     if row.worker not in reports:
         return None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from reliq.admin.crons import TICK_LATE_SECONDS
 from reliq.cli.list import when_text
 from reliq.cli.queues import pause_text
+from reliq.crons import TICK_LATE_SECONDS
 from reliq.foreign import printable
 from reliq.readable import amount, rate, spoken
 

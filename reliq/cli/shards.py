@@ -1,14 +1,16 @@
 """`reliq shards`: how many shards a queue has, and the change of that number."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.admin.shard_change import Leftover
-from reliq.admin.shards import ShardsView
+import reliq.admin
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, Yes, admin
 from reliq.cli.output import confirm, print_json, say
 from reliq.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from reliq.admin.shards import ShardsView
 
 EXIT_UNFINISHED = 3
 
@@ -36,7 +38,7 @@ def shards(
     if number is not None:
         confirm(f"Have {number} shards of {queue}? Every publisher must be of a version that knows of shards.", yes=yes)
         desk.resize(queue, number)
-    left = desk.finish_resize(queue) if finish else Leftover()
+    left = desk.finish_resize(queue) if finish else reliq.admin.Leftover()
     view = desk.shards(queue)
     if json:
         print_json({"map": view.map, "counts": view.counts, "left": left})
@@ -48,7 +50,7 @@ def shards(
         raise typer.Exit(EXIT_UNFINISHED)
 
 
-def _print(queue: str, view: ShardsView) -> None:
+def _print(queue: str, view: "ShardsView") -> None:
     print_table(
         ("shard", "pending", "ready", "unack", "retry", "dead"),
         [(at, one.pending, one.ready, one.unack, one.retry, one.dead) for at, one in enumerate(view.counts)],

@@ -1,12 +1,11 @@
 """`reliq show`: one message, or what became of it."""
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from reliq.admin import MessageView
 from reliq.cli.ends import clock, why
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
 from reliq.cli.output import print_facts, print_json, say
@@ -14,6 +13,9 @@ from reliq.errors import ConfigurationError
 from reliq.failure_note import FailureNote
 from reliq.foreign import moment
 from reliq.readable import as_value, pretty, spoken
+
+if TYPE_CHECKING:
+    from reliq.admin import MessageView
 
 
 def show(
@@ -48,7 +50,7 @@ def show(
             say(*pretty(found.body))
 
 
-def _lines(found: MessageView) -> list[tuple[str, Any]]:
+def _lines(found: "MessageView") -> list[tuple[str, Any]]:
     """Return the names and values to show, each for one line."""
     said: list[tuple[str, Any]] = [("id", found.id), ("state", _state(found))]
     said += [("published", clock(found.published) + " UTC")] if found.published is not None else []
@@ -86,7 +88,7 @@ def _failure(note: FailureNote) -> str:
     return " ".join([*said, note.summary])
 
 
-def _state(found: MessageView) -> str:
+def _state(found: "MessageView") -> str:
     if found.state == "gone" and not found.ends:
         return "gone: it ended, how is not remembered"
     more = [word for word, holds in (("cancelled", found.cancelled), ("suspect", found.suspect)) if holds]
@@ -95,8 +97,8 @@ def _state(found: MessageView) -> str:
     return f"{found.state} ({', '.join(more)})" if more else found.state
 
 
-def _as_json(found: MessageView) -> dict[str, Any]:
+def _as_json(found: "MessageView") -> dict[str, Any]:
     """Return the view with its bodies as JSON where they are JSON, else as text, else in base 64."""
-    fields = {name: getattr(found, name) for name in MessageView.__dataclass_fields__}
+    fields = {name: getattr(found, name) for name in found.__dataclass_fields__}
     letters = [{**msgspec.to_builtins(one), "payload": as_value(one.payload)} for one in found.letters]
     return {**fields, "body": None if found.body is None else as_value(found.body), "letters": letters}

@@ -4,12 +4,11 @@ import os
 import signal
 import sys
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.live import Live
 
-from reliq.admin import Moment, Watcher
 from reliq.admin.filters import duration
 from reliq.cli.ends import why
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, queue_names
@@ -18,6 +17,9 @@ from reliq.cli.screen import Screen
 from reliq.errors import ConfigurationError, ReliqError
 from reliq.foreign import printable
 from reliq.readable import rate, spoken
+
+if TYPE_CHECKING:
+    from reliq.admin import Moment, Watcher
 
 LEAST_SECONDS = 0.1
 
@@ -59,7 +61,7 @@ def watch(
         signal.signal(signal.SIGTERM, before)
 
 
-def _show(watcher: Watcher, place: str, seconds: float) -> None:
+def _show(watcher: "Watcher", place: str, seconds: float) -> None:
     """Draw each moment over the last one; while Redis is away the last one stays, and says so."""
     moment = watcher.look()  # an error at the start is shown without the full screen
     trouble = ""
@@ -73,7 +75,7 @@ def _show(watcher: Watcher, place: str, seconds: float) -> None:
                 trouble = str(error)
 
 
-def _write(watcher: Watcher, seconds: float, *, json: bool) -> None:
+def _write(watcher: "Watcher", seconds: float, *, json: bool) -> None:
     moment = watcher.look()
     while True:
         print_json(_told(moment)) if json else say(line_of(moment))
@@ -85,7 +87,7 @@ def _write(watcher: Watcher, seconds: float, *, json: bool) -> None:
             complain(error)
 
 
-def _told(moment: Moment) -> dict[str, object]:
+def _told(moment: "Moment") -> dict[str, object]:
     overview = moment.overview
     return {
         "at": round(time.time(), 3),
@@ -98,7 +100,7 @@ def _told(moment: Moment) -> dict[str, object]:
     }
 
 
-def line_of(moment: Moment) -> str:
+def line_of(moment: "Moment") -> str:
     """Return a moment in one line: sums over the queues, and the newest failure."""
     views = moment.overview.queues
     workers = moment.overview.workers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from reliq.admin.crons import TICK_LATE_SECONDS
+from reliq.crons import TICK_LATE_SECONDS
 from reliq.readable import spoken
 
 if TYPE_CHECKING:

@@ -56,6 +56,26 @@ def test_the_list_of_commands_and_their_names_for_a_shell_need_no_redis_client()
     assert "Publish a message" in done.stdout
 
 
+#: Commands whose modules need what they run with: they are no question of a person who waits.
+HEAVY = {"worker", "demo", "relay", "exporter", "health", "web", "outbox", "config", "bench"}
+
+
+def test_the_help_and_the_options_of_a_command_need_no_redis_client():
+    """Counted are modules, for times depend on the machine: the client alone takes longer than all the others."""
+    code = f"""
+import sys
+from reliq.cli.app import Commands
+for name in sorted(Commands.places.keys() - {HEAVY}):
+    Commands.load(name)
+    assert not {{"redis", "asyncio"}} & sys.modules.keys(), name
+    assert len(sys.modules) < 400, (name, len(sys.modules))
+"""
+
+    done = run("-c", code)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @every_command
 def test_a_command_takes_json_and_url_where_they_are_due(name):
     assert ("--json" in options(name)) == (name not in NO_JSON)
