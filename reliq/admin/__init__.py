@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reliq.admin.doctor.facts import Finding, Verdict
     from reliq.admin.ends import End, EndKind
     from reliq.admin.filters import Filter, LetterFilter
-    from reliq.admin.fsck.check import OnProgress
+    from reliq.admin.fsck.reading import OnProgress
     from reliq.admin.fsck.report import CheckReport, Fault, FaultKind
     from reliq.admin.fsck.state import FaultName
     from reliq.admin.groups import DeadGroup, DeadGroups, GroupBy

@@ -9,7 +9,7 @@ from reliq.admin.acl.rule import acl_roles, acl_rule
 from reliq.admin.doctor.probe import examine
 from reliq.admin.filters import EVERYTHING, Filter, LetterFilter, ignore
 from reliq.admin.forget import forget
-from reliq.admin.fsck.check import OnProgress, check
+from reliq.admin.fsck.check import check
 from reliq.admin.move import MoveResult, OnMoved, move
 from reliq.admin.publish import publish
 from reliq.admin.publish_file import FilePublished, OnBytes, OnError, publish_file
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from reliq.admin.acl.rule import AclRule
     from reliq.admin.doctor.facts import Finding
+    from reliq.admin.fsck.reading import OnProgress
     from reliq.admin.fsck.report import CheckReport
     from reliq.admin.redrive import OnRedriven, RedriveOptions, RedriveResult
     from reliq.admin.remove import RemoveResult

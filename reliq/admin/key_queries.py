@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from reliq.call import Command, id_text
+from reliq.keys import pattern
 from reliq.replies import read_ids
 from reliq.rights import runs
 
@@ -38,3 +39,24 @@ def keys_holding(keys: Keys, after: str | None, count: int) -> Command[list[str]
         ("ZRANGE", keys.held, start, "+", "BYLEX", "LIMIT", 0, count),
         lambda reply: list(dict.fromkeys(id_text(one.partition(b"\0")[0]) for one in reply)),
     )
+
+
+@runs("SCAN")
+def keys_of_lines(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
+    """Look at about `count` keys of the whole key space; return where the next are, and the keys that have a line."""
+    prefix = keys.line("")
+    return Command(
+        ("SCAN", cursor, "MATCH", pattern(prefix) + "*", "COUNT", count),
+        lambda reply: (int(reply[0]), [id_text(key).removeprefix(prefix) for key in reply[1]]),
+    )
+
+
+@runs("held:ZSCAN")
+def places_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[tuple[str, str]]]]:
+    """Read about `count` places, each as key and id; return where the next are (0: these were the last), and them."""
+
+    def read(reply: Any) -> tuple[int, list[tuple[str, str]]]:
+        members = [id_text(one).partition("\0") for one in reply[1][::2]]
+        return int(reply[0]), [(key, id) for key, _, id in members]
+
+    return Command(("ZSCAN", keys.held, cursor, "COUNT", count), read)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from reliq.admin import server
 from reliq.admin.acl.probe import QUESTION
-from reliq.admin.fsck.ids import CHECK
+from reliq.admin.fsck.ids import CHECK, CHECK_KEYS
 from reliq.lua import script, script_names
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def load_scripts(session: Session) -> list[str]:
     """Have each server, and each replica that may be promoted, know every script of this version; return their names."""
     variants = {script(name, keyed=keyed): None for keyed in (False, True) for name in script_names()}
-    scripts = [*variants, CHECK, QUESTION]
+    scripts = [*variants, CHECK, CHECK_KEYS, QUESTION]
     for server_session in session.each(replicas=True).values():
         for one in scripts:
             server_session.run(server.load_script(one))

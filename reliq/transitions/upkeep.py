@@ -137,7 +137,10 @@ def tidy(
     """Look through a piece of unack and lease; return the next cursors, deadlines pulled back, words removed."""
     return Call(
         script("tidy"),
-        (keys.unack, keys.retries_left, keys.garbage, keys.lease, keys.errors, keys.windows),
+        (
+            *(keys.unack, keys.retries_left, keys.garbage, keys.lease, keys.errors, keys.windows),
+            *(keys.pending, keys.wake, *limits_keys(keys)),
+        ),
         (clock_arg(clock), cursor, lease_cursor),
         lambda reply: (int(reply[0]), int(reply[1]), int(reply[2]), int(reply[3])),
     )

@@ -25,9 +25,9 @@ from reliq import (
     stacks,
 )
 from reliq import transitions as t
-from reliq.admin import queries, queue_queries, server
+from reliq.admin import key_queries, queries, queue_queries, server
 from reliq.admin.acl import roles
-from reliq.admin.fsck.ids import CHECK
+from reliq.admin.fsck.ids import CHECK, CHECK_KEYS
 from reliq.client.client import Client
 from reliq.lua import script_names
 from reliq.rights import USES
@@ -342,11 +342,11 @@ def test_an_exporter_is_refused_bodies_letters_and_every_change(login, url):
 @cache
 def made_by(path):
     """The scripts and commands that a module makes by their names, such as `transitions.ack` and `commands.bodies`."""
-    homes = {"transitions": set(script_names()), "ids": {"check_ids"}}
+    homes = {"transitions": set(script_names()), "ids": {"check_ids", "check_keys"}}
     homes |= {"shardmap": {"shard_map", "map_text"}, "lanes": {"remember"}}
     homes |= {
         home.__name__.rpartition(".")[2]: set(vars(home))
-        for home in (commands, crons, minutes, stacks, queries, queue_queries, server)
+        for home in (commands, crons, minutes, stacks, queries, key_queries, queue_queries, server)
     }
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -373,7 +373,8 @@ def paths_of(role):
 def test_a_role_has_what_its_modules_make_and_nothing_else(role):
     made = {one for path in paths_of(role) for one in made_by(path)}
 
-    named = {("ids", "check_ids") if one is CHECK else ("transitions", one.name) for one in roles.SCRIPTS[role]}
+    of_check = {CHECK: ("ids", "check_ids"), CHECK_KEYS: ("ids", "check_keys")}
+    named = {of_check.get(one, ("transitions", one.name)) for one in roles.SCRIPTS[role]}
     named |= {(one.__module__.rpartition(".")[2], one.__name__) for one in roles.COMMANDS[role]}
     assert named == made
 

@@ -3,7 +3,7 @@
 from held_clock import NOON, micros
 
 from reliq import transitions as t
-from reliq.admin.fsck.ids import check_ids
+from reliq.admin.fsck.ids import check_ids, check_keys
 from reliq.keys import Keys
 
 LATER = micros(ms=60_000)
@@ -119,6 +119,7 @@ def stage(run, client, keys):
         "ask": t.ask(keys, ["cancelled-running", "died", "ready", "unknown"], epoch=2, closing=True, clock=LATER),
         "cancel": t.cancel(keys, ["cancelled", "waiting", "ready", "extended", "unknown"], clock=LATER),
         "check": check_ids(keys, ["no-count"], part="both", wishes=wish, clock=LATER),
+        "check_keys": check_keys(keys, [("a", "nobody"), ("a", "extended"), ("b", "")], repair=True, clock=LATER),
         "claim": t.claim(
             keys, t.CallNumber("w", 99), limit=10, lease_ms=1000, first="retry", watcher="me", clock=LATER
         ),

@@ -1,10 +1,10 @@
-"""Every script that there is, by its name: the transitions', those for a queue with keys, and the one of `reliq check`."""
+"""Every script that there is, by its name: the transitions', those for a queue with keys, and those of `reliq check`."""
 
 from importlib.resources import files
 
 import reliq.admin.fsck
 import reliq.lua
-from reliq.admin.fsck.ids import CHECK
+from reliq.admin.fsck.ids import CHECK, CHECK_KEYS
 from reliq.lua import script, script_names
 
 PLAIN = {name: script(name) for name in script_names()}
@@ -12,7 +12,8 @@ PLAIN = {name: script(name) for name in script_names()}
 KEYED = {
     f"{name} (keyed)": variant for name, one in PLAIN.items() if (variant := script(name, keyed=True)).sha != one.sha
 }
-SCRIPTS = PLAIN | KEYED | {CHECK.name: CHECK}
+OF_CHECK = {one.name: one for one in (CHECK, CHECK_KEYS)}
+SCRIPTS = PLAIN | KEYED | OF_CHECK
 NAMES = sorted(SCRIPTS)
 #: The keys of a queue's limits; a script that has one of them has the prelude of queues with keys.
 OF_LIMITS = {"limits", "ring", "held", "asleep", "rates", "line"}
@@ -20,7 +21,7 @@ OF_LIMITS = {"limits", "ring", "held", "asleep", "rates", "line"}
 
 def source(name):
     """The text of a script as it is read, or of a prelude."""
-    package, (bare, _, keyed) = reliq.admin.fsck if name == CHECK.name else reliq.lua, name.partition(" ")
+    package, (bare, _, keyed) = reliq.admin.fsck if name in OF_CHECK else reliq.lua, name.partition(" ")
     if "prelude" in name:
         return files(package).joinpath(f"{name}.lua").read_text("utf-8")
     return reliq.lua._source(bare, package.__name__, keyed=bool(keyed))

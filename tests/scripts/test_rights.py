@@ -14,7 +14,7 @@ from held_clock import HOUR_MS, NOON
 from reliq import transitions as t
 from reliq.admin.acl.roles import COMMANDS, ROLES, SCRIPTS, uses_of
 from reliq.admin.acl.rule import acl_rule
-from reliq.admin.fsck.ids import check_ids
+from reliq.admin.fsck.ids import check_ids, check_keys
 from reliq.rights import USES
 
 #: What a connection says of itself, and what the test asks.
@@ -54,6 +54,7 @@ def calls(run, client, keys):
         t.purge(keys, [id], state=state) for id, state in (("no", "pending"), ("no", "ready"), ("in-retry", "retry"))
     ]
     calls["check"] += _mendings(run, client, keys)
+    calls["check_keys"] += _mendings_of_keys(client, keys)
     letter = client.xadd(keys.dead, {"id": "x", "value": b'RELIQ/1 {"d":1,"r":1}\n', "note": "failed 1 x"}).decode()
     calls["redrive"].append(t.redrive(keys, [(letter, "x", 1)], ttl_ms=HOUR_MS))
     calls["redrive"].append(t.redrive(keys, [("1-1", "no", 1)], ttl_ms=1, epoch=8))
@@ -105,13 +106,32 @@ def _mendings(run, client, keys):
     client.lpush(keys.ready, "twice", "twice", "both")
     client.sadd(keys.garbage, "both")
     client.set(keys.msg("stray"), "body")
+    client.lpush(keys.line("mended"), "in-line", "in-line")
+    client.hset(keys.retries_left, mapping={"in-line": "3 mended", "in-no-line": "3 mended"})
     wishes = {"twice": ("ready", 0, "0", "=", "", ""), "both": ("unack", 2**40, "=", "", "", "")}
     wishes |= {"stray": ("", 0, "", "", "dead", "lost - x"), "nowhere": ("retry", 0, "=", "=", "", "")}
+    wishes |= dict.fromkeys(("in-line", "in-no-line"), ("line", 0, "=", "=", "", ""))
     ids = list(wishes)
     _, rows = run(check_ids(keys, ids, part="both"))
     digests = {id: row[-1] for id, row in zip(ids, rows, strict=True)}
     wishes = {id: (digests[id], *wish) for id, wish in wishes.items()}
-    return [check_ids(keys, ids, part="both", wishes=wishes), check_ids(keys, ids, part="retry", piece=(0, 9))]
+    pieces = [
+        check_ids(keys, ids, part=part, piece=(0, 9), lines={"in-line": "mended"})
+        for part in ("ready", "retry", "line")
+    ]
+    return [check_ids(keys, ids, part="both", wishes=wishes), *pieces]
+
+
+def _mendings_of_keys(client, keys):
+    """A place of nobody, and of whom there is none; keys that have no turn, or one for nothing, or sleep for too long."""
+    client.hset(keys.retries_left, "extended", "3 a")
+    client.hset(keys.limits, "per_key", 2)
+    client.zadd(keys.held, {"a\0stray": 0})
+    client.lpush(keys.line("stuck"), "waits")
+    client.zadd(keys.ring, {"gone": 1})
+    client.zadd(keys.asleep, {"late": 1e15})
+    items = [("a", "stray"), ("a", "extended"), ("stuck", ""), ("gone", ""), ("late", "")]
+    return [check_keys(keys, items, repair=True)]
 
 
 @pytest.fixture
@@ -192,7 +212,7 @@ UNREACHED = {
     "reschedule": "wake:LPUSH watch:DEL",
     "snooze": "wake:LPUSH watch:DEL",
     "snooze (keyed)": "held:ZADD limits:HGET ready:EXISTS retry:EXISTS ring:ZADD wake:LPUSH watch:DEL",
-    "tidy": "errors:HDEL lease:HDEL retries_left:HDEL",
+    "tidy": "errors:HDEL held:ZSCORE lease:HDEL retries_left:HDEL",
 }
 
 
@@ -227,10 +247,10 @@ def test_a_viewer_looks_by_every_script_of_a_viewer_and_mends_by_none(calls, pla
         call
         for name in ("counts", "check", "lines")
         for call in calls[name]
-        if call.script.name != "check" or not any(call.args[5::8])
+        if call.script.name != "check" or not any(call.args[6::9])
     ]
     before = {key: client.dump(key) for key in client.scan_iter()}
 
     assert play("viewer", looks) == set()
-    assert play("viewer", calls["check"]) & {"zrem", "lrem", "srem", "zadd", "del"}
+    assert play("viewer", calls["check"] + calls["check_keys"]) & {"zrem", "lrem", "srem", "zadd", "del"}
     assert {key: client.dump(key) for key in client.scan_iter()} == before

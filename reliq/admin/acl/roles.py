@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from reliq import commands, crons, minutes, shardmap, stacks
 from reliq.admin import key_queries, queries, queue_queries, server
-from reliq.admin.fsck.ids import CHECK
+from reliq.admin.fsck.ids import CHECK, CHECK_KEYS
 from reliq.lua import script
 from reliq.relay import lanes
 from reliq.rights import USES
@@ -83,8 +83,8 @@ SCRIPTS: dict[Role, tuple[Script, ...]] = {
     role: tuple({script(name, keyed=keyed): None for keyed in (False, True) for name in names})
     for role, names in _TRANSITIONS.items()
 }
-SCRIPTS["operator"] += (CHECK,)
-SCRIPTS["viewer"] += (CHECK,)
+SCRIPTS["operator"] += (CHECK, CHECK_KEYS)
+SCRIPTS["viewer"] += (CHECK, CHECK_KEYS)
 
 
 def _reads(use: Use) -> bool:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from reliq import commands, transitions
-from reliq.admin import queries, queue_queries
-from reliq.admin.fsck.ids import check_ids
+from reliq.admin import queue_queries
+from reliq.admin.fsck.ids import Part, check_ids, check_keys
+from reliq.admin.fsck.reading import BATCH, OnProgress, Reading, batches
 from reliq.admin.fsck.repair import repair_of
 from reliq.admin.fsck.report import CheckReport, FaultTally, sum_of
 from reliq.admin.fsck.state import IdState, faults_of, read_state
@@ -31,15 +30,12 @@ from reliq.foreign import whole_number
 from reliq.settings import seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
     from reliq.admin.queries import Index
     from reliq.admin.session import QueueSession
-    from reliq.commands import List
     from reliq.message import Duration
 
-#: Ids that are read in one piece and looked at in one call: some 2 ms.
-BATCH = 250
-#: Keys that Redis looks at in one step of a walk through the key space: some 0.3 ms.
-SCANNED_KEYS = 1000
 #: The script looks for an id this many entries around the place where it was read: as many may have come meanwhile.
 MARGIN = 500
 #: Entries of lists that one call compares: some 10 ms.
@@ -50,10 +46,6 @@ LONGEST_LISTS = 2_500_000
 SHORT_LISTS = 10_000
 #: The lists are read this many times more, to drop the suspects that were only moving.
 ROUNDS = 3
-
-Part = Literal["", "ready", "retry", "both"]
-#: It is called with the name of what is read, and how many ids were looked at so far.
-OnProgress = Callable[[str, int], None]
 
 
 def check(queue: QueueSession, *, repair: bool, patience: Duration, progress: OnProgress) -> CheckReport:
@@ -79,9 +71,9 @@ class Checker:
         progress: OnProgress,
         wait: Callable[[], None],
     ) -> None:
-        self._queue, self._keys, self._repair, self._progress, self._wait = queue, queue.keys, repair, progress, wait
-        self._tally = FaultTally()
-        self._known: set[str] = set()
+        self._queue, self._keys, self._repair, self._wait = queue, queue.keys, repair, wait
+        self._tally, self._reading = FaultTally(), Reading(queue, progress)
+        self._known = self._reading.known
         self._suspects: set[str] = set()
         self._passing: dict[str, IdState] = {}
         self._unproved = 0
@@ -90,10 +82,12 @@ class Checker:
         """Look at everything; return what was found."""
         if self._check_types():
             self._read_lists()
+            self._read_lines()
             self._read_scored()
             self._read_strays()
             self._settle_suspicions()
             self._tell_what_stays()
+            self._check_keys()
             self._check_account()
         return CheckReport(self._keys.name, len(self._known), self._tally.faults(bare=self._keys.bare), self._unproved)
 
@@ -115,32 +109,49 @@ class Checker:
     def _read_lists(self) -> None:
         """Read ready and retry, from the end where ids come in: what comes in meanwhile hides nothing."""
         for part in LISTS:
-            for start, ids in self._pieces(part):
+            for start, ids in self._reading.pieces(part):
                 again = {id for id in ids if id in self._known} | {id for id, n in Counter(ids).items() if n > 1}
                 self._suspects |= again
                 fresh = [id for id in dict.fromkeys(ids) if id not in again]
                 self._look(fresh, part, (max(0, start - MARGIN), start + BATCH + MARGIN))
 
+    def _read_lines(self) -> None:
+        """Read the lines of message keys, from the end where ids come in."""
+        for start, rows in self._reading.line_pieces():
+            ids = [id for id, _ in rows]
+            again = {id for id in ids if id in self._known} | {id for id, n in Counter(ids).items() if n > 1}
+            self._suspects |= again
+            fresh = [row for row in rows if row[0] not in again]
+            self._reading.lines |= dict(fresh)
+            self._look([id for id, _ in fresh], "line", (max(0, start - MARGIN), start + BATCH + MARGIN))
+            for id, key in rows:
+                if id in again:
+                    self._note_line(id, key)
+
+    def _note_line(self, id: str, key: str) -> None:
+        """Note the line of an id that was met before, unless it is that of its own key."""
+        before = self._reading.lines.get(id, "")
+        self._reading.lines[id] = key
+        self._states([id])
+        if before:
+            self._reading.lines.setdefault(id, before)
+
     def _read_scored(self) -> None:
         """Read what is in no list but has a place."""
         places: tuple[Index, ...] = ("pending", "unack", "garbage")
         for place in places:
-            for ids in self._scanned(place, place):
+            for ids in self._reading.scanned(place, place):
                 self._look(ids)
 
     def _read_strays(self) -> None:
         """Read what belongs to ids; those that were met nowhere are suspected to be in no place."""
         hashes: dict[str, Index] = {"retry counts": "retries_left", "state words": "lease", "errors": "errors"}
         for what, index in hashes.items():
-            for ids in self._scanned(what, index):
+            for ids in self._reading.scanned(what, index):
                 self._look(ids)
-        cursor = -1
-        while cursor:
-            self._progress("bodies", len(self._known))
-            cursor, found = self._queue.run(queries.ids_of_bodies(self._keys, max(0, cursor), SCANNED_KEYS))
-            for ids in _batches(self._unknown(found)):
-                lefts = self._queue.run(commands.retries_left(self._keys, ids))
-                self._look([id for id, left in zip(ids, lefts, strict=True) if left is None])
+        for ids in self._reading.bodies():
+            lefts = self._queue.run(commands.retries_left(self._keys, ids))
+            self._look([id for id, left in zip(ids, lefts, strict=True) if left is None])
 
     def _look(self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)) -> None:
         """Look at ids that were read in one place; note what is wrong, or suspected."""
@@ -158,7 +169,7 @@ class Checker:
 
     def _settle_suspicions(self) -> None:
         """Look through both lists for every suspect, and tell what is wrong with those that are still."""
-        length = self._length_of_lists()
+        length = self._reading.length_of_lists()
         rounds = ROUNDS if length > SHORT_LISTS else 0
         for _ in range(rounds):
             self._drop_what_only_moved()
@@ -172,9 +183,9 @@ class Checker:
         """Look once more at what was wrong in a queue of the Go original, and tell what is wrong in the same way."""
         if not self._passing:
             return
-        self._progress("what was wrong, once more", len(self._known))
+        self._reading.tell("what was wrong, once more")
         self._wait()
-        length, before = self._length_of_lists(), self._passing
+        length, before = self._reading.length_of_lists(), self._passing
         if length > LONGEST_LISTS:
             self._unproved += len(before)
             return
@@ -185,8 +196,8 @@ class Checker:
     def _searched(self, ids: Iterable[str], length: int) -> Iterator[tuple[int, list[IdState]]]:
         """Yield the states of `ids`, looked for in both lists, some at a time."""
         size = max(1, min(BATCH, COMPARISONS // max(1, length)))
-        for some in _batches(sorted(ids), size):
-            self._progress("suspects", len(self._known))
+        for some in batches(sorted(ids), size):
+            self._reading.tell("suspects")
             yield self._states(some, "both")
 
     def _drop_what_only_moved(self) -> None:
@@ -195,15 +206,25 @@ class Checker:
             return
         met: Counter[str] = Counter()
         for part in LISTS:
-            for _, ids in self._pieces(part):
+            for _, ids in self._reading.pieces(part):
                 met.update(self._suspects.intersection(ids))
-        for ids in _batches(sorted(self._suspects)):
+        for ids in batches(sorted(self._suspects)):
             _, states = self._states(ids)
             for state in states:
                 places = len(state.scored) + met[state.id]
                 is_sound = places == 1 and state.left is not None
                 if is_sound or (places == 0 and state.is_empty):
                     self._suspects.discard(state.id)
+
+    def _check_keys(self) -> None:
+        """Look at every message key, and at every place of one that is held or should be."""
+        for items in self._reading.keys_and_places():
+            faults = self._queue.run(check_keys(self._keys, items, repair=self._repair))
+            for (key, id), fault in zip(items, faults, strict=True):
+                if fault:
+                    self._tally.found(fault, id or key)
+                if fault and self._repair:
+                    self._tally.was_mended(fault)
 
     def _check_account(self) -> None:
         """Compare what was published with what has ended and what lives, at one moment."""
@@ -244,7 +265,8 @@ class Checker:
         if not repairs:
             return set()
         ids = list(repairs)
-        _, rows = self._queue.run(check_ids(self._keys, ids, part=part, piece=piece, wishes=repairs))
+        lines = {state.id: state.at for state in states}
+        _, rows = self._queue.run(check_ids(self._keys, ids, part=part, piece=piece, lines=lines, wishes=repairs))
         return {id for id, row in zip(ids, rows, strict=True) if row == b"mended"}
 
     def _faults(self, state: IdState, now_ms: int) -> list[Any]:
@@ -253,34 +275,11 @@ class Checker:
     def _states(
         self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)
     ) -> tuple[int, list[IdState]]:
-        now_ms, rows = self._queue.run(check_ids(self._keys, ids, part=part, piece=piece))
-        return now_ms, [read_state(id, row) for id, row in zip(ids, rows, strict=True)]
-
-    def _pieces(self, part: List) -> Iterator[tuple[int, list[str]]]:
-        """Yield the ids of a list, a piece at a time, each with the place of its first."""
-        start = 0
-        while True:
-            self._progress(part, len(self._known))
-            ids = self._queue.run(queries.newest_ids(self._keys, part, start, BATCH))
-            if not ids:
-                return
-            yield start, ids
-            start += len(ids)
-
-    def _scanned(self, what: str, index: Index) -> Iterator[list[str]]:
-        """Yield the ids of a set, sorted set or hash that were not looked at yet, a piece at a time."""
-        cursor = -1
-        while cursor:
-            self._progress(what, len(self._known))
-            cursor, found = self._queue.run(queries.ids_scanned(self._keys, index, max(0, cursor), BATCH))
-            for ids in _batches(found):
-                yield self._unknown(ids)
-
-    def _unknown(self, ids: Sequence[str]) -> list[str]:
-        return [id for id in dict.fromkeys(ids) if id not in self._known]
-
-    def _length_of_lists(self) -> int:
-        return sum(self._queue.run_all([queries.size(self._keys, place) for place in LISTS]))
+        lines = self._reading.lines
+        now_ms, rows = self._queue.run(check_ids(self._keys, ids, part=part, piece=piece, lines=lines))
+        states = [read_state(id, row, lines.get(id, "")) for id, row in zip(ids, rows, strict=True)]
+        self._reading.note(states)
+        return now_ms, states
 
 
 def _needs_proof(state: IdState, part: Part) -> bool:
@@ -288,9 +287,3 @@ def _needs_proof(state: IdState, part: Part) -> bool:
     if state.scored:
         return state.listed > 0
     return not part and not state.is_empty
-
-
-def _batches(ids: Sequence[str], size: int = BATCH) -> Iterator[list[str]]:
-    rest = iter(ids)
-    while batch := list(islice(rest, size)):
-        yield batch

@@ -1,23 +1,29 @@
 """The script `check`: it reads the state of ids at one moment, and repairs those that are still as they were seen."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
+from reliq.admin.fsck.state import FaultName
 from reliq.call import Arg, Call
 from reliq.keys import Keys
 from reliq.lua import script
-from reliq.transitions.protocol import bounded, clock_arg
+from reliq.transitions.protocol import bounded, clock_arg, limits_keys
+
+Part = Literal["", "ready", "retry", "line", "both"]
 
 CHECK = script("check", __package__)
+CHECK_KEYS = script("check_keys", __package__)
 _NO_WISH = ("",) * 7
+NOWHERE: Mapping[str, str] = {}
 
 
 def check_ids(
     keys: Keys,
     ids: Sequence[str],
     *,
-    part: Literal["", "ready", "retry", "both"] = "",
+    part: Part = "",
     piece: tuple[int, int] = (1, 0),
+    lines: Mapping[str, str] = NOWHERE,
     wishes: Mapping[str, Sequence[Arg]] | None = None,
     clock: int | None = None,
 ) -> Call[tuple[int, list[Any]]]:
@@ -25,7 +31,9 @@ def check_ids(
     Tell the state of each id, read at one moment, and set right those that have a wish.
 
     Args:
-        part: the list that is looked through in its `piece`, from one index to another; `both` is all of both.
+        part: the list that is looked through in its `piece`, from one index to another; `line` is that in which an id
+            was met, `both` is all of each.
+        lines: the message key of the line in which an id was met, by id.
         wishes: the fields after the id in the script's ARGV, by id.
 
     Returns:
@@ -36,14 +44,37 @@ def check_ids(
     lead = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.retries_left, keys.lease, keys.errors)
     args: list[Arg] = [clock_arg(clock), part, *piece]
     for id in ids:
-        args += (id, *(wishes[id] if wishes else _NO_WISH))
+        args += (id, lines.get(id, ""), *(wishes[id] if wishes else _NO_WISH))
     return Call(
         CHECK,
         (
             *(*lead, keys.dead, keys.ends, keys.totals, keys.wake, keys.watch, keys.windows),
+            keys.line(""),
             *map(keys.msg, ids),
             *map(keys.dedup, ids),
         ),
         args,
         lambda reply: (int(reply[0]), reply[1:]),
     )
+
+
+def check_keys(
+    keys: Keys, items: Sequence[tuple[str, str]], *, repair: bool, clock: int | None = None
+) -> Call[list[FaultName | None]]:
+    """
+    Tell what is wrong with message keys, and with places of keys, and set it right with `repair`.
+
+    Args:
+        items: a key and an empty text, or a key and the id of a message that holds a place of it, or should.
+    """
+    bounded("items", items)
+    lead = (keys.unack, keys.pending, keys.retries_left, keys.lease, keys.wake)
+    args: list[Arg] = [clock_arg(clock), "1" if repair else "", *(part for item in items for part in item)]
+    return Call(CHECK_KEYS, (*lead, *limits_keys(keys)), args, lambda reply: [_fault(one) for one in reply])
+
+
+def _fault(reply: bytes) -> FaultName | None:
+    word = reply.decode()
+    if word and word not in get_args(FaultName):
+        raise ValueError
+    return cast("FaultName", word) if word else None

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Literal
 
 from reliq.admin.fsck.state import CLOCK_SLACK_MS, fits, is_count, is_time, place_of
 from reliq.failure_note import FailureNote
+from reliq.wireformat import count_text
 
 if TYPE_CHECKING:
     from reliq.admin.fsck.state import IdState
     from reliq.call import Arg
 
 #: Further on comes first: a copy that waits behind one that is held would only be delivered once more.
-FURTHER_ON = ("unack", "retry", "ready", "pending", "garbage")
+FURTHER_ON = ("unack", "retry", "ready", "line", "pending", "garbage")
 
 RepairKind = Literal["", "stray", "expired", "cancelled", "dead"]
 
@@ -30,7 +31,7 @@ class Repair:
     How a repair leaves an id.
 
     Attributes:
-        place: where it belongs, `=` where it is, empty for nowhere.
+        place: where it belongs, `=` where it is, empty for nowhere; `line` is that of its key.
         due_ms: its score there.
         left: its retry count, `=` as it is, empty for none.
         word: `=` for the state word as it is, empty for none.
@@ -68,10 +69,15 @@ def repair_of(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
 
 def _place_kept(state: IdState) -> str:
     """Return which of its places an id keeps: garbage only when it has no retry count, so that it had ended."""
-    there = {*state.scored, *(name for name in ("ready", "retry") if getattr(state, name))}
     if state.garbage and state.left is None:
         return "garbage"
+    there = {*state.scored, *({_list_of(state)} if state.listed else ())}
     return next(place for place in FURTHER_ON if place in there)
+
+
+def _list_of(state: IdState) -> str:
+    """Return the list in which an id belongs that waits in any."""
+    return "line" if state.key else "retry" if state.retry else "ready"
 
 
 def _of_a_stray(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
@@ -87,19 +93,20 @@ def _of_a_stray(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
     left, word = _left(state), "=" if fits(state.word, "pending") else ""
     if due > now_ms:
         return Repair("pending", due, left, word)
-    return Repair("ready", 0, left, word)
+    return Repair(_list_of(state), 0, left, word)
 
 
 def _of_a_living(state: IdState, place: str, now_ms: int, *, moves: bool) -> Repair | None:
     """Return the repair of an id that goes on living in `place`, or ends because its body or due time is missing."""
-    kind_of_place = "list" if place in ("ready", "retry", "list") else place
+    kind_of_place = "list" if place in ("ready", "retry", "line", "list") else place
     waits = place == "pending" or (place == "unack" and state.word.waits)
     if waits and state.body != "string":
         return _gone("expired")
     left = _left(state)
     word = "=" if fits(state.word, kind_of_place) else ""
     if kind_of_place == "list":
-        repair = Repair(place if moves else "=", 0, left, word)
+        belongs = moves or (is_count(state.left) and (state.other or (state.key and not state.line)))
+        repair = Repair(_list_of(state) if belongs else "=", 0, left, word)
         return repair if repair != Repair() else None
     score_ms = ((state.pending if place == "pending" else state.unack) or 0.0) * 1000
     due = _due(state, place, score_ms, now_ms)
@@ -125,7 +132,7 @@ def _due(state: IdState, place: str, score_ms: float, now_ms: int) -> int | None
 
 def _left(state: IdState) -> str:
     """Return the count that an id should have: 0, one more delivery, when its own is none."""
-    return "=" if is_count(state.left) else "0"
+    return "=" if is_count(state.left) else count_text(0, state.key or state.at)
 
 
 def _gone(kind: RepairKind, why: str = "") -> Repair:

@@ -59,6 +59,21 @@ FAULT_KINDS: dict[FaultName, FaultKind] = {
     "no-word": FaultKind(
         "an id is leased, and nobody of reliq's has the lease", "nothing: it is reclaimed", passes=True
     ),
+    "no-place": FaultKind(
+        "a message is leased and holds no place of its key, so that more of them may run than the limit says",
+        "gives it a place",
+    ),
+    "misplaced": FaultKind(
+        "a message is not in the line of its key, but in another list",
+        "moves it there, as the claim does that meets it",
+        passes=True,
+    ),
+    "stray-place": FaultKind(
+        "a place of a key is held for a message that has none, so that the key may stand still", "frees the place"
+    ),
+    "stuck-key": FaultKind("messages of a key wait, and nobody will ever serve it", "puts the key into the ring"),
+    "stray-turn": FaultKind("a key has a turn in the ring, and no message waits", "takes it out of the ring"),
+    "long-sleep": FaultKind("a key sleeps until a time that is none", "wakes it"),
     "bad-total": FaultKind(
         "a total is spoilt: no number, or below zero, so that the account cannot be kept",
         "nothing: what it was is unknown",

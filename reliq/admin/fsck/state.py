@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from reliq.admin.places import MOVING_MS
-from reliq.wireformat import Delayed, Held, StateWord, Suspect, Unset, envelope_due
+from reliq.wireformat import Delayed, Held, StateWord, Suspect, Unset, envelope_due, read_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +28,12 @@ FaultName = Literal[
     "strange-body",
     "no-body",
     "no-word",
+    "no-place",
+    "misplaced",
+    "stray-place",
+    "stuck-key",
+    "stray-turn",
+    "long-sleep",
     "wrong-type",
     "bad-total",
     "account",
@@ -40,7 +46,7 @@ LONGEST_AHEAD_MS = 3660 * 86_400_000
 #: A lease may seem this many ms longer than it is.
 CLOCK_SLACK_MS = 1000
 
-_COUNT = re.compile(r"\d{1,6}")
+_COUNT = re.compile(r"\d{1,6}( .+)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,10 @@ class IdState:
         pending, unack: its score, in unix seconds, None where it is not.
         garbage: whether it waits to be collected.
         ready, retry: how often it is in a list, None where nobody looked.
+        line, other: how often it is in the line of its key, and in that of the other key under which it was met.
         left: its retry count as it stands, None without one.
+        key: its message key, empty without one.
+        at: the key in whose line it was met, empty where it was met elsewhere.
         word: its state word.
         error: whether a last error is kept.
         body: the type of its body's key, `none` without one.
@@ -66,7 +75,11 @@ class IdState:
     garbage: bool
     ready: int | None
     retry: int | None
+    line: int | None
+    other: int | None
     left: str | None
+    key: str
+    at: str
     word: StateWord
     error: bool
     body: str
@@ -82,11 +95,11 @@ class IdState:
     @property
     def listed(self) -> int:
         """How often it is known to be in a list."""
-        return (self.ready or 0) + (self.retry or 0)
+        return (self.ready or 0) + (self.retry or 0) + (self.line or 0) + (self.other or 0)
 
     @property
     def is_exact(self) -> bool:
-        """Whether both lists were looked through."""
+        """Whether every list was looked through in which it can be."""
         return self.ready is not None and self.retry is not None
 
     @property
@@ -106,7 +119,8 @@ class IdState:
 
     def is_as(self, other: IdState) -> bool:
         """Say whether nothing has changed since `other` was seen, but for what is known of the lists."""
-        return replace(self, ready=None, retry=None, digest="") == replace(other, ready=None, retry=None, digest="")
+        unlooked = {"ready": None, "retry": None, "line": None, "other": None, "digest": ""}
+        return replace(self, **unlooked) == replace(other, **unlooked)  # type: ignore[arg-type]
 
     @property
     def lease_ms(self) -> int | None:
@@ -114,22 +128,28 @@ class IdState:
         return self.word.lease_ms if isinstance(self.word, Held) else None
 
 
-def read_state(id: str, row: Sequence[Any]) -> IdState:
-    """Return the state of `id` from a row of the script `check`."""
+def read_state(id: str, row: Sequence[Any], at: str = "") -> IdState:
+    """Return the state of `id`, which was met in the line of `at`, from a row of the script `check`."""
     texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in row]
+    left, key = read_count(row[3])
+    ready, retry, line, other = (None if text == "" else int(text) for text in texts[8:12])
     return IdState(
         id=id,
         pending=_score(texts[0]),
         unack=_score(texts[1]),
         garbage=bool(texts[2]),
         left=texts[3] or None,
+        key="" if left is None else key,
+        at=at,
         word=StateWord.parse(texts[4]),
         error=bool(texts[5]),
         body=texts[6],
         due_ms=envelope_due(row[7]),
-        ready=None if texts[8] == "" else int(texts[8]),
-        retry=None if texts[9] == "" else int(texts[9]),
-        digest=texts[10],
+        ready=ready,
+        retry=retry,
+        line=line,
+        other=other,
+        digest=texts[12],
     )
 
 
@@ -168,7 +188,7 @@ def fits(word: StateWord, place: str) -> bool:
 
 
 def is_count(left: str | None) -> bool:
-    """Say whether a retry count is one."""
+    """Say whether a retry count is one: a number, and the message's key where it has one."""
     return left is not None and _COUNT.fullmatch(left) is not None
 
 
@@ -211,6 +231,8 @@ def _of_a_living(state: IdState, now_ms: int, *, bare: bool) -> list[FaultName]:
         found.append("no-body")
     if state.unack is not None and not state.has_word and not bare:
         found.append("no-word")
+    if is_count(state.left) and (state.other or (state.key and (state.ready or state.retry))):
+        found.append("misplaced")
     return found
 
 

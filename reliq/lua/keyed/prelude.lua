@@ -295,3 +295,12 @@ local function serve(room, meet)
   take_turns(rows, room, meet)
   return rows
 end
+
+-- Whether ID has no right to a place of KEY: it is not leased, and keeps none while it waits.
+local function is_stray(key, id)
+  local text, word, deadline = redis.call('HGET', retries_left, id), redis.call('HGET', lease, id), redis.call('ZSCORE', unack, id)
+  local own, is_waiting = place(key_in(text), id), redis.call('ZSCORE', pending, id) or (deadline and waits(word))
+  if key == '\2' then return not (is_waiting and redis.call('ZSCORE', held, own)) end
+  local is_kept = is_waiting and redis.call('ZSCORE', held, place('\2', id))
+  return not text or place(key, id) ~= own or not ((deadline and not waits(word)) or is_kept)
+end

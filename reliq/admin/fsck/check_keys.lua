@@ -1,0 +1,59 @@
+-- check_keys: a message key that nobody would serve is served again, and a place that nobody holds is free
+--
+-- KEYS  unack pending retries_left lease wake limits ring held asleep rates line
+-- ARGV  clock repair | key id
+-- Runs  unack:ZSCORE pending:ZSCORE retries_left:HGET lease:HGET wake:LLEN,LPUSH limits:HGET,HMGET
+--       ring:ZADD,ZRANGE,ZREM,ZSCORE held:ZADD,ZCARD,ZLEXCOUNT,ZREM,ZSCORE asleep:ZMSCORE,ZREM,ZSCORE rates:ZSCORE line:EXISTS
+-- Returns  for each what is wrong with it, empty for nothing
+-- Nothing to do: empty texts.
+--
+-- An item without an id is about a key; else about the place of that message under that key. A key may sleep for
+-- ever, when it is paused, but not until a time that is further ahead than any due time.
+
+local answers, keys, freed, taken, awake, out = {}, {}, {}, {}, {}, {}
+
+local function fault_of_key(key)
+  local sleeps, most, waits_there = redis.call('ZSCORE', asleep, key), places_of(key), redis.call('EXISTS', line .. key) == 1
+  local ms, served = sleeps and tonumber(sleeps) * 1000, redis.call('ZSCORE', ring, key)
+  if ms and (ms ~= ms or ms < 1e12 or (ms < math.huge and ms > now_up + 3660 * 86400000)) then
+    awake[#awake + 1] = key
+    return 'long-sleep'
+  elseif served and not waits_there then
+    out[#out + 1] = key
+    return 'stray-turn'
+  end
+  local may = waits_there and not sleeps and (not most or in_flight(key) < most)
+  return may and not served and 'stuck-key' or ''
+end
+
+local function fault_of_place(key, id)
+  local member, word = place(key, id), redis.call('HGET', lease, id)
+  if redis.call('ZSCORE', held, member) then
+    if not is_stray(key, id) then return '' end
+    freed[#freed + 1] = member
+    return 'stray-place'
+  end
+  local is_leased = redis.call('ZSCORE', unack, id) and word and not waits(word)
+  if not is_leased or key_in(redis.call('HGET', retries_left, id)) ~= key then return '' end
+  pair(taken, 0, member)
+  return 'no-place'
+end
+
+for i = 1, ITEMS do
+  local key, id = arg(i, KEY), arg(i, ID)
+  keys[i] = key
+  if id ~= '' then
+    answers[i] = fault_of_place(key, id)
+  else
+    answers[i] = key == '' and '' or fault_of_key(key)
+  end
+end
+if repair ~= '' then
+  run('ZADD', held, taken)
+  run('ZREM', held, freed)
+  run('ZREM', asleep, awake)
+  run('ZREM', ring, out)
+  ring_in(keys)
+  if #freed > 0 then offer() end
+end
+return answers
