@@ -1,0 +1,394 @@
+"""A queue with keys, by a held clock: every move at random, and after each what must always be true."""
+
+import sys
+from collections import Counter
+
+from held_clock import NOON
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from keyed_oracle import Oracle
+from keyed_state import KeyedState, check_held, check_places, check_ring
+from queue_machine import ALL_AT_ONCE, delays, limits, picks, some_suspects
+from queue_model import call_of
+from redis.exceptions import NoScriptError
+
+from reliq import transitions as t
+from reliq.keys import Keys
+from reliq.message import PRIORITY_LINES
+from reliq.wireformat import ENVELOPE_START, envelope_rest, is_key
+
+#: Ids that are chosen, and used again and again; others are new each time.
+IDS = [f"m{number}" for number in range(5)]
+KEYS = ["A", "B", "C", "a long key, é"]
+LEASE_MS, WINDOW_MS, FOR_EVER_MS = 20_000, 45_000, 10**12
+ALL = 500
+#: A key that sleeps by a bucket of its rate sleeps for so long at most.
+RATE_US, KEY_RATES_US = 50_000, [200_000, 1_500_000]
+
+some_keys = st.sampled_from([*KEYS, *KEYS, "", *PRIORITY_LINES.values()])
+messages = st.lists(st.tuples(st.sampled_from([*IDS, "new", "new", "new"]), some_keys), min_size=1, max_size=5)
+LIMITS = ["ordered", "per_key", "key_rate_us", "key_burst", "rate_us", "burst", "concurrency", "weight:B"]
+some_limits = st.fixed_dictionaries(
+    {},
+    optional={
+        "ordered": st.sampled_from([1]),
+        "per_key": st.sampled_from([1, 1, 2, 3]),
+        "key_rate_us": st.sampled_from(KEY_RATES_US),
+        "key_burst": st.sampled_from([1, 2]),
+        "rate_us": st.just(RATE_US),
+        "burst": st.sampled_from([1, 5]),
+        "concurrency": st.sampled_from([1, 3]),
+        "weight:B": st.just(4),
+    },
+)
+
+
+def natural(name):
+    return len(name), name
+
+
+def value_of(key, left, window_ms):
+    """The value of a message as `publish` takes it: its header has the key."""
+    return envelope_rest(left, 1, window_ms, line=key) + b"body"
+
+
+class KeyedMachine(RuleBasedStateMachine):
+    """
+    The moves of a queue with keys.
+
+    Attributes:
+        held: the clock of the server; None: it runs, scripts are told the time, and no key expires.
+    """
+
+    client = None
+    held = None
+
+    @initialize(fields=some_limits)
+    def begin(self, fields):
+        self.client.flushall()
+        self.keys, self.oracle = Keys("q"), Oracle(NOON)
+        self.numbers, self.made, self.receipts = Counter(), Counter(), []
+        self.last_publish = self.last_claim = None
+        self.by_hand = set()
+        self.pass_time(0)
+        self.change_limits(fields)
+        self.state = KeyedState(self.client, self.keys)
+
+    def pass_time(self, us):
+        self.oracle.now += us
+        if us < 0:
+            self.oracle.forget_starts()
+        if self.held:
+            self.held.set(self.oracle.now)
+
+    @property
+    def clock(self):
+        """What scripts are told."""
+        return None if self.held else self.oracle.now
+
+    @property
+    def now_ms(self):
+        return self.oracle.now // 1000
+
+    def run(self, call):
+        try:
+            return call.read(self.client.execute_command(*call.command))
+        except NoScriptError:
+            return call.read(self.client.execute_command(*call.command_in_full))
+
+    def turn(self, lane):
+        self.numbers[lane] += 1
+        return t.CallNumber(lane, self.numbers[lane])
+
+    # ---- in -----------------------------------------------------------------
+
+    @rule(some=messages, delay_ms=delays, left=st.sampled_from([0, 1, 3]), replace=st.booleans())
+    def publish(self, some, delay_ms=0, left=3, replace=True):
+        """Publish new ids, or chosen ones: a call has ids of one kind."""
+        chosen = some[0][0] != "new"
+        rows = [row for row in some if (row[0] != "new") == chosen]
+        self.numbers["id"] += 0 if chosen else len(rows)
+        ids = [id if chosen else f"n{self.numbers['id'] - at}" for at, (id, _) in enumerate(rows)]
+        window_ms = WINDOW_MS if chosen else None
+        call = t.publish(
+            self.keys,
+            [(id, value_of(key, left, window_ms)) for id, (_, key) in zip(ids, rows, strict=True)],
+            self.turn("p"),
+            ttl_ms=FOR_EVER_MS,
+            retries=left,
+            delay_ms=delay_ms,
+            window_ms=window_ms,
+            replace=replace,
+            message_keys=[key for _, key in rows],
+            clock=self.clock,
+        )
+        answer = self.run(call)
+        self.last_publish = call, answer
+        for at, (id, (_, key)) in enumerate(zip(ids, rows, strict=True)):
+            if at not in answer.refused:
+                revived = id in self.oracle.alive
+                assert not revived or id in self.oracle.cancelled
+                self.oracle.enter(id, key, in_order=not delay_ms and not revived)
+
+    @precondition(lambda self: self.last_publish)
+    @rule()
+    def repeat_the_last_publish(self):
+        call, answer = self.last_publish
+        assert self.run(call) == answer
+
+    @rule(limit=limits)
+    def promote(self, limit=ALL):
+        self.run(t.promote(self.keys, limit=limit, keyed=True, clock=self.clock))
+        # Whatever the clock did: a key that has used up its rate sleeps until the next start, and no longer.
+        slept = KeyedState(self.client, self.keys).asleep.items() if limit == ALL else []
+        longest_ms = self.oracle.number("key_rate_us") // 1000 + 2
+        assert not [key for key, until in slept if until > self.now_ms + longest_ms and key not in self.by_hand]
+
+    @rule(delay_ms=delays, left=st.sampled_from([0, 2]))
+    def redrive(self, delay_ms, left):
+        letters = [(name.decode(), row[b"id"].decode(), left) for name, row in self.client.xrange(self.keys.dead)[:3]]
+        answers = self.run(t.redrive(self.keys, letters, ttl_ms=FOR_EVER_MS, delay_ms=delay_ms, clock=self.clock))
+        for (_, id, _), answer in zip(letters, answers, strict=True):
+            if answer == "redriven":
+                self.oracle.enter(id, self.oracle.key_of[id], in_order=False)
+
+    # ---- claim and settle ---------------------------------------------------
+
+    @rule(
+        limit=limits,
+        first=st.sampled_from(["ready", "retry"]),
+        direct=st.sampled_from([0, 1, 4]),
+        suspects=some_suspects,
+    )
+    def claim_some(self, **options):
+        self.claim(**options)
+
+    @rule(limit=limits)
+    def claim_all_sorts(self, limit):
+        self.claim(limit)
+
+    def claim(self, limit=4, first="ready", direct=500, suspects=ALL_AT_ONCE):
+        before, turn = self.state, self.turn("w")
+        options = {"limit": limit, "first": first, "direct": direct, "suspects": suspects, "watcher": "me"}
+        answer = self.run(t.claim(self.keys, turn, lease_ms=LEASE_MS, keyed=True, clock=self.clock, **options))
+        claimed = answer.claimed
+        assert len(claimed) <= limit
+        assert not claimed or not before.paused
+        assert [one.key for one in claimed] == [self.oracle.key_of[one.id] for one in claimed]
+        self.oracle.start([one.id for one in claimed])
+        # A claim of nothing leaves no lane behind: made again it is another one.
+        self.last_claim = (turn, options, self.oracle.now + 1000 * LEASE_MS) if claimed else None
+        self.receipts += claimed
+        state = KeyedState(self.client, self.keys)
+        if self.oracle.waits_for_rate(state):
+            assert 0 <= answer.promote_in_ms <= RATE_US // 1000 + 1
+        assert state.token or not claimed or not self.oracle.may_start(state)
+        return answer
+
+    @precondition(lambda self: self.last_claim and self.oracle.now < self.last_claim[2])
+    @rule()
+    def repeat_the_last_claim(self):
+        turn, options, _ = self.last_claim
+        again = self.run(t.claim(self.keys, turn, lease_ms=LEASE_MS, keyed=True, clock=self.clock, **options)).claimed
+        before = {one.id: one for one in self.receipts if one.nonce.rpartition(":")[0].endswith(f"w.{turn.number}")}
+        assert {one.id for one in again} <= before.keys()
+        assert {one.key for one in again} <= {self.oracle.key_of[one.id] for one in again}
+
+    def chosen(self, picked):
+        """Receipts ever given, the latest most often; none when there was none."""
+        return [self.receipts[-1 - pick % len(self.receipts)] for pick in picked] if self.receipts else []
+
+    def good(self, receipts):
+        """The receipts that hold, each once."""
+        words, unack = self.state.words, self.state.unack
+        held = [one for one in receipts if one.id in unack and call_of(words.get(one.id, "")) == call_of(one.nonce)]
+        return list({one.id: one for one in held}.values())
+
+    def settled(self, receipts, answer):
+        """Compare who was lost; return who was not, but for the cancelled, who have ended."""
+        good = self.good(receipts)
+        assert set(answer.lost) >= {one.id for one in receipts} - {one.id for one in good}
+        assert len(answer.lost) == len(receipts) - len(good)
+        for id in answer.cancelled:
+            self.oracle.end(id)
+        return [one for one in good if one.id in self.oracle.alive]
+
+    @rule(picked=picks, kind=st.sampled_from(["acked", "acked", "expired"]))
+    def ack(self, picked, kind):
+        self.ack_these(self.chosen(picked), kind)
+
+    def ack_these(self, receipts, kind="acked"):
+        rows = [(one, WINDOW_MS) for one in receipts]
+        for one in self.settled(receipts, self.run(t.ack(self.keys, rows, kind=kind, clock=self.clock))):
+            self.oracle.end(one.id)
+
+    @rule(picked=picks, delay_ms=delays, reject=st.booleans())
+    def nack(self, picked, delay_ms, reject):
+        receipts = self.chosen(picked)
+        start = ENVELOPE_START.encode() + b"%d" % self.now_ms
+        lasts = [start + value_of(self.oracle.key_of[one.id], 1, WINDOW_MS) for one in receipts]
+        values = [last if reject or not one.left else b"" for one, last in zip(receipts, lasts, strict=True)]
+        rows = [(one, delay_ms, "failed 1 x", value) for one, value in zip(receipts, values, strict=True)]
+        for one in self.settled(receipts, self.run(t.nack(self.keys, rows, clock=self.clock))):
+            if reject or not one.left:
+                self.oracle.bury(one.id)
+            elif not self.oracle.ordered:
+                self.oracle.order[one.id] = None
+
+    @rule(picked=picks, lease_ms=st.sampled_from([1, 2 * LEASE_MS]))
+    def extend(self, picked, lease_ms):
+        self.run(t.extend(self.keys, self.chosen(picked), lease_ms=lease_ms, clock=self.clock))
+
+    @rule(picked=picks, sleep_ms=st.sampled_from([None, None, 700]))
+    def release(self, picked, sleep_ms):
+        receipts = self.chosen(picked)
+        good = self.settled(receipts, self.run(t.release(self.keys, receipts, sleep_ms=sleep_ms, clock=self.clock)))
+        self.by_hand |= {one.key if is_key(one.key) else "" for one in good if sleep_ms}
+
+    @rule(key=st.sampled_from(KEYS), for_ms=st.sampled_from([None, 0, 0, 500]))
+    def pause_a_key(self, key, for_ms):
+        """For a while, for ever, or no more."""
+        self.run(t.sleep(self.keys, key, for_ms=for_ms, clock=self.clock))
+        self.by_hand.add(key)
+
+    @rule(picked=picks, delay_ms=delays)
+    def snooze(self, picked, delay_ms):
+        receipts = self.chosen(picked)
+        answer = self.run(t.snooze(self.keys, [(one, delay_ms) for one in receipts], clock=self.clock))
+        for one in self.settled(receipts, answer):
+            self.oracle.order[one.id] = None
+
+    # ---- out, and by hand ---------------------------------------------------
+
+    @rule(limit=limits, spare=st.booleans())
+    def reclaim(self, limit=500, spare=False):
+        answer = self.run(t.reclaim(self.keys, limit=limit, spare_leases=spare, keyed=True, clock=self.clock))
+        assert not answer.inconsistent
+        for id in answer.buried:
+            self.oracle.bury(id)
+        for id in answer.cancelled:
+            self.oracle.end(id)
+
+    @rule(ids=st.lists(st.integers(0, 20), min_size=1, max_size=3))
+    def cancel(self, ids):
+        alive = sorted(self.oracle.alive, key=natural)
+        some = [alive[-1 - pick % len(alive)] for pick in ids] if alive else IDS[:1]
+        self.run(t.cancel(self.keys, some, clock=self.clock))
+        self.oracle.cancelled |= self.oracle.alive & {*some}
+
+    @rule(ids=st.lists(st.integers(0, 20), min_size=1, max_size=3), delay_ms=delays)
+    def reschedule(self, ids, delay_ms):
+        alive = sorted(self.oracle.alive, key=natural)
+        some = [alive[-1 - pick % len(alive)] for pick in ids] if alive else IDS[:1]
+        for id, answer in zip(
+            some, self.run(t.reschedule(self.keys, some, delay_ms=delay_ms, clock=self.clock)), strict=True
+        ):
+            if answer == "rescheduled":
+                self.oracle.order[id] = None
+
+    @rule()
+    def collect(self):
+        ids = sorted(self.state.garbage)
+        if ids:
+            options = {"letters_max": 100, "letters_ms": FOR_EVER_MS, "clock": self.clock}
+            buried, expired = self.run(t.collect(self.keys, ids, **options))
+            self.oracle.garbage -= {*buried, *expired}
+
+    @rule(place=st.sampled_from(["pending", "ready", "retry", "garbage", *KEYS]), many=st.integers(1, 3))
+    def purge(self, place, many):
+        if place in KEYS:
+            ids, options = self.state.lines.get(place, [])[:many], {"state": "line", "line": place}
+        else:
+            ids, options = sorted(getattr(self.state, place))[:many], {"state": place}
+            ids = getattr(self.state, place)[:many] if place in ("ready", "retry") else ids
+        if ids:
+            assert self.run(t.purge(self.keys, ids, **options, clock=self.clock)) == len(ids)
+            for id in ids:
+                self.oracle.end(id)
+                self.oracle.garbage.discard(id)
+
+    @rule()
+    def tidy(self):
+        self.run(t.tidy(self.keys, clock=self.clock))
+
+    @rule(paused=st.booleans())
+    def pause_or_resume(self, paused):
+        self.client.set(self.keys.paused, "1") if paused else self.client.delete(self.keys.paused)
+
+    @rule(fields=some_limits)
+    def change_limits(self, fields):
+        texts = dict.fromkeys(LIMITS, "") | {name: str(value) for name, value in fields.items()}
+        self.run(t.limit(self.keys, texts, clock=self.clock))
+        self.oracle.change_limits(fields)
+
+    # ---- time, and what Redis may do by itself ------------------------------
+
+    @rule(
+        us=st.sampled_from(
+            [1, 999, 20_000, 300_000, 1_500_000, LEASE_MS * 1000, 60_000_000, -1, -300_000, -3_600_000_000]
+        )
+    )
+    def tick(self, us):
+        self.pass_time(us)
+
+    @rule()
+    def a_client_takes_the_token(self):
+        self.client.rpop(self.keys.wake)
+
+    @rule()
+    def the_script_cache_is_lost(self):
+        self.client.script_flush()
+
+    # ---- what always holds --------------------------------------------------
+
+    @invariant()
+    def what_redis_holds_is_sound(self):
+        before, self.state = self.state, KeyedState(self.client, self.keys)
+        for id in self.oracle.cancelled - self.state.counts.keys():
+            self.oracle.end(id)  # it was met, and ended
+        assert self.oracle.alive == self.state.counts.keys()
+        assert self.oracle.garbage == self.state.garbage
+        check_places(self.state)
+        check_held(self.state)
+        check_ring(self.state, self.oracle.per_key)
+        per_key, most = self.oracle.per_key, self.oracle.number("concurrency")
+        for key, number in self.state.tally.items():
+            assert not per_key or not is_key(key) or number <= max(per_key, before.tally[key])
+        assert not most or self.state.running <= max(most, before.running)
+
+        if self.oracle.may_start(self.state) and not before.paused:
+            assert self.state.token or self.oracle.may_start(before)
+
+        counts = self.run(t.counts(self.keys))
+        assert counts.missing == 0
+        assert counts.alive == len(self.oracle.alive) + len(self.oracle.garbage)
+        assert counts.waiting == sum(map(len, self.state.lines.values()))
+
+    def teardown(self):
+        if sys.exc_info()[0] is None:
+            self.drain()
+
+    def drain(self):
+        """Work everything off as a worker does that sleeps for as long as it is told; nothing is left behind."""
+        self.client.delete(self.keys.paused, self.keys.watch)
+        for key in KEYS:
+            self.run(t.sleep(self.keys, key, for_ms=0, clock=self.clock))
+        self.state = KeyedState(self.client, self.keys)
+        self.collect()
+        for _ in range(20 + 6 * len(self.oracle.alive)):
+            answer = self.claim(limit=50)
+            self.state = KeyedState(self.client, self.keys)
+            self.ack_these(answer.claimed)
+            if not answer.claimed and not answer.behind:
+                waits = [wait for wait in (answer.promote_in_ms, answer.reclaim_in_ms) if wait >= 0]
+                if not waits:
+                    break
+                self.pass_time(1000 * min(waits))
+                self.promote()
+                self.reclaim()
+        self.what_redis_holds_is_sound()
+        assert not self.oracle.alive - self.oracle.cancelled
+        self.pass_time(7200 * 10**6)
+        self.promote()
+        left = KeyedState(self.client, self.keys)
+        assert not any([left.counts, left.lines, left.ring, left.places, left.kept, left.asleep, left.rates])

@@ -1,0 +1,106 @@
+"""What a queue with keys promises, in plain Python: who lives, in which order, and when what may start."""
+
+from math import inf
+
+from keyed_state import check_rate
+
+from reliq.wireformat import is_key
+
+
+class Oracle:
+    """
+    The messages of a queue, and their starts.
+
+    Attributes:
+        now: unix us.
+        key_of: id -> the key that it was last published with, empty without one.
+        alive: ids that have not ended; those that were `cancelled` end when they are met.
+        order: id -> its number in the order of its key, None where none is promised.
+        limits: the fields of the hash `limits`.
+    """
+
+    def __init__(self, now):
+        self.now = now
+        self.key_of, self.alive, self.order, self.cancelled, self.garbage = {}, set(), {}, set(), set()
+        self.published, self.limits = 0, {}
+        self.forget_starts()
+
+    def forget_starts(self):
+        """From now on count anew: the limits are others, or the clock went back."""
+        self.starts, self.starts_of = [], {}
+
+    def number(self, name, default=0):
+        return int(self.limits.get(name, default))
+
+    @property
+    def per_key(self):
+        return 1 if self.ordered else self.number("per_key")
+
+    @property
+    def ordered(self):
+        return bool(self.number("ordered"))
+
+    def may_start(self, state):
+        """Whether a claim now would take something, as far as limits and rates say."""
+        keys = [key for key in state.ring if key and (not is_key(key) or self.permits(state, key, "key_") >= 1)]
+        waits = state.ready or state.retry or keys
+        sleeps = state.asleep.get("", 0) > self.now // 1000
+        most = self.number("concurrency")
+        full = bool(most) and state.running >= most
+        return bool(waits) and not state.paused and not sleeps and not full and self.permits(state, "") >= 1
+
+    def waits_for_rate(self, state):
+        """Whether messages without a key wait only for the queue's rate."""
+        most = self.number("concurrency")
+        full = bool(most) and state.running >= most
+        return (
+            bool(state.ready) and not state.paused and "" not in state.asleep and not full and not self.may_start(state)
+        )
+
+    def permits(self, state, key, prefix=""):
+        """How many messages of a key, or of the queue, may start now by its rate."""
+        every, burst = self.number(f"{prefix}rate_us"), self.number(f"{prefix}burst", 1)
+        full = min(max(state.rates.get(key, 0), self.now), self.now + every * burst)
+        return burst - (full - self.now) / every + 1e-6 if every else inf
+
+    def change_limits(self, fields):
+        if fields.get("ordered") and not self.ordered:
+            self.order = dict.fromkeys(self.order)
+        self.limits = fields
+        self.forget_starts()
+
+    def enter(self, id, key, *, in_order):
+        self.published += 1
+        self.alive.add(id)
+        self.cancelled.discard(id)
+        self.garbage.discard(id)
+        self.key_of[id], self.order[id] = key, self.published if in_order else None
+
+    def end(self, id):
+        self.alive.discard(id)
+        self.cancelled.discard(id)
+
+    def bury(self, id):
+        self.end(id)
+        self.garbage.add(id)
+
+    def start(self, ids):
+        """Ids were claimed, in that order."""
+        for id in ids:
+            assert id in self.alive, id
+            assert id not in self.cancelled, id
+            self._check_order(id)
+            self.starts.append(self.now)
+            if self.number("rate_us"):
+                check_rate(self.starts, self.number("rate_us"), self.number("burst", 1))
+            if is_key(key := self.key_of[id]):
+                starts = self.starts_of.setdefault(key, [])
+                starts.append(self.now)
+                if self.number("key_rate_us"):
+                    check_rate(starts, self.number("key_rate_us"), self.number("key_burst", 1))
+
+    def _check_order(self, id):
+        key, number = self.key_of[id], self.order[id]
+        if self.ordered and is_key(key) and number is not None:
+            same = {one: self.order[one] for one in self.alive - self.cancelled - {id} if self.key_of[one] == key}
+            assert not [one for one, other in same.items() if other is not None and other < number], id

@@ -1,0 +1,130 @@
+"""All that Redis holds of a queue with keys, read at one moment, and what must always be true of it."""
+
+from collections import Counter
+from functools import cached_property
+from math import inf
+
+from reliq.wireformat import Held, StateWord, is_key
+
+#: Stands for a key before ids that keep their place.
+KEPT = "\2"
+
+
+def texts(reply):
+    return [one.decode() for one in reply]
+
+
+def times(reply):
+    """Unix ms by name; a key that is paused sleeps for ever."""
+    return {name.decode(): score if score == inf else round(score * 1000) for name, score in reply}
+
+
+def pairs(reply):
+    return {name.decode(): value.decode() for name, value in reply.items()}
+
+
+class KeyedState:
+    """
+    A queue at one moment.
+
+    Attributes:
+        counts: id -> its count as it stands, `3` or `3 KEY`.
+        lines: key -> the ids of its line, the next first.
+        places: (key, id) of what holds a place.
+        kept: ids that keep their place while they wait.
+    """
+
+    def __init__(self, client, keys):
+        with client.pipeline() as pipe:
+            pipe.keys(keys.line("").translate({ord("{"): "[{]", ord("}"): "[}]"}) + "*")
+            for key in (keys.pending, keys.unack, keys.asleep, keys.rates, keys.ring):
+                pipe.zrange(key, 0, -1, withscores=True)
+            pipe.zrange(keys.held, 0, -1).lrange(keys.ready, 0, -1).lrange(keys.retry, 0, -1).smembers(keys.garbage)
+            pipe.hgetall(keys.retries_left).hgetall(keys.lease).llen(keys.wake).exists(keys.paused)
+            names, pending, unack, asleep, rates, ring, held, *lists, garbage, counts, words, tokens, paused = (
+                pipe.execute()
+            )
+            names = [name.decode() for name in names]
+            for name in names:
+                pipe.lrange(name, 0, -1)
+            lines = pipe.execute()
+        self.lines = {
+            name.removeprefix(keys.line("")): texts(ids)[::-1] for name, ids in zip(names, lines, strict=True)
+        }
+        self.pending, self.unack, self.asleep = times(pending), times(unack), times(asleep)
+        self.rates, self.ring = {key.decode(): full for key, full in rates}, {key.decode(): turn for key, turn in ring}
+        members = [tuple(member.decode().split("\0", 1)) for member in held]
+        self.kept = {id for key, id in members if key == KEPT}
+        self.places = {(key, id) for key, id in members if key != KEPT}
+        self.ready, self.retry = (texts(ids)[::-1] for ids in lists)
+        self.garbage, self.counts, self.words = {*texts(garbage)}, pairs(counts), pairs(words)
+        self.token, self.paused = bool(tokens), bool(paused)
+
+    def key_of(self, id):
+        return self.counts.get(id, "").partition(" ")[2]
+
+    @cached_property
+    def met(self):
+        """How often each id is somewhere, but for garbage."""
+        lists = (self.pending, self.unack, self.ready, self.retry, *self.lines.values())
+        return Counter(id for place in lists for id in place)
+
+    @cached_property
+    def leased(self):
+        """The ids in unack that a worker of reliq's holds, whether its lease is over or not."""
+        return {id for id in self.unack if isinstance(StateWord.parse(self.words.get(id, "").encode()), Held)}
+
+    @property
+    def waiting(self):
+        """The ids that wait for their time, and that nobody holds."""
+        return {*self.pending} | (self.unack.keys() - self.leased)
+
+    @cached_property
+    def tally(self):
+        """How many places of each key are held."""
+        return Counter(key for key, _ in self.places)
+
+    @property
+    def running(self):
+        """How many messages hold a place and are not only keeping it."""
+        return len(self.places) - len(self.kept)
+
+    def cancelled(self, id):
+        return self.words.get(id, "").endswith("!")
+
+    def may_be_served(self, key, per_key):
+        """Whether a key has what waits, a free place, and does not sleep."""
+        return (
+            key in self.lines
+            and key not in self.asleep
+            and not (per_key and is_key(key) and self.tally[key] >= per_key)
+        )
+
+
+def check_places(state):
+    """An id that is alive is in exactly one place, one at its end in garbage alone."""
+    assert state.met == Counter(state.counts.keys())
+    assert not state.garbage & state.counts.keys()
+
+
+def check_held(state):
+    """Who holds a place is in a worker's hands, or keeps it while it waits; who is in a worker's hands holds one."""
+    leased = {(state.key_of(id), id) for id in state.leased}
+    kept = {(state.key_of(id), id) for id in state.kept}
+    assert state.kept <= state.waiting
+    assert state.places == leased | kept
+
+
+def check_ring(state, per_key):
+    """What waits is served, or sleeps, or every place of its key is taken; a key without a line is not in the ring."""
+    may = {key for key in state.lines if state.may_be_served(key, per_key)}
+    assert may <= state.ring.keys()
+    assert state.ring.keys() - {""} <= state.lines.keys()
+    assert not state.ring.keys() & state.asleep.keys() - {""}
+
+
+def check_rate(starts, every_us, burst):
+    """Never more starts in a time than the bucket permits; `starts` are in unix us, the last one is new."""
+    last = starts[-1]
+    for number, start in enumerate(reversed(starts), 1):
+        assert (number - burst) * every_us <= last - start, (starts[-number:], every_us, burst)
