@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,7 @@ def main() -> int:
     stack_requests = SignalNotes()
     take(signal.SIGUSR1, stack_requests.note)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor has held it back until now
+    _let_threads_print()
     plan = ChildPlan.of(sys.stdin.readline())
     supervisor = _take_standard_input()
     alone = threading.Event()
@@ -80,6 +82,17 @@ def main() -> int:
         return EXIT_CRASHED
     finally:
         limiter.flush()
+
+
+def _let_threads_print() -> None:
+    """
+    Have texts handed on at once to the buffer of bytes, which many threads may fill.
+
+    A buffer of texts loses lines and writes freed memory when threads fill it at once: gh-119506, before Python 3.12.4.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # it is none where its descriptor is closed
+            stream.reconfigure(write_through=True)
 
 
 def _pass(_number: int, _frame: FrameType | None) -> None:
