@@ -168,7 +168,7 @@ UNREACHED = {
     "check": "dedup:SET errors:HMGET pending:ZADD pending:ZRANGE ready:LPUSH retry:LREM",
     "claim": "pending:ZADD ready:LPUSH retry:LPUSH wake:LPUSH wake:LTRIM",
     "claim (keyed)": (
-        "asleep:ZADD asleep:ZMSCORE ends:XADD errors:HDEL errors:HMGET lease:HDEL lease:HGET line:LPUSH pending:ZADD "
+        "asleep:ZADD asleep:ZMSCORE ends:XADD errors:HDEL errors:HMGET lease:HDEL lease:HGET line:EXISTS line:LPUSH pending:ZADD "
         "ready:EXISTS ready:LPUSH ready:LRANGE ready:LTRIM retries_left:HDEL retries_left:HGET retry:EXISTS "
         "retry:LPUSH retry:LRANGE retry:LTRIM ring:ZADD unack:ZSCORE wake:LPUSH wake:LTRIM"
     ),

@@ -72,7 +72,7 @@ run('HSET', lease, words)
 if #claimed > 0 or known then remember(#claimed > 0 and cmsgpack.pack(taken) or '', lease_ms) end
 put(pending, dues, moved)
 line_up(misplaced)
-leave_rows(rows)
+leave_rows(rows, #misplaced > 0)
 run('HDEL', lease, moved)
 finish('cancelled', dropped)
 

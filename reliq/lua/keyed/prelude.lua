@@ -186,6 +186,7 @@ end
 
 -- Read the heads of the lists, and what is known of each id there.
 local function read_rows(rows, room)
+  local all, words, counts = {}, {}, {}
   local conf, share, more = limits_now(), math.ceil(room / #rows), math.max(1, math.floor(2 * room / #rows))
   for _, row in ipairs(rows) do
     local most = places_of(row.key)
@@ -198,23 +199,27 @@ local function read_rows(rows, room)
     row.most = math.min(row.free, row.may or math.huge)
     -- More than it may start: what is cancelled or put off at the head is passed over at once.
     row.reach = math.min(math.ceil(share * row.weight), row.most) + (row.key == '' and 0 or more)
-    row.ids = row.most > 0 and read('LRANGE', row.list, -row.reach, -1) or {}
-    if #row.ids > 0 then
-      row.words, row.counts = redis.call('HMGET', lease, unpack(row.ids)), redis.call('HMGET', retries_left, unpack(row.ids))
-    end
+    row.ids, row.first = row.most > 0 and read('LRANGE', row.list, -row.reach, -1) or {}, #all
+    for _, id in ipairs(row.ids) do all[#all + 1] = id end
   end
+  for from = 1, #all, 1000 do
+    local some = { unpack(all, from, math.min(from + 999, #all)) }
+    local its_words, its_counts = redis.call('HMGET', lease, unpack(some)), redis.call('HMGET', retries_left, unpack(some))
+    for i = 1, #some do words[from + i - 1], counts[from + i - 1] = its_words[i], its_counts[i] end
+  end
+  return words, counts
 end
 
 -- Have the rows take turns by their passes until `room` messages have started; `meet` decides on a message, and says
 -- whether it has started.
-local function take_turns(rows, room, meet)
+local function take_turns(rows, room, meet, words, counts)
   while #rows > 0 and room > 0 do
     local least, on = math.huge, {}
     for _, row in ipairs(rows) do least = math.min(least, row.pass) end
     for _, row in ipairs(rows) do
       while row.pass < least + 1 and row.started < row.most and row.at < #row.ids and not row.stops and room > 0 do
         local i = #row.ids - row.at
-        local started = meet(row, row.ids[i], row.words[i], row.counts[i])
+        local started = meet(row, row.ids[i], words[row.first + i], counts[row.first + i])
         if not row.stops then row.at = row.at + 1 end
         if started then row.started, room = row.started + 1, room - 1 end
         if started or row.stops then row.pass, row.is_moved = row.pass + 1 / row.weight, true end
@@ -225,15 +230,20 @@ local function take_turns(rows, room, meet)
   end
 end
 
+-- Whether a list of which all that was read is gone has nothing more: what else was moved may have come to it.
+local function is_empty(row, may_be_filled)
+  return (#row.ids < row.reach and not may_be_filled) or redis.call('EXISTS', row.list) == 0
+end
+
 -- What has been taken from the lists leaves them: keys that have nothing more or may start nothing more leave the ring.
-local function leave_rows(rows)
+local function leave_rows(rows, may_be_filled)
   local passes, out, own = {}, {}, nil
   for _, row in ipairs(rows) do
     run('LPUSH', row.list, row.back)
     if row.at > 0 then redis.call('LTRIM', row.list, 0, -row.at - 1) end
     if row.key == '' then
       own = math.max(own or 0, row.pass)
-    elseif row.free <= row.started or (row.may or 1) <= (row.may and row.started or 0) or redis.call('EXISTS', row.list) == 0 then
+    elseif row.most <= row.started or (row.at == #row.ids and is_empty(row, may_be_filled)) then
       out[#out + 1] = row.key
     elseif row.is_moved then
       pair(passes, string.format('%.17g', row.pass), row.key)
@@ -291,8 +301,7 @@ end
 -- Serve the lists until `room` messages have started; return what was met.
 local function serve(room, meet)
   local rows = room > 0 and rows_of(room, first, spread) or {}
-  read_rows(rows, room)
-  take_turns(rows, room, meet)
+  take_turns(rows, room, meet, read_rows(rows, room))
   return rows
 end
 
