@@ -156,6 +156,18 @@ def test_a_delayed_message_that_an_earlier_version_promoted_finds_its_line(
     assert [*serve()] == ["a1"]
 
 
+def test_a_snoozed_message_that_an_earlier_version_promoted_does_not_hold_its_own_key(
+    publish_under, run, keys, serve, limit
+):
+    limit(ordered=1)
+    publish_under("a", "a1", "a2")
+    run(t.snooze(keys, [(serve()["a1"], 100)], clock=NOON))
+    run(t.promote(keys, clock=micros(ms=100)))
+
+    assert serve() == {}
+    assert [*serve()] == ["a2"]
+
+
 def test_a_cancelled_message_of_a_line_is_dropped_where_it_is_met(publish_under, run, keys, serve, lines, total):
     publish_under("a", "a1", "a2")
 

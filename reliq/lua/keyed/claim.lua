@@ -6,7 +6,7 @@
 --       unack:ZADD,ZRANGE,ZREM,ZSCORE
 --       pending:ZADD,ZRANGE retries_left:HDEL,HGET,HMGET lease:HDEL,HGET,HMGET,HSET errors:HDEL,HLEN,HMGET totals:HINCRBY
 --       ends:XADD wake:LLEN,LPUSH,LTRIM watch:DEL,GET,PTTL,SET paused:EXISTS token:GET,SET
---       limits:HGET,HMGET ring:ZADD,ZCARD,ZRANGE,ZREM,ZSCORE held:ZADD,ZCARD,ZLEXCOUNT asleep:ZADD,ZMSCORE,ZRANGE,ZSCORE
+--       limits:HGET,HMGET ring:EXISTS,ZADD,ZCARD,ZRANGE,ZREM,ZSCORE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZADD,ZMSCORE,ZRANGE,ZSCORE
 --       rates:ZADD,ZSCORE line:EXISTS,LPUSH,LRANGE,LTRIM
 -- Returns  ms until pending and until unack are due (-1: none, -2: another process watches), how many ids and keys may be
 --          served next, the token of the claim (0 of one without ids), then id, retries left, deaths in a row, key for each claimed
@@ -72,7 +72,7 @@ run('HSET', lease, words)
 if #claimed > 0 or known then remember(#claimed > 0 and cmsgpack.pack(taken) or '', lease_ms) end
 put(pending, dues, moved)
 line_up(misplaced)
-leave_rows(rows, #misplaced > 0)
+leave_rows(rows, misplaced)
 run('HDEL', lease, moved)
 finish('cancelled', dropped)
 

@@ -236,14 +236,15 @@ local function is_empty(row, may_be_filled)
 end
 
 -- What has been taken from the lists leaves them: keys that have nothing more or may start nothing more leave the ring.
-local function leave_rows(rows, may_be_filled)
+-- The `others` were in a list of another key, where they had no place to keep.
+local function leave_rows(rows, others)
   local passes, out, own = {}, {}, nil
   for _, row in ipairs(rows) do
     run('LPUSH', row.list, row.back)
     if row.at > 0 then redis.call('LTRIM', row.list, 0, -row.at - 1) end
     if row.key == '' then
       own = math.max(own or 0, row.pass)
-    elseif row.most <= row.started or (row.at == #row.ids and is_empty(row, may_be_filled)) then
+    elseif row.most <= row.started or (row.at == #row.ids and is_empty(row, #others > 0)) then
       out[#out + 1] = row.key
     elseif row.is_moved then
       pair(passes, string.format('%.17g', row.pass), row.key)
@@ -257,6 +258,7 @@ local function leave_rows(rows, may_be_filled)
   elseif own then
     redis.call('ZREM', ring, '')
   end
+  free_places(others)
 end
 
 -- Note in the buckets what has started, and put to sleep the keys that have used up their rate; say whether more may
