@@ -222,6 +222,12 @@ KEYS = [
         "paused them. Most asleep while workers are idle: the rates are lower than what comes in.",
         {"{{state}}": f"max by (state) (reliq_keys{{{QUEUE}}})"},
     ),
+    flow(
+        "Held back by a rate",
+        "reliq_limited_claims_total",
+        "Claims per second that took less than they could, for a rate was used up. Above 0 while messages wait: the rate "
+        "decides how fast the queue is, and more workers would not help.",
+    ),
 ]
 PERIODIC = [
     Panel(

@@ -103,6 +103,8 @@ class AsyncAdmin:
     overview = _twin(Admin.overview)
     history = _twin(Admin.history)
     histories = _twin(Admin.histories)
+    limits = _twin(Admin.limits)
+    set_limits = _twin(Admin.set_limits)
     keys = _twin(Admin.keys)
     key = _twin(Admin.key)
     key_page = _twin(Admin.key_page)

@@ -137,6 +137,11 @@ def _read(after: str) -> str:
 
 def pause_key(queue: QueueSession, key: str, for_: Duration | None) -> None:
     """Have no message of a key start, for a time or until it is resumed; what runs goes on."""
+    if queue.keys.bare or queue.is_sharded:
+        why = "has several shards" if queue.is_sharded else "has the Go layout"
+        raise ConfigurationError(
+            f"queue {queue.name!r} {why}, and so no keys; `reliq pause {queue.name}` pauses all of it"
+        )
     for_ms = None if for_ is None else milliseconds(seconds("for_", for_, least=0.001))
     queue.run(transitions.sleep(queue.keys, check_key(key), for_ms=for_ms))
 

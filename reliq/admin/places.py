@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from reliq.commands import LISTS
 from reliq.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ Spot = Place | LinePlace
 
 def is_list(spot: Spot) -> bool:
     """Say whether messages lie there in the order of their claims."""
-    return isinstance(spot, LinePlace) or spot in LISTS
+    return isinstance(spot, LinePlace) or spot in ("ready", "retry")
 
 
 def place_of(spot: Spot) -> Place:

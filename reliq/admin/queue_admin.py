@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from reliq import commands
 from reliq.admin.crons import forget_cron, pause_cron, resume_cron, run_cron
+from reliq.admin.limits import set_limits
 from reliq.admin.message_keys import pause_key, resume_key
 from reliq.admin.reader import Reader
 from reliq.admin.shards import Resharder
@@ -13,8 +14,11 @@ from reliq.control import pausing
 from reliq.settings import seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from reliq.admin.shard_change import Leftover
     from reliq.admin.shards import ShardsView
+    from reliq.limits import Limits
     from reliq.message import Duration
 
 
@@ -37,6 +41,46 @@ class QueueAdmin(Reader):
         tokens = [token for part in parts for token in commands.push_wake_token(part.keys)]
         answers = parts[0].run_all([*(commands.unpause(part.keys) for part in parts), *tokens])
         return any(answers[: len(parts)])
+
+    def set_limits(
+        self,
+        queue: str,
+        *,
+        ordered: bool | None = None,
+        per_key: int | None = None,
+        rate: str | None = None,
+        burst: int | None = None,
+        key_rate: str | None = None,
+        key_burst: int | None = None,
+        concurrency: int | None = None,
+        key_weights: Mapping[str, int] | None = None,
+        clear: Sequence[str] = (),
+    ) -> Limits:
+        """
+        Change limits while the queue is in use, within a second; return all that hold then.
+
+        They hold until a worker starts whose code declares other limits than the worker before it. A new rate has its usual
+        burst unless `burst` says another.
+
+        Args:
+            ordered, per_key, rate, burst, key_rate, key_burst, concurrency: as those of `Queue`; None leaves one as it is.
+            key_weights: the weights of some keys; those of others stay.
+            clear: names of limits that are to hold no more; of one weight `weight:KEY`, of all `key_weights`.
+
+        Raises:
+            ConfigurationError: one is not allowed, or the queue can have none, as one of Go's or of several shards.
+        """
+        changes = {
+            "ordered": ordered,
+            "per_key": per_key,
+            "rate": rate,
+            "burst": burst,
+            "key_rate": key_rate,
+            "key_burst": key_burst,
+            "concurrency": concurrency,
+            "key_weights": key_weights,
+        }
+        return set_limits(self._redis.queue(queue), self._redis.publisher(queue), changes, clear)
 
     def pause_key(self, queue: str, key: str, *, for_: Duration | None = None) -> None:
         """Have no message of one key start, for `for_` seconds or until `resume_key`; what runs goes on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reliq.admin.places import TYPES
-from reliq.call import Command
+from reliq.call import Command, id_text
 from reliq.keys import QUEUES_KEY, Keys
 from reliq.replies import read_text
 from reliq.rights import runs
@@ -35,6 +35,15 @@ def raw_totals(keys: Keys) -> Command[list[bytes]]:
 def pause_ms(keys: Keys) -> Command[int]:
     """Return for how many ms more a queue is paused; below 0 when it waits for its resume, or is not paused."""
     return Command(("PTTL", keys.paused), int)
+
+
+@runs("limits:HGETALL")
+def limit_fields(keys: Keys) -> Command[dict[str, str]]:
+    """Read the limits of a queue as Redis has them; empty for a queue without keys."""
+    return Command(
+        ("HGETALL", keys.limits),
+        lambda reply: {id_text(name): id_text(value) for name, value in zip(reply[::2], reply[1::2], strict=True)},
+    )
 
 
 @runs(" ".join(f"{name}:TYPE" for name in TYPES))

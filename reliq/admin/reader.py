@@ -13,6 +13,7 @@ from reliq.admin.ends import End, check_ends, ends_of
 from reliq.admin.filters import EVERY_LETTER, EVERYTHING, Filter, LetterFilter, ignore
 from reliq.admin.groups import DeadGroups, GroupBy, dead_groups
 from reliq.admin.history import Minute, histories_of, overview_by_notes
+from reliq.admin.limits import limits_of
 from reliq.admin.list import Entry, OnLook, messages_of, size_of
 from reliq.admin.message_keys import KeyPage, KeysView, key_of, key_page_of, keys_of
 from reliq.admin.page import MessagePage, SearchResult, page_of, search_in
@@ -30,6 +31,7 @@ from reliq.snapshot.shard_maps import ShardMaps
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from reliq.limits import Limits
     from reliq.message import Duration, Letter, Pause
     from reliq.roster import Worker
     from reliq.transitions import KeyLine
@@ -184,6 +186,10 @@ class Reader:
             limit: about so many keys, up to 200.
         """
         return key_page_of(self._redis.queue(queue), after, limit)
+
+    def limits(self, queue: str) -> Limits:
+        """Return the limits of a queue as they hold now: those that a worker declared, or that were set since."""
+        return limits_of(self._redis.queue(queue))
 
     def page(self, queue: str, state: str, *, after: str | None = None, limit: int = 50, key: str = "") -> MessagePage:
         """

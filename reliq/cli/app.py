@@ -35,6 +35,7 @@ SUMMARIES = {
         "works on it.",
         "workers": "Show every worker process that is alive: where it runs, what it claims, how busy it is.",
         "running": "Show the handlers that run, the longest running first, as their workers say every 5 s.",
+        "keys": "Show which keys have messages that wait or run, those with most first, and why they wait.",
         "list": "List the messages of one state, the next to come first.",
         "show": "Show where a message is, what it holds, what went wrong and who has it; or what became of it.",
         "ends": "Show how the last messages ended that were not acked, newest first, each with its time, reason "
@@ -50,6 +51,7 @@ SUMMARIES = {
         "purge": "Delete the messages of one state for good; say --dry-run first.",
         "pause": "Have consumers stop claiming within a second; running handlers finish, and publishing goes on.",
         "resume": "Have consumers claim a paused queue again.",
+        "limits": "Show the limits of a queue, or change them while it is in use: order, places, rates and weights of keys.",
         "shards": "Show the shards of a queue, or change how many there are while it is in use.",
         "forget": "Remove queues with nothing in them: their names from the registry, their totals and ends.",
         "dead": "The dead letters of a queue: list, show, redrive, purge.",
@@ -110,9 +112,9 @@ def root(
     take_url()
 
 
-def _with_value(argument: str) -> str:
-    """Return --burst with a value: Typer knows no option with one that may be left out."""
-    return "--burst=true" if argument == "--burst" else argument
+def _with_values(words: list[str]) -> list[str]:
+    """Return --burst of `reliq worker` with a value: Typer knows no option with one that may be left out."""
+    return ["--burst=true" if one == "--burst" else one for one in words] if words[:1] == [WORKER] else words
 
 
 def _told(error: Any) -> str:
@@ -133,7 +135,7 @@ def main() -> None:
         complain(wrong)
         sys.exit(EXIT_CONFIG)
     try:
-        sys.exit(app([_with_value(one) for one in sys.argv[1:]], standalone_mode=False))
+        sys.exit(app(_with_values(sys.argv[1:]), standalone_mode=False))
     except UsageError as error:
         if "NoArgs" in type(error).__name__:
             error.show()

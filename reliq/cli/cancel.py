@@ -11,6 +11,7 @@ from reliq.cli.options import (
     DryRun,
     Headers,
     Json,
+    Key,
     LayoutText,
     Match,
     QueueName,
@@ -42,6 +43,7 @@ def cancel(
     ] = "",
     header: Headers = None,
     match: Match = "",
+    key: Key = "",
     tombstone: Tombstone = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -60,14 +62,14 @@ def cancel(
     Instead of ids: reliq cancel orders --state pending --match '"tenant":"acme"' --dry-run. Exit codes: 0 cancelled
     or running, 1 Redis did not answer or you did not agree, 2 an unknown queue or id, 130 interrupted.
     """
-    desk, where = admin(url, layout, shard), filter_of(header, match)
+    desk, where = admin(url, layout, shard), filter_of(header, match, key)
     if bool(ids) == bool(state):
-        raise ConfigurationError("say which messages: ids, or --state with --header or --match")
+        raise ConfigurationError("say which messages: ids, or --state with --header, --match or --key")
     if state:
         _cancel_where(desk, queue, state, where, tombstone=tombstone, dry_run=dry_run, yes=yes, json=json)
         return
     if where.is_set or dry_run:
-        raise ConfigurationError("--header, --match and --dry-run go with --state, not with ids")
+        raise ConfigurationError("--header, --match, --key and --dry-run go with --state, not with ids")
     answers = desk.cancel(queue, ids or [], tombstone=tombstone)
     if json:
         print_json(answers)
@@ -89,7 +91,7 @@ def _cancel_where(
     yes: bool,
     json: bool,
 ) -> None:
-    total = desk.size(queue, check_place(state, CANCELLABLE))
+    total = desk.size(queue, check_place(state, CANCELLABLE), key=where.key)
     if dry_run:
         with progress_bar("looking", total, reliq.admin.RemoveResult(), lambda _sum: "nothing was cancelled") as run:
             found = desk.count_messages(queue, state, where, on_step=run.step)

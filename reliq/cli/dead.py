@@ -21,6 +21,7 @@ from reliq.cli.options import (
     Headers,
     Ids,
     Json,
+    Key,
     LayoutText,
     Match,
     NewerThan,
@@ -70,6 +71,7 @@ def list_letters(
     newer_than: NewerThan = None,
     header: Headers = None,
     match: Match = "",
+    key: Key = "",
     limit: Annotated[int, typer.Option(help="The most to show.")] = 20,
     group: Annotated[bool, typer.Option("--group", help="How many died of what, the most first, and where.")] = False,
     json: Json = False,
@@ -86,7 +88,7 @@ def list_letters(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong filter.
     """
-    where = letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match)
+    where = letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match, key)
     most = whole("--limit", limit, least=1, most=LETTERS_LIMIT)
     if group:
         _list_groups(
@@ -145,6 +147,7 @@ def redrive(
     newer_than: NewerThan = None,
     header: Headers = None,
     match: Match = "",
+    key: Key = "",
     every: All = False,
     rate: Annotated[str | None, typer.Option(metavar="N/s", help="No faster than this: 50/s, 100/m.")] = None,
     limit: Annotated[int | None, typer.Option(help="The most to redrive.")] = None,
@@ -168,7 +171,7 @@ def redrive(
     Ctrl-C stops it and says how far it came; run again, it goes on. Exit codes: 0 done, 1 Redis did not answer or you
     did not agree, 2 an unknown queue, id or filter, 130 interrupted.
     """
-    where = _meant(letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match), every=every)
+    where = _said(letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match, key), every=every)
     options = reliq.admin.RedriveOptions(
         limit=limit,
         rate=None if rate is None else per_second(rate),
@@ -200,6 +203,7 @@ def purge(
     newer_than: NewerThan = None,
     header: Headers = None,
     match: Match = "",
+    key: Key = "",
     every: All = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -216,7 +220,7 @@ def purge(
     Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue, id or filter, 130
     interrupted.
     """
-    where = _meant(letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match), every=every)
+    where = _said(letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match, key), every=every)
     desk = admin(url, layout, shard)
     found = _count(desk, queue, where)
     if dry_run:
@@ -244,7 +248,12 @@ def as_json(letter: Letter, body: str) -> dict[str, Any]:
     """Return a dead letter as JSON holds it."""
     names = ("id", "letter", "reason", "raised", "error", "attempts", "died")
     facts = {name: getattr(letter, name) for name in names}
-    return facts | {"headers": letter.header.headers, "size": len(letter.payload), "body": body}
+    return facts | {
+        "key": letter.header.key or "",
+        "headers": letter.header.headers,
+        "size": len(letter.payload),
+        "body": body,
+    }
 
 
 def _row(letter: Letter) -> tuple[Any, ...]:
@@ -261,11 +270,11 @@ def per_second(text: str) -> float:
     return number
 
 
-def _meant(where: LetterFilter, *, every: bool) -> LetterFilter:
+def _said(where: LetterFilter, *, every: bool) -> LetterFilter:
     """Return the filter; raise ConfigurationError when it says nothing, or says something beside --all."""
     if where.is_set == every:
         raise ConfigurationError(
-            "say which dead letters: ids, --reason, --raised, --error, an age, --header, --match; or --all"
+            "say which dead letters: ids, --reason, --raised, --error, an age, --header, --match, --key; or --all"
         )
     return where
 

@@ -9,6 +9,7 @@ from reliq.cli.options import (
     DEFAULT_LAYOUT,
     Headers,
     Json,
+    Key,
     LayoutText,
     Match,
     QueueName,
@@ -29,16 +30,17 @@ if TYPE_CHECKING:
 #: Characters of a body in a table and in JSON; `reliq show` has all of it.
 TABLE_BODY, JSON_BODY = 60, 1000
 TABLE_ERROR = 60
-MESSAGE_COLUMNS = ("id", "", "when", "attempt", "left", "size", "body", "error")
+MESSAGE_COLUMNS = ("id", "", "when", "attempt", "left", "size", "key", "body", "error")
 
 
 def list_messages(
     queue: QueueName,
-    state: StateOption = "ready",
+    state: StateOption = "",
     limit: Annotated[int, typer.Option(help="The most to show.")] = 20,
     offset: Annotated[int, typer.Option(help="How many to pass over first.")] = 0,
     header: Headers = None,
     match: Match = "",
+    key: Key = "",
     json: Json = False,
     url: Url = None,
     layout: LayoutText = DEFAULT_LAYOUT,
@@ -49,11 +51,12 @@ def list_messages(
 
     Example: reliq list orders --state unack --match '"number": 42'
 
-    `when` is the due time; of unack the end of the lease or the redelivery, of dead the death. Exit codes: 0 done,
+    Without --state those of ready; with --key those that wait in the line of the key. `when` is the due time; of unack the end of the lease or the redelivery, of dead the death. Exit codes: 0 done,
     1 Redis did not answer, 2 an unknown queue or state.
     """
-    desk, where = admin(url, layout, shard), filter_of(header, match)
-    total = desk.size(queue, state) if where.is_set else None
+    desk, where = admin(url, layout, shard), filter_of(header, match, key)
+    state = state or ("waiting" if key else "ready")
+    total = desk.size(queue, state, key=key) if where.is_set else None
     with progress_bar("looking", total, None, lambda _none: "nothing was changed") as run:
         found = desk.messages(
             queue, state, limit=limit, offset=offset, where=where, on_look=lambda looked: run.step(looked, None)
@@ -61,12 +64,15 @@ def list_messages(
     if json:
         print_json([as_json(one) for one in found])
     else:
-        print_table(MESSAGE_COLUMNS, [_row(one) for one in found], long=("body", "error"))
+        without = {"key"} - {"key" for one in found if one.key}
+        rows = [dict(zip(MESSAGE_COLUMNS, _row(one), strict=True)) for one in found]
+        shown = [name for name in MESSAGE_COLUMNS if name not in without]
+        print_table(shown, [[row[name] for name in shown] for row in rows], long=("body", "error"))
 
 
 def as_json(entry: "Entry") -> dict[str, Any]:
     """Return an entry as JSON holds it, the start of its body as text."""
-    names = ("id", "state", "mark", "when", "attempt", "retries_left", "error", "headers", "size", "letter")
+    names = ("id", "state", "mark", "when", "attempt", "retries_left", "error", "key", "headers", "size", "letter")
     return {name: getattr(entry, name) for name in names} | {"body": start_of(entry.body, JSON_BODY)}
 
 
@@ -81,4 +87,5 @@ def when_text(when: float | None) -> str:
 def _row(entry: "Entry") -> tuple[Any, ...]:
     size = "gone" if entry.size is None else entry.size
     body, error = start_of(entry.body, TABLE_BODY), entry.error[:TABLE_ERROR]
-    return entry.id, entry.mark, when_text(entry.when), entry.attempt, entry.retries_left, size, body, error
+    when = when_text(entry.when)
+    return entry.id, entry.mark, when, entry.attempt, entry.retries_left, size, entry.key, body, error

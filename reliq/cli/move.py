@@ -11,6 +11,7 @@ from reliq.cli.options import (
     DryRun,
     Headers,
     Json,
+    Key,
     LayoutText,
     Match,
     QueueName,
@@ -35,6 +36,7 @@ def move(
     state: Annotated[str, typer.Option(help=" | ".join(MOVABLE), autocompletion=state_option(MOVABLE))],
     header: Headers = None,
     match: Match = "",
+    key: Key = "",
     limit: Annotated[int | None, typer.Option(help="The most to move.")] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -52,10 +54,10 @@ def move(
     it. Dead letters go by `reliq dead redrive --to`. Exit codes: 0 done, 1 Redis did not answer or you did not
     agree, 2 an unknown queue or state, 130 interrupted.
     """
-    desk, where = admin(url, layout, shard), filter_of(header, match)
+    desk, where = admin(url, layout, shard), filter_of(header, match, key)
     if state == "dead":
         raise ConfigurationError(f"dead letters go by `reliq dead redrive {queue} --to {other}`")
-    total = desk.size(queue, check_place(state, MOVABLE))
+    total = desk.size(queue, check_place(state, MOVABLE), key=key)
     if dry_run:
         with progress_bar("looking", total, reliq.admin.RemoveResult(), lambda _sum: "nothing was moved") as looking:
             found = desk.count_messages(queue, state, where, on_step=looking.step)

@@ -47,12 +47,13 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", autocompletion=queue_names)]
 StateOption = Annotated[
     str,
-    typer.Option(help="pending, ready, unack, retry, garbage or dead.", autocompletion=state_option(PLACES)),
+    typer.Option(help=f"{', '.join(PLACES[:-1])} or {PLACES[-1]}.", autocompletion=state_option(PLACES)),
 ]
 Headers = Annotated[
     list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="Only with this header; may be given again.")
 ]
 Match = Annotated[str, typer.Option(metavar="TEXT", help="Only with this text in the body.")]
+Key = Annotated[str, typer.Option("--key", metavar="KEY", help="Only of this key.")]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Of messages.")]
 All = Annotated[bool, typer.Option("--all", help="All of them; asks before it acts.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many are meant.")]
@@ -75,9 +76,9 @@ def admin(url: str | None, layout: str = DEFAULT_LAYOUT, shard: int | None = Non
     return reliq.admin.Admin(url, layout=Layout.parse(layout), shard=shard)
 
 
-def filter_of(headers: Sequence[str] | None, match: str) -> Filter:
+def filter_of(headers: Sequence[str] | None, match: str, key: str) -> Filter:
     """Return the filter that the options describe."""
-    return Filter(headers=headers_of(headers), match=match)
+    return Filter(headers=headers_of(headers), match=match, key=key)
 
 
 def letter_filter_of(
@@ -89,11 +90,13 @@ def letter_filter_of(
     newer_than: str | None,
     headers: Sequence[str] | None,
     match: str,
+    key: str,
 ) -> LetterFilter:
     """Return the filter of dead letters that the options describe."""
     return LetterFilter(
         headers=headers_of(headers),
         match=match,
+        key=key,
         ids=frozenset(ids or ()),
         reason=reason,
         raised=raised,

@@ -1,18 +1,23 @@
 """`reliq pause` and `reliq resume`."""
 
 import shlex
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from reliq.admin.filters import duration
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
 from reliq.cli.output import print_json, say
+from reliq.errors import ConfigurationError
 from reliq.settings import seconds
+
+if TYPE_CHECKING:
+    from reliq.admin import Admin
 
 
 def pause(
     queue: QueueName,
+    key: Annotated[str, typer.Option("--key", metavar="KEY", help="Only messages of this key: it sleeps.")] = "",
     reason: Annotated[str, typer.Option(help="Why; shown by `queues` and `watch`.")] = "",
     for_: Annotated[str | None, typer.Option("--for", metavar="TIME", help="Until it resumes by itself: 30m.")] = None,
     json: Json = False,
@@ -25,10 +30,14 @@ def pause(
 
     Example: reliq pause orders --reason 'the gateway is away' --for 30m
 
-    Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong option.
+    With --key it is one key whose messages do not start: reliq pause mail --key tenant-7 --for 10m. Exit codes: 0 done,
+    1 Redis did not answer, 2 an unknown queue or a wrong option.
     """
-    desk = admin(url, layout, shard)
-    desk.pause(queue, reason=reason, for_=None if for_ is None else seconds("--for", duration(for_), least=0.001))
+    desk, lasts = admin(url, layout, shard), None if for_ is None else seconds("--for", duration(for_), least=0.001)
+    if key:
+        _pause_key(desk, queue, key, reason, for_, lasts, json=json)
+        return
+    desk.pause(queue, reason=reason, for_=lasts)
     if json:
         print_json(desk.paused(queue))
     else:
@@ -36,22 +45,43 @@ def pause(
 
 
 def resume(
-    queue: QueueName, json: Json = False, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT, shard: Shard = None
+    queue: QueueName,
+    key: Annotated[str, typer.Option("--key", metavar="KEY", help="Only this key: it sleeps no more.")] = "",
+    json: Json = False,
+    url: Url = None,
+    layout: LayoutText = DEFAULT_LAYOUT,
+    shard: Shard = None,
 ) -> None:
     """
     Have consumers claim a paused queue again.
 
     Example: reliq resume orders
 
-    Exit codes: 0 it is claimed, also when it was not paused; 1 Redis did not answer; 2 an unknown queue.
+    With --key it is one key that sleeps no more, paused or not. Exit codes: 0 it is claimed, also when it was not paused;
+    1 Redis did not answer; 2 an unknown queue or a wrong key.
     """
-    was_paused = admin(url, layout, shard).resume(queue)
+    desk, what = admin(url, layout, shard), f"key {key} of {queue}" if key else queue
+    was_paused = desk.resume_key(queue, key) if key else desk.resume(queue)
     if json:
         print_json({"was_paused": was_paused})
     else:
-        say(f"{queue} is resumed" if was_paused else f"{queue} was not paused")
+        say(f"{what} is resumed" if was_paused else f"{what} was not paused")
 
 
-def _words(queue: str, layout: str) -> str:
+def _pause_key(
+    desk: "Admin", queue: str, key: str, reason: str, for_: str | None, lasts: float | None, *, json: bool
+) -> None:
+    """Have one key sleep; raise ConfigurationError for a reason, which nobody would be shown."""
+    if reason:
+        raise ConfigurationError("a reason is kept of a queue's pause alone; leave --reason or --key out")
+    desk.pause_key(queue, key, for_=lasts)
+    if json:
+        print_json(desk.key(queue, key))
+    else:
+        ends = f" for {for_}" if for_ else f"; `reliq resume {_words(queue, DEFAULT_LAYOUT, '--key', key)}` ends it"
+        say(f"key {key} of {queue} is paused{ends}")
+
+
+def _words(queue: str, layout: str, *more: str) -> str:
     """Return the words that name a queue to a command, as a shell takes them."""
-    return shlex.join([queue] if layout == DEFAULT_LAYOUT else [queue, "--layout", layout])
+    return shlex.join([queue, *more] if layout == DEFAULT_LAYOUT else [queue, "--layout", layout, *more])

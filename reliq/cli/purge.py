@@ -11,6 +11,7 @@ from reliq.cli.options import (
     DryRun,
     Headers,
     Json,
+    Key,
     LayoutText,
     Match,
     QueueName,
@@ -23,6 +24,7 @@ from reliq.cli.options import (
 )
 from reliq.cli.output import confirm, print_found, print_json, say
 from reliq.cli.progress import progress_bar
+from reliq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from reliq.admin import Admin, Filter, RemoveResult
@@ -30,9 +32,10 @@ if TYPE_CHECKING:
 
 def purge(
     queue: QueueName,
-    state: Annotated[str, typer.Option(help=" | ".join(PLACES), autocompletion=state_option(PLACES))],
+    state: Annotated[str, typer.Option(help=" | ".join(PLACES), autocompletion=state_option(PLACES))] = "",
     header: Headers = None,
     match: Match = "",
+    key: Key = "",
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
@@ -45,11 +48,14 @@ def purge(
 
     Example: reliq purge orders --state ready --match '"tenant":"acme"' --dry-run
 
-    What lies in the middle of a list is cancelled: its body goes at once, its id when a worker meets it. Exit codes:
+    With --key alone those are meant that wait in the line of the key: reliq purge mail --key tenant-7. What lies in the middle of a list is cancelled: its body goes at once, its id when a worker meets it. Exit codes:
     0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or state, 130 interrupted.
     """
-    desk, where = admin(url, layout, shard), filter_of(header, match)
-    total = desk.size(queue, state)
+    desk, where = admin(url, layout, shard), filter_of(header, match, key)
+    state = state or ("waiting" if key else "")
+    if not state:
+        raise ConfigurationError("say which messages: --state, or --key for those that wait in the line of a key")
+    total = desk.size(queue, state, key=key)
     if dry_run:
         print_found(_count(desk, queue, state, where, total), "deleted", json=json)
         return

@@ -7,6 +7,7 @@ import msgspec
 import typer
 
 from reliq.cli.ends import clock, why
+from reliq.cli.keys import why_waits
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
 from reliq.cli.output import print_facts, print_json, say
 from reliq.errors import ConfigurationError
@@ -55,6 +56,11 @@ def _lines(found: "MessageView") -> list[tuple[str, Any]]:
     said: list[tuple[str, Any]] = [("id", found.id), ("state", _state(found))]
     said += [("published", clock(found.published) + " UTC")] if found.published is not None else []
     said += [("due", clock(found.due) + " UTC")] if found.due is not None else []
+    said += [("key", found.key)] if found.key else []
+    said += [("priority", found.priority)] if found.priority != "normal" else []
+    if found.state == "waiting":
+        said += [("in its line", f"{found.ahead:,} come before it")] if found.ahead is not None else []
+        said += [("it waits", why_waits(found.line))] if found.line is not None else []
     if found.holder is not None:
         holder = found.holder
         said.append(

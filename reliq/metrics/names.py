@@ -24,6 +24,8 @@ TOTALS = {
     "redriven": "Dead letters published again.",
     "letters_dropped": "Dead letters dropped by age or number.",
 }
+#: One more of a queue with keys.
+LIMITED = "limited"
 CAUSES = ("nack", "lease")
 #: Classes of exceptions that a queue has series for; those that come after them are `other`.
 CLASSES_LIMIT = 20
@@ -110,6 +112,9 @@ KEY_WAITING = Spec(
     "gauge",
     "Messages that wait in the lines of the ten keys with most, and of all others together.",
     ("queue", "key"),
+)
+LIMITED_CLAIMS = Spec(
+    "reliq_limited_claims_total", "counter", "Claims that took less than they could: a rate was used up.", ("queue",)
 )
 PAUSED = Spec("reliq_paused", "gauge", "1 while the queue is paused.", ("queue",))
 SHARED = Spec(
@@ -229,7 +234,7 @@ PUBLISHED = Spec(
 )
 
 _OF_QUEUES = (MESSAGES, DEAD_LETTERS, BACKLOG, MISSING, UNACK, OLDEST, PAUSED, SHARED, *COUNTED.values(), RETRIED)
-_OF_KEYS = (KEYS, KEY_WAITING)
+_OF_KEYS = (KEYS, KEY_WAITING, LIMITED_CLAIMS)
 _OF_PERIODIC_ENTRIES = (CRON_LAST, CRON_NEXT, CRON_MISSED, CRON_SKIPPED)
 _OF_REDIS = (
     REDIS_UP,

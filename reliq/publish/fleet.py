@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands
-from reliq.errors import ConfigurationError
+from reliq.errors import ConfigurationError, WrongKeyTypeError
+from reliq.roster import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.client.client import Clients
     from reliq.client.shards import Shards
-    from reliq.roster import Worker
 
 
 class Fleet:
@@ -63,9 +63,9 @@ class Fleet:
     def _judge(self, records: Sequence[Worker | Any]) -> None:
         name = self._shards.first.name
         for one in records:
-            if isinstance(one, Exception):
+            if isinstance(one, Exception) and not isinstance(one, WrongKeyTypeError):  # no worker of ours wrote that
                 raise one
-        old = [one for one in records if one is not None and name in one.queues and not one.keys]
+        old = [one for one in records if isinstance(one, Worker) and name in one.queues and not one.keys]
         if old:
             first = old[0]
             others = f", and {len(old) - 1} more do not either" if len(old) > 1 else ""

@@ -16,7 +16,7 @@ RedriveStatus = Literal["redriven", "alive", "not_found", "stale"]
 #: The kinds of `Counts.totals`; other fields of the hash are nobody's, and may be many.
 TOTAL_KINDS = (
     *("published", "redriven", "acked", "dead", "expired", "cancelled", "purged", "promoted", "claimed", "nacked"),
-    *("retried_lease", "retried_nack", "released", "snoozed", "letters_dropped", "arrived", "left"),
+    *("retried_lease", "retried_nack", "released", "snoozed", "letters_dropped", "arrived", "left", "limited"),
 )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from reliq.admin import Failure, QueueView
+    from reliq.limits import Limits
     from reliq.web.desk import Desk, Now
     from reliq.web.live import Part
 
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 #: A page of dead letters groups the newest that can be read in so many seconds, and more when it is asked to.
 GROUPS_SECONDS, FURTHER_SECONDS = 0.05, 1.0
+#: The page of keys has so many of the largest.
+KEYS_SHOWN = 50
 #: A worker that has not taken a request for its stacks after two of its beats does not answer.
 SILENT_SECONDS = 2 * BEAT_SECONDS
 
@@ -41,6 +44,31 @@ def queues(visit: Visit) -> Response:
 def queue(visit: Visit) -> Response:
     """Show one queue: where its messages are, and who works on it."""
     return visit.page("queue.html", **_queue(visit, visit.desk.last.get()))
+
+
+def keys(visit: Visit) -> Response:
+    """Show the keys of a queue's messages and its limits; one key, the largest, or all of them page by page."""
+    admin, query, queue = visit.admin, visit.query, visit.queue
+    key, after, every = query.text("key"), query.text("after") or None, query.text("every") == "1"
+    page = admin.key_page(queue, after=after) if every else None
+    return visit.page(
+        "keys.html",
+        queue=queue,
+        view=view_of(visit, visit.desk.last.get()),
+        seen=admin.keys(queue, limit=KEYS_SHOWN),
+        lines=[admin.key(queue, key)] if key else page.items if page else None,
+        after=page.after if page else None,
+        key=key,
+        limits=_limits(visit),
+    )
+
+
+def _limits(visit: Visit) -> Limits | None:
+    """Return the limits of the queue of the address; None when Redis has some that make no sense."""
+    try:
+        return visit.admin.limits(visit.queue)
+    except ConfigurationError:
+        return None
 
 
 def workers(visit: Visit) -> Response:
@@ -94,14 +122,19 @@ def message(visit: Visit) -> Response:
 def messages(visit: Visit) -> Response:
     """Show the messages of a state, or those of them that a search finds."""
     admin, query, queue, state = visit.admin, visit.query, visit.queue, visit.path["state"]
-    where, after = visit.filter(query), query.text("after") or None
+    where, after, key = visit.filter(query), query.text("after") or None, query.text("key")
+    if state == "waiting" and not key:
+        return visit.go("keys", queue=queue)
     found: Any = (
-        admin.search(queue, state, where, after=after) if where.is_set else admin.page(queue, state, after=after)
+        admin.search(queue, state, where, after=after)
+        if replace(where, key="").is_set
+        else admin.page(queue, state, after=after, key=key)
     )
     return visit.page(
         "messages.html",
         queue=queue,
         state=state,
+        key=key,
         view=view_of(visit, visit.desk.last.get()),
         page=_page(visit, found),
         search={"text": query.text("text"), "header": query.text("header")},

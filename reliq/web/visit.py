@@ -35,6 +35,9 @@ OUTCOMES = {
     "not_found": "It had ended already.",
     "rescheduled": "It has another due time.",
     "still_running": "A worker has it: a message that runs has no due time.",
+    "key_paused": "Paused: no message of this key starts.",
+    "key_resumed": "Resumed: its messages are served again.",
+    "limits_changed": "Changed: the new limits hold within a second.",
     "cron_paused": "Paused: its ticks are skipped, and counted.",
     "cron_resumed": "Resumed: its next tick is published.",
     "asked": "Asked: the stacks are here within 5 seconds.",
@@ -133,7 +136,7 @@ class Visit:
     def filter(self, fields: Fields) -> Filter:
         """Return which messages the fields describe; raise Refusal when the visitor may not search what they carry."""
         self._check_search(fields)
-        return Filter(headers=headers_of(fields.texts("header")), match=fields.text("text"))
+        return Filter(headers=headers_of(fields.texts("header")), match=fields.text("text"), key=fields.text("key"))
 
     def letter_filter(self, fields: Fields) -> LetterFilter:
         """Return which dead letters the fields describe; as `filter`."""

@@ -16,7 +16,7 @@ from reliq.web.visit import Refusal
 from reliq.web.works import Work, new_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from starlette.responses import Response
 
@@ -27,6 +27,15 @@ logger = logging.getLogger(__name__)
 
 #: A slower redrive could not be stopped within ten seconds.
 SLOWEST_RATE = 0.1
+#: The fields of the form of limits; weights of keys are changed by `reliq limits`.
+LIMIT_FIELDS: Mapping[str, type] = {
+    "per_key": int,
+    "rate": str,
+    "burst": int,
+    "key_rate": str,
+    "key_burst": int,
+    "concurrency": int,
+}
 
 
 def pause(visit: Visit) -> Response:
@@ -42,6 +51,35 @@ def resume(visit: Visit) -> Response:
     was_paused = visit.admin.resume(visit.queue)
     note(visit, "resumed")
     return visit.go("queue", queue=visit.queue, said="resumed" if was_paused else "not_paused")
+
+
+def pause_key(visit: Visit) -> Response:
+    """Have no message of a key start."""
+    key, for_ = visit.form.text("key"), visit.form.seconds("for")
+    visit.admin.pause_key(visit.queue, key, for_=for_)
+    note(visit, "paused a key of", f"key {key!r}")
+    return visit.go("keys", queue=visit.queue, key=key, said="key_paused")
+
+
+def resume_key(visit: Visit) -> Response:
+    """Have a key served again."""
+    key = visit.form.text("key")
+    was_paused = visit.admin.resume_key(visit.queue, key)
+    note(visit, "resumed a key of", f"key {key!r}")
+    return visit.go("keys", queue=visit.queue, key=key, said="key_resumed" if was_paused else "not_paused")
+
+
+def limits(visit: Visit) -> Response:
+    """Change the limits of a queue: what a field says holds, and where one is empty there is none."""
+    form, given = visit.form, dict[str, Any]()
+    for name, kind in LIMIT_FIELDS.items():
+        given[name] = (form.text(name) or None) if kind is str else form.number(name, int)
+    given["ordered"] = form.text("ordered") == "1"
+    clear = [name for name, value in given.items() if value is None]
+    visit.admin.set_limits(visit.queue, **given, clear=clear)
+    told = ", ".join(f"{name} {value}" for name, value in given.items() if value)
+    note(visit, "changed the limits of", told or "to none")
+    return visit.go("keys", queue=visit.queue, said="limits_changed")
 
 
 def cancel(visit: Visit) -> Response:

@@ -125,6 +125,7 @@ def _beside(many, keys, ids):
     pause = {"by": "\x1b[2J\u202e", "at": -1e308, "reason": "\x9b2J\nreliq: all is well", "until": 1e308}
     many.set(keys.paused, json.dumps(pause))
     many.set(keys.moving, TEXTS[0])
+    _of_keys(many, keys, ids)
     for at, text in enumerate(TEXTS):
         numbers = {
             f"{field}".encode(): NUMBERS[at] for field in ("seen", "last", "ticked", "missed", "paused", "asked")
@@ -144,6 +145,19 @@ def _beside(many, keys, ids):
         many.zadd(WORKERS_KEY, {f"x{at}": at})
     many.rpush(worker_key("list"), "x")
     many.zadd(WORKERS_KEY, {"list": 1})
+
+
+def _of_keys(many, keys, ids):
+    """Lines of keys that are none, places of nobody, and limits that make no sense."""
+    for at, text in enumerate(TEXTS):
+        many.execute_command("ZADD", keys.ring, at, text)
+        many.execute_command("ZADD", keys.asleep, SCORES[at], text + b" too")
+        many.execute_command("ZADD", keys.held, 0, text + b"\0" + ids[at])
+        many.execute_command("ZADD", keys.rates, SCORES[at], text)
+        many.rpush(keys.line("").encode() + text, ids[at + 20], ids[at + 60], b"nobody")
+        many.hset(keys.retries_left, ids[at + 20], b"3 " + text)
+        many.hset(keys.limits, b"weight:" + text, NUMBERS[at])
+    many.hset(keys.limits, mapping={"on": 1, "per_key": NUMBERS[4], "key_rate_us": "0", "\x1b[2J": "\x9b"})
 
 
 def _report(text, id, queue):

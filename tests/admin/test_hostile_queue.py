@@ -35,20 +35,40 @@ ERRANDS = {
     "queues": [(["--interval", "0"], 0), (["q", "spoilt", "--interval", "0"], 0), (["--scan"], 0)],
     "workers": [([], 0)],
     "running": [(["q"], 0)],
+    "keys": [(["q"], 0), (["q", "--all"], 0), (["q", "--key", "\x1b[2J"], 2), (["\x1b[2J"], 2)],
+    "limits": [
+        (["q"], 2),
+        (["q", "--clear", "\x1b[2J"], 2),
+        (["q", "--weight", "\x1b[2J=3"], 2),
+        (["q", "--per-key", "2", "--clear", "weights"], None),  # refused while an old worker serves it
+        (["q"], None),
+    ],
     "list": [
-        (["q", "--limit", "500", "--state", state], 0) for state in ("pending", "ready", "unack", "retry", "garbage")
+        (["q", "--limit", "500", "--state", state], 0)
+        for state in ("pending", "ready", "waiting", "unack", "retry", "garbage")
     ]
-    + [(["q", "--limit", "500", "--state", "dead"], 0), (["q", "--match", "\x1b"], 0), (["\x1b[2J"], 2)],
+    + [
+        (["q", "--limit", "500", "--state", "dead"], 0),
+        (["q", "--key", "\x1b[2J\x1b[31m"], 0),
+        (["q", "--match", "\x1b"], 0),
+        (["\x1b[2J"], 2),
+    ],
     "show": [(["q", f"ID{at}"], 0) for at in (*range(9), *range(45, 60))] + [(["q", "\x1b[2J"], 2)],
     "ends": [(["q"], 0), (["q", "--kind", "acked"], 0), (["q", "--kind", "\x9b"], 2)],
     "publish": [(["q", '"\x9b"', "--id", "new"], 0), (["q", "{}", "--id", "\x1b[2J"], 2)],
     "cancel": [(["q", "nobody"], 2), (["q", "--state", "pending", "--yes"], 0)],
     "move": [(["q", "other", "--state", state, "--yes"], 0) for state in ("pending", "ready", "retry", "unack")],
     "purge": [
-        (["q", "--state", state, "--yes"], 0) for state in ("pending", "ready", "unack", "retry", "garbage", "dead")
+        (["q", "--state", state, "--yes"], 0)
+        for state in ("pending", "ready", "waiting", "unack", "retry", "garbage", "dead")
     ],
-    "pause": [(["q", "--reason", "\x1b[2J"], 2), (["q", "--reason", ":id: [b]"], 0)],
-    "resume": [(["q"], 0)],
+    "pause": [
+        (["q", "--key", "\x1b[2J"], 2),
+        (["q", "--key", "tenant", "--for", "1m"], 0),
+        (["q", "--reason", "\x1b[2J"], 2),
+        (["q", "--reason", ":id: [b]"], 0),
+    ],
+    "resume": [(["q"], 0), (["q", "--key", "\x1b[2J"], 2), (["q", "--key", "tenant"], 0)],
     "forget": [(["q", "--yes"], 2), (["\x1b[2J", "--yes"], 2), (["spoilt", "--yes"], 0)],
     "cron list": [([], 0), (["q"], 0), (["\x1b[2J"], 2)],
     "cron run": [(["daily"], 2), (["\x1b[2J"], 2), (["\x1b[2J", "--queue", "q"], 2)],

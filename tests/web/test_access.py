@@ -19,7 +19,11 @@ OURS = {"Sec-Fetch-Site": "same-origin"}
 def asked(client, page, **headers):
     """Ask for an address; a form says as much as it can."""
     path = page.path.replace("{queue}", "orders").replace("{state}", "ready").replace("{id}", "none")
-    form = {"id": "x", "state": "ready", "delay": "1h", "name": "daily"} if page.method == "POST" else None
+    form = (
+        {"id": "x", "state": "ready", "delay": "1h", "name": "daily", "key": "tenant"}
+        if page.method == "POST"
+        else None
+    )
     query = {"message": {"id": "x"}, "cron": {"name": "daily"}}.get(page.name)
     return client.request(page.method, path, params=query, data=form, headers=headers)
 

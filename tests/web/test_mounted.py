@@ -53,7 +53,9 @@ def test_every_link_stays_under_the_prefix(url, orders, mount):
                 to_see = {
                     path
                     for path in to_see
-                    if not re.search("/(stream|pause|purge|cancel|reschedule|redrive|delete|check|logout)", path)
+                    if not re.search(
+                        "/(stream|pause|resume|limits|purge|cancel|reschedule|redrive|delete|check|logout)", path
+                    )
                 }
         posted = browser.post("/queues/orders/pause")
         [event] = events_of(site, "/stream?page=queues", 1)

@@ -11,6 +11,7 @@ from reliq.admin.acl.probe import denied_commands
 from reliq.admin.doctor.facts import Facts, Finding
 from reliq.admin.doctor.findings import findings
 from reliq.admin.doctor.of_cluster import together, too_old, unreachable
+from reliq.admin.doctor.of_keys import key_findings
 from reliq.admin.doctor.spread import spread
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.transport.gate import WrongKindError
@@ -53,7 +54,8 @@ def examine(session: Session, address: Address, roles: Sequence[Role], keys: Key
             if len(servers) == 1:
                 raise
             found[name] = [unreachable(name, str(error))]
-    return together(found) + ([spread(session, len(session.each()))] if len(found) > 1 else [])
+    of_servers = together(found) + ([spread(session, len(session.each()))] if len(found) > 1 else [])
+    return of_servers + key_findings(session)
 
 
 def _facts(session: Session, address: Address, roles: Sequence[Role], keys: Keys) -> Facts:
