@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from reliq.events import Event
 
+#: The page of figures and probes is served there, for this machine alone, unless another address is named.
+DEFAULT_HOST = "127.0.0.1"
 #: A process that has completed no claim round for 30 s hangs.
 CLAIM_SECONDS = 30.0
 #: A process that starts, or has found Redis away, has 5 minutes until the next sign of life, which is that it finds

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from reliq.cli.options import DEFAULT_LAYOUT, LayoutText
+from reliq.health import DEFAULT_HOST
 from reliq.keys import Keys, Layout
 from reliq.logs.setup import configure_logging
-from reliq.metrics.endpoint import DEFAULT_HOST
 from reliq.metrics.serving import of_queues
 from reliq.transport.connection import Connection
 

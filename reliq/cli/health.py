@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from reliq.cli.output import say
-from reliq.metrics.endpoint import DEFAULT_HOST
+from reliq.health import DEFAULT_HOST
 
 TIMEOUT_SECONDS = 5.0
 #: At most this many bytes of an answer are read: whatever listens there may say anything.

@@ -12,9 +12,9 @@ from reliq.admin.filters import duration
 from reliq.cli.options import Url
 from reliq.cli.output import complain, say
 from reliq.client.client import Clients
+from reliq.health import DEFAULT_HOST
 from reliq.logs.observer import LogObserver
 from reliq.logs.setup import configure_logging
-from reliq.metrics.endpoint import DEFAULT_HOST
 from reliq.metrics.serving import of_relay
 from reliq.outbox.database import Database as DatabaseConnection
 from reliq.outbox.tables import DEFAULT_PREFIX

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 
 from reliq.errors import ConfigurationError
+from reliq.health import DEFAULT_HOST
 from reliq.settings import whole
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_HOST = "127.0.0.1"
 #: A connection is cut off after this long, however slowly its client sends or reads.
 REQUEST_SECONDS = 10.0
 #: Connections served at once. One more cuts the oldest off, which a client that dawdles holds.

@@ -11,6 +11,8 @@ from typing import Any, Literal
 #: The exit code of a process that cannot work as it is set up: another would fail, too (sysexits.h: EX_CONFIG).
 EXIT_CONFIG = 78
 EXIT_CRASHED = 1
+#: The default of --stall: a handler may hold the interpreter for 30 s where others run beside it.
+STALL_SECONDS = 30.0
 #: A stop may take 10 s beyond its grace, to settle and to leave the lifespan.
 STOP_MARGIN_SECONDS = 10.0
 

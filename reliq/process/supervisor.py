@@ -16,7 +16,7 @@ from reliq.process.child import HARD_LIMIT_SECONDS, Child
 from reliq.process.folder import METRICS_FOLDER, Folder
 from reliq.process.guard import Guard
 from reliq.process.orphans import reap_orphan
-from reliq.process.plan import EXIT_CONFIG, STOP_MARGIN_SECONDS
+from reliq.process.plan import EXIT_CONFIG, STALL_SECONDS, STOP_MARGIN_SECONDS
 from reliq.process.recovery import Recovery
 from reliq.process.service_manager import ServiceManager
 
@@ -36,8 +36,6 @@ START_TRIES = 4
 EXIT_NO_START = 1
 #: The supervisor looks at its processes ten times a second, and once a second at their memory.
 WATCH_SECONDS, MEMORY_SECONDS = 0.1, 1.0
-#: The default of --stall: a handler may hold the interpreter for 30 s where others run beside it.
-STALL_SECONDS = 30.0
 #: A process that is awake and has not done what it owes for 5 s is ended.
 COMPLAINT_SECONDS = 5.0
 

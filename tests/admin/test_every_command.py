@@ -57,7 +57,7 @@ def test_the_list_of_commands_and_their_names_for_a_shell_need_no_redis_client()
 
 
 #: Commands whose modules need what they run with: they are no question of a person who waits.
-HEAVY = {"worker", "demo", "relay", "exporter", "health", "web", "outbox", "config", "bench"}
+HEAVY = {"demo", "relay", "exporter", "web", "outbox", "bench"}
 
 
 def test_the_help_and_the_options_of_a_command_need_no_redis_client():
@@ -68,7 +68,7 @@ from reliq.cli.app import Commands
 for name in sorted(Commands.places.keys() - {HEAVY}):
     Commands.load(name)
     assert not {{"redis", "asyncio"}} & sys.modules.keys(), name
-    assert len(sys.modules) < 400, (name, len(sys.modules))
+assert len(sys.modules) < 500, len(sys.modules)  # of all of them together
 """
 
     done = run("-c", code)

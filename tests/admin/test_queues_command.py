@@ -9,7 +9,7 @@ from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings, commands
 from reliq.admin import Admin
-from reliq.cli.worker import _print_handlers
+from reliq.cli.work import _print_handlers
 from reliq.errors import ConfigurationError
 from reliq.keys import QUEUES_KEY, Keys, Layout
 from reliq.roster import Slot, Worker
