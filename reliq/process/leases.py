@@ -71,6 +71,12 @@ class Leases:
         for piece in reversed(_pieces(claimed)):  # each piece goes before the last one: the first must come last
             self._client().run(transitions.release(keys, piece), for_seconds=self.call_seconds)
 
+    def hand_on(self, names: Sequence[str]) -> None:
+        """Have others look at every shard of queues: a token that a dead process took, or its watch, is nobody's."""
+        shards = self.shards(names)
+        requests = [commands.drop_watch(keys) for keys in shards]
+        self._client().run_all(requests + [token for keys in shards for token in commands.push_wake_token(keys)])
+
     def _held(self, keys: Keys, lane: str) -> Iterator[Claimed]:
         """Yield the messages in unack whose receipts are of `lane`; each call reads a bounded part of it."""
         at, client = 0, self._client()

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections import defaultdict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reliq.errors import RedisUnavailableError, ReliqError
@@ -74,6 +75,8 @@ class Recovery:
             by_shard = None
         if by_shard is None:
             self._of_each(child, lambda keys, claimed: self._release(child, keys, claimed))
+            with suppress(ReliqError):  # who looks now and then finds the rest
+                self._leases.hand_on([one.queue.name for one in child.handlers])
             return
 
         def release(keys: Keys) -> None:

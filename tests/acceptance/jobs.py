@@ -21,6 +21,7 @@ LARGE = Queue("large", bytes, max_body=16 * 1024 * 1024)
 ENDING = Queue("ending", str, retries=1)
 STUCK = Queue("stuck", int, retries=0)
 LASTING = Queue("lasting", float, retries=3)
+GATHERED = Queue("gathered", str)
 
 consumer = Consumer()
 
@@ -71,6 +72,11 @@ def lasting(seconds: float, job: Job[float]) -> None:
         time.sleep(0.01)
     note("stopping", job.id)
     time.sleep(seconds)
+
+
+@consumer.handler(GATHERED, batch=100, linger=60, lease=3600)
+def gathered(bodies: list[str]) -> None:
+    note("done", str(len(bodies)))
 
 
 @consumer.handler(STUCK, timeout=1, lease=1)

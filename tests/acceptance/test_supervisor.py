@@ -7,6 +7,9 @@ import pytest
 from waiting import eventually
 from worker_process import AT_ONCE
 
+from reliq.keys import Keys
+from reliq.shardmap import ShardMap
+
 
 def test_it_prints_what_it_serves_works_and_ends_with_the_queues_empty(worker, jobs):
     jobs.ONCE.publish_many(range(200))
@@ -68,6 +71,24 @@ def test_a_child_that_dies_is_replaced(worker, jobs):
     process.children()[0].kill()
 
     eventually(lambda: len({c.pid for c in process.children()} - first) == 1, "another child has taken its place")
+
+
+def test_what_a_killed_child_held_of_several_shards_is_given_back_to_each_at_once_and_unspent(worker, jobs, client):
+    shards = [Keys("gathered", shard=number) for number in range(8)]
+    client.set(shards[0].map, ShardMap(1, 8, 8).text)
+    jobs.GATHERED.publish_many(["x"] * 24, chunk=1)
+    process = worker("--queue", "gathered", "--queue", "once", "--processes", "1", change=AT_ONCE)
+    held = [keys.unack for keys in shards]
+    eventually(lambda: sum(map(client.zcard, held)) == 24, "it gathers a batch of all shards")
+    jobs.ONCE.publish(1)
+    eventually(lambda: client.scard("note:done"), "the supervisor knows by which name it claims")
+
+    process.children()[0].kill()
+
+    released = [(keys.totals, "released") for keys in shards]
+    eventually(
+        lambda: all(client.hget(*one) == b"3" for one in released), "all is given back, long before a lease ends"
+    )
 
 
 def test_children_do_not_outlive_a_killed_supervisor(worker, jobs):

@@ -17,6 +17,7 @@ from reliq.process.child import RESTART_SECONDS, SLOWEST_RESTART_SECONDS, Child,
 from reliq.process.leases import Leases
 from reliq.process.main import _report_unfinished
 from reliq.process.recovery import FREE_RELEASES, Recovery
+from reliq.shardmap import ShardMap
 from reliq.transitions import CallNumber
 
 LANE = "lane-of-another"
@@ -95,6 +96,20 @@ def claim(queue, number=1):
 
 def silent(child, seconds):
     child.silence = Silence(seconds, beat=child.board.beat)
+
+
+def test_a_token_and_the_watch_that_a_killed_process_had_taken_are_there_for_others(consumer, queue, tmp_path, client):
+    shards = [queue.keys.of_shard(shard) for shard in range(4)]
+    client.set(queue.keys.map, ShardMap(1, 4, 4).text)
+    consumer.handler(queue)(lambda body: None)
+    for keys in shards:
+        client.set(keys.watch, "the dead one", px=2000)
+    child = Child(0, tmp_path, Pulse(), consumer.handlers)
+
+    Recovery(consumer, concurrency=2).give_back(child, 1)
+
+    assert not client.exists(*(keys.watch for keys in shards))
+    assert [client.llen(keys.wake) for keys in shards] == [1] * 4
 
 
 def test_what_waits_in_a_silent_process_of_one_slot_goes_back_and_its_process_stands_still_meanwhile(
