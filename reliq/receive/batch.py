@@ -34,7 +34,7 @@ B = TypeVar("B")
 
 #: The longest wait in Redis between two looks, in seconds: shorter than the time-out for a reply.
 LOOK_SECONDS = 0.6
-#: The same of a queue of several shards: it waits at one of them.
+#: The same of a queue whose shards lie apart: it waits at one of them.
 SHARDS_LOOK_SECONDS = 0.25
 
 
@@ -136,7 +136,7 @@ class Batch(Generic[B]):
         self._receiver, self._handling, self._limit = receiver, handling, limit
         self._take = self._at(receiver.shards.first, limit)
         self._glances: list[Take] = []
-        self._switches = 0
+        self._switches, self._lie_together = 0, True
         self._kept_ms = partial(inbox_keep_ms, receiver.settings, handling)
         self.lease_seconds = handling.lease_ms / 1000
         self._lane, _ = receiver.lanes.take()
@@ -159,6 +159,7 @@ class Batch(Generic[B]):
         shards = self._receiver.shards
         self._take = self._at(shards.keys(shards.turn()), self._limit)
         self._glances = [self._at(keys, 0) for keys in shards.all if keys.shard != self._take.keys.shard]
+        self._lie_together = shards.lie_together
 
     def look(self) -> list[Call[Any]]:
         """
@@ -190,15 +191,17 @@ class Batch(Generic[B]):
         self._receiver.answered(self.lease_seconds)
         if not self.claimed and self._switch():
             return 0.0
-        longest = SHARDS_LOOK_SECONDS if self._glances else LOOK_SECONDS
+        longest = LOOK_SECONDS if self._lie_together else SHARDS_LOOK_SECONDS
         return min([longest, *(due_ms / 1000 for take in takes for due_ms in take.next_in_ms)])
 
     def over(self) -> None:
         """Note that the last look has its answer: its lane is free."""
         self._receiver.lanes.give_back(self._lane)
 
-    def token(self, for_seconds: float) -> Command[bool]:
-        """Return the wait for something to claim."""
+    def token(self, for_seconds: float) -> Command[Any]:
+        """Return the wait for something to claim, in any shard where they lie together."""
+        if self._glances and self._lie_together:
+            return commands.first_wake_token(self._take.keys.wake, [take.keys for take in self._glances], for_seconds)
         return commands.wake_token(self._take.keys, for_seconds)
 
     def reads(self) -> list[Command[list[bytes | None]]]:

@@ -376,6 +376,19 @@ def test_a_receive_waits_for_a_message_of_any_shard(queue, url, sharded):
             assert taken.result() == [receipt.id]
 
 
+def test_one_wait_of_a_receive_is_for_every_shard_where_they_lie_together(queue, sharded, client):
+    sharded()
+    queue.shards()
+    batch, client_of = queue._receiver.batch(limit=1, lease=30), queue._clients.blocking()
+    batch.begin()
+
+    for shard in range(8):
+        client.lpush(Keys("q", shard=shard).wake, "1")
+
+        assert client_of.run(batch.token(0.5))
+        assert not client.exists(Keys("q", shard=shard).wake)
+
+
 def receive_one(queue):
     with queue.receive(wait=20) as jobs:
         return [job.id for job in jobs]
