@@ -64,7 +64,8 @@ def test_the_table_of_totals_has_every_kind_that_a_script_counts():
     scripts = (GRAFANA.parent / "reliq" / "lua").glob("*.lua")
     counted = {kind for script in scripts for kind in re.findall(r"add\('(\w+)'", script.read_text())}
 
-    assert counted - {f"retried_{cause}" for cause in names.CAUSES} <= set(names.TOTALS)
+    moved = {"arrived", "left"}  # from shard to shard: the queue as a whole, of which figures tell, has neither
+    assert counted - {f"retried_{cause}" for cause in names.CAUSES} - moved <= set(names.TOTALS)
 
 
 def test_figures_can_be_registered_beside_those_of_others_without_asking_redis():
