@@ -83,7 +83,7 @@ class Supervisor:
             signal.signal(number, self._signals.note)
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
             signal.signal(signal.SIGHUP, self._signals.note)
-        self._guard, manager = Guard(), ServiceManager()
+        manager, self._guard = ServiceManager(), Guard()
         try:
             while not self._stopping and not all(child.done for child in self.children):
                 self._look()

@@ -75,6 +75,7 @@ def test_a_worker_asks_for_time_while_redis_is_away_is_ready_alive_and_stopping_
     with EmbeddedRedis(server=server_path, port=port):
         service.hears("READY=1")
         service.hears("WATCHDOG=1", times=3)
+        inherited = [one.environ() for one in service.members() if one.pid != service.process.pid]
         code = service.stop()
 
     assert code == 0, service.said
@@ -85,6 +86,8 @@ def test_a_worker_asks_for_time_while_redis_is_away_is_ready_alive_and_stopping_
     longest = int((GRACE + STOP_MARGIN_SECONDS + EXIT_SECONDS) * 1e6)
     assert service.told[-1].splitlines() == ["STOPPING=1", f"EXTEND_TIMEOUT_USEC={longest}", "STATUS=stopping"]
     assert service.members() == []
+    assert len(inherited) >= 4
+    assert [one for one in inherited if "NOTIFY_SOCKET" in one or "WATCHDOG_USEC" in one] == []
 
 
 def test_a_name_in_linuxs_own_namespace_is_an_address_too(monkeypatch):
