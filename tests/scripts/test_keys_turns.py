@@ -91,6 +91,19 @@ def test_a_key_of_weight_four_has_four_times_the_starts(limit_of_a_claim, fill, 
     assert 1.8 <= share <= 2.2
 
 
+def test_a_claim_is_bounded_whatever_the_weights(fill, serve, run, keys):
+    run(t.limit(keys, {f"weight:{key}": "1000" for key in ("vip", "other")}, clock=NOON))
+    fill("vip", 3000)
+    fill("other", 3000)
+    fill("plain", 3000)
+
+    order = Counter(one.key for one in serve(500).values())
+
+    assert sum(order.values()) == 500
+    assert abs(order["vip"] - order["other"]) <= 2
+    assert order["plain"] <= 2
+
+
 @pytest.mark.parametrize("limit_of_a_claim", [1, 10])
 def test_high_normal_and_low_have_sixteen_four_and_one_part(limit_of_a_claim, fill, publish, drain):
     fill("\1high", 600, "high")

@@ -168,9 +168,10 @@ UNREACHED = {
     "check": "dedup:SET errors:HMGET pending:ZADD pending:ZRANGE ready:LPUSH retry:LREM",
     "claim": "pending:ZADD ready:LPUSH retry:LPUSH wake:LPUSH wake:LTRIM",
     "claim (keyed)": (
-        "asleep:ZADD asleep:ZMSCORE ends:XADD errors:HDEL errors:HMGET held:ZREM lease:HDEL lease:HGET line:EXISTS line:LPUSH pending:ZADD "
-        "ready:EXISTS ready:LPUSH ready:LRANGE ready:LTRIM retries_left:HDEL retries_left:HGET retry:EXISTS "
-        "retry:LPUSH retry:LRANGE retry:LTRIM ring:EXISTS ring:ZADD unack:ZSCORE wake:LPUSH wake:LTRIM"
+        "asleep:ZADD asleep:ZMSCORE ends:XADD errors:HDEL errors:HMGET held:ZREM lease:HDEL lease:HGET line:EXISTS "
+        "line:LPUSH pending:ZADD ready:EXISTS ready:LPUSH ready:LRANGE ready:LTRIM retries_left:HDEL "
+        "retries_left:HGET retry:EXISTS retry:LPUSH retry:LRANGE retry:LTRIM ring:EXISTS ring:ZADD unack:ZSCORE "
+        "wake:LPUSH wake:LTRIM"
     ),
     "depart": (
         "dead:XDEL dead:XRANGE ends:XADD errors:HDEL errors:HMGET retry:LRANGE retry:LTRIM totals:HINCRBY unack:ZSCORE"
@@ -189,7 +190,7 @@ UNREACHED = {
     "nack": "wake:LPUSH watch:DEL",
     "nack (keyed)": "held:ZADD limits:HGET ready:EXISTS retry:EXISTS ring:ZADD wake:LPUSH watch:DEL",
     "promote (keyed)": (
-        "asleep:ZMSCORE asleep:ZREM held:ZREM limits:HGET line:EXISTS line:RPUSH rates:ZADD retry:EXISTS "
+        "asleep:ZMSCORE asleep:ZREM held:ZREM limits:HGET line:EXISTS line:RPUSH rates:ZADD retry:EXISTS ring:EXISTS "
         "ring:ZADD ring:ZRANGE"
     ),
     "publish (keyed)": (

@@ -187,10 +187,14 @@ end
 -- Read the heads of the lists, and what is known of each id there.
 local function read_rows(rows, room)
   local all, words, counts = {}, {}, {}
-  local conf, share, more = limits_now(), math.ceil(room / #rows), math.max(1, math.floor(2 * room / #rows))
+  local conf, all_weights, more = limits_now(), 0, math.max(1, math.floor(2 * room / #rows))
+  for _, row in ipairs(rows) do
+    row.weight = weight_of(row.key)
+    all_weights = all_weights + row.weight
+  end
   for _, row in ipairs(rows) do
     local most = places_of(row.key)
-    row.at, row.started, row.back, row.weight = 0, 0, {}, weight_of(row.key)
+    row.at, row.started, row.back = 0, 0, {}
     row.free = most and most - in_flight(row.key) or math.huge
     if conf.key_rate_us and row.key ~= '' and not priorities[row.key] then
       local may, full = permitted(redis.call('ZSCORE', rates, row.key), conf.key_rate_us, conf.key_burst or 1)
@@ -198,7 +202,7 @@ local function read_rows(rows, room)
     end
     row.most = math.min(row.free, row.may or math.huge)
     -- More than it may start: what is cancelled or put off at the head is passed over at once.
-    row.reach = math.min(math.ceil(share * row.weight), row.most) + (row.key == '' and 0 or more)
+    row.reach = math.min(math.ceil(room * row.weight / all_weights), row.most) + (row.key == '' and 0 or more)
     row.ids, row.first = row.most > 0 and read('LRANGE', row.list, -row.reach, -1) or {}, #all
     for _, id in ipairs(row.ids) do all[#all + 1] = id end
   end
@@ -213,11 +217,13 @@ end
 -- Have the rows take turns by their passes until `room` messages have started; `meet` decides on a message, and says
 -- whether it has started.
 local function take_turns(rows, room, meet, words, counts)
+  local heaviest = 1
+  for _, row in ipairs(rows) do heaviest = math.max(heaviest, row.weight) end
   while #rows > 0 and room > 0 do
     local least, on = math.huge, {}
     for _, row in ipairs(rows) do least = math.min(least, row.pass) end
     for _, row in ipairs(rows) do
-      while row.pass < least + 1 and row.started < row.most and row.at < #row.ids and not row.stops and room > 0 do
+      while row.pass < least + 1 / heaviest and row.started < row.most and row.at < #row.ids and not row.stops and room > 0 do
         local i = #row.ids - row.at
         local started = meet(row, row.ids[i], words[row.first + i], counts[row.first + i])
         if not row.stops then row.at = row.at + 1 end
