@@ -9,7 +9,7 @@ from reliq.lazily import names_of
 
 if TYPE_CHECKING:
     from reliq.admin import Admin, AsyncAdmin
-    from reliq.answers import Ack, Answer, Nack, Reject, Snooze
+    from reliq.answers import Ack, Answer, Nack, RateLimited, Reject, Snooze
     from reliq.consumer.consumer import Consumer
     from reliq.errors import (
         BodyError,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     )
     from reliq.outgoing import Outgoing, PublishOptions
     from reliq.queue import Queue
-    from reliq.receive.batch import Received
+    from reliq.receive.received import Received
     from reliq.relay.relay import Relay
     from reliq.settings import Durability, QueueSettings, WorkerSettings
     from reliq.transport.target import Target
@@ -89,6 +89,7 @@ __all__ = [
     "PublishStatus",
     "Queue",
     "QueueSettings",
+    "RateLimited",
     "Receipt",
     "Received",
     "RedisRefusedError",
@@ -112,7 +113,7 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
         __name__,
         {
             "reliq.admin": "Admin AsyncAdmin",
-            "reliq.answers": "Ack Answer Nack Reject Snooze",
+            "reliq.answers": "Ack Answer Nack RateLimited Reject Snooze",
             "reliq.consumer.consumer": "Consumer",
             "reliq.errors": (
                 "BodyError ConfigurationError InsecureWarning LoginError ProtocolError "
@@ -128,7 +129,7 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
             ),
             "reliq.outgoing": "Outgoing PublishOptions",
             "reliq.queue": "Queue",
-            "reliq.receive.batch": "Received",
+            "reliq.receive.received": "Received",
             "reliq.relay.relay": "Relay",
             "reliq.settings": "Durability QueueSettings WorkerSettings",
             "reliq.transport.target": "Target",

@@ -16,7 +16,7 @@ class Ack:
 
 class Answer(Exception):  # noqa: N818  answers are raised, but they are not errors
     """
-    The base class of what a handler may return or raise as its answer: `Nack`, `Reject`, `Snooze`.
+    The base class of what a handler may return or raise as its answer: `Nack`, `Reject`, `Snooze`, `RateLimited`.
 
     A handler that catches every exception lets it pass with `except Answer: raise`.
     """
@@ -69,6 +69,27 @@ class Snooze(Answer):
         reason: a text for logs.
 
     Example: `return Snooze(delay=timedelta(minutes=5))`
+    """
+
+    def __init__(self, delay: Duration, reason: str = "") -> None:
+        super().__init__(delay, reason)
+        self.delay = delay
+        self.reason = reason
+
+
+class RateLimited(Answer):
+    """
+    A handler's answer: whoever it calls takes no more for now, such as a server that answered 429. It spends no retry.
+
+    The message goes back to where it was, and its key sleeps: no message of that key starts before `delay` is over, in
+    any process. A message without a key puts its queue to sleep. Where a queue has neither keys nor limits the message
+    alone waits, as after `Snooze`.
+
+    Args:
+        delay: seconds or timedelta until the next delivery.
+        reason: a text for logs.
+
+    Example: `raise RateLimited(delay=float(response.headers["Retry-After"]))`
     """
 
     def __init__(self, delay: Duration, reason: str = "") -> None:

@@ -19,10 +19,14 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     queue: str
 
 
-class Published(Event, frozen=True, gc=False):
-    """Messages were accepted."""
+class OfMessages(Event, frozen=True, gc=False):
+    """Something happened to the messages of these ids."""
 
     ids: tuple[str, ...]
+
+
+class Published(OfMessages, frozen=True, gc=False):
+    """Messages were accepted."""
 
 
 class Unconfirmed(Event, frozen=True, gc=False):
@@ -51,10 +55,8 @@ class Promoted(Event, frozen=True, gc=False):
     count: int
 
 
-class Claimed(Event, frozen=True, gc=False):
+class Claimed(OfMessages, frozen=True, gc=False):
     """Messages were leased to this process."""
-
-    ids: tuple[str, ...]
 
 
 class Reclaimed(Event, frozen=True, gc=False):
@@ -71,34 +73,36 @@ class Inconsistent(Event, frozen=True, gc=False):
     ids: tuple[str, ...]
 
 
-class Acked(Event, frozen=True, gc=False):
+class Acked(OfMessages, frozen=True, gc=False):
     """Messages ended well."""
 
-    ids: tuple[str, ...]
 
-
-class Expired(Event, frozen=True, gc=False):
+class Expired(OfMessages, frozen=True, gc=False):
     """Messages were gone before their delivery could start: their TTL passed, or they were evicted."""
 
-    ids: tuple[str, ...]
 
-
-class Nacked(Event, frozen=True, gc=False):
+class Nacked(OfMessages, frozen=True, gc=False):
     """Messages failed or were rejected."""
 
-    ids: tuple[str, ...]
 
-
-class Snoozed(Event, frozen=True, gc=False):
+class Snoozed(OfMessages, frozen=True, gc=False):
     """Messages were put off by their handler."""
 
-    ids: tuple[str, ...]
+
+class Throttled(OfMessages, frozen=True, gc=False):
+    """
+    Messages went back because their handler was rate limited, and their keys sleep for `seconds`.
+
+    Attributes:
+        keys: those that sleep; an empty text for the queue.
+    """
+
+    keys: tuple[str, ...]
+    seconds: float
 
 
-class Released(Event, frozen=True, gc=False):
+class Released(OfMessages, frozen=True, gc=False):
     """Messages that had not started went back."""
-
-    ids: tuple[str, ...]
 
 
 class Lost(Event, frozen=True, gc=False):
@@ -108,22 +112,16 @@ class Lost(Event, frozen=True, gc=False):
     verb: str
 
 
-class Cancelled(Event, frozen=True, gc=False):
+class Cancelled(OfMessages, frozen=True, gc=False):
     """Messages were cancelled."""
 
-    ids: tuple[str, ...]
 
-
-class Collected(Event, frozen=True, gc=False):
+class Collected(OfMessages, frozen=True, gc=False):
     """Messages became dead letters."""
 
-    ids: tuple[str, ...]
 
-
-class Redriven(Event, frozen=True, gc=False):
+class Redriven(OfMessages, frozen=True, gc=False):
     """Dead letters were published again."""
-
-    ids: tuple[str, ...]
 
 
 class Purged(Event, frozen=True, gc=False):
@@ -176,7 +174,7 @@ class Handled(Event, frozen=True, gc=False):
 
     id: str
     attempt: int | None
-    outcome: Literal["ack", "nack", "reject", "snooze", "timeout"]
+    outcome: Literal["ack", "nack", "reject", "snooze", "rate_limited", "timeout"]
     seconds: float
     error: str = ""
     raised: str = ""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from reliq.limits import Limits
     from reliq.message import BulkResult, Duration, Receipt
     from reliq.outgoing import Outgoing, PublishOptions
-    from reliq.receive.batch import Received
+    from reliq.receive.received import Received
     from reliq.transport.target import Target
 
 B = TypeVar("B")
@@ -128,8 +128,8 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         super().__init__(keys, QueueSettings(**settings), url, observers, wanted)
         self.codec: Codec[B] = Codec(body, validate=validate)
         self.moves = Moves(self.keys, self._clients.blocking)
-        self._writer = Writer(self.known_shards, self.codec, self.settings)
-        self._receiver = Receiver(self.known_shards, self.codec, self.settings)
+        self._writer = Writer(self.known_shards, self.codec, self.settings, is_limited=self.limits is not None)
+        self._receiver = Receiver(self.known_shards, self.codec, self.settings, self.limits)
         self._sender = Sender(self._writer, self.known_shards, self._lanes, self._clients, observers)
 
     def __repr__(self) -> str:

@@ -194,6 +194,7 @@ class HandlerSettings:
         undecodable: `retry` a body that does not decode, with backoff, or `reject` it at once.
         batch: the most messages in one call of a handler that takes a list (1..500); None for one that takes a body.
         linger: how long a batch waits at most to be full (0..60 s); None for 0.05; only with `batch`.
+        batch_by_key: whether all messages of a batch have the same key, or none; only with `batch`.
 
     Example: `@consumer.handler(orders, lease=60, timeout=timedelta(minutes=5), concurrency=4)`
     """
@@ -208,6 +209,7 @@ class HandlerSettings:
     undecodable: Literal["retry", "reject"] = "retry"
     batch: int | None = None
     linger: Duration | None = None
+    batch_by_key: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lease", lease_seconds(self.lease))
@@ -234,6 +236,10 @@ class HandlerSettings:
         return milliseconds(self.lease)
 
     def _check_batch(self) -> None:
+        if not isinstance(self.batch_by_key, bool):
+            raise ConfigurationError(f"batch_by_key must be True or False, not {_shown(self.batch_by_key)}")
+        if self.batch is None and self.batch_by_key:
+            raise ConfigurationError("batch_by_key is for batches: give batch too, such as batch=100, or leave it out")
         if self.batch is None and self.linger is not None:
             raise ConfigurationError("linger is for batches: give batch too, such as batch=100, or leave it out")
         if self.batch is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from reliq import transitions
-from reliq.answers import Ack, Nack, Reject, Snooze
+from reliq.answers import Ack, Nack, RateLimited, Reject, Snooze
 from reliq.error_text import described, placed
 from reliq.errors import ConfigurationError, Stopped, UndecodableError
 from reliq.ids import chosen_window_ms
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from reliq.settings import HandlerSettings, QueueSettings
     from reliq.transitions import Settled
 
-OutcomeKind = Literal["ack", "nack", "reject", "snooze", "release", "expired"]
+OutcomeKind = Literal["ack", "nack", "reject", "snooze", "rate_limited", "release", "expired"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Outcome:
 
     Attributes:
         kind: how the delivery ends; a `nack` with no retry left and a `reject` end the message.
-        delay_ms: until the next delivery.
+        delay_ms: until the next delivery; of what is `rate_limited` until its key is served again.
         reason: `failed`, `rejected` or `undecodable`.
         error: text that is kept for the operator; of a body that does not decode it holds no part.
         raised: class and place of what the handler raised, which may be told to anybody; empty when it raised nothing.
@@ -81,7 +81,20 @@ class Ending(NamedTuple):
     took_ms: int | None = None
 
 
+class Move(NamedTuple):
+    """
+    A move that tells Redis outcomes: all of one move go into one call.
+
+    Attributes:
+        sleep_ms: for how long the keys of what is released sleep.
+    """
+
+    kind: OutcomeKind
+    sleep_ms: int = 0
+
+
 E = TypeVar("E", bound=Ended)
+_ACK = Move("ack")
 
 ACKED = Outcome("ack")
 RELEASED = Outcome("release")
@@ -99,9 +112,9 @@ def answered(answer: Any, attempt: int | None, settings: HandlerSettings) -> Out
     Raises:
         ConfigurationError: it is none, though it is meant as one.
     """
-    if isinstance(answer, Nack | Reject | Snooze):
+    if isinstance(answer, Nack | Reject | Snooze | RateLimited):
         return raised(answer, attempt, settings)
-    if isinstance(answer, type) and issubclass(answer, Nack | Reject | Snooze):
+    if isinstance(answer, type) and issubclass(answer, Nack | Reject | Snooze | RateLimited):
         raise ConfigurationError(f"an answer must be made, such as {answer.__name__}(...), not the class itself")
     return ACKED
 
@@ -116,6 +129,8 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
             return Outcome("nack", delay_ms, "failed", *_said(reason))
         case Snooze(delay=delay):
             return Outcome("snooze", _delay_ms(delay))
+        case RateLimited(delay=delay, reason=reason):
+            return Outcome("rate_limited", max(1, _delay_ms(delay)), "failed", *_said(reason))
         case Reject(reason=reason):
             return Outcome("reject", 0, "rejected", *_said(reason))
         case Stopped():
@@ -155,30 +170,37 @@ def calls(keys: Keys, settings: QueueSettings, some: Iterable[E]) -> list[tuple[
     """
     Return the calls that tell Redis how `some` deliveries of a queue end, each with its own deliveries.
 
-    There is one call for each kind of outcome, and more where that are more than `BATCH_LIMIT` messages.
+    There is one call for each move, and more where that are more than `BATCH_LIMIT` messages.
     """
-    by_kind: dict[OutcomeKind, list[E]] = defaultdict(list)
+    by_move: dict[Move, list[E]] = defaultdict(list)
     for one in some:
-        outcome = one.outcome
-        by_kind["ack" if outcome is ACKED else "nack" if outcome.kind == "reject" else outcome.kind].append(one)
+        by_move[_ACK if one.outcome is ACKED else _move(one)].append(one)
     found = []
-    for kind, group in by_kind.items():
+    for move, group in by_move.items():
         pieces = [group]
         if len(group) > BATCH_LIMIT:
             pieces = [group[at : at + BATCH_LIMIT] for at in range(0, len(group), BATCH_LIMIT)]
-        if kind == "release":
+        if move.kind == "release":
             pieces.reverse()  # each goes before what is in ready: the first at last
-        found += [(_call(keys, settings, kind, piece), piece) for piece in pieces]
+        found += [(_call(keys, settings, move, piece), piece) for piece in pieces]
     return found
 
 
-def _call(keys: Keys, settings: QueueSettings, kind: OutcomeKind, some: Sequence[Ended]) -> Call[Settled]:
-    if kind in ("ack", "expired"):
-        return _ending(keys, settings, kind, some)
-    if kind == "snooze":
+def _move(one: Ended) -> Move:
+    """Return the move that tells Redis an outcome; a message that was claimed without regard to keys has none to sleep."""
+    kind, delay_ms = one.outcome.kind, one.outcome.delay_ms
+    if kind == "rate_limited":
+        return Move("snooze") if one.delivery.claimed.key is None else Move("release", delay_ms)
+    return Move("nack") if kind == "reject" else Move(kind)
+
+
+def _call(keys: Keys, settings: QueueSettings, move: Move, some: Sequence[Ended]) -> Call[Settled]:
+    if move.kind in ("ack", "expired"):
+        return _ending(keys, settings, move.kind, some)
+    if move.kind == "snooze":
         return transitions.snooze(keys, [(one.delivery.claimed, one.outcome.delay_ms) for one in some])
-    if kind == "release":
-        return transitions.release(keys, [one.delivery.claimed for one in some])
+    if move.kind == "release":
+        return transitions.release(keys, [one.delivery.claimed for one in some], sleep_ms=move.sleep_ms or None)
     return transitions.nack(keys, [_failure(one) for one in some])
 
 

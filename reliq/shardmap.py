@@ -21,7 +21,7 @@ import msgspec
 from reliq.call import Command
 from reliq.errors import ConfigurationError
 from reliq.hashtags import SHARDS_LIMIT
-from reliq.replies import read_bytes
+from reliq.replies import read_bytes, read_text
 from reliq.rights import runs
 
 if TYPE_CHECKING:
@@ -63,6 +63,14 @@ class ShardMap:
         known = msgspec.json.decode(text, type=dict[str, Any]) if text else {}
         return msgspec.json.encode(known | msgspec.to_builtins(self))
 
+    def check_is_one(self, name: str) -> None:
+        """Raise ConfigurationError when queue `name`, which declares limits, has several shards."""
+        if self.served > 1:
+            raise ConfigurationError(
+                f"queue {name!r} has {self.served} shards, and limits hold for a queue of one: leave the limits out, or "
+                f"shrink the queue first with `reliq shards {name} 1`"
+            )
+
     @classmethod
     def parse(cls, text: bytes) -> ShardMap:
         """Return the map that Redis keeps, that of one shard for an empty text; raise ValueError for what is none."""
@@ -101,3 +109,14 @@ def map_text(keys: Keys) -> Command[bytes]:
 def shard_map(keys: Keys) -> Command[ShardMap]:
     """Read how many shards the queue of `keys` has: one, while there is no map."""
     return Command(("GETRANGE", keys.of_shard(0).map, 0, -1), ShardMap.parse)
+
+
+@runs("limits:HMGET")
+def declaration(keys: Keys) -> Command[str | None]:
+    """Read which limits were declared of a queue, as `Limits.declared` says them; None while it has neither keys nor limits."""
+    return Command(("HMGET", keys.limits, "on", "declared"), _declared)
+
+
+def _declared(reply: list[bytes | None]) -> str | None:
+    on, declared = reply
+    return None if on is None and declared is None else read_text(declared)

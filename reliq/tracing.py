@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reliq import distribution
-from reliq.answers import Snooze
+from reliq.answers import RateLimited, Snooze
 from reliq.outgoing import Outgoing
 from reliq.queue import Queue
 
@@ -82,7 +82,7 @@ def handling(tracer: Tracer, job: Job[Any]) -> Iterator[None]:
             job.trace_id = f"{context.trace_id:032x}"
         try:
             yield
-        except Snooze:
+        except (Snooze, RateLimited):
             raise
         except Exception as error:
             # Its text may hold a part of the body: the class says enough.

@@ -3,7 +3,14 @@
 from parts import ACKED, QUEUE, RED, SLOW, SOURCE, UP, WINDOW, YELLOW, Column, Panel, grown, of, of_queues, quantile
 
 #: The colour of a kind, the same in every panel; red is for what is wrong.
-OUTCOMES = {"ack": "green", "nack": "orange", "reject": "red", "snooze": "blue", "timeout": "purple"}
+OUTCOMES = {
+    "ack": "green",
+    "nack": "orange",
+    "reject": "red",
+    "snooze": "blue",
+    "rate_limited": "light-blue",
+    "timeout": "purple",
+}
 
 
 def handler(share: int) -> Panel:

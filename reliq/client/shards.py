@@ -1,4 +1,8 @@
-"""The shards of a queue, as this process knows them: the map is read at first, once a minute, and when it has changed."""
+"""
+The shards of a queue, and whether it has keys, as this process knows them.
+
+Both are read at first, once a minute, and when the map has changed.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,18 @@ import asyncio
 import time
 from itertools import count
 from random import SystemRandom
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reliq.client.independent import take_places
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError, WrongKeyTypeError
 from reliq.ids import home
-from reliq.shardmap import UNSHARDED, ShardMap, shard_map
+from reliq.shardmap import UNSHARDED, ShardMap, declaration, shard_map
 from reliq.transport import connection as transport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from reliq.call import Command
     from reliq.client.client import Clients
     from reliq.keys import Keys
 
@@ -122,16 +127,17 @@ class Shards:
         if not self._has_places:
             take_places(self.first, self._servers)
             self._has_places = True
-        keys, client = self.first, self._clients.blocking()
-        self._take(UNSHARDED if keys.bare else client.run(shard_map(keys), for_seconds=for_seconds))
+        self._take(self._clients.blocking().run_all(self._questions(), for_seconds=for_seconds))
 
     async def aread(self, *, for_seconds: float = 0.0) -> None:
         """As `read`, in async code."""
         if not self._has_places:
             await asyncio.to_thread(take_places, self.first, self._servers)
             self._has_places = True
-        keys, client = self.first, self._clients.asynchronous()
-        self._take(UNSHARDED if keys.bare else await client.run(shard_map(keys), for_seconds=for_seconds))
+        self._take(await self._clients.asynchronous().run_all(self._questions(), for_seconds=for_seconds))
+
+    def _questions(self) -> list[Command[Any]]:
+        return [] if self.first.bare else [shard_map(self.first), declaration(self.first)]
 
     def _patience(self, for_seconds: float) -> float:
         """Return for how long a read is tried: nothing waits for one that only looks again."""
@@ -144,17 +150,21 @@ class Shards:
         if known is None or known[1] <= time.monotonic():
             return False
         self.check(known[0])
-        self.map, self._clients.mapped_until = known
+        self.map, self._clients.mapped_until, self.is_keyed = known
         return True
 
-    def note(self, found: ShardMap) -> None:
-        """Take a map that somebody has read just now."""
-        self.map, self._clients.mapped_until = found, time.monotonic() + MAP_SECONDS
-        self._clients.connection().maps[self.first.entry] = found, self._clients.mapped_until
+    def note(self, found: ShardMap, *, is_keyed: bool) -> None:
+        """Take what somebody has read just now."""
+        self.map, self._clients.mapped_until, self.is_keyed = found, time.monotonic() + MAP_SECONDS, is_keyed
+        self._clients.connection().maps[self.first.entry] = found, self._clients.mapped_until, is_keyed
 
-    def _take(self, found: ShardMap) -> None:
+    def _take(self, answers: Sequence[Any]) -> None:
+        """Take what was read; who may read the map, and not whether there are keys, is an older version's user."""
+        found, declared = answers or (UNSHARDED, None)
+        if isinstance(found, Exception):
+            raise found
         self.check(found)
-        self.note(found)
+        self.note(found, is_keyed=isinstance(declared, str))
 
     def check(self, found: ShardMap) -> None:
         """Raise ConfigurationError when there are not as many shards as are wanted."""

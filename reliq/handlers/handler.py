@@ -91,6 +91,8 @@ def inspected(queue: Queue[Any] | str, function: Function, settings: HandlerSett
     if is_batch:
         annotated = _of_list(where, first, annotated)
     chosen = queue if isinstance(queue, Queue) else Queue(queue)
+    if settings.batch_by_key:
+        _check_has_keys(where, chosen, settings)
     untyped = chosen.codec.kind is dict and annotated not in (None, Any)
     codec = Codec(annotated) if untyped else chosen.codec
     _check_agrees(where, first, annotated, "", chosen.name, codec.kind)
@@ -175,6 +177,19 @@ def _is_async_alone(around: Function) -> bool:
     if isinstance(around, type):
         return hasattr(around, "__aenter__") and not hasattr(around, "__enter__")
     return inspect.isasyncgenfunction(inspect.unwrap(around))
+
+
+def _check_has_keys(where: str, queue: Queue[Any], settings: HandlerSettings) -> None:
+    """Raise ConfigurationError when a batch of one key is never full, or the messages of a queue have no keys."""
+    per_key, batch = queue.limits and queue.limits.fields().get("per_key"), settings.batch or 1
+    if queue.layout.bare or (queue.known_shards.wanted or 1) > 1:
+        kind = f"in the layout {queue.layout}" if queue.layout.bare else "of several shards"
+        raise ConfigurationError(f"{where}: batch_by_key is for messages with keys, and a queue {kind} has none")
+    if per_key and int(per_key) < batch:
+        raise ConfigurationError(
+            f"{where}: queue {queue.name!r} has at most {per_key} messages of a key at once, so that a batch of one key "
+            f"never has {batch}; give batch={per_key}, or leave batch_by_key out"
+        )
 
 
 def _check_kind(where: str, function: Function) -> None:

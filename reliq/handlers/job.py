@@ -95,9 +95,16 @@ class Job(Effects, Generic[B]):
         """
         A number above that of every earlier delivery of this message, for stores that refuse what comes late.
 
+        In an ordered queue it is also above that of every earlier message of its key.
+
         Example: `UPDATE stock SET left = :left, token = :token WHERE item = :item AND token < :token`
         """
         return self._held.delivery.claimed.token
+
+    @property
+    def key(self) -> str | None:
+        """The key of the message; None without one."""
+        return self._held.delivery.header.key
 
     @property
     def incarnation(self) -> int:

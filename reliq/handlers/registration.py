@@ -54,12 +54,24 @@ class Registration(PeriodicRegistration):
 
     @overload
     def handler(
-        self, queue: Queue[B], *, batch: int, linger: Duration | None = None, **options: Unpack[Options]
+        self,
+        queue: Queue[B],
+        *,
+        batch: int,
+        linger: Duration | None = None,
+        batch_by_key: bool = False,
+        **options: Unpack[Options],
     ) -> RegisterBatch[B]: ...
 
     @overload
     def handler(
-        self, queue: str, *, batch: int | None = None, linger: Duration | None = None, **options: Unpack[Options]
+        self,
+        queue: str,
+        *,
+        batch: int | None = None,
+        linger: Duration | None = None,
+        batch_by_key: bool = False,
+        **options: Unpack[Options],
     ) -> Callable[[F], F]: ...
 
     def handler(
@@ -68,13 +80,14 @@ class Registration(PeriodicRegistration):
         *,
         batch: int | None = None,
         linger: Duration | None = None,
+        batch_by_key: bool = False,
         **options: Unpack[Options],
     ) -> Any:
         """
         Register the decorated function, plain or async, for the messages of `queue`; the function stays as it is.
 
-        The function takes the body and, as an optional second parameter, the `Job`. Returning acks; `Nack`, `Reject` and `Snooze`
-        may be returned or raised; any other exception nacks with backoff.
+        The function takes the body and, as an optional second parameter, the `Job`. Returning acks; `Nack`, `Reject`, `Snooze`
+        and `RateLimited` may be returned or raised; any other exception nacks with backoff.
 
         With `batch` it takes a list of bodies and, as an optional second parameter, the list of their jobs, on one
         slot. Its answer or exception then holds for every message, unless it returns a list with an answer for each,
@@ -85,6 +98,7 @@ class Registration(PeriodicRegistration):
             queue: a `Queue`, or the name of an untyped one.
             batch: the most messages in one call (1..500); None for a function that takes one body.
             linger: seconds that a batch waits at most to be full (0.05), from its first message on.
+            batch_by_key: whether all messages of a batch have the same key; those without one come together, too.
             lease: seconds after which a silent worker's message goes to another (30); renewed while the handler runs.
             timeout: seconds a call may take (600), or None. A coroutine is cancelled; a thread, or a coroutine that
                 goes on all the same, ends with its process.
@@ -103,7 +117,7 @@ class Registration(PeriodicRegistration):
             def ship(order: Order, job: Job) -> None: ...
         """
         check_queue(queue)
-        settings = HandlerSettings(batch=batch, linger=linger, **options)  # type: ignore[arg-type]  # a single class becomes a tuple there
+        settings = HandlerSettings(batch=batch, linger=linger, batch_by_key=batch_by_key, **options)  # type: ignore[arg-type]  # a single class becomes a tuple there
 
         def register(function: F) -> F:
             handler = inspected(queue, function, settings)

@@ -13,6 +13,8 @@ from reliq.logs.setup import enable_logging
 from reliq.text import IDS_SHOWN, some
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from reliq.events import Event
 
 logger = logging.getLogger("reliq")
@@ -44,7 +46,7 @@ class LogObserver:
     kinds = (
         *(events.Handled, events.Lost, events.Reclaimed, events.Expired, events.Collected, events.Inconsistent),
         *(events.RedisAway, events.RedisBack, events.RenewalLate, events.Unconfirmed, events.WentBack),
-        *(events.WorkerReady, events.WorkerStopping, events.Ticked, events.Superseded),
+        *(events.WorkerReady, events.WorkerStopping, events.Ticked, events.Superseded, events.Throttled),
     )
 
     def __call__(self, event: Event, /) -> None:
@@ -82,6 +84,8 @@ class LogObserver:
             case events.Reclaimed(queue, overdue, _, buried) if overdue or buried:
                 text = f"{queue}: leases ran out: {some(overdue)}; no retry left: {some(buried)}"
                 _warn(text, event="reclaimed", queue=queue, ids=overdue, buried=buried)
+            case events.Throttled(queue, ids, keys, seconds):
+                _throttled(queue, ids, keys, seconds)
             case events.Expired(queue, ids):
                 _warn(f"{queue}: expired before they could start: {some(ids)}", event="expired", queue=queue, ids=ids)
             case events.Collected(queue, ids):
@@ -128,9 +132,16 @@ def _of_periodic_entry(event: events.Ticked | events.Superseded) -> None:
             _warn(text, event="superseded", queue=queue, entry=entry)
 
 
+def _throttled(queue: str, ids: Sequence[str], keys: Sequence[str], seconds: float) -> None:
+    """Log which keys sleep, or that the queue does."""
+    slept = [f"key {key}" for key in keys if key] + ["the queue"] * ("" in keys)
+    text = f"{queue}: rate limited, for {seconds:g} s: {some(slept)}"
+    _info(text, event="throttled", queue=queue, ids=ids[:IDS_SHOWN], keys=keys[:IDS_SHOWN], seconds=seconds)
+
+
 def _handled(event: events.Handled, error: str) -> None:
     """Log how a handler ended."""
-    level = logging.DEBUG if event.outcome in ("ack", "snooze") else logging.INFO
+    level = logging.DEBUG if event.outcome in ("ack", "snooze", "rate_limited") else logging.INFO
     if not logger.isEnabledFor(level):
         return
     what = f": {error}" if error else ""

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from reliq import commands, transitions
 from reliq.client.client import Client
 from reliq.errors import ReliqError
-from reliq.foreign import whole_number
 from reliq.message import Claimed
 from reliq.settings import BATCH_LIMIT
 from reliq.transport.connection import PUBLISH_TIMEOUT_SECONDS
 from reliq.transport.many import ManyWire
-from reliq.wireformat import Held
+from reliq.wireformat import Held, read_count
 from reliq.worker.served import Served
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class Leases:
     """
 
     def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
+        self._consumer, self._served = consumer, Served(consumer.handlers)
         self.call_seconds = CALL_SECONDS
 
     @property
@@ -47,10 +46,10 @@ class Leases:
 
     def shards(self, names: Sequence[str]) -> list[Keys]:
         """Return the shards of queues; while Redis is away, the first of each."""
-        served = Served([self._handler(name) for name in names])
+        self._served = Served([self._handler(name) for name in names])
         with suppress(ReliqError):
-            self._client().run_all(served.questions())
-        return list(served.shards())
+            self._client().run_all(self._served.questions())
+        return list(self._served.shards())
 
     def shard(self, name: str, number: int) -> Keys:
         """Return one shard of queue `name`."""
@@ -66,6 +65,11 @@ class Leases:
         for piece in _pieces(claimed):
             self._client().run(transitions.extend(keys, piece, lease_ms=lease_ms), for_seconds=self.call_seconds)
 
+    def end(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
+        """Have the leases of these messages of a shard be over now: who held them is dead, and they pay for it."""
+        for piece in _pieces(claimed):
+            self._client().run(transitions.extend(keys, piece, lease_ms=1), for_seconds=self.call_seconds)
+
     def release(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
         """Give these messages of a shard back, unspent and in their order."""
         for piece in reversed(_pieces(claimed)):  # each piece goes before the last one: the first must come last
@@ -79,14 +83,14 @@ class Leases:
 
     def _held(self, keys: Keys, lane: str) -> Iterator[Claimed]:
         """Yield the messages in unack whose receipts are of `lane`; each call reads a bounded part of it."""
-        at, client = 0, self._client()
+        at, client, is_keyed = 0, self._client(), self._served.is_keyed(keys.name)
         while rows := client.run(commands.held(keys, at), for_seconds=self.call_seconds):
             ids = [id for id, _ in rows]
             words, lefts = client.run(commands.state_words(keys, ids)), client.run(commands.retries_left(keys, ids))
             for id, word, left in zip(ids, words, lefts, strict=True):
-                number = whole_number(left or b"")
+                number, key = read_count(left)
                 if isinstance(word, Held) and word.lane == lane and number is not None:
-                    yield Claimed(id, word.nonce, number, word.deaths)
+                    yield Claimed(id, word.nonce, number, word.deaths, key=key if is_keyed or key else None)
             at += BATCH_LIMIT
 
     def _handler(self, name: str) -> Handler:

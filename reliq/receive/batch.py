@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reliq import commands, settlement, transitions
-from reliq.answers import Ack, Nack, Reject, Snooze
+from reliq.answers import Ack, Nack
 from reliq.client.lanes import Lanes
 from reliq.errors import RedisUnavailableError
 from reliq.events import Handled
 from reliq.ids import incarnation_of
-from reliq.outbox.effects import Effects, inbox_keep_ms
+from reliq.outbox.effects import inbox_keep_ms
+from reliq.receive.received import Received
 from reliq.receive.take import Take
-from reliq.settings import BATCH_LIMIT, HandlerSettings, seconds, whole
+from reliq.settings import BATCH_LIMIT, HandlerSettings, whole
 from reliq.settlement import Ending
+from reliq.shardmap import declaration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from reliq.call import Call, Command
+    from reliq.call import Call, Command, Request
     from reliq.client.shards import Shards
     from reliq.codec.codec import Codec
     from reliq.keys import Keys
+    from reliq.limits import Limits
     from reliq.message import Claimed, Delivery, Duration
     from reliq.settings import QueueSettings
     from reliq.transitions import Settled
@@ -38,73 +40,39 @@ LOOK_SECONDS = 0.6
 SHARDS_LOOK_SECONDS = 0.25
 
 
-@dataclass(slots=True)
-class Received(Effects, Generic[B]):
-    """
-    One message taken with `receive`. Unless it is answered otherwise, the end of the block answers for it.
-
-    Attributes:
-        attempt: 1 for the first delivery, None for a bare body.
-        due: unix seconds, or None for a bare body.
-        queue: the queue's name.
-        token: above that of every earlier delivery of this message, for stores that refuse what comes late.
-        incarnation: tells it from another message of its id: the ms of its publish, unless that said another number.
-        lost: whether its lease ran out, so that another may have it.
-        cancelled: whether it was cancelled meanwhile.
-        answer: the answer that the end of the block gives to Redis, None for the block's own.
-    """
-
-    id: str
-    body: B
-    attempt: int | None
-    retries_left: int
-    due: float | None
-    headers: Mapping[str, str]
-    queue: str = ""
-    token: int = 0
-    incarnation: int = 0
-    _kept_ms: Callable[[], int] = field(default=int, repr=False)
-    _published: int = field(default=0, repr=False)
-    lost: bool = False
-    cancelled: bool = False
-    answer: Ack | Nack | Reject | Snooze | None = field(default=None, repr=False)
-
-    def _ordinal(self) -> int:
-        self._published += 1
-        return self._published
-
-    @property
-    def _inbox_keep_ms(self) -> int:
-        return self._kept_ms()
-
-    def ack(self) -> None:
-        """Answer: done."""
-        self.answer = Ack()
-
-    def nack(self, *, delay: Duration | None = None, reason: str = "") -> None:
-        """Answer: deliver again after `delay`, None for the default backoff."""
-        self.answer = Nack(delay=None if delay is None else seconds("delay", delay), reason=reason)
-
-    def reject(self, *, reason: str = "") -> None:
-        """Answer: a dead letter at once."""
-        self.answer = Reject(reason=reason)
-
-    def snooze(self, *, delay: Duration, reason: str = "") -> None:
-        """Answer: deliver again after `delay`, and spend no retry."""
-        self.answer = Snooze(delay=seconds("delay", delay), reason=reason)
-
-
 class Receiver(Generic[B]):
     """Shared by the receives of one queue in a process: the lanes of their claims, and when they spare leases."""
 
-    def __init__(self, shards: Shards, codec: Codec[B], settings: QueueSettings) -> None:
-        self.shards, self.codec, self.settings = shards, codec, settings
-        self.lanes = Lanes()
+    def __init__(self, shards: Shards, codec: Codec[B], settings: QueueSettings, limits: Limits | None = None) -> None:
+        self.shards, self.codec, self.settings, self._limits = shards, codec, settings, limits
+        self.lanes, self._has_written = Lanes(), False
         self._was_away, self._spare_until = False, 0.0
 
     def batch(self, *, limit: int, lease: Duration) -> Batch[B]:
         """Return what one `receive` is to hold; raise ConfigurationError for a limit or lease that is not allowed."""
         return Batch(self, whole("limit", limit, least=1, most=BATCH_LIMIT), HandlerSettings(lease=lease))
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether messages may have keys, or are limited."""
+        return self._limits is not None or self.shards.is_keyed
+
+    def lead(self) -> list[Request[Any]]:
+        """Return what is to be made before a claim: the limits are written once; while there are none it is asked for keys."""
+        keys, limits = self.shards.first, self._limits
+        if limits is not None:
+            self.shards.map.check_is_one(keys.name)
+            return [] if self._has_written else [transitions.limit(keys, limits.fields(), declared=limits.declared)]
+        return [] if keys.bare or self.shards.is_keyed or len(self.shards.all) > 1 else [declaration(keys)]
+
+    def led(self, answer: Any) -> bool:
+        """Take the answer to `lead`; return whether messages turn out to have keys."""
+        if isinstance(answer, Exception) and self._limits is not None:
+            raise answer
+        self._has_written = True
+        if is_news := self._limits is None and isinstance(answer, str):
+            self.shards.note(self.shards.map, is_keyed=True)
+        return is_news
 
     @property
     def spares_leases(self) -> bool:
@@ -136,7 +104,7 @@ class Batch(Generic[B]):
         self._receiver, self._handling, self._limit = receiver, handling, limit
         self._take = self._at(receiver.shards.first, limit)
         self._glances: list[Take] = []
-        self._switches, self._lie_together = 0, True
+        self._switches, self._leads, self._lie_together = 0, 0, True
         self._kept_ms = partial(inbox_keep_ms, receiver.settings, handling)
         self.lease_seconds = handling.lease_ms / 1000
         self._lane, _ = receiver.lanes.take()
@@ -161,14 +129,16 @@ class Batch(Generic[B]):
         self._glances = [self._at(keys, 0) for keys in shards.all if keys.shard != self._take.keys.shard]
         self._lie_together = shards.lie_together
 
-    def look(self) -> list[Call[Any]]:
+    def look(self) -> list[Request[Any]]:
         """
         Return the calls of one look: messages that are due or overdue are moved before the claim.
 
         It claims in one shard, and counts what there is in the others.
         """
         spare, takes = self._receiver.spares_leases, (self._take, *self._glances)
-        return [call for take in takes for call in take.look(self._lane.next(), spare_leases=spare)]
+        lead = self._receiver.lead()
+        self._leads = len(lead)
+        return [*lead, *(call for take in takes for call in take.look(self._lane.next(), spare_leases=spare))]
 
     @contextmanager
     def noting_outages(self) -> Iterator[None]:
@@ -183,13 +153,17 @@ class Batch(Generic[B]):
         """
         Keep what was claimed; return the seconds in which nothing else will come due. Raise what was refused.
 
-        They are 0 when another shard has messages: the next look claims there.
+        They are 0 when another shard has messages, or the queue has keys: the next look claims there, or with regard to
+        them.
         """
         takes = (self._take, *self._glances)
         for at, take in enumerate(takes):
-            take.looked(answers[3 * at : 3 * at + 3])
+            take.looked(answers[self._leads + 3 * at :][:3])
         self._receiver.answered(self.lease_seconds)
-        if not self.claimed and self._switch():
+        has_keys = self._leads and self._receiver.led(answers[0])
+        if not self.claimed and has_keys:
+            self._take = self._at(self._take.keys, self._limit)
+        if not self.claimed and (has_keys or self._switch()):
             return 0.0
         longest = LOOK_SECONDS if self._lie_together else SHARDS_LOOK_SECONDS
         return min([longest, *(due_ms / 1000 for take in takes for due_ms in take.next_in_ms)])
@@ -242,7 +216,8 @@ class Batch(Generic[B]):
         )
 
     def _at(self, keys: Keys, limit: int) -> Take:
-        return Take(keys, self._receiver.settings, limit=limit, lease_ms=self._handling.lease_ms)
+        is_keyed = self._receiver.is_keyed
+        return Take(keys, self._receiver.settings, limit=limit, lease_ms=self._handling.lease_ms, keyed=is_keyed)
 
     def _switch(self) -> bool:
         """Claim next where most messages are; say whether there are any. Who claims nothing again and again waits."""
@@ -260,7 +235,7 @@ class Batch(Generic[B]):
         one, header = delivery.claimed, delivery.header
         due = None if header.due is None else header.due / 1000
         self._deliveries.append(delivery)
-        known = (self._take.keys.name, one.token, incarnation_of(one.id, header), self._kept_ms)
+        known = (self._take.keys.name, header.key, one.token, incarnation_of(one.id, header), self._kept_ms)
         self.jobs.append(Received(one.id, body, delivery.attempt, one.left, due, header.headers, *known))
 
     def _undecodable(self, delivery: Delivery, error: Exception) -> Ending:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from reliq.client.aio import AsyncClient
     from reliq.client.client import Client
     from reliq.events import Observer
-    from reliq.receive.batch import Batch, Received
+    from reliq.receive.batch import Batch
+    from reliq.receive.received import Received
     from reliq.transitions import Settled
 
 B = TypeVar("B")

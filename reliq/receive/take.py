@@ -25,6 +25,10 @@ class Take:
     """
     Messages of one queue, from the look that claims them to the calls that settle them; whoever holds it makes the calls.
 
+    Args:
+        keyed: whether the messages may have keys, or are limited.
+        spread: of how many keys they may be; None: of any number.
+
     Attributes:
         claimed: every message that the last look took.
         buried: what the last look took back for good: garbage, of which dead letters are to be made.
@@ -32,8 +36,17 @@ class Take:
         next_in_ms: after a look, until something else comes due; none: nothing will.
     """
 
-    def __init__(self, keys: Keys, settings: QueueSettings, *, limit: int, lease_ms: int) -> None:
-        self.keys, self._settings = keys, settings
+    def __init__(
+        self,
+        keys: Keys,
+        settings: QueueSettings,
+        *,
+        limit: int,
+        lease_ms: int,
+        keyed: bool = False,
+        spread: int | None = None,
+    ) -> None:
+        self.keys, self._settings, self._keyed, self._spread = keys, settings, keyed, spread
         self._limit, self._lease_ms = limit, lease_ms
         self.claimed: list[Claimed] = []
         self.buried: tuple[str, ...] = ()
@@ -42,10 +55,11 @@ class Take:
 
     def look(self, call_number: CallNumber, *, spare_leases: bool = False) -> list[Call[Any]]:
         """Return the calls of one look: messages that are due or overdue are moved before the claim."""
+        keys, keyed, limit, lease_ms = self.keys, self._keyed, self._limit, self._lease_ms
         return [
-            transitions.promote(self.keys),
-            transitions.reclaim(self.keys, spare_leases=spare_leases),
-            transitions.claim(self.keys, call_number, limit=self._limit, lease_ms=self._lease_ms),
+            transitions.promote(keys, keyed=keyed),
+            transitions.reclaim(keys, spare_leases=spare_leases, keyed=keyed),
+            transitions.claim(keys, call_number, limit=limit, lease_ms=lease_ms, keyed=keyed, spread=self._spread),
         ]
 
     def looked(self, answers: Sequence[Any]) -> None:

@@ -63,6 +63,7 @@ _LISTED = {
     "ack": "acked",
     "nack": "nacked",
     "snooze": "snoozed",
+    "rate_limited": "snoozed",
     "expired": "expired",
     "reject": "dead",
     "release": "released",
@@ -165,7 +166,9 @@ class Drain:
         """Claim what one call takes, and yield it; note in how many ms something else comes due."""
         __tracebackhide__ = True
         settings = handler.queue.settings
-        take = Take(keys, settings, limit=handler.batch, lease_ms=LONG_LEASE_MS)
+        is_keyed = handler.queue.limits is not None or handler.queue.known_shards.is_keyed
+        spread = 1 if handler.settings.batch_by_key else None
+        take = Take(keys, settings, limit=handler.batch, lease_ms=LONG_LEASE_MS, keyed=is_keyed, spread=spread)
         take.looked(self._asked(take.look(self._lane.next())))
         self._bury(handler, keys, take.buried)
         waits += take.next_in_ms

@@ -139,12 +139,19 @@ def release(
     if more:
         args.insert(1, "" if sleep_ms is None else span("sleep_ms", sleep_ms))
     lead = (keys.unack, keys.ready, keys.retries_left, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake)
+
+    def went_back(name: str, released: tuple[str, ...]) -> Event:
+        if sleep_ms is None:
+            return events.Released(name, released)
+        slept = dict.fromkeys(one.key or "" for one in receipts if one.id in released)
+        return events.Throttled(name, released, tuple(slept), sleep_ms / 1000)
+
     return Call(
         one,
         (*lead, *more),
         args,
         lambda reply: Settled(_of(ids, reply)),
-        lambda answer: _settled(keys, ids, answer, "release", events.Released),
+        lambda answer: _settled(keys, ids, answer, "release", went_back),
     )
 
 

@@ -69,8 +69,8 @@ class Connection:
         self._factory = WireFactory(self._target)
         #: Queue -> until when this process need not name it in the registry, by the monotonic clock.
         self.named: dict[str, float] = {}
-        #: Queue -> the map of its shards, and until when that is believed.
-        self.maps: dict[str, tuple[Any, float]] = {}
+        #: Queue -> the map of its shards, until when that is believed, and whether it has keys.
+        self.maps: dict[str, tuple[Any, float, bool]] = {}
         #: Queues whose workers all know keys, as a producer of this process has seen.
         self.keyed: set[str] = set()
         self._lock = threading.Lock()

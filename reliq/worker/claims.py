@@ -128,6 +128,8 @@ class QueueClaims:
         asked: the limit of a claim whose answer has not come; it is made again under the same number.
         behind: how many messages were left by the last claim or look.
         turn: the higher, the later its turn among the shards of its queue.
+        keyed: its messages may have keys or be limited. They are claimed into free slots alone: what is claimed counts
+            as started.
     """
 
     def __init__(self, handler: Handler, keys: Keys | None = None, lane: str = "") -> None:
@@ -144,9 +146,18 @@ class QueueClaims:
         self._claims = count(1)
         self._passed_over = 0  # suspects that were sent to the far end of their list, since something was taken
         self._careful = False  # there may be messages that must not wait in a buffer
+        self.keyed = self._asks_keyed = False  # and whether the claim that has no answer yet was made so
+
+    def serve_keys(self, *, keyed: bool) -> None:
+        """Claim with regard to keys from now on, or without."""
+        if keyed != self.keyed:
+            self.keyed = self._careful = keyed
+            self.hot = True
 
     def limit(self, capacity: Capacity) -> int:
-        """Return how many to claim of what can be."""
+        """Return how many to claim of what can be; where there may be keys, it looks first unless somebody said there is work."""
+        if self.keyed and self.unsure:  # a claim would take what a rate permits from whoever is woken for it
+            return self.asked
         ahead = 0 if self._careful else capacity.ahead
         return self.asked or min(BATCH_LIMIT, capacity.direct + ahead)
 
@@ -173,6 +184,7 @@ class QueueClaims:
 
     def claim(self, capacity: Capacity, watcher: str) -> Call[ClaimAnswer]:
         """Return the claim to be made now; one that has no answer yet is made again."""
+        self._asks_keyed = self._asks_keyed if self.asked else self.keyed
         self.asked, self._suspects_held = self.limit(capacity), capacity.suspects.held
         self._takes_suspects = capacity.suspects.narrowest > 0
         return transitions.claim(
@@ -184,11 +196,14 @@ class QueueClaims:
             direct=capacity.slots,
             suspects=capacity.suspects,
             watcher=watcher,
+            keyed=self._asks_keyed,
+            spread=-(-self.asked // capacity.batch) or None if self.handler.settings.batch_by_key else None,
         )
 
     def look(self, watcher: str) -> Call[ClaimAnswer]:
         """Return a claim that takes nothing, and needs no number: it says what is there, and who watches."""
-        return transitions.claim(self.keys, self._turn, limit=0, lease_ms=self.handler.lease_ms, watcher=watcher)
+        lease_ms = self.handler.lease_ms
+        return transitions.claim(self.keys, self._turn, limit=0, lease_ms=lease_ms, watcher=watcher, keyed=self.keyed)
 
     def looked(self, answer: ClaimAnswer) -> None:
         """Update what is known of the queue from a look."""
@@ -202,7 +217,7 @@ class QueueClaims:
             return
         self.unsure, self.behind = False, answer.behind
         self._turn = CallNumber(self._turn.lane, self._turn.number + 1)
-        self._careful = answer.behind > 0 and len(claimed) < limit  # some were passed over
+        self._careful = self.keyed or (answer.behind > 0 and len(claimed) < limit)  # some were passed over
         for one in claimed:
             self._careful = self._careful or one.deaths > 0 or one.left <= 0
         # Nothing taken though something is there: the queue is paused, or what is there are suspects.

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from reliq import commands, transitions
 from reliq.errors import ReliqError
+from reliq.ids import token
+from reliq.transitions import CallNumber
 from reliq.wireformat import Backoff
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class Drained:
 
     def _is_due(self, keys: Keys, counts: Counts) -> bool:
         """Return whether a message of a queue can run now or soon, or is leased."""
-        if counts.ready or counts.retry or counts.garbage:
+        if counts.garbage or (self._is_served_soon(keys) if counts.keyed else counts.due):
             return True
         soon = time.time() + SOON_SECONDS
         (pending, unack) = self._asked([commands.first_score(keys, "pending"), commands.held(keys)])
@@ -67,6 +69,17 @@ class Drained:
             return True
         words = self._asked([commands.state_words(keys, [id for id, _ in unack])])[0] if unack else []
         return any(not isinstance(word, Backoff) or due <= soon for word, (_, due) in zip(words, unack, strict=True))
+
+    def _is_served_soon(self, keys: Keys) -> bool:
+        """Return whether a message in a queue with keys may start now or soon; what sleeps for longer is due later."""
+        number = CallNumber(token(), 1)
+        promoted, look = self._asked(
+            [
+                transitions.promote(keys, keyed=True),
+                transitions.claim(keys, number, limit=0, lease_ms=1, keyed=True),
+            ]
+        )
+        return bool(look.behind) or 0 <= promoted[1] <= SOON_SECONDS * 1000
 
     def _asked(self, requests: Sequence[Any]) -> list[Any]:
         """Return the answers to `requests`; raise the first error among them."""
@@ -78,5 +91,5 @@ class Drained:
 
 
 def _shown(counts: Counts) -> str:
-    parts = {name: getattr(counts, name) for name in ("ready", "retry", "unack", "pending", "garbage")}
+    parts = {name: getattr(counts, name) for name in ("ready", "retry", "waiting", "unack", "pending", "garbage")}
     return ", ".join(f"{count} {name}" for name, count in parts.items() if count)

@@ -18,6 +18,7 @@ from reliq.health import EngineStats
 from reliq.server_version import ServerVersion
 from reliq.settlement import RELEASED
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS
+from reliq.worker.declared import write_limits
 from reliq.worker.drained import Drained
 from reliq.worker.event_loop import AsyncExecutor
 from reliq.worker.fetcher import Fetcher
@@ -95,7 +96,7 @@ class Engine:
         self._tasks = AsyncExecutor(self._runner, inflight)
         self._lifespan = Lifespan(lifespan, self._tasks)
         self._renewer = renewer = Renewer(client, handlers, inflight, self._tasks, settle, self._runner.overran)
-        self._scheduler = Scheduler(client, handlers, self._collect_soon, renewer.is_behind)
+        self._scheduler = Scheduler(client, handlers, self._collect_soon, renewer.is_behind, served.is_keyed)
         self._heartbeat = heartbeat = Heartbeat(client, served, inflight, lambda: self.last_claim_at, self._stacks)
         self._fetcher = Fetcher(client, served, inflight, self._scheduler, threads.submit, settle, heartbeat)
         self._loops = self._make_loops(observers)
@@ -103,7 +104,7 @@ class Engine:
 
     def start(self, entered: Callable[[], None]) -> None:
         """
-        Check the server, enter the lifespan, start every part.
+        Check the server, write the limits that queues declare, enter the lifespan, start every part.
 
         Args:
             entered: called when the lifespan is entered and nothing is worked yet.
@@ -114,6 +115,8 @@ class Engine:
         """
         check_server(self._client, allow_eviction=self._settings.allow_eviction)
         self._served.read(self._client)
+        if refused := write_limits(self._client, self._served):
+            raise refused[0]
         self._tasks.start()
         try:
             self._runner.state = self._lifespan.enter()

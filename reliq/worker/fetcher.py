@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.client.client import Client
+    from reliq.handlers.handler import Handler
     from reliq.keys import Keys
     from reliq.settlement import Outcome
     from reliq.transitions import ClaimAnswer
@@ -83,7 +84,7 @@ class Fetcher:
 
     def step(self) -> float:
         """Make one round; return 0: the waiting is done in Redis, or for a slot."""
-        if time.monotonic() - self._served_at >= POLL_SECONDS:
+        if self._served.has_news or time.monotonic() - self._served_at >= POLL_SECONDS:
             self._serve()
         waits = self._backoff.waits
         queues = [one for one in self._queues if not waits(one.keys)] if self._backoff.until else self._queues
@@ -101,21 +102,23 @@ class Fetcher:
         return 0.0
 
     def _serve(self) -> None:
-        """Take up the shards that the queues have by now, and leave those that they have no more."""
-        self._served_at = time.monotonic()
+        """Take up the shards that the queues have by now, leave those that they have no more, and see which have keys."""
+        self._served_at, self._served.has_news = time.monotonic(), False
         found = self._served.shards()
-        if found.keys() == self._claims.keys():
-            return
-        gone = [keys for keys in self._claims if keys not in found]
-        known = self._claims
+        if found.keys() != self._claims.keys():
+            self._take_up(found)
+        for one in self._queues:
+            one.serve_keys(keyed=self._served.is_keyed(one.name))
+
+    def _take_up(self, found: dict[Keys, Handler]) -> None:
+        gone, known = self._claims.keys() - found.keys(), self._claims
         # The claims of all shards of a queue go by one name, each with numbers of its own.
         self._claims = {
             keys: known.get(keys) or QueueClaims(handler, keys, self._lanes[keys.name])
             for keys, handler in found.items()
         }
         self._queues = list(self._claims.values())
-        lie_apart = len(found) > 1 and len({self._client.place(keys.wake) for keys in found}) > 1
-        if lie_apart and self._tokens is None:
+        if self._tokens is None and len({self._client.place(keys.wake) for keys in found}) > 1:
             self._tokens = Tokens(self._client)
         for keys in gone:
             self._scheduler.forget(keys)
@@ -167,9 +170,8 @@ class Fetcher:
                 requests.append(commands.drop_watch(one.keys))
             if watches or one.hot:
                 requests += commands.push_wake_token(one.keys)
-        if requests:
-            with suppress(ReliqError):
-                self._client.run_all(requests)
+        with suppress(ReliqError):
+            self._client.run_all(requests)
 
     def _find_hot(self, offers: list[Offer]) -> None:
         """Look at every queue once a second, and at those that wait for a suspect when one has ended."""
@@ -225,7 +227,7 @@ class Fetcher:
         # In an idle second the look at every queue, and what else is due, go along with the wait: one round trip for all.
         looked = [one for one in opened if one.look_at <= time.monotonic()] if self._idle else []
         looks, all_seen = [one.look(self._name) for one in looked], self._idle and len(opened) == len(self._queues)
-        along = self._heartbeat.soon() if self._idle else []
+        along = self._heartbeat.soon() if self._idle else self._served.doubts() if self._served.puzzled else []
         if not self._inflight.watch(others):
             return
         began = time.monotonic()
@@ -262,9 +264,9 @@ class Fetcher:
         asked = shared_out(hot, self._order) if len(hot) > 1 else hot
         if len(hot) == 1:  # rounds without claims do not count
             self._order.order([hot[0][0].name])
-        requests = [one.claim(part, self._name) for one, part in asked]
-        sent_at = time.monotonic()
-        answers = self._client.run_all([*self._reader.requests(reads), *requests])
+        requests, sent_at = [one.claim(part, self._name) for one, part in asked], time.monotonic()
+        doubts = self._served.doubts() if self._served.puzzled else []
+        answers = self._client.run_all([*self._reader.requests(reads), *requests, *doubts])
         failures = self._claimed(asked, answers[len(reads) :], sent_at)
         failures += self._reader.take(reads, answers[: len(reads)])
         self._reader.start()
@@ -277,11 +279,12 @@ class Fetcher:
         """Update queues from the answers of claims; return those that failed."""
         at = time.monotonic()
         failures: list[tuple[Keys, Exception]] = []
-        for (one, _), answer in zip(asked, answers, strict=True):
+        for (one, _), answer in zip(asked, answers, strict=False):
             if isinstance(answer, Exception):
                 failures.append((one.keys, answer))
                 continue
             self._note(one, answer, at)
+            self._served.puzzled |= not (answer.claimed or answer.behind or one.unsure or one.keyed)
             one.answered(answer)
             self._order.took(one.name, len(answer.claimed) / one.handler.batch, one.handler.settings.weight)
             self._reader.add(deliveries_of(answer.claimed, one.handler, sent_at, one.keys))

@@ -13,6 +13,7 @@ from reliq.distribution import VERSION
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.ids import token
 from reliq.roster import BEAT_SECONDS, SLOTS_LIMIT, Slot, Worker
+from reliq.worker.declared import write_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ class Heartbeat:
     Writes this process' record, and takes it away at a clean stop.
 
     A request for stacks is taken along with it, and what this process must know of others: how many shards its queues
-    have by now, and how many workers there are.
+    have by now, which have keys, and how many workers there are.
 
     Args:
         last_claim_at: says when the last claim round was completed, by the monotonic clock.
@@ -71,6 +72,7 @@ class Heartbeat:
             if not self._run([stacks.write_report(self._id, self._report())]):
                 return BEAT_AGAIN_SECONDS
             self._told = asked
+        write_limits(self._client, self._served)
         rest = self._beat_at + BEAT_SECONDS - time.monotonic()
         if rest > 0:
             return rest
@@ -100,7 +102,7 @@ class Heartbeat:
         return [*commands.write_worker(self._record()), stacks.take_request(self._id, self._note_request)]
 
     def _questions(self) -> list[Command[Any]]:
-        """Return what asks for the shards of the queues, and for the number of workers where a queue is sharded."""
+        """Return what asks for the shards and keys of the queues, and for the number of workers where a queue is sharded."""
         questions = self._served.questions()
         if any(map(self._served.is_sharded, self._queues)):
             questions.append(commands.workers_alive(time.time(), self._note_workers))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from reliq.worker.claims import QueueClaims
 from reliq.worker.delivery import HandlerCall
 from reliq.worker.slots import SlotTable
+from reliq.worker.slots_by_key import slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -32,8 +33,7 @@ class Inflight:
     """
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
-        self.concurrency = concurrency
-        self.started, self.closed = 0, False
+        self.concurrency, self.started, self.closed = concurrency, 0, False
         self.call_loop: Callable[[], None] = lambda: None
         self.nudge = self.call_loop
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class Inflight:
         self._roomier = threading.Condition(self._lock)  # more can be claimed
         self._fewer = threading.Condition(self._lock)  # something ended
         self._some = threading.Condition(self._lock)  # something is held
-        self._table = SlotTable(handlers, concurrency)
+        self._table = SlotTable({one.queue.name: slots_of(one, concurrency) for one in handlers}, concurrency)
         self._deliveries: dict[HeldDelivery, None] = {}  # in the order of their claims
         self._plain_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no thread yet
         self._async_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no task yet

@@ -52,8 +52,9 @@ class Scheduler:
         handlers: Sequence[Handler],
         buried: Callable[[], None],
         is_behind: Callable[[Keys], bool] = lambda _keys: False,
+        is_keyed: Callable[[str], bool] = lambda _name: False,
     ) -> None:
-        self._client, self._buried, self._is_behind = client, buried, is_behind
+        self._client, self._buried, self._is_behind, self._is_keyed = client, buried, is_behind, is_keyed
         self._lease_seconds = {handler.queue.name: handler.lease_seconds for handler in handlers}
         self._lock = threading.Lock()
         self._due: dict[DueMove, float] = {}
@@ -120,9 +121,10 @@ class Scheduler:
                 self._due[move] = at
 
     def _call(self, move: DueMove, limit: int) -> Call[Any]:
+        keyed = self._is_keyed(move.keys.name)
         if move.verb == "promote":
-            return transitions.promote(move.keys, limit=limit)
-        return transitions.reclaim(move.keys, limit=limit, spare_leases=self._spares(move.keys))
+            return transitions.promote(move.keys, limit=limit, keyed=keyed)
+        return transitions.reclaim(move.keys, limit=limit, spare_leases=self._spares(move.keys), keyed=keyed)
 
     def _wait(self, move: DueMove, answer: Any, limit: int) -> float | None:
         """Return the seconds until `move`, which moved `limit` at most, is due again; None when nothing is."""

@@ -1,12 +1,13 @@
-"""Which shards this process works on: those that each of its queues has, by the map that it read last."""
+"""Which shards this process works on, and which of its queues have keys: by what it read last."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reliq.errors import RedisUnavailableError
-from reliq.shardmap import UNSHARDED, ShardMap, shard_map
+from reliq.shardmap import UNSHARDED, ShardMap, declaration, shard_map
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from reliq.client.client import Client
     from reliq.handlers.handler import Handler
     from reliq.keys import Keys
+    from reliq.limits import Limits
+    from reliq.queue import Queue
+
+#: Whether queues have keys by now is asked at most this often when a wake token brought nothing.
+DOUBT_SECONDS = 1.0
 
 
 class Served:
@@ -22,11 +28,20 @@ class Served:
     The shards of the handlers' queues in the Redis of the worker; a queue that is not sharded has one.
 
     Whoever runs `questions` by a client of that Redis brings it up to date.
+
+    Attributes:
+        has_news: what was read last is not what was known; whoever has taken it up says so.
+        puzzled: a wake token has brought nothing: what it was for may have a key, which nobody here knows of.
     """
 
     def __init__(self, handlers: Sequence[Handler]) -> None:
         self.handlers = handlers
+        self.has_news = self.puzzled = False
+        self._doubted_at = float("-inf")
         self._maps = {handler.queue.name: UNSHARDED for handler in handlers}
+        self._limits = {handler.queue.name: handler.queue.limits for handler in handlers if handler.queue.limits}
+        self._unwritten = set(self._limits)  # whose limits Redis may not have from this process' start
+        self._declared: dict[str, str | None] = {}  # as `declaration` has answered; without an answer nothing
 
     def shards(self) -> dict[Keys, Handler]:
         """Return every shard with its handler."""
@@ -44,14 +59,18 @@ class Served:
         """Return whether the queue of a name is about to have more shards, or fewer."""
         return self._maps[name].was != self._maps[name].n
 
+    def is_keyed(self, name: str) -> bool:
+        """Return whether messages of a queue may have keys, or are limited: it declares limits, or Redis has some."""
+        return name in self._limits or self._declared.get(name) is not None
+
     def read(self, client: Client) -> None:
         """
-        Read how many shards the queues have; who may not read it works on one of each.
+        Read how many shards the queues have, and which have keys; who may not read it works on one of each.
 
         A queue whose node is away is asked again by the heartbeat: it keeps the worker from no other.
 
         Raises:
-            ConfigurationError: a queue has not as many as it must have.
+            ConfigurationError: a queue has not as many as it must have, or several although it declares limits.
             RedisUnavailableError: no node can be asked.
         """
         asked = [handler.queue for handler in self.handlers if not handler.queue.keys.bare]
@@ -59,19 +78,64 @@ class Served:
         away = [answer for answer in answers if isinstance(answer, RedisUnavailableError)]
         if away and len(away) == len(answers):
             raise away[0]
-        for queue, answer in zip(asked, answers, strict=True):
+        for queue, answer in zip(asked, answers[: len(asked)], strict=True):
             if not isinstance(answer, RedisUnavailableError):
                 queue.known_shards.check(self._maps[queue.name])
+            if queue.limits:
+                self._maps[queue.name].check_is_one(queue.name)
 
     def questions(self) -> list[Command[Any]]:
-        """Return what asks how many shards there are; the answers are noted when a client reads them."""
-        return [self._question(handler.queue.keys) for handler in self.handlers if not handler.queue.keys.bare]
+        """Return what asks how many shards there are, and which queues have keys; it is noted when a client reads the answers."""
+        maps = [self._map_question(handler.queue.keys) for handler in self.handlers if not handler.queue.keys.bare]
+        return [*maps, *self._key_questions()]
 
-    def _question(self, keys: Keys) -> Command[Any]:
+    def doubts(self) -> list[Command[Any]]:
+        """Return what asks which queues have keys by now, because a wake token has brought nothing; once a second at most."""
+        now = time.monotonic()
+        if now - self._doubted_at < DOUBT_SECONDS:
+            return []
+        self.puzzled, self._doubted_at = False, now
+        return self._key_questions()
+
+    def undeclared(self) -> list[tuple[Queue[Any], Limits]]:
+        """Return queues whose limits Redis may not have: none was written since the start, or Redis has lost them."""
+        return [
+            (handler.queue, handler.queue.limits)
+            for handler in self.handlers
+            if handler.queue.limits and (handler.queue.name in self._unwritten or self._has_lost(handler.queue.name))
+        ]
+
+    def declared(self, name: str, limits: Limits) -> None:
+        """Note that Redis has the limits of a queue."""
+        self._unwritten.discard(name)
+        self._declared[name] = limits.declared
+
+    def _has_lost(self, name: str) -> bool:
+        return name in self._declared and not self._declared[name]
+
+    def _map_question(self, keys: Keys) -> Command[Any]:
         question = shard_map(keys)
 
         def noted(reply: Any) -> ShardMap:
-            found = self._maps[keys.name] = question.parse(reply)
+            found = question.parse(reply)
+            self.has_news = self.has_news or found != self._maps[keys.name]
+            self._maps[keys.name] = found
+            return found
+
+        return replace(question, parse=noted)
+
+    def _key_questions(self) -> list[Command[Any]]:
+        """Return what asks which queues have keys: those with one shard, for others have none."""
+        served = [handler.queue.keys for handler in self.handlers]
+        return [self._key_question(keys) for keys in served if not (keys.bare or self.is_sharded(keys.name))]
+
+    def _key_question(self, keys: Keys) -> Command[Any]:
+        question = declaration(keys)
+
+        def noted(reply: Any) -> str | None:
+            found = question.parse(reply)
+            self.has_news = self.has_news or found != self._declared.get(keys.name)
+            self._declared[keys.name] = found
             return found
 
         return replace(question, parse=noted)

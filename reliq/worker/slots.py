@@ -36,7 +36,7 @@ from reliq.transitions import Suspects
 from reliq.worker.claims import Capacity, QueueClaims
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from reliq.handlers.handler import Handler
     from reliq.worker.delivery import HeldDelivery
@@ -74,7 +74,7 @@ class QueueSlots:
         cap = handler.settings.concurrency
         self.is_async = handler.is_async
         self.limit = concurrency if cap is None else min(cap, concurrency)
-        self.batch, self._linger = handler.batch, handler.linger_seconds
+        self.batch, self.linger = handler.batch, handler.linger_seconds
         self.waiting: deque[HeldDelivery] = deque()
         self.queued = self.running = self.ended = 0
         self.pace: float | None = None
@@ -92,11 +92,23 @@ class QueueSlots:
         """The queue's suspects here, as the next claim needs them."""
         return Suspects(self.limit, len(self.rooms), min(self.rooms, default=self.limit))
 
-    def meet_suspects(self, deliveries: Iterable[HeldDelivery]) -> None:
-        """Count the suspects among what was claimed."""
+    @property
+    def rest(self) -> int:
+        """How many more messages the batch takes that is being gathered."""
+        return -self.queued % self.batch
+
+    def add(self, deliveries: Sequence[HeldDelivery]) -> None:
+        """Count what was claimed, and the suspects among it."""
+        self.queued += len(deliveries)
         for held in deliveries:
             if held.delivery.claimed.deaths:
                 self.rooms.append(Suspects.room(held.delivery.claimed, self.limit))
+
+    def drop(self, held: HeldDelivery) -> None:
+        """Count what is withdrawn no more."""
+        self.queued -= 1
+        self.ended += 1
+        self.part_from_suspects([held])
 
     def part_from_suspects(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Give room to others: the suspects among these have ended, gone back, or overrun their time."""
@@ -134,7 +146,7 @@ class QueueSlots:
         """Return when the next call may start: a batch lingers for more, unless it is full."""
         if self.waiting[0].must_start or len(self.waiting) >= self.batch:
             return 0.0
-        return self.waiting[0].held_since + self._linger
+        return self.waiting[0].held_since + self.linger
 
     def take(self) -> list[HeldDelivery]:
         """Give a slot to the next call and return its messages: what must not wait is called alone."""
@@ -143,8 +155,7 @@ class QueueSlots:
         deliveries = [first]
         while len(deliveries) < self.batch and not first.must_start and waiting and not waiting[0].must_start:
             deliveries.append(waiting.popleft())
-        self.queued -= len(deliveries)
-        self.running += 1
+        self._start(deliveries)
         return deliveries
 
     def put_back(self, deliveries: Sequence[HeldDelivery]) -> None:
@@ -152,6 +163,10 @@ class QueueSlots:
         self.waiting.extendleft(reversed(deliveries))
         self.queued += len(deliveries)
         self.running -= 1
+
+    def _start(self, deliveries: Sequence[HeldDelivery]) -> None:
+        self.queued -= len(deliveries)
+        self.running += 1
 
 
 class SlotTable:
@@ -166,9 +181,9 @@ class SlotTable:
         loop_late: the event loop does not answer.
     """
 
-    def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
+    def __init__(self, queues: Mapping[str, QueueSlots], concurrency: int) -> None:
         self._concurrency = self._free = concurrency
-        self.queues = {handler.queue.name: QueueSlots(handler, concurrency) for handler in handlers}
+        self.queues = queues
         self._batching = [slots for slots in self.queues.values() if slots.batch > 1]
         self.queued = self.refill_at = 0
         self.started_at = 0.0
@@ -186,8 +201,7 @@ class SlotTable:
     def add(self, deliveries: Sequence[HeldDelivery]) -> None:
         """Count what was claimed of one queue."""
         slots = self.queues[deliveries[0].queue]
-        slots.queued += len(deliveries)
-        slots.meet_suspects(deliveries)
+        slots.add(deliveries)
         self.queued += len(deliveries)
 
     def next_call(self, now: float) -> list[HeldDelivery]:
@@ -234,11 +248,8 @@ class SlotTable:
     def withdraw(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Remove `deliveries`, which are settling, from their queues."""
         for held in deliveries:
-            slots = self.queues[held.queue]
-            slots.queued -= 1
-            slots.ended += 1
+            self.queues[held.queue].drop(held)
             self.queued -= 1
-            slots.part_from_suspects([held])
         for slots in self.queues.values():
             slots.waiting = deque(held for held in slots.waiting if not held.settling)
 
@@ -280,5 +291,5 @@ class SlotTable:
         own = max(0, slots.limit - calls)
         direct = max(0, min(free, own))
         gathers = free >= 0 and calls <= slots.limit
-        rest = -slots.queued % slots.batch if gathers else 0
+        rest = slots.rest if gathers else 0
         return Capacity(direct, ahead, not direct and own > 0, slots.batch, rest, slots.suspects)

@@ -22,6 +22,9 @@ ENDING = Queue("ending", str, retries=1)
 STUCK = Queue("stuck", int, retries=0)
 LASTING = Queue("lasting", float, retries=3)
 GATHERED = Queue("gathered", str)
+ORDERED = Queue("ordered", str, retries=3, ordered=True)
+KEPT = Queue("kept", str, retries=3, per_key=1)
+LIMITED = Queue("limited", int, rate="100/s", burst=5)
 
 consumer = Consumer()
 
@@ -83,6 +86,20 @@ def gathered(bodies: list[str]) -> None:
 def stuck(body: int, job: Job[int]) -> None:
     note("started", str(os.getpid()))
     sum(10**8 for _ in iter(int, 1)) if body == 1 else pow(7, 10**9)  # forever, holding the interpreter when 2
+
+
+def hold_first(body: str, job: Job[str]) -> None:
+    """Hold what is called `held` for ever at its first attempt."""
+    note("started", f"{body} {job.attempt}")
+    note("pid", str(os.getpid()))
+    while body == "held" and job.attempt == 1:
+        time.sleep(0.01)
+    note("done", body)
+
+
+consumer.handler(LIMITED)(lambda body: None)
+consumer.handler(ORDERED, lease=2)(hold_first)
+consumer.handler(KEPT, lease=600)(hold_first)
 
 
 @consumer.handler(LARGE)

@@ -343,7 +343,7 @@ def test_an_exporter_is_refused_bodies_letters_and_every_change(login, url):
 def made_by(path):
     """The scripts and commands that a module makes by their names, such as `transitions.ack` and `commands.bodies`."""
     homes = {"transitions": set(script_names()), "ids": {"check_ids", "check_keys"}}
-    homes |= {"shardmap": {"shard_map", "map_text"}, "lanes": {"remember"}}
+    homes |= {"shardmap": {"shard_map", "map_text", "declaration"}, "lanes": {"remember"}}
     homes |= {
         home.__name__.rpartition(".")[2]: set(vars(home))
         for home in (commands, crons, minutes, stacks, queries, key_queries, queue_queries, server)

@@ -41,6 +41,21 @@ def test_a_count_that_is_beyond_all_measure_stops_nothing(leases, queue, client,
     assert {one.id for one in others} <= {one.id for one in again}
 
 
+def test_what_a_process_holds_of_keys_goes_back_to_the_heads_of_their_lines(leases, queue, client):
+    for body in ("a0", "a1", "a2", "b0"):
+        queue.publish(body, id=body, key=body[0])
+    queue.publish("plain", id="plain")
+    queue.moves.claim(CallNumber(LANE, 1), limit=4, lease_ms=60_000, keyed=True)
+    (shard,) = leases.shards(["q"])
+
+    held = leases.held(shard, LANE)
+    leases.release(shard, held)
+
+    assert {one.id: one.key for one in held} == {"a0": "a", "a1": "a", "b0": "b", "plain": ""}
+    assert client.lrange(queue.keys.line("a"), 0, -1) == [b"a2", b"a1", b"a0"]
+    assert client.zcard(queue.keys.held) == 0
+
+
 def test_nothing_that_goes_wrong_there_ends_a_supervisor_and_other_queues_are_settled(url, tmp_path, caplog):
     consumer, queue = Consumer(url), Queue("good", str, url=url)
     for one in (Queue("bad", str, url=url), queue):

@@ -69,11 +69,11 @@ _TO_RESHARD = ("arrive", "ask", "cancel", "depart", "leave", "remap")
 _TRANSITIONS: dict[Role, tuple[str, ...]] = {
     "producer": ("publish", "ask"),
     "consumer": (
-        *(*_TO_RESHARD, "ack", "claim", "collect", "counts", "extend", "lines", "nack"),
+        *(*_TO_RESHARD, "ack", "claim", "collect", "counts", "extend", "limit", "lines", "nack"),
         *("promote", "reclaim", "register", "release", "snooze", "tick", "tidy"),
     ),
     "operator": (
-        *("counts", "forget", "lines", "publish", "purge", "redrive", "reschedule", "sleep"),
+        *("counts", "forget", "limit", "lines", "publish", "purge", "redrive", "reschedule", "sleep"),
         *_TO_RESHARD,
     ),
     "viewer": ("counts", "lines"),
@@ -93,12 +93,18 @@ def _reads(use: Use) -> bool:
     return command in ONLY_READ or not key
 
 
-_TO_PUBLISH = (commands.register, shardmap.shard_map, commands.worker_ids, commands.worker_records)
+_TO_PUBLISH = (
+    commands.register,
+    commands.worker_ids,
+    commands.worker_records,
+    shardmap.shard_map,
+    shardmap.declaration,
+)
 _TO_LOOK = (
     *(commands.body_start, commands.state_words, commands.retries_left, commands.scores, commands.first_score),
     *(commands.held_sample, commands.end_of, commands.due_count),
     *(commands.registry_size, commands.registry_page, commands.server_facts, commands.server_ms),
-    *(shardmap.shard_map, crons.cron_states),
+    *(shardmap.shard_map, shardmap.declaration, crons.cron_states),
 )
 COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
     "producer": (*_TO_PUBLISH, lanes.remember),

@@ -1,0 +1,50 @@
+"""A process is killed with -9 while it holds the place of a key: the key is served again."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from waiting import eventually
+
+HERE = Path(__file__).parent
+
+
+def test_a_key_is_served_again_when_the_lease_of_what_held_it_ends(jobs, environment, client):
+    """Nobody speaks for a process without a supervisor; another one takes its message back."""
+    jobs.ORDERED.publish("held", key="a")
+    jobs.ORDERED.publish("after", key="a")
+    program = "from jobs import consumer; consumer.run(queues=['ordered'])"
+    first, second = None, None
+    try:
+        first = subprocess.Popen([sys.executable, "-c", program], cwd=HERE, env=environment)
+        eventually(lambda: client.sismember("note:started", "held 1"), "the first message runs")
+        second = subprocess.Popen([sys.executable, "-c", program], cwd=HERE, env=environment)
+        first.kill()
+
+        eventually(lambda: client.scard("note:done") == 2, "both are done")
+    finally:
+        for one in (first, second):
+            if one is not None:
+                one.kill()
+                one.wait()
+
+    assert client.sismember("note:started", "held 2")
+    assert jobs.ORDERED.counts().waiting == 0
+
+
+def test_the_supervisor_ends_the_lease_of_what_held_a_key_at_once(worker, jobs, client):
+    """The message pays for the end of its process: it is not given back, but its key does not wait for ten minutes."""
+    id = jobs.KEPT.publish("held", key="a").id
+    jobs.KEPT.publish("after", key="a")
+    worker("--queue", "kept")
+    eventually(lambda: client.sismember("note:started", "held 1"), "the handler runs")
+    until = client.zscore(jobs.KEPT.keys.unack, id)
+
+    (pid,) = client.smembers("note:pid")
+    os.kill(int(pid), signal.SIGKILL)
+
+    eventually(lambda: client.zscore(jobs.KEPT.keys.unack, id) < time.time() + 1 < until, "its lease is over")
+    assert client.scard("note:done") == 0

@@ -1,0 +1,125 @@
+"""Receiving from a queue whose messages have keys, or that has limits."""
+
+import asyncio
+import time
+
+import pytest
+
+from reliq import ConfigurationError, Outgoing, Queue
+from reliq.shardmap import ShardMap
+
+SLEEP_SECONDS = 0.3
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def receive(request):
+    """Receive, blocking or async, and do `work` with the jobs."""
+
+    def blocking(queue, work, **options):
+        with queue.receive(**options) as jobs:
+            return work(jobs)
+
+    def asynchronous(queue, work, **options):
+        async def once():
+            try:
+                async with queue.areceive(**options) as jobs:
+                    return work(jobs)
+            finally:
+                await queue.aclose()
+
+        return asyncio.run(once())
+
+    return blocking if request.param == "blocking" else asynchronous
+
+
+@pytest.fixture
+def make_queue(url):
+    return lambda **options: Queue("q", str, url=url, **options)
+
+
+def rows(jobs):
+    return [(job.key, job.body) for job in jobs]
+
+
+def publish(queue, *bodies):
+    """Publish bodies, each with its first letter as the key."""
+    queue.publish_many([Outgoing(body=body, key=body[0]) for body in bodies])
+
+
+def test_a_process_that_has_known_the_queue_without_keys_receives_what_has_one_at_once(make_queue, receive):
+    queue = make_queue()
+    queue.publish("plain")
+    assert receive(queue, rows) == [(None, "plain")]
+
+    publish(make_queue(), "a0", "b0")
+
+    assert sorted(receive(queue, rows, limit=5)) == [("a", "a0"), ("b", "b0")]
+
+
+def test_of_an_ordered_key_one_message_is_received_at_a_time(make_queue, receive):
+    queue = make_queue(ordered=True)
+    publish(queue, "a0", "a1", "b0")
+
+    def meanwhile(jobs):
+        others = Queue("q", str, url=queue.target, ordered=True)
+        with others.receive(limit=5) as more:
+            return rows(jobs), rows(more)
+
+    assert receive(queue, meanwhile, limit=5) == ([("a", "a0"), ("b", "b0")], [])
+    assert receive(queue, rows, limit=5) == [("a", "a1")]
+
+
+def test_the_limits_that_a_queue_declares_are_written_by_its_first_receive(make_queue, receive, client):
+    queue = make_queue(per_key=2)
+
+    assert receive(queue, rows) == []
+
+    assert client.hget(queue.keys.limits, "per_key") == b"2"
+    before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    receive(queue, rows)
+    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 3  # promote, reclaim, claim
+
+
+def test_a_receive_waits_for_what_a_rate_permits(make_queue, receive):
+    queue = make_queue(rate="5/s", burst=1)
+    queue.publish_many(["0", "1"])
+    began = time.monotonic()
+
+    taken = [receive(queue, rows, wait=10) for _ in range(2)]
+
+    assert taken == [[(None, "0")], [(None, "1")]]
+    assert time.monotonic() - began >= 0.2 - 0.001
+
+
+def test_a_job_that_was_rate_limited_goes_back_and_its_key_sleeps(make_queue, receive):
+    queue = make_queue(ordered=True)
+    publish(queue, "a0", "a1", "b0")
+
+    def answer(jobs):
+        next(job for job in jobs if job.key == "a").rate_limited(delay=SLEEP_SECONDS, reason="429")
+        return time.monotonic()
+
+    slept_at = receive(queue, answer, limit=5)
+    assert receive(queue, rows, limit=5) == []
+
+    assert receive(queue, rows, limit=5, wait=10) == [("a", "a0")]
+    assert time.monotonic() - slept_at >= SLEEP_SECONDS
+
+
+def test_a_queue_of_several_shards_that_declares_limits_is_not_received_from(make_queue, receive, client):
+    queue = make_queue(ordered=True)
+    client.set(queue.keys.map, ShardMap(1, 4, 4).text)
+
+    with pytest.raises(ConfigurationError, match="'q' has 4 shards, and limits hold for a queue of one"):
+        receive(queue, rows)
+
+
+def test_a_receive_of_a_queue_without_keys_takes_one_question_along_with_its_looks(make_queue, receive, commands):
+    queue = make_queue()
+    receive(queue, rows)
+    before = commands()
+
+    receive(queue, rows)
+
+    more = {name: calls - before.get(name, 0) for name, calls in commands().items()}
+    assert (more["evalsha"], more["hmget"]) == (3, 1)

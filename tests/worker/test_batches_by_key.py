@@ -1,0 +1,119 @@
+"""`batch_by_key`: the messages of a batch have one key, or none."""
+
+from collections import Counter
+
+import pytest
+
+from reliq import ConfigurationError, Layout, Outgoing, Queue
+from reliq.events import Acked, Claimed, Released
+
+LONG = 60.0
+
+
+@pytest.fixture
+def batches(consumer):
+    """Register a handler of batches by key; return the keys of each batch, in the order of their calls."""
+
+    def make(queue, **options):
+        calls = []
+        consumer.handler(queue, batch_by_key=True, **options)(lambda bodies, jobs: calls.append([j.key for j in jobs]))
+        return calls
+
+    return make
+
+
+def publish(queue, *keys):
+    queue.publish_many([Outgoing(body="x", key=key) for key in keys])
+
+
+def test_a_batch_holds_messages_of_one_key_and_is_full_where_there_are_enough(make_queue, start, recorder, batches):
+    queue = make_queue()
+    calls = batches(queue, batch=10, linger=LONG)
+    publish(queue, *"abcd" * 20)
+
+    start(concurrency=2)
+
+    recorder.wait_for(Acked, 80)
+    assert Counter(map(tuple, calls)) == {(key,) * 10: 2 for key in "abcd"}
+
+
+def test_messages_without_a_key_come_together(make_queue, start, recorder, batches):
+    queue = make_queue()
+    calls = batches(queue, batch=4, linger=LONG)
+    publish(queue, *"aa", None, None, *"aa", None, None)
+
+    start(concurrency=1)
+
+    recorder.wait_for(Acked, 8)
+    assert sorted(calls, key=str) == [["a"] * 4, [None] * 4]
+
+
+def test_in_a_queue_without_keys_it_is_a_batch_as_any(make_queue, start, recorder, batches):
+    queue = make_queue()
+    calls = batches(queue, batch=5, linger=LONG)
+    publish(queue, *[None] * 10)
+
+    start(concurrency=1)
+
+    recorder.wait_for(Acked, 10)
+    assert calls == [[None] * 5] * 2
+
+
+def test_a_batch_that_is_not_full_starts_when_it_has_lingered_beside_others(make_queue, start, recorder, batches):
+    queue = make_queue()
+    calls = batches(queue, batch=10, linger=0.2)
+    publish(queue, *"abc" * 3)
+
+    start(concurrency=4)
+
+    recorder.wait_for(Acked, 9)
+    assert Counter(map(tuple, calls)) == {(key,) * 3: 1 for key in "abc"}
+
+
+def test_what_comes_while_a_batch_lingers_goes_with_its_key(make_queue, start, recorder, batches):
+    queue = make_queue()
+    calls = batches(queue, batch=2, linger=LONG)
+    publish(queue, "z", "z")  # it has keys
+    start(concurrency=4)
+    recorder.wait_for(Acked, 2)
+    for claimed, key in enumerate("abba", 3):
+        queue.publish("x", key=key)
+        recorder.wait_for(Claimed, claimed)
+
+    recorder.wait_for(Acked, 6)
+    assert calls == [["z", "z"], ["b", "b"], ["a", "a"]]
+
+
+def test_no_more_keys_are_claimed_than_there_are_slots(make_queue, start, recorder, batches, consumer, gate):
+    """Messages of other keys would wait in vain, and go back."""
+    queue, seen = make_queue(), []
+    consumer.handler(queue, batch=5, batch_by_key=True, linger=0.05)(
+        lambda bodies, jobs: (seen.append(jobs[0].key), gate.pass_through())
+    )
+    publish(queue, *[f"k{number}" for number in range(40)] * 2)
+
+    start(concurrency=3)
+    gate.wait_for(3)
+
+    assert len(recorder.ids(Claimed)) <= 3 * 5
+    assert len(set(seen)) == 3
+    assert recorder.of(Released) == []
+    gate.open()
+    recorder.wait_for(Acked, 80)
+
+
+def test_a_batch_by_key_is_refused_where_it_makes_no_sense(consumer, make_queue, url):
+    refused = {
+        "give batch too": (make_queue(), {}),
+        "never has 2; give batch=1": (make_queue(ordered=True), {"batch": 2}),
+        "at most 3 messages of a key at once": (make_queue(per_key=3), {"batch": 4}),
+        "in the layout .* has none": (Queue("q", str, layout=Layout.hdt3213(), url=url), {"batch": 2}),
+        "of several shards has none": (make_queue(shards=4), {"batch": 2}),
+    }
+    for why, (queue, options) in refused.items():
+        with pytest.raises(ConfigurationError, match=why):
+            consumer.handler(queue, batch_by_key=True, **options)(lambda bodies: None)
+    with pytest.raises(ConfigurationError, match="batch_by_key must be True or False"):
+        consumer.handler(make_queue(), batch=2, batch_by_key="yes")(lambda bodies: None)
+
+    consumer.handler(make_queue(per_key=3), batch=3, batch_by_key=True)(lambda bodies: None)

@@ -1,0 +1,147 @@
+"""`RateLimited`: a handler whose other side takes no more puts its key to sleep, or its queue, and spends no retry."""
+
+import asyncio
+import logging
+import time
+from datetime import timedelta
+
+import pytest
+
+from reliq import ConfigurationError, Outgoing, RateLimited
+from reliq.events import Acked, Handled, Released, Snoozed, Throttled
+from reliq.logs.observer import LogObserver
+from reliq.settings import HandlerSettings
+from reliq.settlement import raised
+
+LONG = 60.0
+#: For how long a key sleeps. That is asserted as a lower bound alone.
+SLEEP_SECONDS = 0.3
+
+
+@pytest.fixture(params=["plain", "async", "batch"])
+def register(request, consumer):
+    """Register a plain function of a body and its job as a handler of each kind."""
+
+    def make(queue, function):
+        if request.param == "plain":
+            consumer.handler(queue)(function)
+        elif request.param == "async":
+
+            async def handle(body, job):
+                return await asyncio.to_thread(function, body, job)
+
+            consumer.handler(queue)(handle)
+        else:
+            consumer.handler(queue, batch=1)(lambda bodies, jobs: function(bodies[0], jobs[0]))
+
+    return make
+
+
+@pytest.mark.parametrize("how", ["raised", "returned"])
+def test_a_key_whose_handler_was_rate_limited_sleeps_and_the_others_go_on(
+    make_queue, start, recorder, register, client, how
+):
+    queue, seen = make_queue(ordered=True), []
+
+    def handle(body, job):
+        seen.append((body, job.attempt, job.retries_left, time.monotonic()))
+        if body == "a0" and [one for one, *_ in seen].count("a0") == 1:
+            answer = RateLimited(delay=SLEEP_SECONDS, reason="429")
+            if how == "raised":
+                raise answer
+            return answer
+        return None
+
+    for body in ("a0", "a1", "b0", "b1"):
+        queue.publish(body, key=body[0], retries=5)
+    register(queue, handle)
+    start()
+
+    recorder.wait_for(Acked, 4)
+    (told,) = recorder.of(Throttled)
+    assert (told.keys, told.seconds) == (("a",), SLEEP_SECONDS)
+    assert [body for body, *_ in seen if body[0] == "a"] == ["a0", "a0", "a1"]  # it goes back to the head
+    first, again = [row for row in seen if row[0] == "a0"]
+    assert first[1:3] == again[1:3] == (1, 5)
+    assert again[3] - first[3] >= SLEEP_SECONDS
+    assert [(event.failed, event.error) for event in recorder.of(Handled, outcome="rate_limited")] == [(False, "429")]
+    assert recorder.of(Released) == []
+    assert client.zcard(queue.keys.asleep) == 0
+
+
+def test_a_message_without_a_key_puts_its_queue_to_sleep(make_queue, consumer, start, recorder):
+    queue, starts = make_queue(concurrency=1), []
+
+    @consumer.handler(queue)
+    def handle(body, job):
+        starts.append((body, time.monotonic()))
+        if len(starts) == 1:
+            raise RateLimited(delay=timedelta(seconds=SLEEP_SECONDS))
+
+    queue.publish("any")
+    queue.publish("keyed", key="a")
+    start()
+
+    recorder.wait_for(Acked, 2)
+    (told,) = recorder.of(Throttled)
+    assert told.keys == ("",)
+    assert starts[1][1] - starts[0][1] >= SLEEP_SECONDS
+
+
+def test_each_message_of_a_batch_may_answer_that_it_was_rate_limited(make_queue, consumer, start, recorder):
+    queue, calls = make_queue(per_key=5), []
+
+    @consumer.handler(queue, batch=4, linger=LONG)
+    def handle(bodies):
+        calls.append(sorted(bodies))
+        return [RateLimited(LONG) if body == "a" else RateLimited(LONG * 2) if body == "b" else None for body in bodies]
+
+    queue.publish_many([Outgoing(body=key, key=key) for key in "abcd"])
+    start(concurrency=1)
+
+    recorder.wait_for(Acked, 2)
+    recorder.wait_for(Throttled, 2)
+    assert {(one.keys, one.seconds) for one in recorder.of(Throttled)} == {(("a",), LONG), (("b",), 2 * LONG)}
+    assert calls == [["a", "b", "c", "d"]]
+    counts = queue.counts()
+    assert (counts.waiting, counts.unack) == (2, 0)
+
+
+def test_in_a_queue_without_keys_the_message_alone_waits(queue, consumer, start, recorder):
+    @consumer.handler(queue)
+    def handle(body):
+        if body == "limited":
+            raise RateLimited(delay=LONG)
+
+    queue.publish_many(["limited", "others", "others"], chunk=3)
+    start()
+
+    recorder.wait_for(Acked, 2)
+    recorder.wait_for(Snoozed)
+    assert recorder.of(Throttled) == []
+    assert queue.counts().pending == 1
+
+
+def test_a_key_that_sleeps_is_told_in_the_log(make_queue, consumer, start, recorder, caplog):
+    caplog.set_level(logging.INFO, "reliq")
+    consumer.observers.append(LogObserver())
+    queue = make_queue(ordered=True)
+
+    @consumer.handler(queue)
+    def handle(body):
+        raise RateLimited(delay=LONG)
+
+    queue.publish("x", key="tenant-7")
+    start()
+
+    recorder.wait_for(Throttled)
+    assert "q: rate limited, for 60 s: key tenant-7" in caplog.messages
+
+
+def test_a_wait_that_is_none_is_refused_and_one_of_nothing_is_the_shortest():
+    with pytest.raises(ConfigurationError, match="delay must be seconds"):
+        raised(RateLimited(delay="soon"), 1, HandlerSettings())
+    with pytest.raises(ConfigurationError, match="delay must be 0 to"):
+        raised(RateLimited(delay=-1), 1, HandlerSettings())
+
+    assert raised(RateLimited(delay=0), 1, HandlerSettings()).delay_ms == 1  # 0 would be served again at once
