@@ -1,0 +1,26 @@
+"""
+Check the manifests of KEDA and of the Prometheus operator against models of their resources, as .ci/deployment does.
+
+    python tests/deployment/custom_resources.py
+
+The models come with .ci/lock.txt. They take fields that they do not know: what comes back of a manifest must be all of it.
+"""
+
+import yaml
+from cloudcoil.models.keda.v1alpha1 import ScaledObject
+from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
+from manifests import read, rules
+
+
+def check(model, manifest):
+    """End the program when a field is wrong or unknown."""
+    back = model.model_validate(manifest).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    if back != manifest:
+        raise SystemExit(f"{manifest['kind']}: a field is unknown, only this is known: {back}")
+    print(f"{manifest['kind']}: valid")
+
+
+if __name__ == "__main__":
+    check(ScaledObject, read("scaledobject.yaml")["ScaledObject"])
+    check(PodMonitor, read("podmonitor.yaml")["PodMonitor"])
+    check(PrometheusRule, yaml.safe_load(rules().stdout))
