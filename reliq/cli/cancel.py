@@ -6,22 +6,7 @@ import typer
 
 import reliq.admin
 from reliq.admin.places import CANCELLABLE, check_place
-from reliq.cli.options import (
-    DEFAULT_LAYOUT,
-    DryRun,
-    Headers,
-    Json,
-    Key,
-    LayoutText,
-    Match,
-    QueueName,
-    Shard,
-    Url,
-    Yes,
-    admin,
-    filter_of,
-    state_option,
-)
+from reliq.cli.options import Desk, DryRun, Json, QueueName, Which, Yes, state_option
 from reliq.cli.output import EXIT_UNKNOWN_ID, confirm, print_found, print_json, say
 from reliq.cli.progress import progress_bar
 from reliq.errors import ConfigurationError
@@ -38,19 +23,16 @@ Tombstone = Annotated[
 def cancel(
     queue: QueueName,
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Messages.")] = None,
+    *,
     state: Annotated[
         str, typer.Option(help="Instead of ids: " + " | ".join(CANCELLABLE), autocompletion=state_option(CANCELLABLE))
     ] = "",
-    header: Headers = None,
-    match: Match = "",
-    key: Key = "",
+    where: Which,
     tombstone: Tombstone = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
-    shard: Shard = None,
+    desk: Desk,
 ) -> None:
     """
     Cancel messages: they do not start; one that runs is not retried, and its handler is told.
@@ -62,7 +44,6 @@ def cancel(
     Instead of ids: reliq cancel orders --state pending --match '"tenant":"acme"' --dry-run. Exit codes: 0 cancelled
     or running, 1 Redis did not answer or you did not agree, 2 an unknown queue or id, 130 interrupted.
     """
-    desk, where = admin(url, layout, shard), filter_of(header, match, key)
     if bool(ids) == bool(state):
         raise ConfigurationError("say which messages: ids, or --state with --header, --match or --key")
     if state:

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,29 +12,7 @@ from reliq.admin import LetterFilter
 from reliq.admin.filters import duration
 from reliq.cli.ends import clock
 from reliq.cli.list import JSON_BODY, TABLE_BODY, TABLE_ERROR, when_text
-from reliq.cli.options import (
-    DEFAULT_LAYOUT,
-    All,
-    DryRun,
-    Error,
-    Headers,
-    Ids,
-    Json,
-    Key,
-    LayoutText,
-    Match,
-    NewerThan,
-    OlderThan,
-    QueueName,
-    Raised,
-    Reason,
-    Shard,
-    Url,
-    Yes,
-    admin,
-    letter_filter_of,
-    queue_names,
-)
+from reliq.cli.options import All, Desk, DryRun, Json, QueueName, WhichLetters, Yes, queue_names
 from reliq.cli.output import EXIT_UNKNOWN_ID, complain, confirm, print_facts, print_found, print_json, say
 from reliq.cli.progress import progress_bar
 from reliq.cli.tables import print_table
@@ -63,21 +40,12 @@ GROUP_SECONDS = 5.0
 @dead.command("list")
 def list_letters(
     queue: QueueName,
-    ids: Ids = None,
-    reason: Reason = "",
-    raised: Raised = None,
-    error: Error = "",
-    older_than: OlderThan = None,
-    newer_than: NewerThan = None,
-    header: Headers = None,
-    match: Match = "",
-    key: Key = "",
+    *,
+    where: WhichLetters,
     limit: Annotated[int, typer.Option(help="The most to show.")] = 20,
     group: Annotated[bool, typer.Option("--group", help="How many died of what, the most first, and where.")] = False,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
-    shard: Shard = None,
+    desk: Desk,
 ) -> None:
     """
     List dead letters, oldest first; or with --group how many died of what.
@@ -88,14 +56,11 @@ def list_letters(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong filter.
     """
-    where = letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match, key)
     most = whole("--limit", limit, least=1, most=LETTERS_LIMIT)
     if group:
-        _list_groups(
-            admin(url, layout, shard).dead_groups(queue, where=where, for_seconds=GROUP_SECONDS), most, json=json
-        )
+        _list_groups(desk.dead_groups(queue, where=where, for_seconds=GROUP_SECONDS), most, json=json)
         return
-    found = list(islice(admin(url, layout, shard).letters(queue, where), most))
+    found = list(islice(desk.letters(queue, where), most))
     if json:
         print_json([as_json(one, start_of(one.payload, JSON_BODY)) for one in found])
     else:
@@ -106,11 +71,10 @@ def list_letters(
 def show(
     queue: QueueName,
     id: Annotated[str, typer.Argument(help="Of the message.")],
+    *,
     raw: Annotated[bool, typer.Option("--raw", help="Only the body, byte for byte.")] = False,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
-    shard: Shard = None,
+    desk: Desk,
 ) -> None:
     """
     Show the last dead letter of a message: why it died, its headers and its whole body.
@@ -119,7 +83,7 @@ def show(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or id.
     """
-    letters = list(admin(url, layout, shard).letters(queue, LetterFilter(ids=frozenset([id]))))
+    letters = list(desk.letters(queue, LetterFilter(ids=frozenset([id]))))
     if not letters:
         raise ConfigurationError(f"queue {queue!r} has no dead letter of the id {id[:128]!r}; see `reliq dead list`")
     letter = letters[-1]
@@ -139,15 +103,8 @@ def show(
 @dead.command()
 def redrive(
     queue: QueueName,
-    ids: Ids = None,
-    reason: Reason = "",
-    raised: Raised = None,
-    error: Error = "",
-    older_than: OlderThan = None,
-    newer_than: NewerThan = None,
-    header: Headers = None,
-    match: Match = "",
-    key: Key = "",
+    *,
+    where: WhichLetters,
     every: All = False,
     rate: Annotated[str | None, typer.Option(metavar="N/s", help="No faster than this: 50/s, 100/m.")] = None,
     limit: Annotated[int | None, typer.Option(help="The most to redrive.")] = None,
@@ -159,9 +116,7 @@ def redrive(
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
-    shard: Shard = None,
+    desk: Desk,
 ) -> None:
     """
     Publish dead letters again, oldest first, with fresh retries.
@@ -171,19 +126,18 @@ def redrive(
     Ctrl-C stops it and says how far it came; run again, it goes on. Exit codes: 0 done, 1 Redis did not answer or you
     did not agree, 2 an unknown queue, id or filter, 130 interrupted.
     """
-    where = _said(letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match, key), every=every)
+    _check_said(where, every=every)
     options = reliq.admin.RedriveOptions(
         limit=limit,
         rate=None if rate is None else per_second(rate),
         retries=retries,
         delay=duration(delay),
     )
-    desk = admin(url, layout, shard)
     if dry_run:
         found = _count(desk, queue, where)
         print_found(found if limit is None else min(found, limit), "redriven", json=json)
         return
-    total, missing = desk.size(queue, "dead"), _missing(desk, queue, ids)
+    total, missing = desk.size(queue, "dead"), _missing(desk, queue, where.ids)
     if every:
         confirm(f"Redrive all {total} dead letters of {queue}?", yes=yes)
     with progress_bar("redriving", total, reliq.admin.RedriveResult()) as run:
@@ -195,22 +149,13 @@ def redrive(
 @dead.command()
 def purge(
     queue: QueueName,
-    ids: Ids = None,
-    reason: Reason = "",
-    raised: Raised = None,
-    error: Error = "",
-    older_than: OlderThan = None,
-    newer_than: NewerThan = None,
-    header: Headers = None,
-    match: Match = "",
-    key: Key = "",
+    *,
+    where: WhichLetters,
     every: All = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
-    shard: Shard = None,
+    desk: Desk,
 ) -> None:
     """
     Delete dead letters for good; asks first.
@@ -220,13 +165,12 @@ def purge(
     Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue, id or filter, 130
     interrupted.
     """
-    where = _said(letter_filter_of(ids, reason, raised, error, older_than, newer_than, header, match, key), every=every)
-    desk = admin(url, layout, shard)
+    _check_said(where, every=every)
     found = _count(desk, queue, where)
     if dry_run:
         print_found(found, "deleted", json=json)
         return
-    missing = _missing(desk, queue, ids)
+    missing = _missing(desk, queue, where.ids)
     confirm(f"Delete {found} dead letters of {queue}?", yes=yes)
     with progress_bar("deleting", desk.size(queue, "dead"), 0, lambda done: f"{done} deleted") as run:
         deleted = desk.delete_letters(queue, where, on_step=run.step)
@@ -270,13 +214,12 @@ def per_second(text: str) -> float:
     return number
 
 
-def _said(where: LetterFilter, *, every: bool) -> LetterFilter:
-    """Return the filter; raise ConfigurationError when it says nothing, or says something beside --all."""
+def _check_said(where: LetterFilter, *, every: bool) -> None:
+    """Raise ConfigurationError when a filter says nothing, or says something beside --all."""
     if where.is_set == every:
         raise ConfigurationError(
             "say which dead letters: ids, --reason, --raised, --error, an age, --header, --match, --key; or --all"
         )
-    return where
 
 
 def _count(desk: "Admin", queue: str, where: LetterFilter) -> int:
@@ -284,12 +227,9 @@ def _count(desk: "Admin", queue: str, where: LetterFilter) -> int:
         return desk.count_letters(queue, where, on_step=run.step)
 
 
-def _missing(desk: "Admin", queue: str, ids: Sequence[str] | None) -> list[str]:
+def _missing(desk: "Admin", queue: str, ids: frozenset[str]) -> list[str]:
     """Return those of `ids` that have no dead letter."""
-    if not ids:
-        return []
-    there = {letter.id for letter in desk.letters(queue, LetterFilter(ids=frozenset(ids)))}
-    return [id for id in ids if id not in there]
+    return sorted(ids - {letter.id for letter in desk.letters(queue, LetterFilter(ids=ids))}) if ids else []
 
 
 def _complain(queue: str, missing: list[str]) -> None:

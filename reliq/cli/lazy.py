@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from inspect import getdoc
+from inspect import Parameter, Signature, getdoc, signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
@@ -59,10 +59,37 @@ class PlainGroup(_PlainFlags, TyperGroup):
     """A group of commands, which are all loaded."""
 
 
+class OptionsOf(NamedTuple):
+    """Stands in the annotation of a parameter, which has the options that `make` takes, and is what `make` returns."""
+
+    make: Callable[..., Any]
+
+
+def with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that takes the options of each parameter that is annotated with `OptionsOf` in its place."""
+    made: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+    options: list[Parameter] = []
+    for one in signature(function).parameters.values():
+        marks = [mark for mark in getattr(one.annotation, "__metadata__", ()) if isinstance(mark, OptionsOf)]
+        own = signature(marks[0].make).parameters if marks else {one.name: one}
+        options += own.values()
+        if marks:
+            made[one.name] = marks[0].make, list(own)
+
+    def run(**given: Any) -> None:
+        values = {name: make(**{one: given.pop(one) for one in names}) for name, (make, names) in made.items()}
+        function(**given, **values)
+
+    run.__doc__ = function.__doc__
+    run.__annotations__ = {one.name: one.annotation for one in options}
+    run.__signature__ = Signature([one.replace(kind=Parameter.KEYWORD_ONLY) for one in options])  # type: ignore[attr-defined]
+    return run if made else function
+
+
 def command_of(name: str, function: Callable[..., None]) -> Any:
     """Return the command that a function is, with its docstring as its help."""
     alone = typer.Typer(add_completion=False)
-    alone.command(name, cls=PlainCommand, help=in_paragraphs(getdoc(function) or ""))(function)
+    alone.command(name, cls=PlainCommand, help=in_paragraphs(getdoc(function) or ""))(with_options(function))
     return typer.main.get_command(alone)
 
 
@@ -88,6 +115,8 @@ class LazyGroup(PlainGroup):
         found.info.cls = PlainGroup
         for one in found.registered_commands:
             one.cls, one.help = PlainCommand, in_paragraphs(getdoc(one.callback) or "")
+            one.name = one.name or getattr(one.callback, "__name__", "")
+            one.callback = with_options(one.callback) if one.callback else None
         return typer.main.get_command(found)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

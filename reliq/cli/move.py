@@ -6,23 +6,7 @@ import typer
 
 import reliq.admin
 from reliq.admin.places import MOVABLE, check_place
-from reliq.cli.options import (
-    DEFAULT_LAYOUT,
-    DryRun,
-    Headers,
-    Json,
-    Key,
-    LayoutText,
-    Match,
-    QueueName,
-    Shard,
-    Url,
-    Yes,
-    admin,
-    filter_of,
-    queue_names,
-    state_option,
-)
+from reliq.cli.options import Desk, DryRun, Json, QueueName, Which, Yes, queue_names, state_option
 from reliq.cli.output import confirm, print_found, print_json, say
 from reliq.cli.progress import progress_bar
 from reliq.errors import ConfigurationError
@@ -33,17 +17,14 @@ def move(
     other: Annotated[
         str, typer.Argument(metavar="OTHER", help="The queue that gets them.", autocompletion=queue_names)
     ],
+    *,
     state: Annotated[str, typer.Option(help=" | ".join(MOVABLE), autocompletion=state_option(MOVABLE))],
-    header: Headers = None,
-    match: Match = "",
-    key: Key = "",
+    where: Which,
     limit: Annotated[int | None, typer.Option(help="The most to move.")] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
-    shard: Shard = None,
+    desk: Desk,
 ) -> None:
     """
     Move messages of one state to another queue, with ids, due times, retries left and headers.
@@ -54,10 +35,9 @@ def move(
     it. Dead letters go by `reliq dead redrive --to`. Exit codes: 0 done, 1 Redis did not answer or you did not
     agree, 2 an unknown queue or state, 130 interrupted.
     """
-    desk, where = admin(url, layout, shard), filter_of(header, match, key)
     if state == "dead":
         raise ConfigurationError(f"dead letters go by `reliq dead redrive {queue} --to {other}`")
-    total = desk.size(queue, check_place(state, MOVABLE), key=key)
+    total = desk.size(queue, check_place(state, MOVABLE), key=where.key)
     if dry_run:
         with progress_bar("looking", total, reliq.admin.RemoveResult(), lambda _sum: "nothing was moved") as looking:
             found = desk.count_messages(queue, state, where, on_step=looking.step)

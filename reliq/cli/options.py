@@ -11,6 +11,7 @@ from reliq.admin import Filter, LetterFilter
 from reliq.admin.filters import duration, headers_of
 from reliq.admin.places import PLACES
 from reliq.cli.configuration import take_url
+from reliq.cli.lazy import OptionsOf
 from reliq.keys import Layout
 from reliq.message import DEATH_REASONS
 
@@ -71,30 +72,30 @@ Reason = Annotated[
 ]
 
 
-def admin(url: str | None, layout: str = DEFAULT_LAYOUT, shard: int | None = None) -> "Admin":
+def admin(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT, shard: Shard = None) -> "Admin":
     """Return the Admin of a Redis, a layout, and a shard of its queues or all of them."""
     return reliq.admin.Admin(url, layout=Layout.parse(layout), shard=shard)
 
 
-def filter_of(headers: Sequence[str] | None, match: str, key: str) -> Filter:
+def filter_of(header: Headers = None, match: Match = "", key: Key = "") -> Filter:
     """Return the filter that the options describe."""
-    return Filter(headers=headers_of(headers), match=match, key=key)
+    return Filter(headers=headers_of(header), match=match, key=key)
 
 
 def letter_filter_of(
-    ids: Sequence[str] | None,
-    reason: str,
-    raised: str | None,
-    error: str,
-    older_than: str | None,
-    newer_than: str | None,
-    headers: Sequence[str] | None,
-    match: str,
-    key: str,
+    ids: Ids = None,
+    reason: Reason = "",
+    raised: Raised = None,
+    error: Error = "",
+    older_than: OlderThan = None,
+    newer_than: NewerThan = None,
+    header: Headers = None,
+    match: Match = "",
+    key: Key = "",
 ) -> LetterFilter:
     """Return the filter of dead letters that the options describe."""
     return LetterFilter(
-        headers=headers_of(headers),
+        headers=headers_of(header),
         match=match,
         key=key,
         ids=frozenset(ids or ()),
@@ -104,3 +105,9 @@ def letter_filter_of(
         older_than=None if older_than is None else duration(older_than),
         newer_than=None if newer_than is None else duration(newer_than),
     )
+
+
+#: Parameters that stand for several options.
+Desk = Annotated["Admin", OptionsOf(admin)]
+Which = Annotated[Filter, OptionsOf(filter_of)]
+WhichLetters = Annotated[LetterFilter, OptionsOf(letter_filter_of)]

@@ -6,22 +6,7 @@ import typer
 
 import reliq.admin
 from reliq.admin.places import PLACES
-from reliq.cli.options import (
-    DEFAULT_LAYOUT,
-    DryRun,
-    Headers,
-    Json,
-    Key,
-    LayoutText,
-    Match,
-    QueueName,
-    Shard,
-    Url,
-    Yes,
-    admin,
-    filter_of,
-    state_option,
-)
+from reliq.cli.options import Desk, DryRun, Json, QueueName, Which, Yes, state_option
 from reliq.cli.output import confirm, print_found, print_json, say
 from reliq.cli.progress import progress_bar
 from reliq.errors import ConfigurationError
@@ -32,16 +17,13 @@ if TYPE_CHECKING:
 
 def purge(
     queue: QueueName,
+    *,
     state: Annotated[str, typer.Option(help=" | ".join(PLACES), autocompletion=state_option(PLACES))] = "",
-    header: Headers = None,
-    match: Match = "",
-    key: Key = "",
+    where: Which,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
-    shard: Shard = None,
+    desk: Desk,
 ) -> None:
     """
     Delete the messages of one state for good; say --dry-run first.
@@ -51,11 +33,10 @@ def purge(
     With --key alone those are meant that wait in the line of the key: reliq purge mail --key tenant-7. What lies in the middle of a list is cancelled: its body goes at once, its id when a worker meets it. Exit codes:
     0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or state, 130 interrupted.
     """
-    desk, where = admin(url, layout, shard), filter_of(header, match, key)
-    state = state or ("waiting" if key else "")
+    state = state or ("waiting" if where.key else "")
     if not state:
         raise ConfigurationError("say which messages: --state, or --key for those that wait in the line of a key")
-    total = desk.size(queue, state, key=key)
+    total = desk.size(queue, state, key=where.key)
     if dry_run:
         print_found(_count(desk, queue, state, where, total), "deleted", json=json)
         return

@@ -62,12 +62,15 @@ WRONG = {
     "cancel: an id": (("cancel", "q", "a b"), "id must be 1 to 128 of"),
     "cancel: both": (("cancel", "q", "id", "--state", "ready"), "say which messages"),
     "cancel: a filter for ids": (("cancel", "q", "id", "--match", "x"), "go with --state, not with ids"),
-    "cancel: a state": (("cancel", "q", "--state", "dead"), "state must be one of pending, ready, retry, unack"),
+    "cancel: a state": (
+        ("cancel", "q", "--state", "dead"),
+        "state must be one of pending, ready, waiting, retry, unack",
+    ),
     "purge: a state": (("purge", "q", "--state", "lost"), "state must be one of pending, ready"),
     "move: a state": (("move", "q", "other", "--state", "lost"), "state must be one of"),
     "move: garbage": (
         ("move", "q", "other", "--state", "garbage", "--yes"),
-        "state must be one of pending, ready, retry",
+        "state must be one of pending, ready, waiting, retry",
     ),
     "move: dead": (("move", "q", "other", "--state", "dead"), "reliq dead redrive q --to other"),
     "move: to itself": (("move", "q", "q", "--state", "ready", "--yes"), "cannot go to 'q' itself; name another queue"),
