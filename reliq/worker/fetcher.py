@@ -118,7 +118,7 @@ class Fetcher:
             for keys, handler in found.items()
         }
         self._queues = list(self._claims.values())
-        if self._tokens is None and len({self._client.place(keys.wake) for keys in found}) > 1:
+        if self._tokens is None and len(found) > 1 and len({self._client.place(keys.wake) for keys in found}) > 1:
             self._tokens = Tokens(self._client)
         for keys in gone:
             self._scheduler.forget(keys)

@@ -64,7 +64,7 @@ def test_a_worker_that_was_woken_for_nothing_asks_for_keys_along_with_its_next_w
     consumer.handler(queue)(lambda body: None)
     fetcher, _ = parts(consumer)
     fetcher.step()  # a claim: nobody said that there is work
-    fetcher.step()  # a wait
+    clock.now += POLL_SECONDS * 0.8
     assert ran(client, "hmget") == 0
 
     for asked in (1, 1):  # the second time within the same second
@@ -72,7 +72,7 @@ def test_a_worker_that_was_woken_for_nothing_asks_for_keys_along_with_its_next_w
         fetcher.step()  # the wait ends with the token
         fetcher.step()  # the claim brings nothing
         before = client.info("stats")["total_reads_processed"]
-        clock.now += POLL_SECONDS / 4
+        clock.now += POLL_SECONDS / 20
         fetcher.step()  # a wait takes the question along
         reads = client.info("stats")["total_reads_processed"] - before
         assert (ran(client, "hmget"), reads) == (asked, 2)  # the wait, and this question
@@ -82,10 +82,10 @@ def test_a_message_with_a_key_is_found_by_the_question(queue, consumer, parts, c
     consumer.handler(queue)(lambda body: None)
     fetcher, held = parts(consumer)
     fetcher.step()
+    clock.now += POLL_SECONDS * 0.9
     queue.publish("x", key="a")
 
-    for _ in range(8):
-        clock.now += POLL_SECONDS / 8
+    for _ in range(6):  # a wait, a claim in vain, a wait with the question, a claim, the body, the start
         fetcher.step()
 
     assert [one.delivery.claimed.key for one in held] == ["a"]
