@@ -5,6 +5,7 @@ import secrets
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.chaos import history
 from tests.chaos.checker import check
@@ -14,6 +15,9 @@ from tests.chaos.run import Plan, run
 from tests.chaos.schedule import schedule
 from tests.chaos.teller import tell
 from tests.chaos.timing import measure
+
+if TYPE_CHECKING:
+    from tests.chaos.grounds import Kind
 
 EXIT_CODES = {"valid": 0, "violated": 1}
 #: Messages a second: a quick run shares its machine with other tests.
@@ -29,7 +33,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, help="messages a second")
     parser.add_argument("--drain", type=float, default=120, help="seconds in which everything must be worked off")
     parser.add_argument("--server", type=Path, help="the redis-server to run")
-    parser.add_argument("--cluster", action="store_true", help="break a Cluster of three primaries and three replicas")
+    ground = parser.add_mutually_exclusive_group()
+    ground.add_argument("--cluster", action="store_true", help="break a Cluster of three primaries and three replicas")
+    ground.add_argument("--keys", action="store_true", help="queues with keys: in order, and two of a key at once")
     parser.add_argument("--shards", type=int, default=16, help="with --cluster: how many one of its queues gets")
     parser.add_argument("--folder", type=Path, help="keep histories, schedule, report and picture there")
     parser.add_argument("--again", type=Path, help="judge the histories in this folder, and run nothing")
@@ -53,7 +59,8 @@ def prepared(given: argparse.Namespace, folder: Path) -> Plan:
     seed = secrets.randbelow(10**6) if given.seed is None else given.seed
     seconds = given.seconds if given.minutes is None else given.minutes * 60
     rate = given.rate or (QUICK_RATE if given.minutes is None else LONG_RATE)
-    plan = Plan(seed, seconds, rate, given.drain, given.server, "cluster" if given.cluster else "server", given.shards)
+    kind: Kind = "cluster" if given.cluster else "keys" if given.keys else "server"
+    plan = Plan(seed, seconds, rate, given.drain, given.server, kind, given.shards)
     text = f"seed {seed}\n" + "".join(f"{fault}\n" for fault in schedule(seed, seconds, plan.kind))
     (folder / "schedule.txt").write_text(text)
     print(text, flush=True)

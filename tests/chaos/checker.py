@@ -5,14 +5,14 @@ A count of violations returns the messages that violate, in words. Nothing here 
 schedule: what excuses a second delivery is what its first holder itself wrote down.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations, pairwise, permutations
+from itertools import accumulate, combinations, pairwise, permutations
 from math import inf
 
 from tests.chaos.scan import balance
-from tests.chaos.story import MACHINE, Delivery, Message, Story
+from tests.chaos.story import MACHINE, Delivery, Message, Settling, Story
 
 #: Redis keeps whole ms.
 TICK_SECONDS = 0.001
@@ -156,6 +156,41 @@ def broken_invariants(story: Story) -> Violations:
     return [f"{look.facts['queue']}: {one}" for look in story.looks for one in look.facts["broken"]]
 
 
+def over_the_limit(story: Story) -> Violations:
+    """More messages of a key surely held at once than may be."""
+    spare, by_key = slack(story), defaultdict(list)
+    for message in story.messages.values():
+        if message.key and message.queue in story.per_key:
+            for one in message.deliveries:
+                until = min([_lease_end(one) - spare, *(s.asked for s in one.settlings if _lets_go(s))])
+                by_key[message.queue, message.key] += [(one.claimed, 1), (until, -1)] if until > one.claimed else []
+    found = []
+    for (queue, key), changes in by_key.items():
+        most = max(accumulate(step for _, step in sorted(changes)), default=0)
+        if most > story.per_key[queue]:
+            found.append(f"{queue}: {most} of {key} at once")
+    return found
+
+
+def out_of_order(story: Story) -> Violations:
+    """Claimed before an earlier message of its key had its last delivery; what was snoozed or cancelled has no order."""
+    by_key = defaultdict(list)
+    for message in story.messages.values():
+        verbs = {s.verb for one in message.deliveries for s in one.settlings if s.may_have_run}
+        is_plain = message.deliveries and not message.delay and not message.called_off and "snooze" not in verbs
+        if is_plain and message.told is not None and story.per_key.get(message.queue) == 1:
+            by_key[message.queue, message.key].append(message)
+    found = []
+    for some in by_key.values():
+        told, last, earlier = sorted(some, key=lambda one: one.told or 0.0), 0.0, 0
+        for message in sorted(some, key=lambda one: one.asked):
+            while (told[earlier].told or inf) < message.asked:
+                last, earlier = max(last, told[earlier].deliveries[-1].asked), earlier + 1
+            if message.deliveries[0].claimed < last:
+                found.append(f"{message.name} of {message.key}")
+    return found
+
+
 def not_drained(story: Story) -> Violations:
     """Not everything was worked off in time: what stands still is as bad as what is lost."""
     if story.drained is None:
@@ -226,6 +261,8 @@ ALWAYS: dict[str, Callable[[Story], Violations]] = {
     "stale accepted": stale_accepted,
     "attempts": too_many_attempts,
     "invariants": broken_invariants,
+    "over the limit": over_the_limit,
+    "out of order": out_of_order,
     "not drained": not_drained,
 }
 AFTER_THE_DRAIN: dict[str, Callable[[Story], Violations]] = {
@@ -260,6 +297,15 @@ def is_done(message: Message) -> bool:
 def is_forgotten(story: Story, message: Message) -> bool:
     """Say whether its primary may have forgotten a message that no replica had confirmed."""
     return message.durable is not True and story.may_be_undone(message, message.asked, message.told)
+
+
+def _lease_end(one: Delivery) -> float:
+    """Return until when a delivery is surely held, unless it is settled before."""
+    return max(asked for asked, _ in one.grants) + one.lease
+
+
+def _lets_go(settling: Settling) -> bool:
+    return settling.verb != "extend" and settling.may_have_run
 
 
 def _may_be_undone(story: Story, message: Message, one: Delivery) -> bool:

@@ -19,7 +19,7 @@ from tests.cluster_servers import LiveCluster
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-Kind = Literal["server", "cluster"]
+Kind = Literal["server", "keys", "cluster"]
 #: So long does a look at a server that stands still take.
 LOOK_SECONDS = 1.0
 
@@ -47,10 +47,8 @@ class Proxy:
 class OneServer:
     """A Redis, and a proxy before it through which every second process goes."""
 
-    kind: Kind = "server"
-
-    def __init__(self, folder: Path, server: Path | None = None) -> None:
-        path = server or find_server()
+    def __init__(self, folder: Path, server: Path | None = None, kind: Kind = "server") -> None:
+        self.kind, path = kind, server or find_server()
         data = folder / "redis"
         data.mkdir()
         options = {"appendonly": "yes", "appendfsync": "always", "auto-aof-rewrite-min-size": "16mb"}

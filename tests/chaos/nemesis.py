@@ -9,13 +9,15 @@ from typing import Any
 
 import redis
 
+from reliq import transitions
+from reliq.call import Call
 from reliq.errors import RedisUnavailableError
 from tests.chaos import vandal
 from tests.chaos.arena import Arena, Member
 from tests.chaos.grounds import OneServer
 from tests.chaos.outages import FAULTS_OF_A_CLUSTER
-from tests.chaos.schedule import OF_PROCESSES, OF_THE_SERVER, Fault
-from tests.chaos.workload import LEASE_SECONDS
+from tests.chaos.schedule import OF_KEYS, OF_PROCESSES, OF_THE_SERVER, Fault
+from tests.chaos.workload import KEYS, LEASE_SECONDS, PER_KEY, QUEUES
 
 #: How often a server that does not answer is told again.
 TRIES = 10
@@ -102,8 +104,28 @@ def hostile_messages(arena: Arena, fault: Fault) -> None:
         _over(arena, lambda client: vandal.take_back(client, fault.victim, ids))
 
 
+def limits_changed(arena: Arena, fault: Fault) -> None:
+    """Have fewer messages run at once for a while, as an operator does."""
+    keys = QUEUES["narrow"].keys
+    for per_key, concurrency in ((1, 4), (PER_KEY["narrow"], 24)):
+        fields = {"per_key": str(per_key), "concurrency": str(concurrency)}
+        _call(arena, transitions.limit(keys, fields))
+        time.sleep(fault.seconds)
+
+
+def keys_asleep(arena: Arena, fault: Fault) -> None:
+    """Pause some keys, and let them go on: one by its time, one by hand."""
+    for name in PER_KEY:
+        keys = QUEUES[name].keys
+        _call(arena, transitions.sleep(keys, KEYS[0], for_ms=round(1000 * fault.seconds)))
+        _call(arena, transitions.sleep(keys, KEYS[1], for_ms=None))
+    time.sleep(fault.seconds)
+    for name in PER_KEY:
+        _call(arena, transitions.sleep(QUEUES[name].keys, KEYS[1], for_ms=0))
+
+
 FAULTS: dict[str, Callable[[Arena, Fault], None]] = FAULTS_OF_A_CLUSTER | {
-    name: globals()[name] for name in (*OF_PROCESSES, *OF_THE_SERVER)
+    name: globals()[name] for name in (*OF_PROCESSES, *OF_THE_SERVER, *OF_KEYS)
 }
 
 
@@ -131,6 +153,10 @@ def _replace(member: Member, how: signal.Signals) -> None:
     with member.lock:
         member.end(how)
         member.start()
+
+
+def _call(arena: Arena, call: Call[Any]) -> None:
+    _over(arena, lambda client: client.execute_command(*call.command_in_full))
 
 
 def _tell(arena: Arena, *command: str) -> None:

@@ -56,7 +56,7 @@ class Producer:
 
     def _publish(self, one: Wish) -> None:
         call = next(self._calls)
-        self._journal.write("publish", call=call, names=one.names, queue=one.queue, delay=one.delay)
+        self._journal.write("publish", call=call, names=one.names, queue=one.queue, delay=one.delay, key=one.key)
         until, unknown = time.monotonic() + INSIST_SECONDS, False
         ids: tuple[str, ...] = one.names if one.chosen else ()
         while True:
@@ -80,9 +80,10 @@ class Producer:
         bodies = [{"name": name, "delay": one.delay, "padding": padding} for name in one.names]
         if len(bodies) == 1:
             id = ids[0] if ids else None
-            receipt = queue.publish(bodies[0], delay=one.delay, id=id, durability=durability)
+            receipt = queue.publish(bodies[0], delay=one.delay, id=id, key=one.key or None, durability=durability)
             return (receipt.id,), receipt.durable
-        items = [Outgoing(body=body, id=id, delay=one.delay) for body, id in zip(bodies, ids, strict=True)]
+        options = {"delay": one.delay, "key": one.key or None}
+        items = [Outgoing(body=body, id=id, **options) for body, id in zip(bodies, ids, strict=True)]
         return ids, queue.publish_many(items, durability=durability).durable
 
     def _cancel(self, queue: str, id: str) -> None:
@@ -109,7 +110,7 @@ class Producer:
 def main(path: str, seed: str, rate: str, until: str, kind: str) -> int:
     name, shares, calls = Path(path).stem.replace("producer-", "p"), SHARES[kind], itertools.count(1)
     # In a Cluster a thread for each queue, so that one whose node is away holds up none of the others.
-    parts = {name: shares} if kind == "server" else {f"{name}-{queue}": {queue: shares[queue]} for queue in shares}
+    parts = {name: shares} if kind != "cluster" else {f"{name}-{queue}": {queue: shares[queue]} for queue in shares}
     threads = []
     for part, own in parts.items():
         one = Producer(part, int(seed), Journal(Path(path)), own, calls, waits=kind == "cluster")

@@ -9,9 +9,9 @@ import redis
 
 from tests.chaos import nemesis, scan
 from tests.chaos.arena import Arena
-from tests.chaos.grounds import Kind, ManyServers, OneServer
+from tests.chaos.grounds import Ground, Kind, ManyServers, OneServer
 from tests.chaos.schedule import schedule
-from tests.chaos.workload import RETRIES, SHARES, place_keys
+from tests.chaos.workload import PER_KEY, RETRIES, SHARES, place_keys
 
 #: Before the clock starts, every consumer is to be at work.
 WARM_UP_SECONDS = 150.0
@@ -24,7 +24,7 @@ class Plan:
     What is to be run; the same plan gives the same schedule and the same choices.
 
     Attributes:
-        kind: what is broken: one server, or a Cluster.
+        kind: what is broken: one server, one whose queues have keys, or a Cluster.
         shards: how many a queue of a Cluster gets, in two steps.
     """
 
@@ -40,14 +40,14 @@ class Plan:
 def run(plan: Plan, folder: Path) -> None:
     """Run `plan`; every process writes its history into `folder`."""
     with (
-        OneServer(folder, plan.server) if plan.kind == "server" else ManyServers(plan.server, plan.shards) as ground,
+        _ground(plan, folder) as ground,
         Arena(folder, plan.seed, ground) as arena,
     ):
         arena.start_consumers()
         _wait_for_consumers(arena)
         start = time.monotonic()
         retries = {name: RETRIES[name] for name in SHARES[plan.kind]}
-        arena.journal.write("begun", start=start, seconds=plan.seconds, retries=retries)
+        arena.journal.write("begun", start=start, seconds=plan.seconds, retries=retries, per_key=PER_KEY)
         arena.start_producers(plan.rate, start + plan.seconds)
         threads = nemesis.unleash(arena, schedule(plan.seed, plan.seconds, plan.kind), start)
         while time.monotonic() < start + plan.seconds or any(thread.is_alive() for thread in threads):
@@ -57,6 +57,12 @@ def run(plan: Plan, folder: Path) -> None:
         _drain(arena, plan.drain_seconds)
         arena.stop(arena.consumers)
         _sum_up(arena)
+
+
+def _ground(plan: Plan, folder: Path) -> Ground:
+    if plan.kind == "cluster":
+        return ManyServers(plan.server, plan.shards)
+    return OneServer(folder, plan.server, plan.kind)
 
 
 def _wait_for_consumers(arena: Arena) -> None:

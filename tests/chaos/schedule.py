@@ -18,6 +18,8 @@ OF_THE_SERVER = (
     "replies_late",
     "hostile_messages",
 )
+#: Where messages have keys: no strangers, but an operator.
+OF_KEYS = (*OF_THE_SERVER[:-1], "limits_changed", "keys_asleep")
 #: Each begins when the Cluster is whole again after the one before.
 OF_THE_CLUSTER = (
     "primary_killed",
@@ -31,7 +33,7 @@ OF_THE_CLUSTER = (
     "nodes_disturbed",
 )
 #: What is broken -> the faults that it has, beside those of processes.
-OF_THE_GROUND = {"server": OF_THE_SERVER, "cluster": OF_THE_CLUSTER}
+OF_THE_GROUND = {"server": OF_THE_SERVER, "keys": OF_KEYS, "cluster": OF_THE_CLUSTER}
 
 CONSUMERS, PRODUCERS = 4, 2
 #: Seconds from the beginning of a fault to that of the next of its sort.

@@ -73,6 +73,7 @@ class Message:
         durable: whether a replica confirmed it, None when none was asked.
         cancelled: when a cancel that answered `cancelled` was sent, and when it was answered.
         called_off: whether a cancel may end it, now or when its handler does not end well.
+        key: as it was published, empty without one.
         deliveries: by the time of their claims.
     """
 
@@ -86,6 +87,7 @@ class Message:
     durable: bool | None = None
     cancelled: tuple[float, float] | None = None
     called_off: bool = False
+    key: str = ""
     deliveries: list[Delivery] = field(default_factory=list)
 
     @property
@@ -134,6 +136,7 @@ class Story:
 
     Attributes:
         retries: of the messages of each queue.
+        per_key: how many messages of a key may run at once, by queue.
         places: each queue, or shard of one, that there was at the end.
         strangers: names that were started and never published.
         deaths: process -> when it was gone.
@@ -146,6 +149,7 @@ class Story:
     """
 
     retries: dict[str, int] = field(default_factory=dict)
+    per_key: dict[str, int] = field(default_factory=dict)
     places: list[str] = field(default_factory=list)
     messages: dict[str, Message] = field(default_factory=dict)
     strangers: list[str] = field(default_factory=list)

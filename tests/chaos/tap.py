@@ -19,7 +19,8 @@ SETTLING = ("ack", "nack", "extend", "release", "snooze")
 LETTING_GO = ("ack", "nack", "release", "snooze")
 #: What a claim answers before its messages.
 HEAD_OF_CLAIM = 4
-_BY_CODE = {code: one for one in map(script, ("claim", *SETTLING)) for code in (one.sha, one.text)}
+_TAPPED = [script(name, keyed=keyed) for name in ("claim", *SETTLING) for keyed in (False, True)]
+_BY_CODE = {code: one for one in _TAPPED for code in (one.sha, one.text)}
 
 
 class Tap:
@@ -69,7 +70,8 @@ class Tap:
                 self._journal.write(_failure(reply), call=number)
         elif one.name == "claim":
             ids_by_nonce = defaultdict(list)
-            for id, left, deaths in zip(*(reply[HEAD_OF_CLAIM + at :: 3] for at in range(3)), strict=True):
+            size = 4 if one.is_keyed else 3
+            for id, left, deaths in zip(*(reply[HEAD_OF_CLAIM + at :: size] for at in range(3)), strict=True):
                 nonce = f"{deaths}~{one.head['nonce']}" if deaths else one.head["nonce"]
                 ids_by_nonce[nonce].append([id.decode(), int(left)])
             lease = int(one.head["lease_ms"]) / 1000
@@ -84,7 +86,9 @@ class Tap:
         if one.name in LETTING_GO and not self._late:
             for index, row in enumerate(one.rows):
                 if index not in lost:
-                    self.spent.append((one.queue, Claimed(row["id"], row["nonce"], 1)))
+                    self.spent.append(
+                        (one.queue, Claimed(row["id"], row["nonce"], 1, key="" if one.is_keyed else None))
+                    )
 
 
 def _failure(error: BaseException) -> str:
@@ -100,7 +104,7 @@ class Spied:
     def __init__(self, command: Sequence[Any]) -> None:
         one = _BY_CODE[command[1]]
         keys, args = command[3 : 3 + command[2]], command[3 + command[2] :]
-        self.name = one.name
+        self.name, self.is_keyed = one.name, "held" in one.keys
         # A shard's tag ends in a number that spreads them over the slots: {reliq:spread#3.52}.
         self.queue = keys[one.keys.index("unack")].partition(":")[2].partition("}")[0].partition(".")[0]
         self.head = dict(zip(one.args, args, strict=False))

@@ -36,7 +36,7 @@ class Teller:
     def _publish(self, event: Event) -> None:
         facts, made = event.facts, []
         for name in facts["names"]:
-            made.append(Message(name, "", facts["queue"], facts["delay"], event.t))
+            made.append(Message(name, "", facts["queue"], facts["delay"], event.t, key=facts.get("key", "")))
             self.story.messages[name] = made[-1]
         self._publishes[event.who, facts["call"]] = made
 
@@ -135,7 +135,7 @@ class Teller:
 
     def _begun(self, event: Event) -> None:
         self.story.start, self.story.seconds = event.facts["start"], event.facts["seconds"]
-        self.story.retries = event.facts["retries"]
+        self.story.retries, self.story.per_key = event.facts["retries"], event.facts.get("per_key", {})
 
     def _died(self, event: Event) -> None:
         self.story.deaths[event.facts["of"]] = event.t

@@ -24,7 +24,7 @@ def test_a_run_has_faults_enough_of_every_kind(seconds, faults, ground):
 
 
 def test_every_kind_has_its_function():
-    assert FAULTS.keys() == {*OF_PROCESSES, *OF_THE_GROUND["server"], *OF_THE_GROUND["cluster"]}
+    assert FAULTS.keys() == {*OF_PROCESSES, *(kind for kinds in OF_THE_GROUND.values() for kind in kinds)}
 
 
 def test_the_same_seed_makes_the_same_workload():

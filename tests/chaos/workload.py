@@ -3,19 +3,31 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from reliq import Queue
 from reliq.keys import Keys
 
 LEASE_SECONDS = 2.0
 #: In most queues nothing may die of bad luck; in one, a second failure is the end.
-RETRIES = {"sturdy": 20, "frail": 1, "south": 20, "spread": 20}
-QUEUES = {name: Queue(name, dict, retries=retries, dedup=30) for name, retries in RETRIES.items()}
+RETRIES = {"sturdy": 20, "frail": 1, "south": 20, "spread": 20, "inorder": 20, "narrow": 20}
+#: The queues whose messages have keys, and how many of each key may run at once.
+ORDERED = "inorder"
+PER_KEY = {ORDERED: 1, "narrow": 2}
+_LIMITS = {ORDERED: {"ordered": True}, "narrow": {"per_key": PER_KEY["narrow"], "concurrency": 24}}
+QUEUES: dict[str, Queue[dict[str, Any]]] = {
+    name: Queue(name, dict, retries=retries, dedup=30, **_LIMITS.get(name, {})) for name, retries in RETRIES.items()
+}
+#: Keys of messages.
+KEYS = tuple(f"key-{number}" for number in range(16))
 #: What is broken -> the queues of such a run, and how much of what is published each gets. In a Cluster of three the
 #: first three queues lie at a node each, and the shards of the last at all.
 GROWING = "spread"
-SHARES = {"server": {"sturdy": 9, "frail": 1}, "cluster": {"sturdy": 3, "frail": 2, "south": 3, "spread": 4}}
+SHARES = {
+    "server": {"sturdy": 9, "frail": 1},
+    "keys": {ORDERED: 4, "narrow": 4, "sturdy": 2},
+    "cluster": {"sturdy": 3, "frail": 2, "south": 3, "spread": 4},
+}
 
 Answer = Literal["ack", "nack", "raise", "snooze", "reject"]
 
@@ -30,6 +42,7 @@ class Wish:
         chosen: whether the names are also their ids.
         cancels: which of the last messages to cancel afterwards, 1 for the last; 0 for none.
         waits: whether its publish waits for a replica, where there are some.
+        key: of the messages; empty in queues without keys.
     """
 
     names: tuple[str, ...]
@@ -39,6 +52,7 @@ class Wish:
     chosen: bool
     cancels: int
     waits: bool
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +78,16 @@ def wish(seed: int, producer: str, number: int, shares: Mapping[str, int]) -> Wi
     """Return the step `number` of `producer`; `shares` says how often each queue is meant."""
     chance = random.Random(f"{seed} {producer} {number}")
     many = 10 if chance.random() < 0.05 else 1
+    queue = chance.choices(list(shares), list(shares.values()))[0]
     return Wish(
         names=tuple(f"{producer}.{number}.{index}" for index in range(many)),
-        queue=chance.choices(list(shares), list(shares.values()))[0],
+        queue=queue,
         delay=chance.choices([0.0, 0.2, 1.5], [6, 2, 2])[0],
         padding=chance.choices([100, 64_000], [99, 1])[0],
         chosen=many > 1 or chance.random() < 0.8,
         cancels=chance.randint(1, 5) if chance.random() < 0.02 else 0,
         waits=chance.random() < 0.75,
+        key=chance.choice(KEYS) if queue in PER_KEY else "",
     )
 
 
