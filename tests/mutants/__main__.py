@@ -4,14 +4,15 @@ import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.mutants.catalogue import HARNESS, MODEL, MUTANTS, Mutant
+from tests.mutants.catalogue import MUTANTS
+from tests.mutants.mutant import HARNESS, KEYED, MODEL, Mutant
 from tests.mutants.trial import PATIENT_EXAMPLES, Outcome, try_out
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--long", action="store_true", help="all, not only those that the model finds at once")
-    parser.add_argument("--by", choices=[MODEL, HARNESS], help="have this one look, whoever must notice")
+    parser.add_argument("--by", choices=[MODEL, KEYED, HARNESS], help="have this one look, whoever must notice")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at once")
     parser.add_argument("name", nargs="*", help="only mutants whose name begins so")
     given = parser.parse_args()

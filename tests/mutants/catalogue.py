@@ -1,39 +1,7 @@
 """The mutants: what is written instead of what, and who is to notice."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
-MODEL, HARNESS = "model", "harness"
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """
-    One fault.
-
-    Attributes:
-        file: below `reliq`.
-        old, new: the text that is replaced, which must be there exactly once.
-        by: who must notice: the model, the harness, or a test's file.
-        examples: of the model, in which it must be found; 0 when that takes too long for a quick check.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    by: str = MODEL
-    examples: int = 0
-
-    def apply(self, package: Path) -> None:
-        """Write the fault into a copy of the package; raise ValueError when its text is not there once."""
-        path = package / self.file
-        text = path.read_text()
-        if text.count(self.old) != 1:
-            raise ValueError(f"mutant {self.name!r}: its text is {text.count(self.old)} times in {self.file}, not once")
-        path.write_text(text.replace(self.old, self.new))
-
+from tests.mutants.mutant import HARNESS, MODEL, Mutant
+from tests.mutants.of_keys import MUTANTS_OF_KEYS
 
 #: Whatever is in unack counts as held, by whomever.
 _ANY_RECEIPT = """
@@ -103,8 +71,8 @@ MUTANTS = (
     Mutant(
         "reclaim drops the third id of a batch",
         "lua/reclaim.lua",
-        "run('LPUSH', retry, back)",
-        "#back > 0 and redis.call('LPUSH', retry, unpack(back, 1, 2))",
+        "redeliver(back)\n",
+        "redeliver({ unpack(back, 1, 2) })\n",
         examples=200,
     ),
     Mutant(
@@ -277,4 +245,5 @@ MUTANTS = (
         "us",
         "tests/scripts/test_rules_token.py",
     ),
+    *MUTANTS_OF_KEYS,
 )

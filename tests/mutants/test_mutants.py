@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from tests.mutants.catalogue import HARNESS, MODEL, MUTANTS, ROOT, Mutant
+from tests.mutants.catalogue import MUTANTS
+from tests.mutants.mutant import HARNESS, KEYED, MODEL, ROOT, Mutant
 from tests.mutants.trial import try_out
 
 #: One for each kind of rule: time, receipts, places, account, order, expiry.
@@ -23,7 +24,7 @@ def test_the_text_of_every_mutant_is_there_once(mutant):
     text = (ROOT / "reliq" / mutant.file).read_text()
 
     assert text.count(mutant.old) == 1
-    assert mutant.by in (MODEL, HARNESS) or (ROOT / mutant.by).exists()
+    assert mutant.by in (MODEL, KEYED, HARNESS) or (ROOT / mutant.by).exists()
 
 
 def test_the_table_has_every_mutant_and_no_other():

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutants.catalogue import HARNESS, MODEL, ROOT, Mutant
+from tests.mutants.mutant import HARNESS, KEYED, MODEL, ROOT, Mutant
 
 #: Examples of the model when there is time.
 PATIENT_EXAMPLES = 3000
@@ -44,8 +44,8 @@ def try_out(mutant: Mutant, *, examples: int = PATIENT_EXAMPLES, by: str = "") -
 
 
 def _command(by: str, examples: int) -> list[str]:
-    if by == MODEL:
-        return ["-m", "tests.mutants.try_model", str(examples)]
+    if by in (MODEL, KEYED):
+        return ["-m", "tests.mutants.try_model", by, str(examples)]
     if by == HARNESS:
         return ["-m", "tests.chaos", "--seconds", str(HARNESS_SECONDS), "--seed", "1", "--drain", "30"]
     return ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", by]

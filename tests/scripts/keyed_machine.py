@@ -273,8 +273,11 @@ class KeyedMachine(RuleBasedStateMachine):
     def cancel(self, ids):
         alive = sorted(self.oracle.alive, key=natural)
         some = [alive[-1 - pick % len(alive)] for pick in ids] if alive else IDS[:1]
-        self.run(t.cancel(self.keys, some, clock=self.clock))
-        self.oracle.cancelled |= self.oracle.alive & {*some}
+        self.cancel_these(some)
+
+    def cancel_these(self, ids):
+        self.run(t.cancel(self.keys, ids, clock=self.clock))
+        self.oracle.cancelled |= self.oracle.alive & {*ids}
 
     @rule(ids=st.lists(st.integers(0, 20), min_size=1, max_size=3), delay_ms=delays)
     def reschedule(self, ids, delay_ms):
@@ -338,6 +341,45 @@ class KeyedMachine(RuleBasedStateMachine):
     @rule()
     def the_script_cache_is_lost(self):
         self.client.script_flush()
+
+    # ---- what usually comes together ----------------------------------------
+
+    def then(self, what, *args, **options):
+        what(*args, **options)
+        self.what_redis_holds_is_sound()
+
+    @rule(id=st.sampled_from(IDS), keys=st.permutations(KEYS), limit=st.sampled_from([1, 4]))
+    def a_cancelled_message_is_published_again_under_another_key(self, id, keys, limit):
+        for key in keys[:2]:
+            self.then(self.publish, [(id, key)])
+            self.then(self.cancel_these, [id])
+        self.then(self.publish, [(id, keys[2]), ("new", keys[2])])
+        self.then(self.publish, [("new", keys[2])])
+        self.then(self.claim, limit)
+        self.then(self.claim, limit)
+
+    @rule(key=st.sampled_from(KEYS), times=st.integers(1, 3))
+    def workers_die_with_the_messages_of_a_key(self, key, times):
+        self.then(self.publish, [("new", key), ("new", key)])
+        for _ in range(times):
+            self.then(self.claim)
+            self.then(self.pass_time, LEASE_MS * 1000)
+            self.then(self.reclaim)
+            self.then(self.claim)
+
+    @rule(key=st.sampled_from(KEYS), delay_ms=delays, how=st.sampled_from(["nack", "snooze"]))
+    def a_message_is_put_off_while_others_of_its_key_wait(self, key, delay_ms, how):
+        self.then(self.publish, [("new", key), ("new", key), ("new", key)])
+        self.then(self.claim)
+        if how == "nack":
+            self.then(self.nack, [0], delay_ms, reject=False)
+        else:
+            self.then(self.snooze, [0], delay_ms)
+        self.then(self.claim)
+        self.then(self.pass_time, delay_ms * 1000)
+        self.then(self.promote)
+        self.then(self.reclaim)
+        self.then(self.claim)
 
     # ---- what always holds --------------------------------------------------
 
