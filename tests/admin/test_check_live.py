@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from reliq import Admin, Consumer, Nack, Outgoing, Queue, Reject, Snooze, WorkerSettings
-from reliq.admin.fsck import check
+from reliq.admin.fsck import check, reading
 
 PATIENCE_SECONDS = 100.0
 ENOUGH_CHECKS = 12
@@ -21,7 +21,8 @@ def pieces(request, monkeypatch):
     if request.param != "as it is":
         monkeypatch.setattr(check, "SHORT_LISTS", 0)
     if request.param == "in tiny pieces":
-        monkeypatch.setattr(check, "BATCH", 7)
+        for module in (check, reading):
+            monkeypatch.setattr(module, "BATCH", 7)
         monkeypatch.setattr(check, "MARGIN", 2)
 
 
