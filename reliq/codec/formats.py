@@ -161,7 +161,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     if why:
         raise ConfigurationError(
             f"body type {type_name(kind)} cannot be read from JSON ({why}); use a dataclass, TypedDict, "
-            f"msgspec.Struct, pydantic model, dict, list, a scalar, str or bytes"
+            f"msgspec.Struct, pydantic model, a union of models, dict, list, a scalar, str or bytes"
         )
     return decoder
 

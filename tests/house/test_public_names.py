@@ -69,6 +69,28 @@ def test_a_package_alone_imports_no_module_that_its_names_are_in(package):
     assert set(done.stdout.split()) - {"reliq.admin", "reliq.testing"} == {"reliq.distribution", "reliq.lazily"}
 
 
+#: Parts that only run, operate or measure.
+BESIDE_PUBLISHERS = {"admin", "bench", "cli", "consumer", "handlers", "metrics", "process", "relay", "testing", "web"}
+BESIDE_PUBLISHERS |= {"limits", "snapshot", "tracing", "worker"}
+
+
+def test_a_publisher_imports_few_modules_and_none_that_only_runs_or_operates():
+    """Counted are modules, for times depend on the machine."""
+    code = """
+import sys, redis.asyncio
+before = set(sys.modules)
+from reliq import Queue, Outgoing, PublishFailed
+print(*(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    ours = [name.split(".") for name in done.stdout.split() if name.startswith("reliq.")]
+    others = {name.split(".")[0] for name in done.stdout.split()} - {"reliq"}
+    assert {one for _, one, *_ in ours} & BESIDE_PUBLISHERS == set()
+    assert len(ours) <= 100
+    assert others <= {"_decimal", "decimal", "getpass", "msgspec", "numbers", "tenacity", "termios", "unicodedata"}
+
+
 def offered():
     """Each public name with its value."""
     for module in (*LAZY, *OFFERED):
