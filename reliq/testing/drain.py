@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from reliq import transitions
 from reliq.answers import Answer
 from reliq.client.lanes import Lanes
 from reliq.errors import UndecodableError
@@ -20,7 +21,7 @@ from reliq.worker.ticker import Ticker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from reliq.call import Request
+    from reliq.call import Call, Request
     from reliq.client.client import Client
     from reliq.consumer.consumer import Consumer
     from reliq.handlers.handler import Handler
@@ -138,6 +139,7 @@ class Drain:
         self._ticks = Ticks(client, consumer.periodic)
         if consumer.periodic:
             Ticks(began, consumer.periodic).step()
+        self._asked(list(_declared(self._handlers)))
         self.calls = HandlerCalls(consumer)
         self.done = DrainResult()
 
@@ -211,6 +213,13 @@ class Drain:
             if isinstance(answer, Exception):
                 raise answer
         return answers
+
+
+def _declared(handlers: Sequence[Handler]) -> Iterator[Call[bool]]:
+    """Yield the calls that write the limits which queues declare, as a worker does when it starts."""
+    for queue in (handler.queue for handler in handlers):
+        if limits := queue.limits:
+            yield transitions.limit(queue.keys, limits.fields(), declared=limits.declared)
 
 
 def own_traceback(error: BaseException) -> BaseException:

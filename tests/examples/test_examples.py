@@ -110,3 +110,11 @@ def test_an_example_brings_its_own_server_when_none_is_named(run):
     _, account = run("order_timeout.py", "0.1", own_server=True)
 
     assert account == (6, 4, 2, 0, 0, 0, 0)
+
+
+def test_a_newsletter_of_one_tenant_does_not_hold_up_the_mail_of_others(run):
+    told, account = run("tenants.py")
+
+    assert account == (66, 66, 0, 0, 0, 0, 0)
+    assert int(re.search(r"quiet tenant went out as number (\d+) of 66", told)[1]) <= 30
+    assert int(re.search(r"At most (\d+) of one tenant", told)[1]) <= 2

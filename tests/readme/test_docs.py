@@ -7,7 +7,7 @@ import pytest
 from go_original import GoProgram
 from pages import BLOCK, DOCS, README, ROOT, commands, printed, programs
 
-from reliq import Layout, Outgoing, Queue
+from reliq import Admin, Layout, Outgoing, Queue
 from reliq.cli.app import Commands
 from reliq.keys import Keys
 
@@ -55,6 +55,17 @@ def for_operations(client, url):
     return lambda said: "order-42" in said and (queue.counts().ready, queue.counts().pending) == (1, 0)
 
 
+def for_keys(_client, url):
+    """The keys are listed while they wait, all messages are worked, and the limit is another in the end."""
+
+    def holds(said):
+        admin, queue = Admin(url), Queue("mails", url=url)
+        is_listed = all(re.search(rf"tenant-{number}\b", said) for number in (0, 1, 2, 7)) and "nobody: me@" in said
+        return is_listed and (queue.counts().totals["acked"], admin.limits("mails").per_key) == (8, 4)
+
+    return holds
+
+
 def for_periodic(_client, _url):
     return lambda said: "daily_report" in said and "every 300" in said and "Europe/Berlin" in said
 
@@ -71,6 +82,7 @@ def for_web(_client, _url):
 #: What is in Redis before a page is read, and what its commands must have said.
 BEFORE = {
     "go.md": for_go,
+    "keys.md": for_keys,
     "handlers.md": for_handlers,
     "dead-letters.md": for_dead_letters,
     "operations.md": for_operations,

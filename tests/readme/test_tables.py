@@ -8,6 +8,7 @@ from pages import ROOT
 
 from reliq import Layout, Outgoing, Queue
 from reliq.cli.app import Commands
+from reliq.declared import LimitOptions
 from reliq.handlers.periodic import Periodic
 from reliq.metrics.names import ALL
 from reliq.settings import HandlerSettings, QueueSettings
@@ -27,7 +28,7 @@ def options(name, heading="option"):
         if line.startswith(f"| {heading}"):
             column = cells.index("default")
         elif column and line.startswith("| `") and len(cells) > column:
-            found |= dict.fromkeys(re.findall(r"`([\w-]+)`", cells[0]), cells[column])
+            found |= dict.fromkeys(re.findall(r"`([\w-]+)(?:=[^`]*)?`", cells[0]), cells[column])
         elif not line.startswith("|"):
             column = 0
     return found
@@ -40,6 +41,7 @@ def options(name, heading="option"):
             "publishing.md",
             {*QueueSettings.__dataclass_fields__, *Outgoing.__annotations__, "layout", "validate"} - {"body"},
         ),
+        ("keys.md", set(LimitOptions.__annotations__)),
         ("handlers.md", set(HandlerSettings.__dataclass_fields__)),
         ("periodic.md", {*inspect.signature(Periodic).parameters, "tz"} - {"schedule"}),
         ("workers.md", {option for option in WORKER if option.startswith("--")} - {"--help"}),

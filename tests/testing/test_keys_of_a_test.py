@@ -1,8 +1,11 @@
-"""Keys and priorities in the testing kit."""
+"""Keys, limits and priorities in the testing kit."""
+
+from typing import Any
 
 import pytest
+from tenacity import wait_fixed
 
-from reliq import Queue
+from reliq import Admin, Consumer, Job, Nack, Outgoing, Queue, RateLimited
 
 
 def test_what_was_published_tells_its_key_and_its_priority(reliq):
@@ -25,3 +28,102 @@ def test_what_was_published_tells_its_key_and_its_priority(reliq):
     reliq.refute_published(mail, key="c")
     with pytest.raises(AssertionError, match="no message in 'mail' with key='c'"):
         reliq.assert_published(mail, key="c")
+
+
+@pytest.fixture
+def consumer_of():
+    """A consumer of one queue, and what its handler has seen: key, number and attempt."""
+
+    def make(queue, *, fail=(), too_fast=()):
+        consumer, seen = Consumer(), []
+
+        @consumer.handler(queue, backoff=wait_fixed(60))
+        def work(body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
+            seen.append((job.key, body["n"]))
+            if job.attempt == 1 and body["n"] in fail:
+                raise Nack(reason="once")
+            if body["n"] in too_fast and seen.count((job.key, body["n"])) == 1:
+                raise RateLimited(delay=30)
+
+        return consumer, seen
+
+    return make
+
+
+def publish(queue, *rows):
+    queue.publish_many(Outgoing(body={"n": number}, key=key) for key, number in rows)
+
+
+def test_a_handler_that_is_called_here_and_now_sees_its_key(reliq, consumer_of):
+    mail = Queue("mail")
+    consumer, seen = consumer_of(mail)
+
+    reliq.perform(consumer, mail, {"n": 1}, key="tenant-7")
+    reliq.perform(consumer, mail, {"n": 2}, priority="low")
+
+    assert seen == [("tenant-7", 1), (None, 2)]
+
+
+def test_a_drain_of_an_ordered_queue_has_a_failing_message_hold_up_its_own_key(reliq, consumer_of):
+    mail = Queue("mail", ordered=True)
+    consumer, seen = consumer_of(mail, fail={1})
+    publish(mail, ("a", 1), ("a", 2), ("b", 3), ("b", 4))
+
+    first = reliq.drain(consumer)
+    assert (len(first.nacked), len(first.acked)) == (1, 2)
+    assert seen == [("a", 1), ("b", 3), ("b", 4)]
+
+    assert len(reliq.drain(consumer, scheduled=True).acked) == 2
+    assert seen[3:] == [("a", 1), ("a", 2)]
+
+
+def test_a_drain_ends_where_a_rate_permits_no_start_and_one_that_travels_works_on(reliq, consumer_of):
+    mail = Queue("mail", rate="1/s")
+    consumer, _ = consumer_of(mail)
+    publish(mail, *((f"k{n % 3}", n) for n in range(50)))
+    reliq.hold()
+    began = reliq.now
+
+    assert len(reliq.drain(consumer).acked) == 1
+    assert reliq.now == began
+    assert len(reliq.drain(consumer, scheduled=True).acked) == 49
+    assert 49 <= reliq.now - began <= 50
+
+
+def test_a_key_that_is_limited_by_somebody_else_sleeps_and_others_go_on(reliq, consumer_of):
+    mail = Queue("mail")
+    consumer, seen = consumer_of(mail, too_fast={1})
+    publish(mail, ("a", 1), ("a", 2), ("b", 3))
+    reliq.hold()
+    began = reliq.now
+
+    done = reliq.drain(consumer)
+    assert (len(done.acked), len(done.snoozed)) == (1, 1)
+    assert seen == [("a", 1), ("b", 3)]
+
+    assert len(reliq.drain(consumer, scheduled=True).acked) == 2
+    assert 30 <= reliq.now - began <= 31
+
+
+def test_a_batch_of_a_drain_is_of_one_key(reliq):
+    mail, consumer, seen = Queue("mail"), Consumer(), []
+
+    @consumer.handler(mail, batch=10, batch_by_key=True)
+    def work(_bodies: list[dict[str, Any]], jobs: list[Job[dict[str, Any]]]) -> None:
+        seen.append({job.key for job in jobs})
+
+    publish(mail, ("a", 1), ("b", 2), ("a", 3), ("b", 4))
+    reliq.drain(consumer)
+
+    assert sorted(map(sorted, seen)) == [["a"], ["b"]]
+
+
+def test_a_drain_writes_the_limits_that_a_queue_declares_as_a_worker_does(reliq, consumer_of):
+    mail = Queue("mail", per_key=2, key_weights={"vip": 4})
+    consumer, _ = consumer_of(mail)
+    mail.publish({"n": 1})
+
+    reliq.drain(consumer)
+
+    found = Admin(reliq.url).limits("mail")
+    assert (found.per_key, found.key_weights) == (2, {"vip": 4})
