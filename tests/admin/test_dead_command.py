@@ -243,3 +243,16 @@ def test_letters_are_read_one_at_first_and_never_more_than_a_few_bytes_at_once(q
 
     assert (found, steps[0], max(steps)) == (12, 1, 1)
     assert Admin(url).show("q", "large-3").state == "dead"
+
+
+@pytest.mark.parametrize("options", [{"key": "tenant-7"}, {"priority": "high"}], ids=["key", "priority"])
+def test_a_letter_takes_its_key_and_its_priority_along_wherever_it_goes(command, queue, url, client, die, options):
+    other, line = Queue("other", url=url), options.get("key", "\x01high")
+    die("a", "b", **options)
+
+    assert command("dead", "redrive", "q", "a").out == "1 redriven\n"
+    assert client.lrange(queue.keys.line(line), 0, -1) == [b"a"]
+    other.publish({}, id="first")
+    assert command("dead", "redrive", "q", "b", "--to", "other").out == "1 redriven\n"
+    [copy] = client.lrange(other.keys.line(line), 0, -1)
+    assert client.hget(other.keys.retries_left, copy) == f"12 {line}".encode()

@@ -202,6 +202,8 @@ def test_workers_are_asked_about_once_and_not_where_the_queue_has_keys_already(q
     assert commands()["zrevrange"] == asked["zrevrange"] == 1
 
     worker()  # it started since: doctor names it
+    Connection.to(queue.target).keyed.clear()  # as in another process
+    Connection.to(queue.target).maps.clear()
     call(Queue("q", url=queue.target), "publish", {}, key="c")
 
     assert commands()["zrevrange"] == 1

@@ -1,9 +1,11 @@
 """Keys, limits and priorities in the testing kit."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from tenacity import wait_fixed
+from waiting import eventually
 
 from reliq import Admin, Consumer, Job, Nack, Outgoing, Queue, RateLimited
 
@@ -127,3 +129,26 @@ def test_a_drain_writes_the_limits_that_a_queue_declares_as_a_worker_does(reliq,
 
     found = Admin(reliq.url).limits("mail")
     assert (found.per_key, found.key_weights) == (2, {"vip": 4})
+
+
+def test_a_worker_starts_what_a_rate_permits_after_travelling(reliq, consumer_of):
+    mail = Queue("mail", key_rate="1/h")
+    consumer, seen = consumer_of(mail)
+    publish(mail, ("a", 1), ("a", 2))
+    consumer.start()
+    try:
+        eventually(lambda: seen == [("a", 1)], "the first has started")
+        eventually(lambda: consumer.engine().inflight._watched is not None, "the worker rests")
+        reliq.travel(3600)
+        eventually(lambda: seen == [("a", 1), ("a", 2)], "the second has started")
+    finally:
+        consumer.stop()
+
+
+def test_a_drain_in_async_code_obeys_limits_too(reliq, consumer_of):
+    mail = Queue("mail", ordered=True)
+    consumer, seen = consumer_of(mail)
+    publish(mail, ("a", 1), ("a", 2), ("b", 3))
+
+    assert len(asyncio.run(reliq.adrain(consumer)).acked) == 3
+    assert [number for key, number in seen if key == "a"] == [1, 2]
