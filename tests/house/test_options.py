@@ -6,6 +6,8 @@ import typing
 import pytest
 
 from reliq import Outgoing, Queue
+from reliq.declared import LimitOptions
+from reliq.limits import Limits
 from reliq.outgoing import PublishOptions
 from reliq.settings import QueueSettings, SettingsOptions
 
@@ -27,7 +29,13 @@ def test_the_settings_that_a_queue_takes_are_those_that_it_has():
     assert typing.get_type_hints(SettingsOptions) == typing.get_type_hints(QueueSettings)
 
 
-@pytest.mark.parametrize(("method", "options"), [(Queue.publish, PublishOptions), (Queue, SettingsOptions)])
+def test_the_limits_that_a_queue_takes_are_those_that_there_are():
+    assert keys(LimitOptions) == fields(Limits)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [(Queue.publish, PublishOptions), (Queue, SettingsOptions), (Queue, LimitOptions)]
+)
 def test_every_option_is_told_where_a_reader_looks(method, options):
     told = method.__doc__ or ""
 
