@@ -190,7 +190,7 @@ UNREACHED = {
     "nack": "wake:LPUSH watch:DEL",
     "nack (keyed)": "held:ZADD limits:HGET ready:EXISTS retry:EXISTS ring:ZADD wake:LPUSH watch:DEL",
     "promote (keyed)": (
-        "asleep:ZMSCORE asleep:ZREM held:ZREM limits:HGET line:EXISTS line:RPUSH rates:ZADD retry:EXISTS ring:EXISTS "
+        "asleep:ZREM held:ZREM limits:HGET line:EXISTS line:RPUSH rates:ZADD retry:EXISTS ring:EXISTS "
         "ring:ZADD ring:ZRANGE"
     ),
     "publish (keyed)": (

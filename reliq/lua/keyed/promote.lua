@@ -29,7 +29,13 @@ for k = 1, #late, 2 do
     pair(buckets, string.format('%.0f', us + every * burst), late[k])
   end
 end
-local past = redis.call('ZRANGEBYSCORE', rates, '-inf', '(' .. string.format('%.0f', us), 'LIMIT', 0, 100)
+-- A full bucket is as good as none; but by that of a key that still sleeps a clock is known that went back.
+local full_ones, past, wakes = redis.call('ZRANGEBYSCORE', rates, '-inf', '(' .. string.format('%.0f', us), 'LIMIT', 0, 100), {}, {}
+local sleeps = run('ZMSCORE', asleep, full_ones)
+for _, key in ipairs(awake) do wakes[key] = true end
+for i, key in ipairs(full_ones) do
+  if wakes[key] or not sleeps[i] then past[#past + 1] = key end
+end
 local room, full = queue_room()
 if full and room == 0 then pair(buckets, string.format('%.0f', full), '') end
 
