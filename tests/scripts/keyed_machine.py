@@ -263,6 +263,9 @@ class KeyedMachine(RuleBasedStateMachine):
     @rule(limit=limits, spare=st.booleans())
     def reclaim(self, limit=500, spare=False):
         answer = self.run(t.reclaim(self.keys, limit=limit, spare_leases=spare, keyed=True, clock=self.clock))
+        self.reclaimed(answer)
+
+    def reclaimed(self, answer):
         assert not answer.inconsistent
         for id in answer.buried:
             self.oracle.bury(id)
@@ -342,6 +345,25 @@ class KeyedMachine(RuleBasedStateMachine):
     def the_script_cache_is_lost(self):
         self.client.script_flush()
 
+    # ---- workers that do not know yet that the queue has keys ----------------
+
+    @rule(limit=limits)
+    def a_worker_that_knows_no_keys_promotes(self, limit):
+        self.run(t.promote(self.keys, limit=limit, clock=self.clock))
+
+    @rule(limit=limits)
+    def a_worker_that_knows_no_keys_reclaims(self, limit):
+        answer = self.run(t.reclaim(self.keys, limit=limit, clock=self.clock))
+        assert not [id for ids in (answer.overdue, answer.again) for id in ids if self.oracle.key_of[id]]
+        self.reclaimed(answer)
+
+    @rule(limit=limits)
+    def a_worker_that_knows_no_keys_claims(self, limit):
+        claimed = self.run(t.claim(self.keys, self.turn("v"), limit=limit, lease_ms=LEASE_MS, clock=self.clock)).claimed
+        assert not [one for one in claimed if self.oracle.key_of[one.id]]
+        self.oracle.start([one.id for one in claimed], is_counted=False)
+        self.receipts += claimed
+
     # ---- what usually comes together ----------------------------------------
 
     def then(self, what, *args, **options):
@@ -367,6 +389,15 @@ class KeyedMachine(RuleBasedStateMachine):
             self.then(self.reclaim)
             self.then(self.claim)
 
+    @rule(key=st.sampled_from(KEYS), delay_ms=delays)
+    def a_dead_message_comes_back(self, key, delay_ms):
+        self.then(self.publish, [("new", key)], left=0)
+        self.then(self.claim)
+        self.then(self.nack, [0], 0, reject=True)
+        self.then(self.collect)
+        self.then(self.redrive, delay_ms, 2)
+        self.then(self.claim)
+
     @rule(key=st.sampled_from(KEYS), delay_ms=delays, how=st.sampled_from(["nack", "snooze"]))
     def a_message_is_put_off_while_others_of_its_key_wait(self, key, delay_ms, how):
         self.then(self.publish, [("new", key), ("new", key), ("new", key)])
@@ -391,7 +422,7 @@ class KeyedMachine(RuleBasedStateMachine):
         assert self.oracle.alive == self.state.counts.keys()
         assert self.oracle.garbage == self.state.garbage
         check_places(self.state)
-        check_held(self.state)
+        check_held(self.state, {one.id for one in self.good(self.receipts) if one.key is None})
         check_ring(self.state, self.oracle.per_key)
         per_key, most = self.oracle.per_key, self.oracle.number("concurrency")
         for key, number in self.state.tally.items():

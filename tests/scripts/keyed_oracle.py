@@ -84,11 +84,13 @@ class Oracle:
         self.end(id)
         self.garbage.add(id)
 
-    def start(self, ids):
-        """Ids were claimed, in that order."""
+    def start(self, ids, *, is_counted=True):
+        """Ids were claimed, in that order; a claim that knows of no limits counts for none."""
         for id in ids:
             assert id in self.alive, id
             assert id not in self.cancelled, id
+            if not is_counted:
+                continue
             self._check_order(id)
             self.starts.append(self.now)
             if self.number("rate_us"):

@@ -11,7 +11,7 @@ from keyed_machine import KeyedMachine
 from reliq.embedded import EmbeddedRedis
 
 #: Examples, and steps in each.
-QUICK, LONG = (120, 40), (4000, 60)
+QUICK, LONG = (80, 40), (4000, 40)
 
 
 @pytest.mark.timeout(3600)
