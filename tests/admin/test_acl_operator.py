@@ -46,6 +46,8 @@ def scene(url, client):
     """Messages in every state, dead letters, one message that got lost, and a worker."""
     queue, other = Queue("q", url=url, retries=3), Queue("other", url=url)
     other.publish({}, delay=600)
+    for at in range(3):
+        other.publish({"at": at}, id=f"keyed{at}", key="tenant")
     for id in ("d1", "d2", "d3", "d4", "failing", "redelivered", "lost", "held"):
         queue.publish({"id": id}, id=id, retries=0 if id.startswith("d") else 3)
     claimed = queue.moves.claim(t.CallNumber("w", 1), limit=9, lease_ms=600_000).claimed
@@ -93,6 +95,11 @@ SEEING = [
     ("ends q --kind acked", "[]"),
     ("dead list q", '"no such card"'),
     ("dead show q d2", '"no such card"'),
+    ("keys other", '"tenant"'),
+    ("keys other --all", '"tenant"'),
+    ("limits other", '"per_key":null'),
+    ("list other --state waiting", '"keyed0"'),
+    ("show other keyed1", '"in turn"'),
 ]
 ACTING = [
     ("publish q {} --id one --delay 1s", '"published"'),
@@ -107,6 +114,10 @@ ACTING = [
     ("move q other --state pending --limit 2 --yes", '"moved":2'),
     ("move q other --state ready --limit 2 --yes", '"moved":'),
     *((f"purge q --state {state} --yes", "") for state in ("pending", "ready", "retry", "garbage", "unack", "dead")),
+    ("limits other --per-key 2 --key-rate 5/s", '"per_key":2'),
+    ("pause other --key tenant --for 1h", '"asleep"'),
+    ("resume other --key tenant", '"was_paused":true'),
+    ("purge other --key tenant --yes", '"purged":3'),
     ("pause q --reason full --for 30m", ""),
     ("queues --interval 0", '"full"'),
     ("resume q", '"was_paused":true'),
