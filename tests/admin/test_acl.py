@@ -51,6 +51,7 @@ NO_ROLE = {
     "admin/acl/probe.py",  # what it may not read is unknown
     "admin/doctor/probe.py",
     "admin/scripts.py",  # who makes the users may load the scripts
+    "cli/queue_names.py",  # a shell's question: without rights it is offered no names
     "client/moves.py",  # single moves, for tools and tests
     "publish/durability.py",  # for who publishes with durability: +wait or +waitaof, which not every server knows
     "bench/bare.py",  # tries what a server can do, as whoever may do all

@@ -20,6 +20,8 @@ from reliq.roster import Slot, Worker
 OFF_CHANCE = ("client", "info", "config", "slowlog", "acl")
 #: Rights that the test does not come to need: to watch, to go on with a page, to mend what somebody else broke, or one of two that do.
 ELSEWHERE = {"HRANDFIELD", "LREM", "RENAMENX", "EVAL", "ZCOUNT", "ZRANK"}
+#: What moves messages between the shards of a queue, as tests/admin/test_shards_command.py has it.
+ELSEWHERE |= {"HSETNX", "SADD", "WAIT"}
 
 
 @pytest.fixture(params=[(), ("--server", "6.2")], ids=["printed-for-this-server", "printed-for-6.2"])

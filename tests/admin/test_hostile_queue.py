@@ -23,6 +23,8 @@ from reliq import Queue
 OF_THEIR_OWN = {
     "demo": "runs jobs of its own",
     "bench": "runs messages of its own",
+    "config": "shows settings of its own, as tests/admin/test_config_command.py has it",
+    "init": "writes a program of its own",
     "outbox sql": "shows SQL of its own",
     "outbox clean": "shows how many rows of a database it deleted, as tests/outbox has it",
     "relay": "moves rows of a database, as tests/outbox has it",

@@ -110,6 +110,8 @@ def states(of=SHARDS):
 ONE_FOR_ALL = {
     **dict.fromkeys(("worker", "demo", "bench", "relay", "web", "health", "exporter", "watch"), "they run"),
     **dict.fromkeys(("outbox sql", "outbox clean", "doctor", "scripts load", "acl", "workers"), "they are of no queue"),
+    **dict.fromkeys(("keys", "limits"), "a queue of several shards has neither"),
+    **dict.fromkeys(("init", "config"), "they are of a program"),
     "publish": "the publisher spreads messages: tests/queue",
     "show": "the id says the shard",
     "forget": "a shard alone cannot be forgotten",

@@ -1,0 +1,89 @@
+"""The pages of keys and limits: who may look sees them, who may change them does, and a key is a text."""
+
+import logging
+
+import pytest
+from waiting import eventually
+
+from reliq import Outgoing
+
+HOSTILE = "<script>alert(1)</script> \u202e&"
+
+
+@pytest.fixture
+def tenants(orders):
+    """Three messages of one key, one of a key that is a piece of a page."""
+    orders.publish_many(
+        [Outgoing(body={}, id=f"t{at}", key="tenant-7") for at in range(3)] + [Outgoing(body={}, key=HOSTILE)]
+    )
+    return orders
+
+
+def test_who_may_look_sees_keys_and_limits_and_may_change_neither(tenants, lookers):
+    browser = lookers.browser()
+
+    page = browser.get("/queues/orders/keys").text
+    queue = browser.get("/queues/orders").text
+
+    for text in (page, queue):
+        assert "tenant-7" in text
+        assert "in turn for a worker" in text
+        assert "<script>alert" not in text
+        assert "&lt;script&gt;" in text
+        assert "\u202e" not in text
+    assert "any number" in page
+    assert 'action="/queues/orders/limits"' not in page
+    assert browser.post("/queues/orders/limits", data={"per_key": "1"}).status_code == 403
+    assert browser.post("/queues/orders/keys/pause", data={"key": "tenant-7"}).status_code == 403
+    assert tenants.counts().waiting == 4
+
+
+def test_limits_are_changed_and_an_empty_field_is_none(tenants, site, admin, caplog):
+    caplog.set_level(logging.INFO)
+    browser = site.browser()
+
+    answer = browser.post("/queues/orders/limits", data={"per_key": "2", "rate": "100/s", "concurrency": "9"})
+
+    assert (answer.status_code, answer.headers["location"]) == (303, "/queues/orders/keys?said=limits_changed")
+    limits = admin.limits("orders")
+    assert (limits.per_key, limits.rate, limits.concurrency) == (2, "100/s", 9)
+    assert "changed the limits of" in caplog.text
+    page = browser.get(answer.headers["location"]).text
+    assert 'name="rate" value="100/s"' in page
+    assert "the new limits hold within a second" in page
+    browser.post("/queues/orders/limits", data={"ordered": "1", "per_key": ""})
+    assert (admin.limits("orders").ordered, admin.limits("orders").rate) == (True, None)
+    assert browser.post("/queues/orders/limits", data={"rate": "fast"}).status_code == 400
+
+
+def test_a_key_is_paused_found_and_resumed(tenants, site, admin):
+    browser = site.browser()
+
+    answer = browser.post("/queues/orders/keys/pause", data={"key": "tenant-7", "for": "10m"})
+
+    assert answer.headers["location"] == "/queues/orders/keys?key=tenant-7&said=key_paused"
+    assert "asleep, " in browser.get(answer.headers["location"]).text
+    assert admin.key("orders", "tenant-7").state == "asleep"
+    browser.post("/queues/orders/keys/resume", data={"key": "tenant-7"})
+    assert admin.key("orders", "tenant-7").state == "in turn"
+
+
+def test_the_messages_of_a_key_are_shown_searched_and_deleted(tenants, site, admin):
+    browser = site.browser()
+
+    assert browser.get("/queues/orders/messages/waiting").headers["location"] == "/queues/orders/keys"
+    page = browser.get("/queues/orders/messages/waiting?key=tenant-7").text
+    assert [f"t{at}" in page for at in range(3)] == [True] * 3
+    assert "in turn for a worker" in browser.get("/queues/orders/message?id=t1").text
+    assert "1 message of its key first" in browser.get("/queues/orders/message?id=t1").text
+    assert "every message of key tenant-7" in page
+    browser.post("/queues/orders/purge", data={"state": "waiting", "key": "tenant-7"})
+    eventually(lambda: admin.size("orders", "waiting", key="tenant-7") == 0, "the messages of the key are deleted")
+    assert admin.size("orders", "waiting") == 1
+
+
+def test_every_key_is_there_page_by_page(tenants, site):
+    page = site.browser().get("/queues/orders/keys?every=1").text
+
+    assert "tenant-7" in page
+    assert "Next" in page
