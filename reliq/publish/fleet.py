@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands
@@ -25,6 +27,8 @@ class Fleet:
 
     def __init__(self, shards: Shards, clients: Clients) -> None:
         self._shards, self._clients = shards, clients
+        self._asking: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]]
+        self._asking = weakref.WeakKeyDictionary()
 
     @property
     def is_known(self) -> bool:
@@ -47,7 +51,14 @@ class Fleet:
         self._clients.connection().keyed.add(self._shards.first.entry)
 
     async def acheck(self, *, for_seconds: float) -> None:
-        """As `check`, in async code."""
+        """As `check`, in async code; tasks that ask at the same time share the answer."""
+        loop = asyncio.get_running_loop()
+        asking = self._asking.get(loop)
+        if asking is None or asking.done():
+            asking = self._asking[loop] = loop.create_task(self._ask(for_seconds))
+        await asyncio.shield(asking)
+
+    async def _ask(self, for_seconds: float) -> None:
         client = self._clients.asynchronous()
         await self._shards.aread(for_seconds=for_seconds)
         if not self._is_keyed():

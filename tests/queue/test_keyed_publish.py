@@ -210,6 +210,24 @@ def test_workers_are_asked_about_once_and_not_where_the_queue_has_keys_already(q
     assert set(lines(client, queue)) == {"a", "b", "c"}
 
 
+def test_tasks_that_publish_the_first_keys_at_the_same_time_ask_once(queue, commands, worker):
+    async def all_at_once(key):
+        try:
+            return await asyncio.gather(
+                *(queue.apublish({}, key=f"{key}{n}") for n in range(50)), return_exceptions=True
+            )
+        finally:
+            await queue.aclose()
+
+    worker()
+    assert {type(one) for one in asyncio.run(all_at_once("a"))} == {ConfigurationError}
+    assert commands()["zrevrange"] == 1
+    worker(Worker("w1", "web-1", 7, "0.2.0", ("q",), 16, 0, 1.0, 1.0, 2e9, keys=True))
+
+    assert all(asyncio.run(all_at_once("b")))
+    assert commands()["zrevrange"] == 2
+
+
 def test_observers_hear_that_a_message_was_refused_for_the_workers(url, call, worker):
     worker()
     heard = []
