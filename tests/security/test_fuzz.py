@@ -26,12 +26,14 @@ SEEDED = settings(max_examples=300, deadline=None, derandomize=True, database=No
 KEYS, BARE = Keys("q"), Keys("q", Layout.hdt3213())
 DAILY = Tick("daily", "every 60", 60, 0)
 ONE, TURN = Claimed("a", "lane.1:30000", 3), CallNumber("lane", 1)
+LEFT = moves.Departure(1, {"a": b""}, letters=False)
 
 #: One request of every kind that there is, by what reads its reply.
 REQUESTS = [
     moves.publish(KEYS, [("a", b"x")], TURN, ttl_ms=1000, retries=1),
     moves.promote(KEYS),
     moves.claim(KEYS, TURN, limit=5, lease_ms=30_000),
+    moves.claim(KEYS, TURN, limit=5, lease_ms=30_000, keyed=True),
     moves.reclaim(KEYS),
     moves.ack(KEYS, [(ONE, None)]),
     moves.nack(KEYS, [(ONE, 0, "failed 1 x", b"")]),
@@ -50,6 +52,12 @@ REQUESTS = [
     moves.tick(KEYS, DAILY, ttl_ms=1000, retries=1),
     moves.ask(KEYS, ["a"], epoch=1),
     moves.remap(KEYS, b"", b"{}"),
+    moves.depart(KEYS, ["a"], state="ready"),
+    moves.arrive(KEYS, LEFT, ["a"], origin=1),
+    moves.leave(KEYS, LEFT),
+    moves.limit(KEYS, {"per_key": "1"}),
+    moves.lines(KEYS),
+    moves.sleep(KEYS, "a", for_ms=1),
     shard_map(KEYS),
     check_ids(KEYS, ["a"]),
     commands.bodies(KEYS, ["a"]),
