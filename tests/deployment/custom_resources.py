@@ -1,9 +1,7 @@
 """
-Check the manifests of KEDA and of the Prometheus operator against models of their resources, as .ci/deployment does.
+Check the manifests of KEDA and of the Prometheus operator against models of their resources, as .ci/deployment does, by the Python of its tools.
 
-    python tests/deployment/custom_resources.py
-
-The models come with .ci/lock.txt. They take fields that they do not know: what comes back of a manifest must be all of it.
+The models come with .ci/tools.txt. They take fields that they do not know: what comes back of a manifest must be all of it.
 """
 
 import yaml
