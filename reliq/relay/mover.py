@@ -15,6 +15,7 @@ from reliq.outbox.database import database
 from reliq.outbox.missing import missing
 from reliq.outbox.store import AGAIN, Store, StoredRow
 from reliq.outbox.tables import Tables
+from reliq.publish.fleet import check_one_shard
 from reliq.relay.row_publisher import RowPublisher
 from reliq.relay.sending import Sending, checked, left_ms, parse_number, pieces
 from reliq.retry import RECONNECT, seconds_after
@@ -161,6 +162,8 @@ class OutboxMover:
             try:
                 check_id(row.id)
                 keys, terms = known.get((row.queue, row.terms)) or checked(row)
+                if terms.keyed:
+                    check_one_shard(self.redis.shards(keys))
             except ConfigurationError as error:
                 self._refuse(row, error)
                 continue

@@ -12,7 +12,7 @@ from reliq.client.shards import Shards
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import PublishEnded, notify, wanting
 from reliq.publish.durability import Confirmer
-from reliq.publish.fleet import Fleet, check_one_shard
+from reliq.publish.fleet import Fleet
 from reliq.publish.orders import Order
 from reliq.publish.registry import Registrar
 from reliq.relay.lanes import RelayLanes, remember
@@ -97,17 +97,23 @@ class RowPublisher:
         return sum(len(one.rows) for one in self.sent)
 
     def _ask_fleets(self) -> None:
-        """Ask for each queue whether rows with keys may be published; those that may not be are tried again later."""
+        """
+        Ask for each queue whether rows with keys may be published.
+
+        Those that may not be are tried again later; of a queue of several shards they are taken anew, and refused.
+        """
         for one in [one for one in self.unanswered if one.terms.keyed]:
-            fleet = self._parts(one.keys).fleet
+            parts = self._parts(one.keys)
             try:
-                if not fleet.is_known:
-                    fleet.check(for_seconds=PUBLISH_SECONDS)
-                check_one_shard(self._parts(one.keys).shards)
+                if not parts.fleet.is_known:
+                    parts.fleet.check(for_seconds=PUBLISH_SECONDS)
             except RedisUnavailableError:
                 raise
             except ReliqError as error:
-                self._answered(one, error, time.monotonic())
+                if parts.shards.map.served == 1:
+                    self._answered(one, error, time.monotonic())
+            if parts.shards.map.served > 1:
+                self._give_up(one)
 
     def _taken(self) -> dict[int, set[str]]:
         """Return of each call the ids that their old home has; give those up that it refuses by a later map."""

@@ -2,12 +2,13 @@
 
 import msgspec
 import pytest
-from databases import unsent
+from databases import all_of, unsent
 
 from reliq import ConfigurationError
 from reliq.commands import remove_worker, write_worker
 from reliq.outbox.rows import RowTerms
 from reliq.roster import Worker
+from reliq.shardmap import ShardMap
 from reliq.wireformat import open_envelope
 
 
@@ -94,3 +95,21 @@ def test_a_relay_keeps_rows_with_keys_while_a_worker_does_not_know_keys(database
 def test_a_row_with_a_key_that_is_not_allowed_is_never_written(tx, orders):
     with pytest.raises(ConfigurationError, match="key must be 1 to 128 bytes"):
         orders.publish_in(tx, {}, key="")
+
+
+def test_a_row_with_a_key_for_a_queue_of_several_shards_is_refused_and_holds_up_no_other(
+    database, tx, orders, mover, client
+):
+    client.set(orders.keys.map, ShardMap(1, 2, 2).text)
+    orders.publish_in(tx, {}, key="a")
+    orders.publish_in(tx, {"n": 1})
+    tx.commit()
+    one = mover()
+    orders.shards()
+
+    assert one.move_all() == 1
+
+    [(note,)] = all_of(database, "SELECT note FROM reliq_outbox WHERE sent_ms IS NULL")
+    assert note.startswith(
+        "refused: queue 'orders' has 2 shards: keys, priorities and limits need a queue of one shard"
+    )
