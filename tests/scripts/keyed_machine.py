@@ -325,6 +325,7 @@ class KeyedMachine(RuleBasedStateMachine):
     def change_limits(self, fields):
         texts = dict.fromkeys(LIMITS, "") | {name: str(value) for name, value in fields.items()}
         self.run(t.limit(self.keys, texts, clock=self.clock))
+        self.numbers["limits"] += 1
         self.oracle.change_limits(fields)
 
     # ---- time, and what Redis may do by itself ------------------------------
@@ -423,7 +424,7 @@ class KeyedMachine(RuleBasedStateMachine):
         assert self.oracle.garbage == self.state.garbage
         check_places(self.state)
         check_held(self.state, {one.id for one in self.good(self.receipts) if one.key is None})
-        check_ring(self.state, self.oracle.per_key)
+        check_ring(self.state, self.oracle.per_key, is_steady=self.numbers["limits"] == 1)
         per_key, most = self.oracle.per_key, self.oracle.number("concurrency")
         for key, number in self.state.tally.items():
             assert not per_key or not is_key(key) or number <= max(per_key, before.tally[key])

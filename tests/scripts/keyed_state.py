@@ -119,10 +119,15 @@ def check_held(state, plain):
     assert {(key, id) for key, id in state.places if id not in astray} == {(state.key_of(id), id) for id in held}
 
 
-def check_ring(state, per_key):
-    """What waits is served, or sleeps, or every place of its key is taken; a key without a line is not in the ring."""
+def check_ring(state, per_key, *, is_steady):
+    """
+    What waits is served, or sleeps, or every place of its key is taken; nothing else is in the ring.
+
+    Where limits are not `is_steady` a key may be there whose places are taken: the claim that meets it takes it out.
+    """
     may = {key for key in state.lines if state.may_be_served(key, per_key)}
     assert may <= state.ring.keys()
+    assert not is_steady or state.ring.keys() - {""} <= may
     assert state.ring.keys() - {""} <= state.lines.keys()
     assert not state.ring.keys() & state.asleep.keys() - {""}
 
