@@ -27,9 +27,10 @@ def pieces(request, monkeypatch):
 
 
 @contextmanager
-def busy(url):
-    """A queue that is worked in every way there is, as long as the block runs."""
-    queue, consumer, over = Queue("busy", int, url=url, retries=2, letters_max=20), Consumer(url), threading.Event()
+def busy(url, keys=(None,), **limits):
+    """A queue that is worked in every way there is, as long as the block runs; its messages have `keys` by turns."""
+    queue, consumer = Queue("busy", int, url=url, retries=2, letters_max=20, **limits), Consumer(url)
+    over = threading.Event()
 
     @consumer.handler(queue, lease=0.4, timeout=5)
     def work(number: int) -> None:
@@ -49,7 +50,13 @@ def busy(url):
             # Enough to do, and never so much that the test is about reading a long list.
             if queue.counts().alive < 400:
                 queue.publish_many(
-                    Outgoing(body=number + n, id=f"m-{number + n}", dedup=0.05, delay=chance.choice((0, 0, 0.02)))
+                    Outgoing(
+                        body=number + n,
+                        id=f"m-{number + n}",
+                        dedup=0.05,
+                        delay=chance.choice((0, 0, 0.02)),
+                        key=keys[n % len(keys)],
+                    )
                     for n in range(50)
                 )
                 for n in range(0, 50, 9):
@@ -84,6 +91,19 @@ def test_a_busy_queue_is_never_said_to_be_wrong(url, pieces):
 
     assert [fault for report in reports for fault in wrong(report)] == []
     assert all(report.is_sound for report in reports)
+
+
+@pytest.mark.parametrize("limits", [{"ordered": True}, {"per_key": 2, "key_rate": "400/s"}], ids=str)
+def test_a_busy_queue_with_keys_is_never_said_to_be_wrong(url, limits):
+    admin, keys = Admin(url), [*(f"key-{number}" for number in range(9)), None]
+
+    with busy(url, keys, **limits) as queue:
+        until, reports = time.monotonic() + PATIENCE_SECONDS, []
+        while len(reports) < ENOUGH_CHECKS or queue.counts().totals.get("acked", 0) < ENOUGH_ACKED / 4:
+            assert time.monotonic() < until, "the workers hardly work"
+            reports.append(admin.check("busy"))
+
+    assert [fault for report in reports for fault in wrong(report)] == []
 
 
 def test_what_is_wrong_in_a_busy_queue_is_found_and_mended_and_nothing_else_is_touched(url, pieces, client):
