@@ -25,8 +25,8 @@ except ImportError:  # the extra `reload` brings it
 
 logger = logging.getLogger(__name__)
 
-#: Imported modules that lie elsewhere are looked at four times a second.
-LOOK_MS = 250
+#: Imported modules that lie elsewhere are looked at ten times a second.
+LOOK_MS = 100
 #: Modules that were installed do not change while one develops.
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
