@@ -135,7 +135,7 @@ def main() -> None:
         complain(wrong)
         sys.exit(EXIT_CONFIG)
     try:
-        sys.exit(app(_with_values(sys.argv[1:]), standalone_mode=False))
+        sys.exit(app(_with_values(sys.argv[1:]), prog_name="reliq", standalone_mode=False))
     except UsageError as error:
         if "NoArgs" in type(error).__name__:
             error.show()
