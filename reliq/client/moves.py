@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 class Moves:
     """
-    Every function of `reliq.transitions`, with the queue's keys filled in and made at once.
+    The functions of `reliq.transitions` that move messages or hold them up, with the queue's keys, made at once.
 
     For tools and tests that need one exact move. Nothing is retried: a call that failed may have run.
     """
@@ -37,6 +37,8 @@ class Moves:
         self.purge = self._move(transitions.purge)
         self.counts = self._move(transitions.counts)
         self.tidy = self._move(transitions.tidy)
+        self.limit = self._move(transitions.limit)
+        self.sleep = self._move(transitions.sleep)
 
     def _move(self, build: Callable[Concatenate[Keys, P], Call[T]]) -> Callable[P, T]:
         def move(*args: P.args, **options: P.kwargs) -> T:

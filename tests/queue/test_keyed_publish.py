@@ -272,3 +272,13 @@ def test_a_program_without_keys_imports_nothing_of_limits(url):
     )
 
     assert done.stdout == "False\n", done.stderr
+
+
+def test_one_exact_move_may_limit_a_queue_and_put_a_key_to_sleep(queue, client):
+    queue.publish({}, key="a")
+
+    assert queue.moves.limit({"per_key": "2"})
+    queue.moves.sleep("a", for_ms=60_000)
+
+    assert client.hget(queue.keys.limits, "per_key") == b"2"
+    assert client.zscore(queue.keys.asleep, "a")
