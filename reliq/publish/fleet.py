@@ -82,7 +82,7 @@ class Fleet:
             others = f", and {len(old) - 1} more do not either" if len(old) > 1 else ""
             raise ConfigurationError(
                 f"worker {first.id} of queue {name!r} (reliq {first.version}, pid {first.pid} on {first.host}) does not "
-                f"know keys{others}: stop every worker of an older version, wait 15 s, then publish with a key or a priority"
+                f"know keys{others}: stop every worker of an older version first; one that was killed is listed for 15 s"
             )
 
 
