@@ -4,6 +4,7 @@ import pytest
 
 from reliq import ConfigurationError, Outgoing, Queue, commands, transitions
 from reliq.admin import Admin
+from reliq.cli.watch import line_of
 from reliq.client.client import Client
 from reliq.roster import Worker
 from reliq.transport.connection import Connection
@@ -142,8 +143,10 @@ def test_a_paused_key_is_not_served_until_it_is_resumed(tenants, command, serve)
     assert command("pause", "q", "--key", "a\x01").code == 2
 
 
-def test_what_waits_of_one_key_is_purged_and_nothing_else(tenants, command):
+def test_what_waits_of_one_key_is_purged_and_nothing_else(tenants, command, client):
+    client.config_resetstat()
     assert command("purge", "q", "--key", "a", "--dry-run", "--json").json == {"found": 3}
+    assert client.info("commandstats")["cmdstat_getrange"]["calls"] == 2, "the two maps of shards, and no message"
 
     done = command("purge", "q", "--key", "a", "--yes", "--json").json
 
@@ -164,6 +167,21 @@ def test_waiting_messages_are_cancelled_by_key_and_moved_with_it(tenants, comman
     assert [one.id for one in admin.messages("other", "waiting")] == ["a0", "a1", "a2"]
     assert {admin.show("other", f"a{n}").key for n in range(3)} == {"a"}
     other.close()
+
+
+def test_a_waiting_message_is_cancelled_or_given_another_time_by_its_id(tenants, command, admin, serve):
+    assert command("cancel", "q", "a0").out == "cancelled a0\n"
+    assert admin.reschedule("q", "a1", delay=600) == "rescheduled"
+
+    assert sorted(serve(10)) == ["a2", "b0", "none"]
+    assert (admin.show("q", "a1").state, admin.show("q", "a1").key) == ("pending", "a")
+    assert [one["id"] for one in command("list", "q", "--state", "pending", "--key", "a", "--json").json] == ["a1"]
+
+
+def test_a_watch_says_how_many_wait_by_key(tenants, admin):
+    said = line_of(admin.watch(["q"]).look())
+
+    assert " waiting=4 " in said
 
 
 def test_dead_letters_of_a_key_are_chosen_and_redriven_into_its_line(queue, command, admin, serve, client):
