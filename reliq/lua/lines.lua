@@ -25,23 +25,26 @@ if ITEMS == 0 then
   for i = 2, #counts, 2 do meet(key_in(counts[i])) end
 end
 
-for _, key in ipairs(asked) do
-  local row = { key, read('LLEN', line .. key), in_flight(key), places_of(key) or 0, redis.call('ZSCORE', asleep, key) or '' }
-  if ITEMS > 0 or row[2] > 0 or row[3] > 0 or row[5] ~= '' then rows[#rows + 1] = row end
-end
+for i, key in ipairs(asked) do rows[i] = { key, read('LLEN', line .. key) } end
 if ITEMS == 0 then table.sort(rows, function(a, b) return a[2] > b[2] or (a[2] == b[2] and a[1] < b[1]) end) end
 
 local own, sleeps = redis.call('ZSCORE', ring, ''), redis.call('ZSCORE', asleep, '')
-local first = redis.call('ZRANGE', ring, 0, 1)
+local first, left = redis.call('ZRANGE', ring, 0, 1), ITEMS > 0 and ITEMS or tonumber(most)
 local key = first[1] == '' and first[2] or first[1]
 local answer = {
   redis.call('ZCARD', ring) - (own and 1 or 0), redis.call('ZCARD', asleep) - (sleeps and 1 or 0),
   redis.call('ZCARD', held) - 2 * in_flight('\2'), queue_room() == 0 and 1 or 0, sleeps or '',
   key and redis.call('LINDEX', line .. key, -1) or '',
 }
-for i = 1, ITEMS > 0 and #rows or math.min(#rows, tonumber(most)) do
-  for _, one in ipairs(rows[i]) do answer[#answer + 1] = one end
-  answer[#answer + 1] = tostring(weight_of(rows[i][1]))
-  answer[#answer + 1] = redis.call('ZSCORE', ring, rows[i][1]) and 1 or 0
+for _, row in ipairs(rows) do
+  if left == 0 then break end
+  local name, waits, till = row[1], row[2], redis.call('ZSCORE', asleep, row[1])
+  local places = in_flight(name)
+  if ITEMS > 0 or waits > 0 or places > 0 or till then
+    left = left - 1
+    for _, one in ipairs({
+      name, waits, places, places_of(name) or 0, till or '', tostring(weight_of(name)), redis.call('ZSCORE', ring, name) and 1 or 0,
+    }) do answer[#answer + 1] = one end
+  end
 end
 return answer
