@@ -39,9 +39,7 @@ for _ = 1, 1000 do
   at, some[#some + 1] = '[' .. key .. '\1', key
 end
 for _, key in ipairs(redis.call('ZRANGE', asleep, 0, 999)) do
-  local full = before.key_rate_us and redis.call('ZSCORE', rates, key)
-  local due = full and next_at(tonumber(full), before.key_rate_us, before.key_burst or 1)
-  if due and math.abs(due - ms_of(redis.call('ZSCORE', asleep, key))) < 2 then
+  if sleeps_for(before, redis.call('ZSCORE', rates, key), redis.call('ZSCORE', asleep, key)) then
     redis.call('ZREM', asleep, key)
     some[#some + 1] = key
   end

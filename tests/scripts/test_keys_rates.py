@@ -194,3 +194,46 @@ def test_buckets_that_are_full_are_forgotten(publish_under, serve, run, keys, li
     run(t.promote(keys, keyed=True, clock=micros(ms=2)))
 
     assert client.zcard(keys.rates) == 0
+
+
+def test_keys_that_come_once_leave_no_more_buckets_than_are_not_full_yet(publish_under, serve, limit, client, keys):
+    limit(key_rate_us=1000, key_burst=2)
+    left = []
+
+    for second in range(20):
+        for number in range(20):
+            publish_under(f"{second}-{number}", f"m{second}-{number}", clock=micros(ms=1000 * second))
+        assert len(serve(clock=micros(ms=1000 * second))) == 20
+        left.append(client.zcard(keys.rates))
+
+    assert left == [20] * 20
+
+
+def test_tidy_forgets_the_buckets_of_keys_of_which_nothing_comes_any_more(
+    publish_under, serve, run, keys, limit, client
+):
+    limit(key_rate_us=1000, key_burst=5)
+    for number in range(200):
+        publish_under(f"tenant-{number}", f"m{number}")
+    serve(200)
+    assert client.zcard(keys.rates) == 200
+
+    run(t.tidy(keys, clock=NOON))
+    assert client.zcard(keys.rates) == 200
+
+    run(t.tidy(keys, clock=micros(ms=2)))
+    assert client.zcard(keys.rates) == 0
+
+
+def test_keys_that_are_paused_do_not_keep_the_buckets_of_others(publish_under, serve, run, keys, limit, client):
+    limit(key_rate_us=1000, key_burst=5)
+    for number in range(150):
+        publish_under(f"tenant-{number:03}", f"m{number}", clock=NOON)
+    serve(150)
+    for number in range(120):
+        run(t.sleep(keys, f"tenant-{number:03}", for_ms=None, clock=NOON))
+
+    for _ in range(2):
+        run(t.promote(keys, keyed=True, clock=micros(ms=2)))
+
+    assert client.zcard(keys.rates) == 0

@@ -169,9 +169,9 @@ UNREACHED = {
     "claim": "pending:ZADD ready:LPUSH retry:LPUSH wake:LPUSH wake:LTRIM",
     "claim (keyed)": (
         "asleep:ZADD asleep:ZMSCORE ends:XADD errors:HDEL errors:HMGET held:ZREM lease:HDEL lease:HGET line:EXISTS "
-        "line:LPUSH pending:ZADD ready:EXISTS ready:LPUSH ready:LRANGE ready:LTRIM retries_left:HDEL "
-        "retries_left:HGET retry:EXISTS retry:LPUSH retry:LRANGE retry:LTRIM ring:EXISTS ring:ZADD unack:ZSCORE "
-        "wake:LPUSH wake:LTRIM"
+        "line:LPUSH pending:ZADD rates:ZRANGEBYSCORE rates:ZREM ready:EXISTS ready:LPUSH ready:LRANGE ready:LTRIM "
+        "retries_left:HDEL retries_left:HGET retry:EXISTS retry:LPUSH retry:LRANGE retry:LTRIM ring:EXISTS ring:ZADD "
+        "unack:ZSCORE wake:LPUSH wake:LTRIM"
     ),
     "depart": (
         "dead:XDEL dead:XRANGE ends:XADD errors:HDEL errors:HMGET retry:LRANGE retry:LTRIM totals:HINCRBY unack:ZSCORE"
@@ -213,7 +213,7 @@ UNREACHED = {
     "reschedule": "wake:LPUSH watch:DEL",
     "snooze": "wake:LPUSH watch:DEL",
     "snooze (keyed)": "held:ZADD limits:HGET ready:EXISTS retry:EXISTS ring:ZADD wake:LPUSH watch:DEL",
-    "tidy": "errors:HDEL held:ZSCORE lease:HDEL retries_left:HDEL",
+    "tidy": "errors:HDEL held:ZSCORE lease:HDEL rates:ZREM retries_left:HDEL",
 }
 
 

@@ -7,7 +7,7 @@
 --       pending:ZADD,ZRANGE retries_left:HDEL,HGET,HMGET lease:HDEL,HGET,HMGET,HSET errors:HDEL,HLEN,HMGET totals:HINCRBY
 --       ends:XADD wake:LLEN,LPUSH,LTRIM watch:DEL,GET,PTTL,SET paused:EXISTS token:GET,SET
 --       limits:HGET,HMGET ring:EXISTS,ZADD,ZCARD,ZRANGE,ZREM,ZSCORE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZADD,ZMSCORE,ZRANGE,ZSCORE
---       rates:ZADD,ZSCORE line:EXISTS,LPUSH,LRANGE,LTRIM
+--       rates:ZADD,ZRANGEBYSCORE,ZREM,ZSCORE line:EXISTS,LPUSH,LRANGE,LTRIM
 -- Returns  ms until pending and until unack are due (-1: none, -2: another process watches), how many ids and keys may be
 --          served next, the token of the claim (0 of one without ids), then id, retries left, deaths in a row, key for each claimed
 -- Nothing to do: no ids. A repeated number gets those of its ids that still carry its nonce, with a new deadline.

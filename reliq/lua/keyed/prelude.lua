@@ -267,6 +267,24 @@ local function leave_rows(rows, others)
   free_places(others)
 end
 
+-- Whether a key that sleeps until a time does so for its bucket.
+local function sleeps_for(conf, full, until_then)
+  local due = conf.key_rate_us and full and until_then and next_at(tonumber(full), conf.key_rate_us, conf.key_burst or 1)
+  return due and math.abs(due - ms_of(until_then)) < 2
+end
+
+-- Forget some buckets that are full: they are as good as none. But by that of a key that still sleeps for it a clock is
+-- known that went back.
+local function forget_buckets(most)
+  local before, keys, past = '(' .. string.format('%.0f', us), {}, {}
+  local full = redis.call('ZRANGEBYSCORE', rates, '-inf', before, 'WITHSCORES', 'LIMIT', 0, most)
+  for k = 1, #full, 2 do keys[#keys + 1] = full[k] end
+  for i, until_then in ipairs(run('ZMSCORE', asleep, keys) or {}) do
+    if not sleeps_for(limits_now(), full[2 * i], until_then) then past[#past + 1] = keys[i] end
+  end
+  run('ZREM', rates, past)
+end
+
 -- Note in the buckets what has started, and put to sleep the keys that have used up their rate; say whether more may
 -- start at a time that is sooner than those before, and whether a rate is used up. A bucket that was cut because the
 -- clock went back is stored too.
@@ -285,6 +303,8 @@ local function spend(rows, full, n)
       is_sooner, is_limited = is_sooner or not first or due < first, true
     end
   end
+  -- Twice as many go as come: keys that come once and never again leave no more than a moment's buckets.
+  if conf.key_rate_us and #buckets > 0 then forget_buckets(#buckets) end
   run('ZADD', rates, buckets)
   run('ZADD', asleep, sleeps)
   return is_sooner, is_limited

@@ -23,18 +23,10 @@ local every, burst = conf.key_rate_us, conf.key_burst or 1
 local longest = every and score(now_up + math.ceil(every / 1000) + 1)
 local late = every and redis.call('ZRANGEBYSCORE', asleep, '(' .. longest, '(+inf', 'WITHSCORES', 'LIMIT', 0, 100) or {}
 for k = 1, #late, 2 do
-  local full = tonumber(redis.call('ZSCORE', rates, late[k]) or 0)
-  if math.abs(next_at(full, every, burst) - ms_of(late[k + 1])) < 2 then
+  if sleeps_for(conf, redis.call('ZSCORE', rates, late[k]), late[k + 1]) then
     awake[#awake + 1] = late[k]
     pair(buckets, string.format('%.0f', us + every * burst), late[k])
   end
-end
--- A full bucket is as good as none; but by that of a key that still sleeps a clock is known that went back.
-local full_ones, past, wakes = redis.call('ZRANGEBYSCORE', rates, '-inf', '(' .. string.format('%.0f', us), 'LIMIT', 0, 100), {}, {}
-local sleeps = run('ZMSCORE', asleep, full_ones)
-for _, key in ipairs(awake) do wakes[key] = true end
-for i, key in ipairs(full_ones) do
-  if wakes[key] or not sleeps[i] then past[#past + 1] = key end
 end
 local room, full = queue_room()
 if full and room == 0 then pair(buckets, string.format('%.0f', full), '') end
@@ -47,7 +39,7 @@ run('ZREM', pending, ids)
 free_places(kept)
 run('ZREM', asleep, awake)
 ring_in(awake)
-run('ZREM', rates, past)
+forget_buckets(100)
 add('promoted', #ids)
 if redis.call('EXISTS', ready, retry, ring) > 0 then offer() end
 return { #ids, until_more(wait_for(pending)) }
