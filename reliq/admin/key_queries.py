@@ -41,6 +41,12 @@ def keys_holding(keys: Keys, after: str | None, count: int) -> Command[list[str]
     )
 
 
+@runs("limits:EXISTS ring:EXISTS held:EXISTS asleep:EXISTS")
+def has_keys(keys: Keys) -> Command[bool]:
+    """Say whether messages of a queue have, or had, keys."""
+    return Command(("EXISTS", keys.limits, keys.ring, keys.held, keys.asleep), bool)
+
+
 @runs("SCAN")
 def keys_of_lines(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
     """Look at about `count` keys of the whole key space; return where the next are, and the keys that have a line."""

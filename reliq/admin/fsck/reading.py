@@ -39,6 +39,7 @@ class Reading:
         known: the ids that were looked at.
         lines: the message key of the line in which an id was met that has no place there.
         leases: key and id of every message with a key that is leased.
+        keys: the message keys that have a line.
         longest_line: how many ids the longest line has.
     """
 
@@ -47,6 +48,7 @@ class Reading:
     known: set[str] = field(default_factory=set)
     lines: dict[str, str] = field(default_factory=dict)
     leases: set[tuple[str, str]] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)
     longest_line: int = 0
 
     def tell(self, what: str) -> None:
@@ -74,7 +76,8 @@ class Reading:
 
     def line_pieces(self) -> Iterator[tuple[int, list[tuple[str, str]]]]:
         """Yield the ids of lines, each with its key: pieces of one long line, or the begin of several lines."""
-        for keys in self.line_keys():
+        for keys in self._line_keys():
+            self.keys.update(keys)
             begins = self.queue.run_all([queries.newest_ids(self.queue.keys, LinePlace(key), 0, BATCH) for key in keys])
             rows = [(id, key) for key, ids in zip(keys, begins, strict=True) for id in ids]
             for some in batches(rows):
@@ -90,9 +93,9 @@ class Reading:
             start += len(ids)
             self.longest_line = max(self.longest_line, start)
 
-    def line_keys(self) -> Iterator[list[str]]:
-        """Yield the message keys that have a line, some at a time."""
-        cursor = -1
+    def _line_keys(self) -> Iterator[list[str]]:
+        """Yield the message keys that have a line, some at a time; a queue without keys is not looked through for them."""
+        cursor = -1 if self.queue.run(key_queries.has_keys(self.queue.keys)) else 0
         while cursor:
             self.tell("lines")
             cursor, keys = self.queue.run(key_queries.keys_of_lines(self.queue.keys, max(0, cursor), SCANNED_KEYS))
@@ -106,7 +109,7 @@ class Reading:
             self.tell("places")
             cursor, places = self.queue.run(key_queries.places_scanned(self.queue.keys, max(0, cursor), BATCH))
             yield from batches(places)
-        for keys in chain(self.line_keys(), self._keys_among("ring"), self._keys_among("asleep")):
+        for keys in chain(batches(sorted(self.keys)), self._keys_among("ring"), self._keys_among("asleep")):
             yield [(key, "") for key in keys]
 
     def _keys_among(self, among: KeySet) -> Iterator[list[str]]:
