@@ -243,7 +243,9 @@ class Fetcher:
         if isinstance(woken, Exception):
             raise woken
         self._idle = woken is None
-        if woken is not None and time.monotonic() - began < RUSH_SECONDS:
+        # The wait was for all others too: what comes to them while one is worked on is looked for a glance later.
+        self._glanced_at = now = time.monotonic()
+        if woken is not None and now - began < RUSH_SECONDS:
             self._glanced_at = 0.0
         self._note_looks(looked, answers[: len(looks)], all_seen=all_seen)
         for one in opened:

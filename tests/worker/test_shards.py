@@ -272,6 +272,30 @@ def workers(queue, consumer, url, caller, monkeypatch):
         fetcher.hand_on()
 
 
+def test_a_message_of_one_of_many_shards_costs_what_one_of_an_unsharded_queue_does(
+    no_looks, queue, consumer, start, recorder, spread, put, client, monkeypatch
+):
+    monkeypatch.setattr("reliq.worker.fetcher.RUSH_SECONDS", -1.0)
+    shards = spread(queue, 16)
+    consumer.handler(queue)(lambda body: None)
+    engine = start()
+
+    def calls(name):
+        return client.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"]
+
+    eventually(lambda: calls("srandmember") >= 16, "the first round of the janitor is over")
+    eventually(lambda: client.info("clients")["blocked_clients"], "it waits")
+    before = {name: calls(name) for name in ("evalsha", "mget", "lpop", "blpop")}
+    for number in range(20):
+        engine._fetcher._glanced_at = float("-inf")  # messages are few and far between
+        put(shards[number % 16], ["x"])
+        recorder.wait_for(Acked, number + 1)
+        eventually(lambda: client.info("clients")["blocked_clients"], "it waits again")
+
+    made = {name: calls(name) - count for name, count in before.items()}
+    assert made == {"evalsha": 3 * 20, "mget": 20, "lpop": 0, "blpop": 20}  # publish, claim and ack; a read; a wait
+
+
 def test_idle_shards_cost_many_workers_next_to_nothing(queue, workers, spread, client):
     """Each worker looking at each shard once a second made 256 calls a second of this."""
     second = 0.1
