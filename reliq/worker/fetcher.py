@@ -243,10 +243,8 @@ class Fetcher:
         if isinstance(woken, Exception):
             raise woken
         self._idle = woken is None
-        # The wait was for all others too: what comes to them while one is worked on is looked for a glance later.
-        self._glanced_at = now = time.monotonic()
-        if woken is not None and now - began < RUSH_SECONDS:
-            self._glanced_at = 0.0
+        now = time.monotonic()  # the wait was for all of them: a glance at the others is too soon, but in a rush
+        self._glanced_at = 0.0 if woken is not None and now - began < RUSH_SECONDS else now
         self._note_looks(looked, answers[: len(looks)], all_seen=all_seen)
         for one in opened:
             one.hot = one.hot or one.keys.wake == woken

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 BEAT_AGAIN_SECONDS = 1.0
 #: A record that is due within this time is sent with a call that is made anyway.
 EARLY_SECONDS = 1.0
+#: Workers are counted with each fourth record, and those that were silent for an hour forgotten with each twelfth.
+COUNT_BEATS, FORGET_BEATS = 4, 12
 
 
 class Heartbeat:
@@ -63,7 +65,7 @@ class Heartbeat:
         self._queues = tuple(handler.queue.name for handler in served.handlers)
         self._id, self._host, self._version = token(), socket.gethostname(), VERSION
         self._started = time.time()
-        self._beat_at = float("-inf")
+        self._beat_at, self._beats = float("-inf"), 0
 
     def step(self) -> float:
         """Write what is asked for and due; return the wait until it is. Where Redis refuses it, the work goes on without."""
@@ -99,12 +101,15 @@ class Heartbeat:
             self._client.run_all([*commands.remove_worker(self._id)])
 
     def _beat(self) -> list[Command[None]]:
-        return [*commands.write_worker(self._record()), stacks.take_request(self._id, self._note_request)]
+        *written, silent_go = commands.write_worker(self._record())
+        self._beats += 1
+        seldom = [silent_go] if self._beats % FORGET_BEATS == 1 else []
+        return [*written, *seldom, stacks.take_request(self._id, self._note_request)]
 
     def _questions(self) -> list[Command[Any]]:
         """Return what asks for the shards and keys of the queues, and for the number of workers where a queue is sharded."""
         questions = self._served.questions()
-        if any(map(self._served.is_sharded, self._queues)):
+        if self._beats % COUNT_BEATS == 1 and any(map(self._served.is_sharded, self._queues)):
             questions.append(commands.workers_alive(time.time(), self._note_workers))
         return questions
 

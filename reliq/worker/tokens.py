@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: A wait in Redis that no token ends is begun anew after this time.
-STAND_SECONDS = 60.0
+STAND_SECONDS = 180.0
 #: A wait that failed is begun anew after this time; meanwhile looks find what comes.
 STAND_AGAIN_SECONDS = 1.0
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 #: An application that seeds `random` keeps its numbers: this one has none of its state.
 _chance = random.SystemRandom()
-#: A shard that another process watches is looked at every ten seconds where there are many workers, and more often where
-#: there are few: in each second at least one look is made at it, and about two and a half.
-SELDOM_SECONDS, SECONDS_PER_WORKER = 10.0, 2 / 3
+#: A shard that another process watches is looked at every twenty seconds where there are many workers, and more often
+#: where there are few: in each second at least one look is made at it, and about two.
+SELDOM_SECONDS, SECONDS_PER_WORKER = 20.0, 4 / 3
 
 
 def shared_out(hot: Sequence[Offer], order: FairOrder) -> list[Offer]:
