@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reliq import commands, transitions
-from reliq.admin import queue_queries
+from reliq.admin import queries, queue_queries
 from reliq.admin.shard_change import Leftover, ShardChange
 from reliq.errors import ConfigurationError
 from reliq.shardmap import ShardMap
@@ -55,7 +55,10 @@ class Resharder(ShardChange):
                 finished, or somebody else has changed the number meanwhile.
         """
         number, now = ShardMap.wanted(number, self.first.layout), self.map
-        if number != now.n:
+        known = self._latest_known(max(number, now.served))
+        if known > now.epoch:  # a failover has lost the map: whatever it said, every shard is asked as in a growth
+            self.write(ShardMap(known + 1, number, 1, "growing" if number > 1 else "steady"))
+        elif number != now.n:
             if now.was != now.n:
                 raise ConfigurationError(
                     f"the change of {self.queue.name!r} from {now.was} to {now.n} shards is not finished: "
@@ -64,6 +67,11 @@ class Resharder(ShardChange):
             self._pause_new(number)
             self.write(ShardMap(now.epoch + 1, number, now.n, "growing" if number > now.n else "shrinking"))
         self.fence()
+
+    def _latest_known(self, shards: int) -> int:
+        """Return the epoch of the latest map that any of so many shards knows of."""
+        asked = [] if self.first.bare else [queries.fence(self.first.of_shard(shard)) for shard in range(shards)]
+        return max(self.queue.run_all(asked), default=0)
 
     def finish(self) -> Leftover:
         """Move what is to be elsewhere; finish the change when nothing is left, else return what is."""

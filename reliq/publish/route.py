@@ -82,7 +82,8 @@ class Route:
             name = self._shards.first.name
             raise RedisRefusedError(
                 f"a shard of queue {name!r} knows a later map of the shards than {self._shards.first.map!r} is, of epoch "
-                f"{self._map.epoch}: a failover may have lost that write; write it again with a later epoch"
+                f"{self._map.epoch}: a failover may have lost that write; have an operator write it again, by the number of "
+                f"shards that there were: reliq shards {name} NUMBER"
             )
         if self._map.n == 1 < self._shards.map.n:  # orders that were made before the map was known
             self._move([at for at, one in enumerate(self._orders) if one.is_generated], self._shards.turn())

@@ -5,7 +5,7 @@ import json
 import pytest
 from typed import reliq
 
-from reliq import Admin, ConfigurationError, Layout, Outgoing, Queue
+from reliq import Admin, ConfigurationError, Layout, Outgoing, PublishFailed, Queue
 from reliq import transitions as t
 from reliq.ids import home
 from reliq.keys import Keys
@@ -78,6 +78,27 @@ def test_a_growth_that_was_cut_off_goes_on_when_it_is_made_again(admin, queue, c
 
     assert client.get(Keys("q").map) == ShardMap(1, 8, 1, "growing").text
     assert all(client.get(Keys("q", shard=k).epoch) == b"1" for k in range(8))
+
+
+def test_a_map_that_was_lost_is_told_and_written_again_behind_its_fences(admin, queue, url, client):
+    admin.resize("q", 4)
+    drain(queue)
+    assert not admin.finish_resize("q")
+    many = Queue("q", url=url)
+    many.publish_many([Outgoing(body={}, id=id) for id in ids()])
+    client.delete(Keys("q").map)
+    late = Queue("q", url=url)
+    late.connection().maps.clear()  # as in another process
+
+    with pytest.raises(PublishFailed, match="by the number of shards that there were: reliq shards q NUMBER"):
+        late.publish({}, id="order-0")
+    admin.resize("q", 4)
+    late.connection().maps.clear()
+
+    assert admin.shards("q").map == ShardMap(2, 4, 1, "growing")
+    assert not Queue("q", url=url).publish_many([Outgoing(body={}, id=id) for id in ids()]).published
+    assert not admin.finish_resize("q")
+    assert Queue("q", url=url).counts().ready == 40
 
 
 def test_a_queue_that_is_paused_is_paused_in_its_new_shards_too(admin, queue, client):
