@@ -60,7 +60,8 @@ NO_ROLE = {
     "client/independent.py",  # who first names the servers of a queue may do all
     "bench/removal.py",
     "bench/stage.py",
-    "testing/kit.py",  # a test's own Redis
+    "testing/drain.py",  # a test's own Redis
+    "testing/kit.py",
     "testing/published.py",
     "testing/travel.py",
 }
