@@ -237,3 +237,17 @@ def test_keys_that_are_paused_do_not_keep_the_buckets_of_others(publish_under, s
         run(t.promote(keys, keyed=True, clock=micros(ms=2)))
 
     assert client.zcard(keys.rates) == 0
+
+
+def test_a_claim_that_a_rate_held_back_is_counted_and_a_look_is_none(publish_under, serve, limit, total):
+    limit(key_rate_us=HOUR_MS * 1000, key_burst=1)
+    publish_under("a", "a1", "a2")
+    serve()
+    assert total("limited") == 1
+
+    limit(key_rate_us="", rate_us=HOUR_MS * 1000, burst=1)
+    serve()
+    assert total("limited") == 2
+    serve()
+    serve(limit=0)
+    assert total("limited") == 3

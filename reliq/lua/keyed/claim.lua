@@ -81,5 +81,5 @@ local promote_in, reclaim_in = watch_for(pending, unack)
 local behind = waiting_now()
 if behind > 0 and #claimed + #dropped + #moved + #misplaced > 0 then push_token() end
 if #claimed == 0 and redis.call('LLEN', wake) > 1 then redis.call('LTRIM', wake, 0, 0) end
-if not again then add('claimed', #claimed) add('limited', is_limited and 1 or 0) end
+if not again then add('claimed', #claimed) add('limited', is_limited and limit > 0 and 1 or 0) end
 return { until_more(promote_in), reclaim_in, behind, unpack(taken) }
