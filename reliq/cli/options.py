@@ -34,7 +34,12 @@ def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in known if name.startswith(incomplete) and name not in given]
 
 
-Url = Annotated[str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help="The Redis, when RELIQ_URL does not say it; independent servers in their order, with spaces between."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 LayoutText = Annotated[
     str,
@@ -74,7 +79,8 @@ Reason = Annotated[
 
 def admin(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT, shard: Shard = None) -> "Admin":
     """Return the Admin of a Redis, a layout, and a shard of its queues or all of them."""
-    return reliq.admin.Admin(url, layout=Layout.parse(layout), shard=shard)
+    servers = tuple((url or "").split())
+    return reliq.admin.Admin(servers if len(servers) > 1 else url, layout=Layout.parse(layout), shard=shard)
 
 
 def filter_of(header: Headers = None, match: Match = "", key: Key = "") -> Filter:

@@ -1,12 +1,15 @@
 """One queue over several Redis servers that know nothing of each other; each knows its place."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
 import redis
+from typer.testing import CliRunner
 
 from reliq import ConfigurationError, Outgoing, PublishFailed, Queue
+from reliq.cli.app import app
 from reliq.embedded import EmbeddedRedis
 from reliq.ids import home
 from reliq.keys import Keys, Layout
@@ -66,6 +69,19 @@ def test_a_start_that_was_cut_off_goes_on(urls):
     Queue("q", shards=tuple(urls)).shards()
 
     assert b'"place":3' in redis.Redis.from_url(urls[2]).get(Keys("q").map)
+
+
+def test_commands_take_the_servers_in_their_order(urls):
+    Queue("q", shards=urls).publish_many([{}] * 30, chunk=1)
+    runner, servers = CliRunner(), " ".join(urls)
+
+    shown = runner.invoke(app, ["shards", "q", "--json", "--url", servers])
+    checked = runner.invoke(app, ["check", "q", "--url", servers])
+    purged = runner.invoke(app, ["purge", "q", "--state", "ready", "--yes", "--url", servers])
+
+    assert [one["ready"] for one in json.loads(shown.stdout)["counts"]] == [10, 10, 10]
+    assert (checked.exit_code, purged.exit_code) == (0, 0), checked.output + purged.output
+    assert lengths(urls) == [0, 0, 0]
 
 
 def test_a_queue_that_had_one_server_asks_there_first(urls):
