@@ -25,7 +25,7 @@ ALLOWED = {"account", "no-body", "no-word", "misplaced"}
 #: What is cut off.
 CUT = {
     *("ack", "cancel", "claim", "limit", "nack", "promote", "publish", "purge", "reclaim", "redrive"),
-    *("release", "reschedule", "snooze", "tidy"),
+    *("release", "reschedule", "sleep", "snooze", "tidy"),
 }
 
 
@@ -107,6 +107,8 @@ def _calls(one, chance):
     for key, ids in state.lines.items():
         yield t.purge(keys, ids[:2], state="line", line=key, clock=clock)
     yield t.limit(keys, {"per_key": "3"}, clock=clock)
+    for for_ms in (500, 0):
+        yield t.sleep(keys, "A", for_ms=for_ms, clock=clock)
     yield t.tidy(keys, clock=clock)
 
 
