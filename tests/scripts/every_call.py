@@ -105,6 +105,7 @@ def stage(run, client, keys):
     run(t.cancel(keys, ["never-seen"], clock=NOON))
     client.delete(keys.wake, keys.watch)
     client.hdel(keys.retries_left, "no-count")
+    client.zadd(keys.held, {"a\0nobody": 0})
     run(t.register(keys, [("daily", "every 60")], newest=True, clock=NOON))
     letters = [(name.decode(), letter[b"id"].decode(), 3) for name, letter in client.xrange(keys.dead)]
     seen = run(check_ids(keys, ["no-count"], part="both"))[1][0][-1]
