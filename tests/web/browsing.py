@@ -27,7 +27,7 @@ def served(url, access=EVERYTHING):
 
 @contextmanager
 def queues(url):
-    """Four queues: payments is worked on and fails, invoices has nobody, reports is paused, thumbnails is at rest."""
+    """Four queues: payments is worked on and fails, invoices has nobody and two keys, reports is paused, thumbnails is at rest."""
     payments, admin, done = Queue("payments", dict, url=url), Admin(url), threading.Event()
     consumer = Consumer(url)
 
@@ -44,6 +44,7 @@ def queues(url):
         payments.publish({"fails": True, "secret": "CANARY"}, id=id, retries=0, headers={"tenant": "acme"})
     payments.publish_many(Outgoing(body={"fails": False}, delay=3600) for _ in range(30))
     publish_seven(url, "invoices", "reports", "thumbnails")
+    Queue("invoices", dict, url=url).publish_many(Outgoing(body={}, key=key) for key in ("tenant-7", LONG_ID))
     with Queue("thumbnails", dict, url=url).receive(limit=7) as jobs:
         for job in jobs:
             job.ack()

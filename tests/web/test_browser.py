@@ -31,6 +31,8 @@ PAGES = {
     "unwatched": ("/queues/invoices", ["Nobody works on this queue"]),
     "paused": ("/queues/reports", ["Paused", "we move", "Resume reports"]),
     "messages": ("/queues/payments/messages/pending?bodies=1", ['{"fails":false}', "in 59m"]),
+    "keys": ("/queues/invoices/keys", ["tenant-7", LONG_ID, "in turn for a worker", "Pause the key", "At once in all"]),
+    "waiting": ("/queues/invoices/messages/waiting?key=tenant-7", ["invoices: waiting, key tenant-7"]),
     "none": ("/queues/thumbnails/messages/ready", ["No message is ready."]),
     "message": (
         f"/queues/payments/message?id={LONG_ID}&bodies=1",
@@ -171,7 +173,8 @@ def test_the_table_of_queues_has_the_numbers_of_redis(window, address):
         ("payments", "pending", "30"),
         ("payments", "unack", "2"),
         ("payments", "dead", str(len(DEAD))),
-        ("invoices", "ready", "7"),
+        ("invoices", "ready", "72 by key"),  # 7, and 2 in lines
+        ("reports", "ready", "7"),
         ("invoices", "workers", "none"),
         ("thumbnails", "ready", "0"),
     ):
