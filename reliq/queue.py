@@ -128,7 +128,7 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         super().__init__(keys, QueueSettings(**settings), url, observers, wanted)
         self.codec: Codec[B] = Codec(body, validate=validate)
         self.moves = Moves(self.keys, self._clients.blocking)
-        self._writer = Writer(self.known_shards, self.codec, self.settings, is_limited=self.limits is not None)
+        self._writer = Writer(self.known_shards, self.codec, self.settings)
         self._receiver = Receiver(self.known_shards, self.codec, self.settings, self.limits)
         self._sender = Sender(self._writer, self.known_shards, self._lanes, self._clients, observers)
 

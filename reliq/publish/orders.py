@@ -85,15 +85,12 @@ class Writer:
     """
     Turns what a user wants to publish into orders, and orders into calls.
 
-    Args:
-        is_limited: whether the queue declares limits.
-
     Attributes:
         has_lines: whether there ever was a message with a key or a priority; until then nobody need look for one.
     """
 
-    def __init__(self, shards: Shards, codec: Codec[Any], settings: QueueSettings, *, is_limited: bool = False) -> None:
-        self.has_lines, self._is_limited = False, is_limited
+    def __init__(self, shards: Shards, codec: Codec[Any], settings: QueueSettings) -> None:
+        self.has_lines = False
         self.keys, self._shards, self._codec, self._settings = shards.first, shards, codec, settings
         self.bare = bare = self.keys.bare
         self._usual = CallTerms(None, 0, milliseconds(settings.ttl), settings.retries, None, False)
@@ -146,7 +143,7 @@ class Writer:
         """Return the call that sends orders to their shard, all on the same terms."""
         terms, orders = part.orders[0].terms, part.orders
         # In a queue with a rate, only the keyed script knows when there is nobody to wake.
-        goes_keyed = self._is_limited or self._shards.is_keyed or (self.has_lines and has_lines(orders))
+        goes_keyed = self._shards.is_keyed or (self.has_lines and has_lines(orders))
         return transitions.publish(
             part.keys,
             [(order.id, order.value) for order in orders],

@@ -41,6 +41,7 @@ class Served:
         self._maps = {handler.queue.name: UNSHARDED for handler in handlers}
         self._limits = {handler.queue.name: handler.queue.limits for handler in handlers if handler.queue.limits}
         self._unwritten = set(self._limits)  # whose limits Redis may not have from this process' start
+        self._held_back: set[str] = set()
         self._declared: dict[str, str | None] = {}  # as `declaration` has answered; without an answer nothing
 
     def shards(self) -> dict[Keys, Handler]:
@@ -104,6 +105,12 @@ class Served:
             for handler in self.handlers
             if handler.queue.limits and (handler.queue.name in self._unwritten or self._has_lost(handler.queue.name))
         ]
+
+    def holds_back(self, name: str) -> bool:
+        """Note that the limits of a queue cannot be written yet; return whether that is new."""
+        is_new = name not in self._held_back
+        self._held_back.add(name)
+        return is_new
 
     def declared(self, name: str, limits: Limits) -> None:
         """Note that Redis has the limits of a queue."""

@@ -57,6 +57,7 @@ def test_what_is_published_while_the_rate_is_used_up_wakes_nobody(make_queue, wo
     queue.publish("first")
     workers(2, queue)
     recorder.wait_for(Acked)
+    queue.known_shards.read()  # as every minute: now it knows that there is a limit
     at = len(overheard.all())
 
     for _ in range(50):
