@@ -114,6 +114,7 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
         *(commands.wake_token, commands.wake_token_at_once, commands.first_wake_token, commands.push_wake_token),
         *(commands.poke, commands.drop_watch),
         *(commands.register, commands.write_worker, commands.remove_worker, commands.workers_alive),
+        *(commands.worker_ids, commands.worker_records),
         *(*_TO_LOOK, minutes.noted, minutes.note, stacks.take_request, stacks.write_report),
         *(shardmap.map_text, commands.letters_between, server.keys_scanned, queries.ids_scanned, queries.ids_at),
         *(queries.leaving, queries.marker, queries.marker_ms, queries.take_id, queries.free_id, queries.at_a_replica),
