@@ -113,14 +113,19 @@ class Spied:
         self.rows = [dict(zip(one.tail_args, tail[at : at + size], strict=True)) for at in range(0, len(tail), size)]
 
     def lost(self, ids: Sequence[bytes]) -> list[int]:
-        """Return the places of the receipts that no longer hold; of two of one message the last is the newest."""
+        """Return the places of the receipts that no longer hold; of two of one message that of the earlier claim."""
         left = Counter(id_text(id) for id in ids)
         found = []
-        for at, row in enumerate(self.rows):
+        for at, row in sorted(enumerate(self.rows), key=lambda one: _claim_number(one[1]["nonce"])):
             if left[row["id"]] > 0:
                 left[row["id"]] -= 1
                 found.append(at)
-        return found
+        return sorted(found)
+
+
+def _claim_number(nonce: str) -> int:
+    """Return the number of a claim in its lane; an outcome that could not be sent stands behind those that came later."""
+    return int(nonce.rpartition(":")[0].rpartition(".")[2] or 0)
 
 
 def _spied(command: Sequence[Any]) -> Spied | None:
