@@ -131,9 +131,10 @@ def claim(
     nonce = claim_nonce(call_number.lane, call_number.number, lease_ms)
     lead = (keys.lane(call_number.lane), keys.ready, keys.retry, keys.unack, keys.pending, keys.retries_left)
     rest = (keys.lease, keys.errors, keys.totals, keys.ends, keys.wake, keys.watch, keys.paused, keys.token)
-    args: list[Arg] = [clock_arg(clock), call_number.number, nonce, lease_ms, limit, first]
+    args: list[Arg] = ["" if clock is None else clock, call_number.number, nonce, lease_ms, limit, first]
     args += [limit if direct is None else direct, suspects.slots, suspects.held, suspects.narrowest, watcher]
-    args += [limit_arg(BATCH_LIMIT if spread is None else spread, least=1)] * keyed
+    if keyed:
+        args.append(limit_arg(BATCH_LIMIT if spread is None else spread, least=1))
     return Call(
         one,
         (*lead, *rest, *limits_keys(keys)) if keyed else (*lead, *rest),

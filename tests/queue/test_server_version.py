@@ -94,7 +94,7 @@ def test_a_server_that_hides_its_version_is_trusted(old_server, call, info):
 
     assert call(queue, "resume") is True
 
-    assert set(server.asked) == {b"GETRANGE", b"DEL", b"RPUSH", b"LTRIM"}
+    assert set(server.asked) == {b"GETRANGE", b"HMGET", b"DEL", b"RPUSH", b"LTRIM"}
     queue.close()
 
 

@@ -38,7 +38,7 @@ class Known:
     """What a producer knows of the shards; it has its own `map`, as each process has."""
 
     def __init__(self, map):
-        self.map, self.first = map, Keys("q")
+        self.map, self.first, self.is_keyed = map, Keys("q"), False
 
     def keys(self, shard):
         return self.first.of_shard(shard)
