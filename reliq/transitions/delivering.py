@@ -133,8 +133,7 @@ def claim(
     rest = (keys.lease, keys.errors, keys.totals, keys.ends, keys.wake, keys.watch, keys.paused, keys.token)
     args: list[Arg] = ["" if clock is None else clock, call_number.number, nonce, lease_ms, limit, first]
     args += [limit if direct is None else direct, suspects.slots, suspects.held, suspects.narrowest, watcher]
-    if keyed:
-        args.append(limit_arg(BATCH_LIMIT if spread is None else spread, least=1))
+    args += [limit_arg(BATCH_LIMIT if spread is None else spread, least=1)] if keyed else []
     return Call(
         one,
         (*lead, *rest, *limits_keys(keys)) if keyed else (*lead, *rest),
