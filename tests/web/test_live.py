@@ -202,8 +202,9 @@ def test_pages_that_wait_while_redis_is_away_do_not_try_one_after_another(monkey
         def hang_up():
             with contextlib.suppress(OSError):
                 while True:
-                    listener.accept()[0].close()
-                    tries.append(1)
+                    connection, _ = listener.accept()
+                    tries.append(1)  # before whoever tries learns of it
+                    connection.close()
 
         thread = threading.Thread(target=hang_up)
         thread.start()
