@@ -35,6 +35,12 @@ def pod(name):
     return spec, container
 
 
+def may_be_read_only(folder):
+    """Say whether a process of this user may have files of its own that it sees read-only."""
+    command, environment = [*READ_ONLY, "sh", "-c", _MOUNTS + "true"], {**os.environ, "TMPDIR": str(folder)}
+    return subprocess.run(command, env=environment, check=False, capture_output=True).returncode == 0
+
+
 def start(container, url, port, folder):
     """Start the container's command with its figures at a loopback port, its files read-only but those of TMPDIR."""
     changes = {"--metrics-host=0.0.0.0": "--metrics-host=127.0.0.1", "--metrics-port=9464": f"--metrics-port={port}"}
