@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +20,9 @@ from reliq.foreign import printable
 from reliq.readable import rate, spoken
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
     from reliq.admin import Moment, Watcher
 
 LEAST_SECONDS = 0.1
@@ -47,32 +51,65 @@ def watch(
         raise ConfigurationError(f"interval must be at least {LEAST_SECONDS} seconds, not {interval}")
     view = admin(url, layout)
     watcher = view.watch(queues or ())
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM leaves the terminal clean too
+    interrupts = Interrupts()
+    before = {number: signal.signal(number, interrupts.take) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if json or not sys.stdout.isatty():
             _write(watcher, seconds, json=json)
         else:
-            _show(watcher, view.place, seconds)
+            show(watcher, view.place, seconds, interrupts)
     except KeyboardInterrupt:
         return
     except BrokenPipeError:  # the reader of the pipe has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _show(watcher: "Watcher", place: str, seconds: float) -> None:
+class Interrupts:
+    """Ctrl-C and SIGTERM end anything but a drawing: cut off, it would lose the way back from the full screen."""
+
+    def __init__(self) -> None:
+        self._is_drawing = self._came = False
+
+    def take(self, _number: int, _frame: "FrameType | None") -> None:
+        """Raise KeyboardInterrupt, now or when the drawing is done; this is a handler for `signal.signal`."""
+        self._came = True
+        if not self._is_drawing:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def held_back(self) -> "Iterator[None]":
+        """Draw something within this block."""
+        self._is_drawing = True
+        try:
+            yield
+        finally:
+            self._is_drawing = False
+        if self._came:
+            raise KeyboardInterrupt
+
+
+def show(watcher: "Watcher", place: str, seconds: float, interrupts: Interrupts) -> None:
     """Draw each moment over the last one; while Redis is away the last one stays, and says so."""
     moment = watcher.look()  # an error at the start is shown without the full screen
     trouble = ""
-    with Live(Screen(moment, place, seconds), console=console(), screen=True, auto_refresh=False) as live:
+    live = Live(Screen(moment, place, seconds), console=console(), screen=True, auto_refresh=False)
+    try:
+        with interrupts.held_back():
+            live.start()
         while True:
-            live.update(Screen(moment, place, seconds, trouble), refresh=True)
+            with interrupts.held_back():
+                live.update(Screen(moment, place, seconds, trouble), refresh=True)
             time.sleep(seconds)
             try:
                 moment, trouble = watcher.look(), ""
             except ReliqError as error:
                 trouble = str(error)
+    finally:
+        with interrupts.held_back():
+            live.stop()
 
 
 def _write(watcher: "Watcher", seconds: float, *, json: bool) -> None:

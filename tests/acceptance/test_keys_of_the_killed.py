@@ -41,6 +41,7 @@ def test_the_supervisor_ends_the_lease_of_what_held_a_key_at_once(worker, jobs, 
     jobs.KEPT.publish("after", key="a")
     worker("--queue", "kept")
     eventually(lambda: client.sismember("note:started", "held 1"), "the handler runs")
+    eventually(lambda: client.exists("note:pid"), "it has said in which process")
     until = client.zscore(jobs.KEPT.keys.unack, id)
 
     (pid,) = client.smembers("note:pid")

@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 from terminal import PATIENCE_SECONDS, Terminal
 
-from reliq import Pause, Queue, commands
+from reliq import Admin, Pause, Queue, commands
 from reliq.admin import Failure, Moment, Overview, QueueView
 from reliq.admin.ends import End
 from reliq.cli.screen import Screen
-from reliq.cli.watch import line_of
+from reliq.cli.watch import Interrupts, line_of, show
 from reliq.embedded import EmbeddedRedis
 from reliq.roster import Slot, Worker
 
@@ -78,6 +78,31 @@ def test_the_screen_fits_its_terminal_and_moves_and_leaves_it_clean(watch, scene
     assert terminal.raw.count(ENTER) == terminal.raw.count(LEAVE) == 1
     assert terminal.raw.rindex(SHOW) > terminal.raw.rindex(HIDE)
     assert b"Traceback" not in terminal.raw
+
+
+class Interrupted(str):
+    """A place at which Ctrl-C comes while it is drawn."""
+
+    __slots__ = ()
+
+    def __format__(self, _):
+        signal.raise_signal(signal.SIGINT)
+        return str(self)
+
+
+def test_an_interrupt_in_the_middle_of_a_drawing_leaves_the_terminal_clean(queue, url, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    interrupts = Interrupts()
+    before = signal.signal(signal.SIGINT, interrupts.take)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            show(Admin(url).watch(), Interrupted("redis://x"), 60.0, interrupts)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    drawn = capsys.readouterr().out
+    assert drawn.count("\x1b[?1049h") == drawn.count("\x1b[?1049l") == 1
+    assert "reliq watch  redis://x" in drawn
 
 
 def test_while_redis_is_away_the_last_moment_stays_and_says_so(watch, server_path):
