@@ -65,6 +65,11 @@ class Receiver(Generic[B]):
             return [] if self._has_written else [transitions.limit(keys, limits.fields(), declared=limits.declared)]
         return [] if keys.bare or self.shards.is_keyed or len(self.shards.all) > 1 else [declaration(keys)]
 
+    @property
+    def writes_limits(self) -> bool:
+        """Whether limits are declared, which must be in Redis before anything is claimed."""
+        return self._limits is not None
+
     def led(self, answer: Any) -> bool:
         """Take the answer to `lead`; return whether messages turn out to have keys."""
         if isinstance(answer, Exception) and self._limits is not None:
@@ -138,6 +143,9 @@ class Batch(Generic[B]):
         spare, takes = self._receiver.spares_leases, (self._take, *self._glances)
         lead = self._receiver.lead()
         self._leads = len(lead)
+        # A claim beside them would go first where Redis does not know the script of limits yet.
+        if lead and self._receiver.writes_limits:
+            return [*lead]
         return [*lead, *(call for take in takes for call in take.look(self._lane.next(), spare_leases=spare))]
 
     @contextmanager
@@ -157,6 +165,9 @@ class Batch(Generic[B]):
         them.
         """
         takes = (self._take, *self._glances)
+        if len(answers) == self._leads:
+            self._receiver.led(answers[0])
+            return 0.0
         for at, take in enumerate(takes):
             take.looked(answers[self._leads + 3 * at :][:3])
         self._receiver.answered(self.lease_seconds)
