@@ -5,11 +5,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+#: The front page tells no task.
+FRONT = ROOT / "docs" / "index.md"
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+
+#: Pages whose programs need more than a folder `shop`, and the test that runs what they show: page -> file in tests/.
+OF_THEIR_OWN: dict[str, str] = {}
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (shop/\w+\.py)\n")
 _PRINTED = re.compile(r"print\(.*\)  # (.+)$", re.MULTILINE)
+
+
+def name_of(page):
+    """The path of a page in docs/, such as howto/fastapi.md."""
+    return page.relative_to(ROOT / "docs").as_posix() if page != README else page.name
 
 
 def blocks(page, language):

@@ -1,18 +1,23 @@
 """What a page of docs/ shows is run here as it stands: its programs are written down, its commands made in their order."""
 
+import json
 import re
 import tomllib
 
 import pytest
+import yaml
 from go_original import GoProgram
-from pages import BLOCK, DOCS, README, ROOT, commands, printed, programs
+from pages import BLOCK, DOCS, FRONT, OF_THEIR_OWN, README, ROOT, blocks, commands, name_of, printed, programs
 
 from reliq import Admin, Layout, Outgoing, Queue
 from reliq.cli.app import Commands
 from reliq.keys import Keys
 
-each_page = pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
-each_text = pytest.mark.parametrize("page", [README, *DOCS], ids=lambda page: page.name)
+each_page = pytest.mark.parametrize("page", DOCS, ids=name_of)
+each_run = pytest.mark.parametrize("page", [one for one in DOCS if name_of(one) not in OF_THEIR_OWN], ids=name_of)
+each_text = pytest.mark.parametrize("page", [README, *DOCS], ids=name_of)
+#: How a block is read that is no program.
+READ = {"toml": tomllib.loads, "yaml": yaml.safe_load_all, "json": json.loads}
 _LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)")
 
 
@@ -92,9 +97,9 @@ BEFORE = {
 }
 
 
-@each_page
+@each_run
 def test_the_commands_of_a_page_run_as_they_are_written(page, shop, client, url):
-    holds = BEFORE.get(page.name, lambda *_: lambda _said: True)(client, url)
+    holds = BEFORE.get(name_of(page), lambda *_: lambda _said: True)(client, url)
     run = shop(page)
 
     said = "".join(map(run, commands(page)))
@@ -105,7 +110,7 @@ def test_the_commands_of_a_page_run_as_they_are_written(page, shop, client, url)
     assert [line for line in told if line in lines] == told
 
 
-@each_page
+@each_run
 def test_every_program_of_a_page_is_run_by_its_commands(page):
     typed = "\n".join(commands(page))
 
@@ -118,8 +123,16 @@ def test_every_program_of_a_page_is_run_by_its_commands(page):
 def test_the_blocks_of_a_page_are_in_languages_that_are_known(page):
     text = page.read_text("utf-8")
 
-    assert {name for name, _ in BLOCK.findall(text)} <= {"sh", "python", "go"}
+    assert {name for name, _ in BLOCK.findall(text)} <= {"sh", "python", "go", "text", *READ}
     assert text.count("```") == 2 * len(BLOCK.findall(text))
+    for language, read in READ.items():
+        assert all(list(read(block)) for block in blocks(page, language))
+
+
+def test_a_page_that_has_a_test_of_its_own_is_there_and_is_read_by_it():
+    for page, file in OF_THEIR_OWN.items():
+        assert (ROOT / "docs" / page).is_file()
+        assert page.rpartition("/")[2] in (ROOT / "tests" / file).read_text("utf-8")
 
 
 @each_page
@@ -127,7 +140,7 @@ def test_a_page_begins_with_what_its_reader_can_do_after_it(page):
     title, _, first = page.read_text("utf-8").split("\n", 3)[:3]
 
     assert title.startswith("# ")
-    assert first.startswith("After this page you ")
+    assert page == FRONT or first.startswith("After this page you ")
 
 
 @each_text
@@ -158,12 +171,6 @@ def test_what_the_readme_links_to_is_in_the_source_distribution():
     packed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["sdist"]
 
     assert {link.split("/")[0] for link in links} - set(packed["include"]) == set()
-
-
-def test_the_readme_links_to_every_page():
-    readme = README.read_text("utf-8")
-
-    assert [page.name for page in DOCS if f"](docs/{page.name})" not in readme] == []
 
 
 def test_a_layout_is_the_same_in_go_on_the_command_line_and_in_python():

@@ -1,0 +1,96 @@
+"""How Sphinx builds the site: `.ci/docs`.
+
+The sources are the repository as it is laid out: a link between two files leads somewhere on GitHub and on the site
+alike. Markdown becomes a page; any other file that is linked to comes along as it stands.
+"""
+
+import tomllib
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+_DOCS = Path(__file__).parent
+_PROJECT = tomllib.loads((_DOCS.parent / "pyproject.toml").read_text("utf-8"))["project"]
+
+project = "reliq"
+author = "the authors of reliq"
+release = version = _PROJECT["version"]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+root_doc = "docs/index"
+include_patterns = [
+    "docs/**.md",
+    "*.md",
+    "*/README.md",
+    "grafana/RUNBOOK.md",
+    "tests/claims.md",
+    "tests/faults/README.md",
+]
+include_patterns += ["benchmarks/RESULTS.md"]
+exclude_patterns = [".*", "build", "dist"]
+
+myst_heading_anchors = 4
+nitpicky = True
+
+html_theme = "furo"
+html_title = f"reliq {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_extra_path = ["_extra"]
+html_theme_options = {"navigation_with_keys": True}
+html_copy_source = html_show_copyright = html_show_sphinx = False
+
+#: The groups of the navigation and their pages, in a reader's order. What is new in a folder is found there.
+_NAVIGATION = {
+    "Start": "../README tutorial",
+    "Guides": (
+        "publishing handlers workers deployment keys periodic workflows transactions testing dead-letters operations "
+        "web monitoring redis cluster shards security go"
+    ),
+    "How-to": "howto/*",
+    "Migrating": "migrating/*",
+    "Explanations": "reliability explanation/*",
+    "Reference": "reference/*",
+    "Project": (
+        "comparison not versions ../CHANGELOG ../SECURITY ../CONTRIBUTING ../reliq/README ../tests/README "
+        "../tests/claims ../tests/faults/README ../benchmarks/README ../benchmarks/RESULTS ../grafana/README "
+        "../grafana/RUNBOOK"
+    ),
+}
+
+
+def _is_written(entry: str) -> bool:
+    """Tell whether there is a page that an entry of the navigation names."""
+    folder, _, name = entry.rpartition("/")
+    return any((_DOCS / folder).glob(f"{name}.md"))
+
+
+def _contents() -> str:
+    """Write the navigation as directives; a guide that it does not name is the last one."""
+    groups = {caption: entries.split() for caption, entries in _NAVIGATION.items()}
+    named = {"index", *(entry for entries in groups.values() for entry in entries)}
+    groups["Guides"] += sorted(page.stem for page in _DOCS.glob("*.md") if page.stem not in named)
+    parts = []
+    for caption, entries in groups.items():
+        parts += [
+            "",
+            "```{toctree}",
+            f":caption: {caption}",
+            ":glob:",
+            ":hidden:",
+            "",
+            *filter(_is_written, entries),
+            "```",
+        ]
+    return "\n".join(parts)
+
+
+def _add_contents(_app: Sphinx, page: str, text: list[str]) -> None:
+    """Append the navigation to the front page: on GitHub, in the file, a reader would see the directives."""
+    if page == root_doc:
+        text[0] += _contents()
+
+
+def setup(app: Sphinx) -> None:
+    """Give the front page its navigation."""
+    app.connect("source-read", _add_contents)
