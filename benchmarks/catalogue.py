@@ -10,6 +10,7 @@ from typing import Literal
 
 import redis
 
+from benchmarks.works import Tries, processes, tasks, threads
 from reliq.bench.jobs import KINDS
 
 Backlog = Callable[[redis.Redis], int]
@@ -24,7 +25,8 @@ class Peer:
         module: its file in `peers`.
         requirements: what pip, or npm, installs for it; none means this interpreter.
         guarantee: what becomes of a message whose worker dies, in a few words.
-        settings: what was set beside the defaults.
+        settings: what was set beside the defaults and what is tried.
+        tries: the settings that it is tried with, for each kind of work that it does; the fastest is measured.
         backlog: counts what is not done yet, by one command a key.
         drained: how many messages are put into the queue to be drained.
         lacks: steps that it has nothing for, with why.
@@ -41,6 +43,7 @@ class Peer:
     settings: str
     backlog: Backlog
     drained: int = 15_000
+    tries: Tries = field(default_factory=dict)
     lacks: dict[str, str] = field(default_factory=dict)
     worker: str = "work"
     of: str = ""
@@ -77,7 +80,7 @@ def _stream_backlog(client: redis.Redis) -> int:
 
 
 RELIQ_BACKLOG = sizes(
-    *(f"{command} {{reliq:nothing}}:{key}" for command, key in (("LLEN", "ready"), ("ZCARD", "unack"))),
+    *(f"{command} {{reliq:work}}:{key}" for command, key in (("LLEN", "ready"), ("ZCARD", "unack"))),
     *(
         f"{command} {{reliq:note}}:{key}"
         for command, key in (("LLEN", "ready"), ("ZCARD", "unack"), ("ZCARD", "pending"))
@@ -106,7 +109,8 @@ PEERS = (
         module="reliq",
         kind="ours",
         guarantee=RELIQ_GUARANTEE,
-        settings="defaults: 16 threads, plain handler",
+        settings="plain handler",
+        tries=threads(),
         backlog=RELIQ_BACKLOG,
         drained=100_000,
     ),
@@ -115,7 +119,8 @@ PEERS = (
         module="reliq",
         kind="ours",
         guarantee=RELIQ_GUARANTEE,
-        settings="defaults: 16 slots, async handler",
+        settings="async handler",
+        tries=tasks(),
         backlog=RELIQ_BACKLOG,
         drained=100_000,
         worker="work_async",
@@ -127,7 +132,8 @@ PEERS = (
             module="reliq",
             kind="ours",
             guarantee=RELIQ_GUARANTEE,
-            settings="16 threads, plain handler with batch=100, linger=0.05",
+            settings="plain handler with batch=100, linger=0.05",
+            tries={"nothing": threads()["nothing"]},
             backlog=RELIQ_BACKLOG,
             drained=100_000,
             worker="work_batch",
@@ -141,7 +147,8 @@ PEERS = (
         module="dramatiq",
         requirements=("dramatiq[redis]==2.2.1", "hiredis"),
         guarantee="at least once; acked after the actor; a dead worker's messages come back by its heartbeat",
-        settings="8 threads a process, no middleware",
+        settings="no middleware; looks for messages every 10 ms also when idle (its default is 1,000)",
+        tries=threads(),
         backlog=sizes("HLEN dramatiq:default.msgs", "HLEN dramatiq:default.DQ.msgs"),
         lacks={"bulk": NO_BULK},
     ),
@@ -150,7 +157,8 @@ PEERS = (
         module="taskiq",
         requirements=("taskiq-redis==1.2.4", "hiredis", "uvloop"),
         guarantee="at least once; acked after the task, claimed from the dead after 10 minutes; entries stay in the stream",
-        settings="RedisStreamBroker, 100 tasks at once, uvloop, no result backend",
+        settings="RedisStreamBroker, which reads 100 at a time, uvloop, no result backend",
+        tries=tasks(),
         backlog=_stream_backlog,
         drained=20_000,
         lacks={"bulk": NO_BULK, "late": "no delay in the broker (a scheduler process polls)", "delayed": "no delay"},
@@ -160,7 +168,8 @@ PEERS = (
         module="streaq",
         requirements=("streaq==7.2.0", "hiredis", "uvloop"),
         guarantee="at least once; tasks of a dead worker are taken over after an idle time",
-        settings="64 tasks at once, uvloop, results not kept",
+        settings="uvloop, results not kept, reads twice as many as run at once",
+        tries=tasks(),
         backlog=sizes("XLEN streaq:bench:queues:normal", "ZCARD streaq:bench:queues:delayed:normal"),
         drained=20_000,
     ),
@@ -169,7 +178,8 @@ PEERS = (
         module="saq",
         requirements=("saq[redis,hiredis]==0.26.4", "hiredis", "typing_extensions"),
         guarantee="at least once with retries set; a sweep finds stuck jobs",
-        settings="32 jobs at once",
+        settings="polls for due jobs every second (its least)",
+        tries=tasks(),
         backlog=sizes("ZCARD saq:bench:incomplete"),
         drained=6000,
         lacks={"bulk": NO_BULK},
@@ -179,7 +189,8 @@ PEERS = (
         module="arq",
         requirements=("arq==0.28.0", "hiredis"),
         guarantee="at least once; a dead worker's job runs again after its time-out",
-        settings="100 jobs at once, polls every 10 ms also when idle (its default is 500), results not kept",
+        settings="polls every 10 ms also when idle (its default is 500), results not kept",
+        tries=tasks(),
         backlog=sizes("ZCARD arq:queue"),
         drained=5000,
         lacks={"bulk": NO_BULK},
@@ -189,7 +200,8 @@ PEERS = (
         module="celery",
         requirements=("celery[redis]==5.7.0", "hiredis"),
         guarantee="at least once with late acks; redelivered after a visibility time-out of an hour",
-        settings="threads, 16 at once, acks_late, prefetch 16 each, results ignored, no events, gossip or mingle",
+        settings="acks_late, prefetch 64 each, results ignored, no rate limits, events, gossip or mingle",
+        tries=threads("solo", "prefork"),
         backlog=sizes("LLEN celery", "HLEN unacked"),
         drained=6000,
         lacks={"bulk": NO_BULK},
@@ -200,6 +212,7 @@ PEERS = (
         requirements=("rq==3.0.0", "hiredis"),
         guarantee="a job of a dead worker is marked failed, and retried if retries are set",
         settings="SimpleWorker (no fork for each job), results not kept",
+        tries=processes(),
         backlog=sizes("LLEN rq:queue:bench", "ZCARD rq:wip:bench", "ZCARD rq:scheduled:bench"),
         drained=3000,
     ),
@@ -209,7 +222,8 @@ PEERS = (
         is_acked=False,
         requirements=("huey[redis]==3.5.4", "hiredis"),
         guarantee="at most once: a task is popped before it runs, nothing is acked",
-        settings="8 threads, results not kept, scheduler every second (its least)",
+        settings="results not kept, scheduler every second (its least)",
+        tries=threads(),
         backlog=sizes("LLEN huey.redis.bench", "ZCARD huey.schedule.bench"),
         drained=10_000,
         lacks={"bulk": NO_BULK},
@@ -219,7 +233,8 @@ PEERS = (
         module="bullmq_python",
         requirements=("bullmq==3.4.4", "hiredis"),
         guarantee="at least once; a lock for each job, a stalled one comes back after 30 s",
-        settings="64 jobs at once, removeOnComplete",
+        settings="removeOnComplete",
+        tries=tasks(),
         backlog=sizes(
             "LLEN bull:bench:wait", "LLEN bull:bench:active", "ZCARD bull:bench:delayed", "ZCARD bull:bench:prioritized"
         ),
@@ -230,7 +245,8 @@ PEERS = (
         module="bullmq.mjs",
         requirements=("bullmq@6.7.0", "ioredis@6.0.0"),
         guarantee="at least once; a lock for each job, a stalled one comes back after 30 s",
-        settings="100 jobs at once, removeOnComplete",
+        settings="removeOnComplete",
+        tries=tasks(),
         backlog=sizes(
             "LLEN bull:bench:wait", "LLEN bull:bench:active", "ZCARD bull:bench:delayed", "ZCARD bull:bench:prioritized"
         ),

@@ -10,6 +10,8 @@ from benchmarks.results import Results
 from benchmarks.table import number
 
 WIDTH, PANEL_GAP, LABEL_WIDTH, VALUE_WIDTH = 900, 24, 160, 58
+#: Panels beside each other.
+COLUMNS = 2
 ROW_HEIGHT, BAR_HEIGHT, TOP, BOTTOM = 24, 14, 66, 34
 
 #: Middle tones: a page's ground is not always that of the system's setting, which is all that a picture can ask for.
@@ -41,24 +43,38 @@ class Panel:
     best_first: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a panel is."""
+
+    left: float
+    top: int
+    width: float
+
+
 PANELS = (
-    Panel("Messages worked a second", "no-op handler, one process", "drain 1"),
+    Panel("Messages worked a second", "handler returns at once, one process", "drain 1"),
+    Panel("Messages worked a second", "handler waits 5 ms, 1 KiB, two processes", "drain wait"),
+    Panel("Messages worked a second", "handler computes 2 ms, 1 KiB, two processes", "drain compute"),
     Panel("Lateness of delayed messages, p99", "ms, 100 come due a second, logarithmic", "late 100 p99", True, False),
 )
 
 
 def picture(results: Results, peers: Sequence[Peer]) -> str:
     """Return the SVG; a peer without a figure has no bar."""
-    rows = max((len(_bars(results, peers, panel)) for panel in PANELS), default=0)
-    height = TOP + rows * ROW_HEIGHT + BOTTOM
+    rows = [PANELS[at : at + COLUMNS] for at in range(0, len(PANELS), COLUMNS)]
+    heights = [TOP + max(len(_bars(results, peers, panel)) for panel in row) * ROW_HEIGHT for row in rows]
+    height = sum(heights) + BOTTOM
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'role="img" aria-label="reliq beside other queues on Redis"><style>{STYLE}</style>'
     )
     parts = [head]
-    width = (WIDTH - PANEL_GAP * (len(PANELS) - 1)) / len(PANELS)
-    for at, panel in enumerate(PANELS):
-        parts += _panel(panel, _bars(results, peers, panel), at * (width + PANEL_GAP), width)
+    width = (WIDTH - PANEL_GAP * (COLUMNS - 1)) / COLUMNS
+    for number_of_row, row in enumerate(rows):
+        for at, panel in enumerate(row):
+            place = Place(at * (width + PANEL_GAP), sum(heights[:number_of_row]), width)
+            parts += _panel(panel, _bars(results, peers, panel), place)
     foot = (
         f"{results.about['machine']}, Redis {results.about['redis']}, {results.about['when']}. {results.about['note']}"
     )
@@ -71,15 +87,15 @@ def _bars(results: Results, peers: Sequence[Peer], panel: Panel) -> list[tuple[P
     return sorted(found, key=lambda bar: bar[1], reverse=panel.best_first)
 
 
-def _panel(panel: Panel, bars: list[tuple[Peer, float]], left: float, width: float) -> list[str]:
-    room = width - LABEL_WIDTH - VALUE_WIDTH
+def _panel(panel: Panel, bars: list[tuple[Peer, float]], place: Place) -> list[str]:
+    left, room = place.left, place.width - LABEL_WIDTH - VALUE_WIDTH
     most = max((value for _, value in bars), default=1.0)
     parts = [
-        f'<text class="title" x="{left:.0f}" y="18">{escape(panel.title)}</text>',
-        f'<text class="small" x="{left:.0f}" y="38">{escape(panel.remark)}</text>',
+        f'<text class="title" x="{left:.0f}" y="{place.top + 18:.0f}">{escape(panel.title)}</text>',
+        f'<text class="small" x="{left:.0f}" y="{place.top + 38:.0f}">{escape(panel.remark)}</text>',
     ]
     for at, (peer, value) in enumerate(bars):
-        y = TOP + at * ROW_HEIGHT
+        y = place.top + TOP + at * ROW_HEIGHT
         length = max(2.0, room * _share(value, most, logarithmic=panel.logarithmic))
         start = left + LABEL_WIDTH
         parts += [

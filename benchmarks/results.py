@@ -2,9 +2,11 @@
 
 import json
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks.works import Work
 
 
 @dataclass(slots=True)
@@ -17,12 +19,14 @@ class Results:
         figures: peer -> name of a figure -> one value for each round.
         failures: peer -> name of a measure -> why it failed, the last time that it did.
         done: which rounds of a peer are complete.
+        tried: peer -> kind of work -> setting -> messages a second, from one short drain.
     """
 
     about: dict[str, Any]
     figures: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     failures: dict[str, dict[str, str]] = field(default_factory=dict)
     done: dict[str, list[int]] = field(default_factory=dict)
+    tried: dict[str, dict[Work, dict[str, float]]] = field(default_factory=dict)
 
     def add(self, peer: str, found: dict[str, float], failed: dict[str, str]) -> None:
         """Note what a peer's round gave: figures, and measures that failed with why."""
@@ -30,6 +34,11 @@ class Results:
             self.figures.setdefault(peer, {}).setdefault(name, []).append(value)
         if failed:
             self.failures.setdefault(peer, {}).update(failed)
+
+    def fastest(self, peer: str, work: Work) -> str | None:
+        """Return the setting with which a peer did the work fastest, None when none was tried."""
+        rates = self.tried.get(peer, {}).get(work)
+        return max(rates, key=rates.__getitem__) if rates else None
 
     def median(self, peer: str, name: str) -> float | None:
         """Return the median over the rounds, None when there is no figure."""
@@ -45,8 +54,7 @@ class Results:
         """Write everything as JSON; a crash leaves the old file or the new one."""
         path.parent.mkdir(parents=True, exist_ok=True)
         half = path.with_suffix(".half")
-        whole = {"about": self.about, "figures": self.figures, "failures": self.failures, "done": self.done}
-        half.write_text(json.dumps(whole, indent=1) + "\n")
+        half.write_text(json.dumps(asdict(self), indent=1) + "\n")
         half.replace(path)
 
     @classmethod

@@ -41,8 +41,10 @@ def step(peer: Peer, name: str, *numbers: float, environment: dict[str, str]) ->
 
 
 @contextmanager
-def worker(peer: Peer, processes: int, *, environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a peer's worker, and end all its processes."""
+def worker(
+    peer: Peer, processes: int, *, environment: dict[str, str], log: Path, end_seconds: float = END_SECONDS
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a peer's worker, and end all its processes, which may take so long to end in peace."""
     words = command(peer, peer.worker, str(processes))
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -57,7 +59,7 @@ def worker(peer: Peer, processes: int, *, environment: dict[str, str], log: Path
     try:
         yield process
     finally:
-        _end(process)
+        _end(process, end_seconds)
 
 
 def last_line(text: str) -> str:
@@ -71,10 +73,10 @@ def _environment(more: dict[str, str]) -> dict[str, str]:
     return {**os.environ, **more, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
     """End the worker and whatever it started: first in peace, then all that is left of its group."""
     _signal(process.pid, signal.SIGTERM)
-    until = time.monotonic() + END_SECONDS
+    until = time.monotonic() + seconds
     while time.monotonic() < until and process.poll() is None:
         time.sleep(0.02)
     _signal(process.pid, signal.SIGKILL)

@@ -1,32 +1,68 @@
 """The results as one page of Markdown."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.catalogue import Peer
 from benchmarks.results import Results
+from benchmarks.works import Work
 
 NOTHING = "–"
 #: Figures are shown with one decimal below this.
 WHOLE_FROM = 20
 
-#: Heading, names of the figures in a cell, the measure that makes them.
-COLUMNS = (
-    ("drain, 1 process", ("drain 1",), "drain 1"),
-    ("drain, 2 processes", ("drain 2",), "drain 2"),
-    ("publish one by one", ("one",), "one"),
-    ("bulk publish", ("bulk",), "bulk"),
-    ("late at 100/s, p50 / p99", ("late 100 p50", "late 100 p99"), "late"),
-    ("late at 1,000/s, p50 / p99", ("late 1000 p50", "late 1000 p99"), "late"),
-    ("pickup when idle, p50 / p99", ("pickup p50", "pickup p99"), "slow"),
-    ("bytes, ready / delayed", ("ready bytes", "delayed bytes"), "memory"),
-    ("commands a message", ("commands 1",), "drain 1"),
-    ("CPU µs a message, worker / Redis", ("worker cpu 1", "redis cpu 1"), "drain 1"),
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """
+    A column of figures, or of settings.
+
+    Attributes:
+        figures: their names; a cell shows their medians.
+        measure: the measure that makes them.
+        work: the kind of work whose setting is shown instead.
+    """
+
+    heading: str
+    figures: tuple[str, ...] = ()
+    measure: str = ""
+    work: Work | None = None
+
+
+FIGURES = (
+    Column("set to", work="nothing"),
+    Column("drain, 1 process", ("drain 1",), "drain 1"),
+    Column("drain, 2 processes", ("drain 2",), "drain 2"),
+    Column("publish one by one", ("one",), "one"),
+    Column("bulk publish", ("bulk",), "bulk"),
+    Column("late at 100/s, p50 / p99", ("late 100 p50", "late 100 p99"), "late"),
+    Column("late at 1,000/s, p50 / p99", ("late 1000 p50", "late 1000 p99"), "late"),
+    Column("pickup when idle, p50 / p99", ("pickup p50", "pickup p99"), "slow"),
+    Column("bytes, ready / delayed", ("ready bytes", "delayed bytes"), "memory"),
+    Column("commands a message", ("commands 1",), "drain 1"),
+    Column("CPU µs a message, worker / Redis", ("worker cpu 1", "redis cpu 1"), "drain 1"),
+)
+BUSY_FIGURES = (
+    Column("waits 5 ms: set to", work="wait"),
+    Column("messages a second", ("drain wait",), "drain wait"),
+    Column("CPU µs a message, worker / Redis", ("worker cpu wait", "redis cpu wait"), "drain wait"),
+    Column("computes 2 ms: set to", work="compute"),
+    Column("messages a second", ("drain compute",), "drain compute"),
+    Column("CPU µs a message, worker / Redis", ("worker cpu compute", "redis cpu compute"), "drain compute"),
+)
+#: What the columns of the settings are headed with.
+TRIED: tuple[tuple[Work, str], ...] = (
+    ("nothing", "returns at once, 1 process"),
+    ("wait", "waits 5 ms, 2 processes"),
+    ("compute", "computes 2 ms, 2 processes"),
 )
 #: What is compared, and the figure's name; of times less is better.
 RATIOS = (
     ("Drain, 1 process", "drain 1"),
     ("Drain, 2 processes", "drain 2"),
+    ("Handlers that wait 5 ms, 2 processes", "drain wait"),
+    ("Handlers that compute 2 ms, 2 processes", "drain compute"),
     ("Publish one by one", "one"),
     ("Bulk publish", "bulk"),
     ("Late at 100/s, p50", "late 100 p50"),
@@ -40,7 +76,7 @@ TIMES = ("late", "pickup")
 #: What the limit is called where it is not the bare scripts.
 LIMITS = {"one": "a bare SET", "pickup p50": "a bare list", "pickup p99": "a bare list"}
 #: Cells that also show the least and the greatest value.
-WITH_SPREAD = {"drain 1", "drain 2", "one", "bulk"}
+WITH_SPREAD = {"drain 1", "drain 2", "drain wait", "drain compute", "one", "bulk"}
 
 
 def page(results: Results, peers: Sequence[Peer]) -> str:
@@ -49,9 +85,15 @@ def page(results: Results, peers: Sequence[Peer]) -> str:
     lines = ["# Results", "", _how(about), ""]
     if about.get("note"):
         lines += [f"**{about['note']}**", ""]
-    lines += ["| | " + " | ".join(heading for heading, _, _ in COLUMNS) + " |", "| --- |" + " ---: |" * len(COLUMNS)]
-    lines += [_row(results, peer) for peer in peers]
-    lines += ["", *_ratios(results, peers)]
+    lines += ["## A handler that returns at once", "", *_table(results, peers, FIGURES), ""]
+    busy = [peer for peer in peers if set(peer.tries) - {"nothing"}]
+    lines += [
+        "## A handler that takes its time: two processes, bodies of 1 KiB",
+        "",
+        *_table(results, busy, BUSY_FIGURES),
+    ]
+    lines += ["", "2,000 of the µs of whoever computes are the handler's own.", "", *_ratios(results, peers)]
+    lines += ["## Settings tried", "", *_tried(results, peers), ""]
     lines += [
         "## What each promises, and how it was set",
         "",
@@ -75,14 +117,24 @@ def _how(about: dict[str, Any]) -> str:
     )
 
 
-def _row(results: Results, peer: Peer) -> str:
-    return f"| {peer.name} | " + " | ".join(_cell(results, peer, names, by) for _, names, by in COLUMNS) + " |"
+def _table(results: Results, peers: Sequence[Peer], columns: Sequence[Column]) -> list[str]:
+    return [
+        "| | " + " | ".join(column.heading for column in columns) + " |",
+        "| --- |" + " ---: |" * len(columns),
+        *(
+            f"| {peer.name} | " + " | ".join(_cell(results, peer, column) for column in columns) + " |"
+            for peer in peers
+        ),
+    ]
 
 
-def _cell(results: Results, peer: Peer, names: Sequence[str], measure: str) -> str:
+def _cell(results: Results, peer: Peer, column: Column) -> str:
+    if column.work:
+        return results.fastest(peer.name, column.work) or next(iter(peer.tries.get(column.work, ())), NOTHING)
+    names = column.figures
     values = [results.median(peer.name, name) for name in names]
     if all(value is None for value in values):
-        return "failed" if measure in results.failures.get(peer.name, {}) else NOTHING
+        return "failed" if column.measure in results.failures.get(peer.name, {}) else NOTHING
     text = " / ".join(NOTHING if value is None else number(value) for value in values)
     spread = results.spread(peer.name, names[0])
     if names[0] in WITH_SPREAD and spread and results.about["rounds"] > 1:
@@ -113,6 +165,30 @@ def _compared(results: Results, peers: Sequence[Peer], name: str) -> list[str]:
     if node := results.median("BullMQ (Node)", name):
         said.append(f"{ours / node:.1f} × BullMQ on Node")
     return said
+
+
+def _tried(results: Results, peers: Sequence[Peer]) -> list[str]:
+    """Show the rate with each setting, the fastest in bold."""
+    headings = [title for _, title in TRIED]
+    rows = [
+        f"| {peer.name} | " + " | ".join(_rates(results, peer.name, work) for work, _ in TRIED) + " |"
+        for peer in peers
+        if any(results.tried.get(peer.name, {}).values())
+    ]
+    return [
+        "One short drain with each, one after the other, in messages a second; the fastest is what the tables above show.",
+        "",
+        "| | " + " | ".join(headings) + " |",
+        "| --- |" + " --- |" * len(headings),
+        *rows,
+    ]
+
+
+def _rates(results: Results, peer: str, work: Work) -> str:
+    best = results.fastest(peer, work)
+    rates = results.tried.get(peer, {}).get(work, {})
+    said = (f"{setting}: {number(rate)}" for setting, rate in rates.items())
+    return "<br>".join(f"**{one}**" if one.startswith(f"{best}:") else one for one in said) or NOTHING
 
 
 def _missing(results: Results, peers: Sequence[Peer]) -> list[str]:

@@ -8,8 +8,9 @@ from arq.connections import RedisSettings
 from benchmarks.peers import kit
 
 
-async def nothing(ctx, body):
-    """Return at once."""
+async def handle(ctx, body):
+    """Do this run's work."""
+    await kit.ado()
 
 
 async def note(ctx, body):
@@ -20,20 +21,20 @@ async def note(ctx, body):
 class Settings:
     """What `arq` reads."""
 
-    functions = [nothing, note]  # noqa: RUF012  arq's form
+    functions = [handle, note]  # noqa: RUF012  arq's form
     redis_settings = RedisSettings.from_dsn(kit.URL)
-    max_jobs = 100
+    max_jobs = kit.SLOTS
     poll_delay = 0.01
     keep_result = 0
 
 
 async def one(count):
     pool = await create_pool(Settings.redis_settings)
-    await pool.enqueue_job("nothing", kit.BODY)
+    await pool.enqueue_job("handle", kit.BODY)
 
     async def loop():
         for _ in range(count):
-            await pool.enqueue_job("nothing", kit.BODY)
+            await pool.enqueue_job("handle", kit.BODY)
 
     return await kit.atimed(loop())
 
@@ -48,7 +49,7 @@ async def late(rate, seconds, lead):
 async def delayed(count):
     pool = await create_pool(Settings.redis_settings)
     for _ in range(count):
-        await pool.enqueue_job("nothing", kit.BODY, _defer_by=timedelta(hours=1))
+        await pool.enqueue_job("handle", kit.BODY, _defer_by=timedelta(hours=1))
 
 
 async def slow(count):

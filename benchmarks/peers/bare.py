@@ -29,7 +29,7 @@ def late(rate, seconds, lead):
 
 def slow(count):
     with bare.handing_over(_stage()) as hand_over:
-        kit.slowly(lambda _body: hand_over(), count)
+        kit.slowly(lambda body: hand_over() if body["sent"] else None, count)
 
 
 def work(processes):

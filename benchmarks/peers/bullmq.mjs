@@ -7,7 +7,11 @@ const require = createRequire(`${process.cwd()}/`);
 const { Queue, Worker } = require('bullmq');
 const place = new URL(process.env.BENCH_URL);
 const connection = { host: place.hostname, port: Number(place.port), maxRetriesPerRequest: null };
-const BODY = { sent: 0, text: 'x'.repeat(80) };
+const WORK = process.env.BENCH_WORK ?? 'nothing';
+const SLOTS = parseInt(process.env.BENCH_SETTING, 10) || 16;
+const BODY = { sent: 0, text: 'x'.repeat(WORK === 'nothing' ? 80 : 1004) };
+const WAIT_MS = 5;
+const COMPUTE_US = 2000;
 const OPTIONS = { removeOnComplete: true };
 const BULK = 500;
 const [step, ...numbers] = process.argv.slice(2);
@@ -16,19 +20,31 @@ const [first, second, third] = numbers.map(Number);
 const now = () => (performance.timeOrigin + performance.now()) / 1000;
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 
-async function timed(work) {
+// Take that much time of the processor, however busy it is.
+function compute() {
+  const begun = process.cpuUsage();
+  let spent;
+  do {
+    for (let i = 0; i < 1000; i++) Math.sqrt(i);
+    spent = process.cpuUsage(begun);
+  } while (spent.user + spent.system < COMPUTE_US);
+}
+
+const work = { nothing: async () => {}, wait: () => sleep(WAIT_MS), compute: async () => compute() }[WORK];
+
+async function timed(publish) {
   const queue = new Queue('bench', { connection });
-  await queue.add('nothing', BODY, OPTIONS);
+  await queue.add('handle', BODY, OPTIONS);
   const began = performance.now();
-  await work(queue);
+  await publish(queue);
   const seconds = (performance.now() - began) / 1000;
   await queue.close();
   return seconds;
 }
 
-async function published(work) {
+async function published(publish) {
   const queue = new Queue('bench', { connection });
-  await work(queue);
+  await publish(queue);
   await queue.close();
   return null;
 }
@@ -36,13 +52,13 @@ async function published(work) {
 const steps = {
   one: () =>
     timed(async (queue) => {
-      for (let i = 0; i < first; i++) await queue.add('nothing', BODY, OPTIONS);
+      for (let i = 0; i < first; i++) await queue.add('handle', BODY, OPTIONS);
     }),
   bulk: () =>
     timed(async (queue) => {
       for (let left = first; left > 0; left -= BULK) {
         const size = Math.min(BULK, left);
-        await queue.addBulk(Array.from({ length: size }, () => ({ name: 'nothing', data: BODY, opts: OPTIONS })));
+        await queue.addBulk(Array.from({ length: size }, () => ({ name: 'handle', data: BODY, opts: OPTIONS })));
       }
     }),
   late: () =>
@@ -56,10 +72,11 @@ const steps = {
     }),
   delayed: () =>
     published(async (queue) => {
-      for (let i = 0; i < first; i++) await queue.add('nothing', BODY, { ...OPTIONS, delay: 3_600_000 });
+      for (let i = 0; i < first; i++) await queue.add('handle', BODY, { ...OPTIONS, delay: 3_600_000 });
     }),
   slow: () =>
     published(async (queue) => {
+      await queue.add('note', { ...BODY, sent: null }, OPTIONS);
       for (let i = 0; i < first; i++) {
         await sleep(30);
         await queue.add('note', { ...BODY, sent: now() }, OPTIONS);
@@ -71,9 +88,11 @@ const steps = {
   },
   serve: () => {
     const handle = async (job) => {
-      if (job.name === 'note') appendFileSync(process.env.BENCH_LOG, `${(now() - job.data.sent).toFixed(6)}\n`);
+      if (job.name !== 'note') await work();
+      else if (job.data.sent !== null)
+        appendFileSync(process.env.BENCH_LOG, `${(now() - job.data.sent).toFixed(6)}\n`);
     };
-    new Worker('bench', handle, { connection, concurrency: 100 });
+    new Worker('bench', handle, { connection, concurrency: SLOTS });
     return new Promise(() => setInterval(() => {}, 1e6));
   },
 };

@@ -16,18 +16,20 @@ def queue():
 
 
 async def handle(job, _token):
-    """Return at once, or write how late this is."""
+    """Do this run's work, or write how late this is."""
     if job.name == "note":
         kit.note(job.data["sent"])
+    else:
+        await kit.ado()
 
 
 async def one(count):
     target = queue()
-    await target.add("nothing", kit.BODY, OPTIONS)
+    await target.add("handle", kit.BODY, OPTIONS)
 
     async def loop():
         for _ in range(count):
-            await target.add("nothing", kit.BODY, OPTIONS)
+            await target.add("handle", kit.BODY, OPTIONS)
 
     seconds = await kit.atimed(loop())
     await target.close()
@@ -36,11 +38,11 @@ async def one(count):
 
 async def bulk(count):
     target = queue()
-    await target.add("nothing", kit.BODY, OPTIONS)
+    await target.add("handle", kit.BODY, OPTIONS)
 
     async def loop():
         for size in map(len, kit.pieces(range(count))):
-            await target.addBulk([{"name": "nothing", "data": kit.BODY, "opts": OPTIONS} for _ in range(size)])
+            await target.addBulk([{"name": "handle", "data": kit.BODY, "opts": OPTIONS} for _ in range(size)])
 
     seconds = await kit.atimed(loop())
     await target.close()
@@ -58,7 +60,7 @@ async def late(rate, seconds, lead):
 async def delayed(count):
     target = queue()
     for _ in range(count):
-        await target.add("nothing", kit.BODY, {**OPTIONS, "delay": 3_600_000})
+        await target.add("handle", kit.BODY, {**OPTIONS, "delay": 3_600_000})
     await target.close()
 
 
@@ -74,6 +76,6 @@ def work(processes):
 
 async def serve():
     """Be one worker."""
-    bullmq.Worker("bench", handle, {"connection": kit.URL, "concurrency": 64})
+    bullmq.Worker("bench", handle, {"connection": kit.URL, "concurrency": kit.SLOTS})
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.Event().wait()

@@ -10,16 +10,18 @@ app = Celery("bench", broker=kit.URL)
 app.conf.update(
     task_acks_late=True,
     task_ignore_result=True,
-    worker_prefetch_multiplier=16,
+    worker_prefetch_multiplier=64,
+    worker_disable_rate_limits=True,
     broker_connection_retry_on_startup=True,
     worker_send_task_events=False,
     worker_hijack_root_logger=False,
 )
 
 
-@app.task(name="nothing")
-def nothing(body):
-    """Return at once."""
+@app.task(name="handle")
+def handle(body):
+    """Do this run's work."""
+    kit.do()
 
 
 @app.task(name="note")
@@ -29,8 +31,8 @@ def note(body):
 
 
 def one(count):
-    nothing.delay(kit.BODY)
-    return kit.timed(lambda: [nothing.delay(kit.BODY) for _ in range(count)])
+    handle.delay(kit.BODY)
+    return kit.timed(lambda: [handle.delay(kit.BODY) for _ in range(count)])
 
 
 def late(rate, seconds, lead):
@@ -40,7 +42,7 @@ def late(rate, seconds, lead):
 
 def delayed(count):
     for _ in range(count):
-        nothing.apply_async((kit.BODY,), countdown=3600)
+        handle.apply_async((kit.BODY,), countdown=3600)
 
 
 def slow(count):
@@ -50,9 +52,9 @@ def slow(count):
 def work(processes):
     options = (
         "--pool",
-        "threads",
+        "threads" if "thread" in kit.SETTING else kit.SETTING,
         "--concurrency",
-        "16",
+        str(kit.SLOTS),
         "--without-gossip",
         "--without-mingle",
         "--loglevel",

@@ -1,5 +1,6 @@
 """dramatiq: threads; a message is acked after its actor returned."""
 
+import os
 import time
 
 import dramatiq
@@ -7,13 +8,17 @@ from dramatiq.brokers.redis import RedisBroker
 
 from benchmarks.peers import kit
 
+#: A consumer that finds nothing, or has no room, looks again after so long at most; its default is a second.
+LOOK_MS = 10
+
 broker = RedisBroker(url=kit.URL, middleware=[])
 dramatiq.set_broker(broker)
 
 
 @dramatiq.actor
-def nothing(body):
-    """Return at once."""
+def handle(body):
+    """Do this run's work."""
+    kit.do()
 
 
 @dramatiq.actor
@@ -23,8 +28,8 @@ def note(body):
 
 
 def one(count):
-    nothing.send(kit.BODY)
-    return kit.timed(lambda: [nothing.send(kit.BODY) for _ in range(count)])
+    handle.send(kit.BODY)
+    return kit.timed(lambda: [handle.send(kit.BODY) for _ in range(count)])
 
 
 def late(rate, seconds, lead):
@@ -34,7 +39,7 @@ def late(rate, seconds, lead):
 
 def delayed(count):
     for _ in range(count):
-        nothing.send_with_options(args=(kit.BODY,), delay=3_600_000)
+        handle.send_with_options(args=(kit.BODY,), delay=3_600_000)
 
 
 def with_due(due):
@@ -46,4 +51,6 @@ def slow(count):
 
 
 def work(processes):
-    kit.become("-m", "dramatiq", __name__, "--processes", str(processes), "--threads", "8", "--skip-logging")
+    os.environ["dramatiq_worker_timeout"] = str(LOOK_MS)  # noqa: SIM112  dramatiq's spelling
+    options = ("--processes", str(processes), "--threads", str(kit.SLOTS), "--skip-logging")
+    kit.become("-m", "dramatiq", __name__, *options)

@@ -10,8 +10,9 @@ app = huey.RedisHuey("bench", url=kit.URL, results=False, utc=False)
 
 
 @app.task()
-def nothing(body):
-    """Return at once."""
+def handle(body):
+    """Do this run's work."""
+    kit.do()
 
 
 @app.task()
@@ -21,8 +22,8 @@ def note(body):
 
 
 def one(count):
-    nothing(kit.BODY)
-    return kit.timed(lambda: [nothing(kit.BODY) for _ in range(count)])
+    handle(kit.BODY)
+    return kit.timed(lambda: [handle(kit.BODY) for _ in range(count)])
 
 
 def late(rate, seconds, lead):
@@ -32,7 +33,7 @@ def late(rate, seconds, lead):
 
 def delayed(count):
     for _ in range(count):
-        nothing.schedule((kit.BODY,), delay=3600)
+        handle.schedule((kit.BODY,), delay=3600)
 
 
 def slow(count):
@@ -40,5 +41,5 @@ def slow(count):
 
 
 def work(processes):
-    options = ("--workers", "8", "--quiet", "--scheduler-interval", "1", "--no-periodic")
+    options = ("--workers", str(kit.SLOTS), "--quiet", "--scheduler-interval", "1", "--no-periodic")
     kit.processes(processes, "-m", "huey.bin.huey_consumer", f"{__name__}.app", *options)

@@ -6,7 +6,7 @@ import reliq
 from benchmarks.peers import kit
 from reliq.bench.jobs import BATCHES, KINDS
 
-NOTHING = reliq.Queue("nothing", url=kit.URL)
+WORK = reliq.Queue("work", url=kit.URL)
 NOTE = reliq.Queue("note", url=kit.URL)
 
 plain = reliq.Consumer()
@@ -14,9 +14,10 @@ asynchronous = reliq.Consumer()
 batches = reliq.Consumer()
 
 
-@plain.handler(NOTHING)
-def nothing(body: dict) -> None:
-    """Return at once."""
+@plain.handler(WORK)
+def handle(body: dict) -> None:
+    """Do this run's work."""
+    kit.do()
 
 
 @plain.handler(NOTE)
@@ -25,26 +26,27 @@ def note(body: dict) -> None:
     kit.note(body["sent"])
 
 
-@asynchronous.handler(NOTHING)
-async def nothing_async(body: dict) -> None:
-    """Return at once, on the event loop."""
+@asynchronous.handler(WORK)
+async def handle_async(body: dict) -> None:
+    """Do this run's work on the event loop."""
+    await kit.ado()
 
 
 if "batch" in KINDS:
 
-    @batches.handler(NOTHING, **BATCHES)
-    def nothing_batch(bodies):
+    @batches.handler(WORK, **BATCHES)
+    def handle_batch(bodies):
         """Return at once, for all of them."""
 
 
 def one(count):
-    NOTHING.publish(kit.BODY)
-    return kit.timed(lambda: [NOTHING.publish(kit.BODY) for _ in range(count)])
+    WORK.publish(kit.BODY)
+    return kit.timed(lambda: [WORK.publish(kit.BODY) for _ in range(count)])
 
 
 def bulk(count):
-    NOTHING.publish(kit.BODY)
-    return kit.timed(lambda: NOTHING.publish_many(kit.BODY for _ in range(count)))
+    WORK.publish(kit.BODY)
+    return kit.timed(lambda: WORK.publish_many(kit.BODY for _ in range(count)))
 
 
 def late(rate, seconds, lead):
@@ -53,7 +55,7 @@ def late(rate, seconds, lead):
 
 
 def delayed(count):
-    NOTHING.publish_many(reliq.Outgoing(body=kit.BODY, delay=timedelta(hours=1)) for _ in range(count))
+    WORK.publish_many(reliq.Outgoing(body=kit.BODY, delay=timedelta(hours=1)) for _ in range(count))
 
 
 def slow(count):
@@ -74,4 +76,5 @@ def work_batch(processes):
 
 def _work(consumer, processes):
     place = f"{__name__}:{consumer}"
-    kit.become("-m", "reliq", "worker", place, "--processes", str(processes), "--log-level", "error")
+    options = ("--processes", str(processes), "--concurrency", str(kit.SLOTS), "--log-level", "error")
+    kit.become("-m", "reliq", "worker", place, *options)

@@ -11,8 +11,9 @@ queue = rq.Queue("bench", connection=redis.Redis.from_url(kit.URL))
 OPTIONS = {"result_ttl": 0}
 
 
-def nothing(body):
-    """Return at once."""
+def handle(body):
+    """Do this run's work."""
+    kit.do()
 
 
 def note(body):
@@ -21,14 +22,14 @@ def note(body):
 
 
 def one(count):
-    queue.enqueue(nothing, kit.BODY, **OPTIONS)
-    return kit.timed(lambda: [queue.enqueue(nothing, kit.BODY, **OPTIONS) for _ in range(count)])
+    queue.enqueue(handle, kit.BODY, **OPTIONS)
+    return kit.timed(lambda: [queue.enqueue(handle, kit.BODY, **OPTIONS) for _ in range(count)])
 
 
 def bulk(count):
     def publish():
         for size in map(len, kit.pieces(range(count))):
-            queue.enqueue_many([rq.Queue.prepare_data(nothing, (kit.BODY,), **OPTIONS) for _ in range(size)])
+            queue.enqueue_many([rq.Queue.prepare_data(handle, (kit.BODY,), **OPTIONS) for _ in range(size)])
 
     return kit.timed(publish)
 
@@ -40,7 +41,7 @@ def late(rate, seconds, lead):
 
 def delayed(count):
     for _ in range(count):
-        queue.enqueue_in(timedelta(hours=1), nothing, kit.BODY, **OPTIONS)
+        queue.enqueue_in(timedelta(hours=1), handle, kit.BODY, **OPTIONS)
 
 
 def slow(count):
@@ -49,4 +50,4 @@ def slow(count):
 
 def work(processes):
     options = ("--worker-class", "rq.worker.SimpleWorker", "--with-scheduler", "--quiet", "--url", kit.URL)
-    kit.processes(processes, "-m", "rq.cli", "worker", "bench", *options)
+    kit.processes(processes * kit.SLOTS, "-m", "rq.cli", "worker", "bench", *options)

@@ -11,8 +11,9 @@ queue = saq.Queue.from_url(kit.URL, name="bench")
 OPTIONS = {"ttl": -1, "timeout": 600}
 
 
-async def nothing(ctx, *, body):
-    """Return at once."""
+async def handle(ctx, *, body):
+    """Do this run's work."""
+    await kit.ado()
 
 
 async def note(ctx, *, body):
@@ -20,16 +21,16 @@ async def note(ctx, *, body):
     kit.note(body["sent"])
 
 
-settings = {"queue": queue, "functions": [nothing, note], "concurrency": 32}
+settings = {"queue": queue, "functions": [handle, note], "concurrency": kit.SLOTS}
 
 
 async def one(count):
     await queue.connect()
-    await queue.enqueue("nothing", body=kit.BODY, **OPTIONS)
+    await queue.enqueue("handle", body=kit.BODY, **OPTIONS)
 
     async def loop():
         for _ in range(count):
-            await queue.enqueue("nothing", body=kit.BODY, **OPTIONS)
+            await queue.enqueue("handle", body=kit.BODY, **OPTIONS)
 
     return await kit.atimed(loop())
 
@@ -43,7 +44,7 @@ async def late(rate, seconds, lead):
 async def delayed(count):
     await queue.connect()
     for _ in range(count):
-        await queue.enqueue("nothing", body=kit.BODY, scheduled=time.time() + 3600, **OPTIONS)
+        await queue.enqueue("handle", body=kit.BODY, scheduled=time.time() + 3600, **OPTIONS)
 
 
 async def slow(count):

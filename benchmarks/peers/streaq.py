@@ -6,12 +6,13 @@ import streaq
 
 from benchmarks.peers import kit
 
-worker = streaq.Worker(redis_url=kit.URL, concurrency=64, queue_name="bench")
+worker = streaq.Worker(redis_url=kit.URL, concurrency=kit.SLOTS, queue_name="bench")
 
 
 @worker.task(ttl=0)
-async def nothing(body: dict) -> None:
-    """Return at once."""
+async def handle(body: dict) -> None:
+    """Do this run's work."""
+    await kit.ado()
 
 
 @worker.task(ttl=0)
@@ -22,22 +23,22 @@ async def note(body: dict) -> None:
 
 async def one(count):
     async with worker:
-        await nothing.enqueue(kit.BODY)
+        await handle.enqueue(kit.BODY)
 
         async def loop():
             for _ in range(count):
-                await nothing.enqueue(kit.BODY)
+                await handle.enqueue(kit.BODY)
 
         return await kit.atimed(loop())
 
 
 async def bulk(count):
     async with worker:
-        await nothing.enqueue(kit.BODY)
+        await handle.enqueue(kit.BODY)
 
         async def loop():
             for size in map(len, kit.pieces(range(count))):
-                await worker.enqueue_many([nothing.enqueue(kit.BODY) for _ in range(size)])
+                await worker.enqueue_many([handle.enqueue(kit.BODY) for _ in range(size)])
 
         return await kit.atimed(loop())
 
@@ -52,7 +53,7 @@ async def late(rate, seconds, lead):
 async def delayed(count):
     async with worker:
         for _ in range(count):
-            await nothing.enqueue(kit.BODY).start(delay=timedelta(hours=1))
+            await handle.enqueue(kit.BODY).start(delay=timedelta(hours=1))
 
 
 async def slow(count):

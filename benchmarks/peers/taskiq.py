@@ -8,8 +8,9 @@ broker = taskiq_redis.RedisStreamBroker(kit.URL, consumer_id="0")
 
 
 @broker.task
-async def nothing(body: dict) -> None:
-    """Return at once."""
+async def handle(body: dict) -> None:
+    """Do this run's work."""
+    await kit.ado()
 
 
 @broker.task
@@ -20,11 +21,11 @@ async def note(body: dict) -> None:
 
 async def one(count):
     await broker.startup()
-    await nothing.kiq(kit.BODY)
+    await handle.kiq(kit.BODY)
 
     async def loop():
         for _ in range(count):
-            await nothing.kiq(kit.BODY)
+            await handle.kiq(kit.BODY)
 
     seconds = await kit.atimed(loop())
     await broker.shutdown()
@@ -39,4 +40,5 @@ async def slow(count):
 
 def work(processes):
     place = f"{__name__}:broker"
-    kit.become("-m", "taskiq", "worker", place, "--workers", str(processes), "--log-level", "ERROR")
+    options = ("--workers", str(processes), "--max-async-tasks", str(kit.SLOTS), "--log-level", "ERROR")
+    kit.become("-m", "taskiq", "worker", place, *options)

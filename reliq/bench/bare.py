@@ -100,6 +100,7 @@ def list_of(queue: Queue[Any]) -> str:
 def handing_over(stage: Stage) -> Iterator[Callable[[], object]]:
     """Yield a function that pushes a body with the time in it to the list that `take_over` waits at."""
     with plain_client_of(stage.url, stage.queue.name, CLIENT_TIMEOUT_SECONDS) as client:
+        client.ping()  # connects, which is no part of a pickup
         key = list_of(stage.queue)
         yield lambda: client.lpush(key, json.dumps({**BODY, "sent": time.time()}))
 

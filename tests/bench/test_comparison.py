@@ -1,7 +1,9 @@
 """The comparison's table and picture, from made-up results; the peers themselves are not run here."""
 
 import ast
+import json
 import re
+import time
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -9,6 +11,7 @@ import pytest
 
 from benchmarks.catalogue import PEERS
 from benchmarks.chart import picture
+from benchmarks.peers import kit
 from benchmarks.results import Results
 from benchmarks.table import page
 
@@ -23,6 +26,8 @@ ABOUT = {
     "rounds": 3,
     "note": "",
 }
+#: A cell without a figure; it stands between two of a spread, too.
+NONE = "\N{EN DASH}"
 STEPS = {"one", "bulk", "late", "delayed", "slow", "work"}
 
 
@@ -35,12 +40,14 @@ def results() -> Results:
         made_up.add("dramatiq", {"drain 1": theirs, "late 100 p50": 300.0, "late 100 p99": 900.0}, {})
         made_up.add("Celery", {"late 100 p50": 1.8}, {})
         made_up.add("huey (no acks)", {"drain 1": 50_000}, {})
+        made_up.add("RQ", {"drain wait": 700, "worker cpu wait": 3000, "redis cpu wait": 400}, {})
     made_up.add("arq", {}, {"drain 1": "worker ended with 1: <no such thing>"})
+    made_up.tried["dramatiq"] = {"nothing": {"8 threads": 2000, "32 threads": 5000, "64 threads": 4900}}
     return made_up
 
 
 def test_a_cell_has_the_median_and_the_spread(results):
-    [row] = [line for line in page(results, PEERS).splitlines() if line.startswith("| dramatiq | 5,000")]
+    [row] = [line for line in page(results, PEERS).splitlines() if line.startswith("| dramatiq | 32 threads | 5,000")]
 
     assert "5,000<br><small>4,000\N{EN DASH}9,000</small>" in row
     assert "| 300 / 900 |" in row
@@ -63,9 +70,60 @@ def test_of_times_the_least_is_the_best(results):
 def test_a_failure_is_shown_with_its_reason_and_what_a_peer_lacks_too(results):
     text = page(results, PEERS)
 
-    assert "| arq | failed |" in text
+    assert "| arq | 8 at once | failed |" in text
     assert "- arq, drain 1: failed: worker ended with 1: <no such thing>" in text
     assert "- dramatiq, bulk: no bulk publish" in text
+
+
+def test_every_setting_that_was_tried_is_shown_and_the_fastest_is_the_one_that_was_measured(results):
+    assert results.fastest("dramatiq", "nothing") == "32 threads"
+    assert results.fastest("dramatiq", "wait") is None
+    assert f"| dramatiq | 8 threads: 2,000<br>**32 threads: 5,000**<br>64 threads: 4,900 | {NONE} | {NONE} |" in page(
+        results, PEERS
+    )
+
+
+def test_handlers_that_take_their_time_have_a_table_of_their_own(results):
+    text = page(results, PEERS)
+
+    assert (
+        f"| RQ | 1 process | 700<br><small>700{NONE}700</small> | 3,000 / 400 | 1 process | {NONE} | {NONE} |" in text
+    )
+    [busy] = re.findall(r"## A handler that takes its time.*?\n\n(.*?)\n\n", text, re.DOTALL)
+    assert "reliq, batch handler" not in busy
+
+
+@pytest.mark.parametrize("peer", [peer for peer in PEERS if peer.tries], ids=lambda peer: peer.name)
+def test_a_peer_is_tried_with_8_to_64_at_once_or_with_processes(peer):
+    numbers = {kit.slots_of(setting) for setting in peer.tries["nothing"]}
+
+    assert {8, 16, 32, 64} <= numbers or peer.tries["nothing"] == ("1 process",)
+
+
+def test_bodies_are_of_100_bytes_and_of_1_kib():
+    sizes = [len(json.dumps(kit.body_of(work), separators=(",", ":"))) for work in ("nothing", "wait", "compute")]
+
+    assert sizes == [100, 1024, 1024]
+
+
+def test_the_first_message_of_a_pickup_is_published_and_not_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(kit, "LOG", tmp_path / "times.txt")
+    monkeypatch.setattr(kit, "PAUSE_SECONDS", 0)
+    bodies = []
+
+    kit.slowly(bodies.append, 2)
+    for body in bodies:
+        kit.note(body["sent"])
+
+    assert len(bodies) == 3
+    assert len((tmp_path / "times.txt").read_text().split()) == 2
+
+
+def test_a_handler_that_computes_takes_2_ms_of_the_processor():
+    before = time.thread_time()
+    kit.compute()
+
+    assert time.thread_time() - before >= 0.002
 
 
 def test_every_peer_has_its_guarantee_and_version_in_the_table(results):
@@ -81,7 +139,7 @@ def test_the_picture_has_a_bar_for_each_figure_and_the_longest_is_the_greatest(r
     bars = [element for element in root.iter() if element.tag.endswith("rect")]
 
     widths = {kind: [float(bar.get("width")) for bar in bars if bar.get("class") == kind] for kind in ("limit", "ours")}
-    assert len(bars) == 4 + 2
+    assert len(bars) == 4 + 1 + 2
     assert max(float(bar.get("width")) for bar in bars) == widths["limit"][0]
     assert widths["ours"][0] == pytest.approx(widths["limit"][0] * 0.6, abs=0.2)
 
