@@ -4,6 +4,7 @@ The sources are the repository as it is laid out: a link between two files leads
 alike. Markdown becomes a page; any other file that is linked to comes along as it stands.
 """
 
+import sys
 import tomllib
 from pathlib import Path
 
@@ -16,7 +17,8 @@ project = "reliq"
 author = "the authors of reliq"
 release = version = _PROJECT["version"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+sys.path.insert(0, str(_DOCS / "extensions"))
+extensions = ["myst_parser", "sphinx.ext.autodoc", "api_reference"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
@@ -31,6 +33,8 @@ exclude_patterns = [".*", "build", "dist"]
 
 myst_heading_anchors = 4
 nitpicky = True
+smartquotes = False
+autodoc_member_order = "bysource"
 
 html_theme = "furo"
 html_title = f"reliq {release}"
@@ -58,11 +62,30 @@ _NAVIGATION = {
     ),
 }
 
+#: Pages whose own titles are made for another place.
+_TITLES = {
+    "../README": "README",
+    "../CHANGELOG": "Changes",
+    "../reliq/README": "The code",
+    "../tests/README": "The tests",
+    "../tests/claims": "Claims and their tests",
+    "../tests/faults/README": "Ways to fail",
+    "../benchmarks/README": "Benchmarks",
+    "../benchmarks/RESULTS": "Figures",
+    "../grafana/README": "Dashboard and alerts",
+    "../grafana/RUNBOOK": "Runbook",
+}
+
 
 def _is_written(entry: str) -> bool:
     """Tell whether there is a page that an entry of the navigation names."""
     folder, _, name = entry.rpartition("/")
     return any((_DOCS / folder).glob(f"{name}.md"))
+
+
+def _titled(entry: str) -> str:
+    """Return an entry with the title that it has in the navigation."""
+    return f"{_TITLES[entry]} <{entry}>" if entry in _TITLES else entry
 
 
 def _contents() -> str:

@@ -1,0 +1,127 @@
+"""
+The reference of the API: a list of names in a page of docs/reference becomes what their docstrings say.
+
+The page has lines such as "- `reliq.Queue`"; behind the name of an alias, which has no docstring, stands what it means.
+Docstrings are plain text with `code` and the sections Args, Attributes, Raises, Returns and Example.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+ENTRY = re.compile(r"^- `(reliq\.[\w.]+)`(?:: (.+(?:\n  .+)*))?$", re.MULTILINE)
+_SECTIONS = {"Args:": "Arguments", "Attributes:": "Attributes", "Raises:": "Raises", "Returns:": "Returns"}
+_CODE = re.compile(r"`([^`]+)`")
+_SPECIAL = re.compile(r"[*|\\]|_(?!\w)")
+_ITEM = re.compile(r"(?:    )([\w, *]+): (.*)")
+
+#: Attributes and methods by which the parts of the package reach each other.
+OURS = {
+    "reliq.Consumer": "around_calls chosen connection deliveries engine error_hooks handlers is_leaving leave periodic redis "
+    "running ticked_beside unfinished",
+    "reliq.Queue": "connection shards ashards",
+    "reliq.Durability": "checked",
+    "reliq.Layout": "is_in_one_slot body_prefix",
+}
+
+
+def found(path: str) -> Any:
+    """Import what a dotted path names."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _directive(path: str, meaning: str) -> list[str]:
+    """Return the directive that tells what one name is."""
+    value = found(path)
+    if inspect.isclass(value):
+        kind = "exception" if issubclass(value, Exception) else "class"
+        inherited = (
+            "show-inheritance:" if kind == "exception" else "inherited-members: object, dict, tuple, Struct, Protocol"
+        )
+        lines = [f".. auto{kind}:: {path}", "   :members:", f"   :{inherited}"]
+        return [*lines, f"   :exclude-members: {', '.join(OURS[path].split())}"] if path in OURS else lines
+    if inspect.isfunction(value):
+        return [f".. autofunction:: {path}"]
+    shown = re.sub(r"\b(?:typing|datetime|collections\.abc|reliq[\w.]*)\.", "", repr(value))
+    return [f".. py:data:: {path}", f"   :value: {shown}", "", f"   {_inline(meaning)}"]
+
+
+def _entry(match: re.Match[str]) -> str:
+    directive = _directive(match[1], " ".join((match[2] or "").split()))
+    return "\n".join(["", "```{eval-rst}", *directive, "```", ""])
+
+
+def _fill_page(_app: Sphinx, page: str, text: list[str]) -> None:
+    """Put what docstrings say in the place of the names of a page."""
+    if page.startswith("docs/reference/api"):
+        text[0] = ENTRY.sub(_entry, text[0])
+
+
+def _inline(text: str) -> str:
+    """Mark code as reStructuredText does, and nothing else."""
+    parts = _CODE.split(text)
+    parts[::2] = [_SPECIAL.sub(r"\\\g<0>", part) for part in parts[::2]]
+    parts[1::2] = [f"``{part}``" for part in parts[1::2]]
+    return "".join(parts)
+
+
+def _section(title: str, body: list[str]) -> Iterator[str]:
+    """Yield a section, the names before its colons as a list of definitions."""
+    yield from ("", f".. rubric:: {title}", "")
+    joined: list[str] = []
+    for line in body:
+        if line.startswith("     ") and joined:
+            joined[-1] += f" {line.strip()}"
+        else:
+            joined.append(line)
+    for line in joined:
+        if item := _ITEM.match(line):
+            yield from (", ".join(f"``{name}``" for name in item[1].split(", ")), f"    {_inline(item[2])}", "")
+        else:
+            yield from (_inline(line.strip()), "")
+
+
+def _rewrite(_app: Sphinx, _what: str, _name: str, _value: object, _options: object, lines: list[str]) -> None:
+    """Turn a docstring into reStructuredText."""
+    text, *sections = re.split(r"(?m)^(?=(?:Args|Attributes|Raises|Returns|Example):)", "\n".join(lines))
+    made = _inline(text).splitlines()
+    for section in sections:
+        title, *body = section.rstrip().splitlines()
+        if title in _SECTIONS:
+            made += _section(_SECTIONS[title], body)
+        else:
+            code = (
+                [title.removeprefix("Example:").strip(" `")]
+                if title != "Example:"
+                else inspect.cleandoc("\n".join(["", *body])).splitlines()
+            )
+            made += ["", ".. rubric:: Example", "", ".. code-block:: python", "", *(f"    {line}" for line in code), ""]
+    lines[:] = made
+
+
+def _resolve(_app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nodes.TextElement) -> nodes.Node | None:
+    """Link a type to the public name of it that is told about; leave any other as text."""
+    if node.get("refdomain") != "py":
+        return None
+    name = node["reftarget"].rpartition(".")[2]
+    python = env.domains.python_domain
+    for module in ("reliq", "reliq.admin", "reliq.testing", "reliq.limits", "reliq.events"):
+        if f"{module}.{name}" in python.objects:
+            return python.resolve_xref(env, node["refdoc"], env.app.builder, "obj", f"{module}.{name}", node, shown)
+    return shown
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Connect to the reading of pages and docstrings."""
+    app.connect("source-read", _fill_page)
+    app.connect("autodoc-process-docstring", _rewrite)
+    app.connect("missing-reference", _resolve)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

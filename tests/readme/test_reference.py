@@ -1,0 +1,70 @@
+"""The reference has every public name, every command and every setting, as the code has them."""
+
+import importlib.util
+import re
+from collections import Counter
+
+import pytest
+from pages import ROOT
+
+import reliq
+import reliq.admin
+import reliq.events
+import reliq.testing
+from reliq.cli.app import Commands
+
+REFERENCE = ROOT / "docs" / "reference"
+ENTRY = re.compile(r"^- `(reliq[\w.]*)\.(\w+)`(:?)", re.MULTILINE)
+
+
+def made():
+    spec = importlib.util.spec_from_file_location("reference_pages", REFERENCE / "__main__.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.PAGES
+
+
+def named(prefix):
+    """What the lists of the pages name: module and name, and whether a meaning follows."""
+    return [
+        entry for page in sorted(REFERENCE.glob(f"{prefix}*.md")) for entry in ENTRY.findall(page.read_text("utf-8"))
+    ]
+
+
+@pytest.mark.parametrize("page", ["cli.md", "settings.md"])
+def test_a_page_that_commands_tell_is_what_they_tell_now(page):
+    assert (REFERENCE / page).read_text("utf-8") == made()[page](), "python docs/reference"
+
+
+def test_every_command_and_every_option_is_on_the_page_of_commands():
+    text = (REFERENCE / "cli.md").read_text("utf-8")
+    sections = {head: body for head, _, body in (part.partition("\n") for part in text.split("\n### ")[1:])}
+
+    for name in Commands.places:
+        for part, command in getattr(Commands.load(name), "commands", {"": Commands.load(name)}).items():
+            section = sections.pop(f"reliq {name} {part}".strip())
+            options = {option for one in command.params for option in one.opts if option.startswith("--")}
+            assert {option for option in options if f"| `{option}" not in section} == set()
+    assert sections == {}
+
+
+def test_every_public_name_is_in_the_reference_of_the_api_once():
+    public = {f"{package.__name__}.{name}" for package in (reliq.admin, reliq.testing) for name in package.__all__}
+    public |= {f"reliq.{name}" for name in reliq.__all__ if name not in reliq.admin.__all__}
+    public |= {f"reliq.events.{name}" for name, value in vars(reliq.events).items() if is_event(value)} - {
+        "reliq.events.Event"
+    }
+    told = Counter(f"{module}.{name}" for module, name, _ in named("api"))
+
+    assert public - set(told) == set()
+    assert [name for name, times in told.items() if times > 1] == []
+
+
+def is_event(value):
+    return isinstance(value, type) and issubclass(value, reliq.events.Event)
+
+
+def test_every_name_of_the_reference_of_the_api_can_be_imported_and_says_what_it_is():
+    for module, name, meaning in named("api"):
+        value = getattr(importlib.import_module(module), name)
+        assert meaning or value.__doc__, name
