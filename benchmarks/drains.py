@@ -98,10 +98,11 @@ def _spent(stage: Stage, running: Running, left: int) -> _Spent:
     """Return what the worker's processes and Redis have spent so far."""
     parent = psutil.Process(running.process.pid)
     server = psutil.Process(stage.client.info("server")["process_id"])
-    return _Spent(left, sum(map(_cpu_seconds, (parent, *parent.children(recursive=True)))), _cpu_seconds(server))
+    return _Spent(left, sum(map(cpu_seconds, (parent, *parent.children(recursive=True)))), cpu_seconds(server))
 
 
-def _cpu_seconds(process: psutil.Process) -> float:
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return what a process has spent so far, 0 for one that is gone."""
     try:
         times = process.cpu_times()
     except psutil.NoSuchProcess:

@@ -27,7 +27,7 @@ def step(peer: Peer, name: str, *numbers: float, environment: dict[str, str]) ->
         done = subprocess.run(
             words,
             cwd=folder_of(peer),
-            env=_environment(environment),
+            env=environment_with(environment),
             capture_output=True,
             text=True,
             timeout=STEP_SECONDS,
@@ -50,7 +50,7 @@ def worker(
         process = subprocess.Popen(
             words,
             cwd=folder_of(peer),
-            env=_environment(environment),
+            env=environment_with(environment),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -59,7 +59,7 @@ def worker(
     try:
         yield process
     finally:
-        _end(process, end_seconds)
+        end(process, end_seconds)
 
 
 def last_line(text: str) -> str:
@@ -69,11 +69,12 @@ def last_line(text: str) -> str:
     return (named or lines or ["it said nothing"])[-1][:200]
 
 
-def _environment(more: dict[str, str]) -> dict[str, str]:
+def environment_with(more: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a peer's processes."""
     return {**os.environ, **more, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
 
 
-def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
+def end(process: subprocess.Popen[bytes], seconds: float) -> None:
     """End the worker and whatever it started: first in peace, then all that is left of its group."""
     _signal(process.pid, signal.SIGTERM)
     until = time.monotonic() + seconds
