@@ -8,7 +8,7 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks.stage import LOOK_SECONDS, START_SECONDS, Running, Stage
-from benchmarks.steps import END_SECONDS, StepError
+from benchmarks.steps import StepError
 from benchmarks.works import MOST, Work
 
 #: A worker at work that makes no headway for so long has failed.
@@ -25,12 +25,10 @@ class Watch:
     Attributes:
         seconds: the most, from when the head is done.
         share: of the messages that the peer has to work in a whole measure.
-        end_seconds: how long the worker may take to end in peace.
     """
 
     seconds: float
     share: float = 1.0
-    end_seconds: float = END_SECONDS
 
 
 class Drained(NamedTuple):
@@ -59,7 +57,7 @@ def drain(stage: Stage, work: Work, processes: int, watch: Watch) -> Drained:
     whole = peer.backlog(client)
     client.start_counting()
     looks: list[tuple[float, int]] = []
-    with stage.worker(processes, work, end_seconds=watch.end_seconds) as running:
+    with stage.worker(processes, work) as running:
         for look in _looks(stage, running, whole, watch):
             looks.append(look)
             if look[1] == whole:

@@ -41,7 +41,7 @@ class Scale:
     every: int = 1
 
 
-FULL = Scale(drain=Watch(3.0), trial=Watch(0.8, share=0.5, end_seconds=0.0))
+FULL = Scale(drain=Watch(3.0), trial=Watch(0.8, share=0.5))
 QUICK = Scale(
     one=800,
     bulk=10_000,
@@ -49,7 +49,7 @@ QUICK = Scale(
     slow=25,
     stored=1500,
     drain=Watch(1.5, share=0.4),
-    trial=Watch(0.4, share=0.25, end_seconds=0.0),
+    trial=Watch(0.4, share=0.25),
     every=2,
 )
 

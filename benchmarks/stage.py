@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.catalogue import Peer
 from benchmarks.server import CountedRedis
-from benchmarks.steps import END_SECONDS, StepError, last_line, step, worker
+from benchmarks.steps import StepError, last_line, step, worker
 from benchmarks.works import Work
 
 LOOK_SECONDS = 0.02
@@ -47,10 +47,9 @@ class Stage:
         return step(self.peer, name, *numbers, environment=self._environment(work))
 
     @contextmanager
-    def worker(self, processes: int, work: Work = "nothing", *, end_seconds: float = END_SECONDS) -> Iterator[Running]:
-        """Run the worker, which may take so long to end in peace."""
-        environment = self._environment(work)
-        with worker(self.peer, processes, environment=environment, log=self._log, end_seconds=end_seconds) as process:
+    def worker(self, processes: int, work: Work = "nothing") -> Iterator[Running]:
+        """Run the worker."""
+        with worker(self.peer, processes, environment=self._environment(work), log=self._log) as process:
 
             def check() -> None:
                 if process.poll() is not None:
