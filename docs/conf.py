@@ -52,11 +52,11 @@ _NAVIGATION = {
         "web monitoring redis cluster shards security go"
     ),
     "How-to": "howto/*",
-    "Migrating": "migrating/*",
+    "Migrating": "migrating/index migrating/*",
     "Explanations": "reliability explanation/*",
     "Reference": "reference/*",
     "Project": (
-        "comparison not versions ../CHANGELOG ../SECURITY ../CONTRIBUTING ../reliq/README ../tests/README "
+        "comparison non-goals versions ../CHANGELOG ../SECURITY ../CONTRIBUTING ../reliq/README ../tests/README "
         "../tests/claims ../tests/faults/README ../benchmarks/README ../benchmarks/RESULTS ../grafana/README "
         "../grafana/RUNBOOK"
     ),
