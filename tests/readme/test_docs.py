@@ -123,7 +123,7 @@ def test_every_program_of_a_page_is_run_by_its_commands(page):
 def test_the_blocks_of_a_page_are_in_languages_that_are_known(page):
     text = page.read_text("utf-8")
 
-    assert {name for name, _ in BLOCK.findall(text)} <= {"sh", "python", "py", "go", "text", *READ}
+    assert {name for name, _ in BLOCK.findall(text)} <= {"sh", "python", "py", "go", "console", "text", *READ}
     assert text.count("```") == 2 * len(BLOCK.findall(text))
     for language, read in READ.items():
         assert all(list(read(block)) for block in blocks(page, language))

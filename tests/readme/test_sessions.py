@@ -71,6 +71,8 @@ def session(shop, url, monkeypatch, capsys):
         prompt, _, rest = line.partition(" ")
         return {PYTHON: python, REDIS: command, SHELL: shell}[f"{prompt} "](rest).splitlines()
 
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
+        monkeypatch.delitem(sys.modules, name)
     with isolated(url) as test:
         yield lambda page: shop(page) and typed
     for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:

@@ -1,4 +1,4 @@
-"""The tables of the manual have every option, default, key and metric of the code, and no other."""
+"""The tables of the manual have every option and default of the code, and no other."""
 
 import inspect
 import re
@@ -6,11 +6,10 @@ import re
 import pytest
 from pages import ROOT
 
-from reliq import Layout, Outgoing, Queue
+from reliq import Outgoing
 from reliq.cli.app import Commands
 from reliq.declared import LimitOptions
 from reliq.handlers.periodic import Periodic
-from reliq.metrics.names import ALL
 from reliq.settings import HandlerSettings, QueueSettings
 
 WORKER = {option: one.default for one in Commands.load("worker").params if not one.hidden for option in one.opts}
@@ -82,17 +81,3 @@ def test_the_defaults_of_the_tables_are_those_of_the_code():
     ]
     for option in ("--processes", "--concurrency", "--grace", "--stall", "--log-level", "--log-format"):
         assert options("workers.md")[option] == f"{WORKER[option]}".removesuffix(".0")
-
-
-def test_the_structures_of_the_table_are_those_of_the_code():
-    keys, text = Queue("NAME", url="redis://127.0.0.1:1/0").keys, page("redis.md")
-
-    for key in (keys.msg("ID"), keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.retries_left):
-        assert f"`{key}`" in text
-    assert Layout.RELIQ.hash_tag
-
-
-def test_every_metric_is_in_the_table_and_no_other():
-    named = set(re.findall(r"`((?:reliq|process)_[a-z_]+)[`{]", page("monitoring.md")))
-
-    assert named == set(ALL)

@@ -1,0 +1,131 @@
+"""The pages of reference have what the code has, and no more; a message is read by what its page says alone."""
+
+import inspect
+import re
+from types import SimpleNamespace
+
+import msgspec
+from pages import ROOT, blocks
+
+from reliq import Consumer, Outgoing, Queue, Reject
+from reliq import keys as spelled
+from reliq.admin.account import Account
+from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys
+from reliq.message import Header
+from reliq.metrics.names import ALL
+from reliq.metrics.workers import REASONS
+from reliq.wireformat import Backoff, Delayed, Held, StateWord, Suspect, Unset, open_envelope
+
+WIRE_FORMAT = "reference/wire-format.md"
+REDIS_KEYS = "reference/redis-keys.md"
+#: What stands for something in the table of keys, and the text that may stand there.
+HOLES = {"NAME": "NAME", "KEY": ".+", "ID": "[^:]+", "LANE": "[^:]+", "MS": "[0-9]+"}
+
+
+def page(name):
+    return (ROOT / "docs" / name).read_text("utf-8")
+
+
+def rows(name, first):
+    """The rows of the tables of a page whose heads begin so, each as its cells."""
+    found = []
+    for _, *lines in (part.splitlines() for part in page(name).split(f"| {first} |")[1:]):
+        table = lines[1 : next((at for at, line in enumerate(lines) if not line.startswith("|")), len(lines))]
+        found += [[cell.strip() for cell in line.strip("|").split(" |")] for line in table]
+    return found
+
+
+def test_the_terms_of_the_account_are_those_of_the_code():
+    told = [term for term, _ in rows("explanation/account.md", "term")]
+
+    assert told == [name for name in Account.__dataclass_fields__ if name not in ("queue", "missing", "balanced")]
+
+
+def test_every_metric_is_in_the_table_with_its_type_labels_and_meaning_and_no_other():
+    told = {
+        name.strip("`"): (kind, labels, meaning)
+        for name, kind, labels, meaning in rows("reference/metrics.md", "metric")
+    }
+
+    assert set(told) == set(ALL)
+    for name, spec in ALL.items():
+        kind, labels, meaning = told[name]
+        assert (kind, tuple(re.findall(r"`(\w+)`", labels))) == (spec.kind, spec.labels), name
+        assert meaning.startswith(spec.help), name
+    assert set(REASONS) <= set(re.findall(r"`(\w+)`", told["reliq_restarts_total"][2]))
+
+
+def test_a_metric_that_any_page_names_is_there():
+    for one in sorted((ROOT / "docs").rglob("*.md")):
+        named = set(
+            re.findall(r"`(reliq_[a-z_]+_(?:total|seconds|bytes|info|missing))[`{]", one.read_text("utf-8"))
+        )
+        assert named <= set(ALL), one.name
+
+
+def told_keys():
+    """The key of each row of the tables -> its type."""
+    return {key.strip("`"): kind for key, kind, *_ in rows(REDIS_KEYS, "key")}
+
+
+def test_every_key_is_in_the_table_with_its_type_and_no_other():
+    keys = Keys("NAME")
+    plain = {getattr(keys, name) for name in Keys.__slots__ if f"{getattr(keys, name, '')}".startswith("{reliq:NAME}:")}
+    prefixes = {one for one in plain if one.endswith(":")}
+    made = {keys.msg("ID"), keys.dedup("ID"), keys.lane("LANE"), keys.line("KEY"), "{reliq:NAME}:aside:MS:KEY"}
+    of_none = {
+        QUEUES_KEY,
+        WORKERS_KEY,
+        *(name("ID") for name in (spelled.worker_key, spelled.stack_request_key, spelled.stacks_key)),
+    }
+
+    assert len(prefixes) == len(made)
+    assert set(told_keys()) == plain - prefixes | made | of_none
+    for name, kind in re.findall(r'base \+ "(:[\w:]+)"  # ([a-z]+(?: set)?)[:,]', inspect.getsource(Keys)):
+        assert told_keys()["{reliq:NAME}" + name] == kind
+
+
+def test_what_lies_in_redis_after_some_work_is_in_the_table_with_its_type(url, client):
+    queue, consumer = Queue("NAME", dict[str, int], url=url, per_key=1, rate="1000/s", history=10), Consumer()
+
+    @consumer.handler(queue)
+    def work(body):
+        if body["n"] == 0:
+            raise Reject(reason="zero")
+
+    queue.publish_many(Outgoing(body={"n": n}, id=f"order-{n}") for n in range(3))
+    consumer.drain()
+    queue.publish_many(Outgoing(body={"n": n}, key=f"key-{n % 2}") for n in range(4))
+    queue.publish({"n": 5}, delay=60, id="late")
+    queue.pause(reason="a look")
+    queue.cancel("late", tombstone=60)
+    patterns = {
+        re.sub("|".join(HOLES), lambda hole: HOLES[hole[0]], re.escape(key)): kind for key, kind in told_keys().items()
+    }
+
+    found = {key.decode(): client.type(key).decode().replace("zset", "sorted set") for key in client.scan_iter()}
+    assert len(found) > 15
+    for key, kind in found.items():
+        assert kind in [told for pattern, told in patterns.items() if re.fullmatch(pattern, key)], key
+
+
+def test_the_fields_of_an_envelope_are_those_of_the_code():
+    assert {field.strip("`") for field, *_ in rows(WIRE_FORMAT, "field")} == {
+        one.encode_name for one in msgspec.structs.fields(Header)
+    }
+
+    shown = blocks(SimpleNamespace(read_text=lambda _: page(WIRE_FORMAT)), "text")[0]
+    header, body = open_envelope(shown.strip().encode())
+    assert (header.due, header.retries, header.headers, body) == (1795364937638, 12, {"trace": "abc"}, b'{"number":7}')
+
+
+def test_the_state_words_of_the_page_are_read_as_it_says():
+    read = {
+        word: [StateWord.parse(one) for one in re.findall("`([^`]+)`", such)]
+        for word, such, *_ in rows(WIRE_FORMAT, "word")
+    }
+
+    kinds = [[type(one) for one in words] for words in read.values()]
+    assert kinds == [[], [Held], [Held], [Backoff], [Suspect], [Delayed], [Unset, Held]]
+    assert [one.deaths for one in read["deaths, a nonce"]] == [2]
+    assert all(one.cancelled for one in read["with `!`"])
