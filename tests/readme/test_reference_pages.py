@@ -57,9 +57,7 @@ def test_every_metric_is_in_the_table_with_its_type_labels_and_meaning_and_no_ot
 
 def test_a_metric_that_any_page_names_is_there():
     for one in sorted((ROOT / "docs").rglob("*.md")):
-        named = set(
-            re.findall(r"`(reliq_[a-z_]+_(?:total|seconds|bytes|info|missing))[`{]", one.read_text("utf-8"))
-        )
+        named = set(re.findall(r"`(reliq_[a-z_]+_(?:total|seconds|bytes|info|missing))[`{]", one.read_text("utf-8")))
         assert named <= set(ALL), one.name
 
 
