@@ -140,6 +140,15 @@ def test_a_page_names_the_version_that_the_benchmarks_have(name):
     assert re.search(rf"Checked against {name} {re.escape(version)}\b", PAGES[name].read_text("utf-8"), re.IGNORECASE)
 
 
+def test_the_comparison_names_the_versions_that_the_benchmarks_have():
+    text = (ROOT / "docs" / "comparison.md").read_text("utf-8").replace("\n", " ")
+    told = dict(re.findall(r"(\w[\w-]*) (\d+\.\d+)\b", text[: text.index("## Which to choose")]))
+    pinned = [re.match(r"([\w-]+)(?:\[.*\])?==(\d+\.\d+)", peer.requirements[0]) for peer in PEERS if peer.requirements]
+
+    versions = {found[1]: found[2] for found in pinned if found and found[1] != "bullmq"}
+    assert {name.lower(): version for name, version in told.items() if name != "taskiq"} == versions
+
+
 @pytest.fixture(params=OLD)
 def old(request, tmp_path, url, monkeypatch):
     """Install another queue beside reliq, and write both versions of its program down: (name, its Python, folders)."""
