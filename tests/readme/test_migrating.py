@@ -2,16 +2,13 @@
 
 import ast
 import importlib
-import os
 import re
 import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import redis
@@ -21,6 +18,7 @@ from waiting import eventually
 
 from benchmarks.catalogue import PEERS
 from reliq import Layout, Queue
+from reliq.embedded import EmbeddedRedis
 from reliq.testing import isolated
 
 FILES = ("arq.md", "celery.md", "dramatiq.md", "hdt3213.md", "rq.md")
@@ -33,16 +31,22 @@ class Old:
     Another queue: how its worker starts, and what it has left.
 
     Attributes:
-        publish: the module whose last version before reliq publishes when it is run.
+        module: its program on the page, before reliq and as the forwarder.
         worker: the arguments of Python that start its worker, but for the URL.
         left: counts what waits, runs or is due later.
-        ends: what becomes of the published in reliq, by queue.
+        ours: the module of the page that has the consumer of reliq.
+        queue: the queue of reliq that gets its messages.
+        ends: what becomes of them there.
+        publish: the code that publishes, where it is not the module itself.
     """
 
-    publish: str
+    module: str
     worker: tuple[str, ...]
     left: Callable[[redis.Redis], int]
-    ends: dict[str, dict[str, int]]
+    ours: str
+    queue: str
+    ends: dict[str, int]
+    publish: str = ""
 
 
 def size(client, *keys):
@@ -56,32 +60,40 @@ OLD = {
         "tasks",
         ("-m", "celery", "-A", "tasks", "worker", "--pool", "threads", "--concurrency", "4"),
         lambda client: size(client, "celery", "unacked"),
-        {"receipts": {"acked": 1, "dead": 1}},
+        "receipts",
+        "receipts",
+        {"acked": 1, "dead": 1},
     ),
     "rq": Old(
         "jobs",
         ("-m", "rq.cli", "worker", "pages", "--with-scheduler", "--url", "{url}"),
         lambda client: size(client, "rq:queue:pages", *(f"rq:{at}:pages" for at in ("scheduled", "deferred", "wip"))),
-        {"pages": {"acked": 2, "dead": 1}},
+        "pages",
+        "pages",
+        {"acked": 2, "dead": 1},
     ),
     "dramatiq": Old(
         "actors",
         ("-m", "dramatiq", "actors", "--processes", "1", "--path", "."),
         lambda client: size(client, "dramatiq:pages.msgs", "dramatiq:pages.DQ.msgs"),
-        {"pages": {"acked": 1, "dead": 1}},
+        "actors",
+        "pages",
+        {"acked": 1, "dead": 1},
+        # A pipeline is to run out in the old code: what is forwarded are messages of one actor.
+        publish="from actors import fetch; fetch.send('a:b'); fetch.send_with_options(args=('c',), delay=2000)",
     ),
     "arq": Old(
         "jobs",
         ("-m", "arq", "jobs.WorkerSettings"),
         lambda client: size(client, "arq:queue"),
-        {"greetings": {"acked": 2, "dead": 0}},
+        "greetings",
+        "greetings",
+        {"acked": 2, "dead": 0},
     ),
 }
 #: What becomes of the messages that the programs of a page publish: queue, layout, ends.
-ENDS = {name: (queue, Layout.RELIQ, ends) for name, was in OLD.items() for queue, ends in was.ends.items()}
+ENDS = {name: (was.queue, Layout.RELIQ, was.ends) for name, was in OLD.items()}
 ENDS["hdt3213"] = ("order:deadlines", Layout.hdt3213(), {"acked": 1, "dead": 1})
-#: A pipeline is to run out in the old code: what is forwarded are messages of one actor.
-PUBLISH = {"dramatiq": "from actors import fetch; fetch.send('a:b'); fetch.send_with_options(args=('c',), delay=2000)"}
 each_old = pytest.mark.parametrize("name", OLD)
 
 
@@ -150,58 +162,43 @@ def test_the_comparison_names_the_versions_that_the_benchmarks_have():
 
 
 @pytest.fixture(params=OLD)
-def old(request, tmp_path, url, monkeypatch):
-    """Install another queue beside reliq, and write both versions of its program down: (name, its Python, folders)."""
+def old(request, tmp_path, monkeypatch):
+    """Install another queue beside reliq, and write both versions of its program down: (what it is, its Python, URL)."""
     if not request.config.getoption("--long"):
         pytest.skip("--long installs other queues")
-    name = request.param
-    monkeypatch.setenv("RELIQ_URL", url)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((".", str(ROOT))))
-    python = tmp_path / "venv" / "bin" / "python"
-    [requirements] = [peer.requirements for peer in PEERS if peer.module == name]
-    for words in (
-        ("venv", str(tmp_path / "venv")),
-        ("pip", "install", "--python", str(python), *requirements, str(ROOT)),
-    ):
-        subprocess.run([sys.executable, "-m", "uv", *words], check=True, timeout=300)
-    before, *_, forward = (text for text in blocks(PAGES[name], "py") if text.startswith(f"# {OLD[name].publish}.py"))
-    for folder, text in (("before", before), ("forward", forward)):
-        (tmp_path / folder / "shop").mkdir(parents=True)
-        (tmp_path / folder / f"{OLD[name].publish}.py").write_text(text.replace("redis://127.0.0.1:6379/0", url))
-        for file, program in programs(PAGES[name]).items():
-            (tmp_path / folder / file).write_text(program)
-    return name, str(python), tmp_path
+    was, page, python = OLD[request.param], PAGES[request.param], tmp_path / "venv" / "bin" / "python"
+    [requirements] = [peer.requirements for peer in PEERS if peer.module == request.param]
+    for words in (("venv", python.parents[1]), ("pip", "install", "--python", python, *requirements, ROOT)):
+        subprocess.run([sys.executable, "-m", "uv", *map(str, words)], check=True)
+    before, *_, forward = (text for text in blocks(page, "py") if text.startswith(f"# {was.module}.py"))
+    with EmbeddedRedis(port=None) as server:
+        monkeypatch.setenv("RELIQ_URL", server.url)
+        monkeypatch.setenv("PYTHONPATH", ".")
+        for folder, text in (("before", before), ("forward", forward)):
+            (tmp_path / folder / "shop").mkdir(parents=True)
+            for file, program in {f"{was.module}.py": text, **programs(page)}.items():
+                (tmp_path / folder / file).write_text(program.replace("redis://127.0.0.1:6379/0", server.url))
+        yield was, str(python), server.url
 
 
-@contextmanager
-def working(python: str, words: tuple[str, ...], folder: Path):
-    """Have its worker run in a folder while the block runs, and end it in peace."""
-    process = subprocess.Popen([python, *words], cwd=folder)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(60)
+@pytest.mark.timeout(600)
+def test_what_another_queue_holds_is_forwarded_and_worked_once(old, tmp_path):
+    was, python, url = old
+    publish = ("-c", was.publish) if was.publish else (f"{was.module}.py",)
+    subprocess.run([python, *publish], cwd=tmp_path / "before", check=True)
+    with redis.Redis.from_url(url) as client:
+        assert was.left(client) > 0
 
+        worker = subprocess.Popen([python, *(word.format(url=url) for word in was.worker)], cwd=tmp_path / "forward")
+        try:
+            eventually(lambda: was.left(client) == 0, "everything is forwarded")
+        finally:
+            worker.terminate()
+            worker.wait(60)
 
-def test_what_another_queue_holds_is_forwarded_and_worked(old, client, url):
-    name, python, folder = old
-    was = OLD[name]
-    publish = ("-c", PUBLISH[name]) if name in PUBLISH else (f"{was.publish}.py",)
-    subprocess.run([python, *publish], cwd=folder / "before", check=True, timeout=60)
-    assert was.left(client) > 0
+    ours = ("-m", "reliq", "worker", f"shop.{was.ours}:consumer", "--burst=delayed")
+    subprocess.run([python, *ours], cwd=tmp_path / "forward", check=True)
 
-    with working(python, tuple(word.format(url=url) for word in was.worker), folder / "forward"):
-        eventually(lambda: was.left(client) == 0, f"{name} has forwarded everything")
-    [module] = {file.removeprefix("shop/").removesuffix(".py") for file in programs(PAGES[name])} & WORKED
-    worker = ("-m", "reliq", "worker", f"shop.{module}:consumer", "--burst=delayed")
-    subprocess.run([python, *worker], cwd=folder / "forward", check=True, timeout=120)
-
-    for queue, ends in was.ends.items():
-        counts = Queue(queue, url=url).counts()
-        assert {end: counts.totals.get(end, 0) for end in ends} == ends
-        assert counts.totals["published"] == sum(ends.values())
-
-
-#: The modules of the pages that have a consumer.
-WORKED = {"receipts", "pages", "actors", "greetings"}
+    totals = Queue(was.queue, url=url).counts().totals
+    assert {end: totals.get(end, 0) for end in was.ends} == was.ends
+    assert totals["published"] == sum(was.ends.values())
