@@ -41,7 +41,7 @@ class Scale:
     every: int = 1
 
 
-FULL = Scale(drain=Watch(3.0), trial=Watch(0.8, share=0.5))
+FULL = Scale(drain=Watch(3.0), trial=Watch(0.8, share=0.35))
 QUICK = Scale(
     one=800,
     bulk=10_000,
