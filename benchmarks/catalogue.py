@@ -29,6 +29,7 @@ class Peer:
         tries: the settings that it is tried with, for each kind of work that it does; the fastest is measured.
         backlog: counts what is not done yet, by one command a key.
         drained: how many messages are put into the queue to be drained.
+        timed: the setting for lateness and pickup, where the fastest is not for work that comes now and then.
         lacks: steps that it has nothing for, with why.
         worker: the step that starts its worker.
         of: the peer whose other figures it shares, if only its worker is another.
@@ -44,6 +45,7 @@ class Peer:
     backlog: Backlog
     drained: int = 15_000
     tries: Tries = field(default_factory=dict)
+    timed: str = ""
     lacks: dict[str, str] = field(default_factory=dict)
     worker: str = "work"
     of: str = ""
@@ -200,8 +202,10 @@ PEERS = (
         module="celery",
         requirements=("celery[redis]==5.7.0", "hiredis"),
         guarantee="at least once with late acks; redelivered after a visibility time-out of an hour",
-        settings="acks_late, prefetch 64 each, results ignored, no rate limits, events, gossip or mingle",
+        settings="acks_late, prefetch 64 each, results ignored, no rate limits, events, gossip or mingle; "
+        "lateness and pickup with 16 threads",
         tries=threads("solo", "prefork"),
+        timed="16 threads",
         backlog=sizes("LLEN celery", "HLEN unacked"),
         drained=6000,
         lacks={"bulk": NO_BULK},

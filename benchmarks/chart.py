@@ -83,7 +83,7 @@ def picture(results: Results, peers: Sequence[Peer]) -> str:
 
 
 def _bars(results: Results, peers: Sequence[Peer], panel: Panel) -> list[tuple[Peer, float]]:
-    found = [(peer, value) for peer in peers if (value := results.median(peer.name, panel.figure)) is not None]
+    found = [(peer, value) for peer in peers if (value := results.best(peer.name, panel.figure)) is not None]
     return sorted(found, key=lambda bar: bar[1], reverse=panel.best_first)
 
 

@@ -117,7 +117,7 @@ class Measures:
         figures: dict[str, float] = {}
         stage = self._stage
         stage.empty()
-        with stage.worker(1) as running:
+        with stage.worker(1, setting=stage.peer.timed) as running:
             stage.forget_times()
             stage.step("slow", WARM_UP)
             stage.times(WARM_UP, running.check)
@@ -133,7 +133,7 @@ class Measures:
         """Publish to an idle worker, one after another."""
         stage = self._stage
         stage.empty()
-        with stage.worker(1) as running:
+        with stage.worker(1, setting=stage.peer.timed) as running:
             for count in (WARM_UP, self._scale.slow):
                 stage.forget_times()
                 stage.step("slow", count)

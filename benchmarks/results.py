@@ -1,12 +1,14 @@
 """What was measured, by peer and round: kept on disk as it comes, so that a run that was stopped can go on."""
 
 import json
-import statistics
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.works import Work
+
+#: Of these figures more is better, of all others less.
+RATES = ("drain", "one", "bulk")
 
 
 @dataclass(slots=True)
@@ -40,10 +42,10 @@ class Results:
         rates = self.tried.get(peer, {}).get(work)
         return max(rates, key=rates.__getitem__) if rates else None
 
-    def median(self, peer: str, name: str) -> float | None:
-        """Return the median over the rounds, None when there is no figure."""
+    def best(self, peer: str, name: str) -> float | None:
+        """Return the best of the rounds, None when there is no figure: what else a machine does can only slow it."""
         values = self.figures.get(peer, {}).get(name)
-        return statistics.median(values) if values else None
+        return (max if name.startswith(RATES) else min)(values) if values else None
 
     def spread(self, peer: str, name: str) -> tuple[float, float] | None:
         """Return the least and the greatest value over the rounds."""

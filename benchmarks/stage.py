@@ -47,9 +47,10 @@ class Stage:
         return step(self.peer, name, *numbers, environment=self._environment(work))
 
     @contextmanager
-    def worker(self, processes: int, work: Work = "nothing") -> Iterator[Running]:
-        """Run the worker."""
-        with worker(self.peer, processes, environment=self._environment(work), log=self._log) as process:
+    def worker(self, processes: int, work: Work = "nothing", *, setting: str = "") -> Iterator[Running]:
+        """Run the worker, with a setting of its own or that of the work."""
+        environment = self._environment(work, setting)
+        with worker(self.peer, processes, environment=environment, log=self._log) as process:
 
             def check() -> None:
                 if process.poll() is not None:
@@ -93,6 +94,6 @@ class Stage:
             time.sleep(LOOK_SECONDS)
         raise StepError(f"only {len(lines)} of {count} messages were handled: {self.worker_says()}")
 
-    def _environment(self, work: Work) -> dict[str, str]:
-        setting = self._settings.get(work, "")
+    def _environment(self, work: Work, setting: str = "") -> dict[str, str]:
+        setting = setting or self._settings.get(work, "")
         return {"BENCH_URL": self._url, "BENCH_LOG": str(self._times), "BENCH_WORK": work, "BENCH_SETTING": setting}

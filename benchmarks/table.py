@@ -19,7 +19,7 @@ class Column:
     A column of figures, or of settings.
 
     Attributes:
-        figures: their names; a cell shows their medians.
+        figures: their names; a cell shows the best of the rounds.
         measure: the measure that makes them.
         work: the kind of work whose setting is shown instead.
     """
@@ -112,7 +112,7 @@ def _how(about: dict[str, Any]) -> str:
     quick = ", quick" if about["quick"] else ""
     return (
         f"{about['when']}, {about['machine']}, Redis {about['redis']} on loopback without persistence, "
-        f"Python {about['python']}{node}. {rounds} in turns{quick}; medians, least–greatest below. "
+        f"Python {about['python']}{node}. {rounds} in turns{quick}; the best is shown, least–greatest below. "
         "Rates in messages a second, times in milliseconds. How: [README.md](README.md)."
     )
 
@@ -132,7 +132,7 @@ def _cell(results: Results, peer: Peer, column: Column) -> str:
     if column.work:
         return results.fastest(peer.name, column.work) or next(iter(peer.tries.get(column.work, ())), NOTHING)
     names = column.figures
-    values = [results.median(peer.name, name) for name in names]
+    values = [results.best(peer.name, name) for name in names]
     if all(value is None for value in values):
         return "failed" if column.measure in results.failures.get(peer.name, {}) else NOTHING
     text = " / ".join(NOTHING if value is None else number(value) for value in values)
@@ -149,20 +149,21 @@ def _ratios(results: Results, peers: Sequence[Peer]) -> list[str]:
 
 
 def _compared(results: Results, peers: Sequence[Peer], name: str) -> list[str]:
-    ours = results.median("reliq", name)
+    ours = results.best("reliq", name)
     if ours is None:
         return []
     acked = [peer.name for peer in peers if peer.kind == "theirs" and peer.is_acked and not peer.is_node]
-    others = {one: value for one in acked if (value := results.median(one, name))}
+    # What begins before it is due is not the most punctual.
+    others = {one: value for one in acked if (value := results.best(one, name) or 0) > 0}
     said = []
     is_time = name.startswith(TIMES)
-    if limit := results.median("bare scripts", name):
+    if limit := results.best("bare scripts", name):
         share = f"{ours / limit:.1f} ×" if is_time else f"{ours / limit:.0%} of"
         said.append(f"{share} {LIMITS.get(name, 'the bare scripts')}")
     if others:
         best = (min if is_time else max)(others, key=lambda one: others[one])
         said.append(f"{ours / others[best]:.1f} × {best}, the best acked Python peer")
-    if node := results.median("BullMQ (Node)", name):
+    if node := results.best("BullMQ (Node)", name):
         said.append(f"{ours / node:.1f} × BullMQ on Node")
     return said
 
