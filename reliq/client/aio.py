@@ -9,13 +9,14 @@ import redis
 from tenacity import AsyncRetrying
 
 from reliq.call import Call, Clock, Command, Request, T
-from reliq.client.errors import translated, unknown_script
+from reliq.client.errors import translated
 from reliq.client.places import Places
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.retry import Tries
 from reliq.transport.connection import Connection
+from reliq.transport.known_scripts import is_denied_eval, is_unknown_script
 from reliq.transport.many import AsyncWire
 
 S = TypeVar("S")
@@ -94,7 +95,9 @@ class AsyncClient:
     async def _both(self, pair: tuple[Request[T], Command[Confirmed]]) -> tuple[T, Confirmed | Exception]:
         request, wait = pair
         replies = await self._exchange([request, wait])
-        if unknown_script(replies[0]):
+        if is_denied_eval(replies[0]):
+            replies = await self._exchange([request, wait])  # by its digest
+        elif is_unknown_script(replies[0]):
             replies = await self._exchange([request, wait], in_full=True)
         answer = await self._read(request, replies[0])
         try:
@@ -158,9 +161,13 @@ class AsyncClient:
         return answer
 
     async def _refused(self, request: Request[Any], refusal: Exception) -> Any:
-        """Return the reply to a script sent in full, which Redis did not know by its digest; raise any other refusal."""
-        if isinstance(request, Call) and unknown_script(refusal):
-            [reply] = await self._exchange([request], in_full=True)
+        """Return the reply to a script that Redis did not know, or not take, as it was sent; raise any other refusal."""
+        if isinstance(request, Call):
+            reply: Any = refusal
+            if is_denied_eval(reply):
+                [reply] = await self._exchange([request])
+            if is_unknown_script(reply):
+                [reply] = await self._exchange([request], in_full=True)
             if not isinstance(reply, Exception):
                 return reply
             refusal = reply

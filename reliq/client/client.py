@@ -9,7 +9,7 @@ from tenacity import Retrying
 
 from reliq.call import Call, Clock, Command, Request, T
 from reliq.client.aio import AsyncClient
-from reliq.client.errors import translated, unknown_script
+from reliq.client.errors import translated
 from reliq.client.places import Places
 from reliq.client.standing import StandingWaits
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
@@ -18,6 +18,7 @@ from reliq.message import Confirmed
 from reliq.retry import Tries
 from reliq.transport import connection as transport
 from reliq.transport.connection import PUBLISH_TIMEOUT_SECONDS, Connection, default_url
+from reliq.transport.known_scripts import is_denied_eval, is_unknown_script
 from reliq.transport.many import ManyWire, Wire
 from reliq.transport.target import Target
 
@@ -71,6 +72,8 @@ class Client:
     def run_all(self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0) -> list[Any]:
         """
         Make `requests` in one round trip; what Redis refused is an exception in its place.
+
+        They run in their order, but a script that Redis has lost since this process saw it there runs after the others.
 
         Where there are several servers, what one of them failed to answer is a RedisUnavailableError in its place.
 
@@ -130,7 +133,9 @@ class Client:
     def _both(self, pair: tuple[Request[T], Command[Confirmed]]) -> tuple[T, Confirmed | Exception]:
         request, wait = pair
         replies = self._exchange([request, wait])
-        if unknown_script(replies[0]):
+        if is_denied_eval(replies[0]):
+            replies = self._exchange([request, wait])  # by its digest
+        elif is_unknown_script(replies[0]):
             replies = self._exchange([request, wait], in_full=True)
         answer = self._read(request, replies[0])
         try:
@@ -194,9 +199,13 @@ class Client:
         return answer
 
     def _refused(self, request: Request[Any], refusal: Exception) -> Any:
-        """Return the reply to a script sent in full, which Redis did not know by its digest; raise any other refusal."""
-        if isinstance(request, Call) and unknown_script(refusal):
-            [reply] = self._exchange([request], in_full=True)
+        """Return the reply to a script that Redis did not know, or not take, as it was sent; raise any other refusal."""
+        if isinstance(request, Call):
+            reply: Any = refusal
+            if is_denied_eval(reply):
+                [reply] = self._exchange([request])
+            if is_unknown_script(reply):
+                [reply] = self._exchange([request], in_full=True)
             if not isinstance(reply, Exception):
                 return reply
             refusal = reply

@@ -8,15 +8,9 @@ from reliq.call import Call, Command, Request
 from reliq.errors import LoginError, RedisRefusedError, RedisUnavailableError, ReliqError, WrongKeyTypeError
 from reliq.transport import error_replies as replies
 from reliq.transport.failures import NotSentError
+from reliq.transport.known_scripts import is_denied_eval
 
 _KEY_MARK = " RELIQ_KEY "
-
-
-def unknown_script(reply: Any) -> bool:
-    """Say whether Redis does not know a script by its digest."""
-    return isinstance(reply, redis.ResponseError) and (
-        isinstance(reply, redis.exceptions.NoScriptError) or str(reply).startswith("NOSCRIPT")
-    )
 
 
 def translated(request: Request[Any], error: Exception) -> ReliqError:
@@ -32,7 +26,7 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
             f"Redis lets nobody in by this user, password or database: {text}; give them in RELIQ_URL, as "
             "redis://:PASSWORD@host or redis://USER:PASSWORD@host:6379/0"
         )
-    if isinstance(error, redis.exceptions.NoPermissionError) and isinstance(request, Call) and "'eval'" in text:
+    if is_denied_eval(error) and isinstance(request, Call):
         return RedisRefusedError(
             f"{name}: this user may not EVAL, and Redis lacks the script: run `reliq scripts load`"
         )

@@ -51,6 +51,9 @@ _READ = {
 #: A script that knows one of these has the functions of keyed/prelude.lua.
 _KEYED = frozenset({"limits", "ring", "held", "asleep", "rates", "line"})
 
+#: Digest -> text of each script that was read.
+_TEXTS: dict[object, str] = {}
+
 #: How a header names the commands that are run on a key.
 _RUNS = re.compile(r"(\w+):([A-Z]+(?:,[A-Z]+)*)")
 
@@ -107,6 +110,7 @@ def script(name: str, package: str = __name__, *, keyed: bool = False) -> Script
     work = _with_prelude(_type_checks(named) + _without_comments(source), with_keys=bool(_KEYED & {*keys}))
     text = _locals(keys, args, tail_args) + work
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    _TEXTS[sha] = text
     uses = _uses(f"{runs} {more}", named) | {("TIME", "")}
     return Script(name, header["move"], keys, tail_keys, args, tail_args, uses, text, sha, keyed_keys)
 
@@ -118,6 +122,11 @@ def _source(name: str, package: str, keyed: bool) -> str:
         return own.read_text("utf-8")
     text = files(package).joinpath(f"{name}.lua").read_text("utf-8")
     return re.sub(r"^( *)-- keyed: ", r"\1", text, flags=re.MULTILINE) if keyed else text
+
+
+def text_of(sha: object) -> str:
+    """Return the text of the script that was read with this digest."""
+    return _TEXTS[sha]
 
 
 def script_names() -> list[str]:

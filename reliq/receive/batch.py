@@ -162,7 +162,7 @@ class Batch(Generic[B]):
         Keep what was claimed; return the seconds in which nothing else will come due. Raise what was refused.
 
         They are 0 when another shard has messages, or the queue has keys: the next look claims there, or with regard to
-        them.
+        them; and when messages were moved after the claim.
         """
         takes = (self._take, *self._glances)
         if len(answers) == self._leads:
@@ -174,7 +174,7 @@ class Batch(Generic[B]):
         has_keys = self._leads and self._receiver.led(answers[0])
         if not self.claimed and has_keys:
             self._take = self._at(self._take.keys, self._limit)
-        if not self.claimed and (has_keys or self._switch()):
+        if not self.claimed and (has_keys or any(take.missed for take in takes) or self._switch()):
             return 0.0
         longest = LOOK_SECONDS if self._lie_together else SHARDS_LOOK_SECONDS
         return min([longest, *(due_ms / 1000 for take in takes for due_ms in take.next_in_ms)])

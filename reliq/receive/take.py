@@ -33,6 +33,7 @@ class Take:
         claimed: every message that the last look took.
         buried: what the last look took back for good: garbage, of which dead letters are to be made.
         behind: how many the last look has left in ready and retry.
+        missed: whether the last look has moved messages and met none: they came after its claim, and another look is due.
         next_in_ms: after a look, until something else comes due; none: nothing will.
     """
 
@@ -51,7 +52,7 @@ class Take:
         self.claimed: list[Claimed] = []
         self.buried: tuple[str, ...] = ()
         self.next_in_ms: list[int] = []
-        self.behind = 0
+        self.behind, self.missed = 0, False
 
     def look(self, call_number: CallNumber, *, spare_leases: bool = False) -> list[Call[Any]]:
         """Return the calls of one look: messages that are due or overdue are moved before the claim."""
@@ -64,11 +65,13 @@ class Take:
 
     def looked(self, answers: Sequence[Any]) -> None:
         """Keep what was claimed; raise what Redis refused."""
-        claim: ClaimAnswer | Exception = answers[2]
+        promoted, reclaimed, claim = answers
         self.claimed = [] if isinstance(claim, Exception) else claim.claimed
         _raise_first(answers)
-        self.buried, self.behind = answers[1].buried, answers[2].behind
-        self.next_in_ms = [due for due in (answers[0][1], answers[1].next_in_ms) if due > 0]
+        self.buried, self.behind = reclaimed.buried, claim.behind
+        moved = promoted[0] + len(reclaimed.overdue) + len(reclaimed.again)
+        self.missed = moved > 0 and not (self.claimed or self.behind)
+        self.next_in_ms = [due for due in (promoted[1], reclaimed.next_in_ms) if due > 0]
 
     def reads(self) -> list[Command[list[bytes | None]]]:
         """Return the calls for the values of what was claimed, each of a bounded size."""

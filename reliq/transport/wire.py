@@ -17,6 +17,7 @@ from reliq.transport.error_replies import is_elsewhere
 from reliq.transport.failures import BROKEN, not_sent
 from reliq.transport.gate import Gate
 from reliq.transport.kept_pool import await_reply
+from reliq.transport.known_scripts import KnownScripts
 
 Reply = Any
 
@@ -59,8 +60,8 @@ class PooledWire:
         server: what the server is called among several.
     """
 
-    def __init__(self, pool: Any, gate: Gate, server: str = "") -> None:
-        self._pool, self._gate, self.server = pool, gate, server
+    def __init__(self, pool: Any, gate: Gate, scripts: KnownScripts, server: str = "") -> None:
+        self._pool, self._gate, self._scripts, self.server = pool, gate, scripts, server
         self._trust = Trust()
 
     def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
@@ -73,6 +74,8 @@ class PooledWire:
         try:
             if not self._gate.is_open:
                 self._pass_gate(connection)
+            if len(commands) > 1:
+                commands = self._scripts.spelled(commands, connection, connection._sock)  # noqa: SLF001
             connection.send_packed_command(packed(commands))
         except BaseException as error:
             self.drop(connection, error)
@@ -93,6 +96,8 @@ class PooledWire:
         except BaseException as error:
             self.drop(connection, error)
             raise
+        if is_refused or self._scripts.sent:
+            self._scripts.answered(connection, replies if is_refused else ())
         if is_refused and is_elsewhere(replies):
             self._trust.fails(connection)
             connection.disconnect()
@@ -105,6 +110,7 @@ class PooledWire:
         """Close a connection whose replies were not read, that they do not meet the next command; it is free then."""
         if isinstance(error, BROKEN):
             self._trust.fails(connection)
+        self._scripts.forget()
         connection.disconnect()
         self._pool.release(connection)
 
@@ -164,8 +170,8 @@ class PooledWire:
 class AsyncPooledWire:
     """As `PooledWire`, for asyncio."""
 
-    def __init__(self, pool: Any, gate: Gate, server: str = "") -> None:
-        self._pool, self._gate, self.server = pool, gate, server
+    def __init__(self, pool: Any, gate: Gate, scripts: KnownScripts, server: str = "") -> None:
+        self._pool, self._gate, self._scripts, self.server = pool, gate, scripts, server
         self._trust = Trust()
 
     async def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
@@ -178,6 +184,8 @@ class AsyncPooledWire:
         try:
             if not self._gate.is_open:
                 await self._pass_gate(connection)
+            if len(commands) > 1:
+                commands = self._scripts.spelled(commands, connection, connection._writer)  # noqa: SLF001
             await connection.send_packed_command(packed(commands))
         except BaseException as error:
             await self.drop(connection, error)
@@ -196,6 +204,8 @@ class AsyncPooledWire:
         except BaseException as error:
             await self.drop(connection, error)
             raise
+        if is_refused or self._scripts.sent:
+            self._scripts.answered(connection, replies if is_refused else ())
         if is_refused and is_elsewhere(replies):
             self._trust.fails(connection)
             await connection.disconnect(nowait=True)
@@ -208,6 +218,7 @@ class AsyncPooledWire:
         """Close a connection whose replies were not read, that they do not meet the next command; it is free then."""
         if isinstance(error, BROKEN):
             self._trust.fails(connection)
+        self._scripts.forget()
         await connection.disconnect(nowait=True)
         await self._pool.release(connection)
 

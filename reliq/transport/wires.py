@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from reliq.transport.gate import Gate
+from reliq.transport.known_scripts import KnownScripts
 from reliq.transport.many import SERVER_SECONDS, AsyncManyWire, AsyncWire, ManyWire, Wire
 from reliq.transport.pool import ask, pool
 from reliq.transport.servers import ClusterServers, Servers, ShardServers
@@ -23,26 +24,30 @@ class WireFactory:
     def __init__(self, target: Callable[[], Target]) -> None:
         self._target = target
         self._many: ManyWire | None = None
-        self._gates: dict[str, Gate] = {}
+        self._known: dict[str, tuple[Gate, KnownScripts]] = {}
 
     def blocking(self, timeout_seconds: float) -> Wire:
         """Return a wire whose replies are awaited for `timeout_seconds`; to many servers there is one, for all of them."""
         if self._servers is None:
-            return PooledWire(self.pool("", timeout_seconds, asynchronous=False), self._gate(""))
+            return PooledWire(self.pool("", timeout_seconds, asynchronous=False), *self._known_of(""))
         if self._many is None:
             self._many = ManyWire(
                 self._servers,
-                lambda name: PooledWire(self.pool(name, SERVER_SECONDS, asynchronous=False), self._gate(name), name),
+                lambda name: PooledWire(
+                    self.pool(name, SERVER_SECONDS, asynchronous=False), *self._known_of(name), name
+                ),
             )
         return self._many
 
     def asynchronous(self, timeout_seconds: float, made: Collection[AsyncWire]) -> AsyncWire:
         """As `blocking`, for an event loop that has those `made` already."""
         if self._servers is None:
-            return AsyncPooledWire(self.pool("", timeout_seconds, asynchronous=True), self._gate(""))
+            return AsyncPooledWire(self.pool("", timeout_seconds, asynchronous=True), *self._known_of(""))
         return next(iter(made), None) or AsyncManyWire(
             self._servers,
-            lambda name: AsyncPooledWire(self.pool(name, SERVER_SECONDS, asynchronous=True), self._gate(name), name),
+            lambda name: AsyncPooledWire(
+                self.pool(name, SERVER_SECONDS, asynchronous=True), *self._known_of(name), name
+            ),
         )
 
     def close(self) -> None:
@@ -75,8 +80,8 @@ class WireFactory:
         target, node = self._at(name)
         return ask(target, SERVER_SECONDS, commands, node=node)
 
-    def _gate(self, name: str) -> Gate:
-        """Return the gate of a server, which all of its wires share."""
+    def _known_of(self, name: str) -> tuple[Gate, KnownScripts]:
+        """Return the gate of a server and what is known of its scripts, which all of its wires share."""
         target = self._target()
         in_cluster = isinstance(self._servers, ClusterServers)
-        return self._gates.setdefault(name, Gate(in_cluster=in_cluster, place=name or shown(target)))
+        return self._known.setdefault(name, (Gate(in_cluster=in_cluster, place=name or shown(target)), KnownScripts()))

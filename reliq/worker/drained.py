@@ -79,7 +79,7 @@ class Drained:
                 transitions.claim(keys, number, limit=0, lease_ms=1, keyed=True),
             ]
         )
-        return bool(look.behind) or 0 <= promoted[1] <= SOON_SECONDS * 1000
+        return bool(promoted[0] or look.behind) or 0 <= promoted[1] <= SOON_SECONDS * 1000
 
     def _asked(self, requests: Sequence[Any]) -> list[Any]:
         """Return the answers to `requests`; raise the first error among them."""

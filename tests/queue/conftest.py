@@ -1,5 +1,6 @@
 """What the tests of `Queue` share: a queue on the test's server, a proxy that loses replies, a server of one's own."""
 
+import asyncio
 import contextlib
 import socket
 import struct
@@ -19,6 +20,27 @@ def queue(url):
     queue = Queue("q", url=url)
     yield queue
     queue.close()
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def receive(request):
+    """Receive, blocking or async, and do `work` with the jobs."""
+
+    def blocking(queue, work, **options):
+        with queue.receive(**options) as jobs:
+            return work(jobs)
+
+    def asynchronous(queue, work, **options):
+        async def once():
+            try:
+                async with queue.areceive(**options) as jobs:
+                    return work(jobs)
+            finally:
+                await queue.aclose()
+
+        return asyncio.run(once())
+
+    return blocking if request.param == "blocking" else asynchronous
 
 
 @pytest.fixture

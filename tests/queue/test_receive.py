@@ -15,27 +15,6 @@ from reliq.events import Acked, Handled
 from reliq.transitions import CallNumber
 
 
-@pytest.fixture(params=["blocking", "asyncio"])
-def receive(request):
-    """Receive, blocking or async, and do `work` with the jobs."""
-
-    def blocking(queue, work, **options):
-        with queue.receive(**options) as jobs:
-            return work(jobs)
-
-    def asynchronous(queue, work, **options):
-        async def once():
-            try:
-                async with queue.areceive(**options) as jobs:
-                    return work(jobs)
-            finally:
-                await queue.aclose()
-
-        return asyncio.run(once())
-
-    return blocking if request.param == "blocking" else asynchronous
-
-
 def bodies(jobs):
     return [job.body for job in jobs]
 

@@ -1,6 +1,5 @@
 """Receiving from a queue whose messages have keys, or that has limits."""
 
-import asyncio
 import time
 
 import pytest
@@ -9,27 +8,6 @@ from reliq import ConfigurationError, Outgoing, Queue
 from reliq.shardmap import ShardMap
 
 SLEEP_SECONDS = 0.3
-
-
-@pytest.fixture(params=["blocking", "asyncio"])
-def receive(request):
-    """Receive, blocking or async, and do `work` with the jobs."""
-
-    def blocking(queue, work, **options):
-        with queue.receive(**options) as jobs:
-            return work(jobs)
-
-    def asynchronous(queue, work, **options):
-        async def once():
-            try:
-                async with queue.areceive(**options) as jobs:
-                    return work(jobs)
-            finally:
-                await queue.aclose()
-
-        return asyncio.run(once())
-
-    return blocking if request.param == "blocking" else asynchronous
 
 
 @pytest.fixture

@@ -1,13 +1,20 @@
 """A drain and a burst end when nothing is due, say what they wait for, and do not hide a failing handler."""
 
 import logging
+import time
 
 import pytest
+from lost_scripts import lose
 from tenacity import wait_fixed
 from worker_process import Worker, environment_for
 
 from reliq import BodyError, Nack, Outgoing, Snooze, WorkerSettings
+from reliq.client.client import Client
 from reliq.errors import ConfigurationError
+from reliq.transport.connection import Connection
+from reliq.worker.drained import Drained
+from reliq.worker.inflight import Inflight
+from reliq.worker.served import Served
 
 LATER = 3600
 
@@ -129,3 +136,16 @@ def test_a_worker_in_a_burst_does_not_wait_for_what_is_due_later(queue, url, tmp
 def test_a_burst_is_one_of_three():
     with pytest.raises(ConfigurationError, match="burst must be True, False or 'delayed', not a str"):
         WorkerSettings(burst="all")
+
+
+def test_a_drain_sees_what_its_look_makes_due_when_redis_has_lost_the_script_for_that(url, queue, consumer, client):
+    consumer.handler(queue)(lambda body: None)
+    queue.publish("x", id="x", key="a", delay=LATER)
+    to_redis, served = Client.to(Connection.to(url), LATER), Served(consumer.handlers)
+    served.read(to_redis)
+    drained = Drained(to_redis, served, Inflight(consumer.handlers, 1))
+    assert drained.look(delayed=False)  # this process has seen that Redis has all
+    client.zadd(queue.keys.pending, {"x": time.time() - 1})
+    lose(client, "promote")
+
+    assert not drained.look(delayed=False)

@@ -1,0 +1,57 @@
+"""Redis loses scripts before one round trip: all of them, or one that others have not brought back yet."""
+
+from contextlib import contextmanager
+
+from reliq.lua import script
+from reliq.transport.wire import AsyncPooledWire, PooledWire
+
+_SCRIPTS = ("publish", "limit", "promote", "reclaim", "claim", "ack", "nack", "counts")
+
+
+def lose(client, lost):
+    """Have Redis know the scripts for queues with keys but one, or none of `all`."""
+    client.script_flush()
+    for name in _SCRIPTS:
+        if lost not in ("all", name):
+            client.script_load(script(name, keyed=name not in ("limit", "counts")).text)
+
+
+class Losing:
+    """Counts round trips of this process; before the one with the number `at` Redis loses scripts."""
+
+    def __init__(self, client, lost, at):
+        self._client, self._lost, self._at, self.trips = client, lost, at, 0
+
+    def trip(self):
+        self.trips += 1
+        if self.trips == self._at:
+            lose(self._client, self._lost)
+
+
+@contextmanager
+def _counting(losing, monkeypatch):
+    def send(wire, commands, send=PooledWire.send):
+        losing.trip()
+        return send(wire, commands)
+
+    async def asend(wire, commands, send=AsyncPooledWire.send):
+        losing.trip()
+        return await send(wire, commands)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PooledWire, "send", send)
+        patch.setattr(AsyncPooledWire, "send", asend)
+        yield
+
+
+def with_scripts_lost(client, lost, monkeypatch, work):
+    """Call `work` with a number, again and again: scripts are lost before each of its round trips once; return how many."""
+    trips = at = 0
+    while at <= trips:
+        at += 1
+        work(2 * at)  # this process has seen that Redis has all
+        losing = Losing(client, lost, at)
+        with _counting(losing, monkeypatch):
+            work(2 * at + 1)
+        trips = losing.trips
+    return trips
