@@ -17,6 +17,20 @@ logger = logging.getLogger(__name__)
 LONGEST_SLEEP_SECONDS = 3600.0
 
 
+#: An answer is taken for one of at most so long after its call was sent, however long it was on its way.
+ANSWER_SECONDS = 0.005
+
+
+def answered_at(sent_at: float, now: float) -> float:
+    """
+    Return when Redis answered, from which the due times in the answer count; by the clock of `now`, when it was read.
+
+    It may have waited for the answer of another server, or for this process. From too early a time a due message is asked
+    for once too often, from too late a time it is late.
+    """
+    return min(now, sent_at + ANSWER_SECONDS)
+
+
 class Loop:
     """
     Calls `step` until it is stopped, waiting as long as it says; backs off while it fails.

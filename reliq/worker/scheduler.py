@@ -10,7 +10,7 @@ from reliq import transitions
 from reliq.errors import RedisUnavailableError
 from reliq.settings import BATCH_LIMIT
 from reliq.transitions import NOTHING_DUE
-from reliq.worker.loop import LONGEST_SLEEP_SECONDS, QueueBackoff
+from reliq.worker.loop import LONGEST_SLEEP_SECONDS, QueueBackoff, answered_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,11 +104,12 @@ class Scheduler:
 
     def _move(self, due: dict[DueMove, float]) -> None:
         limit = max(LEAST_MOVED, min(BATCH_LIMIT, MOVE_LIMIT // len(due)))
+        sent_at = time.monotonic()
         answers = self._client.run_all([self._call(move, limit) for move in due])
-        now = time.monotonic()
+        at = answered_at(sent_at, time.monotonic())
         for move, answer in zip(due, answers, strict=True):
             wait = self._wait(move, answer, limit)
-            self._set_next(move, due[move], None if wait is None else now + wait)
+            self._set_next(move, due[move], None if wait is None else at + wait)
 
     def _set_next(self, move: DueMove, was: float, at: float | None) -> None:
         """Set the next time, unless a claim has set a newer one meanwhile."""

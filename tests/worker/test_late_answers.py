@@ -1,0 +1,56 @@
+"""An answer that was long on its way makes nothing late: another server was slow, or this process was held up."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from reliq.transitions import NOTHING_DUE, ClaimAnswer
+from reliq.worker.fetcher import POLL_SECONDS, Fetcher
+from reliq.worker.inflight import Inflight
+from reliq.worker.scheduler import Scheduler
+from reliq.worker.served import Served
+
+DELAY, LATE = 600.0, 0.3
+
+
+@pytest.fixture
+def held_up(caller, clock, monkeypatch):
+    """A client whose answers come LATE by a clock that nothing else moves."""
+    monkeypatch.setattr("reliq.worker.scheduler.time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def run_all(requests):
+        answers = caller.run_all(requests)
+        clock.now += LATE
+        return answers
+
+    return SimpleNamespace(run_all=run_all, place=caller.place, observers=())
+
+
+def next_step_of(scheduler, clock):
+    """When a scheduler wakes up next, by its clock."""
+    wait = scheduler.step()
+    return clock.now + wait
+
+
+def test_a_due_time_counts_from_when_its_claim_was_sent(queue, consumer, held_up, clock, no_heartbeat):
+    consumer.handler(queue)(lambda body: None)
+    scheduler = Scheduler(held_up, consumer.handlers, lambda: None)
+    served, inflight = Served(consumer.handlers), Inflight(consumer.handlers, 1)
+    fetcher = Fetcher(held_up, served, inflight, scheduler, lambda _: None, lambda *_: None, no_heartbeat)
+    queue.publish("x", delay=DELAY)
+    clock.now += POLL_SECONDS
+    sent_at = clock.now
+
+    fetcher.step()
+
+    assert next_step_of(scheduler, clock) < sent_at + DELAY + LATE / 2
+
+
+def test_a_due_time_counts_from_when_the_promotion_before_was_sent(queue, consumer, held_up, clock):
+    consumer.handler(queue)(lambda body: None)
+    scheduler = Scheduler(held_up, consumer.handlers, lambda: None)
+    queue.publish("x", delay=DELAY)
+    scheduler.note(queue.keys, ClaimAnswer(0, NOTHING_DUE, 0, []), clock.now)
+    sent_at = clock.now
+
+    assert next_step_of(scheduler, clock) < sent_at + DELAY + LATE / 2
