@@ -12,6 +12,7 @@ from reliq.admin.doctor.facts import Facts, Finding
 from reliq.admin.doctor.findings import findings
 from reliq.admin.doctor.of_cluster import together, too_old, unreachable
 from reliq.admin.doctor.of_keys import key_findings
+from reliq.admin.doctor.of_shards import shard_findings
 from reliq.admin.doctor.spread import spread
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.transport.gate import WrongKindError
@@ -55,7 +56,7 @@ def examine(session: Session, address: Address, roles: Sequence[Role], keys: Key
                 raise
             found[name] = [unreachable(name, str(error))]
     of_servers = together(found) + ([spread(session, len(session.each()))] if len(found) > 1 else [])
-    return of_servers + key_findings(session)
+    return of_servers + key_findings(session) + shard_findings(session)
 
 
 def _facts(session: Session, address: Address, roles: Sequence[Role], keys: Keys) -> Facts:
