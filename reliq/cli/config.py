@@ -38,7 +38,7 @@ def in_force(ctx: typer.Context) -> dict[str, Setting]:
     given = {name: setting.value for name, setting in found.items()}
     values = command.make_context("worker", [], ctx.parent, default_map={"consumer": "", **given}).params
     if values[URL]:
-        values[URL] = check_url(values[URL]).shown
+        values[URL] = " ".join(check_url(one).shown for one in values[URL].split())
     return {
         spelled(name): Setting(values[name], found[name].origin if name in found else "default")
         for name in options_of(command)

@@ -76,6 +76,12 @@ def take_url() -> None:
         os.environ[variable(URL)] = url
 
 
+def servers_of(url: str | None) -> str | tuple[str, ...] | None:
+    """Return the Redis that an operator's command is given, or the environment names, when that is several servers."""
+    named = tuple((url or os.environ.get(variable(URL)) or "").split())
+    return named if len(named) > 1 else url
+
+
 def misspelled(names: Collection[str]) -> dict[str, str]:
     """Return the variables of the environment that are no setting, but nearly one: name -> the one that is meant."""
     known = [variable(name) for name in names]

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from reliq.cli.options import DEFAULT_LAYOUT, LayoutText
+from reliq.cli.configuration import servers_of
+from reliq.cli.options import DEFAULT_LAYOUT, LayoutText, Url
 from reliq.health import DEFAULT_HOST
 from reliq.keys import Keys, Layout
 from reliq.logs.setup import configure_logging
@@ -17,7 +18,7 @@ DEFAULT_PORT = 9465
 
 
 def exporter(
-    url: Annotated[str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.")] = None,
+    url: Url = None,
     queue: Annotated[
         list[str] | None, typer.Option(help="Only this queue; may be given again. Else all that workers have served.")
     ] = None,
@@ -35,5 +36,5 @@ def exporter(
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: over.set())
-    with of_queues(port, host, connection=Connection.to(url), queues=queues):
+    with of_queues(port, host, connection=Connection.to(servers_of(url)), queues=queues):
         over.wait()

@@ -10,7 +10,7 @@ import reliq.admin
 from reliq.admin import Filter, LetterFilter
 from reliq.admin.filters import duration, headers_of
 from reliq.admin.places import PLACES
-from reliq.cli.configuration import take_url
+from reliq.cli.configuration import servers_of, take_url
 from reliq.cli.lazy import OptionsOf
 from reliq.keys import Layout
 from reliq.message import DEATH_REASONS
@@ -29,7 +29,7 @@ def state_option(words: Sequence[str]) -> Callable[[], list[str]]:
 def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the queues whose names begin so, for a shell; none while Redis is away."""
     take_url()
-    known: list[str] = import_module("reliq.cli.queue_names").names(ctx.params.get("url"))
+    known: list[str] = import_module("reliq.cli.queue_names").names(servers_of(ctx.params.get("url")))
     given = ctx.params.get("queues") or ctx.params.get("names") or ()
     return [name for name in known if name.startswith(incomplete) and name not in given]
 
@@ -79,8 +79,7 @@ Reason = Annotated[
 
 def admin(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT, shard: Shard = None) -> "Admin":
     """Return the Admin of a Redis, a layout, and a shard of its queues or all of them."""
-    servers = tuple((url or "").split())
-    return reliq.admin.Admin(servers if len(servers) > 1 else url, layout=Layout.parse(layout), shard=shard)
+    return reliq.admin.Admin(servers_of(url), layout=Layout.parse(layout), shard=shard)
 
 
 def filter_of(header: Headers = None, match: Match = "", key: Key = "") -> Filter:

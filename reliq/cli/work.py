@@ -22,7 +22,7 @@ from reliq.metrics.files import FOLDER_VARIABLE
 from reliq.process.folder import METRICS_FOLDER
 from reliq.process.plan import ChildPlan, environment_of_children
 from reliq.process.supervisor import Supervisor
-from reliq.transport.connection import URL_VARIABLE
+from reliq.transport.connection import MANY_SERVERS, URL_VARIABLE
 from reliq.transport.url import check_url
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,8 @@ def _use_url(found: Consumer, url: str | None) -> None:
     """Let --url say where Redis is; one that contradicts the code is refused."""
     if url is None:
         return
+    if len(url.split()) > 1:
+        raise ConfigurationError(f"--url names several servers: {MANY_SERVERS}")
     named = [found.target, *(handler.queue.target for handler in found.handlers)]
     if any(target is not None and target != url for target in named):
         raise ConfigurationError("--url contradicts the Redis that the code names; leave one of them out")

@@ -23,6 +23,11 @@ from reliq.transport.target import Address, RedisClient, Target, address, check_
 from reliq.transport.wires import WireFactory
 
 URL_VARIABLE = "RELIQ_URL"
+#: Why a program takes one server alone from its environment.
+MANY_SERVERS = (
+    "operators' commands take them; the queues of a program or worker name theirs in code, as "
+    "Queue('orders', shards=['redis://a:6379', 'redis://b:6379'])"
+)
 #: A publish tries for this many seconds while Redis is away.
 PUBLISH_SECONDS = 2.0
 #: A publish waits this many seconds for one reply: two tries that hang fit into PUBLISH_SECONDS.
@@ -238,12 +243,16 @@ def redirected(connection: Connection) -> Iterator[None]:
 
 
 def default_url() -> str:
-    """Return RELIQ_URL; reliq never guesses a server."""
-    url = _shared.only.name if isinstance(_shared, _Redirected) else os.environ.get(URL_VARIABLE)
+    """Return RELIQ_URL, which must name one Redis; reliq never guesses a server."""
+    if isinstance(_shared, _Redirected):
+        return _shared.only.name
+    url = os.environ.get(URL_VARIABLE)
     if not url:
         raise ConfigurationError(
             f"no Redis given: pass url='redis://HOST:6379/0', or set {URL_VARIABLE} (a command takes --url)"
         )
+    if len(url.split()) > 1:
+        raise ConfigurationError(f"{URL_VARIABLE} names several servers: {MANY_SERVERS}")
     return url
 
 

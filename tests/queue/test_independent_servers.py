@@ -8,8 +8,9 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from reliq import ConfigurationError, Outgoing, PublishFailed, Queue
+from reliq import ConfigurationError, Consumer, Outgoing, PublishFailed, Queue
 from reliq.cli.app import app
+from reliq.cli.work import _use_url
 from reliq.embedded import EmbeddedRedis
 from reliq.ids import home
 from reliq.keys import Keys, Layout
@@ -82,6 +83,25 @@ def test_commands_take_the_servers_in_their_order(urls):
     assert [one["ready"] for one in json.loads(shown.stdout)["counts"]] == [10, 10, 10]
     assert (checked.exit_code, purged.exit_code) == (0, 0), checked.output + purged.output
     assert lengths(urls) == [0, 0, 0]
+
+
+def test_commands_take_the_servers_of_the_environment(urls, monkeypatch):
+    Queue("q", shards=urls).publish_many([{}] * 30, chunk=1)
+    monkeypatch.setenv("RELIQ_URL", " ".join(urls))
+
+    shown = CliRunner().invoke(app, ["shards", "q", "--json"])
+
+    assert [one["ready"] for one in json.loads(shown.stdout)["counts"]] == [10, 10, 10]
+
+
+def test_a_program_names_the_servers_in_its_code(urls, monkeypatch):
+    monkeypatch.setenv("RELIQ_URL", " ".join(urls))
+
+    assert Queue("q", shards=urls).publish({})
+    with pytest.raises(ConfigurationError, match=r"RELIQ_URL names several servers: .*name theirs in code, as Queue\("):
+        Queue("q").publish({})
+    with pytest.raises(ConfigurationError, match=r"--url names several servers: .*name theirs in code, as Queue\("):
+        _use_url(Consumer(), " ".join(urls))
 
 
 def test_a_queue_that_had_one_server_asks_there_first(urls):
