@@ -32,9 +32,11 @@ def trips(request, url):
     """Make round trips of a process that has not been at this Redis yet; between them do what is no request."""
 
     def blocking(*rounds):
-        client, answers = Client.to(Connection.to(url).anew(), SECONDS), []
+        connection, answers = Connection.to(url).anew(), []
+        client = Client.to(connection, SECONDS)
         for one in rounds:
             answers += [one()] if callable(one) else [client.run_all(one, for_seconds=SECONDS)]
+        connection.close()
         return answers
 
     def asynchronous(*rounds):
