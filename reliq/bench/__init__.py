@@ -1,7 +1,22 @@
 """`reliq bench`: measures this reliq on a Redis, beside the bare scripts on the same one."""
 
-from reliq.bench.bench import PARTS, Bench
-from reliq.bench.report import Figure, Report
-from reliq.bench.stage import FULL, QUICK, Scale
+from typing import TYPE_CHECKING
+
+from reliq.lazily import names_of
+
+if TYPE_CHECKING:
+    from reliq.bench.bench import Bench
+    from reliq.bench.report import PARTS, Figure, Report
+    from reliq.bench.stage import FULL, QUICK, Scale
 
 __all__ = ["FULL", "PARTS", "QUICK", "Bench", "Figure", "Report", "Scale"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = names_of(
+        __name__,
+        {
+            "reliq.bench.bench": "Bench",
+            "reliq.bench.report": "PARTS Figure Report",
+            "reliq.bench.stage": "FULL QUICK Scale",
+        },
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from reliq.bench import delays, drain, publish, resting
 from reliq.bench.cleaner import Cleaner
 from reliq.bench.node import AWAY_SECONDS, node_of
-from reliq.bench.report import Figure, Report
+from reliq.bench.report import PARTS, Figure, Report
 from reliq.bench.stage import FULL, Scale, Stage
 from reliq.client.client import Client
 from reliq.commands import server_facts
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     #: Called with the name of the step that begins, how many are done, and how many there are.
     Progress = Callable[[str, int, int], None]
 
-PARTS = ("drain", "publish", "lateness", "pickup", "idle", "memory")
 LATENESS_RATES = (100, 1000)
 _MIB = 1_048_576
 

@@ -4,6 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+#: What is measured, in this order.
+PARTS = ("drain", "publish", "lateness", "pickup", "idle", "memory")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:

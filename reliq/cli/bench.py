@@ -1,15 +1,19 @@
 """`reliq bench`: how fast reliq is on your Redis, beside what that Redis can do."""
 
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from reliq.bench import FULL, PARTS, QUICK, Bench, Figure, Report
+from reliq.bench.report import PARTS, Figure, Report
 from reliq.cli.options import Json, Url, Yes
 from reliq.cli.output import confirm, console, print_json
 from reliq.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from reliq.bench import Bench
 
 #: Smaller figures are shown with decimals.
 _WHOLE_FROM = 100
@@ -29,7 +33,8 @@ def bench(
 
     Example: reliq bench --url redis://127.0.0.1:6379/0 --quick
     """
-    plan = Bench(url, only=[part.strip() for part in only.split(",")] if only else [], scale=QUICK if quick else FULL)
+    measure, parts = import_module("reliq.bench"), [part.strip() for part in only.split(",")] if only else []
+    plan: Bench = measure.Bench(url, only=parts, scale=measure.QUICK if quick else measure.FULL)
     if others := plan.in_use():
         confirm(
             f"This Redis is in use ({others}). The benchmark loads it fully for "
@@ -44,7 +49,7 @@ def bench(
         _print(report, quick=quick)
 
 
-def _run(plan: Bench) -> Report:
+def _run(plan: "Bench") -> Report:
     """Run with a progress bar, on the error output, if that is a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:

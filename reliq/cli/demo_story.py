@@ -1,4 +1,4 @@
-"""`reliq demo`: thousands of jobs, two processes, one of them killed half way, and an account that must balance."""
+"""The work of `reliq demo`: two processes, one of them killed half way, and an account that must balance."""
 
 import os
 import random
@@ -8,10 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Annotated
 
 import psutil
-import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -24,7 +22,6 @@ from reliq.embedded import EmbeddedRedis
 from reliq.errors import ConfigurationError
 from reliq.message import Counts
 from reliq.outgoing import Outgoing
-from reliq.settings import whole
 from reliq.transport.connection import URL_VARIABLE
 from reliq.transport.url import check_url
 
@@ -38,23 +35,14 @@ REDRAW_SECONDS = 0.2
 BAR_WIDTH = 40
 
 
-def demo(
-    jobs: Annotated[int, typer.Option(help="How many jobs to publish.")] = 5000,
-    url: Annotated[str | None, typer.Option(help="A Redis to use instead of a private one.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the demo's chance.")] = 1,
-) -> None:
-    """
-    Run thousands of jobs through two processes, kill one half way, and balance the account.
-
-    Example: reliq demo --jobs 20000
-    """
-    whole("--jobs", jobs, least=10, most=1_000_000)
+def run(jobs: int, url: str | None, seed: int) -> bool:
+    """Run the demo; return whether the account balances."""
     console = terminal()
     with _redis(url, console):
         if ERRANDS.counts().totals:
             raise ConfigurationError(f"this Redis has a queue {ERRANDS.name!r} already; the demo needs an empty one")
         counts = _story(jobs, random.Random(seed), console)
-    raise typer.Exit(0 if _print_account(counts, console) else 1)
+    return _print_account(counts, console)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """`reliq exporter`: the figures of queues for Prometheus, with no worker alive."""
 
-import signal
-import threading
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -11,8 +10,6 @@ from reliq.cli.options import DEFAULT_LAYOUT, LayoutText, Url
 from reliq.health import DEFAULT_HOST
 from reliq.keys import Keys, Layout
 from reliq.logs.setup import configure_logging
-from reliq.metrics.serving import of_queues
-from reliq.transport.connection import Connection
 
 DEFAULT_PORT = 9465
 
@@ -33,8 +30,4 @@ def exporter(
     """
     configure_logging("info")
     queues = [Keys(name, Layout.parse(layout)) for name in queue or ()]
-    over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: over.set())
-    with of_queues(port, host, connection=Connection.to(servers_of(url)), queues=queues):
-        over.wait()
+    import_module("reliq.cli.exporting").export(servers_of(url), queues, port, host)

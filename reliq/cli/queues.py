@@ -13,7 +13,9 @@ from reliq.message import Pause
 from reliq.readable import amount, rate, spoken
 
 if TYPE_CHECKING:
-    from reliq.admin import QueueView
+    from collections.abc import Sequence
+
+    from reliq.admin import Overview, QueueView
 
 QUEUE_COLUMNS = ("queue", "late", "ready", "pending", "leased", "backoff", "retry", "garbage", "dead")
 RATE_COLUMNS = ("in/s", "acked/s", "failed/s")
@@ -42,20 +44,15 @@ def queues(
     if json:
         print_json({"queues": seen.queues, "unreadable": seen.unreadable, "left_out": seen.left_out})
         return
+    _print(seen)
+
+
+def _print(seen: "Overview") -> None:
+    """Print a table of the queues, then what there is to say besides."""
     if not seen.queues and not seen.unreadable:
         say("There is no queue in the registry; --scan looks for others.")
     else:
-        rated = any(view.rates is not None for view in seen.queues)
-        due = {
-            "waiting": any(view.lines for view in seen.queues),
-            "shards": any(view.shards > 1 for view in seen.queues),
-            "layout": any(view.layout != "reliq" for view in seen.queues),
-        }
-        more = [name for name, is_due in due.items() if is_due]
-        columns = (*QUEUE_COLUMNS, *(RATE_COLUMNS if rated else ()), "workers", *more)
-        print_table(
-            columns, [(*_row(view, rated=rated), *(getattr(view, name) for name in more)) for view in seen.queues]
-        )
+        _print_table(seen.queues)
     for view in seen.queues:
         if view.pause is not None:
             say(f"{view.queue} is {pause_text(view.pause, time.time())}")
@@ -66,6 +63,19 @@ def queues(
             f"The registry has {seen.left_out} more, which are not shown: name them, such as `reliq queues orders`; "
             f"`reliq forget` removes those that are no more."
         )
+
+
+def _print_table(views: "Sequence[QueueView]") -> None:
+    """Print a row for each queue; columns that say something of few queues are left out when they say it of none."""
+    rated = any(view.rates is not None for view in views)
+    due = {
+        "waiting": any(view.lines for view in views),
+        "shards": any(view.shards > 1 for view in views),
+        "layout": any(view.layout != "reliq" for view in views),
+    }
+    more = [name for name, is_due in due.items() if is_due]
+    columns = (*QUEUE_COLUMNS, *(RATE_COLUMNS if rated else ()), "workers", *more)
+    print_table(columns, [(*_row(view, rated=rated), *(getattr(view, name) for name in more)) for view in views])
 
 
 def pause_text(pause: Pause, now: float) -> str:

@@ -1,26 +1,21 @@
 """`reliq relay`: messages of `publish_in` from a database to Redis."""
 
-import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Annotated, Any
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from reliq.admin.filters import duration
 from reliq.cli.options import Url
-from reliq.cli.output import complain, say
-from reliq.client.client import Clients
+from reliq.cli.output import complain
 from reliq.health import DEFAULT_HOST
-from reliq.logs.observer import LogObserver
 from reliq.logs.setup import configure_logging
-from reliq.metrics.serving import of_relay
-from reliq.outbox.database import Database as DatabaseConnection
 from reliq.outbox.tables import DEFAULT_PREFIX
-from reliq.relay.mover import OutboxMover
-from reliq.relay.relay import Relay
-from reliq.worker.loop import Loop
+
+if TYPE_CHECKING:
+    from reliq.outbox.database import Database as DatabaseConnection
 
 #: The environment's names of what the options say.
 DATABASE_VARIABLE = "RELIQ_DATABASE"
@@ -60,40 +55,23 @@ def relay(
     Example: reliq relay --database postgresql://shop@127.0.0.1/shop
     """
     configure_logging("info")
-    observers: list[Any] = [LogObserver()]
-    settings = Relay(database, prefix=prefix, batch=batch, keep=duration(keep), url=url)
-    mover = OutboxMover(settings, Clients(url, observers))
-    with asking(mover.store.database):
-        mover.check()
-        if again_since:
-            say(f"{mover.store.again(round(duration(again_since) * 1000))} rows are sent again")
-        if once:
-            say(f"moved {mover.move_all()} rows")
-            mover.close()
-    if not once:
-        with nullcontext() if metrics_port is None else of_relay(metrics_port, metrics_host, observers):
-            _run(mover, observers)
+    import_module("reliq.cli.relaying").move(
+        database,
+        prefix=prefix,
+        batch=batch,
+        keep=duration(keep),
+        url=url,
+        once=once,
+        again_ms=round(duration(again_since) * 1000) if again_since else 0,
+        page=None if metrics_port is None else (metrics_port, metrics_host),
+    )
 
 
 @contextmanager
-def asking(database: DatabaseConnection) -> Iterator[None]:
+def asking(database: "DatabaseConnection") -> Iterator[None]:
     """End the command with exit code 1 when the database is away."""
     try:
         yield
     except database.away as error:
         complain(f"the database is away: {error}; see that it runs and that --database or {DATABASE_VARIABLE} names it")
         raise typer.Exit(1) from None
-
-
-def _run(mover: OutboxMover, observers: list[Any]) -> None:
-    """Move rows until a signal comes."""
-    over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: over.set())
-    loop = Loop("relay", mover.step, observers)
-    loop.start()
-    over.wait()
-    loop.stop()
-    mover.poke()
-    loop.join()
-    mover.close()

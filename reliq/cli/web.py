@@ -9,7 +9,6 @@ import typer
 
 from reliq.cli.options import Url, admin
 from reliq.cli.output import say
-from reliq.control import who
 from reliq.errors import ConfigurationError
 from reliq.logs.setup import configure_logging
 
@@ -49,7 +48,8 @@ def web(
     grants = page.Access.READ
     grants |= page.Access.WRITE if write else page.Access.NONE
     grants |= page.Access.BODIES if bodies else page.Access.NONE
-    app = page.app(admin(url), token=token or secrets.token_urlsafe(), grants=grants.by(who()), title=title)
+    who = import_module("reliq.control").who()
+    app = page.app(admin(url), token=token or secrets.token_urlsafe(), grants=grants.by(who), title=title)
     with server.listen(host, port) as listener:
         configure_logging("info")
         at = f"[{host}]" if ":" in host else host

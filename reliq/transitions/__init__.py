@@ -5,36 +5,41 @@ One function for each script, by the same name. `clock` is Redis' own unless a t
 microseconds. A receipt is a `Claimed`; one that no longer holds changes nothing.
 """
 
-from reliq.transitions.delivering import (
-    LEASE_DEATHS,
-    NOT_WATCHING,
-    NOTHING_DUE,
-    ClaimAnswer,
-    ReclaimAnswer,
-    Suspects,
-    claim,
-    promote,
-    reclaim,
-)
-from reliq.transitions.limiting import limit
-from reliq.transitions.lines import KeyLine, KeyLines, KeyState, lines, sleep
-from reliq.transitions.periodic import InForce, Tick, TickStatus, register, tick
-from reliq.transitions.protocol import CallNumber
-from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
-from reliq.transitions.settling import Settled, ack, extend, failure, nack, release, snooze
-from reliq.transitions.sharding import (
-    REMAP_KEYED,
-    ArriveStatus,
-    AskStatus,
-    Departure,
-    LeavingState,
-    arrive,
-    ask,
-    depart,
-    leave,
-    remap,
-)
-from reliq.transitions.upkeep import RedriveStatus, collect, counts, forget, purge, redrive, tidy
+from typing import TYPE_CHECKING
+
+from reliq.lazily import names_of
+
+if TYPE_CHECKING:
+    from reliq.transitions.delivering import (
+        LEASE_DEATHS,
+        NOT_WATCHING,
+        NOTHING_DUE,
+        ClaimAnswer,
+        ReclaimAnswer,
+        Suspects,
+        claim,
+        promote,
+        reclaim,
+    )
+    from reliq.transitions.key_lines import KeyLine, KeyLines, KeyState, lines, sleep
+    from reliq.transitions.limiting import limit
+    from reliq.transitions.periodic import InForce, Tick, TickStatus, register, tick
+    from reliq.transitions.protocol import CallNumber
+    from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
+    from reliq.transitions.settling import Settled, ack, extend, failure, nack, release, snooze
+    from reliq.transitions.sharding import (
+        REMAP_KEYED,
+        ArriveStatus,
+        AskStatus,
+        Departure,
+        LeavingState,
+        arrive,
+        ask,
+        depart,
+        leave,
+        remap,
+    )
+    from reliq.transitions.upkeep import RedriveStatus, collect, counts, forget, purge, redrive, tidy
 
 __all__ = [
     "LEASE_DEATHS",
@@ -87,3 +92,25 @@ __all__ = [
     "tick",
     "tidy",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = names_of(
+        __name__,
+        {
+            "reliq.transitions.delivering": (
+                "LEASE_DEATHS NOT_WATCHING NOTHING_DUE ClaimAnswer "
+                "ReclaimAnswer Suspects claim promote reclaim"
+            ),
+            "reliq.transitions.key_lines": "KeyLine KeyLines KeyState lines sleep",
+            "reliq.transitions.limiting": "limit",
+            "reliq.transitions.periodic": "InForce Tick TickStatus register tick",
+            "reliq.transitions.protocol": "CallNumber",
+            "reliq.transitions.publishing": "PublishAnswer cancel publish reschedule",
+            "reliq.transitions.settling": "Settled ack extend failure nack release snooze",
+            "reliq.transitions.sharding": (
+                "REMAP_KEYED ArriveStatus AskStatus Departure LeavingState "
+                "arrive ask depart leave remap"
+            ),
+            "reliq.transitions.upkeep": "RedriveStatus collect counts forget purge redrive tidy",
+        },
+    )
