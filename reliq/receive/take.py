@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from reliq.message import Claimed
     from reliq.settings import QueueSettings
     from reliq.settlement import Ended
-    from reliq.transitions import CallNumber, ClaimAnswer, Settled
+    from reliq.transitions import CallNumber, Settled
 
 
 class Take:

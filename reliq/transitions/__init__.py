@@ -98,8 +98,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "reliq.transitions.delivering": (
-                "LEASE_DEATHS NOT_WATCHING NOTHING_DUE ClaimAnswer "
-                "ReclaimAnswer Suspects claim promote reclaim"
+                "LEASE_DEATHS NOT_WATCHING NOTHING_DUE ClaimAnswer ReclaimAnswer Suspects claim promote reclaim"
             ),
             "reliq.transitions.key_lines": "KeyLine KeyLines KeyState lines sleep",
             "reliq.transitions.limiting": "limit",
@@ -108,8 +107,7 @@ if not TYPE_CHECKING:
             "reliq.transitions.publishing": "PublishAnswer cancel publish reschedule",
             "reliq.transitions.settling": "Settled ack extend failure nack release snooze",
             "reliq.transitions.sharding": (
-                "REMAP_KEYED ArriveStatus AskStatus Departure LeavingState "
-                "arrive ask depart leave remap"
+                "REMAP_KEYED ArriveStatus AskStatus Departure LeavingState arrive ask depart leave remap"
             ),
             "reliq.transitions.upkeep": "RedriveStatus collect counts forget purge redrive tidy",
         },

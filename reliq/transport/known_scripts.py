@@ -47,7 +47,10 @@ class KnownScripts:
         if self._links.get(connection, link) is not link:
             self.forget()
         self._links[connection] = link
-        if all(command[0] != "EVALSHA" or command[1] in self._known for command in commands[:-1]):
+        for command in commands[:-1]:
+            if command[0] == "EVALSHA" and command[1] not in self._known:
+                break
+        else:
             return commands
         sent = self.sent[connection] = set()
         spelled = [self._in_full(command, sent) for command in commands[:-1]]

@@ -31,25 +31,21 @@ class Trust:
 
     Attributes:
         failures: how many connections have failed; before the first there is no doubt.
+        worked: connection -> the number of failures when it last worked.
     """
 
     def __init__(self) -> None:
         self.failures = 0
-        #: Connection -> the number of failures when it last worked.
-        self._worked: dict[Any, int] = {}
-
-    def works(self, connection: Any) -> None:
-        """Note that a connection has just worked."""
-        self._worked[connection] = self.failures
+        self.worked: dict[Any, int] = {}
 
     def fails(self, connection: Any) -> None:
         """Note that a connection has failed."""
         self.failures += 1
-        self._worked.pop(connection, None)
+        self.worked.pop(connection, None)
 
     def doubts(self, connection: Any) -> bool:
         """Say whether a connection that the pool handed out has been idle since before the last failure."""
-        return self._worked.get(connection, self.failures) < self.failures
+        return self.worked.get(connection, self.failures) < self.failures
 
 
 class PooledWire:
@@ -102,7 +98,7 @@ class PooledWire:
             self._trust.fails(connection)
             connection.disconnect()
         else:
-            self._trust.works(connection)
+            self._trust.worked[connection] = self._trust.failures
         self._pool.release(connection)
         return replies
 
@@ -210,7 +206,7 @@ class AsyncPooledWire:
             self._trust.fails(connection)
             await connection.disconnect(nowait=True)
         else:
-            self._trust.works(connection)
+            self._trust.worked[connection] = self._trust.failures
         await self._pool.release(connection)
         return replies
 

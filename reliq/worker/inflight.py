@@ -45,7 +45,10 @@ class Inflight:
         self._some = threading.Condition(self._lock)  # something is held
         self._table = SlotTable({one.queue.name: slots_of(one, concurrency) for one in handlers}, concurrency)
         self._deliveries: dict[HeldDelivery, None] = {}  # in the order of their claims
-        self._plain_calls, self._async_calls = deque[list["HeldDelivery"]](), deque[list["HeldDelivery"]]()  # not made yet
+        self._plain_calls, self._async_calls = (
+            deque[list["HeldDelivery"]](),
+            deque[list["HeldDelivery"]](),
+        )  # not made yet
         self._runs: dict[HandlerCall, None] = {}
         self._resting, self._waking = 0, False  # threads without a call, and whether one of them is on its way
         self._loop_called = self._fetcher_waits = False  # the loop is on its way; the fetcher waits here for capacity

@@ -15,20 +15,9 @@ logger = logging.getLogger(__name__)
 
 #: A step waits at most this long for the next: due times of foreign writers may lie further ahead than a thread can wait.
 LONGEST_SLEEP_SECONDS = 3600.0
-
-
-#: An answer is taken for one of at most so long after its call was sent, however long it was on its way.
+#: Due times in an answer count from at most so long after its call was sent: it may have waited for the answer of another
+#: server, or for this process. From too early a time a due message is asked for once too often, from too late it is late.
 ANSWER_SECONDS = 0.005
-
-
-def answered_at(sent_at: float, now: float) -> float:
-    """
-    Return when Redis answered, from which the due times in the answer count; by the clock of `now`, when it was read.
-
-    It may have waited for the answer of another server, or for this process. From too early a time a due message is asked
-    for once too often, from too late a time it is late.
-    """
-    return min(now, sent_at + ANSWER_SECONDS)
 
 
 class Loop:

@@ -46,7 +46,10 @@ def test_a_producer_that_publishes_a_chosen_id_past_the_fence_is_told(url, queue
 
     [finding] = told(url)
 
-    assert (finding.verdict, finding.what) == ("bad", f"1 messages of other shards of q are in shard 0, such as {AWAY!r}")
+    assert (finding.verdict, finding.what) == (
+        "bad",
+        f"1 messages of other shards of q are in shard 0, such as {AWAY!r}",
+    )
 
 
 def test_while_the_number_of_shards_changes_they_are_where_they_were(url, queue, old_producer, client):
