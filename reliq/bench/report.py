@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-#: What is measured, in this order.
+#: The parts of a benchmark, in the order in which they are measured.
 PARTS = ("drain", "publish", "lateness", "pickup", "idle", "memory")
 
 

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from reliq.admin.filters import duration
+from reliq.cli.databases import Database, Prefix, asking
 from reliq.cli.options import Json
 from reliq.cli.output import print_json, say
-from reliq.cli.relay import Database, Prefix, asking
 from reliq.outbox.database import database as opened
 from reliq.outbox.store import Store
 from reliq.outbox.tables import DEFAULT_PREFIX, ddl

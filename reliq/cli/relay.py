@@ -1,33 +1,16 @@
 """`reliq relay`: messages of `publish_in` from a database to Redis."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from reliq.admin.filters import duration
+from reliq.cli.databases import Database, Prefix
 from reliq.cli.options import Url
-from reliq.cli.output import complain
 from reliq.health import DEFAULT_HOST
 from reliq.logs.setup import configure_logging
 from reliq.outbox.tables import DEFAULT_PREFIX
-
-if TYPE_CHECKING:
-    from reliq.outbox.database import Database as DatabaseConnection
-
-#: The environment's names of what the options say.
-DATABASE_VARIABLE = "RELIQ_DATABASE"
-
-Database = Annotated[
-    str,
-    typer.Option(
-        envvar=DATABASE_VARIABLE,
-        help="The URL of PostgreSQL or SQLite. Others see a command line: set the variable.",
-    ),
-]
-Prefix = Annotated[str, typer.Option(help="The beginning of the tables' names; SCHEMA.PREFIX names a schema too.")]
 
 
 def relay(
@@ -65,13 +48,3 @@ def relay(
         again_ms=round(duration(again_since) * 1000) if again_since else 0,
         page=None if metrics_port is None else (metrics_port, metrics_host),
     )
-
-
-@contextmanager
-def asking(database: "DatabaseConnection") -> Iterator[None]:
-    """End the command with exit code 1 when the database is away."""
-    try:
-        yield
-    except database.away as error:
-        complain(f"the database is away: {error}; see that it runs and that --database or {DATABASE_VARIABLE} names it")
-        raise typer.Exit(1) from None

@@ -5,8 +5,8 @@ import threading
 from contextlib import nullcontext
 from typing import Any
 
+from reliq.cli.databases import asking
 from reliq.cli.output import say
-from reliq.cli.relay import asking
 from reliq.client.client import Clients
 from reliq.logs.observer import LogObserver
 from reliq.metrics.serving import of_relay

@@ -13,7 +13,7 @@ from reliq.transitions import NOT_WATCHING
 from reliq.worker.bodies import BodyReader
 from reliq.worker.claims import FairOrder, QueueClaims
 from reliq.worker.delivery import deliveries_of
-from reliq.worker.loop import ANSWER_SECONDS, QueueBackoff
+from reliq.worker.loop import REPLY_LAG_SECONDS, QueueBackoff
 from reliq.worker.tokens import Tokens
 from reliq.worker.turns import seconds_between_looks, shared_out
 
@@ -277,7 +277,7 @@ class Fetcher:
 
     def _claimed(self, asked: list[Offer], answers: Sequence[Any], sent_at: float) -> list[tuple[Keys, Exception]]:
         """Update queues from the answers of claims; return those that failed."""
-        at = min(time.monotonic(), sent_at + ANSWER_SECONDS)
+        at = min(time.monotonic(), sent_at + REPLY_LAG_SECONDS)
         failures: list[tuple[Keys, Exception]] = []
         for (one, _), answer in zip(asked, answers, strict=False):
             if isinstance(answer, Exception):

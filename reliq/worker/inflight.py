@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from reliq.worker.claims import QueueClaims
 from reliq.worker.delivery import HandlerCall
-from reliq.worker.lookout import Lookout
+from reliq.worker.quick_calls import QuickCalls
 from reliq.worker.slots import SlotTable
 from reliq.worker.slots_by_key import slots_of
 
@@ -26,7 +26,7 @@ class Inflight:
     The deliveries of a process, from claim to settled. Every method is atomic; `reliq.worker.slots` says what may start.
 
     Free slots are given to calls at once. One thread is woken; it wakes the next when it takes a call that is not quick
-    (`Lookout`). The fetcher waits for capacity here or in Redis (`watch`).
+    (`QuickCalls`). The fetcher waits for capacity here or in Redis (`watch`).
 
     Attributes:
         started, closed: how many messages were given to handlers, and whether nothing more starts.
@@ -41,16 +41,13 @@ class Inflight:
         self._work = threading.Condition(self._lock)  # a plain handler may start
         self._roomier = threading.Condition(self._lock)  # more can be claimed
         self._fewer = threading.Condition(self._lock)  # something ended
-        self._lookout = Lookout(self._work)
         self._some = threading.Condition(self._lock)  # something is held
         self._table = SlotTable({one.queue.name: slots_of(one, concurrency) for one in handlers}, concurrency)
         self._deliveries: dict[HeldDelivery, None] = {}  # in the order of their claims
-        self._plain_calls, self._async_calls = (
-            deque[list["HeldDelivery"]](),
-            deque[list["HeldDelivery"]](),
-        )  # not made yet
+        self._plain_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no thread yet
+        self._async_calls: deque[list[HeldDelivery]] = deque()  # that have a slot, and no task yet
         self._runs: dict[HandlerCall, None] = {}
-        self._resting, self._waking = 0, False  # threads without a call, and whether one of them is on its way
+        self._resting, self._waking, self._quick = 0, False, QuickCalls(self._work)  # threads without a call; one comes
         self._loop_called = self._fetcher_waits = False  # the loop is on its way; the fetcher waits here for capacity
         self._watched: Sequence[QueueClaims] | None = None  # what the fetcher, waiting in Redis, cannot claim
 
@@ -120,9 +117,9 @@ class Inflight:
             if done is not None:
                 self._finish((done,))
             while not self.closed:
-                if self._plain_calls and self._lookout.may_take():
+                if self._plain_calls and self._quick.may_take():
                     run = self._start(self._plain_calls.popleft(), threading.get_ident())
-                    if self._lookout.took(run):
+                    if self._quick.took(run):
                         self._wake_thread()
                     return run
                 self._rest()
@@ -240,7 +237,7 @@ class Inflight:
         linger = self._table.linger(time.monotonic(), is_async=False)
         self._resting += 1
         try:
-            self._lookout.wait(linger, looks_on=bool(self._plain_calls))
+            self._quick.wait(linger, looks_on=bool(self._plain_calls))
         finally:  # a time limit of a handler's own may raise here, too late for its handler
             self._resting -= 1
             self._waking = False
@@ -276,7 +273,7 @@ class Inflight:
         idle, now = False, time.monotonic()
         for run in runs:
             del self._runs[run]
-            slots = self._table.end_call(run.deliveries, self._lookout.ended(run, now), abandoned=run.abandoned)
+            slots = self._table.end_call(run.deliveries, self._quick.ended(run, now), abandoned=run.abandoned)
             idle = idle or not slots.queued  # nothing of the queue takes the slot
         if self.closed:
             self._fewer.notify_all()

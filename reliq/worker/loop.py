@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 LONGEST_SLEEP_SECONDS = 3600.0
 #: Due times in an answer count from at most so long after its call was sent: it may have waited for the answer of another
 #: server, or for this process. From too early a time a due message is asked for once too often, from too late it is late.
-ANSWER_SECONDS = 0.005
+REPLY_LAG_SECONDS = 0.005
 
 
 class Loop:

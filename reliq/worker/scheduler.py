@@ -10,7 +10,7 @@ from reliq import transitions
 from reliq.errors import RedisUnavailableError
 from reliq.settings import BATCH_LIMIT
 from reliq.transitions import NOTHING_DUE
-from reliq.worker.loop import ANSWER_SECONDS, LONGEST_SLEEP_SECONDS, QueueBackoff
+from reliq.worker.loop import LONGEST_SLEEP_SECONDS, REPLY_LAG_SECONDS, QueueBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,7 +106,7 @@ class Scheduler:
         limit = max(LEAST_MOVED, min(BATCH_LIMIT, MOVE_LIMIT // len(due)))
         sent_at = time.monotonic()
         answers = self._client.run_all([self._call(move, limit) for move in due])
-        at = min(time.monotonic(), sent_at + ANSWER_SECONDS)
+        at = min(time.monotonic(), sent_at + REPLY_LAG_SECONDS)
         for move, answer in zip(due, answers, strict=True):
             wait = self._wait(move, answer, limit)
             self._set_next(move, due[move], None if wait is None else at + wait)

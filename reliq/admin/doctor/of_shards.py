@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from reliq.admin.session import Session
 
 #: About as many messages of each queue are looked at.
-SAMPLE = 1000
+IDS_LOOKED_AT = 1000
 
 
 def shard_findings(session: Session) -> list[Finding]:
@@ -36,7 +36,7 @@ def _judged(session: Session) -> Iterator[Finding]:
     queues = [keys for keys in chosen(session, ()).queues if not keys.bare]
     maps = session.try_all([shard_map(keys) for keys in queues])
     sharded = [(keys, map) for keys, map in zip(queues, maps, strict=True) if isinstance(map, ShardMap) and map.n > 1]
-    looks = session.try_all([queries.ids_scanned(keys, "retries_left", 0, SAMPLE) for keys, _ in sharded])
+    looks = session.try_all([queries.ids_scanned(keys, "retries_left", 0, IDS_LOOKED_AT) for keys, _ in sharded])
     after = session.try_all([shard_map(keys) for keys, _ in sharded])
     for (keys, map), look, then in zip(sharded, looks, after, strict=True):
         if isinstance(look, Exception) or then != map or map.was != map.n:

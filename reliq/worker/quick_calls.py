@@ -19,7 +19,7 @@ STUCK_SECONDS = 0.001
 _QUICKNESS_WEIGHT = 0.005
 
 
-class Lookout:
+class QuickCalls:
     """
     Knows which thread leads: who took the latest call goes on with what waits while its calls are quick.
 

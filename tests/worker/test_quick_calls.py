@@ -10,7 +10,7 @@ from waiting import eventually
 from reliq.transitions import CallNumber
 from reliq.worker.delivery import HandlerCall, deliveries_of
 from reliq.worker.inflight import Inflight
-from reliq.worker.lookout import QUICK_SECONDS, STUCK_SECONDS, Lookout
+from reliq.worker.quick_calls import QUICK_SECONDS, STUCK_SECONDS, QuickCalls
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def held_clock(monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     held = SimpleNamespace(monotonic=lambda: clock.now)
     monkeypatch.setattr("reliq.worker.inflight.time", held)
-    monkeypatch.setattr("reliq.worker.lookout.time", held)
+    monkeypatch.setattr("reliq.worker.quick_calls.time", held)
     return clock
 
 
@@ -33,7 +33,7 @@ def inflight_of(consumer):
             consumer.handler(queue)(lambda body: None)
         inflight = Inflight(consumer.handlers, 16)
         made.append(inflight)
-        inflight._lookout._means |= {queue.name: QUICK_SECONDS / 2 for queue in quick}
+        inflight._quick._means |= {queue.name: QUICK_SECONDS / 2 for queue in quick}
         deliveries = []
         for queue, handler in zip(queues, consumer.handlers, strict=True):
             claimed = queue.moves.claim(CallNumber("me", 1), limit=10, lease_ms=60_000).claimed
@@ -97,13 +97,13 @@ def test_a_quick_call_does_not_wait_for_the_thread_of_a_slow_handler(make_queue,
     ],
 )
 def test_a_handler_is_quick_when_one_thread_makes_as_many_calls_as_many(durations, is_quick):
-    lookout = Lookout(threading.Condition())
+    quick = QuickCalls(threading.Condition())
     run = HandlerCall([SimpleNamespace(queue="q")], None, 0.0, None)
     found = set()
 
     for turn in range(2000):
-        lookout.ended(run, durations[turn % len(durations)])
+        quick.ended(run, durations[turn % len(durations)])
         if turn >= 1000:
-            found.add(lookout._is_quick(run))
+            found.add(quick._is_quick(run))
 
     assert found == {is_quick}
