@@ -4,6 +4,7 @@ The sources are the repository as it is laid out: a link between two files leads
 alike. Markdown becomes a page; any other file that is linked to comes along as it stands.
 """
 
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -32,9 +33,11 @@ include_patterns += ["benchmarks/RESULTS.md"]
 exclude_patterns = [".*", "build", "dist"]
 
 myst_heading_anchors = 4
+myst_enable_extensions = ["attrs_inline"]
 nitpicky = True
 smartquotes = False
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 
 html_theme = "furo"
 html_title = f"reliq {release}"
@@ -44,6 +47,8 @@ html_extra_path = ["_extra"]
 html_theme_options = {"navigation_with_keys": True}
 html_copy_source = html_show_copyright = html_show_sphinx = False
 
+#: A picture that there is for dark pages, too.
+_LIGHT = re.compile(r"!\[([^\]]*)\]\(([^)]*)-light\.png\)")
 #: The groups of the navigation and their pages, in a reader's order. What is new in a folder is found there.
 _NAVIGATION = {
     "Start": "../README tutorial",
@@ -53,10 +58,10 @@ _NAVIGATION = {
     ),
     "How-to": "howto/*",
     "Migrating": "migrating/index migrating/*",
-    "Explanations": "reliability explanation/*",
+    "Explanations": "explanation/model explanation/leases explanation/promises explanation/account explanation/*",
     "Reference": "reference/*",
     "Project": (
-        "comparison non-goals versions ../CHANGELOG ../SECURITY ../CONTRIBUTING ../reliq/README ../tests/README "
+        "comparison non-goals versions ../CHANGELOG ../SECURITY ../CONTRIBUTING writing ../reliq/README ../tests/README "
         "../tests/claims ../tests/faults/README ../benchmarks/README ../benchmarks/RESULTS ../grafana/README "
         "../grafana/RUNBOOK"
     ),
@@ -102,18 +107,19 @@ def _contents() -> str:
             ":glob:",
             ":hidden:",
             "",
-            *filter(_is_written, entries),
+            *map(_titled, filter(_is_written, entries)),
             "```",
         ]
     return "\n".join(parts)
 
 
-def _add_contents(_app: Sphinx, page: str, text: list[str]) -> None:
-    """Append the navigation to the front page: on GitHub, in the file, a reader would see the directives."""
+def _prepare(_app: Sphinx, page: str, text: list[str]) -> None:
+    """Change what a reader on GitHub would see: directives of the navigation, and both of two pictures."""
     if page == root_doc:
         text[0] += _contents()
+    text[0] = _LIGHT.sub(r"![\1](\2-light.png){.only-light}![\1](\2-dark.png){.only-dark}", text[0])
 
 
 def setup(app: Sphinx) -> None:
-    """Give the front page its navigation."""
-    app.connect("source-read", _add_contents)
+    """Have pages prepared as they are read."""
+    app.connect("source-read", _prepare)

@@ -20,16 +20,28 @@ ENTRY = re.compile(r"^- `(reliq\.[\w.]+)`(?:: (.+(?:\n  .+)*))?$", re.MULTILINE)
 _SECTIONS = {"Args:": "Arguments", "Attributes:": "Attributes", "Raises:": "Raises", "Returns:": "Returns"}
 _CODE = re.compile(r"`([^`]+)`")
 _SPECIAL = re.compile(r"[*|\\]|_(?!\w)")
-_ITEM = re.compile(r"(?:    )([\w, *]+): (.*)")
+_ITEM = re.compile(r"    ([\w, *]+): (.*)")
 
 #: Attributes and methods by which the parts of the package reach each other.
 OURS = {
-    "reliq.Consumer": "around_calls chosen connection deliveries engine error_hooks handlers is_leaving leave periodic redis "
-    "running ticked_beside unfinished",
-    "reliq.Queue": "connection shards ashards",
+    "reliq.Consumer": "around_calls, chosen, connection, deliveries, engine, error_hooks, handlers, "
+    "is_leaving, leave, longest_grace, periodic, redis, running, ticked_beside, unfinished",
+    "reliq.Counts": "sum",
     "reliq.Durability": "checked",
-    "reliq.Layout": "is_in_one_slot body_prefix",
+    "reliq.Layout": "is_in_one_slot, body_prefix",
+    "reliq.Queue": "connection, known_shards, shards, ashards",
+    "reliq.admin.Filter": "tester, of_letters",
+    "reliq.admin.LetterFilter": "tester, letter_tester, of_letters, span",
+    "reliq.limits.Limits": "parse_rate, read, fields, declared",
+    "reliq.testing.DrainResult": "note",
 }
+#: A class whose methods are told elsewhere -> the options of its directive.
+TOLD_ELSEWHERE = {
+    "reliq.admin.Admin": ["members:", "inherited-members: Reader"],
+    "reliq.admin.AsyncAdmin": ["members: aclose"],
+}
+#: What no user makes: how it is made is nobody's business.
+NOT_MADE = {"reliq.Job", "reliq.Received", "reliq.admin.Watcher", "reliq.Observer"}
 
 
 def found(path: str) -> Any:
@@ -43,15 +55,15 @@ def _directive(path: str, meaning: str) -> list[str]:
     value = found(path)
     if inspect.isclass(value):
         kind = "exception" if issubclass(value, Exception) else "class"
-        inherited = (
-            "show-inheritance:" if kind == "exception" else "inherited-members: object, dict, tuple, Struct, Protocol"
-        )
-        lines = [f".. auto{kind}:: {path}", "   :members:", f"   :{inherited}"]
-        return [*lines, f"   :exclude-members: {', '.join(OURS[path].split())}"] if path in OURS else lines
+        inherited = "show-inheritance:" if kind == "exception" else "inherited-members: object, dict, tuple, Struct, Protocol"
+        options = list(TOLD_ELSEWHERE.get(path, ["members:", inherited]))
+        if path in OURS:
+            options.append(f"exclude-members: {OURS[path]}")
+        return [f".. auto{kind}:: {path}", *(f"   :{option}" for option in options)]
     if inspect.isfunction(value):
         return [f".. autofunction:: {path}"]
     shown = re.sub(r"\b(?:typing|datetime|collections\.abc|reliq[\w.]*)\.", "", repr(value))
-    return [f".. py:data:: {path}", f"   :value: {shown}", "", f"   {_inline(meaning)}"]
+    return [f".. py:data:: {path}", f"   :value: {shown}", "", f"   {_inline(meaning[:1].upper() + meaning[1:])}"]
 
 
 def _entry(match: re.Match[str]) -> str:
@@ -83,7 +95,7 @@ def _section(title: str, body: list[str]) -> Iterator[str]:
         else:
             joined.append(line)
     for line in joined:
-        if item := _ITEM.match(line):
+        if title != "Returns" and (item := _ITEM.match(line)):
             yield from (", ".join(f"``{name}``" for name in item[1].split(", ")), f"    {_inline(item[2])}", "")
         else:
             yield from (_inline(line.strip()), "")
@@ -107,6 +119,11 @@ def _rewrite(_app: Sphinx, _what: str, _name: str, _value: object, _options: obj
     lines[:] = made
 
 
+def _sign(_app: Sphinx, _what: str, name: str, *_rest: object) -> tuple[str, str] | None:
+    """Leave out the arguments of what no user makes."""
+    return ("", "") if name in NOT_MADE else None
+
+
 def _resolve(_app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nodes.TextElement) -> nodes.Node | None:
     """Link a type to the public name of it that is told about; leave any other as text."""
     if node.get("refdomain") != "py":
@@ -123,5 +140,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Connect to the reading of pages and docstrings."""
     app.connect("source-read", _fill_page)
     app.connect("autodoc-process-docstring", _rewrite)
+    app.connect("autodoc-process-signature", _sign)
     app.connect("missing-reference", _resolve)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -92,6 +92,10 @@ def _default(one: Any) -> str:
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
+def _by_default(one: Any) -> str:
+    return f" Default: {_default(one)}." if _default(one) else ""
+
+
 def _told(text: str) -> str:
     """Return a help text as Markdown: its examples are code."""
     told = re.sub(r"^Example: (.+)$", r"Example: `\1`", text.strip(), flags=re.MULTILINE)
@@ -104,8 +108,8 @@ def _command(called: str, command: Any) -> str:
     usage = " ".join([called, *(_spelling(one) for one in shown if _is_argument(one))])
     lines = [f"### {called}", "", f"`{usage}`", "", _told(command.help or ""), ""]
     if shown:
-        lines += ["| option | default | what it is |", "| --- | --- | --- |"]
-        lines += [f"| `{_cell(_spelling(one))}` | {_default(one)} | {_cell(one.help or '')} |" for one in shown]
+        lines += ["| option | what it is |", "| --- | --- |"]
+        lines += [f"| `{_cell(_spelling(one))}` | {_cell(one.help or '')}{_by_default(one)} |" for one in shown]
         lines.append("")
     return "\n".join(lines)
 
