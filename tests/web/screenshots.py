@@ -103,12 +103,12 @@ STORY = [
     event(0, "published", by="web-2:811"),
     event(30, "due"),
     event(30, "claimed", 1, "shop-1:4121"),
-    event(32, "failed", 1, "shop-1:4121", "error", CONNECT, "ConnectError: pay.example refused", 2.04),
+    event(32, "failed", 1, "shop-1:4121", "failed", CONNECT, "ConnectError: pay.example refused", 2.04),
     event(35, "claimed", 2, "shop-1:4122"),
-    event(65, "failed", 2, "shop-1:4122", "timeout", "TimeoutError at shop/payments.py:91", "", 30.0),
+    event(65, "failed", 2, "shop-1:4122", "failed", "TimeoutError at shop/payments.py:91", "", 30.0),
     event(71, "claimed", 3, "shop-1:4121"),
-    event(72, "failed", 3, "shop-1:4121", "error", CONNECT, "ConnectError: pay.example refused", 0.8),
-    event(72, "dead", 3, "", "error", CONNECT),
+    event(72, "failed", 3, "shop-1:4121", "failed", CONNECT, "ConnectError: pay.example refused", 0.8),
+    event(72, "dead", 3, "", "failed", CONNECT),
 ]
 MESSAGE = MessageView(
     "orders",
@@ -124,10 +124,10 @@ MESSAGE = MessageView(
 GROUPS = [
     some(reason=reason, raised=raised, count=count, newest=NOW - age, example=id)
     for reason, raised, count, age, id in (
-        ("error", CONNECT, 74, 340, "order-4711"),
-        ("reject", "Reject at shop/jobs.py:14", 19, 3000, made_ids(2)[1]),
+        ("failed", CONNECT, 74, 340, "order-4711"),
+        ("rejected", "Reject at shop/jobs.py:14", 19, 3000, made_ids(2)[1]),
         ("lease", "", 9, 90_000, made_ids(3)[2]),
-        ("timeout", "TimeoutError at shop/stock.py:51", 4, 190_000, made_ids(4)[3]),
+        ("failed", "TimeoutError at shop/stock.py:51", 4, 190_000, made_ids(4)[3]),
     )
 ]
 LETTERS = [
@@ -182,7 +182,7 @@ PICTURES = {
             "view": ORDERS,
             "history": HOURS["orders"],
             "running": RUNNING,
-            "failures": [some(reason="error", raised=CONNECT, count=31, sampled=40)],
+            "failures": [some(reason="failed", raised=CONNECT, count=31, sampled=40)],
         },
         1060,
     ),
