@@ -55,7 +55,9 @@ def _directive(path: str, meaning: str) -> list[str]:
     value = found(path)
     if inspect.isclass(value):
         kind = "exception" if issubclass(value, Exception) else "class"
-        inherited = "show-inheritance:" if kind == "exception" else "inherited-members: object, dict, tuple, Struct, Protocol"
+        inherited = (
+            "show-inheritance:" if kind == "exception" else "inherited-members: object, dict, tuple, Struct, Protocol"
+        )
         options = list(TOLD_ELSEWHERE.get(path, ["members:", inherited]))
         if path in OURS:
             options.append(f"exclude-members: {OURS[path]}")
