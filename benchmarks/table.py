@@ -137,7 +137,7 @@ def _cell(results: Results, peer: Peer, column: Column) -> str:
         return "failed" if column.measure in results.failures.get(peer.name, {}) else NOTHING
     text = " / ".join(NOTHING if value is None else number(value) for value in values)
     spread = results.spread(peer.name, names[0])
-    if names[0] in WITH_SPREAD and spread and results.about["rounds"] > 1:
+    if names[0] in WITH_SPREAD and spread and spread[0] != spread[1]:
         text += f"<br><small>{number(spread[0])}–{number(spread[1])}</small>"
     return text
 
