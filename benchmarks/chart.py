@@ -13,6 +13,8 @@ WIDTH, PANEL_GAP, LABEL_WIDTH, VALUE_WIDTH = 900, 24, 160, 58
 #: Panels beside each other.
 COLUMNS = 2
 ROW_HEIGHT, BAR_HEIGHT, TOP, BOTTOM = 24, 14, 66, 34
+#: Between two rows of panels.
+ROW_GAP = 20
 
 #: Middle tones: a page's ground is not always that of the system's setting, which is all that a picture can ask for.
 STYLE = """
@@ -63,7 +65,7 @@ PANELS = (
 def picture(results: Results, peers: Sequence[Peer]) -> str:
     """Return the SVG; a peer without a figure has no bar."""
     rows = [PANELS[at : at + COLUMNS] for at in range(0, len(PANELS), COLUMNS)]
-    heights = [TOP + max(len(_bars(results, peers, panel)) for panel in row) * ROW_HEIGHT for row in rows]
+    heights = [TOP + max(len(_bars(results, peers, panel)) for panel in row) * ROW_HEIGHT + ROW_GAP for row in rows]
     height = sum(heights) + BOTTOM
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
