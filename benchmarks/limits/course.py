@@ -17,7 +17,7 @@ from benchmarks.server import CountedRedis
 from benchmarks.steps import END_SECONDS, StepError, end, environment_with, last_line
 
 LOOK_SECONDS = 0.05
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 #: From the first start until all processes are at work and the first burst is over.
 WARM_UP_SECONDS = 3.0
 #: Shares of a drain before which the clock does not run.
