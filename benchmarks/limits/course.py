@@ -14,9 +14,11 @@ from benchmarks.drains import cpu_seconds
 from benchmarks.environments import ROOT, command, folder_of
 from benchmarks.limits.catalogue import Limiter
 from benchmarks.server import CountedRedis
-from benchmarks.steps import END_SECONDS, StepError, end, environment_with, last_line
+from benchmarks.steps import StepError, end, environment_with, last_line
 
 LOOK_SECONDS = 0.05
+#: A worker may take so long to end in peace, and its connections to be gone.
+END_SECONDS = 3.0
 START_SECONDS = 60.0
 #: From the first start until all processes are at work and the first burst is over.
 WARM_UP_SECONDS = 3.0
@@ -95,6 +97,9 @@ class Course:
         }
 
     def _fill(self, count: int) -> None:
+        until = time.monotonic() + END_SECONDS
+        while self._client.info("clients")["connected_clients"] > 1 and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
         self._client.flushall()
         self._log.write_text("")
         words = [*self._words(), self._limiter.fill, str(count)]

@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 #: A step waits at most this long for the first outcome.
 FIRST_OUTCOME_SECONDS = 0.5
 #: While few outcomes come, a step waits this long for more, to settle several in one round trip. A worker that dies
-#: meanwhile has them done twice; nothing else is late.
+#: meanwhile has them done twice; nothing else is late. Where a place is limited, its next message would be: none waits
+#: when nothing else of its queue is at work here.
 GATHER_SECONDS = 0.002
 #: Outcomes come in numbers, and a step waits for no more, when the last round trip or the queue had this many.
 MANY = 20
@@ -96,7 +97,8 @@ class Settler:
         try:
             if not self._unsettled:
                 self._unsettled |= dict.fromkeys(self._waiting.get(timeout=wait))
-                if self._unsettled and max(self._latest, self._waiting.qsize()) < MANY:
+                is_many = max(self._latest, self._waiting.qsize()) >= MANY
+                if self._unsettled and not is_many and not self._is_waited_for():
                     self._hurried.wait(GATHER_SECONDS)
                 self._hurried.clear()
             while len(self._unsettled) < GATHER_LIMIT:
@@ -104,6 +106,13 @@ class Settler:
                     self._unsettled[held] = None
         except queue.Empty:
             return
+
+    def _is_waited_for(self) -> bool:
+        """Return whether a queue's next messages may need the places of these, and no more of it is at work here."""
+        limited = {held.queue for held in self._unsettled if _holds_a_place(held)}
+        if not limited:
+            return False
+        return bool(limited.difference(held.queue for held in self._inflight.deliveries() if not held.settling))
 
     def _take_up(self) -> None:
         """Take up what was put off and may be tried again; put off what has come for the others meanwhile."""
@@ -171,6 +180,12 @@ class Settler:
             return
         self._inflight.settled([held for held in deliveries if held.lease_until < now])
         self._put_off[keys] += [held for held in deliveries if held.lease_until >= now]
+
+
+def _holds_a_place(held: HeldDelivery) -> bool:
+    """Return whether so many at once are declared for the queue of `held`, in all or of a key."""
+    limits = held.handler.queue.limits
+    return limits is not None and bool(limits.ordered or limits.per_key or limits.concurrency)
 
 
 def _note_try(deliveries: Iterable[HeldDelivery], error: BaseException) -> None:
