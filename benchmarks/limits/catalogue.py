@@ -75,10 +75,10 @@ RATES = (
         worker="work_window",
     ),
     Limiter(
-        name="Celery, one worker",
+        name="Celery",
         of="Celery",
         module="celery",
-        setting="rate_limit, prefork; each further worker adds a rate of its own",
+        setting="rate_limit of each worker, a quarter of the rate; 16 threads",
         fill="fill_rate",
         worker="work_rate",
     ),

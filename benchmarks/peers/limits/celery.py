@@ -1,4 +1,6 @@
-"""Celery: a worker keeps a bucket for each task in its memory, which holds for the processes of its own pool."""
+"""Celery: a worker keeps a bucket for each task in its memory, so that each of several has a part of the rate."""
+
+import os
 
 from celery import Celery
 
@@ -16,7 +18,7 @@ app.conf.update(
 )
 
 
-@app.task(name="start", rate_limit=f"{work.RATE}/s")
+@app.task(name="start", rate_limit=f"{work.RATE / int(os.environ.get('BENCH_PARTS', '1')):g}/s")
 def start(body):
     """Return at once."""
     work.started(body)
@@ -27,5 +29,15 @@ def fill_rate(count):
 
 
 def work_rate(processes):
-    options = ("--pool", "prefork", "--concurrency", str(processes), "--without-gossip", "--without-mingle")
-    kit.become("-m", "celery", "-A", f"{__name__}:app", "worker", *options, "--loglevel", "ERROR")
+    os.environ["BENCH_PARTS"] = str(processes)
+    options = (
+        "--pool",
+        "threads",
+        "--concurrency",
+        "16",
+        "--without-gossip",
+        "--without-mingle",
+        "--loglevel",
+        "ERROR",
+    )
+    kit.processes(processes, "-m", "celery", "-A", f"{__name__}:app", "worker", *options, "-n", "w%i")
