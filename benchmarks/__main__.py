@@ -35,7 +35,7 @@ def main() -> int:
     peers = [peer for peer in PEERS if not options.peers or peer.name in options.peers or peer.module in options.peers]
     usual = 1 if options.quick else 2
     rounds = usual if options.rounds is None else options.rounds
-    minutes = options.minutes or (10 if options.quick else 25)
+    minutes = options.minutes or (10 if options.quick else 30)
     with private_server() as server, CountedRedis.from_url(server.url, socket_timeout=SERVER_SECONDS) as client:
         results = _begin(options, client)
         run = Run(peers, client, server.url, results, quick=options.quick, until=time.monotonic() + 60 * minutes)
@@ -93,7 +93,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, help="rounds over all peers (2; quick: 1; 0: settings only)")
     parser.add_argument("--peers", type=lambda text: text.split(","), help="only these, by name or module")
-    parser.add_argument("--minutes", type=float, help="begin nothing after so many (25; quick: 10)")
+    parser.add_argument("--minutes", type=float, help="begin nothing after so many (30; quick: 10)")
     parser.add_argument("--resume", action="store_true", help="go on with the run that was stopped")
     parser.add_argument("--note", default="", help="a sentence above the table, such as what else the machine did")
     parser.add_argument("--out", type=Path, help="where to write; some peers alone are only printed without it")
