@@ -45,7 +45,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["_extra"]
 html_theme_options = {"navigation_with_keys": True}
-html_copy_source = html_show_copyright = html_show_sphinx = False
+html_copy_source = html_show_copyright = html_show_sphinx = html_use_index = False
 
 #: A picture that there is for dark pages, too.
 _LIGHT = re.compile(r"!\[([^\]]*)\]\(([^)]*)-light\.png\)")
@@ -54,7 +54,7 @@ _NAVIGATION = {
     "Start": "../README tutorial",
     "Guides": (
         "publishing handlers workers deployment keys periodic workflows transactions testing dead-letters operations "
-        "web monitoring redis cluster shards security go"
+        "web monitoring redis cluster shards security go *"
     ),
     "How-to": "howto/*",
     "Migrating": "migrating/index migrating/*",
@@ -82,10 +82,14 @@ _TITLES = {
 }
 
 
-def _is_written(entry: str) -> bool:
-    """Tell whether there is a page that an entry of the navigation names."""
-    folder, _, name = entry.rpartition("/")
-    return any((_DOCS / folder).glob(f"{name}.md"))
+def _pages(entries: str, named: set[str]) -> list[str]:
+    """Return the pages of a group: those that it names, and what is in a folder beside them."""
+    found = []
+    for entry in entries.split():
+        folder = entry.removesuffix("*")
+        written = sorted(f"{folder}{page.stem}" for page in (_DOCS / folder).glob("*.md"))
+        found += [page for page in written if page not in named] if entry.endswith("*") else [entry]
+    return found
 
 
 def _titled(entry: str) -> str:
@@ -95,21 +99,11 @@ def _titled(entry: str) -> str:
 
 def _contents() -> str:
     """Write the navigation as directives; a guide that it does not name is the last one."""
-    groups = {caption: entries.split() for caption, entries in _NAVIGATION.items()}
-    named = {"index", *(entry for entries in groups.values() for entry in entries)}
-    groups["Guides"] += sorted(page.stem for page in _DOCS.glob("*.md") if page.stem not in named)
+    named = {root_doc.removeprefix("docs/"), *" ".join(_NAVIGATION.values()).split()}
     parts = []
-    for caption, entries in groups.items():
-        parts += [
-            "",
-            "```{toctree}",
-            f":caption: {caption}",
-            ":glob:",
-            ":hidden:",
-            "",
-            *map(_titled, filter(_is_written, entries)),
-            "```",
-        ]
+    for caption, entries in _NAVIGATION.items():
+        pages = map(_titled, _pages(entries, named))
+        parts += ["", "```{toctree}", f":caption: {caption}", ":hidden:", "", *pages, "```"]
     return "\n".join(parts)
 
 

@@ -1,5 +1,6 @@
 """
-Make the pictures of docs/images from the pages of a made-up shop: `pip install pillow`, then `python tests/web/screenshots.py`.
+Make the pictures of docs/images from the pages of a made-up shop: `pip install pillow`, then
+`PYTHONPATH=tests python tests/web/screenshots.py`.
 
 Pages and style are the real ones; the numbers are made up, so the pictures change only when the pages do.
 """
