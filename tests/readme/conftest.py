@@ -7,10 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import redis
 import yaml
 from pages import README, ROOT, commands, programs
+from written import imported_from, parse, write_down
 
-from reliq.cli.app import Commands, main
+from reliq.cli.app import main
 
 #: They go on until they are stopped, or take a port of the machine, and have tests of their own.
 ONLY_PARSED = {"watch", "exporter", "health", "bench", "web"}
@@ -27,14 +29,8 @@ asyncio.run(ask())
 """
 #: A server with a known hole is found to be bad, and that is exit 1.
 EXITS = {"doctor": (0, 1)}
-
-
-def parse(words):
-    """Read a command's line as the shell's user would have it read, and do nothing."""
-    command = Commands.load(words.pop(0))
-    while hasattr(command, "commands"):
-        command = command.commands[words.pop(0)]
-    command.make_context(command.name, words)
+#: The testing kit empties its database; the tests' own is 0.
+KIT_DATABASE = 6
 
 
 @pytest.fixture
@@ -100,3 +96,25 @@ def shop(tmp_path, url, monkeypatch, capsys):
         return (ended.value.code or 0, *capsys.readouterr())
 
     return written
+
+
+@pytest.fixture
+def kit_url(redis_server):
+    """An empty database of the server under test, for the testing kit."""
+    url = f"redis://127.0.0.1:{redis_server.port}/{KIT_DATABASE}"
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+    return url
+
+
+@pytest.fixture
+def written(tmp_path, url, monkeypatch):
+    """Write the programs of a page down, and have its folder be the one that is imported from."""
+    monkeypatch.setenv("RELIQ_URL", url)
+
+    def write(name):
+        write_down(ROOT / "docs" / name, tmp_path)
+        return ROOT / "docs" / name
+
+    with imported_from(tmp_path):
+        yield write

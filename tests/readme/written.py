@@ -1,0 +1,100 @@
+"""A page's programs in a folder, and Python that runs there in this process: a process for each would cost seconds."""
+
+import ast
+import asyncio
+import contextlib
+import importlib
+import runpy
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import BLOCK
+
+from reliq.cli.app import Commands
+
+#: pytest's plugins that the tests of pages use; the others belong to the suite around them.
+PLUGINS = ("pytest_asyncio.plugin", "reliq.testing.plugin")
+
+
+def write_down(page: Path, folder: Path) -> None:
+    """Write the programs of `page` into `folder`, each under the name in its first line."""
+    for language, text in BLOCK.findall(page.read_text("utf-8")):
+        name = text.partition("\n")[0].removeprefix("# ")
+        if language == "python" and name.endswith(".py"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+
+@contextlib.contextmanager
+def imported_from(folder: Path) -> Iterator[None]:
+    """Import from `folder`, and forget in the end what came from there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.chdir(folder)
+        try:
+            yield
+        finally:
+            for name, module in list(sys.modules.items()):
+                places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+                if any(Path(place).is_relative_to(folder) for place in places):
+                    del sys.modules[name]
+
+
+def attribute(place: str) -> Any:
+    """Return what `module:name` names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def parse(words):
+    """Read a command's line as the shell's user would have it read, and do nothing."""
+    command = Commands.load(words.pop(0))
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context(command.name, words)
+
+
+def run_module(name: str) -> None:
+    """Run a module as `python -m` does."""
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def run_tests(*words: str, server: str) -> int:
+    """Run pytest as `python -m pytest` does, on an empty database of the server under test; return its exit code."""
+    plugins = [part for name in PLUGINS for part in ("-p", name)]
+    settings = [f"reliq_server={server}", "asyncio_default_fixture_loop_scope=function"]
+    options = [part for one in settings for part in ("-o", one)]
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        return int(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", *plugins, *options, *words]))
+
+
+async def run_cells(cells: list[tuple[str, str | None]], times: int) -> list[list[str]]:
+    """Run the cells of a notebook, each with whether its last value is shown, so many times; return what was shown."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    runs = []
+    for _ in range(times):
+        values = [(await _cell(text, names), is_shown) for text, is_shown in cells]
+        runs.append([repr(value) for value, is_shown in values if is_shown])
+    return runs
+
+
+async def _cell(text: str, names: dict[str, Any]) -> Any:
+    """Run a cell as a notebook does, in the running event loop; return the value of an expression in its last line."""
+    tree, value = ast.parse(text), None
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    await _run(compile(tree, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+    if isinstance(last, ast.Expr):
+        expression = ast.Expression(last.value)
+        value = await _run(compile(expression, "<cell>", "eval", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+    return value
+
+
+async def _run(code: Any, names: dict[str, Any]) -> Any:
+    value = eval(code, names)
+    return await value if asyncio.iscoroutine(value) else value
