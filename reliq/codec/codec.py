@@ -51,7 +51,7 @@ class Codec(Generic[B]):
     def encode(self, body: B) -> bytes:
         """Return `body` as bytes; raise BodyError when it is not of the queue's type or cannot be encoded."""
         if self._plain is not None and not _is_a(body, self._plain):
-            raise BodyError(f"body must be {type_name(self.kind)}, not {type(body).__name__}")
+            raise BodyError(f"body must be {type_name(self.kind)}, not {_class_told(body, self._plain)}")
         try:
             payload = self._encode(body)
             if self._as_plain and b"null" in payload:
@@ -99,6 +99,14 @@ def _is_a(body: object, kind: type) -> bool:
     if kind in (int, float) and isinstance(body, bool):
         return False
     return isinstance(body, kind) or (kind is float and isinstance(body, int))
+
+
+def _class_told(body: object, wanted: type) -> str:
+    """Name the class of `body`, and say so when it has the name of the one that is wanted."""
+    name = type(body).__name__
+    if name != wanted.__name__:
+        return name
+    return f"a {name} of another definition (a class that was defined again, as in a notebook, wants its queue made again)"
 
 
 def _why(body: object, error: Exception) -> str:

@@ -6,9 +6,10 @@ import shlex
 import subprocess
 import sys
 import warnings
+from dataclasses import dataclass
 
 import pytest
-from pages import BLOCK, commands
+from pages import BLOCK, ROOT, commands
 from starlette.applications import Starlette
 from waiting import eventually
 from written import attribute, parse, run_cells, run_module, run_tests
@@ -148,3 +149,45 @@ def test_a_notebook_says_cell_by_cell_what_it_is_to_say_and_its_cells_may_be_run
     assert again == ["'duplicate'", "(0, 100)", *first[2:]]
     for line in commands(page):
         parse(shlex.split(line)[1:])
+
+
+MESSAGES = """
+class Fit: ...
+Fit = dataclass(Fit)
+FITS = Queue("fits-trial", Fit, url=url)
+class Fit: ...
+Fit = dataclass(Fit)
+FITS.publish(Fit())
+# ----
+trial = Consumer()
+trial.handler(FITS)(handler)
+trial.handler(FITS)(handler)
+# ----
+trial.start()
+trial.start()
+# ----
+asyncio.run(asyncio.sleep(0))
+# ----
+Queue("fits-trial", str, url="redis://127.0.0.1:1/0").publish("x")
+"""
+
+
+def test_what_cells_that_are_run_again_say_is_what_the_page_says(url):
+    page = (ROOT / "docs" / "howto" / "jupyter.md").read_text("utf-8")
+    table = re.findall(r"^\| `(.+?)` \| ", page, re.MULTILINE)
+    names = {"dataclass": dataclass, "Queue": Queue, "Consumer": Consumer, "asyncio": asyncio, "url": url}
+    names["handler"] = lambda body: None
+    said = []
+
+    async def notebook():
+        for cell in MESSAGES.split("# ----"):
+            with warnings.catch_warnings(), pytest.raises(Exception) as caught:
+                warnings.simplefilter("ignore")  # of the coroutine that asyncio.run refused
+                exec(cell, names)
+            said.append(f"{caught.typename}: {caught.value}")
+
+    asyncio.run(notebook())
+    names["trial"].stop()
+
+    assert len(table) == len(said) == 5
+    assert [message for message, line in zip(table, said, strict=True) if message not in line] == []
