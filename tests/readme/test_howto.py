@@ -38,9 +38,9 @@ def follow(line, server):
         assert callable(attribute(words[1]))
 
 
-@pytest.mark.parametrize("name", ["fastapi", "starlette", "flask", "asyncio", "types", "deploys"])
+@pytest.mark.parametrize("name", ["fastapi.md", "starlette.md", "flask.md", "asyncio.md", "types.md", "deploys.md"])
 def test_the_programs_and_tests_of_a_page_run_as_they_are_written(name, written, kit_url, capsys):
-    page = written(f"howto/{name}.md")
+    page = written(f"howto/{name}")
 
     for line in commands(page):
         if line != "python -m shop.service":  # which works until a signal
@@ -54,9 +54,9 @@ def test_the_programs_and_tests_of_a_page_run_as_they_are_written(name, written,
 @pytest.mark.parametrize(
     ("name", "application", "method", "path", "body"),
     [
-        ("starlette", "shop.web:app", "POST", "/orders", {"number": 1}),
+        ("starlette.md", "shop.web:app", "POST", "/orders", {"number": 1}),
         (
-            "flask",
+            "flask.md",
             "shop.web:create_app",
             "PUT",
             "/invitations/6f3c6a52-3f0c-4d44-8d2a-0c6e7a0c5a11",
@@ -67,7 +67,7 @@ def test_the_programs_and_tests_of_a_page_run_as_they_are_written(name, written,
 def test_while_redis_takes_nothing_the_visitor_is_asked_to_try_again(
     name, application, method, path, body, written, client
 ):
-    written(f"howto/{name}.md")
+    written(f"howto/{name}")
     client.config_set("maxmemory", 1)
     try:
         answer = request(attribute(application), method, path, body)

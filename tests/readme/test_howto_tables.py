@@ -94,3 +94,13 @@ def test_old_and_new_workers_read_each_others_messages_as_the_page_says(change, 
             right.handler(Queue("orders", writer))(noting(seen))
             reliq.drain(right, scheduled=True)
             assert (len(seen), Queue("orders").counts().alive) == (1, 0)
+
+
+def test_an_alias_of_pydantic_reads_both_names_and_writes_the_one_that_it_says():
+    [field] = re.findall(r"^`no: (int = Field\(.*\))`", DEPLOYS.read_text("utf-8"), re.MULTILINE)
+    names = {"Field": pydantic.Field, "AliasChoices": pydantic.AliasChoices}
+    exec(f"alias: {field}", names)
+    codec = Codec(pydantic.create_model("Order", no=(int, names["alias"])))
+
+    assert [codec.decode(text).no for text in (b'{"no": 42}', b'{"number": 42}')] == [42, 42]
+    assert codec.encode(codec.decode(b'{"no": 42}')) == b'{"number":42}'

@@ -220,6 +220,17 @@ def test_a_body_that_would_not_come_back_is_refused_with_field_and_reason(kind, 
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
+def test_a_body_of_a_class_that_was_defined_again_is_told_from_one_of_another_class():
+    again = dataclass(type("Address", (), {"__annotations__": {"street": str}}))
+
+    with pytest.raises(
+        BodyError, match="^body must be Address, not a Address of another definition .*its queue made again"
+    ):
+        Codec(Address).encode(again("here"))
+    with pytest.raises(BodyError, match="^body must be Address, not str$"):
+        Codec(Address).encode(SECRET)
+
+
 def test_without_validation_a_body_is_only_encoded():
     codec = Codec(Address, validate=False)
 
