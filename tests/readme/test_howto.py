@@ -181,12 +181,13 @@ def test_what_cells_that_are_run_again_say_is_what_the_page_says(url):
 
     async def notebook():
         for cell in MESSAGES.split("# ----"):
-            with warnings.catch_warnings(), pytest.raises(Exception) as caught:
-                warnings.simplefilter("ignore")  # of the coroutine that asyncio.run refused
+            with pytest.raises(Exception) as caught:
                 exec(cell, names)
             said.append(f"{caught.typename}: {caught.value}")
 
-    asyncio.run(notebook())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the coroutine that asyncio.run refused
+        asyncio.run(notebook())
     names["trial"].stop()
 
     assert len(table) == len(said) == 5
