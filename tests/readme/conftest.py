@@ -10,7 +10,7 @@ import pytest
 import redis
 import yaml
 from pages import README, ROOT, commands, programs
-from written import imported_from, parse, run_module, write_down
+from written import imported_from, parse, write_down
 
 from reliq.cli.app import main
 
@@ -79,20 +79,12 @@ def shop(tmp_path, url, monkeypatch, capsys):
         return ""
 
     def start(*words):
-        if words[:2] == ("python", "-m") and words[2].startswith("shop."):
-            return in_this_process(words[2])
         words = ("python", "-m", *words) if words[0] == "reliq" else words
         burst = ["--burst=delayed"] if "worker" in words and "--burst" not in words else []
         done = subprocess.run(
             [sys.executable, *words[1:], *burst], capture_output=True, text=True, check=False, timeout=120
         )
         return done.returncode, done.stdout, done.stderr
-
-    def in_this_process(module):
-        capsys.readouterr()
-        with imported_from(tmp_path):
-            run_module(module)
-        return (0, *capsys.readouterr())
 
     def typed(*words):
         """Make the command in this process: starting another takes much longer."""
