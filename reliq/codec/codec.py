@@ -106,7 +106,9 @@ def _class_told(body: object, wanted: type) -> str:
     name = type(body).__name__
     if name != wanted.__name__:
         return name
-    return f"a {name} of another definition (a class that was defined again, as in a notebook, wants its queue made again)"
+    return (
+        f"a {name} of another definition (a class that was defined again, as in a notebook, wants its queue made again)"
+    )
 
 
 def _why(body: object, error: Exception) -> str:
