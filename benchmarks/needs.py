@@ -21,11 +21,12 @@ import redis
 
 from benchmarks.server import private_server
 from reliq import Consumer, Outgoing, Queue
+from reliq.keys import WORKERS_KEY
 
 #: The body is of 100 bytes as JSON.
 BODY, MESSAGES = {"text": "x" * 89}, 20_000
-#: For how long connections are counted, in seconds: a worker starts within one of them.
-COUNTED_SECONDS = 4.0
+#: For how long connections are counted once every process is there.
+COUNTED_SECONDS = 3.0
 #: Processes, queues, messages that wait at the start.
 WORKERS = ((1, 1, 0), (1, 1, MESSAGES), (1, 20, 0), (1, 20, MESSAGES), (4, 1, 0), (4, 1, MESSAGES))
 ORDERS = [Queue(f"orders-{number}") for number in range(20)]
@@ -57,6 +58,8 @@ def main() -> None:
                 queue.publish_many([BODY] * (messages // queues))
                 queue.close()
             with _worker(f"benchmarks.needs:of_{queues}", processes):
+                while client.zcard(WORKERS_KEY) < processes:
+                    time.sleep(0.1)
                 found = max(_connections(client))
             said = f"{messages:,} messages come" if messages else "idle"
             print(f"{found:>5}  worker of {processes} process(es) and {queues} queue(s), {said}")
@@ -71,7 +74,7 @@ def main() -> None:
 @contextmanager
 def _worker(consumer: str, processes: int) -> Iterator[None]:
     words = [sys.executable, "-m", "reliq", "worker", consumer, "--processes", f"{processes}", "--log-level", "error"]
-    process = subprocess.Popen(words)
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield
     finally:
@@ -113,28 +116,28 @@ async def _publish_some() -> None:
 
 def _bytes(client: redis.Redis) -> Iterator[tuple[str, float]]:
     """Yield what a message takes in each place, each kind beginning with an empty server."""
-    kinds: dict[str, dict[str, Any]] = {
-        "ready": {},
-        "due later": {"delay": 3600},
-        "ready, by a chosen id": {"id": True},
-    }
-    for name, options in kinds.items():
-        yield name, _grown(client, lambda given=options: _fill(**given))
-    yield "acked, by a chosen id: the id stays taken", _grown(client, lambda: (_fill(id=True), _settle("ack")))
-    yield "dead letter", _grown(client, lambda: (_fill(), _settle("reject"), of_1.drain()))
+    yield "ready", _grown(client, _fill)
+    yield "due later", _grown(client, lambda: _fill(delay=3600))
+    yield "ready, by a chosen id", _grown(client, lambda: _fill(chosen=True))
+    yield (
+        "acked, by a chosen id: the id stays taken",
+        _grown(client, lambda: _fill(chosen=True), lambda: _settle("ack")),
+    )
+    yield "dead letter", _grown(client, _fill, lambda: _settle("reject"), of_1.drain)
 
 
-def _grown(client: redis.Redis, work: Callable[[], object]) -> float:
-    """Return by how many bytes a message the memory of Redis grows by what `work` leaves there."""
+def _grown(client: redis.Redis, *steps: Callable[[], None]) -> float:
+    """Return by how many bytes a message the memory of Redis grows by what the steps leave there."""
     client.flushall()
     before = client.info("memory")["used_memory"]
-    work()
+    for step in steps:
+        step()
     return float(client.info("memory")["used_memory"] - before) / MESSAGES
 
 
-def _fill(*, id: bool = False, **options: Any) -> None:
-    named = ({"id": f"order-{number:06}"} if id else {} for number in range(MESSAGES))
-    ORDERS[0].publish_many(Outgoing(body=BODY, **options, **one) for one in named)
+def _fill(*, chosen: bool = False, delay: float = 0) -> None:
+    ids = (f"order-{number:06}" if chosen else None for number in range(MESSAGES))
+    ORDERS[0].publish_many(Outgoing(body=BODY, delay=delay, id=id) for id in ids)
 
 
 def _settle(verb: str) -> None:
