@@ -79,6 +79,12 @@ def for_security(_client, _url):
     return lambda said: "ACL SETUSER" in said and "evalsha" in said
 
 
+def for_tuning(_client, url):
+    """A queue is there, and nothing of it runs."""
+    Queue("orders", dict[str, int], url=url).publish({"number": 1})
+    return lambda said: "orders" in said
+
+
 def for_web(_client, _url):
     """Both applications serve the pages, and let nobody in who says nothing: 403 by a resolver, 401 by a token."""
     return lambda said: said.split() == ["ok", "403", "ok", "401"]
@@ -94,6 +100,7 @@ BEFORE = {
     "periodic.md": for_periodic,
     "security.md": for_security,
     "web.md": for_web,
+    "explanation/tuning.md": for_tuning,
 }
 
 
@@ -112,7 +119,7 @@ def test_the_commands_of_a_page_run_as_they_are_written(page, shop, client, url)
 
 @each_run
 def test_every_program_of_a_page_is_run_by_its_commands(page):
-    typed = "\n".join(commands(page))
+    typed = "\n".join([*commands(page), *blocks(page, "console")])
 
     for name in programs(page):
         stem = name.removeprefix("shop/").removesuffix(".py")
