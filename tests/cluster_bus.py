@@ -52,7 +52,12 @@ class Bus:
         self._cluster.ask(server, "CONFIG", "SET", "cluster-announce-bus-port", self._ports[server.port])
 
     def cut_off(self, server: EmbeddedRedis) -> None:
-        """Have a node and the others neither hear nor reach each other."""
+        """
+        Have a node and the others neither hear nor reach each other, once they talk through the proxies alone.
+
+        Who was started or met anew is known by its own port for a moment, and who talks to it there goes on hearing of it.
+        """
+        eventually(partial(self._is_reached, server.port), f"all talk to {server.port}, and it to all, through proxies")
         self._cut_off.add(server.port)
         self._loop.call_soon_threadsafe(self._hang_up, server.port)
 

@@ -23,6 +23,8 @@ from tests.waiting import eventually
 
 #: In a run this long a primary stands still for 20 s and a slot is held open for 3, in a shorter one for a part of it.
 LONG_RUN_SECONDS = 120.0
+#: A primary is cut off for so long at most: without a new one by then, the others still hear of it.
+CUT_OFF_SECONDS = 60.0
 #: So long does a write wait for its replica before a fault.
 CONFIRM_MS = 1000
 #: When no write was confirmed: what may be forgotten began so long ago.
@@ -122,10 +124,16 @@ def primary_cut_off(arena: Arena, fault: Fault) -> None:
     """Have a primary, which clients reach, and the other nodes not hear of each other: two primaries for a moment."""
     cluster, bus, victim = many(arena).cluster, many(arena).bus, Victim(arena, fault.victim)
     bus.cut_off(victim.server)
-    while not victim.has_lost_its_place():
-        victim.confirm(ms=20)
-    time.sleep(fault.seconds)
-    bus.heal()
+    try:
+        until = time.monotonic() + CUT_OFF_SECONDS
+        while not victim.has_lost_its_place():
+            victim.confirm(ms=20)
+            assert time.monotonic() < until, (
+                f"no replica takes the place of a primary that is cut off: {victim.server.port}"
+            )
+        time.sleep(fault.seconds)
+    finally:
+        bus.heal()
     eventually(victim.knows_it, "the old primary hears of it")
     victim.note(victim.confirmed, time.monotonic())
     cluster.wait_until_ok()
