@@ -18,7 +18,7 @@ class Teller:
         self._deliveries: dict[tuple[str, str], Delivery] = {}
         self._publishes: dict[tuple[str, int], list[Message]] = {}
         self._calls: dict[tuple[str, str], list[Settling]] = {}
-        self._extends: dict[tuple[str, str], list[Delivery]] = {}
+        self._extends: dict[tuple[str, str], list[tuple[Delivery, Settling]]] = {}
         self._names: dict[str, str] = {}  # id -> name
         self._places: dict[str, list[str]] = {}  # which processes were in which place, one after the other
         self._cancels: dict[tuple[str, int], tuple[str, str, float, float]] = {}  # id, answer, when asked, when told
@@ -81,15 +81,15 @@ class Teller:
             if delivery := self._deliveries.get((id, nonce)):
                 delivery.settlings.append(settling)
                 if settling.verb == "extend":
-                    self._extends[key].append(delivery)
+                    self._extends[key].append((delivery, settling))
 
     def _answered(self, event: Event) -> None:
         settlings = self._end_call(event, "ok")
         for index in event.facts["lost"]:
             settlings[index].result = "lost"
-        for delivery in self._extends.pop((event.who, event.facts["call"])):
-            own = [one for one in settlings if one in delivery.settlings]
-            delivery.grants += [(one.asked, event.t) for one in own if one.result == "ok"]
+        for delivery, own in self._extends.pop((event.who, event.facts["call"])):
+            if own.result == "ok":
+                delivery.grants.append((own.asked, event.t))
 
     def _no(self, event: Event) -> None:
         self._note_failure(event, "no")
