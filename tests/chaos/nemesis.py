@@ -5,6 +5,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import redis
@@ -129,14 +131,24 @@ FAULTS: dict[str, Callable[[Arena, Fault], None]] = FAULTS_OF_A_CLUSTER | {
 }
 
 
-def unleash(arena: Arena, faults: list[Fault], start: float) -> list[threading.Thread]:
-    """Do the faults, each at its time after `start`, in two threads; return these."""
-    threads = []
-    for of_processes in (True, False):
-        mine = [fault for fault in faults if (fault.kind in OF_PROCESSES) is of_processes]
-        threads.append(threading.Thread(target=_track, args=(arena, mine, start), daemon=True))
-        threads[-1].start()
-    return threads
+def unleash(arena: Arena, faults: list[Fault], start: float) -> list[Future[None]]:
+    """Do the faults, each at its time after `start`, in two threads; return what tells their end, and what ended them."""
+    tracks = [[fault for fault in faults if (fault.kind in OF_PROCESSES) is each] for each in (True, False)]
+    return [_in_background(partial(_track, arena, mine, start)) for mine in tracks]
+
+
+def _in_background(work: Callable[[], None]) -> Future[None]:
+    """Do it in a thread that a run which is interrupted does not wait for."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as failure:
+            future.set_exception(failure)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _track(arena: Arena, faults: list[Fault], start: float) -> None:

@@ -49,9 +49,11 @@ def run(plan: Plan, folder: Path) -> None:
         retries = {name: RETRIES[name] for name in SHARES[plan.kind]}
         arena.journal.write("begun", start=start, seconds=plan.seconds, retries=retries, per_key=PER_KEY)
         arena.start_producers(plan.rate, start + plan.seconds)
-        threads = nemesis.unleash(arena, schedule(plan.seed, plan.seconds, plan.kind), start)
-        while time.monotonic() < start + plan.seconds or any(thread.is_alive() for thread in threads):
+        tracks = nemesis.unleash(arena, schedule(plan.seed, plan.seconds, plan.kind), start)
+        while time.monotonic() < start + plan.seconds or not all(track.done() for track in tracks):
             _look(arena)
+        for track in tracks:
+            track.result()  # a fault that failed: those after it were not made
         for producer in arena.producers:
             producer.wait()
         _drain(arena, plan.drain_seconds)
