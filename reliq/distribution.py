@@ -5,7 +5,7 @@ import sys
 
 #: The name by which it is installed; the package is imported as `reliq`.
 NAME = "reliq-queue"
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 #: pip removes a file with each distribution that brought it: taking one of two away breaks the other.
 _REMEDY = (
