@@ -51,7 +51,7 @@ html_copy_source = html_show_copyright = html_show_sphinx = html_use_index = Fal
 _LIGHT = re.compile(r"!\[([^\]]*)\]\(([^)]*)-light\.png\)")
 #: The groups of the navigation and their pages, in a reader's order. What is new in a folder is found there.
 _NAVIGATION = {
-    "Start": "../README",
+    "Start": "../README tutorial",
     "Guides": (
         "publishing handlers workers deployment keys periodic workflows transactions testing dead-letters operations "
         "web monitoring redis cluster shards security go *"
