@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 #: Port and address of the page of figures, and whether those of queues are on it.
 Page = tuple[int, str, bool]
+#: The class of what a module raised at its import -> what helps.
+_CURES = {"AppRegistryNotReady": "; the worker's module must call django.setup() before it imports models"}
 
 
 def serve(
@@ -82,7 +84,8 @@ def _loaded(place: str) -> Consumer:
     except ReliqError:
         raise
     except Exception as error:
-        complain(f"cannot import {place.partition(':')[0]!r}: it raised {type(error).__name__}")
+        raised = type(error).__name__
+        complain(f"cannot import {place.partition(':')[0]!r}: it raised {raised}{_CURES.get(raised, '')}")
         say(*traceback_of_module(error), stderr=True)
         raise typer.Exit(EXIT_USAGE) from None
 

@@ -276,6 +276,19 @@ def test_what_the_applications_module_raises_is_told_by_its_own_traceback(tmp_pa
     assert all(file.startswith(str(tmp_path)) for file in files)
 
 
+def test_a_module_that_wants_django_to_be_set_up_first_is_told_so(tmp_path):
+    models = (
+        "from django.apps import apps\nfrom django.conf import settings\nsettings.configure()\napps.check_apps_ready()"
+    )
+    (tmp_path / "broken_app.py").write_text(models)
+    command = [sys.executable, "-m", "reliq", "worker", "broken_app:consumer"]
+
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=60)
+
+    cure = "the worker's module must call django.setup() before it imports models"
+    assert done.stderr.splitlines()[0] == (f"reliq: cannot import 'broken_app': it raised AppRegistryNotReady; {cure}")
+
+
 def test_a_worker_of_a_consumer_without_handlers_ends_with_2(tmp_path, url):
     (tmp_path / "empty_app.py").write_text("from reliq import Consumer\nconsumer = Consumer()\n")
     command = [sys.executable, "-m", "reliq", "worker", "empty_app:consumer", "--url", url]
