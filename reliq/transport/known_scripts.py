@@ -37,16 +37,18 @@ class KnownScripts:
         self._known: set[Arg] = set()
         self._may_eval: bool | None = None  # nobody knows yet
         #: Connection -> what it is connected by: another one means that the server may be another too.
-        self._links: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._links: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         self.sent: dict[Any, set[Arg]] = {}
 
     def spelled(self, commands: Sequence[Sequence[Arg]], connection: Any, link: Any) -> Sequence[Sequence[Arg]]:
         """Return several commands as they are to be sent together over a connection."""
         if self._may_eval is False:
             return commands
-        if self._links.get(connection, link) is not link:
-            self.forget()
-        self._links[connection] = link
+        known = self._links.get(connection)
+        if known is None or known() is not link:
+            if known is not None:
+                self.forget()
+            self._links[connection] = weakref.ref(link)
         for command in commands[:-1]:
             if command[0] == "EVALSHA" and command[1] not in self._known:
                 break
