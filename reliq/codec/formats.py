@@ -139,7 +139,11 @@ def _why(body: Any, error: Exception) -> str:
         return "a number beyond 64 bits"
     if isinstance(body, bytes) or "utf-8" in str(error):
         return "bytes that are no UTF-8 (pydantic: ConfigDict(ser_json_bytes='base64', val_json_bytes='base64'))"
-    return f"JSON cannot hold a {type(body).__name__} ({type(error).__name__})"
+    kind = type(body)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    if kind.__module__ == "numpy":
+        return f"JSON cannot hold a {name} ({type(error).__name__}); `tolist()` makes it Python's own,"
+    return f"JSON cannot hold a {name} ({type(error).__name__})"
 
 
 def _has_model(kind: Any) -> bool:

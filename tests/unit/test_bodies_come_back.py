@@ -184,6 +184,8 @@ def test_aliases_are_what_json_has():
     assert Codec(Parcel).decode(b'{"to": {"street": "x"}, "signup": {"userName": "ann"}}').signup.user_name == "ann"
 
 
+Scalar = type("int64", (), {"__module__": "numpy"})  # numpy itself is no dependency of the tests
+
 REFUSED = [
     (TwoAliases, TwoAliases(**{"in": 5}), "a worker could not read it: missing at `$.in`"),
     (Login, Login(user="ann", token=SECRET), "a secret is written as asterisks (give the field a field_serializer"),
@@ -206,6 +208,11 @@ REFUSED = [
     (Cat | Dog, SECRET, "body must be"),
     (Address, Address(Path(SECRET)), "cannot be encoded: JSON cannot hold a"),
     (dict, {"a": {SECRET: [1, object()]}}, "JSON cannot hold a object (TypeError) at `$[...][...][1]`"),
+    (
+        dict,
+        {"a": Scalar()},
+        "JSON cannot hold a numpy.int64 (TypeError); `tolist()` makes it Python's own, at `$[...]`",
+    ),
     (dict, {"a": ["\udc80" + SECRET]}, "text with half of a surrogate pair at `$[...][0]`"),
 ]
 
