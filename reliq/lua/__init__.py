@@ -124,9 +124,9 @@ def _source(name: str, package: str, keyed: bool) -> str:
     return re.sub(r"^( *)-- keyed: ", r"\1", text, flags=re.MULTILINE) if keyed else text
 
 
-def text_of(sha: object) -> str:
-    """Return the text of the script that was read with this digest."""
-    return _TEXTS[sha]
+def text_of(sha: object) -> str | None:
+    """Return the text of the script that was read with this digest, None when it is another's, such as a probe of rights."""
+    return _TEXTS.get(sha)
 
 
 def script_names() -> list[str]:

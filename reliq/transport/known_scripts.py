@@ -78,5 +78,8 @@ class KnownScripts:
         """Return a command with the text of its script, where the server may lack that and is not `sent` it before."""
         if command[0] != "EVALSHA" or command[1] in self._known or (self._may_eval and command[1] in sent):
             return command
+        text = text_of(command[1])
+        if text is None:
+            return command
         sent.add(command[1])
-        return ("EVAL", text_of(command[1]), *command[2:])
+        return ("EVAL", text, *command[2:])

@@ -147,12 +147,14 @@ def _fsync(policy: str | None) -> Finding:
         return unknown("persistence", "CONFIG GET appendfsync")
     if policy == "always":
         return Finding("persistence", "ok", "AOF with appendfsync always")
-    lost = "the last second" if policy == "everysec" else "whatever the system had not written yet"
+    lost, alone = "whatever the system had not written yet", "nothing"
+    if policy == "everysec":
+        lost, alone = "the last second", "nothing, but for up to 2 s of a slow disk"
     return Finding(
         "persistence",
         "warning",
         f"AOF with appendfsync {policy}",
-        f"a power cut loses {lost}; a crash of Redis alone loses nothing",
+        f"a power cut loses {lost}; a crash of Redis alone loses {alone}",
         "appendfsync always, where that is too much",
     )
 
