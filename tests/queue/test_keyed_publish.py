@@ -104,7 +104,8 @@ def test_tasks_that_publish_with_different_keys_share_round_trips(queue, client)
 
     asyncio.run(all_at_once())
 
-    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 50
+    ran = client.info("commandstats")
+    assert sum(ran[name]["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in ran) == 50
     assert len(lines(client, queue)) == 51
 
 

@@ -32,7 +32,8 @@ def test_a_message_passes_few_calls_in_few_files_from_its_wake_up_to_its_ack(que
         consumer.stop()
 
     walk.calls = _way(walk.calls)
-    assert len(walk.calls) <= 200, f"{len(walk.calls)} calls:\n{walk}"
+    # 200, and a few more on a busy machine: a connection that has rested is looked at before it is used
+    assert len(walk.calls) <= 205, f"{len(walk.calls)} calls:\n{walk}"
     assert len(walk.files) <= 23, f"{len(walk.files)} files: {walk.files}"
 
 
