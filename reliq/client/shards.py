@@ -47,7 +47,6 @@ class Shards:
         self.first, self._keys, self._clients, self.wanted = keys, [keys], clients, wanted
         self.map, self._servers, self._has_places = UNSHARDED, servers, not servers
         self.is_keyed = False
-        self._reading: asyncio.Task[None] | None = None
         self._turns = count(SystemRandom().randrange(1 << 16))
 
     def keys(self, shard: int) -> Keys:
@@ -110,19 +109,12 @@ class Shards:
                 self._stay(error)
 
     async def arefresh(self, *, for_seconds: float = FIRST_MAP_SECONDS) -> None:
-        """As `refresh`, in async code: whoever wants it meanwhile waits for the same read."""
+        """As `refresh`, in async code."""
         if self.is_old and not self._is_known_to_others():
-            loop = asyncio.get_running_loop()
-            if self._reading is None or self._reading.done() or self._reading.get_loop() is not loop:
-                self._reading = loop.create_task(self._aread_or_stay(self._patience(for_seconds)))
-                self._reading.add_done_callback(lambda read: read.cancelled() or read.exception())  # all may have left
-            await asyncio.shield(self._reading)
-
-    async def _aread_or_stay(self, for_seconds: float) -> None:
-        try:
-            await self.aread(for_seconds=for_seconds)
-        except (RedisRefusedError, RedisUnavailableError) as error:
-            self._stay(error)
+            try:
+                await self.aread(for_seconds=self._patience(for_seconds))
+            except (RedisRefusedError, RedisUnavailableError) as error:
+                self._stay(error)
 
     def read(self, *, for_seconds: float = 0.0) -> None:
         """

@@ -312,33 +312,6 @@ def test_objects_of_one_queue_read_one_map(url, sharded, commands):
     assert commands()["getrange"] == 1
 
 
-def test_the_first_publishes_of_many_tasks_share_the_read_of_the_map(queue, sharded, commands):
-    sharded()
-
-    async def all_at_once():
-        await asyncio.gather(*(queue.apublish({"n": n}) for n in range(50)))
-        await queue.aclose()
-
-    asyncio.run(all_at_once())
-
-    assert commands()["getrange"] == 1
-
-
-def test_who_leaves_the_read_of_the_map_to_others_takes_none_of_it_along(queue, sharded):
-    sharded()
-
-    async def one_leaves():
-        first, second = (asyncio.create_task(queue.known_shards.arefresh()) for _ in range(2))
-        await asyncio.sleep(0)
-        first.cancel()
-        await second
-        await queue.aclose()
-
-    asyncio.run(one_leaves())
-
-    assert queue.known_shards.map == EIGHT
-
-
 def test_a_map_is_read_again_when_it_is_old(url, sharded, lengths, monkeypatch):
     queue = Queue("q", url=url)
     queue.publish({})
