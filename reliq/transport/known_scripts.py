@@ -45,10 +45,11 @@ class KnownScripts:
         if self._may_eval is False:
             return commands
         known = self._links.get(connection)
-        if known is None or known() is not link:
-            if known is not None:
+        if link is None or known is None or known() is not link:
+            if link is None or known is not None:
                 self.forget()
-            self._links[connection] = weakref.ref(link)
+            if link is not None:  # somebody has closed the connection: it is made anew as it is used
+                self._links[connection] = weakref.ref(link)
         for command in commands[:-1]:
             if command[0] == "EVALSHA" and command[1] not in self._known:
                 break
