@@ -124,7 +124,7 @@ def test_in_a_queue_without_keys_the_message_alone_waits(queue, consumer, start,
 
 def test_a_key_that_sleeps_is_told_in_the_log(make_queue, consumer, start, recorder, caplog):
     caplog.set_level(logging.INFO, "reliq")
-    consumer.observers.append(LogObserver())
+    consumer.observers.insert(0, LogObserver())  # before the one that is waited for
     queue = make_queue(ordered=True)
 
     @consumer.handler(queue)

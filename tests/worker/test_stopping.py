@@ -50,7 +50,7 @@ def test_a_stop_tells_again_and_again_how_many_handlers_run_and_how_long_they_ha
 ):
     monkeypatch.setattr("reliq.worker.engine.STOP_TOLD_SECONDS", 0.05)
     caplog.set_level("INFO", "reliq")
-    consumer.observers.append(LogObserver())
+    consumer.observers.insert(0, LogObserver())  # before the one that is waited for
     consumer.handler(queue)(lambda body: gate.pass_through())
     queue.publish("x")
     consumer.start()
