@@ -4,7 +4,9 @@ import asyncio
 import importlib.util
 import logging
 import os
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +28,12 @@ from tests.cluster_servers import LiveCluster
 
 # What a program prints is read as a user reads it, whose shell says nothing of buffers.
 os.environ.pop("PYTHONUNBUFFERED", None)
+# Where the shell says that no bytecode is kept, each of the many processes that tests start would compile all it imports:
+# it is kept as long as this run lasts.
+_bytecode = tempfile.mkdtemp(prefix="reliq-bytecode-") if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") else None
+if _bytecode:
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = _bytecode
+    sys.dont_write_bytecode = False
 # However slow this machine is: an example may take its time.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -38,6 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=bool(os.environ.get("RELIQ_LONG")),
         help="minutes and hours instead of seconds, where a test can use them (or set RELIQ_LONG)",
     )
+
+
+def pytest_unconfigure() -> None:
+    if _bytecode:
+        shutil.rmtree(_bytecode, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
