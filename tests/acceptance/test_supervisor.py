@@ -5,7 +5,7 @@ import signal
 import psutil
 import pytest
 from waiting import eventually
-from worker_process import AT_ONCE
+from worker_process import AT_ONCE, works
 
 from reliq.keys import Keys
 from reliq.shardmap import ShardMap
@@ -60,7 +60,7 @@ def test_a_second_signal_ends_it_at_once(worker, jobs, client):
     process.process.send_signal(signal.SIGINT)
 
     assert process.wait(100) == 130
-    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    eventually(lambda: not any(map(works, children)), "its processes are gone")
 
 
 def test_a_child_that_dies_is_replaced(worker, jobs):

@@ -196,6 +196,7 @@ class TestOneProcess:
                 lambda: value(scrape(endpoint.port), "reliq_handler_seconds_count", queue="single", outcome="ack") == 1,
                 "the handler was counted",
             )
+            eventually(lambda: value(scrape(endpoint.port), "reliq_slots_busy") == 0, "its slot is free")
             found = scrape(endpoint.port)
             client.set(consumer.queue.keys.pending, "no sorted set")
             eventually(

@@ -141,7 +141,7 @@ def test_who_was_killed_is_gone_when_its_record_expires_and_leaves_the_index(
     start()
 
     (one,) = eventually(workers)
-    assert client.zrange(WORKERS_KEY, 0, -1) == [one.id.encode()]
+    eventually(lambda: client.zrange(WORKERS_KEY, 0, -1) == [one.id.encode()])
 
 
 def test_a_record_that_is_none_of_ours_is_passed_over(workers, client):

@@ -89,11 +89,11 @@ def test_a_suspect_does_not_hold_up_the_innocent(queue, consumer, start, recorde
 
     suspects("q", amount=5)
     start(concurrency=4)
-    gate.wait_for()
+    gate.wait_for(2)  # the suspects that four slots may run
     queue.publish_many(["innocent"] * 50)
 
     recorder.wait_for(Acked, 50)
-    assert len(recorder.of(Started)) == 52  # with the two suspects that four slots may run
+    assert len(recorder.of(Started)) == 52
     gate.open()
     recorder.wait_for(Acked, 55)
 
@@ -113,9 +113,9 @@ def test_the_innocent_are_found_behind_many_suspects(no_looks, queue, consumer, 
 
     start(concurrency=4)
 
-    gate.wait_for()
+    gate.wait_for(2)  # the suspects that four slots may run
     recorder.wait_for(Acked, 20)
-    assert len(recorder.of(Started)) == 22  # with the two suspects that four slots may run
+    assert len(recorder.of(Started)) == 22
 
 
 def test_a_suspect_that_hangs_does_not_keep_the_next_from_its_turn(queue, consumer, start, recorder, suspects, gate):
@@ -131,5 +131,5 @@ def test_a_suspect_that_hangs_does_not_keep_the_next_from_its_turn(queue, consum
     start(concurrency=2)  # one suspect at a time
 
     recorder.wait_for(Acked, 2)
-    assert recorder.of(Handled, outcome="timeout")[0].id == first[0]
+    assert recorder.wait_for(Handled, outcome="timeout")[0].id == first[0]
     assert first[0] not in recorder.ids(Acked)

@@ -250,7 +250,7 @@ def test_what_a_dead_worker_held_comes_back_when_its_lease_is_over(no_looks, que
     start()
 
     recorder.wait_for(Acked)
-    assert recorder.of(Reclaimed)[0].overdue == ("x",)
+    assert recorder.wait_for(Reclaimed)[0].overdue == ("x",)  # told by another thread than the ack
 
 
 def test_after_a_start_leases_are_spared_for_a_third(queue, consumer, caller):
