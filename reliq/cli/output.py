@@ -1,19 +1,26 @@
-"""The output of the commands: text for a person, JSON for a script, and a question before what cannot be undone."""
+"""
+The output of the commands: text for a person, JSON for a script, and a question before what cannot be undone.
+
+What prints something in a way of its own is imported as it prints: help and completion wait for none of it.
+"""
+
+from __future__ import annotations
 
 import json
 import re
 import sys
 import time
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import typer
-from rich.console import Console
 
 from reliq.errors import ConfigurationError
 from reliq.foreign import printable
-from reliq.readable import spoken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
 
 #: Exit codes: a command that was used wrongly, one that named a message that is not there, one that Ctrl-C ended.
 EXIT_USAGE, EXIT_UNKNOWN_ID, EXIT_INTERRUPTED = 2, 2, 130
@@ -23,6 +30,8 @@ _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
 
 def console(*, stderr: bool = False) -> Console:
     """Return a console that prints texts as they are: without markup, names of emoji or highlighted numbers."""
+    from rich.console import Console  # noqa: PLC0415
+
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
@@ -39,6 +48,8 @@ def complain(what: object) -> None:
 
 def print_json(value: Any) -> None:
     """Print dataclasses, lists and dictionaries as JSON, one value in one line of ASCII."""
+    import msgspec  # noqa: PLC0415
+
     try:
         text = msgspec.json.encode(value).decode()
     except UnicodeEncodeError:  # an id of a foreign publisher may be any bytes
@@ -53,6 +64,8 @@ def print_facts(facts: Iterable[tuple[str, Any]]) -> None:
 
 def say_age(seen: Iterable[float]) -> None:
     """Print the age of the oldest record, written at one of `seen` in unix seconds, when it is over a second."""
+    from reliq.readable import spoken  # noqa: PLC0415
+
     age = max((time.time() - one for one in seen), default=0.0)
     if age > 1:
         say(f"as of {spoken(age)} ago")

@@ -52,8 +52,18 @@ def test_the_list_of_commands_and_their_names_for_a_shell_need_no_redis_client()
 
     done = run("-c", code)
 
-    assert "redis" not in done.stdout.split()
+    assert not {"redis", "msgspec", "tenacity"} & set(done.stdout.split())
     assert "Publish a message" in done.stdout
+
+
+def test_the_root_of_the_commands_imports_what_typer_does_and_little_of_its_own():
+    """A shell that completes a word waits for it."""
+    code = "import sys, typer; before = set(sys.modules); import reliq.cli.app; print(*set(sys.modules) - before)"
+
+    more = set(run("-c", code).stdout.split())
+
+    assert not {"rich", "rich.console"} & more
+    assert len(more) <= 25, more
 
 
 def test_the_help_and_the_options_of_a_command_need_no_redis_client():
