@@ -66,12 +66,16 @@ class Pulse:
 
     Args:
         path: a file shared between both, None when the reader is the process itself.
+        rounds: what the rounds are called that it completes.
+        seconds: after this time without a round a process hangs that is ready and has not found Redis away.
     """
 
     kinds = (RedisAway,)
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path | None = None, *, rounds: str = "claim round", seconds: float = CLAIM_SECONDS
+    ) -> None:
+        self.path, self._rounds, self._seconds = path, rounds, seconds
         self._lock = threading.Lock()
         if path is None:
             self._memory = mmap.mmap(-1, _FIELDS.size)
@@ -99,6 +103,11 @@ class Pulse:
             else:
                 self._write(max(claimed_at, stats.last_claim_at), away_at, ready=True, broken=stats.is_broken)
 
+    def beat(self) -> None:
+        """Note that a round is over, and with the first one that the process is ready."""
+        with self._lock:
+            self._write(time.monotonic(), 0.0, ready=True)
+
     def complaint(self, now: float) -> str:
         """Return why the process should be restarted, empty when it should not."""
         claimed_at, away_at, ready, broken = self._read()
@@ -106,9 +115,9 @@ class Pulse:
             return "a part of it ended by itself"
         is_away = away_at > claimed_at
         age = now - max(claimed_at, away_at)
-        if age <= (CLAIM_SECONDS if ready and not is_away else PATIENT_SECONDS):
+        if age <= (self._seconds if ready and not is_away else PATIENT_SECONDS):
             return ""
-        return f"no claim round{', and no try to reach Redis,' if is_away else ''} for {age:.0f} s"
+        return f"no {self._rounds}{', and no try to reach Redis,' if is_away else ''} for {age:.0f} s"
 
     @property
     def is_ready(self) -> bool:

@@ -1,7 +1,7 @@
 """
 The output of the commands: text for a person, JSON for a script, and a question before what cannot be undone.
 
-What prints something in a way of its own is imported as it prints: help and completion wait for none of it.
+rich and msgspec are imported when they print something: completion and the options of a command wait for neither.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -60,15 +59,6 @@ def print_json(value: Any) -> None:
 def print_facts(facts: Iterable[tuple[str, Any]]) -> None:
     """Print names and values, one of each in a line; nothing is cut off."""
     say(*(f"{name:>12}  {value}" for name, value in facts))
-
-
-def say_age(seen: Iterable[float]) -> None:
-    """Print the age of the oldest record, written at one of `seen` in unix seconds, when it is over a second."""
-    from reliq.readable import spoken  # noqa: PLC0415
-
-    age = max((time.time() - one for one in seen), default=0.0)
-    if age > 1:
-        say(f"as of {spoken(age)} ago")
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -8,8 +8,8 @@ import typer
 
 from reliq.admin.filters import duration
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
-from reliq.cli.output import print_json, say, say_age
-from reliq.cli.tables import print_table
+from reliq.cli.output import print_json, say
+from reliq.cli.tables import print_table, say_age
 from reliq.keys import Layout
 from reliq.readable import spoken
 

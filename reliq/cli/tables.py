@@ -1,6 +1,7 @@
 """Tables on a terminal of any width: the columns that tell rows apart are never cut off."""
 
 import sys
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from reliq.cli.output import console, say
 from reliq.foreign import printable
+from reliq.readable import spoken
 
 GAP = "  "
 #: A long text keeps at least this many columns.
@@ -78,3 +80,10 @@ def _paragraph(columns: Sequence[str], cells: Sequence[str], width: int) -> Iter
 
 def _head(text: str, terminal: Console) -> None:
     terminal.print(Text(text, "bold"), soft_wrap=True)
+
+
+def say_age(seen: Iterable[float]) -> None:
+    """Print the age of the oldest record, written at one of `seen` in unix seconds, when it is over a second."""
+    age = max((time.time() - one for one in seen), default=0.0)
+    if age > 1:
+        say(f"as of {spoken(age)} ago")

@@ -3,8 +3,8 @@
 import time
 
 from reliq.cli.options import Json, Url, admin
-from reliq.cli.output import print_json, say, say_age
-from reliq.cli.tables import print_table
+from reliq.cli.output import print_json, say
+from reliq.cli.tables import print_table, say_age
 from reliq.readable import spoken
 
 

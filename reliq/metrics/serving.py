@@ -150,13 +150,16 @@ def of_queues(port: int, host: str | None, *, connection: Connection, queues: Se
 
 
 @contextmanager
-def of_relay(port: int, host: str, observers: list[Observer]) -> Iterator[Endpoint]:
+def of_relay(
+    port: int, host: str, observers: list[Observer], *, pulse: Pulse, connection: Connection
+) -> Iterator[Endpoint]:
     """Serve the figures of a relay that runs in this process; they are among `observers` while they are served."""
-    metrics = ProcessMetrics()
+    metrics, asked = ProcessMetrics(), queue_collector(connection, with_queues=False)
     page = Page([metrics, Build(), Usage(lambda: {"0": os.getpid()})])
     observers.append(metrics)
     try:
-        with Endpoint(port, host, page=page, live=str, ready=str) as endpoint:
+        live, ready = (lambda: health.live([pulse])), (lambda: health.ready([pulse], asked.redis_answers))
+        with Endpoint(port, host, page=page, live=live, ready=ready) as endpoint:
             yield endpoint
     finally:
         observers.remove(metrics)

@@ -1,4 +1,4 @@
-"""The datagrams by which a worker tells the service manager that started it, such as systemd, how it is: sd_notify(3)."""
+"""The datagrams by which a worker or a relay tells the service manager, such as systemd, how it is: sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXIT_SECONDS = 5.0
 
 class ServiceManager:
     """
-    Tells the service manager, if there is one, that the worker is ready, alive or stopping.
+    Tells the service manager, if there is one, that the process is ready, alive or stopping.
 
     Its variables leave the environment: a program that a handler starts must not speak for the worker.
     """

@@ -19,7 +19,7 @@ from reliq.embedded import EmbeddedRedis
 from reliq.metrics.names import ALL
 from reliq.process.plan import STOP_MARGIN_SECONDS
 
-WORKLOADS = ("worker.yaml", "exporter.yaml")
+WORKLOADS = ("worker.yaml", "exporter.yaml", "relay.yaml")
 each_workload = pytest.mark.parametrize("name", WORKLOADS)
 
 
@@ -29,20 +29,24 @@ def test_every_file_is_applied_or_told_of():
     assert listed == ["worker.yaml", "exporter.yaml", "podmonitor.yaml"]
     assert {path.name for path in FOLDER.iterdir()} - {*listed} == {
         "kustomization.yaml",
+        "relay.yaml",
         "rules.py",
         "scaledobject.yaml",
     }
 
 
 @each_workload
-def test_a_container_runs_one_of_our_commands_and_serves_the_port_that_is_probed_and_scraped(name):
+def test_a_container_runs_one_of_our_commands_and_serves_the_port_that_is_probed_and_scraped(name, monkeypatch):
     _, container = pod(name)
     program, word, *rest = container["args"]
+    given = {one["name"] for one in container["env"]}
+    monkeypatch.setenv("RELIQ_DATABASE", "sqlite:///shop.db")  # as the environment of its pod
     command = Commands.load(word).make_context(word, rest)
     [port] = container["ports"]
     [endpoint] = read("podmonitor.yaml")["PodMonitor"]["spec"]["podMetricsEndpoints"]
 
     assert program == "reliq"
+    assert given == {"RELIQ_URL"} | ({"RELIQ_DATABASE"} if word == "relay" else set())
     assert port["containerPort"] == command.params.get("metrics_port", command.params.get("port"))
     assert command.params.get("metrics_host", command.params.get("host")) == "0.0.0.0"
     probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]

@@ -4,20 +4,30 @@ import os
 import re
 import shutil
 import socket
+import sqlite3
 import subprocess
+import urllib.error
+import urllib.request
+from contextlib import closing
 
 import pytest
 from ports import free_port
 from required import must_run_in_ci
 from unit import OURS, PROGRAM, UNITS, Manager, command, settings
+from waiting import eventually
 
+from reliq import Queue
+from reliq.cli import relaying
 from reliq.cli.app import Commands
 from reliq.embedded import EmbeddedRedis
+from reliq.health import PATIENT_SECONDS, Pulse, live
+from reliq.outbox.tables import ddl
 from reliq.process.plan import STOP_MARGIN_SECONDS
 from reliq.process.service_manager import EXIT_SECONDS, EXTEND_SECONDS, ServiceManager
 
-WORKER, EXPORTER = "reliq-worker.service", "reliq-exporter.service"
+WORKER, EXPORTER, RELAY = "reliq-worker.service", "reliq-exporter.service", "reliq-relay.service"
 GRACE = 25
+each_unit = pytest.mark.parametrize("name", [WORKER, EXPORTER, RELAY])
 
 
 @pytest.fixture
@@ -34,7 +44,7 @@ def managed(tmp_path):
         one.close()
 
 
-@pytest.mark.parametrize("name", [WORKER, EXPORTER])
+@each_unit
 def test_systemd_accepts_a_unit_without_a_word(name, tmp_path):
     if shutil.which("systemd-analyze") is None:
         must_run_in_ci("systemd-analyze is not installed (Debian: apt-get install systemd)")
@@ -47,8 +57,9 @@ def test_systemd_accepts_a_unit_without_a_word(name, tmp_path):
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", [WORKER, EXPORTER])
-def test_the_command_of_a_unit_is_one_of_ours(name):
+@each_unit
+def test_the_command_of_a_unit_is_one_of_ours(name, monkeypatch):
+    monkeypatch.setenv("RELIQ_DATABASE", "sqlite:///shop.db")  # of EnvironmentFile
     _, word, *rest = command(name, 9464)
 
     Commands.load(word).make_context(word, rest)
@@ -88,6 +99,73 @@ def test_a_worker_asks_for_time_while_redis_is_away_is_ready_alive_and_stopping_
     assert service.members() == []
     assert len(inherited) >= 4
     assert [one for one in inherited if "NOTIFY_SOCKET" in one or "WATCHDOG_USEC" in one] == []
+
+
+@pytest.fixture
+def outbox(tmp_path, monkeypatch):
+    """An outbox in SQLite, which the environment names."""
+    monkeypatch.setenv("RELIQ_DATABASE", f"sqlite:///{tmp_path}/shop.db")
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        for statement in ddl("sqlite"):
+            connection.execute(statement)
+        connection.commit()
+        yield connection
+
+
+def test_a_relay_is_ready_alive_while_redis_is_away_and_stopping_and_leaves_nothing(managed, outbox, server_path):
+    redis, port = free_port(), free_port()
+    orders = Queue("orders", dict, url=f"redis://127.0.0.1:{redis}/0")
+    orders.publish_in(outbox, {"order": 1})
+    outbox.commit()
+    service = managed(command(RELAY, port), f"redis://127.0.0.1:{redis}/0")
+    service.hears("READY=1")
+    service.hears("WATCHDOG=1", times=3)
+    away = answer(port, "live"), answer(port, "ready")
+
+    with EmbeddedRedis(server=server_path, port=redis):
+        eventually(lambda: orders.counts().ready == 1, "the row is moved")
+        back = answer(port, "live"), answer(port, "ready")
+        code = service.stop()
+
+    assert code == 0, service.said
+    assert (away, back) == ((200, 503), (200, 200))
+    assert service.lines().count("READY=1") == 1
+    longest = int((STOP_MARGIN_SECONDS + EXIT_SECONDS) * 1e6)
+    assert service.told[-1].splitlines() == ["STOPPING=1", f"EXTEND_TIMEOUT_USEC={longest}", "STATUS=stopping"]
+    assert int(settings(RELAY)["TimeoutStopSec"]) * 1e6 >= longest
+    assert service.members() == []
+
+
+def test_a_relay_whose_round_does_not_end_gives_no_sign_of_life(monkeypatch, tmp_path):
+    """Nobody can wait for minutes: the clock of its pulse is set back."""
+    heard = Manager(["true"], tmp_path, {**os.environ})
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "2")
+    monkeypatch.delenv("WATCHDOG_PID", raising=False)
+    pulse, teller = Pulse(rounds="round", seconds=PATIENT_SECONDS), ServiceManager()
+    pulse.beat()
+    relaying.tell(teller, pulse)
+    heard.hears("WATCHDOG=1")
+
+    pulse._write(pulse._read()[0] - PATIENT_SECONDS - 1, 0.0, ready=True)
+    for _ in range(3):
+        relaying.tell(teller, pulse)
+    teller.stop(1.0)
+    heard.hears("STOPPING=1")
+
+    assert heard.lines().count("WATCHDOG=1") == 1
+    assert live([pulse]).startswith("process 0: no round for 30")
+    heard.close()
+
+
+def answer(port, path):
+    """Return the status of a probe."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as got:
+            return got.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
 
 
 def test_a_name_in_linuxs_own_namespace_is_an_address_too(monkeypatch):
