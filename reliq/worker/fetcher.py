@@ -15,7 +15,7 @@ from reliq.worker.claims import FairOrder, QueueClaims
 from reliq.worker.delivery import deliveries_of
 from reliq.worker.loop import REPLY_LAG_SECONDS, QueueBackoff
 from reliq.worker.tokens import Tokens
-from reliq.worker.turns import seconds_between_looks, shared_out
+from reliq.worker.turns import SeldomLooks, shared_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +74,7 @@ class Fetcher:
         self._queues: list[QueueClaims] = []
         self._tokens: Tokens | None = None
         self._served_at = float("-inf")  # when the shards were last taken up
-        self._name = token()
+        self._name, self._seldom = token(), SeldomLooks(heartbeat.workers)
         self._poke_key = served.handlers[0].queue.keys.lane(f"{self._name}.poke")
         self._order, self._backoff = FairOrder(), QueueBackoff("fetcher", client.observers)
         self._reader = BodyReader(served.handlers, inflight, self._backoff, submit, settle)
@@ -297,4 +297,4 @@ class Fetcher:
         self._scheduler.note(one.keys, answer, at)
         one.is_watched_here, one.look_at = answer.promote_in_ms != NOT_WATCHING, 0.0
         if not one.is_watched_here and self._served.is_sharded(one.name):
-            one.look_at = at + seconds_between_looks(self._heartbeat.workers())
+            one.look_at = self._seldom.next(at)

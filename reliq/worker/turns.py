@@ -9,7 +9,7 @@ from reliq.settings import BATCH_LIMIT
 from reliq.worker.claims import fair_shares
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from reliq.worker.claims import Capacity, FairOrder, Offer, QueueClaims
 
@@ -66,3 +66,21 @@ def seconds_between_looks(workers: int) -> float:
     """Return after how many seconds one of so many processes looks again at a shard that another one watches."""
     seconds = min(SELDOM_SECONDS, max(1.0, (workers - 1) * SECONDS_PER_WORKER))
     return seconds * _chance.uniform(0.75, 1.25)
+
+
+class SeldomLooks:
+    """
+    When one process looks at shards that others watch: at all of them in one round, so that they share round trips.
+
+    Args:
+        workers: returns how many processes there are.
+    """
+
+    def __init__(self, workers: Callable[[], int]) -> None:
+        self._workers, self._next_at = workers, 0.0
+
+    def next(self, now: float) -> float:
+        """Return the time of the next round."""
+        if self._next_at <= now:
+            self._next_at = now + seconds_between_looks(self._workers())
+        return self._next_at

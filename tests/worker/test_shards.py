@@ -17,7 +17,7 @@ from reliq.worker.inflight import Inflight
 from reliq.worker.loop import Loop
 from reliq.worker.scheduler import Scheduler
 from reliq.worker.served import Served
-from reliq.worker.turns import seconds_between_looks, taken_in_turn
+from reliq.worker.turns import SeldomLooks, seconds_between_looks, taken_in_turn
 
 ALL = Suspects(16, 0, 16)
 
@@ -251,7 +251,7 @@ def workers(queue, consumer, url, caller, monkeypatch):
     def make(number, second):
         monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", second)
         between = seconds_between_looks
-        monkeypatch.setattr("reliq.worker.fetcher.seconds_between_looks", lambda workers: second * between(workers))
+        monkeypatch.setattr("reliq.worker.turns.seconds_between_looks", lambda workers: second * between(workers))
         beat = SimpleNamespace(soon=list, workers=lambda: number)
         for _ in range(number):
             client = Client.to(Connection.to(url), WORKER_TIMEOUT_SECONDS)
@@ -318,3 +318,11 @@ def test_idle_shards_cost_many_workers_next_to_nothing(queue, workers, spread, c
 def test_the_looks_of_all_workers_together_are_few_however_many_there_are():
     for workers, least, most in ((1, 0.75, 1.25), (2, 1, 5 / 3), (16, 15, 25), (1000, 15, 25)):
         assert all(least <= seconds_between_looks(workers) <= most for _ in range(100))
+
+
+def test_shards_that_others_watch_are_looked_at_in_one_round():
+    looks = SeldomLooks(lambda: 16)
+    first = looks.next(1000.0)
+
+    assert {looks.next(now) for now in (1000.0, 1001.0, first - 0.001)} == {first}
+    assert first + 15 <= looks.next(first) <= first + 25
