@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import socket
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reliq import commands, transitions
@@ -188,11 +189,13 @@ class Control:
 
     def close(self) -> None:
         """Close the blocking connections of this queue's Redis; they come back when they are used again."""
-        self.connection().close()
+        with suppress(ConfigurationError):  # no Redis was named: nothing was opened
+            self.connection().close()
 
     async def aclose(self) -> None:
         """Close the running event loop's connections of this queue's Redis."""
-        await self.connection().aclose()
+        with suppress(ConfigurationError):
+            await self.connection().aclose()
 
     def connection(self) -> Connection:
         """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""

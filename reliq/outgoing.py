@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
 
+from reliq.keywords import checking_keywords
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
@@ -31,6 +33,7 @@ class PublishOptions(TypedDict, total=False):
     priority: Priority
 
 
+@checking_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing(Generic[B]):
     """

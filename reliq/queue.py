@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, Unpack, overload
 
 from reliq.client.independent import shards_wanted
 from reliq.client.moves import Moves
@@ -15,7 +15,8 @@ from reliq.codec.codec import Codec
 from reliq.control import Control
 from reliq.declared import LimitOptions, limits_in
 from reliq.keys import Keys, Layout
-from reliq.publish.orders import Writer
+from reliq.keywords import check_keywords
+from reliq.publish.orders import PUBLISH_KEYWORDS, Writer
 from reliq.publish.sender import Sender, begun
 from reliq.publish.tally import BulkTally
 from reliq.publish.transactional import TransactionalPublishes
@@ -26,7 +27,7 @@ from reliq.transport.connection import check_slots
 from reliq.transport.target import check_target
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
     from typing_extensions import TypeForm
 
@@ -55,6 +56,12 @@ class QueueOptions(SettingsAndLimits, total=False):
     layout: Layout
     observers: Sequence[Observer]
     shards: int | Sequence[str] | None
+
+
+#: The keyword arguments of `Queue.publish_many`.
+_BULK_KEYWORDS = frozenset({"items", "chunk", "max_backlog", "durability"})
+#: The keyword arguments of `Queue`.
+_KEYWORDS = frozenset({"body", *QueueOptions.__annotations__})
 
 
 class Queue(Control, TransactionalPublishes[B], Generic[B]):
@@ -119,6 +126,7 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         shards: int | Sequence[str] | None = None,
         **options: Unpack[SettingsAndLimits],
     ) -> None:
+        check_keywords("Queue", options, _KEYWORDS)
         keys, settings = Keys(name, layout), dict[str, Any](options)
         wanted, url = shards_wanted(shards, url, layout)
         if url is not None:
@@ -169,7 +177,7 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]
     ) -> Receipt:
         """As `publish`, in async code."""
-        order = self._writer.order(body, options)
+        order = self._writer.order(body, options, call="apublish")
         return (await self._sender.asend([order], durability=self._durability(durability)))[0]
 
     def publish_many(
@@ -179,6 +187,7 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         chunk: int = 500,
         max_backlog: int | None = None,
         durability: Durability | None = None,
+        **others: Never,
     ) -> BulkResult:
         """
         Publish bodies, or `Outgoing` with options of their own; return how many were published.
@@ -197,6 +206,7 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
 
         Example: `queue.publish_many(Order(number) for number in range(10_000)).published`
         """
+        _check_bulk("Queue.publish_many", others)
         tally, durability = BulkTally(max_backlog), self._durability(durability)
         with ThreadPoolExecutor(1, "reliq-publish") as sending:  # while Redis works on a call, the next one is made
             under_way: Callable[[], list[Receipt]] = list
@@ -224,8 +234,10 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         chunk: int = 500,
         max_backlog: int | None = None,
         durability: Durability | None = None,
+        **others: Never,
     ) -> BulkResult:
         """As `publish_many`, in async code."""
+        _check_bulk("Queue.apublish_many", others)
         tally, durability = BulkTally(max_backlog), self._durability(durability)
         for orders in self._writer.chunks(items, chunk):
             while tally.is_bounded and tally.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
@@ -275,3 +287,10 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
 
     def _durability(self, given: Durability | None) -> Durability:
         return self.settings.durability if given is None else Durability.checked(given)
+
+
+def _check_bulk(call: str, others: Mapping[str, Any]) -> None:
+    """Raise TypeError when a call that publishes many was given anything else."""
+    of_messages = sorted(PUBLISH_KEYWORDS & others.keys())
+    advice = f"It is for each message: Outgoing(body=…, {of_messages[0]}=…)" if of_messages else ""
+    check_keywords(call, of_messages or others, () if of_messages else _BULK_KEYWORDS, advice)

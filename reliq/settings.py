@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self, TypedDict
 from tenacity.wait import wait_base
 
 from reliq.errors import ConfigurationError
+from reliq.keywords import checking_keywords
 from reliq.message import RETRIES_LIMIT, Duration
 from reliq.retry import DEFAULT_BACKOFF
 
@@ -131,6 +132,7 @@ class Durability:
 Durability.NONE = Durability()
 
 
+@checking_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
     """
@@ -178,6 +180,7 @@ class SettingsOptions(TypedDict, total=False):
     durability: Durability
 
 
+@checking_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSettings:
     """
@@ -248,6 +251,7 @@ class HandlerSettings:
             object.__setattr__(self, "linger", seconds("linger", self.linger, most=LONGEST_LINGER_SECONDS))
 
 
+@checking_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
     """

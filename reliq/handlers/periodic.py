@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict,
 
 from reliq.errors import ConfigurationError
 from reliq.ids import run_id, tick_id
+from reliq.keywords import check_keywords
 from reliq.publish.orders import Writer
 from reliq.queue import Queue
 from reliq.schedule import Schedule
@@ -47,6 +48,10 @@ class PeriodicOptions(TypedDict, total=False):
     catch_up: CatchUp
     within: Duration
     overlap: Overlap
+
+
+#: The keyword arguments of `Consumer.cron`.
+_KEYWORDS = frozenset({"queue", "body", "name", "tz", *PeriodicOptions.__annotations__})
 
 
 class Makes(Protocol[B]):
@@ -229,6 +234,7 @@ class PeriodicRegistration:
             def daily_report(tick: datetime) -> Report:
                 return Report(day=tick.date())
         """
+        check_keywords("Consumer.cron", options, _KEYWORDS)
         return self._enter(Schedule.cron(expression, tz), queue, body, name, options)
 
     @overload
@@ -261,6 +267,7 @@ class PeriodicRegistration:
 
         Example: `consumer.every(timedelta(minutes=5), queue=checks, body=Check("all"), name="checks")`
         """
+        check_keywords("Consumer.every", options, _KEYWORDS - {"tz"})
         return self._enter(Schedule.every(interval), queue, body, name, options)
 
     def _enter(self, schedule: Schedule, queue: Queue[Any], body: Any, name: str, options: PeriodicOptions) -> Any:

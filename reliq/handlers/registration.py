@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from reliq.errors import ConfigurationError
 from reliq.handlers.handler import Handler, check_around, check_hook, check_middleware, check_queue, inspected
 from reliq.handlers.periodic import PeriodicRegistration
+from reliq.keywords import check_keywords
 from reliq.settings import HandlerSettings
 from reliq.transport.connection import Connection, check_slots
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 B = TypeVar("B")
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound="Callable[[Job[Any], BaseException, bool], Any]")
+
+#: The keyword arguments of `Consumer.handler`.
+_KEYWORDS = frozenset(field.name for field in fields(HandlerSettings))
 
 
 class Registration(PeriodicRegistration):
@@ -117,6 +122,7 @@ class Registration(PeriodicRegistration):
             def ship(order: Order, job: Job) -> None: ...
         """
         check_queue(queue)
+        check_keywords("Consumer.handler", options, _KEYWORDS)
         settings = HandlerSettings(batch=batch, linger=linger, batch_by_key=batch_by_key, **options)  # type: ignore[arg-type]  # a single class becomes a tuple there
 
         def register(function: F) -> F:

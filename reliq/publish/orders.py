@@ -9,6 +9,7 @@ from reliq import transitions
 from reliq.client.lanes import Message
 from reliq.errors import BodyError, ConfigurationError, LoginError, PublishFailed, ReliqError
 from reliq.ids import check_id, home, made_at, new_id
+from reliq.keywords import check_keywords
 from reliq.message import Confirmed, Receipt
 from reliq.outgoing import Outgoing, PublishOptions
 from reliq.publish.options import check_bare, incarnation, line_of, when
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: One call carries at most this many bytes of bodies, unless a single body has more.
 CHUNK_BYTES = 8 * MIB
+#: The keyword arguments of a publish.
+PUBLISH_KEYWORDS = frozenset({"durability", *PublishOptions.__annotations__})
 #: A publish that waits for no confirmation.
 NOT_ASKED = Confirmed()
 
@@ -96,20 +99,23 @@ class Writer:
         self._usual = CallTerms(None, 0, milliseconds(settings.ttl), settings.retries, None, False)
         self._usual_start = b"" if bare else envelope_rest(settings.retries)
 
-    def order(self, body: Any, options: PublishOptions, shard: int | None = None) -> Order:
+    def order(self, body: Any, options: PublishOptions, shard: int | None = None, *, call: str = "publish") -> Order:
         """
         Return `body` checked and encoded; without options it goes on the queue's terms, due now.
 
         Args:
             shard: for a generated id; None: the one whose turn it is.
+            call: the method of `Queue` that was called.
 
         Raises:
             ConfigurationError: an option is not allowed.
             BodyError: the body cannot be encoded or is too large.
+            TypeError: there is no such option.
         """
         if shard is None:
             shard = self._shards.turn() if self._shards.wanted or self._shards.map.n > 1 else 0
         if options:
+            check_keywords(f"Queue.{call}", options, PUBLISH_KEYWORDS)
             return self.special(Outgoing(body=body, **options), shard)
         return Order(new_id(shard), self._usual_start + self._payload(body), self._usual)
 

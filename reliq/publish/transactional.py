@@ -53,7 +53,7 @@ class TransactionalPublishes(Generic[B]):
                 session.add(order)
                 orders.publish_in(session, Order(order.id))
         """
-        row = self._row(self._writer.order(body, options), durability)
+        row = self._row(self._writer.order(body, options, call="publish_in"), durability)
         write(tx, publishing(row, prefix))
         return row.id
 
@@ -67,7 +67,7 @@ class TransactionalPublishes(Generic[B]):
         **options: Unpack[PublishOptions],
     ) -> str:
         """As `publish_in`, in async code: `tx` is an AsyncSession or AsyncConnection, of SQLAlchemy or of psycopg 3."""
-        row = self._row(self._writer.order(body, options), durability)
+        row = self._row(self._writer.order(body, options, call="apublish_in"), durability)
         await awrite(tx, publishing(row, prefix))
         return row.id
 

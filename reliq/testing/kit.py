@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from reliq.client.client import Client
 from reliq.commands import drop_watch, push_wake_token
+from reliq.keywords import check_keywords
 from reliq.outbox.tables import DEFAULT_PREFIX
 from reliq.shardmap import shard_map
 from reliq.snapshot.snapshot import registered
 from reliq.testing.calls import AsyncCalls, Calls
 from reliq.testing.drain import Drain, DrainResult
 from reliq.testing.outbox import amove, move
-from reliq.testing.perform import Performance
-from reliq.testing.published import Published, Wanted, messages, shown
+from reliq.testing.perform import JobOptions, Performance
+from reliq.testing.published import Match, Published, Wanted, messages, shown
 from reliq.transport.connection import Connection
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.message import Duration
     from reliq.queue import Queue
-    from reliq.testing.perform import JobOptions
-    from reliq.testing.published import Match
     from reliq.testing.travel import TestClock
 
 B = TypeVar("B")
@@ -32,6 +31,8 @@ B = TypeVar("B")
 KIT_REPLY_SECONDS = 5.0
 #: A drain has at most this many deliveries, unless it is told another number.
 MOST_DELIVERIES = 1000
+_MATCH_KEYWORDS = frozenset({"body", *Match.__annotations__})
+_JOB_KEYWORDS = frozenset({"state", *JobOptions.__annotations__})
 
 
 class Reliq:
@@ -62,6 +63,7 @@ class Reliq:
             headers: those that they must have; there may be more.
             due: unix seconds or an aware datetime, met within a second.
         """
+        check_keywords("Reliq.published", match, _MATCH_KEYWORDS)
         wanted = Wanted(body=body, **match)
         return [message for message in messages(self._client, queue) if wanted.meets(message)]
 
@@ -73,6 +75,7 @@ class Reliq:
     ) -> Published[B]:
         """Return the first message that `published` finds; raise AssertionError, which shows the others, for none."""
         __tracebackhide__ = True
+        check_keywords("Reliq.assert_published", match, _MATCH_KEYWORDS)
         if found := self.published(queue, body, **match):
             return found[0]
         wanted = Wanted(body=body, **match)
@@ -86,6 +89,7 @@ class Reliq:
     ) -> None:
         """Raise AssertionError, which shows them, when `published` finds messages."""
         __tracebackhide__ = True
+        check_keywords("Reliq.refute_published", match, _MATCH_KEYWORDS)
         if found := self.published(queue, body, **match):
             raise AssertionError(f"expected no such message in {queue.name!r}, and {shown(found)}")
 
@@ -116,6 +120,7 @@ class Reliq:
             Exception: whatever the handler raised, `Nack`, `Reject` and `Snooze` too.
         """
         __tracebackhide__ = True
+        check_keywords("Reliq.perform", options, _JOB_KEYWORDS)
         performance = Performance(consumer, queue, body, **options)
         with Calls() as calls, calls.lifespan(consumer.lifespan if state is None else None) as entered:
             performance.enter(state, entered)
@@ -132,6 +137,7 @@ class Reliq:
     ) -> Any:
         """As `perform`, in async code; a plain handler is called on the event loop."""
         __tracebackhide__ = True
+        check_keywords("Reliq.aperform", options, _JOB_KEYWORDS)
         performance = Performance(consumer, queue, body, **options)
         async with AsyncCalls().lifespan(consumer.lifespan if state is None else None) as entered:
             performance.enter(state, entered)

@@ -9,7 +9,18 @@ PACKAGE = Path(__file__).parents[2] / "reliq"
 
 #: From the bottom up. A part, which is a module or a folder, imports only from the lines above its own here.
 LAYERS = {
-    "words and values": {"distribution", "errors", "events", "foreign", "lazily", "message", "text", "lua", "hashtags"},
+    "words and values": {
+        "distribution",
+        "errors",
+        "events",
+        "foreign",
+        "keywords",
+        "lazily",
+        "message",
+        "text",
+        "lua",
+        "hashtags",
+    },
     "how they are spelled, in Redis and in logs": {"keys", "wireformat", "failure_note", "codec", "call", "retry"}
     | {
         "outgoing",
@@ -56,7 +67,7 @@ LAYERS = {
 LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in names}
 LAYERS_LIMIT = 14
 #: Parts that only compute: no Redis, clock, thread, chance or log.
-PURE = {"errors", "events", "foreign", "message", "text", "lua", "keys", "wireformat", "codec", "call"}
+PURE = {"errors", "events", "foreign", "keywords", "message", "text", "lua", "keys", "wireformat", "codec", "call"}
 PURE |= {
     "failure_note",
     "minutes",

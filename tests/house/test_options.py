@@ -1,15 +1,17 @@
 """Each option has one home: where its default and its type stand, what type checkers read says the same."""
 
+import asyncio
 import dataclasses
 import typing
 
 import pytest
 
-from reliq import Outgoing, Queue
+from reliq import Consumer, Outgoing, Queue, WorkerSettings
 from reliq.declared import LimitOptions
 from reliq.limits import Limits
 from reliq.outgoing import PublishOptions
 from reliq.settings import QueueSettings, SettingsOptions
+from reliq.testing import Reliq
 
 
 def fields(kind):
@@ -42,7 +44,33 @@ def test_every_option_is_told_where_a_reader_looks(method, options):
     assert [name for name in keys(options) if name not in told] == []
 
 
-@pytest.mark.parametrize("make", [lambda: Queue("q", retry=1), lambda: Queue("q").publish({}, delya=1)])
-def test_an_option_that_is_none_is_refused_by_its_name(make):
-    with pytest.raises(TypeError, match=r"unexpected keyword argument '(retry|delya)'"):
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Queue("q", retry=1), "Queue() … 'retry'. Did you mean 'retries'?"),
+        (lambda: Queue("q", bdy=int), "Queue() … 'bdy'. Did you mean 'body'?"),
+        (lambda: Outgoing(body=1, dealy=3), "Outgoing() … 'dealy'. Did you mean 'delay'?"),
+        (lambda: WorkerSettings(graze=3), "WorkerSettings() … 'graze'. Did you mean 'grace'?"),
+        (lambda: Queue("q").publish({}, dealy=3), "Queue.publish() … 'dealy'. Did you mean 'delay'?"),
+        (lambda: asyncio.run(Queue("q").apublish({}, dealy=3)), "Queue.apublish() … 'dealy'. Did you mean 'delay'?"),
+        (lambda: Queue("q").publish_in(None, {}, dealy=3), "Queue.publish_in() … 'dealy'. Did you mean 'delay'?"),
+        (lambda: Queue("q").publish_many([], chunks=3), "Queue.publish_many() … 'chunks'. Did you mean 'chunk'?"),
+        (
+            lambda: asyncio.run(Queue("q").apublish_many([], delay=3)),
+            "Queue.apublish_many() … 'delay'. It is for each message: Outgoing(body=…, delay=…)",
+        ),
+        (lambda: Consumer().handler("q", leese=3), "Consumer.handler() … 'leese'. Did you mean 'lease'?"),
+        (lambda: Consumer().every(60, queue=Queue("q"), jiter=3), "Consumer.every() … 'jiter'. Did you mean 'jitter'?"),
+        (
+            lambda: Consumer().cron("* * * * *", queue=Queue("q"), start=3),
+            "Consumer.cron() … 'start'. It takes body, catch_up, jitter, name, overlap, queue, tz, within",
+        ),
+        (lambda: Reliq.published(None, Queue("q"), keys="a"), "Reliq.published() … 'keys'. Did you mean 'key'?"),
+        (lambda: Reliq.perform(None, None, None, 1, atempt=2), "Reliq.perform() … 'atempt'. Did you mean 'attempt'?"),
+    ],
+)
+def test_a_mistyped_option_is_refused_by_the_call_that_was_made(make, said):
+    with pytest.raises(TypeError) as refused:
         make()
+
+    assert str(refused.value) == said.replace("…", "got an unexpected keyword argument", 1)

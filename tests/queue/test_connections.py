@@ -399,3 +399,11 @@ def test_a_consumer_takes_what_a_queue_takes(url):
 
     assert done == [{"a": 1}]
     client.close()
+
+
+def test_closing_a_queue_that_was_never_connected_does_nothing(monkeypatch):
+    monkeypatch.delenv("RELIQ_URL", raising=False)
+    queue = Queue("q")
+
+    queue.close()
+    asyncio.run(queue.aclose())
