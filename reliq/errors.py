@@ -21,6 +21,8 @@ and what it warns of:
 from functools import partial
 from typing import Any, Literal
 
+from reliq.text import count_of
+
 
 class ReliqError(Exception):
     """The base class of all errors of reliq."""
@@ -75,7 +77,8 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
             "unknown": ("it may have been written", "publish the same again with the same id to be sure"),
         }[outcome]
         super().__init__(
-            f"publishing {len(ids)} message(s) to queue {queue!r} failed, {done}: {why}" + f"; {again}" * advised
+            f"publishing {count_of(len(ids), 'message')} to queue {queue!r} failed, {done}: {why}"
+            + f"; {again}" * advised
         )
 
     @property

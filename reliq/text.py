@@ -35,7 +35,12 @@ def class_name(value: object) -> str:
         return "a class without a name"
 
 
-def some(ids: Sequence[str]) -> str:
-    """Return the first five of `ids` as one text, and how many more there are."""
-    more = f" and {len(ids) - IDS_SHOWN} more" if len(ids) > IDS_SHOWN else ""
-    return (", ".join(ids[:IDS_SHOWN]) or "none") + more
+def some(ids: Sequence[str], count: int = 0) -> str:
+    """Return the first five of `ids` as one text, and how many more there are, of `count` when that are more."""
+    left = max(len(ids), count) - min(len(ids), IDS_SHOWN)
+    return (", ".join(ids[:IDS_SHOWN]) or "none") + (f" and {left} more" if left else "")
+
+
+def count_of(number: int, one: str, more: str = "") -> str:
+    """Return `1 process` or `1,200 processes`; `more` is the plural of what does not take an s."""
+    return f"{number:,} {one if number == 1 else more or one + 's'}"

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from reliq.errors import ConfigurationError
+from reliq.text import count_of
 
 SUFFIX = ".reliq-progress"
 
@@ -45,7 +46,7 @@ class FileProgress:
             return 0
         if mark.sha256 != sha256:
             raise ConfigurationError(
-                f"{self.path} has changed since {mark.line} lines of it were published here: all its lines would be "
+                f"{self.path} has changed since {count_of(mark.line, 'line of it was', 'lines of it were')} published here: all its lines would be "
                 f"published again. If that is wanted, delete {self.file}"
             )
         return mark.line

@@ -11,6 +11,7 @@ from reliq.errors import ConfigurationError
 from reliq.foreign import whole_number
 from reliq.message import Counts
 from reliq.publish.registry import NAMING_SECONDS
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,10 +50,10 @@ def _check_empty(queue: QueueSession, alive: int, kept: int, *, letters: bool) -
     """Raise ConfigurationError when a queue has a message, or a dead letter that is to stay."""
     if alive:
         raise ConfigurationError(
-            f"queue {queue.name!r} has {alive} message(s); purge them first (what is in no state: `reliq check --repair`)"
+            f"queue {queue.name!r} has {count_of(alive, 'message')}; purge it first (what is in no state: `reliq check --repair`)"
         )
     if kept and not letters:
-        raise ConfigurationError(f"queue {queue.name!r} has {kept} dead letter(s); --letters removes them too")
+        raise ConfigurationError(f"queue {queue.name!r} has {count_of(kept, 'dead letter')}; forget it with --letters")
 
 
 def _check_unnamed(queue: QueueSession) -> None:

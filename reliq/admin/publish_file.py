@@ -13,6 +13,7 @@ from reliq.admin.publish import is_json
 from reliq.errors import BodyError, ConfigurationError
 from reliq.outgoing import Outgoing
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, LARGEST_BODY, MIB
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,9 +59,9 @@ class FilePublished:
 
     def __str__(self) -> str:
         """Return in one line what became of the good lines."""
-        parts = [f"{self.published} published", f"{self.before} were before"]
+        parts = [f"{self.published} published", f"{count_of(self.before, 'was', 'were')} before"]
         if self.cancelled:
-            parts.append(f"{self.cancelled} were cancelled a short while ago")
+            parts.append(f"{count_of(self.cancelled, 'was', 'were')} cancelled a short while ago")
         return ", ".join(parts)
 
 

@@ -22,6 +22,7 @@ from reliq.ids import check_id
 from reliq.outgoing import Outgoing
 from reliq.redriving import by_bytes
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, QueueSettings, milliseconds, seconds, whole
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +67,7 @@ class RedriveResult:
         if self.alive:
             parts.append(f"{self.alive} left: a message of their id is alive")
         if self.gone:
-            parts.append(f"{self.gone} were gone meanwhile")
+            parts.append(f"{count_of(self.gone, 'was', 'were')} gone meanwhile")
         if self.kept:
             parts.append(f"{self.kept} kept: the other queue cannot have such headers or bodies")
         return ", ".join(parts)

@@ -23,6 +23,7 @@ from reliq.admin.walk import Walk
 from reliq.control import tombstone_ms
 from reliq.ids import check_id
 from reliq.settings import BATCH_LIMIT
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,7 @@ class RemoveResult:
         """Return in one line how many were deleted or cancelled, as `verb` says, and what became of the others."""
         parts = [f"{self.purged + self.cancelled} {verb}"]
         if self.running:
-            parts.append(f"{self.running} are running: they are not retried")
+            parts.append(f"{count_of(self.running, 'is running: it is', 'are running: they are')} not retried")
         if self.gone:
             parts.append(f"{self.gone} had ended meanwhile")
         return ", ".join(parts)

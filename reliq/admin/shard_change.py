@@ -13,6 +13,7 @@ from reliq import transitions
 from reliq.admin.relocate import Relocator
 from reliq.errors import ConfigurationError
 from reliq.shardmap import ShardMap, map_text
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -38,7 +39,7 @@ class Leftover:
 
     def __str__(self) -> str:
         """Return in one line what there is."""
-        return f"{self.alive} messages that workers have or are about to have"
+        return f"{count_of(self.alive, 'message')} that workers have or are about to have"
 
 
 class ShardChange:

@@ -15,6 +15,7 @@ from reliq.commands import server_facts
 from reliq.errors import ConfigurationError
 from reliq.ids import new_id
 from reliq.server_version import ServerVersion
+from reliq.text import count_of
 from reliq.transport.connection import default_url
 from reliq.transport.url import check_url, masked
 
@@ -69,7 +70,7 @@ class Bench:
                 f"{max(0, limit - used) // _MIB} MiB left below its maxmemory; use --quick, or another Redis"
             )
         sizes = [int(facts.partition("keys=")[2].partition(",")[0]) for facts in keyspace.values() if "keys=" in facts]
-        return f"{sum(sizes)} keys" if sum(sizes) else ""
+        return count_of(sum(sizes), "key") if sum(sizes) else ""
 
     def run(self, progress: Progress = lambda _name, _done, _of: None) -> Report:
         """

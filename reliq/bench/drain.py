@@ -6,6 +6,7 @@ from reliq.bench import bare
 from reliq.bench.jobs import KINDS
 from reliq.bench.report import Figure
 from reliq.bench.stage import Stage
+from reliq.text import count_of
 
 #: Kinds of handler and numbers of processes.
 COURSES = (*((kind, 1) for kind in KINDS), ("plain", 2))
@@ -15,7 +16,7 @@ HEAD_SHARE = 0.1
 
 def drain(stage: Stage, kind: str, processes: int) -> list[Figure]:
     """Work a full queue with default settings; return its rate beside that of the bare scripts."""
-    name = f"{kind} handler, {processes} process" + ("es" if processes > 1 else "")
+    name = f"{kind} handler, {count_of(processes, 'process', 'processes')}"
     rate, limit = bare.in_turns(stage, lambda: drain_rate(stage, kind, processes), bare.drains)
     return [Figure(part="drain", name=name, value=rate, unit="messages/s", bare=limit)]
 

@@ -54,11 +54,11 @@ def _lines(found: "Account") -> list[str]:
     if found.missing > 0:
         return [
             *lines,
-            f"It does not add up: {many} came in and have neither ended nor are alive.",
+            f"It does not add up: what came in is {many} more than what has ended or is alive.",
             "Something else than reliq took them out, such as a deleted key, or a lost write.",
         ]
     return [
         *lines,
-        f"It does not add up: {many} more have ended or are alive than came in.",
+        f"It does not add up: what has ended or is alive is {many} more than what came in.",
         "Something else than reliq put them in, such as a script of yours, or the totals were lost.",
     ]

@@ -8,6 +8,7 @@ import typer
 
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
 from reliq.cli.output import console, print_json, say
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from reliq.admin.fsck.report import CheckReport
@@ -43,7 +44,7 @@ def check(
 def _progress() -> Iterator[Callable[[str, int], None]]:
     """Show on a terminal what is being read; elsewhere nothing."""
     with console(stderr=True).status("") as status:
-        yield lambda what, looked_at: status.update(f"reading {what}: {looked_at:,} ids looked at")
+        yield lambda what, looked_at: status.update(f"reading {what}: {count_of(looked_at, 'id')} looked at")
 
 
 def _print(report: "CheckReport", *, repair: bool) -> None:
@@ -54,6 +55,8 @@ def _print(report: "CheckReport", *, repair: bool) -> None:
         for label, text in (("means", fault.means), ("such as", examples), ("--repair", fault.repair)):
             say(f"{'':9}{label}: {text}")
     if report.unproved:
-        say(f"{report.unproved} ids may be in no list, or in two; the lists are too long to be looked through.")
+        say(
+            f"{count_of(report.unproved, 'id')} may be in no list, or in two; the lists are too long to be looked through."
+        )
     verdict = "sound" if report.is_sound else "NOT sound"
-    say(f"{report.queue}: {report.looked_at} ids looked at; the queue is {verdict}.")
+    say(f"{report.queue}: {count_of(report.looked_at, 'id')} looked at; the queue is {verdict}.")

@@ -20,6 +20,7 @@ from reliq.errors import ConfigurationError
 from reliq.message import Letter
 from reliq.readable import pretty, start_of
 from reliq.settings import whole
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from reliq.admin import Admin, DeadGroups
@@ -139,7 +140,7 @@ def redrive(
         return
     total, missing = desk.size(queue, "dead"), _missing(desk, queue, where.ids)
     if every:
-        confirm(f"Redrive all {total} dead letters of {queue}?", yes=yes)
+        confirm(f"Redrive {'all ' * (total != 1)}{count_of(total, 'dead letter')} of {queue}?", yes=yes)
     with progress_bar("redriving", total, reliq.admin.RedriveResult()) as run:
         done = desk.redrive(queue, where, options, to=to, on_step=run.step)
     print_json(done) if json else say(done)
@@ -171,7 +172,7 @@ def purge(
         print_found(found, "deleted", json=json)
         return
     missing = _missing(desk, queue, where.ids)
-    confirm(f"Delete {found} dead letters of {queue}?", yes=yes)
+    confirm(f"Delete {count_of(found, 'dead letter')} of {queue}?", yes=yes)
     with progress_bar("deleting", desk.size(queue, "dead"), 0, lambda done: f"{done} deleted") as run:
         deleted = desk.delete_letters(queue, where, on_step=run.step)
     print_json({"deleted": deleted}) if json else say(f"{deleted} deleted")
@@ -185,7 +186,7 @@ def _list_groups(found: "DeadGroups", most: int, *, json: bool) -> None:
     rows = [(one.count, one.reason, one.raised, when_text(one.newest), one.example) for one in found.groups[:most]]
     print_table(("count", "reason", "raised", "newest", "example"), rows)
     if found.looked < found.of:
-        say(f"these are of the newest {found.looked:,} letters looked at, of {found.of:,}")
+        say(f"these are of the newest {count_of(found.looked, 'letter')} looked at, of {found.of:,}")
 
 
 def as_json(letter: Letter, body: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from reliq.embedded import EmbeddedRedis
 from reliq.errors import ConfigurationError
 from reliq.message import Counts
 from reliq.outgoing import Outgoing
+from reliq.text import count_of
 from reliq.transport.connection import URL_VARIABLE
 from reliq.transport.url import check_url
 
@@ -63,7 +64,7 @@ def _redis(url: str | None, console: Console) -> Iterator[None]:
 def _story(jobs: int, chance: random.Random, console: Console) -> Counts:
     """Publish, work, cancel some, kill a process half way; return the counts when nothing is alive."""
     with _worker() as worker:
-        console.print(f"Publishing {jobs} jobs: some late, some slow, some failing twice, some poisonous.")
+        console.print(f"Publishing {count_of(jobs, 'job')}: some late, some slow, some failing twice, some poisonous.")
         ids = [f"errand-{number}" for number in range(jobs)]
         ERRANDS.publish_many(_errands(ids, chance))
         cancelled = [ERRANDS.cancel(id) for id in chance.sample(ids, jobs // 50)].count("cancelled")
@@ -144,7 +145,9 @@ def _print_account(counts: Counts, console: Console) -> bool:
     table.add_row("lost", str(counts.missing))
     console.print("\n", table)
     retries = totals.get("retried_nack", 0), totals.get("retried_lease", 0)
-    console.print(f"{retries[0]} deliveries again after a failure, {retries[1]} after the kill.")
+    console.print(
+        f"{count_of(retries[0], 'delivery', 'deliveries')} again after a failure, {retries[1]} after the kill."
+    )
     balanced = counts.missing == 0 and counts.alive == 0
     console.print("The account balances: nothing was lost." if balanced else "The account does NOT balance.")
     return balanced

@@ -7,6 +7,7 @@ import typer
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, Yes, admin, queue_names
 from reliq.cli.output import complain, confirm, print_json, say
 from reliq.errors import ConfigurationError
+from reliq.text import count_of
 
 EXIT_REFUSED = 2
 
@@ -45,7 +46,10 @@ def forget(
         print_json({"forgotten": list(gone), "letters": sum(gone.values())})
     else:
         say(
-            *(f"{queue} is forgotten" + (f", with {kept} dead letters" if kept else "") for queue, kept in gone.items())
+            *(
+                f"{queue} is forgotten" + (f", with {count_of(kept, 'dead letter')}" if kept else "")
+                for queue, kept in gone.items()
+            )
         )
     if refused:
         raise typer.Exit(EXIT_REFUSED)

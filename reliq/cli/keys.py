@@ -11,6 +11,7 @@ from reliq.cli.output import print_json, say
 from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 from reliq.message import PRIORITY_LINES
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from reliq.admin import Admin, KeyLine, KeysView
@@ -101,7 +102,7 @@ def _every_key(desk: "Admin", queue: str) -> Iterator["KeyLine"]:
 
 def _summary(queue: str, found: "KeysView") -> list[str]:
     said = [
-        f"{found.waiting:,} waiting, {found.running:,} running; {found.in_turn:,} keys in turn, {found.asleep:,} asleep"
+        f"{found.waiting:,} waiting, {found.running:,} running; {count_of(found.in_turn, 'key')} in turn, {found.asleep:,} asleep"
     ]
     if found.asleep_until is not None:
         said.append(f"The whole queue sleeps until {clock(found.asleep_until)} UTC.")

@@ -12,6 +12,7 @@ from reliq.cli.output import print_json, say
 from reliq.outbox.database import database as opened
 from reliq.outbox.store import Store
 from reliq.outbox.tables import DEFAULT_PREFIX, ddl
+from reliq.text import count_of
 
 outbox = typer.Typer(
     help="The tables of `publish_in` and `job.once`: print their SQL, clean them.",
@@ -60,4 +61,4 @@ def clean(
     if json:
         print_json({"outbox": sent, "inbox": over})
         return
-    say(f"deleted {sent} rows of the outbox, {over} of the inbox")
+    say(f"deleted {count_of(sent, 'row')} of the outbox, {over} of the inbox")

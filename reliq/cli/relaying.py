@@ -16,6 +16,7 @@ from reliq.process.plan import STOP_MARGIN_SECONDS
 from reliq.process.service_manager import ServiceManager
 from reliq.relay.mover import OutboxMover
 from reliq.relay.relay import Relay
+from reliq.text import count_of
 from reliq.worker.loop import Loop
 
 #: Port and address of the page of figures.
@@ -34,9 +35,9 @@ def move(database: str, *, once: bool, again_ms: int, page: Page | None, **setti
     with asking(mover.store.database):
         mover.check()
         if again_ms:
-            say(f"{mover.store.again(again_ms)} rows are sent again")
+            say(f"{count_of(mover.store.again(again_ms), 'row is', 'rows are')} sent again")
         if once:
-            say(f"moved {mover.move_all()} rows")
+            say(f"moved {count_of(mover.move_all(), 'row')}")
             mover.close()
     if not once:
         # A round may wait for the confirmation of each of its calls: only one of minutes hangs.

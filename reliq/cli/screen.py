@@ -14,6 +14,7 @@ from reliq.cli.queues import pause_text
 from reliq.crons import TICK_LATE_SECONDS
 from reliq.foreign import printable
 from reliq.readable import amount, rate, spoken
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -80,12 +81,12 @@ class Screen:
         first = _sides(
             Text(f"reliq watch  {self.place}", "bold"), Text(f"{now} UTC, every {spoken(self.interval)}"), width
         )
-        queues, workers = _many(len(overview.queues), "queue"), _many(len(overview.workers), "worker")
-        second = Text(f"{queues}, {workers}, {busy} of {slots} slots busy")
+        queues, workers = count_of(len(overview.queues), "queue"), count_of(len(overview.workers), "worker")
+        second = Text(f"{queues}, {workers}, {busy} of {count_of(slots, 'slot')} busy")
         if memory := overview.facts.get("used_memory_human"):
             second.append(f", Redis uses {memory}")
         if overview.left_out:
-            second.append(f", {overview.left_out} more queues not shown", "yellow")
+            second.append(f", {count_of(overview.left_out, 'more queue')} not shown", "yellow")
         if overview.unreadable:
             second.append(f", cannot read {printable(', '.join(overview.unreadable))}", "red")
         if self.trouble:
@@ -106,10 +107,6 @@ def _periodic(crons: Sequence[CronView]) -> list[Text]:
         if one.next is not None and one.name not in wrong | paused:
             line.append(f"  {one.name} {when_text(one.next)}")
     return [line] if crons else []
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _sides(left: Text, right: Text, width: int) -> Text:
@@ -142,7 +139,7 @@ def _queues(moment: Moment, width: int, most: int) -> list[Text]:
         numbers, trends = _numbers(view, states, width), moment.trends
         lines += _stacked(view, numbers, trends, width) if stacked else _in_line(view, numbers, trends, named, width)
     if hidden := len(moment.overview.queues) - len(views):
-        lines.append(Text(f"and {hidden} more queues, less late than these", "dim"))
+        lines.append(Text(f"and {count_of(hidden, 'more queue')}, less late than these", "dim"))
     return lines
 
 

@@ -4,6 +4,7 @@ import typer
 
 from reliq.cli.options import Json, Url, admin
 from reliq.cli.output import print_json, say
+from reliq.text import count_of
 
 scripts = typer.Typer(
     help="Load the Lua scripts, for users whose rule is made with `reliq acl --without-eval`.", add_completion=False
@@ -30,4 +31,4 @@ def load(json: Json = False, url: Url = None) -> None:
     if json:
         print_json(loaded)
         return
-    say(f"{len(loaded)} scripts are loaded")
+    say(f"{count_of(len(loaded), 'script is', 'scripts are')} loaded")

@@ -8,6 +8,7 @@ import reliq.admin
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, Yes, admin
 from reliq.cli.output import confirm, print_json, say
 from reliq.cli.tables import print_table
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from reliq.admin.shards import ShardsView
@@ -61,4 +62,4 @@ def _print(queue: str, view: "ShardsView") -> None:
         if now.was == now.n
         else f"; {now.state}, there were {now.was}: workers end it, and `reliq shards {queue} --finish` does"
     )
-    say(f"{queue} has {now.n} shard{'s' * (now.n > 1)} (epoch {now.epoch}){change}")
+    say(f"{queue} has {count_of(now.n, 'shard')} (epoch {now.epoch}){change}")

@@ -22,6 +22,7 @@ from reliq.metrics.files import FOLDER_VARIABLE
 from reliq.process.folder import METRICS_FOLDER
 from reliq.process.plan import ChildPlan, environment_of_children
 from reliq.process.supervisor import Supervisor
+from reliq.text import count_of
 from reliq.transport.connection import MANY_SERVERS, URL_VARIABLE
 from reliq.transport.url import check_url
 
@@ -53,7 +54,7 @@ def serve(
         handlers = found.chosen(plan.queues)
         if plan.log_format != "json":
             where = found.connection(handlers).name
-            _print_handlers(handlers, f"{processes} processes of {plan.concurrency} on {where}")
+            _print_handlers(handlers, f"{count_of(processes, 'process', 'processes')} of {plan.concurrency} on {where}")
         supervisor = Supervisor(found, plan, processes=processes, max_memory=max_memory, stall=stall)
         if reloader is not None:
             reloader.watch(supervisor.stop)

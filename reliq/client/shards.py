@@ -16,6 +16,7 @@ from reliq.client.independent import take_places
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError, WrongKeyTypeError
 from reliq.ids import home
 from reliq.shardmap import UNSHARDED, ShardMap, declaration, shard_map
+from reliq.text import count_of
 from reliq.transport import connection as transport
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class Shards:
         if self.wanted not in (None, found.n):
             name = self.first.name
             raise ConfigurationError(
-                f"queue {name!r} has {found.n} shard{'s' * (found.n > 1)}, not {self.wanted}: leave `shards` out, or "
+                f"queue {name!r} has {count_of(found.n, 'shard')}, not {self.wanted}: leave `shards` out, or "
                 f"change their number with `reliq shards {name} {self.wanted}`"
             )
 

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from reliq.text import count_of, some
+
 logger = logging.getLogger("reliq")
 
 #: Ten lines that differ in their figures alone are written within 10 s; more are held back.
@@ -15,7 +17,7 @@ SAME_LINES = 10
 SAME_SECONDS = 10.0
 #: At 1,000 kinds of line a new window begins, which bounds the memory.
 LINE_KINDS_LIMIT = 1000
-#: A summary of lines that were held back names at most 100 ids.
+#: A summary of lines that were held back has at most 100 ids as a field; its text names five.
 HELD_IDS = 100
 #: The event of that summary, which is never held back itself.
 HELD_BACK = "held_back"
@@ -97,9 +99,8 @@ class Limiter(logging.Filter):
 def _tell(over: list[_Held]) -> None:
     """Write a line for each kind that was held back, with the ids it would have named."""
     for held in over:
-        lines = "1 line" if held.count == 1 else f"{held.count} lines"
-        more = f" and {held.messages - len(held.ids)} more" if held.messages > len(held.ids) else ""
-        text = f"held back {lines} like: {held.like}" + (f"; ids: {', '.join(held.ids)}{more}" if held.ids else "")
+        ids = f"; ids: {some(held.ids, held.messages)}" if held.ids else ""
+        text = f"held back {count_of(held.count, 'line')} like: {held.like}{ids}"
         told = {"event": HELD_BACK, "queue": held.queue, "count": held.count, "ids": held.ids}
         logger.log(held.level, "%s", text, extra={"reliq": told})
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from reliq import events
 from reliq.foreign import printable
 from reliq.logs.setup import enable_logging
-from reliq.text import IDS_SHOWN, some
+from reliq.text import IDS_SHOWN, count_of, some
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ class LogObserver:
                 enable_logging()  # a lifespan may just have configured logging
                 _info(f"ready: working on {', '.join(queues)}", event="ready", queues=queues)
             case events.WorkerStopping(_, running, grace):
-                handlers = "1 handler" if running == 1 else f"{running or 'no'} handlers"
+                handlers = count_of(running, "handler") if running else "no handlers"
                 text = f"stopping: {handlers} running" + (f", {grace:.3g} s left" if running else "")
                 _info(text, event="stopping", running=running, grace=round(grace, 3))
             case events.RenewalLate(queue, seconds, cause):
@@ -95,7 +95,7 @@ class LogObserver:
                 _warn(text, event="inconsistent", queue=queue, ids=ids)
             case events.WentBack(queue, before, after):
                 cause = "a spoilt total, see `reliq check`" if after < 0 else "Redis was reset or rewound"
-                text = f"{queue}: {cause}: the queue counted {before} claims and now counts {after}"
+                text = f"{queue}: {cause}: the queue counted {count_of(before, 'claim')} and now counts {after}"
                 _warn(text, event="went_back", queue=queue, before=before, after=after)
             case events.Ticked() | events.Superseded():
                 _of_periodic_entry(event)
@@ -125,7 +125,7 @@ def _of_periodic_entry(event: events.Ticked | events.Superseded) -> None:
     """Log a tick that was not published, or comes after some that were not, and an entry that a newer process has."""
     match event:
         case events.Ticked(queue, entry, at, outcome, missed) if missed or outcome != "published":
-            text = f"{queue}: the tick {at} of the periodic entry {entry} was {_TOLD[outcome]}; {missed} were missed"
+            text = f"{queue}: the tick {at} of the periodic entry {entry} was {_TOLD[outcome]}; {count_of(missed, 'was', 'were')} missed"
             _warn(text, event="ticked", queue=queue, entry=entry, at=at, outcome=outcome, missed=missed)
         case events.Superseded(queue, entry):
             text = f"{queue}: a newer process has another schedule for the periodic entry {entry}; this one lets it be"
@@ -145,7 +145,8 @@ def _handled(event: events.Handled, error: str) -> None:
     if not logger.isEnabledFor(level):
         return
     what = f": {error}" if error else ""
-    text = f"{event.queue} {event.id} attempt {event.attempt or '-'}: {event.outcome} in {event.seconds:.3f} s{what}"
+    which = "a delivery" if event.attempt is None else f"attempt {event.attempt}"
+    text = f"{event.queue} {event.id} {which} answered {event.outcome} after {event.seconds:.3f} s{what}"
     told = {
         "event": "handled",
         "queue": event.queue,

@@ -11,6 +11,7 @@ from reliq.events import Unconfirmed, notify
 from reliq.message import Confirmed
 from reliq.server_version import ServerVersion
 from reliq.settings import seconds
+from reliq.text import count_of
 from reliq.transport.connection import PUBLISH_SECONDS
 
 if TYPE_CHECKING:
@@ -108,4 +109,4 @@ def _questions() -> list[Command[Any]]:
 def _shortfall(found: Confirmed, durability: Durability) -> str:
     """Say what was confirmed of what was asked for."""
     local = "" if found.on_disk is None else f", own file {'on disk' if found.on_disk else 'not on disk'}"
-    return f"{found.replicas} of {durability.count} replicas{local} within {durability.timeout:g} s"
+    return f"{found.replicas} of {count_of(durability.count, 'replica')}{local} within {durability.timeout:g} s"

@@ -17,6 +17,7 @@ from reliq.publish.orders import Order
 from reliq.publish.registry import Registrar
 from reliq.relay.lanes import RelayLanes, remember
 from reliq.relay.sending import STALE, Sending
+from reliq.text import count_of
 from reliq.transport.connection import PUBLISH_SECONDS
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class RowPublisher:
         outcomes: dict[str, int] = {"published": len(one.rows)}
         if isinstance(answer, Exception):
             self.blocked.add(one.keys.entry)
-            what = f"{len(one.rows)} row(s) of queue {one.keys.name} were not published, and will be tried again"
+            what = f"{count_of(len(one.rows), 'row')} of queue {one.keys.name} not published, to be tried again"
             logger.error("outbox: %s: %s", what, answer)
             outcomes = {"unknown" if getattr(answer, "maybe_ran", False) else "refused": len(one.rows)}
         elif answer is not None:

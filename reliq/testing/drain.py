@@ -14,6 +14,7 @@ from reliq.client.lanes import Lanes
 from reliq.errors import UndecodableError
 from reliq.receive.take import Take
 from reliq.settlement import burial, is_final
+from reliq.text import count_of
 from reliq.worker.delivery import HandlerCall, deliveries_of
 from reliq.worker.runner import Runner
 from reliq.worker.ticker import Ticker
@@ -202,7 +203,7 @@ class Drain:
         if self._by_queue.total() > self._most:
             queues = ", ".join(f"{count} of {name!r}" for name, count in self._by_queue.most_common())
             raise AssertionError(
-                f"not drained after {self._most} deliveries ({queues}): does a handler publish to itself, or snooze, "
+                f"not drained after {count_of(self._most, 'delivery', 'deliveries')} ({queues}): does a handler publish to itself, or snooze, "
                 "without an end? Otherwise give drain(most=) a larger number"
             )
 

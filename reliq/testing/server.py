@@ -10,6 +10,7 @@ from reliq import distribution
 from reliq.embedded import EmbeddedRedis
 from reliq.errors import ConfigurationError
 from reliq.testing import queries
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from reliq.client.client import Client
@@ -44,7 +45,7 @@ def clear(client: Client, url: str) -> None:
     if _used.get(url) != os.getpid():
         if count := client.run(queries.keys_there()):
             raise ConfigurationError(
-                f"{url} has {count} keys, and tests empty their Redis: give them an empty database of their own, or "
+                f"{url} has {count_of(count, 'key')}, and tests empty their Redis: give them an empty database of their own, or "
                 f"empty it: redis-cli -u {url} flushdb"
             )
         _used[url] = os.getpid()

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from reliq.foreign import moment, printable
 from reliq.readable import amount, pretty, rate, spoken, start_of
+from reliq.text import count_of
 from reliq.web.curves import Curve, ages, share
 from reliq.web.marks import cron_marks, is_unwatched, marks
 
@@ -79,11 +80,6 @@ def _ago(context: Context, at: float) -> str:
     return f"{spoken(seconds)} ago" if seconds > 0 else f"in {spoken(-seconds)}"
 
 
-def _plural(number: int, one: str, more: str = "") -> str:
-    """Return `1 worker`, `2 workers`."""
-    return f"{number:,} {one if number == 1 else more or one + 's'}"
-
-
 def _body(body: bytes) -> Markup:
     """Return a body laid out in lines, escaped."""
     return Markup("\n").join(printable(line) for line in pretty(body))
@@ -96,7 +92,7 @@ FILTERS: Mapping[str, Any] = {
     "clock": _clock,
     "iso": _iso,
     "ago": _ago,
-    "plural": _plural,
+    "plural": count_of,
     "body": _body,
     "start": lambda body: start_of(body, 120),
 }

@@ -12,6 +12,7 @@ from reliq.admin.remove import PURGEABLE
 from reliq.errors import ConfigurationError
 from reliq.foreign import printable
 from reliq.logs.limiter import WEB_WRITE
+from reliq.text import count_of
 from reliq.web.visit import Refusal
 from reliq.web.works import Work, new_id
 
@@ -147,10 +148,12 @@ def check(visit: Visit) -> Response:
     admin.account(queue)  # an unknown queue is refused at once
 
     def run(step: Step) -> str:
-        report = admin.check(queue, progress=lambda what, looked: step(0, f"reading {what}: {looked:,} ids"))
+        report = admin.check(queue, progress=lambda what, looked: step(0, f"reading {what}: {count_of(looked, 'id')}"))
         faults = ", ".join(f"{fault.count} {fault.name}" for fault in report.faults)
         verdict = "sound" if report.is_sound else "NOT sound"
-        return f"the queue is {verdict}; {report.looked_at:,} ids looked at" + (f"; {faults}" if faults else "")
+        return f"the queue is {verdict}; {count_of(report.looked_at, 'id')} looked at" + (
+            f"; {faults}" if faults else ""
+        )
 
     return _begin(visit, "check", None, run)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from reliq import commands, transitions
 from reliq.errors import ReliqError
 from reliq.ids import token
+from reliq.text import count_of
 from reliq.transitions import CallNumber
 from reliq.wireformat import Backoff
 
@@ -51,7 +52,7 @@ class Drained:
     def _left(self, *, delayed: bool) -> list[str]:
         """Return what is left, in words."""
         if held := len(self._inflight.deliveries()):
-            return [f"for {held} message(s) held here"]
+            return [f"for {count_of(held, 'message')} held here"]
         shards = self._served.shards()
         counts = dict(zip(shards, self._asked([transitions.counts(keys) for keys in shards]), strict=True))
         filled = {keys: one for keys, one in counts.items() if one.alive and not one.paused}

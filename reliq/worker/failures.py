@@ -13,12 +13,14 @@ from reliq.answers import Nack
 from reliq.error_text import placed, traceback_of
 from reliq.errors import UndecodableError
 from reliq.foreign import printable
-from reliq.settlement import is_final
+from reliq.readable import spoken
+from reliq.settlement import OVERRAN, is_final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reliq.handlers.job import Job
+    from reliq.message import Delivery
     from reliq.settlement import Outcome
     from reliq.worker.delivery import HandlerCall, HeldDelivery
 
@@ -92,8 +94,7 @@ class Failures:
             return
         delivery, place = held.delivery, outcome.raised or outcome.error
         what = outcome.kept if self._error_text else place
-        verb = f"{kind}, a dead letter," if final else kind
-        text = f"{held.queue} {delivery.id} attempt {delivery.attempt or '-'}: {verb} in {seconds:.3f} s: {what}"
+        text = f"{held.queue} {delivery.id} {_ended(delivery, kind, seconds)}, {_goes_on(outcome, final=final)}: {what}"
         told = {
             "event": "handled",
             "queue": held.queue,
@@ -143,3 +144,19 @@ class Failures:
             hook(self._job(run, held), error, is_final)
         except BaseException as problem:
             logger.warning("on_error %s itself failed: %s", getattr(hook, "__qualname__", hook), placed(problem))
+
+
+def _ended(delivery: Delivery, kind: str, seconds: float) -> str:
+    """Return which attempt it was of how many, and for how long its handler ran."""
+    number, verb = delivery.attempt, {"reject": "was rejected", "timeout": "overran its time"}.get(kind, "failed")
+    which = "a delivery" if number is None else f"attempt {number} of {number + max(0, delivery.claimed.left)}"
+    return f"{which} {verb} after {seconds:.3f} s"
+
+
+def _goes_on(outcome: Outcome, *, final: bool) -> str:
+    """Return when the message is delivered again, if it is."""
+    if final:
+        return "now a dead letter"
+    if outcome is OVERRAN:
+        return "again when its lease ends"
+    return f"again in {spoken(outcome.delay_ms / 1000)}" if outcome.delay_ms else "again at once"

@@ -178,7 +178,7 @@ def test_a_held_message_is_not_torn_from_its_worker(command, queue):
         ran = command("purge", "q", "--state", "unack", "--yes")
         assert job.id == "m"
 
-    assert ran.out == "0 deleted, 1 are running: they are not retried\n"
+    assert ran.out == "0 deleted, 1 is running: it is not retried\n"
     assert queue.counts().totals["acked"] == 1
 
 

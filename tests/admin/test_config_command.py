@@ -180,4 +180,4 @@ def test_a_worker_without_options_works_as_the_file_says(written, queue, url, tm
     )
 
     assert (done.returncode, done.stdout) == (0, "worked {'n': 1}\n")
-    assert "1 processes of 3 on " in done.stderr
+    assert "1 process of 3 on " in done.stderr

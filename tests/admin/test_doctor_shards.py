@@ -48,7 +48,7 @@ def test_a_producer_that_publishes_a_chosen_id_past_the_fence_is_told(url, queue
 
     assert (finding.verdict, finding.what) == (
         "bad",
-        f"1 messages of other shards of q are in shard 0, such as {AWAY!r}",
+        f"1 message of other shards of q in shard 0, such as {AWAY!r}",
     )
 
 

@@ -66,7 +66,7 @@ def test_a_queue_with_a_message_stays(state, empty, command, queue, client, url)
     done = command("forget", "q", "--yes")
 
     assert (done.code, done.out) == (2, "")
-    assert "queue 'q' has 1 message(s); purge them first" in done.err
+    assert "queue 'q' has 1 message; purge it first" in done.err
     assert {key: client.dump(key) for key in kept(client, queue)} == before
 
 
@@ -77,7 +77,7 @@ def test_dead_letters_go_only_when_that_is_said(command, queue, client, die, old
     refused = command("forget", "q", "--yes")
     done = command("forget", "q", "--letters", "--yes", "--json")
 
-    assert (refused.code, "has 2 dead letter(s); --letters" in refused.err) == (2, True)
+    assert (refused.code, "has 2 dead letters; forget it with --letters" in refused.err) == (2, True)
     assert (done.code, done.json) == (0, {"forgotten": ["q"], "letters": 2})
     assert kept(client, queue) == set()
 

@@ -64,7 +64,7 @@ def test_a_file_that_has_changed_is_not_published_all_over(command, queue, file)
     ran = command("publish", "q", "--jsonl", file)
 
     assert (ran.code, ran.out) == (2, "")
-    assert "has changed since 1202 lines of it were published here" in ran.err
+    assert "has changed since 1,202 lines of it were published here" in ran.err
     assert queue.counts().ready == 1202
 
 

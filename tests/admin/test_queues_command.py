@@ -330,7 +330,7 @@ def test_an_account_that_does_not_add_up_exits_1_and_says_by_how_much(command, q
     done = command("account", "q")
 
     assert done.code == 1
-    assert "It does not add up: 2 came in and have neither ended nor are alive." in done.out
+    assert "It does not add up: what came in is 2 more than what has ended or is alive." in done.out
     assert command("account", "q", "--json").json["missing"] == 2
 
 
@@ -341,7 +341,7 @@ def test_an_account_with_too_many_says_so(command, queue, client):
     done = command("account", "q")
 
     assert done.code == 1
-    assert "1 more have ended or are alive than came in" in done.out
+    assert "what has ended or is alive is 1 more than what came in" in done.out
 
 
 # ---- wrong usage --------------------------------------------------------------

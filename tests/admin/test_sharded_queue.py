@@ -279,7 +279,7 @@ def test_check_looks_at_each(command, filled, client):
 
 
 def test_forget_takes_the_shards_and_their_map_along(command, filled, client, admin):
-    assert "has 40 message(s)" in command("forget", "q", "--yes").err
+    assert "has 40 messages" in command("forget", "q", "--yes").err
     for state in ("pending", "ready", "retry", "garbage"):
         admin.purge("q", state)
     client.delete(*(shard.keys.unack for shard in filled), *(shard.keys.retries_left for shard in filled))

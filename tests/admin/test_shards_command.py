@@ -179,7 +179,7 @@ def test_the_command_says_what_keeps_it_from_being_finished(queue, url):
 
     code, out, _ = reliq("shards", "q", "--finish", url=url)
 
-    assert (code, out.splitlines()[-1]) == (3, "not finished: 1 messages that workers have or are about to have")
+    assert (code, out.splitlines()[-1]) == (3, "not finished: 1 message that workers have or are about to have")
     assert reliq("shards", "q", "8", "--yes", url=url)[0] == 2
 
 

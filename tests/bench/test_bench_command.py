@@ -123,7 +123,7 @@ def test_other_keys_are_named_asked_about_and_left_alone(started, client: redis.
     agreed = read_from_standard_output(started("--quick", "--only", "memory", "--yes", "--json"))
 
     assert asked.returncode == 2
-    assert "This Redis is in use (1 keys)" in err
+    assert "This Redis is in use (1 key)" in err
     assert "say --yes" in err
     assert [one["part"] for one in agreed["figures"]] == ["memory", "memory"]
     assert client.keys() == [b"theirs"]

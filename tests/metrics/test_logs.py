@@ -66,7 +66,7 @@ def test_a_json_line_has_queue_id_attempt_and_duration(lines):
     row = json.loads(JsonFormatter().format(record))
 
     assert row["time"].endswith("Z")
-    assert row["message"] == "q m attempt 2: nack in 0.250 s: ValueError at jobs.py:31"
+    assert row["message"] == "q m attempt 2 answered nack after 0.250 s: ValueError at jobs.py:31"
     expected = {"level": "info", "logger": "reliq", "event": "handled", "queue": "q", "id": "m", "attempt": 2}
     expected |= {"seconds": 0.25, "outcome": "nack", "error": "ValueError at jobs.py:31", "error_type": "ValueError"}
     assert {name: row[name] for name in expected} == expected
@@ -80,7 +80,7 @@ def test_what_an_exception_says_is_written_for_who_asks_for_it(caplog):
         events.Handled("q", "m", 2, "nack", 0.25, "ValueError: no", "ValueError at jobs.py:31")
     )
 
-    assert caplog.records[0].getMessage().endswith("nack in 0.250 s: ValueError: no")
+    assert caplog.records[0].getMessage().endswith("answered nack after 0.250 s: ValueError: no")
 
 
 def test_the_place_of_an_exception_is_that_of_the_handler():
@@ -203,8 +203,9 @@ def test_lines_that_say_the_same_are_held_back_and_told_with_their_ids_by_the_ne
     assert limiter.filter(at(later, 1000.0 + SAME_SECONDS))
     told = caplog.records[-1]
     assert told.getMessage().startswith(
-        "held back 20 lines like: q m10 attempt 1: nack in 0.100 s: ValueError: no; ids:"
+        "held back 20 lines like: q m10 attempt 1 answered nack after 0.100 s: ValueError: no; ids: m10, "
     )
+    assert told.getMessage().endswith(", m14 and 15 more")
     assert told.reliq["ids"] == [f"m{number}" for number in range(10, 30)]
 
 

@@ -498,12 +498,12 @@ def test_the_command_relay_moves_what_is_there_and_sends_again_what_redis_lost(
 ):
     publish(database, orders)
     relay = ("relay", "--database", database.url, "--url", url, "--once")
-    assert reliq(capsys, monkeypatch, *relay) == ("moved 1 rows\n", None)
+    assert reliq(capsys, monkeypatch, *relay) == ("moved 1 row\n", None)
     client.flushall()
 
     said, _ = reliq(capsys, monkeypatch, *relay, "--again-since", "10m")
 
-    assert said == "1 rows are sent again\nmoved 1 rows\n"
+    assert said == "1 row is sent again\nmoved 1 row\n"
     assert bodies(orders) == [BODY]
 
 
@@ -563,7 +563,7 @@ def test_the_command_clean_deletes_what_was_sent_long_ago(database, orders, move
     shift(database, "sent_ms", 3_601_000)
 
     said, _ = reliq(capsys, monkeypatch, "outbox", "clean", "--database", database.url)
-    assert said == "deleted 1 rows of the outbox, 0 of the inbox\n"
+    assert said == "deleted 1 row of the outbox, 0 of the inbox\n"
     said, _ = reliq(capsys, monkeypatch, "outbox", "clean", "--database", database.url, "--json")
     assert said == '{"outbox":0,"inbox":0}\n'
 

@@ -105,7 +105,7 @@ def test_blocks_are_not_nested_and_a_database_with_keys_is_not_emptied(kit_url, 
     other = kit_url.replace("/7", "/8")
     client.execute_command("SELECT", 8)
     client.set("precious", 1)
-    refused = pytest.raises(ConfigurationError, match=r"/8 has 1 keys, and tests empty their Redis: .*/8 flushdb")
+    refused = pytest.raises(ConfigurationError, match=r"/8 has 1 key, and tests empty their Redis: .*/8 flushdb")
     with refused, isolated(other):
         pass
     assert client.get("precious") == b"1"

@@ -17,6 +17,7 @@ from reliq.events import Cancelled, notify
 from reliq.ids import check_id, made_at, new_id, token
 from reliq.keys import Keys, Layout
 from reliq.retry import DEFAULT_BACKOFF, RECONNECT, Tries, seconds_after
+from reliq.text import count_of, some
 from reliq.transport.url import check_url, masked
 
 SECRET = "s3cret"
@@ -492,3 +493,19 @@ def test_an_observer_that_raises_does_no_harm():
     notify([broken, seen.append], [Cancelled("q", ("a",)), Cancelled("q", ("b",))])
 
     assert [event.ids for event in seen] == [("a",), ("b",)]
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        (count_of(1, "message"), "1 message"),
+        (count_of(0, "message"), "0 messages"),
+        (count_of(1200, "process", "processes"), "1,200 processes"),
+        (some([]), "none"),
+        (some(["a", "b"]), "a, b"),
+        (some(["a", "b"], 4), "a, b and 2 more"),
+        (some(list("abcdefg"), 1000), "a, b, c, d, e and 995 more"),
+    ],
+)
+def test_a_counted_noun_and_a_list_of_ids_are_told_in_words(told, text):
+    assert told == text

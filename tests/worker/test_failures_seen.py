@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -80,6 +81,8 @@ def test_the_first_failure_of_a_kind_has_its_traceback_and_the_last_its_exceptio
     assert isinstance(last.exc_info[1], ValueError)
     assert "in look_up" in formatted(last)
     assert [SECRET in formatted(one) for one in (first, second, last)] == [error_text] * 3
+    assert re.match(r"\S+ m attempt 1 of 3 failed after \d\.\d{3} s, again in 10ms: ValueError", first.getMessage())
+    assert re.match(r"\S+ m attempt 3 of 3 failed after \d\.\d{3} s, now a dead letter: ValueErr", last.getMessage())
 
 
 def test_a_dead_letter_keeps_the_places_of_the_exception_and_of_its_cause(queue, consumer, start, recorder):
@@ -188,7 +191,11 @@ def test_a_hook_is_told_of_a_thread_that_overran_and_where_it_stands(queue, cons
     gate.open()
     assert (job.id, type(error), final) == ("m", TimeoutError, False)
     assert "in pass_through" in traceback_of(error, with_text=False)
-    assert [record.reliq["outcome"] for record in records()] == ["timeout"]
+    [record] = records()
+    assert record.reliq["outcome"] == "timeout"
+    assert re.search(
+        r"m attempt 1 of \d+ overran its time after \S+ s, again when its lease ends: ", record.getMessage()
+    )
 
 
 def recorder_of_hooks(consumer):

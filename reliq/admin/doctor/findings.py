@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from reliq.admin.doctor.facts import Facts, Finding, unknown
 from reliq.admin.doctor.of_cluster import cluster_findings
 from reliq.server_version import OLDEST_SERVER, ServerVersion
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +99,7 @@ def _evicted(facts: Facts) -> Finding:
     return Finding(
         "evicted",
         "bad",
-        f"{evicted} keys were evicted since the server started",
+        f"{count_of(evicted, 'key was', 'keys were')} evicted since the server started",
         "some of them may have been bodies: such messages end as expired",
         "reliq check QUEUE shows what has no body; then see to the memory",
     )
@@ -175,11 +176,11 @@ def _replicas(facts: Facts) -> Finding:
         return Finding(
             "replicas",
             "warning",
-            f"{replicas} replicas, and min-replicas-to-write is 0",
+            f"{count_of(replicas, 'replica')}, and min-replicas-to-write is 0",
             "a primary that is cut off takes messages that a failover loses",
             "min-replicas-to-write 1 and min-replicas-max-lag 1",
         )
-    return Finding("replicas", "ok", f"{replicas} replicas, min-replicas-to-write is {least}")
+    return Finding("replicas", "ok", f"{count_of(replicas, 'replica')}, min-replicas-to-write is {least}")
 
 
 def _slow(facts: Facts) -> Finding:
@@ -191,7 +192,7 @@ def _slow(facts: Facts) -> Finding:
     return Finding(
         "slow scripts",
         "warning",
-        f"{len(slow)} scripts in the slow log took 50 ms or more, the longest {max(slow) // 1000} ms",
+        f"{count_of(len(slow), 'script')} in the slow log took 50 ms or more, the longest {max(slow) // 1000} ms",
         "everybody waits while a script runs; reliq's own take a few ms",
         "SLOWLOG GET tells whose they are; if they are reliq's, the machine is short of CPU or swaps",
     )
@@ -231,7 +232,7 @@ def _retries(facts: Facts) -> Finding:
     return Finding(
         "client retries",
         "warning",
-        f"the redis-py client given repeats a command up to {facts.client_retries} times by itself",
+        f"the redis-py client given repeats a command up to {count_of(facts.client_retries, 'time')} by itself",
         "reliq's own connections do not; what your program sends by it may run twice when a reply is lost",
         "make it with retry=Retry(NoBackoff(), 0)",
     )

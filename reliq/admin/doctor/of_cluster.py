@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from reliq.admin.doctor.facts import Facts, Finding, unknown
 from reliq.hashtags import CLUSTER_SLOTS
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,7 +75,7 @@ def _slots(facts: Facts) -> Finding:
     return Finding(
         "slots",
         "bad",
-        f"cluster_state is {told['cluster_state']}, {CLUSTER_SLOTS - served} slots have no node that answers",
+        f"cluster_state is {told['cluster_state']}, {count_of(CLUSTER_SLOTS - served, 'slot has', 'slots have')} no node that answers",
         "the queues of those slots stand still",
         "CLUSTER NODES says which; redis-cli --cluster fix mends slots that nobody has",
     )

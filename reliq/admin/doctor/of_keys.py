@@ -15,6 +15,7 @@ from reliq.limits import Limits
 from reliq.message import Counts
 from reliq.readable import spoken
 from reliq.snapshot.shard_maps import ShardMaps
+from reliq.text import count_of
 from reliq.transitions import KeyLines
 
 if TYPE_CHECKING:
@@ -158,7 +159,8 @@ def _of_lines(queue: Keyed) -> Iterator[Finding]:
         yield Finding(
             "keys",
             "bad",
-            f"{len(standing)} lines of {name} stand, as that of key {standing[0].key!r} with {standing[0].waiting} messages",
+            f"{count_of(len(standing), 'line')} of {name} {'stands' if len(standing) == 1 else 'stand'}, as that of key "
+            f"{standing[0].key!r} with {count_of(standing[0].waiting, 'message')}",
             "nothing holds them up, and nobody serves them: a write was lost, or something else has changed a key",
             f"reliq check {name} --repair",
         )

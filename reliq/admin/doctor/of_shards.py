@@ -10,6 +10,7 @@ from reliq.admin.doctor.facts import Finding
 from reliq.errors import RedisRefusedError
 from reliq.ids import home
 from reliq.shardmap import ShardMap, shard_map
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +46,7 @@ def _judged(session: Session) -> Iterator[Finding]:
             yield Finding(
                 "producers",
                 "bad",
-                f"{len(strays)} messages of other shards of {keys.name} are in shard 0, such as {strays[0]!r}",
+                f"{count_of(len(strays), 'message')} of other shards of {keys.name} in shard 0, such as {strays[0]!r}",
                 "a producer of a version without shards publishes there: an id may be accepted twice, and cancel finds none",
                 "start that producer anew with the version of the workers; what it has published is worked as all else",
             )

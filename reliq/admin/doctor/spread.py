@@ -10,6 +10,7 @@ from reliq.admin.discover import chosen
 from reliq.admin.doctor.facts import Finding, unknown
 from reliq.errors import RedisRefusedError
 from reliq.shardmap import ShardMap, shard_map
+from reliq.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,4 +48,6 @@ def judged(counts: Mapping[str, Counter[str]], servers: int) -> Finding:
                 "that server does most of the queue's work",
                 "give each node as many slots: redis-cli --cluster rebalance",
             )
-    return Finding("spread", "ok", f"queues with several shards: {len(counts)}, spread evenly over {servers} servers")
+    return Finding(
+        "spread", "ok", f"queues with several shards: {len(counts)}, spread evenly over {count_of(servers, 'server')}"
+    )
