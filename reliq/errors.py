@@ -37,7 +37,20 @@ class BodyError(ReliqError, ValueError):
 
 
 class UndecodableError(ReliqError, ValueError):
-    """A body is not of the handler's type; the message has the field's path, never its value."""
+    """
+    A body is not of the handler's type.
+
+    Attributes:
+        why: the reason, with the field's path, never its value.
+        queue, id: of the message; empty where only its body is known.
+    """
+
+    def __init__(self, why: str, queue: str = "", id: str = "") -> None:
+        self.why, self.queue, self.id = why, queue, id
+        super().__init__(f"message {id!r} of queue {queue!r}: {why}" if id else why)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.why, self.queue, self.id)
 
 
 class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`

@@ -136,10 +136,10 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
         case Stopped():
             return RELEASED
         case UndecodableError() if settings.undecodable == "reject":
-            return Outcome("reject", 0, "undecodable", str(error), class_name(error), failed=True)
+            return Outcome("reject", 0, "undecodable", error.why, class_name(error), failed=True)
         case UndecodableError():
             return Outcome(
-                "nack", _backoff_ms(attempt, settings), "undecodable", str(error), class_name(error), failed=True
+                "nack", _backoff_ms(attempt, settings), "undecodable", error.why, class_name(error), failed=True
             )
     text, place = described(error), placed(error)
     retry = isinstance(error, settings.retry_on) or not isinstance(error, Exception)
@@ -148,11 +148,10 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
     return Outcome("nack", _backoff_ms(attempt, settings), error=text, raised=place, failed=True)
 
 
-def undecodable(error: BaseException) -> UndecodableError:
-    """Return why a body does not decode: of an exception of foreign code no more than the class."""
-    if isinstance(error, UndecodableError):
-        return error
-    return UndecodableError(f"decoding the body raised {class_name(error)}")
+def undecodable(error: BaseException, queue: str, id: str) -> UndecodableError:
+    """Return why the body of a message does not decode: of an exception of foreign code no more than the class."""
+    why = error.why if isinstance(error, UndecodableError) else f"decoding the body raised {class_name(error)}"
+    return UndecodableError(why, queue, id)
 
 
 def is_final(claimed: Claimed, outcome: Outcome) -> bool:

@@ -251,8 +251,10 @@ class Batch(Generic[B]):
 
     def _undecodable(self, delivery: Delivery, error: Exception) -> Ending:
         """Return the end of a delivery whose body does not decode, and note its event."""
-        outcome = settlement.raised(settlement.undecodable(error), delivery.attempt, self._handling)
+        queue = self._take.keys.name
+        why = settlement.undecodable(error, queue, delivery.id)
+        outcome = settlement.raised(why, delivery.attempt, self._handling)
         self.undecodable.append(
-            Handled(self._take.keys.name, delivery.id, delivery.attempt, "nack", 0.0, error=outcome.error, failed=True)
+            Handled(queue, delivery.id, delivery.attempt, "nack", 0.0, error=outcome.error, failed=True)
         )
         return Ending(delivery, outcome)

@@ -203,8 +203,8 @@ class Drain:
         if self._by_queue.total() > self._most:
             queues = ", ".join(f"{count} of {name!r}" for name, count in self._by_queue.most_common())
             raise AssertionError(
-                f"not drained after {count_of(self._most, 'delivery', 'deliveries')} ({queues}): does a handler publish to itself, or snooze, "
-                "without an end? Otherwise give drain(most=) a larger number"
+                f"not drained after {count_of(self._most, 'delivery', 'deliveries')} ({queues}): does a handler publish "
+                "to itself, or snooze, without an end? Otherwise give drain(most=) a larger number"
             )
 
     def _asked(self, requests: Sequence[Request[Any]]) -> list[Any]:

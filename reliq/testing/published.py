@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, get
 
 from reliq import commands
 from reliq.admin import queries, server
-from reliq.errors import ConfigurationError
+from reliq.errors import ConfigurationError, UndecodableError
+from reliq.settlement import undecodable
 from reliq.testing.queries import line_ids
 from reliq.wireformat import open_envelope
 
@@ -158,5 +159,8 @@ def _read(client: Client, queue: Queue[B], keys: Keys, state: State, ids: list[s
         if value is not None:  # else it has expired
             header, payload = open_envelope(value, bare=keys.bare)
             due = None if header.due is None else header.due / 1000
-            body, headers = queue.codec.decode(payload), dict(header.headers)
-            yield Published(id, body, headers, due, state, header.key, header.priority)
+            try:
+                body = queue.codec.decode(payload)
+            except UndecodableError as error:
+                raise undecodable(error, queue.name, id) from None
+            yield Published(id, body, dict(header.headers), due, state, header.key, header.priority)

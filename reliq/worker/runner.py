@@ -109,7 +109,7 @@ class Runner:
             try:
                 body = decode(held.delivery.payload)
             except BaseException as error:
-                why = undecodable(error)
+                why = undecodable(error, held.queue, held.delivery.id)
                 self._answer(run, [held], [_outcome(held, None, why)], why)
             else:
                 jobs.append(Job(held, run, body, self.state, self._stopping))

@@ -283,7 +283,7 @@ def test_forget_takes_the_shards_and_their_map_along(command, filled, client, ad
     for state in ("pending", "ready", "retry", "garbage"):
         admin.purge("q", state)
     client.delete(*(shard.keys.unack for shard in filled), *(shard.keys.retries_left for shard in filled))
-    assert "has 8 dead letter(s)" in command("forget", "q", "--yes").err
+    assert "has 8 dead letters" in command("forget", "q", "--yes").err
 
     assert command("forget", "q", "--yes", "--letters").code == 0
 

@@ -211,10 +211,12 @@ def test_a_drain_fails_fast_with_the_handlers_own_traceback_and_leaves_the_messa
 
 
 def test_a_body_that_does_not_decode_fails_fast_too(reliq, shop):
-    Queue("orders", str).publish("no order")
+    Queue("orders", str).publish("no order", id="odd")
 
-    with pytest.raises(UndecodableError):
-        reliq.drain(shop.consumer)
+    for look in (lambda: reliq.published(shop.orders), lambda: reliq.drain(shop.consumer)):
+        with pytest.raises(UndecodableError, match="message 'odd' of queue 'orders': body is not Order: ") as raised:
+            look()
+        assert (raised.value.queue, raised.value.id) == ("orders", "odd")
 
 
 def test_without_failing_fast_a_message_dies_as_in_production(reliq, shop):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tenacity import Retrying
 
 from reliq.client.lanes import PARKED_LIMIT, Lanes, Message
-from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError, WrongKeyTypeError
+from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError, UndecodableError, WrongKeyTypeError
 from reliq.events import Cancelled, notify
 from reliq.ids import check_id, made_at, new_id, token
 from reliq.keys import Keys, Layout
@@ -468,6 +468,8 @@ def test_there_is_a_second_try_also_where_the_first_took_all_the_time(clock):
 def test_errors_survive_a_trip_to_another_process():
     failed = PublishFailed("q", (("a", 1), ("b", 2)), "unknown", "Redis is away", confirmed=7)
     wrong = WrongKeyTypeError("{reliq:q}:ready")
+    undecodable = pickle.loads(pickle.dumps(UndecodableError("body is not int", "q", "a")))
+    assert (undecodable.why, undecodable.queue, undecodable.id) == ("body is not int", "q", "a")
 
     again, key = pickle.loads(pickle.dumps(failed)), pickle.loads(pickle.dumps(wrong)).key
 
