@@ -18,6 +18,7 @@ and what it warns of:
     InsecureWarning (UserWarning)         others could read what is sent to Redis
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -71,6 +72,10 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
     Example:
         except PublishFailed as failed:
             queue.publish(body, id=failed.id)  # published once, also when the first one was written
+
+    Example: of `queue.publish_many(items)`, where `items` is an iterator, which cannot be read twice
+        except PublishFailed as failed:
+            queue.publish_many(itertools.chain(failed.rest, items))
     """
 
     def __init__(
@@ -82,22 +87,34 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
         confirmed: int = 0,
         *,
         advised: bool = True,
+        orders: Sequence[Any] = (),
+        again: Callable[[Sequence[Any]], tuple[Any, ...]] = tuple,
     ) -> None:
         self.queue, self.ids, self.outcome, self.why, self.confirmed = queue, ids, outcome, why, confirmed
+        self.orders, self._again = orders, again
         self._advised = advised  # whether the text says that it can be published again
-        done, again = {
+        done, advice = {
             "refused": ("nothing of it was written", "it can be published again"),
             "unknown": ("it may have been written", "publish the same again with the same id to be sure"),
         }[outcome]
         super().__init__(
             f"publishing {count_of(len(ids), 'message')} to queue {queue!r} failed, {done}: {why}"
-            + f"; {again}" * advised
+            + f"; {advice}" * advised
         )
 
     @property
     def id(self) -> str:
         """The id of the message, the first when there were several."""
         return self.ids[0]
+
+    @property
+    def rest(self) -> tuple[Any, ...]:
+        """
+        The messages that were read and not confirmed, as `Outgoing` with their ids; none in another process.
+
+        They are those of the call that failed and, of a `publish_many`, those that it had read ahead.
+        """
+        return self._again(self.orders)
 
     def __reduce__(self) -> tuple[Any, ...]:
         made = partial(type(self), advised=self._advised)

@@ -16,9 +16,10 @@ from reliq.control import Control
 from reliq.declared import LimitOptions, limits_in
 from reliq.keys import Keys, Layout
 from reliq.keywords import check_keywords
-from reliq.publish.orders import PUBLISH_KEYWORDS, Writer
+from reliq.publish.orders import Writer
 from reliq.publish.sender import Sender, begun
-from reliq.publish.tally import BulkTally
+from reliq.publish.shard_calls import ShardCalls
+from reliq.publish.tally import BulkTally, check_bulk
 from reliq.publish.transactional import TransactionalPublishes
 from reliq.receive.batch import Receiver
 from reliq.receive.receive import areceiving, receiving
@@ -27,7 +28,7 @@ from reliq.transport.connection import check_slots
 from reliq.transport.target import check_target
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     from typing_extensions import TypeForm
 
@@ -58,8 +59,6 @@ class QueueOptions(SettingsAndLimits, total=False):
     shards: int | Sequence[str] | None
 
 
-#: The keyword arguments of `Queue.publish_many`.
-_BULK_KEYWORDS = frozenset({"items", "chunk", "max_backlog", "durability"})
 #: The keyword arguments of `Queue`.
 _KEYWORDS = frozenset({"body", *QueueOptions.__annotations__})
 
@@ -202,21 +201,24 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
 
         Raises:
             ConfigurationError, BodyError: an item is not allowed; those of earlier calls are published.
-            PublishFailed: Redis is away or refused; `confirmed` says how many were published before.
+            PublishFailed: Redis is away or refused; `confirmed` says how many were published before, and `rest` has the
+                others that were read: publish these and go on with `items`.
 
         Example: `queue.publish_many(Order(number) for number in range(10_000)).published`
         """
-        _check_bulk("Queue.publish_many", others)
-        tally, durability = BulkTally(max_backlog), self._durability(durability)
-        with ThreadPoolExecutor(1, "reliq-publish") as sending:  # while Redis works on a call, the next one is made
+        check_bulk("Queue.publish_many", others)
+        tally, calls, durability = BulkTally(max_backlog), ShardCalls(chunk), self._durability(durability)
+        # While Redis works on a call, the next one is made.
+        with calls.telling_rest(), ThreadPoolExecutor(1, "reliq-publish") as sending:
             under_way: Callable[[], list[Receipt]] = list
             try:
-                for orders in self._writer.chunks(items, chunk):
+                for orders in self._writer.chunks(items, calls):
                     done, under_way = under_way, list
                     tally.add(done())
                     while tally.is_bounded and tally.is_full(self.counts()):
                         time.sleep(BACKLOG_SECONDS)
                     is_first = self.known_shards.is_due  # the next is made when it is known how many shards there are
+                    calls.sent()
                     under_way = begun(sending, partial(self._sender.send, orders, tally.confirmed, durability))
                     if is_first:
                         tally.add(under_way())
@@ -237,12 +239,14 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         **others: Never,
     ) -> BulkResult:
         """As `publish_many`, in async code."""
-        _check_bulk("Queue.apublish_many", others)
-        tally, durability = BulkTally(max_backlog), self._durability(durability)
-        for orders in self._writer.chunks(items, chunk):
-            while tally.is_bounded and tally.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
-                await asyncio.sleep(BACKLOG_SECONDS)
-            tally.add(await self._sender.asend(orders, tally.confirmed, durability))
+        check_bulk("Queue.apublish_many", others)
+        tally, calls, durability = BulkTally(max_backlog), ShardCalls(chunk), self._durability(durability)
+        with calls.telling_rest():
+            for orders in self._writer.chunks(items, calls):
+                while tally.is_bounded and tally.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
+                    await asyncio.sleep(BACKLOG_SECONDS)
+                calls.sent()
+                tally.add(await self._sender.asend(orders, tally.confirmed, durability))
         return tally.result()
 
     @contextmanager
@@ -287,10 +291,3 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
 
     def _durability(self, given: Durability | None) -> Durability:
         return self.settings.durability if given is None else Durability.checked(given)
-
-
-def _check_bulk(call: str, others: Mapping[str, Any]) -> None:
-    """Raise TypeError when a call that publishes many was given anything else."""
-    of_messages = sorted(PUBLISH_KEYWORDS & others.keys())
-    advice = f"It is for each message: Outgoing(body=…, {of_messages[0]}=…)" if of_messages else ""
-    check_keywords(call, of_messages or others, () if of_messages else _BULK_KEYWORDS, advice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from reliq import transitions
@@ -13,7 +14,7 @@ from reliq.keywords import check_keywords
 from reliq.message import Confirmed, Receipt
 from reliq.outgoing import Outgoing, PublishOptions
 from reliq.publish.options import check_bare, incarnation, line_of, when
-from reliq.settings import BATCH_LIMIT, MIB, milliseconds, seconds, whole
+from reliq.settings import milliseconds, seconds, whole
 from reliq.wireformat import ENVELOPE_START, MAGIC, envelope_rest, open_envelope
 
 if TYPE_CHECKING:
@@ -24,10 +25,9 @@ if TYPE_CHECKING:
     from reliq.client.shards import Shards
     from reliq.codec.codec import Codec
     from reliq.keys import Keys
+    from reliq.publish.shard_calls import ShardCalls
     from reliq.settings import QueueSettings
 
-#: One call carries at most this many bytes of bodies, unless a single body has more.
-CHUNK_BYTES = 8 * MIB
 #: The keyword arguments of a publish.
 PUBLISH_KEYWORDS = frozenset({"durability", *PublishOptions.__annotations__})
 #: A publish that waits for no confirmation.
@@ -165,16 +165,15 @@ class Writer:
             message_keys=[order.line for order in orders] if goes_keyed else None,
         )
 
-    def chunks(self, items: Iterable[Any], size: int) -> Iterator[list[Order]]:
+    def chunks(self, items: Iterable[Any], calls: ShardCalls) -> Iterator[list[Order]]:
         """
-        Yield orders in calls of at most `size`; bodies that are no `Outgoing` go on the queue's terms.
+        Yield orders call by call; bodies that are no `Outgoing` go on the queue's terms.
 
         One call goes to one shard: generated ids take them in turn, chosen ones wait until their shard's call is full.
         """
-        whole("chunk", size, least=1, most=BATCH_LIMIT)
         if isinstance(items, str | bytes | Mapping | Outgoing) or not isinstance(items, Iterable):
             raise ConfigurationError(f"items must be an iterable of bodies or Outgoing, not {type(items).__name__}")
-        calls, shard = ShardCalls(size), self._shards.turn()
+        shard = self._shards.turn()
         for item in items:
             order = self.special(item, shard) if isinstance(item, Outgoing) else self.order(item, {}, shard)
             at = shard if order.is_generated else home(order.id, self._shards.map.n)
@@ -191,7 +190,30 @@ class Writer:
         outcome: Literal["refused", "unknown"] = "unknown" if maybe_ran else "refused"
         advised = not isinstance(error, LoginError)  # which says itself what to do first
         ids = tuple(order.id for order in orders)
-        return PublishFailed(self.keys.name, ids, outcome, str(error), confirmed, advised=advised)
+        name, why = self.keys.name, str(error)
+        return PublishFailed(name, ids, outcome, why, confirmed, advised=advised, orders=orders, again=self.again)
+
+    def again(self, orders: Sequence[Order]) -> tuple[Outgoing[Any], ...]:
+        """Return orders as what their publisher may publish again: the same messages, by their ids."""
+        return tuple(map(self._outgoing, orders))
+
+    def _outgoing(self, order: Order) -> Outgoing[Any]:
+        header, payload = open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), order.value), bare=self.bare)
+        terms = order.terms
+        return Outgoing(
+            body=self._codec.decode(payload),
+            delay=terms.delay_ms / 1000,
+            at=None if terms.at_ms is None else datetime.fromtimestamp(terms.at_ms / 1000, UTC),
+            id=order.id,
+            retries=terms.retries,
+            ttl=terms.ttl_ms / 1000,
+            headers=header.headers or None,
+            dedup=None if terms.window_ms is None else terms.window_ms / 1000,
+            replace=terms.replace,
+            incarnation=header.incarnation,
+            key=header.key,
+            priority=header.priority,
+        )
 
     def _payload(self, body: Any) -> bytes:
         payload = self._codec.encode(body)
@@ -225,35 +247,6 @@ def _is_usual(outgoing: Outgoing[Any]) -> bool:
     at_once = type(outgoing.delay) is float and not outgoing.delay and outgoing.at is None
     plain = outgoing.retries is None and outgoing.ttl is None and outgoing.id is None and outgoing.dedup is None
     return at_once and plain and not outgoing.replace
-
-
-class ShardCalls:
-    """The calls of a `publish_many` that fill up, one for each shard; together they have no more bytes than one may."""
-
-    def __init__(self, size: int) -> None:
-        self._size, self._bytes = size, 0
-        self._held: dict[int, list[Order]] = {}
-
-    def add(self, shard: int, order: Order) -> Iterator[list[Order]]:
-        """Add an order to its shard's call; yield what is full, or has no room for it."""
-        if self._bytes + len(order.value) > CHUNK_BYTES:
-            yield from self.rest()
-        if shard in self._held and order.terms != self._held[shard][0].terms:
-            yield self._take(shard)
-        some = self._held.setdefault(shard, [])
-        some.append(order)
-        self._bytes += len(order.value)
-        if len(some) == self._size:
-            yield self._take(shard)
-
-    def rest(self) -> Iterator[list[Order]]:
-        """Yield all that there are, full or not."""
-        while self._held:
-            yield self._take(next(iter(self._held)))
-
-    def _take(self, shard: int) -> list[Order]:
-        self._bytes -= sum(len(order.value) for order in self._held[shard])
-        return self._held.pop(shard)
 
 
 def receipts(orders: list[Order], answer: transitions.PublishAnswer, confirmed: Confirmed = NOT_ASKED) -> list[Receipt]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from reliq import transitions
-from reliq.errors import RedisRefusedError
+from reliq.errors import PublishFailed, RedisRefusedError
 from reliq.ids import home, of_shard
 from reliq.message import Receipt
 from reliq.publish.fleet import check_one_shard
 from reliq.publish.orders import ShardPart, has_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from reliq.call import Call
     from reliq.client.shards import Shards
@@ -69,6 +70,15 @@ class Route:
     def confirmed(self) -> int:
         """How many are published, with those of earlier calls."""
         return self._confirmed + sum(one.status == "published" for one in self._receipts.values())
+
+    @contextmanager
+    def telling_rest(self) -> Iterator[None]:
+        """Have the failure of a part tell all that has no receipt yet."""
+        try:
+            yield
+        except PublishFailed as failed:
+            failed.orders = self.unsent
+            raise
 
     def looked(self) -> None:
         """

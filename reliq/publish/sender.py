@@ -118,7 +118,9 @@ class Sender:
                 if part.old_home is not None:
                     part = self._ask(route, part)  # noqa: PLW2901  what is free there
                 if part.orders:
-                    route.answered(part, self._call(part, route.confirmed, durability))
+                    with route.telling_rest():
+                        done = self._call(part, route.confirmed, durability)
+                    route.answered(part, done)
         return route.receipts
 
     async def _aby_route(self, route: Route, durability: Durability) -> list[Receipt]:
@@ -130,7 +132,9 @@ class Sender:
                 if part.old_home is not None:
                     part = await self._aask(route, part)  # noqa: PLW2901  what is free there
                 if part.orders:
-                    route.answered(part, await self._acall(part, route.confirmed, durability))
+                    with route.telling_rest():
+                        done = await self._acall(part, route.confirmed, durability)
+                    route.answered(part, done)
         return route.receipts
 
     def _look(self, route: Route) -> None:

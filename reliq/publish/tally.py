@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from reliq.keywords import check_keywords
 from reliq.message import BulkResult
+from reliq.publish.orders import PUBLISH_KEYWORDS
 from reliq.settings import whole
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from reliq.message import Counts, Receipt
+
+#: The keyword arguments of `Queue.publish_many`.
+_KEYWORDS = frozenset({"items", "chunk", "max_backlog", "durability"})
 
 
 class BulkTally:
@@ -44,3 +51,10 @@ class BulkTally:
         """Return the sum."""
         duplicates, tombstoned = tuple(self._duplicates), tuple(self._tombstoned)
         return BulkResult(self.confirmed, duplicates, tombstoned, self._durable, tuple(self._unconfirmed))
+
+
+def check_bulk(call: str, others: Mapping[str, Any]) -> None:
+    """Raise TypeError when a `publish_many` was given any other keyword argument than its own."""
+    of_messages = sorted(PUBLISH_KEYWORDS & others.keys())
+    advice = f"It is for each message: Outgoing(body=…, {of_messages[0]}=…)" if of_messages else ""
+    check_keywords(call, of_messages or others, () if of_messages else _KEYWORDS, advice)

@@ -1,12 +1,16 @@
 """`publish_many` sends in a thread while it makes the next call: what that must not change."""
 
+import pickle
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import chain
 
 import pytest
 
-from reliq import BodyError, PublishFailed
+from reliq import BodyError, Outgoing, PublishFailed
 
 
 def test_a_thread_that_outlives_the_main_one_publishes_everything(queue, url):
@@ -45,3 +49,59 @@ def test_what_was_sent_before_a_wrong_item_is_published(queue, call):
         call(queue, "publish_many", [{"n": 1}, {"n": 2}, {"n": 3}, object()], chunk=2)
 
     assert queue.counts().ready == 2
+
+
+def kept(queue):
+    """What became of the messages: their numbers, in the order of their ids' publishes."""
+    with queue.receive(limit=100) as jobs:
+        return [job.body["n"] for job in jobs]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 500])
+def test_after_a_failure_the_rest_goes_on_with_what_can_be_read_once(queue, call, client, chunk):
+    """A failure on the way leaves nothing out, and brings nothing twice."""
+    client.set(queue.keys.pending, "not a sorted set")
+    items = iter(
+        [
+            {"n": 0},
+            {"n": 1},
+            Outgoing(body={"n": 2}, delay=3600),  # into the key that is not of its type
+            Outgoing(body={"n": 3}, id="three", headers={"tenant": "a"}, retries=2, ttl=60),
+            {"n": 4},
+            {"n": 5},
+        ]
+    )
+
+    with pytest.raises(PublishFailed) as failed:
+        call(queue, "publish_many", items, chunk=chunk)
+
+    rest = failed.value.rest
+    client.delete(queue.keys.pending)
+    assert failed.value.confirmed == 2
+    assert rest[0].body == {"n": 2}
+    assert (rest[0].delay, [one.id for one in rest][: len(failed.value.ids)]) == (3600, list(failed.value.ids))
+    done = call(queue, "publish_many", chain((replace(one, delay=0) for one in rest), items), chunk=chunk)
+    assert (done.published, done.duplicates) == (4, ())
+    assert sorted(kept(queue)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_rest_is_the_same_messages_with_all_their_options(queue, call, client):
+    wanted = Outgoing(
+        body={"n": 1},
+        at=datetime(2026, 12, 1, 12, 30, 0, 125000, UTC),
+        id="one",
+        retries=2,
+        ttl=60.0,
+        headers={"tenant": "a"},
+        dedup=120.0,
+        replace=True,
+        incarnation=7,
+        key="k",
+    )
+    client.set(queue.keys.pending, "not a sorted set")
+
+    with pytest.raises(PublishFailed) as failed:
+        call(queue, "publish_many", [wanted])
+
+    assert failed.value.rest == (wanted,)
+    assert pickle.loads(pickle.dumps(failed.value)).rest == ()

@@ -392,3 +392,17 @@ def test_one_wait_of_a_receive_is_for_every_shard_where_they_lie_together(queue,
 def receive_one(queue):
     with queue.receive(wait=20) as jobs:
         return [job.id for job in jobs]
+
+
+def test_a_publish_of_many_that_failed_tells_what_it_had_read_for_other_shards_too(queue, call, client, sharded):
+    sharded()
+    for shard in range(8):
+        client.set(Keys("q", shard=shard).ready, "not a list")
+    items = (Outgoing(body={"n": n}, id=f"id-{n}") for n in range(40))
+
+    with pytest.raises(PublishFailed) as failed:
+        call(queue, "publish_many", items, chunk=2)
+
+    read = [one.id for one in failed.value.rest]
+    assert len(read) > len(failed.value.ids)
+    assert sorted([*read, *(one.id for one in items)]) == sorted(f"id-{n}" for n in range(40))
