@@ -22,8 +22,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from reliq.text import count_of
-
 
 class ReliqError(Exception):
     """The base class of all errors of reliq."""
@@ -98,7 +96,7 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
             "unknown": ("it may have been written", "publish the same again with the same id to be sure"),
         }[outcome]
         super().__init__(
-            f"publishing {count_of(len(ids), 'message')} to queue {queue!r} failed, {done}: {why}"
+            f"publishing {'a message' if len(ids) == 1 else f'{len(ids)} messages'} to queue {queue!r} failed, {done}: {why}"
             + f"; {advice}" * advised
         )
 

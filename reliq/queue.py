@@ -207,12 +207,12 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         Example: `queue.publish_many(Order(number) for number in range(10_000)).published`
         """
         check_bulk("Queue.publish_many", others)
-        tally, calls, durability = BulkTally(max_backlog), ShardCalls(chunk), self._durability(durability)
+        tally, calls, durability = BulkTally(max_backlog), ShardCalls(self._writer, chunk), self._durability(durability)
         # While Redis works on a call, the next one is made.
         with calls.telling_rest(), ThreadPoolExecutor(1, "reliq-publish") as sending:
             under_way: Callable[[], list[Receipt]] = list
             try:
-                for orders in self._writer.chunks(items, calls):
+                for orders in calls.read(items):
                     done, under_way = under_way, list
                     tally.add(done())
                     while tally.is_bounded and tally.is_full(self.counts()):
@@ -240,9 +240,9 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
     ) -> BulkResult:
         """As `publish_many`, in async code."""
         check_bulk("Queue.apublish_many", others)
-        tally, calls, durability = BulkTally(max_backlog), ShardCalls(chunk), self._durability(durability)
+        tally, calls, durability = BulkTally(max_backlog), ShardCalls(self._writer, chunk), self._durability(durability)
         with calls.telling_rest():
-            for orders in self._writer.chunks(items, calls):
+            for orders in calls.read(items):
                 while tally.is_bounded and tally.is_full(await self.acounts()):  # noqa: ASYNC110  the event is in Redis
                     await asyncio.sleep(BACKLOG_SECONDS)
                 calls.sent()

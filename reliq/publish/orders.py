@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from reliq import transitions
 from reliq.client.lanes import Message
 from reliq.errors import BodyError, ConfigurationError, LoginError, PublishFailed, ReliqError
-from reliq.ids import check_id, home, made_at, new_id
+from reliq.ids import check_id, made_at, new_id
 from reliq.keywords import check_keywords
 from reliq.message import Confirmed, Receipt
 from reliq.outgoing import Outgoing, PublishOptions
@@ -18,14 +17,13 @@ from reliq.settings import milliseconds, seconds, whole
 from reliq.wireformat import ENVELOPE_START, MAGIC, envelope_rest, open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from reliq.call import Call
     from reliq.client.lanes import Messages
     from reliq.client.shards import Shards
     from reliq.codec.codec import Codec
     from reliq.keys import Keys
-    from reliq.publish.shard_calls import ShardCalls
     from reliq.settings import QueueSettings
 
 #: The keyword arguments of a publish.
@@ -89,12 +87,13 @@ class Writer:
     Turns what a user wants to publish into orders, and orders into calls.
 
     Attributes:
+        shards: those of the queue, as they are known.
         has_lines: whether there ever was a message with a key or a priority; until then nobody need look for one.
     """
 
     def __init__(self, shards: Shards, codec: Codec[Any], settings: QueueSettings) -> None:
         self.has_lines = False
-        self.keys, self._shards, self._codec, self._settings = shards.first, shards, codec, settings
+        self.keys, self.shards, self._codec, self._settings = shards.first, shards, codec, settings
         self.bare = bare = self.keys.bare
         self._usual = CallTerms(None, 0, milliseconds(settings.ttl), settings.retries, None, False)
         self._usual_start = b"" if bare else envelope_rest(settings.retries)
@@ -113,7 +112,7 @@ class Writer:
             TypeError: there is no such option.
         """
         if shard is None:
-            shard = self._shards.turn() if self._shards.wanted or self._shards.map.n > 1 else 0
+            shard = self.shards.turn() if self.shards.wanted or self.shards.map.n > 1 else 0
         if options:
             check_keywords(f"Queue.{call}", options, PUBLISH_KEYWORDS)
             return self.special(Outgoing(body=body, **options), shard)
@@ -149,7 +148,7 @@ class Writer:
         """Return the call that sends orders to their shard, all on the same terms."""
         terms, orders = part.orders[0].terms, part.orders
         # In a queue with a rate, only the keyed script knows when there is nobody to wake.
-        goes_keyed = self._shards.is_keyed or (self.has_lines and has_lines(orders))
+        goes_keyed = self.shards.is_keyed or (self.has_lines and has_lines(orders))
         return transitions.publish(
             part.keys,
             [(order.id, order.value) for order in orders],
@@ -164,23 +163,6 @@ class Writer:
             epoch=part.epoch,
             message_keys=[order.line for order in orders] if goes_keyed else None,
         )
-
-    def chunks(self, items: Iterable[Any], calls: ShardCalls) -> Iterator[list[Order]]:
-        """
-        Yield orders call by call; bodies that are no `Outgoing` go on the queue's terms.
-
-        One call goes to one shard: generated ids take them in turn, chosen ones wait until their shard's call is full.
-        """
-        if isinstance(items, str | bytes | Mapping | Outgoing) or not isinstance(items, Iterable):
-            raise ConfigurationError(f"items must be an iterable of bodies or Outgoing, not {type(items).__name__}")
-        shard = self._shards.turn()
-        for item in items:
-            order = self.special(item, shard) if isinstance(item, Outgoing) else self.order(item, {}, shard)
-            at = shard if order.is_generated else home(order.id, self._shards.map.n)
-            for full in calls.add(at, order):
-                yield full
-                shard = self._shards.turn()
-        yield from calls.rest()
 
     def failed(
         self, orders: list[Order], error: ReliqError, confirmed: int = 0, *, unsent: bool = False
