@@ -271,8 +271,9 @@ class Observer(Protocol):
     """
     A callable that is called with every event.
 
-    An observer with an attribute `kinds`, a tuple of event classes, may be called with these alone. A worker does not
-    make events that no observer wants: those of single messages are most of the cost of watching.
+    An observer with an attribute `kinds`, a tuple of event classes, may be called with these alone, and one whose
+    `hears_success` is false at the moment is not told of handlers that ended well. A worker does not make events that no
+    observer wants: those of single messages are most of the cost of watching.
 
     Example: `Consumer(observers=[lambda event: print(event)])`
     """

@@ -71,9 +71,9 @@ class Consumer(Registration):
         self.observers: list[Observer] = list(observers)
         self._engine: Engine | None = None
         self._stopped: Engine | None = None
-        self._leave_asked = False
         #: Running handlers have at most so many seconds after a stop, whatever the settings say.
         self.longest_grace = math.inf
+        self.before_call: Callable[[HandlerCall], None] | None = None
 
     def include(self, *sources: Consumer | str) -> Self:
         """
@@ -264,7 +264,7 @@ class Consumer(Registration):
             periodic=self.ticked_beside(chosen),
             relay=None if self.relay is None else OutboxMover(self.relay, Clients(self.redis(chosen), self.observers)),
         )
-        engine.start(entered)
+        engine.start(entered, self.before_call)
         self._engine, self._pid = engine, os.getpid()
         atexit.register(self._stop_at_exit)
         notify(self.observers, [RedisBack("", STARTING), WorkerReady("", tuple(one.queue.name for one in chosen))])

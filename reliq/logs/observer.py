@@ -49,6 +49,11 @@ class LogObserver:
         *(events.WorkerReady, events.WorkerStopping, events.Ticked, events.Superseded, events.Throttled),
     )
 
+    @property
+    def hears_success(self) -> bool:
+        """Whether the end of a handler that went well is logged, too."""
+        return logger.isEnabledFor(logging.DEBUG)
+
     def __call__(self, event: Event, /) -> None:
         """Log `event`, if it is one to log."""
         match event:

@@ -14,10 +14,9 @@ import struct
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reliq.events import Started
 from reliq.wireformat import lane_of
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from reliq.consumer.consumer import Consumer
-    from reliq.events import Event
     from reliq.handlers.handler import Handler
     from reliq.worker.delivery import HandlerCall
 
@@ -38,7 +36,10 @@ _BEAT, _COUNT = struct.Struct("<d"), struct.Struct("<I")
 _COUNT_AT, _LANES_LENGTH_AT, _LEAVES_AT, _LEAVE_ASKED_AT, _HUNG_COUNT_AT = 8, 12, 16, 17, 20
 _LANES_AT, _LANES_BYTES = 64, 64 * 1024
 _ROWS_AT = _LANES_AT + _LANES_BYTES
-_ROW = struct.Struct("<ddqHH480s")  # since when (0: nothing), until when, thread, queue, bytes of the id, the id
+_ROW, _TIMES = (
+    struct.Struct("<ddqHH480s"),
+    struct.Struct("<dd"),
+)  # since when (0: nothing), until when, thread, queue, bytes of the id, the id
 _ID_BYTES = 480
 #: The number of no queue: the row is that of the coroutines, which share a thread.
 _COROUTINES = 0xFFFF
@@ -77,27 +78,29 @@ class Row:
         return f"{self.queue} {ascii(self.id)[1:-1]}".strip() if self.queue else "coroutines"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Cell:
-    """One thread's row, as its own process knows it."""
+    """One thread's row, as its own process knows it; `run` is the call that it tells of, None when that has ended."""
 
     place: int
     thread: int
-    number: int = _COROUTINES
-    queue: str = ""
-    id: str = ""
-    started_at: float = 0.0
+    run: HandlerCall | None = None
     timeout_at: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _HandlerFacts:
     """The facts of a handler that the board writes, or decides by."""
 
     number: int
-    timeout: float | None
     is_batch: bool
-    is_alone: bool = field(default=True)  # its thread runs nothing else at the same time
+    is_alone: bool  # its thread runs nothing else at the same time
+
+
+def _raw_id(facts: _HandlerFacts, run: HandlerCall) -> bytes:
+    """Return the bytes of the message's id; none of a batch, nor of an id that is too long."""
+    raw = b"" if facts.is_batch else run.deliveries[0].delivery.claimed.id.encode("utf-8", "surrogateescape")
+    return raw if len(raw) <= _ID_BYTES else b""
 
 
 class Board:
@@ -108,14 +111,12 @@ class Board:
         path: a file of `board_bytes(concurrency)` bytes.
     """
 
-    kinds = (Started,)
-
     def __init__(self, path: Path, consumer: Consumer, handlers: Sequence[Handler], concurrency: int) -> None:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), board_bytes(concurrency))
         self._consumer, self._concurrency = consumer, concurrency
         self._facts = {
-            one.queue.name: _HandlerFacts(at, one.timeout_seconds, one.is_batch, not one.is_async or concurrency == 1)
+            one.queue.name: _HandlerFacts(at, one.is_batch, not one.is_async or concurrency == 1)
             for at, one in enumerate(handlers)
         }
         self._lanes: dict[str, str] = {}
@@ -133,38 +134,29 @@ class Board:
                     logger.exception("the board of this process could not be brought up to date; trying again")
             time.sleep(BOARD_SECONDS)
 
-    def __call__(self, event: Event, /) -> None:
-        """Write a row when a handler begins: it may never let another thread run."""
-        if not isinstance(event, Started):
-            return
-        if event.queue not in self._lanes:
+    def begins(self, run: HandlerCall) -> None:
+        """Write what a thread begins, which is the caller: its handler may never let another thread run."""
+        queue = run.deliveries[0].queue
+        if queue not in self._lanes:
             self._note_lanes()
-        cell = self._cells.get(threading.get_ident()) or self._new_cell()
-        facts = self._facts[event.queue]
-        if not facts.is_alone:
-            if not cell.started_at:
-                self._write(cell, _COROUTINES, "", "", time.monotonic(), 0.0)
-            return
-        now = time.monotonic()
-        until = 0.0 if facts.timeout is None else now + facts.timeout
-        self._write(cell, facts.number, event.queue, event.id, now, until)
+        facts, cell = self._facts[queue], self._cells.get(run.thread) or self._new_cell(run.thread)
+        if facts.is_alone:
+            raw, until = _raw_id(facts, run), run.timeout_at or 0.0
+            with self._lock:
+                cell.run, cell.timeout_at = run, until
+                _ROW.pack_into(
+                    self._memory, cell.place, run.started_at, until, cell.thread, facts.number, len(raw), raw
+                )
+        elif cell.run is None:
+            cell.run = run
+            _ROW.pack_into(self._memory, cell.place, run.started_at, 0.0, cell.thread, _COROUTINES, 0, b"")
 
-    def _new_cell(self) -> _Cell:
+    def _new_cell(self, thread: int) -> _Cell:
         with self._lock:
-            cell = self._cells[threading.get_ident()] = _Cell(len(self._cells), threading.get_native_id())
+            place = _ROWS_AT + len(self._cells) * _ROW.size
+            cell = self._cells[thread] = _Cell(place, threading.get_native_id())
             _COUNT.pack_into(self._memory, _COUNT_AT, len(self._cells))
         return cell
-
-    def _write(self, cell: _Cell, number: int, queue: str, id: str, now: float, until: float) -> None:
-        raw = b"" if number == _COROUTINES else self._raw_id(queue, id)
-        with self._lock:
-            cell.number, cell.queue, cell.id, cell.started_at, cell.timeout_at = number, queue, id, now, until
-            place = _ROWS_AT + cell.place * _ROW.size
-            _ROW.pack_into(self._memory, place, now, until, cell.thread, number, len(raw), raw)
-
-    def _raw_id(self, queue: str, id: str) -> bytes:
-        raw = b"" if self._facts[queue].is_batch else id.encode("utf-8", "surrogateescape")
-        return raw if len(raw) <= _ID_BYTES else b""
 
     def look(self) -> None:
         """Give a sign of life, clear what has ended, write changed timeouts, hear the supervisor's request."""
@@ -173,38 +165,37 @@ class Board:
         self._memory[_LEAVES_AT] = self._consumer.is_leaving
         now, running = time.monotonic(), self._consumer.running()
         self._note_hung([run for run in running if run.handler.is_async and run.hangs])
-        runs = {(one.queue, one.delivery.id): run for run in running for one in run.deliveries}
+        going_on = set(running)
         for cell in list(self._cells.values()):
-            started_at = cell.started_at  # read once: its thread may begin something else at any moment
-            if cell.number == _COROUTINES or not 0 < started_at < now:
+            run = cell.run  # read once: its thread may begin something else at any moment
+            if run is None or run.started_at >= now or not self._facts[run.handler.queue_name].is_alone:
                 continue
-            run = runs.get((cell.queue, cell.id))
-            if run is None:
-                self._change(cell, started_at, 0.0, 0.0)
-            elif run.timeout_at is not None and run.timeout_at != cell.timeout_at:
-                self._change(cell, started_at, started_at, run.timeout_at)
+            if run not in going_on:
+                self._change(cell, run, 0.0, 0.0)
+            elif (run.timeout_at or 0.0) != cell.timeout_at:
+                self._change(cell, run, run.started_at, run.timeout_at or 0.0)
         if len(self._lanes) < len(self._facts):
             self._note_lanes()
         _BEAT.pack_into(self._memory, 0, time.monotonic())
 
-    def _change(self, cell: _Cell, known: float, started_at: float, timeout_at: float) -> None:
+    def _change(self, cell: _Cell, known: HandlerCall, started_at: float, timeout_at: float) -> None:
         """Write the times of `cell`, unless it has begun something else since."""
         with self._lock:
-            if cell.started_at == known:
-                cell.started_at, cell.timeout_at = started_at, timeout_at
-                struct.pack_into("<dd", self._memory, _ROWS_AT + cell.place * _ROW.size, started_at, timeout_at)
+            if cell.run is known:
+                cell.run, cell.timeout_at = known if started_at else None, timeout_at
+                _TIMES.pack_into(self._memory, cell.place, started_at, timeout_at)
 
     def _note_hung(self, hung: list[HandlerCall]) -> None:
         """Write a row for each coroutine that hangs; one that is alone in its process has its row from its start."""
-        hung = [run for run in hung if not self._facts[run.handler.queue.name].is_alone][: self._concurrency]
+        hung = [run for run in hung if not self._facts[run.handler.queue_name].is_alone][: self._concurrency]
         if hung == self._hung:
             return
         self._hung = hung
         for at, run in enumerate(hung):
-            queue = run.handler.queue.name
-            raw, until = self._raw_id(queue, run.deliveries[0].delivery.id), run.timeout_at or 0.0
+            facts = self._facts[run.handler.queue_name]
+            raw, until = _raw_id(facts, run), run.timeout_at or 0.0
             place = _hung_at(self._concurrency) + at * _ROW.size
-            _ROW.pack_into(self._memory, place, run.started_at, until, 0, self._facts[queue].number, len(raw), raw)
+            _ROW.pack_into(self._memory, place, run.started_at, until, 0, facts.number, len(raw), raw)
         _COUNT.pack_into(self._memory, _HUNG_COUNT_AT, len(hung))
 
     def _note_lanes(self) -> None:

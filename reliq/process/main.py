@@ -125,7 +125,7 @@ def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes, alon
         log_error_text=plan.log_error_text,
     )
     board = Board(Path(plan.board), consumer, consumer.chosen(plan.queues), plan.concurrency)
-    consumer.observers.append(board)
+    consumer.before_call = board.begins
     for name, watch in (
         ("stacks", lambda: _write_stacks(consumer, stack_requests)),
         ("stop-watch", lambda: _bound_the_stop(consumer, plan)),

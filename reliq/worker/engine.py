@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from reliq.settings import WorkerSettings
     from reliq.stacks import StackReport
     from reliq.transport.connection import Connection
-    from reliq.worker.delivery import HeldDelivery
+    from reliq.worker.delivery import HandlerCall, HeldDelivery
     from reliq.worker.failures import ErrorHook
 
 logger = logging.getLogger(__name__)
@@ -102,12 +102,13 @@ class Engine:
         self._loops = self._make_loops(observers)
         inflight.nudge, inflight.call_loop = self._settler.nudge, self._tasks.more
 
-    def start(self, entered: Callable[[], None]) -> None:
+    def start(self, entered: Callable[[], None], before_call: Callable[[HandlerCall], None] | None = None) -> None:
         """
         Check the server, write the limits that queues declare, enter the lifespan, start every part.
 
         Args:
             entered: called when the lifespan is entered and nothing is worked yet.
+            before_call: notes a call in the thread that begins it, before the first instruction of its handler.
 
         Raises:
             ConfigurationError: the server is too old, or may evict messages.
@@ -119,7 +120,7 @@ class Engine:
             raise refused[0]
         self._tasks.start()
         try:
-            self._runner.state = self._lifespan.enter()
+            self._runner.state, self._runner.before_call = self._lifespan.enter(), before_call
         except BaseException:
             self._tasks.close()
             raise

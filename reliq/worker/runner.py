@@ -24,7 +24,7 @@ from reliq.worker.failures import Failures, is_failure
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reliq.events import Event, Observer
+    from reliq.events import Observer
     from reliq.worker.delivery import HandlerCall, HeldDelivery
     from reliq.worker.failures import ErrorHook
     from reliq.worker.inflight import Inflight
@@ -37,6 +37,9 @@ Returned = tuple[Any, BaseException | None]
 NONSENSE_MS = 1000
 #: A start counts as at most this late, because due times are written by publishers.
 LONGEST_LAG_SECONDS = 7 * 86_400.0
+#: The forks between the first process and this one: a handler that forks returns in both.
+_forks: list[None] = []
+os.register_at_fork(after_in_child=lambda: _forks.append(None))
 #: Iterables that compute nothing until somebody iterates over them.
 _LAZY = (Generator, AsyncGenerator, map, filter, zip)
 
@@ -46,6 +49,10 @@ class Runner:
     Runs one call of a handler where it is asked to: a plain one by `run`, a coroutine by `begin` and then `arun`.
 
     Nothing that a message, a handler or an observer brings raises here, so that no thread and no slot is lost.
+
+    Attributes:
+        state: what the lifespan yielded.
+        before_call: notes a call, in the thread that begins it.
     """
 
     def __init__(
@@ -60,7 +67,8 @@ class Runner:
     ) -> None:
         self.middleware = middleware
         self.state: Any = None
-        self._settle, self._stopping, self._pid = settle, stopping, os.getpid()
+        self.before_call: Callable[[HandlerCall], None] | None = None
+        self._settle, self._stopping, self._forks = settle, stopping, len(_forks)
         self._failures = Failures(on_error, error_text=error_text, job_of=self._job)
         self._told_starts, self._told_ends = wanting(observers, Started), wanting(observers, Handled)
 
@@ -94,12 +102,20 @@ class Runner:
 
     def begin(self, run: HandlerCall) -> bool:
         """Return whether the handler may start; a delivery without a lease goes back, unspent if nobody has taken it."""
-        over = [held for held in run.deliveries if held.lost or run.started_at >= held.lease_until]
-        if over:
-            self._settle(over, RELEASED)
-            run.began = len(over) < len(run.deliveries)
-        if self._told_starts and run.began:
-            _tell(self._told_starts, _started, [(held,) for held in run.unanswered])
+        late = 0
+        for held in run.deliveries:
+            if held.lost or run.started_at >= held.lease_until:
+                self._settle([held], RELEASED)
+                late += 1
+        run.began = late < len(run.deliveries)
+        if run.began:
+            try:
+                if self.before_call is not None:
+                    self.before_call(run)
+                if self._told_starts:
+                    notify(self._told_starts, map(_started, run.unanswered))
+            except BaseException:  # noqa: S110  the work goes on; cheaper than `suppress`, for every message
+                pass
         return run.began
 
     def jobs(self, run: HandlerCall) -> list[Job[Any]]:
@@ -117,7 +133,7 @@ class Runner:
 
     def end(self, run: HandlerCall, answer: Any, error: BaseException | None) -> None:
         """Hand over what the handler has answered, or raised, for everything in `run` or for each."""
-        if os.getpid() != self._pid:  # the handler has forked, and this is the copy
+        if len(_forks) != self._forks:  # the handler has forked, and this is the copy
             os._exit(0)
         deliveries = run.unanswered
         try:
@@ -176,18 +192,29 @@ class Runner:
     def _answer(self, run: HandlerCall, deliveries: list[HeldDelivery], outcomes: list[Outcome], cause: Any) -> None:
         """Hand over `outcomes`; `cause` is what the handler answered or raised, None when it returned nothing."""
         each = (time.monotonic() - run.started_at) / len(run.deliveries)
-        is_told = run.handler.is_async or not run.abandoned  # else that was done when it overran
-        if is_told and (self._told_ends or cause is not None):
-            pairs = list(zip(deliveries, outcomes, strict=True))
-            if self._told_ends:
-                _tell(self._told_ends, _handled, [(run, held, outcome, each) for held, outcome in pairs])
-            if cause is not None:
-                with suppress(BaseException):  # whatever is told: the answer goes on its way
-                    self._failures.tell(run, pairs, cause, each)
+        if run.handler.is_async or not run.abandoned:  # else that was done when it overran
+            self._tell(run, deliveries, outcomes, cause, each)
         took_ms = round(each * 1000)
         for held, outcome in zip(deliveries, outcomes, strict=True):
             held.outcome, held.took_ms = outcome, took_ms
         self._settle(deliveries, None)
+
+    def _tell(
+        self, run: HandlerCall, deliveries: list[HeldDelivery], outcomes: list[Outcome], cause: Any, seconds: float
+    ) -> None:
+        """Notify observers, and report failures; the work goes on when that fails."""
+        is_success = not run.abandoned and outcomes.count(ACKED) == len(outcomes)
+        try:
+            told = self._told_ends
+            if is_success:
+                told = [one for one in told if getattr(one, "hears_success", True)]
+            if told:
+                notify(told, [_handled(run, *end, seconds) for end in zip(deliveries, outcomes, strict=True)])
+        except BaseException:  # noqa: S110  cheaper than `suppress`, for every message
+            pass
+        if not is_success:
+            with suppress(BaseException):
+                self._failures.tell(run, list(zip(deliveries, outcomes, strict=True)), cause, seconds)
 
 
 class ThreadExecutor:
@@ -232,12 +259,6 @@ def _done(answer: Any) -> Any:
             answer.close()
         raise TypeError("the handler returned an awaitable that nobody awaits; define it with async def")
     return answer
-
-
-def _tell(observers: Sequence[Observer], make: Callable[..., Event], facts: Sequence[tuple[Any, ...]]) -> None:
-    """Notify observers; the work goes on when that fails."""
-    with suppress(BaseException):
-        notify(observers, [make(*fact) for fact in facts])
 
 
 def _of_each(deliveries: Sequence[HeldDelivery], answers: Sequence[Any]) -> list[Outcome]:

@@ -4,47 +4,72 @@ import os
 import threading
 
 import pytest
+from begun import begun
 from waiting import eventually
 
 from reliq import Consumer, Queue
-from reliq.events import Started
 from reliq.process.board import Board, BoardView
 from reliq.process.child import LOOK_CLOSER_SECONDS, Silence
 
 
 @pytest.fixture
 def sides(tmp_path):
-    """A board of one handler, which nothing has claimed for yet, and its supervisor's view."""
+    """A board of one handler, which nothing has claimed for yet, its supervisor's view, and a function that begins a call."""
     consumer, path = Consumer(), tmp_path / "board"
     consumer.handler(Queue("q", str))(lambda body: None)
     view = BoardView(path, ["q"], 1)
-    return Board(path, consumer, consumer.handlers, 1), view
+    board = Board(path, consumer, consumer.handlers, 1)
 
+    def begin(id):
+        run = begun(consumer.handlers[0], id)
+        board.begins(run)
+        return run
 
-class Followed(str):
-    """An id; when it is looked up, the thread that ran its message begins the next one."""
-
-    __slots__ = ("follow",)
-
-    def __hash__(self):
-        self.follow()
-        return super().__hash__()
+    return board, view, begin
 
 
 def test_what_has_ended_is_cleared(sides):
-    board, view = sides
-    board(Started("q", "ended", 1, None))
+    board, view, begin = sides
+    begin("ended")
 
     board.look()
 
     assert view.rows() == []
 
 
-def test_what_begins_during_a_look_stays_on_the_board(sides):
-    board, view = sides
-    ended = Followed("ended")
-    ended.follow = lambda: board(Started("q", "begun", 1, None))
-    board(Started("q", ended, 1, None))
+def test_what_goes_on_stays_with_the_timeout_that_it_was_given_since(sides, monkeypatch):
+    board, view, begin = sides
+    run = begin("goes on")
+    monkeypatch.setattr(board._consumer, "running", lambda: [run])
+    run.timeout_at += 7
+
+    board.look()
+
+    assert [(row.id, row.started_at, row.timeout_at) for row in view.rows()] == [
+        ("goes on", run.started_at, run.timeout_at)
+    ]
+
+
+def test_what_begins_during_a_look_stays_on_the_board(sides, monkeypatch):
+    board, view, begin = sides
+    begin("ended")
+
+    def running():
+        begin("begun")
+        return []
+
+    monkeypatch.setattr(board._consumer, "running", running)
+
+    board.look()
+
+    assert [row.id for row in view.rows()] == ["begun"]
+
+
+def test_what_begins_while_a_row_is_cleared_is_not_cleared(sides, monkeypatch):
+    board, view, begin = sides
+    begin("ended")
+    change = board._change
+    monkeypatch.setattr(board, "_change", lambda *args: (begin("begun"), change(*args)))
 
     board.look()
 
@@ -53,14 +78,14 @@ def test_what_begins_during_a_look_stays_on_the_board(sides):
 
 def test_a_handler_that_begins_is_a_sign_of_life(sides):
     """Threads are compared from then on: what began after the first of two looks at them is not passed over."""
-    board, view = sides
+    board, view, begin = sides
     board.look()
     silence, before = Silence(), view.beat
     silence.hear(before, before, os.getpid())
     silence.hear(before, before + LOOK_CLOSER_SECONDS + 0.1, os.getpid())  # the thread that looks has to wait
     assert silence._before
 
-    board(Started("q", "begins", 1, None))
+    begin("begins")
     silence.hear(view.beat, before + LOOK_CLOSER_SECONDS + 0.2, os.getpid())
 
     assert (silence.seconds, silence.since) == (0.0, view.rows()[0].started_at)
@@ -68,7 +93,7 @@ def test_a_handler_that_begins_is_a_sign_of_life(sides):
 
 
 def test_a_look_that_fails_is_made_again(sides, caplog, monkeypatch):
-    board, view = sides
+    board, view, _ = sides
     fails = iter([MemoryError(), None])
 
     def running():

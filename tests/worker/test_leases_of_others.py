@@ -8,9 +8,9 @@ import sys
 import time
 
 import pytest
+from begun import begun
 
 from reliq import Consumer, Queue
-from reliq.events import Started
 from reliq.health import Pulse
 from reliq.process.board import Board, BoardView
 from reliq.process.child import RESTART_SECONDS, SLOWEST_RESTART_SECONDS, Child, Silence
@@ -188,9 +188,9 @@ def test_a_process_that_has_not_stopped_reports_nothing_and_its_board_counts(hel
     assert queue.counts().totals["released"] == 1
 
 
-def test_time_for_which_the_supervisor_itself_stood_still_is_no_overrun(held):
+def test_time_for_which_the_supervisor_itself_stood_still_is_no_overrun(held, consumer):
     child, board = held
-    board(Started("q", "x", 1, None))
+    board.begins(begun(consumer.handlers[0], "x"))
     (row,) = child.rows()
     child.hear(row.timeout_at)
     child.hear(row.timeout_at + 1000)

@@ -1,0 +1,16 @@
+"""A call of a handler as a thread of a worker begins it, for what is told of it before its handler."""
+
+import threading
+import time
+
+from reliq.message import Claimed
+from reliq.worker.delivery import HandlerCall, deliveries_of
+
+
+def begun(handler, *ids):
+    """Return a call that this thread begins with the messages of these ids."""
+    now, timeout = time.monotonic(), handler.timeout_seconds
+    deliveries = deliveries_of([Claimed(id, "me.1:30000", 1) for id in ids], handler, now)
+    return HandlerCall(
+        deliveries, handler, now, None if timeout is None else now + timeout, thread=threading.get_ident()
+    )
