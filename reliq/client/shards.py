@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.call import Command
-    from reliq.client.client import Clients
+    from reliq.client.client import Client, Clients
     from reliq.keys import Keys
 
 #: A map is believed for this many seconds; whoever acts on an older one is told so where it matters.
@@ -62,9 +62,14 @@ class Shards:
         return tuple(self.keys(shard) for shard in range(self.map.served))
 
     @property
+    def client(self) -> Client:
+        """The client of blocking code."""
+        return self._clients.blocking()
+
+    @property
     def lie_together(self) -> bool:
         """Whether one command may name keys of every shard."""
-        place = self._clients.blocking().place
+        place = self.client.place
         return self.map.served == 1 or len({place(keys.wake) for keys in self.all}) == 1
 
     @property

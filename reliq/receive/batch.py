@@ -14,6 +14,7 @@ from reliq.errors import RedisUnavailableError
 from reliq.events import Handled
 from reliq.ids import incarnation_of
 from reliq.outbox.effects import inbox_keep_ms
+from reliq.receive.listener import Listener
 from reliq.receive.received import Received
 from reliq.receive.take import Take
 from reliq.settings import BATCH_LIMIT, HandlerSettings, whole
@@ -21,7 +22,7 @@ from reliq.settlement import Ending
 from reliq.shardmap import declaration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from reliq.call import Call, Command, Request
     from reliq.client.shards import Shards
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.limits import Limits
     from reliq.message import Claimed, Delivery, Duration
+    from reliq.receive.listener import Found
     from reliq.settings import QueueSettings
     from reliq.transitions import Settled
 
@@ -36,8 +38,6 @@ B = TypeVar("B")
 
 #: The longest wait in Redis between two looks, in seconds: shorter than the time-out for a reply.
 LOOK_SECONDS = 0.6
-#: The same of a queue whose shards lie apart: it waits at one of them.
-SHARDS_LOOK_SECONDS = 0.25
 
 
 class Receiver(Generic[B]):
@@ -47,10 +47,30 @@ class Receiver(Generic[B]):
         self.shards, self.codec, self.settings, self._limits = shards, codec, settings, limits
         self.lanes, self._has_written = Lanes(), False
         self._was_away, self._spare_until = False, 0.0
+        self._listener: Listener | None = None
 
     def batch(self, *, limit: int, lease: Duration) -> Batch[B]:
         """Return what one `receive` is to hold; raise ConfigurationError for a limit or lease that is not allowed."""
         return Batch(self, whole("limit", limit, least=1, most=BATCH_LIMIT), HandlerSettings(lease=lease))
+
+    def listener(self) -> Listener | None:
+        """Return what waits for the shards of the queue; None where one wait in Redis is for all of them."""
+        if self.shards.lie_together:
+            return None
+        client = self.shards.client
+        if self._listener is None or self._listener.client is not client:
+            self._listener = Listener(client, self.shards, lambda: self.spares_leases)
+        return self._listener
+
+    @property
+    def listens(self) -> bool:
+        """Whether there is something to close."""
+        return self._listener is not None
+
+    def close(self) -> None:
+        """End what waits."""
+        if self._listener is not None:
+            self._listener.close()
 
     @property
     def is_keyed(self) -> bool:
@@ -103,13 +123,15 @@ class Batch(Generic[B]):
         undecodable: events of those that were nacked because their body does not decode.
         jobs: those that the block works on.
         given_up: whether the caller has gone.
+        listener: what waits where the shards lie apart.
+        cut: ends the wait of a caller that goes.
     """
 
     def __init__(self, receiver: Receiver[B], limit: int, handling: HandlerSettings) -> None:
         self._receiver, self._handling, self._limit = receiver, handling, limit
         self._take = self._at(receiver.shards.first, limit)
         self._glances: list[Take] = []
-        self._switches, self._leads, self._lie_together = 0, 0, True
+        self._switches, self._leads, self._is_wide = 0, 0, False
         self._kept_ms = partial(inbox_keep_ms, receiver.settings, handling)
         self.lease_seconds = handling.lease_ms / 1000
         self._lane, _ = receiver.lanes.take()
@@ -117,6 +139,8 @@ class Batch(Generic[B]):
         self.jobs: list[Received[B]] = []
         self._deliveries: list[Delivery] = []  # of the jobs, in their order
         self.given_up = False
+        self.listener: Listener | None = None
+        self.cut: Callable[[], object] = lambda: None
 
     @property
     def claimed(self) -> list[Claimed]:
@@ -126,21 +150,21 @@ class Batch(Generic[B]):
     def give_up(self) -> None:
         """Note that nobody waits for the messages any more."""
         self.given_up = True
+        self.cut()
 
     def begin(self) -> None:
         """Choose a shard, by the map as it is known now."""
-        shards = self._receiver.shards
+        shards, self.listener, self._is_wide = self._receiver.shards, self._receiver.listener(), False
         self._take = self._at(shards.keys(shards.turn()), self._limit)
         self._glances = [self._at(keys, 0) for keys in shards.all if keys.shard != self._take.keys.shard]
-        self._lie_together = shards.lie_together
 
     def look(self) -> list[Request[Any]]:
         """
         Return the calls of one look: messages that are due or overdue are moved before the claim.
 
-        It claims in one shard, and counts what there is in the others.
+        It claims in one shard; when there was nothing, the next one counts also what there is in the others.
         """
-        spare, takes = self._receiver.spares_leases, (self._take, *self._glances)
+        spare, takes = self._receiver.spares_leases, self._takes()
         lead = self._receiver.lead()
         self._leads = len(lead)
         # A claim beside them would go first where Redis does not know the script of limits yet.
@@ -161,31 +185,39 @@ class Batch(Generic[B]):
         """
         Keep what was claimed; return the seconds in which nothing else will come due. Raise what was refused.
 
-        They are 0 when another shard has messages, or the queue has keys: the next look claims there, or with regard to
-        them; and when messages were moved after the claim.
+        They are 0 when another shard may have messages, or the queue has keys: the next look claims there, or with regard
+        to them; and when messages were moved after the claim.
         """
-        takes = (self._take, *self._glances)
+        takes = self._takes()
         if len(answers) == self._leads:
             self._receiver.led(answers[0])
             return 0.0
         for at, take in enumerate(takes):
             take.looked(answers[self._leads + 3 * at :][:3])
         self._receiver.answered(self.lease_seconds)
+        if self.listener:
+            self.listener.note({take.keys: min(take.next_in_ms) / 1000 for take in takes if take.next_in_ms})
         has_keys = self._leads and self._receiver.led(answers[0])
         if not self.claimed and has_keys:
             self._take = self._at(self._take.keys, self._limit)
-        if not self.claimed and (has_keys or any(take.missed for take in takes) or self._switch()):
+        if not self.claimed and (has_keys or any(take.missed for take in takes) or self._widens() or self._switch()):
             return 0.0
-        longest = LOOK_SECONDS if self._lie_together else SHARDS_LOOK_SECONDS
-        return min([longest, *(due_ms / 1000 for take in takes for due_ms in take.next_in_ms)])
+        return min([LOOK_SECONDS, *(due_ms / 1000 for take in takes for due_ms in take.next_in_ms)])
+
+    def heard(self, found: Found) -> None:
+        """Look next where a wait has found something, if it says where."""
+        for keys in found:
+            self._take, self._glances = self._at(keys, self._limit), []
+        if not found:
+            self.begin()
 
     def over(self) -> None:
         """Note that the last look has its answer: its lane is free."""
         self._receiver.lanes.give_back(self._lane)
 
     def token(self, for_seconds: float) -> Command[Any]:
-        """Return the wait for something to claim, in any shard where they lie together."""
-        if self._glances and self._lie_together:
+        """Return the wait for something to claim, in any shard; they lie together."""
+        if self._glances:
             return commands.first_wake_token(self._take.keys.wake, [take.keys for take in self._glances], for_seconds)
         return commands.wake_token(self._take.keys, for_seconds)
 
@@ -229,6 +261,15 @@ class Batch(Generic[B]):
     def _at(self, keys: Keys, limit: int) -> Take:
         is_keyed = self._receiver.is_keyed
         return Take(keys, self._receiver.settings, limit=limit, lease_ms=self._handling.lease_ms, keyed=is_keyed)
+
+    def _takes(self) -> Sequence[Take]:
+        """Return where the next look is made."""
+        return (self._take, *self._glances) if self._is_wide else (self._take,)
+
+    def _widens(self) -> bool:
+        """Look next at the other shards too; say whether there are any, and they were not looked at."""
+        is_narrow, self._is_wide = not self._is_wide, True
+        return is_narrow and bool(self._glances)
 
     def _switch(self) -> bool:
         """Claim next where most messages are; say whether there are any. Who claims nothing again and again waits."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from reliq.client.client import Client
     from reliq.events import Observer
     from reliq.receive.batch import Batch
+    from reliq.receive.listener import Found, Listener
     from reliq.receive.received import Received
     from reliq.transitions import Settled
 
@@ -93,7 +94,11 @@ def _look(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: 
         rest = until - time.monotonic()
         if batch.claimed or (rest <= 0 and next_in):
             break
-        if min(rest, next_in) > OVERSHOOT_SECONDS:
+        if batch.listener and next_in:
+            if (found := batch.listener.wait(rest)) is None:
+                break
+            batch.heard(found)
+        elif min(rest, next_in) > OVERSHOOT_SECONDS:
             _wait(client, batch, min(rest, next_in) - OVERSHOOT_SECONDS, places_to_wait)
         else:
             time.sleep(max(0.0, min(rest, next_in)))
@@ -188,11 +193,27 @@ async def _alook(client: AsyncClient, batch: Batch[B], wait_seconds: float, plac
         rest = until - time.monotonic()
         if batch.claimed or (rest <= 0 and next_in):
             break
-        if min(rest, next_in) > OVERSHOOT_SECONDS:
+        if batch.listener and next_in:
+            if (found := await _alisten(batch.listener, batch, rest)) is None:
+                break
+            batch.heard(found)
+        elif min(rest, next_in) > OVERSHOOT_SECONDS:
             await _await(client, batch, min(rest, next_in) - OVERSHOOT_SECONDS, places_to_wait)
         else:
             await asyncio.sleep(max(0.0, min(rest, next_in)))
     batch.over()
+
+
+async def _alisten(listener: Listener, batch: Batch[B], seconds: float) -> Found | None:
+    """Return where something has come; None when the time is over, or the caller has gone."""
+    listening = asyncio.ensure_future(listener.await_(seconds))
+    batch.cut = listening.cancel
+    try:
+        return await listening
+    except asyncio.CancelledError:
+        if batch.given_up:
+            return None
+        raise
 
 
 async def _await(client: AsyncClient, batch: Batch[B], seconds: float, places_to_wait: asyncio.Semaphore) -> None:

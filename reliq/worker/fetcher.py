@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands
+from reliq.client.tokens import Tokens
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.ids import token
 from reliq.transitions import NOT_WATCHING
@@ -14,7 +15,6 @@ from reliq.worker.bodies import BodyReader
 from reliq.worker.claims import FairOrder, QueueClaims
 from reliq.worker.delivery import deliveries_of
 from reliq.worker.loop import REPLY_LAG_SECONDS, QueueBackoff
-from reliq.worker.tokens import Tokens
 from reliq.worker.turns import SeldomLooks, shared_out
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Fetcher:
         waits = self._backoff.waits
         queues = [one for one in self._queues if not waits(one.keys)] if self._backoff.until else self._queues
         if self._tokens is not None:
-            self._tokens.expect(queues)
+            self._tokens.expect(one.keys for one in queues if not one.hot)
             self._hear(self._tokens.came(0.0))
         hot, reads = self._hot_with_room(queues), self._reader.next_reads()
         if hot or reads:

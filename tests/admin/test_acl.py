@@ -39,7 +39,7 @@ PACKAGE = Path(commands.__file__).parent
 PLAYERS = {
     "producer": ("publish", "relay", "client/shards.py"),
     "consumer": (
-        *("worker", "receive", "process", "settlement.py", "snapshot", "client/shards.py"),
+        *("worker", "receive", "process", "settlement.py", "snapshot", "client/shards.py", "client/tokens.py"),
         *("admin/shard_change.py", "admin/relocate.py"),
     ),
     "operator": ("admin", "control.py", "redriving.py", "publish", "snapshot", "client/shards.py"),

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from reliq.client.client import Client
     from reliq.client.standing import StandingWaits
     from reliq.keys import Keys
-    from reliq.worker.claims import QueueClaims
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +34,14 @@ class Tokens:
         self._again_at: dict[Keys, float] = {}
         self.poke = self._waits.poke
 
-    def expect(self, queues: Iterable[QueueClaims]) -> None:
-        """Wait for the tokens of those that nobody has said to have work."""
-        for one in queues:
-            if not (one.hot or self._waits.stands(one.keys) or time.monotonic() < self._again_at.get(one.keys, 0.0)):
+    def expect(self, shards: Iterable[Keys]) -> None:
+        """Wait for the tokens of shards."""
+        for keys in shards:
+            if not (self._waits.stands(keys) or time.monotonic() < self._again_at.get(keys, 0.0)):
                 try:
-                    wait = commands.wake_token(one.keys, STAND_SECONDS)
-                    self._waits.begin(one.keys, one.keys.wake, wait, STAND_SECONDS)
+                    self._waits.begin(keys, keys.wake, commands.wake_token(keys, STAND_SECONDS), STAND_SECONDS)
                 except ReliqError as error:
-                    self._failed(one.keys, error)
+                    self._failed(keys, error)
 
     def came(self, seconds: float) -> set[Keys]:
         """Wait so long for tokens or a poke; return the shards whose tokens have come."""

@@ -1,0 +1,182 @@
+"""Waits for what comes to the shards of a queue: one thread for all receives of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reliq.client.tokens import Tokens
+from reliq.errors import ReliqError
+from reliq.receive.watch import EACH_SHARD_SECONDS, ShardWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from reliq.client.client import Client
+    from reliq.client.shards import Shards
+    from reliq.keys import Keys
+
+logger = logging.getLogger(__name__)
+
+#: The connections are kept for the next wait for this many seconds after the last one.
+KEPT_SECONDS = 1.0
+
+#: Where a wait has found something: in these shards, or anywhere.
+Found = tuple["Keys", ...]
+ANYWHERE: Found = ()
+
+
+class Listener:
+    """
+    The waits of a process for a queue whose shards lie apart, as a worker waits: a standing wait for each shard's token.
+
+    Its thread runs while anybody waits. A token wakes who has waited for the longest; where nobody waits any more another
+    process gets it.
+
+    Args:
+        spares_leases: says whether leases that are over are left alone.
+    """
+
+    def __init__(self, client: Client, shards: Shards, spares_leases: Callable[[], bool]) -> None:
+        self.client, self._shards, self._spares_leases = client, shards, spares_leases
+        self._lock = threading.Lock()
+        self._waiting: deque[Future[Found]] = deque()
+        self._unheard: list[Keys] = []  # what came for who has gone
+        self._dues: dict[Keys, float] = {}  # what looks have seen, until the thread takes it over
+        self._left_at = 0.0  # when the last wait ended
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        self._poke: Callable[[], None] = lambda: None
+
+    def wait(self, seconds: float) -> Found | None:
+        """Wait so long for something to come; return where, or None."""
+        place = self._enter()
+        try:
+            return place.result(seconds)
+        except TimeoutError:
+            return self._leave(place)
+        except BaseException:
+            self._give_back(self._leave(place))
+            raise
+
+    async def await_(self, seconds: float) -> Found | None:
+        """As `wait`, in async code."""
+        place = self._enter()
+        try:
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(place)), seconds)
+        except TimeoutError:
+            return self._leave(place)
+        except BaseException:
+            self._give_back(self._leave(place))
+            raise
+
+    def note(self, due_in: dict[Keys, float]) -> None:
+        """Take over in how many seconds something is due in shards, as a look has seen: who looked may be gone by then."""
+        now = time.monotonic()
+        with self._lock:
+            for keys, seconds in due_in.items():
+                self._dues[keys] = now + seconds
+        if due_in:
+            self._poke()
+
+    def close(self) -> None:
+        """End the thread, and its connections."""
+        with self._lock:
+            self._is_closed, thread = True, self._thread
+        self._poke()
+        if thread is not None:
+            thread.join(KEPT_SECONDS)
+
+    def _enter(self) -> Future[Found]:
+        place: Future[Found] = Future()
+        with self._lock:
+            self._waiting.append(place)
+            self._is_closed = False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="reliq-listener", daemon=True)
+                self._thread.start()
+        self._poke()
+        return place
+
+    def _leave(self, place: Future[Found]) -> Found | None:
+        """Give up a place; return what has come for it meanwhile."""
+        with self._lock:
+            if place in self._waiting:
+                self._waiting.remove(place)
+                self._left_at = time.monotonic()
+                return None
+        return place.result()
+
+    def _give_back(self, found: Found | None) -> None:
+        """Have somebody else take what came for who has gone."""
+        for keys in found or ():
+            if not self._wake((keys,)):
+                with self._lock:
+                    self._unheard.append(keys)
+                self._poke()
+
+    def _wake(self, found: Found) -> bool:
+        """Wake who has waited for the longest; return whether anybody waits."""
+        with self._lock:
+            if not self._waiting:
+                return False
+            self._left_at = time.monotonic()
+            self._waiting.popleft().set_result(found)
+            return True
+
+    def _wake_all(self) -> None:
+        """Have everybody look, who sees then what failed."""
+        while self._wake(ANYWHERE):
+            pass
+
+    def _run(self) -> None:
+        tokens, watch = Tokens(self.client), ShardWatch(self.client, self._spares_leases)
+        self._poke = tokens.poke
+        try:
+            while not self._is_over():
+                self._step(tokens, watch)
+        except Exception:
+            logger.exception("queue %s: the waits of `receive` failed and begin anew", self._shards.first.name)
+            with self._lock:
+                self._thread = None
+            self._wake_all()
+        finally:
+            tokens.close()
+            watch.close()
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            is_over = not self._waiting and (self._is_closed or time.monotonic() >= self._left_at + KEPT_SECONDS)
+            if is_over:
+                self._thread = None
+            return is_over
+
+    def _step(self, tokens: Tokens, watch: ShardWatch) -> None:
+        """Look at what is to be looked at, stand while anybody waits, and hear what comes."""
+        if self._shards.is_due:
+            with suppress(ReliqError):
+                self._shards.refresh(for_seconds=0.0)
+        with self._lock:
+            dues, self._dues = self._dues, {}
+        for keys, at in dues.items():
+            watch.note(keys, at)
+        shards, seconds = self._shards.all, EACH_SHARD_SECONDS
+        if self._waiting:
+            tokens.expect(shards)
+        try:
+            for keys in watch.step(shards):
+                self._wake((keys,))
+            seconds = min(seconds, watch.seconds())
+        except ReliqError as error:
+            logger.debug("queue %s: no shard can be looked at: %s", self._shards.first.name, error)
+            self._wake_all()
+        came = tokens.came(seconds)
+        with self._lock:
+            unheard, self._unheard = self._unheard, []
+        tokens.pass_on([*unheard, *(keys for keys in came if not self._wake((keys,)))])

@@ -1,0 +1,213 @@
+"""`receive` waits for all shards of a queue at once, as a worker does: one wait for each in a process, and next to no looks."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from waiting import eventually
+
+from reliq import Admin, Queue, transitions
+from reliq.receive.watch import ShardWatch
+from reliq.shardmap import ShardMap
+from reliq.transitions import CallNumber
+
+SHARDS = 8
+
+
+@pytest.fixture
+def queue(cluster):
+    queue = Queue("orders", int, url=cluster.url)
+    cluster.client(cluster.primary_of(queue.keys.map)).set(queue.keys.map, ShardMap(1, SHARDS, SHARDS).text)
+    Admin(cluster.url).load_scripts()  # a digest that a server does not know would count twice
+    yield queue
+    queue.close()
+
+
+@pytest.fixture
+def other(cluster):
+    """A producer of its own: what it publishes is told by Redis alone."""
+    other = Queue("orders", int, url=cluster.url)
+    other.publish(0, delay=3600)
+    return other
+
+
+@pytest.fixture
+def no_looks(monkeypatch):
+    """Have a process look once and never again: what it hears is what tokens and due times say."""
+    for name in ("EACH_SHARD_SECONDS", "WATCHED_SHARD_SECONDS"):
+        monkeypatch.setattr(f"reliq.receive.watch.{name}", 3600.0)
+
+
+@pytest.fixture
+def scripts(cluster):
+    """How many calls of scripts the primaries have worked off: a script goes in full at first."""
+
+    def count():
+        stats = [cluster.client(one).info("commandstats") for one in cluster.primaries()]
+        return sum(one.get(f"cmdstat_{name}", {"calls": 0})["calls"] for one in stats for name in ("eval", "evalsha"))
+
+    return count
+
+
+@pytest.fixture
+def blocked(cluster):
+    """How many waits stand in the Cluster."""
+    return lambda: sum(cluster.client(one).info("clients")["blocked_clients"] for one in cluster.primaries())
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def taken(request, queue):
+    """Have so many threads or tasks receive a message each; return the future of their bodies."""
+    pool = ThreadPoolExecutor(20)
+
+    def receive():
+        with queue.receive(wait=30) as jobs:
+            return [job.body for job in jobs]
+
+    async def areceive():
+        async with queue.areceive(wait=30) as jobs:
+            return [job.body for job in jobs]
+
+    async def all_of(number):
+        found = await asyncio.gather(*(areceive() for _ in range(number)))
+        await queue.aclose()
+        return found
+
+    def begin(number=1):
+        if request.param == "asyncio":
+            return pool.submit(lambda: asyncio.run(all_of(number)))
+        futures = [pool.submit(receive) for _ in range(number)]
+        return pool.submit(lambda: [one.result() for one in futures])
+
+    yield begin
+    pool.shutdown()
+
+
+@pytest.mark.usefixtures("no_looks")
+def test_one_wait_for_each_shard_serves_every_receive_of_a_process_and_a_message_wakes_one(
+    taken, other, blocked, scripts
+):
+    before = scripts()
+    received = taken(12)
+    eventually(lambda: blocked() == SHARDS, "a wait for each shard stands")
+    eventually(lambda: scripts() - before >= 12 * 3 * (1 + SHARDS), "each has looked, first at one shard, then at all")
+    looked = settled(scripts)
+
+    other.publish(1)
+    eventually(lambda: scripts() >= looked + 5, "it is published, found and acked")
+
+    assert settled(scripts) == looked + 5  # publish; promote, reclaim and claim by one; ack
+    for number in range(2, 13):
+        other.publish(number)
+    assert sorted(body for [body] in received.result(60)) == list(range(1, 13))
+    eventually(lambda: not blocked(), "nobody waits any more")
+
+
+def test_what_is_idle_is_looked_at_once_a_second_by_one_of_all_processes(
+    taken, queue, other, blocked, scripts, monkeypatch
+):
+    """Four looks a second at each shard by each receive were 96 calls a second, of each of them."""
+    monkeypatch.setattr("reliq.receive.watch.EACH_SHARD_SECONDS", 0.05)
+    monkeypatch.setattr("reliq.receive.watch.WATCHED_SHARD_SECONDS", 3600.0)
+    received, looks = taken(5), []
+    eventually(lambda: blocked() == SHARDS, "a wait for each shard stands")
+    step = ShardWatch.step
+    monkeypatch.setattr(ShardWatch, "step", lambda self, shards: looks.append(self) or step(self, shards))
+    settle = scripts()
+    eventually(lambda: len(looks) >= 10, "ten rounds of looks are made")
+
+    assert scripts() - settle <= len(looks) * (SHARDS + 1)
+    other.publish_many(range(1, 6), chunk=1)
+    received.result(60)
+
+
+@pytest.mark.usefixtures("no_looks")
+def test_a_token_that_came_when_nobody_waits_any_more_is_for_another_process(queue, other, blocked):
+    with queue.receive(wait=0.05) as jobs:
+        assert jobs == []
+    assert blocked() == SHARDS  # for a second more
+
+    with ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(receive_one, other)
+        eventually(lambda: blocked() == 2 * SHARDS, "the other one waits")
+        producer = Queue("orders", int, url=other.connection().name)
+        receipt = producer.publish(1)
+        assert heard.result(60) == [receipt.id]
+
+
+@pytest.mark.usefixtures("no_looks")
+def test_a_receive_that_is_cancelled_ends_at_once_and_what_it_heard_goes_to_the_next(queue, other, blocked):
+    async def cancelled():
+        waiting = asyncio.create_task(areceive_one(queue))
+        await asyncio.to_thread(eventually, lambda: blocked() == SHARDS, "a wait for each shard stands")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(100):
+                await waiting
+        other.publish(1)
+        return await areceive_one(queue)
+
+    assert len(asyncio.run(cancelled())) == 1
+
+
+@pytest.mark.usefixtures("no_looks")
+def test_what_comes_due_and_a_lease_that_nobody_renews_are_met_by_who_waits(taken, queue, other, blocked):
+    receipt, client = other.publish(3), queue._clients.blocking()
+    for keys in queue.known_shards.all:  # whoever claims it is killed
+        client.run(transitions.claim(keys, CallNumber("killed", 1), limit=1, lease_ms=500))
+    received = taken(3)
+    eventually(lambda: blocked() == SHARDS, "a wait for each shard stands")
+
+    other.publish(1, delay=0.2)
+    other.publish(2, delay=0.3)
+
+    assert receipt
+    assert sorted(body for [body] in received.result(60)) == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("no_looks")
+def test_a_wait_that_nothing_ends_makes_no_further_look(queue, blocked, scripts):
+    with queue.receive(wait=0.01) as jobs:
+        assert jobs == []
+    eventually(lambda: blocked() == SHARDS, "a wait for each shard stands")
+    before = settled(scripts)
+
+    with queue.receive(wait=0.01) as jobs:
+        assert jobs == []
+
+    assert scripts() - before == 3 * (1 + SHARDS)  # one shard, then all of them
+
+
+@pytest.mark.usefixtures("no_looks")
+def test_a_queue_that_is_closed_waits_no_more(queue, blocked):
+    with queue.receive(wait=0.01) as jobs:
+        assert jobs == []
+    eventually(lambda: blocked() == SHARDS, "a wait for each shard stands")
+
+    queue.close()
+
+    assert not [thread for thread in threading.enumerate() if thread.name == "reliq-listener"]
+    assert not blocked()
+
+
+def receive_one(queue):
+    with queue.receive(wait=30) as jobs:
+        return [job.id for job in jobs]
+
+
+async def areceive_one(queue):
+    async with queue.areceive(wait=3600) as jobs:
+        return [job.id for job in jobs]
+
+
+def settled(count):
+    """Return a count when it has come to rest."""
+    seen = [-1]
+
+    def rests():
+        seen.append(count())
+        return len(seen) > 20 and len(set(seen[-20:])) == 1
+
+    eventually(rests, "the count comes to rest")
+    return seen[-1]
