@@ -222,6 +222,14 @@ KEYS = [
         "paused them. Most asleep while workers are idle: the rates are lower than what comes in.",
         {"{{state}}": f"max by (state) (reliq_keys{{{QUEUE}}})"},
     ),
+    Panel(
+        "Key held up for longest",
+        "For how long nothing has started of the key that waits longest while it sleeps or its places are taken. Minutes: a long "
+        "handler, or a rate. When it only grows: a key that was paused and forgotten, or a message that fails again and again "
+        "in its order: `reliq keys` names it.",
+        of_queues(gauge("reliq_key_held_up_seconds")),
+        unit="s",
+    ),
     flow(
         "Held back by a rate",
         "reliq_limited_claims_total",

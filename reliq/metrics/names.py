@@ -113,6 +113,12 @@ KEY_WAITING = Spec(
     "Messages that wait in the lines of the ten keys with most, and of all others together.",
     ("queue", "key"),
 )
+KEY_HELD_UP = Spec(
+    "reliq_key_held_up_seconds",
+    "gauge",
+    "For how long nothing has started of the key that waits longest while it sleeps, or its places are taken.",
+    ("queue",),
+)
 LIMITED_CLAIMS = Spec(
     "reliq_limited_claims_total", "counter", "Claims that took less than they could: a rate was used up.", ("queue",)
 )
@@ -234,7 +240,7 @@ PUBLISHED = Spec(
 )
 
 _OF_QUEUES = (MESSAGES, DEAD_LETTERS, BACKLOG, MISSING, UNACK, OLDEST, PAUSED, SHARED, *COUNTED.values(), RETRIED)
-_OF_KEYS = (KEYS, KEY_WAITING, LIMITED_CLAIMS)
+_OF_KEYS = (KEYS, KEY_WAITING, KEY_HELD_UP, LIMITED_CLAIMS)
 _OF_PERIODIC_ENTRIES = (CRON_LAST, CRON_NEXT, CRON_MISSED, CRON_SKIPPED)
 _OF_REDIS = (
     REDIS_UP,

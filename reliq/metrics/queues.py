@@ -144,6 +144,7 @@ def _of_keys(rows: Mapping[str, QueueSnapshot]) -> Iterator[Family]:
     yield _by_label(
         names.KEYS, rows, lambda one: {"in_turn": one.lines.in_turn, "asleep": one.lines.asleep} if one.lines else {}
     )
+    yield _by_queue(names.KEY_HELD_UP, rows, lambda one: one.held_up or 0.0)
     yield _by_queue(names.LIMITED_CLAIMS, rows, lambda one: one.counts.totals.get(names.LIMITED, 0))
     yield _by_label(names.KEY_WAITING, rows, lambda one: _largest(one.lines, one.counts.waiting) if one.lines else {})
 

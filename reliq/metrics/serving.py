@@ -18,6 +18,7 @@ from reliq.metrics.process import ProcessMetrics
 from reliq.metrics.queues import SCRAPE_REPLY_SECONDS, QueueCollector
 from reliq.metrics.sums import Children
 from reliq.metrics.workers import Build, Processes, Usage
+from reliq.snapshot.held_up import HeldUp
 from reliq.snapshot.snapshot import SnapshotReader
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def queue_collector(connection: Connection, queues: Sequence[Keys] = (), *, with
     """
     client = Client.to(connection, SCRAPE_REPLY_SECONDS)
     chosen = (lambda: queues if with_queues else ()) if queues or not with_queues else None
-    return QueueCollector(SnapshotReader(client, chosen).look, with_queues=with_queues)
+    return QueueCollector(SnapshotReader(client, chosen, held_up=HeldUp()).look, with_queues=with_queues)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from reliq.call import Request
     from reliq.keys import Keys
+    from reliq.snapshot.held_up import HeldUp
     from reliq.snapshot.waits import Waits
 
 #: Ids drawn from unack; their state words tell how many of all are leased and how many wait.
@@ -37,6 +38,8 @@ class QueueSnapshot:
         crons: its periodic entries.
         shards: how many shards were looked at.
         lines: of the keys with most messages; None in a queue without keys.
+        held_up: for how many seconds nothing has started of the key that waits longest without a turn; None when that was
+            not asked.
     """
 
     keys: Keys
@@ -47,6 +50,7 @@ class QueueSnapshot:
     crons: Sequence[CronState] = ()
     shards: int = 1
     lines: KeyLines | None = None
+    held_up: float | None = None
 
     @classmethod
     def sum(cls, parts: Sequence[QueueSnapshot]) -> QueueSnapshot:
@@ -65,6 +69,7 @@ class QueueSnapshot:
             parts[0].crons,  # the first shard has them all
             len(parts),
             next((part.lines for part in parts if part.lines), None),
+            max((part.held_up for part in parts if part.held_up is not None), default=None),
         )
 
     @property
@@ -84,13 +89,14 @@ class QueueLook:
 
     Args:
         waits: what earlier looks saw waiting; a bare body does not say since when it does.
+        held_up: what earlier looks saw of keys without a turn; None does not ask for them.
 
     Attributes:
         refusal: why nothing can be read of the queue; empty when there is no reason.
     """
 
-    def __init__(self, keys: Keys, waits: Waits) -> None:
-        self.keys, self._waits = keys, waits
+    def __init__(self, keys: Keys, waits: Waits, held_up: HeldUp | None = None) -> None:
+        self.keys, self._waits, self._held_up = keys, waits, held_up
         self.refusal = ""
         self._told: dict[str, Any] = {}
         self._due_ms: dict[str, float] = {}
@@ -100,6 +106,7 @@ class QueueLook:
         self._overdue = 0
         self._crons = list[CronState]()
         self._lines: KeyLines | None = None
+        self._held_seconds: float | None = None
 
     def first_requests(self) -> list[Request[Any]]:
         """Return what can be asked at once."""
@@ -138,6 +145,8 @@ class QueueLook:
             asked.append(commands.due_count(self.keys, self._now_ms / 1000))
         if self._told["counts"].keyed:
             asked.append(transitions.lines(self.keys))
+            if self._held_up:
+                asked.append(self._held_up.question(self.keys))
         return asked
 
     def take_second(self, answers: Sequence[Any], now_ms: float) -> None:
@@ -154,6 +163,9 @@ class QueueLook:
             self._overdue = overdue
         if self._told["counts"].keyed and isinstance(lines := next(rest), KeyLines):
             self._lines = lines
+        first = next(rest, None)
+        if self._held_up and isinstance(first, dict):
+            self._held_seconds = self._held_up.take(self.keys, first, now_ms)
 
     def third_requests(self) -> list[Request[Any]]:
         """Return what the second answers lead to: the due time of the message whose turn is next."""
@@ -172,7 +184,16 @@ class QueueLook:
             if not getattr(counts, place):
                 oldest.setdefault(place, 0.0)
         waiting = round(counts.unack * self._waiting)
-        return QueueSnapshot(self.keys, counts, oldest, waiting, self._overdue, self._crons, lines=self._lines)
+        return QueueSnapshot(
+            self.keys,
+            counts,
+            oldest,
+            waiting,
+            self._overdue,
+            self._crons,
+            lines=self._lines,
+            held_up=self._held_seconds,
+        )
 
     def _take_due(self, place: str, id: str, start: Any) -> None:
         """Note since when the first message of a place has been due, by the start of its value, or else by its id."""

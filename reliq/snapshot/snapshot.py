@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from reliq.call import Request
     from reliq.client.client import Client
+    from reliq.snapshot.held_up import HeldUp
 
 INFO_SECTIONS = ("server", "memory", "persistence", "stats", "clients")
 #: Queues of the registry that one snapshot has at most: anybody who may publish may write names there.
@@ -68,6 +69,7 @@ class SnapshotReader:
             saw anything of; the rest takes turns.
         waits: what earlier looks saw waiting; None begins anew.
         maps: how many shards queues have, as earlier looks read it; None begins anew.
+        held_up: what earlier looks saw of keys without a turn; None does not ask for them.
     """
 
     def __init__(
@@ -76,8 +78,10 @@ class SnapshotReader:
         queues: Callable[[], Sequence[Keys]] | None = None,
         waits: Waits | None = None,
         maps: ShardMaps | None = None,
+        held_up: HeldUp | None = None,
     ) -> None:
         self._client, self._queues, self._waits, self._maps = client, queues, waits or Waits(), maps or ShardMaps()
+        self._held_up = held_up
         self._in_use: list[Keys] = []
         self._cursor = 0
 
@@ -101,6 +105,8 @@ class SnapshotReader:
             look.take_third(answers)
         self._waits.keep(chosen.queues)
         self._maps.keep(chosen.queues)
+        if self._held_up:
+            self._held_up.keep(chosen.queues)
         seen = [
             QueueSnapshot.sum([look.snapshot(now_ms) for look in looks])
             for keys, looks in parts.items()
@@ -116,7 +122,7 @@ class SnapshotReader:
     ) -> tuple[dict[Keys, list[QueueLook]], float, dict[str, str]]:
         """Ask each shard of `queues` for all that can be asked at once; of shards that are new, in one more trip."""
         due = self._maps.due(queues)
-        parts = {keys: [QueueLook(shard, self._waits) for shard in self._maps.shards(keys)] for keys in queues}
+        parts = {keys: [self._look_at(shard) for shard in self._maps.shards(keys)] for keys in queues}
         general: list[Request[Any]] = [
             commands.server_ms(),
             *map(commands.server_facts, INFO_SECTIONS),
@@ -147,11 +153,14 @@ class SnapshotReader:
         for keys, looks in parts.items():
             del looks[len(self._maps.shards(keys)) :]
         new = [(looks, shard) for keys, looks in parts.items() for shard in self._maps.shards(keys)[len(looks) :]]
-        more = [QueueLook(shard, self._waits) for _, shard in new]
+        more = [self._look_at(shard) for _, shard in new]
         for look, answers in zip(more, self._asked([look.first_requests() for look in more]), strict=True):
             look.take_first(answers, now_ms)
         for (looks, _), look in zip(new, more, strict=True):
             looks.append(look)
+
+    def _look_at(self, shard: Keys) -> QueueLook:
+        return QueueLook(shard, self._waits, self._held_up)
 
     def _asked(self, groups: Sequence[Sequence[Request[Any]]]) -> list[list[Any]]:
         """Make groups of requests in one round trip; return the answers of each group."""

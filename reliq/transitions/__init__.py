@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         promote,
         reclaim,
     )
-    from reliq.transitions.key_lines import KeyLine, KeyLines, KeyState, lines, sleep
+    from reliq.transitions.key_lines import KeyLine, KeyLines, KeyState, held_up, lines, sleep
     from reliq.transitions.limiting import limit
     from reliq.transitions.periodic import InForce, Tick, TickStatus, register, tick
     from reliq.transitions.protocol import CallNumber
@@ -74,6 +74,7 @@ __all__ = [
     "extend",
     "failure",
     "forget",
+    "held_up",
     "leave",
     "limit",
     "lines",
@@ -100,7 +101,7 @@ if not TYPE_CHECKING:
             "reliq.transitions.delivering": (
                 "LEASE_DEATHS NOT_WATCHING NOTHING_DUE ClaimAnswer ReclaimAnswer Suspects claim promote reclaim"
             ),
-            "reliq.transitions.key_lines": "KeyLine KeyLines KeyState lines sleep",
+            "reliq.transitions.key_lines": "KeyLine KeyLines KeyState held_up lines sleep",
             "reliq.transitions.limiting": "limit",
             "reliq.transitions.periodic": "InForce Tick TickStatus register tick",
             "reliq.transitions.protocol": "CallNumber",

@@ -78,6 +78,22 @@ def lines(keys: Keys, *, most: int = 10, of: Sequence[str] = (), clock: int | No
     return Call(script("lines"), lead, (clock_arg(clock), most, *of), _lines)
 
 
+def held_up(keys: Keys, *, most: int, of: Sequence[str] = (), clock: int | None = None) -> Call[dict[str, str]]:
+    """
+    Return the first message of each key that waits and has no turn: of the keys `of`, and of some others.
+
+    Those are the `most` that sleep longest, and the keys of `most` places that are taken, drawn at random.
+    """
+    bounded("keys", of)
+    lead = (keys.ring, keys.held, keys.asleep, keys.line(""))
+    return Call(script("held_up"), lead, (clock_arg(clock), most, *of), _first_of)
+
+
+def _first_of(reply: list[bytes]) -> dict[str, str]:
+    texts = map(id_text, reply)
+    return dict(zip(texts, texts, strict=True))
+
+
 def sleep(keys: Keys, key: str, *, for_ms: int | None, clock: int | None = None) -> Call[bool]:
     """Have one key not served for so many ms, None until it is woken; 0 wakes it. Return whether it slept before."""
     lead = (keys.limits, keys.ring, keys.held, keys.asleep, keys.rates, keys.line(""), keys.wake, keys.watch)

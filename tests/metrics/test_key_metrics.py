@@ -8,6 +8,7 @@ from reliq import Outgoing, Queue, transitions
 from reliq.client.client import Client
 from reliq.metrics.names import KEY_LENGTH, REST
 from reliq.metrics.serving import queue_collector
+from reliq.snapshot.held_up import HELD_UP_LIMIT, HeldUp
 from reliq.snapshot.snapshot import SnapshotReader
 from reliq.transport.connection import Connection
 
@@ -75,12 +76,65 @@ def test_the_oldest_that_waits_is_that_of_the_key_whose_turn_is_next(queue, clie
     assert seen.oldest["waiting"] == pytest.approx(9000, abs=100)
 
 
-def test_claims_that_a_rate_held_back_are_counted(queue, page, client, connection):
+@pytest.fixture
+def run(connection):
+    return Client(connection.wire(5.0)).run
+
+
+@pytest.fixture
+def held_up(queue, client, connection):
+    """Look as if so many seconds had passed since the test began; return for how long a key has been held up."""
+    start = client.time()[0]
+    reader = SnapshotReader(Client(connection.wire(5.0)), lambda: [queue.keys], held_up=HeldUp())
+    return lambda seconds: reader.look((start + seconds) * 1000).queues[0].held_up
+
+
+def test_a_key_is_held_up_as_long_as_its_first_message_stays_where_it_is(queue, held_up, run):
+    queue.publish_many(Outgoing(body=1, key="slow") for _ in range(3))
+    run(transitions.sleep(queue.keys, "slow", for_ms=None))
+
+    assert [held_up(at) for at in (0, 100)] == [0, 100]
+    for at in (200, 300):  # one of its messages starts before each look
+        run(transitions.sleep(queue.keys, "slow", for_ms=0))
+        assert len(run(claim(queue, 1, at)).claimed) == 1
+        run(transitions.sleep(queue.keys, "slow", for_ms=None))
+        assert held_up(at) == 0
+    assert held_up(400) == 100
+    run(transitions.sleep(queue.keys, "slow", for_ms=0))
+    assert [held_up(at) for at in (500, 600)] == [0, 0]  # it waits for a worker
+
+
+def test_a_message_behind_one_that_failed_in_its_order_is_held_up(queue, client, held_up, run):
+    client.hset(queue.keys.limits, mapping={"on": 1, "ordered": 1})
+    queue.publish_many(Outgoing(body=1, key="account") for _ in range(2))
+    [first] = run(claim(queue, 9, 1)).claimed
+    run(transitions.nack(queue.keys, [(first, 3600_000, "failed 1 x", b"")]))
+
+    assert held_up(0) == 0
+    assert held_up(7200) == 7200
+
+
+def test_of_many_keys_those_held_up_for_longest_are_remembered(queue, held_up, run):
+    queue.publish_many(Outgoing(body=1, key=f"k{at}") for at in range(3))
+    for at in range(3):
+        run(transitions.sleep(queue.keys, f"k{at}", for_ms=None))
+    held_up(0)
+    queue.publish_many(Outgoing(body=1, key=f"later{at}") for at in range(2 * HELD_UP_LIMIT))
+    for at in range(2 * HELD_UP_LIMIT):
+        run(transitions.sleep(queue.keys, f"later{at}", for_ms=None))
+
+    assert [held_up(at) for at in (10, 20, 30)] == [10, 20, 30]
+
+
+def claim(queue, limit, number):
+    return transitions.claim(queue.keys, transitions.CallNumber("w", number), limit=limit, lease_ms=9000, keyed=True)
+
+
+def test_claims_that_a_rate_held_back_are_counted(queue, page, client, run):
     queue.publish_many(Outgoing(body=1, key="a") for _ in range(3))
     client.hset(queue.keys.limits, mapping={"rate_us": 10**9, "burst": 1})
-    claim = transitions.claim(queue.keys, transitions.CallNumber("w", 1), limit=3, lease_ms=9000, keyed=True)
 
-    assert len(Client(connection.wire(5.0)).run(claim).claimed) == 1
+    assert len(run(claim(queue, 3, 1)).claimed) == 1
 
     assert value(page(queue), "reliq_limited_claims_total", queue="q") == 1
 
@@ -103,5 +157,7 @@ def test_a_queue_without_keys_has_no_such_series_and_costs_no_command_more(queue
     assert calls(plain) == {"evalsha": 1, "getrange": 1}
     assert calls(queue) == {"evalsha": 2, "getrange": 1}
     found = page(plain)
-    assert not {name for name, _ in found} & {"reliq_keys", "reliq_key_waiting", "reliq_limited_claims_total"}
+    of_keys = {"reliq_keys", "reliq_key_waiting", "reliq_key_held_up_seconds", "reliq_limited_claims_total"}
+    assert not {name for name, _ in found} & of_keys
+    assert of_keys <= {name for name, _ in page(queue)}
     assert not [labels for name, labels in found if name == "reliq_messages" and ("state", "waiting") in labels]

@@ -66,6 +66,7 @@ class Case:
 PAUSED = {shop("reliq_paused"): steady(1)}
 INSTANCE = {"instance": "a", **WHERE}
 STUCK = {shop("reliq_backlog"): then(0, 7), shop("reliq_claimed_total"): stops(60)}
+WAITING = shop("reliq_messages", state="waiting")
 ALIVE, GONE = {series("up"): steady(1)}, {series("up"): then(1, 0)}
 CASES = {
     "ReliqBacklogGrowing": Case(
@@ -91,6 +92,12 @@ CASES = {
         {shop("reliq_paused"): f"0x{BEFORE - 1} 1x230 0x170"},
         61,
         "shop has been paused for more than an hour",
+    ),
+    "ReliqKeyHeldUp": Case(
+        {shop("reliq_key_held_up_seconds"): f"0x{BEFORE - 1} 0+{INTERVAL}x400"},
+        {shop("reliq_key_held_up_seconds"): f"0x{BEFORE - 1} 0+{INTERVAL}x230 0x170"},
+        61,
+        "shop: nothing of a key has started for 1h 1m 0s",
     ),
     "ReliqTickLate": Case(
         {shop("reliq_cron_next_timestamp_seconds", entry="daily"): steady(FAULT_SECONDS)},
@@ -202,6 +209,8 @@ ALSO_FIRES = [
     ("ReliqOldestMessageTooOld", {shop("reliq_oldest_seconds", state="pending"): then(0, 400)}),
     ("ReliqOldestMessageTooOld", CASES["ReliqOldestMessageTooOld"].fires | {shop("reliq_shared"): steady(1)}),
     ("ReliqNobodyClaims", STUCK | {shop("reliq_shared"): steady(0)}),
+    # Keys wait for a worker, beside others that sleep.
+    ("ReliqNobodyClaims", STUCK | {WAITING: then(0, 7), shop("reliq_keys", state="in_turn"): then(0, 1)}),
     # Another environment with a queue of the same name does well, or is paused.
     ("ReliqNobodyClaims", STUCK | {shop("reliq_claimed_total", cluster="us"): growing(60)}),
     ("ReliqNobodyClaims", STUCK | {shop("reliq_paused", job="reliq-staging"): steady(1)}),
@@ -219,6 +228,10 @@ ALSO_SILENT = [
     ("ReliqNobodyClaims", STUCK | {shop("reliq_shared"): steady(1)}),
     ("ReliqNobodyClaims", STUCK | {shop("reliq_claimed_total"): steady(0), shop("reliq_shared"): steady(1)}),
     ("ReliqNobodyClaims", STUCK | {shop("reliq_backlog"): steady(0)}),
+    # All that waits is under keys that sleep, or whose places are taken.
+    ("ReliqNobodyClaims", STUCK | {WAITING: then(0, 7), shop("reliq_keys", state="in_turn"): steady(0)}),
+    ("ReliqKeyHeldUp", CASES["ReliqKeyHeldUp"].fires | {shop("reliq_paused"): f"1x{BEFORE + 400}"}),
+    ("ReliqOldestMessageTooOld", {shop("reliq_oldest_seconds", state="waiting"): then(0, 400)}),
     ("ReliqRetryStorm", {shop("reliq_nacked_total"): growing(1), shop("reliq_claimed_total"): growing(1)}),
     ("ReliqOldestMessageTooOld", {shop("reliq_oldest_seconds", state="unack"): then(0, 400)}),
     ("ReliqWorkerStalled", CASES["ReliqWorkerStalled"].fires | {series("reliq_redis_up"): steady(0)}),

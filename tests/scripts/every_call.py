@@ -129,6 +129,7 @@ def stage(run, client, keys):
         "depart": t.depart(keys, ["leaving"], state="pending", clock=LATER),
         "extend": t.extend(keys, [by_id["extended"], by_id["cancelled-running"]], lease_ms=1000, clock=LATER),
         "forget": t.forget(keys, letters=True, clock=LATER),
+        "held_up": t.held_up(keys, most=9, clock=LATER),
         "leave": t.leave(other, away, clock=LATER),
         "limit": t.limit(keyed_queue(keys), {"per_key": "3", "weight:a": "3", "weight:b": ""}, clock=LATER),
         "lines": t.lines(keys, clock=LATER),

@@ -73,6 +73,8 @@ def calls(run, client, keys):
     client.delete(third.msg("empty"))
     calls["depart"].append(t.depart(third, ["empty"], state="ready"))
     calls["lines"], calls["sleep"] = _of_keys(client, keys)
+    client.zadd(keys.held, {"tenant\0of-another": 0})
+    calls["held_up"] = [t.held_up(keys, most=9, of=["a"])]
     client.hset(keys.cron, "daily asked", 7)
     sooner = daily_tick(2, due_ms=NOON // 1000 + 1)
     calls["tick"] += [t.tick(keys, one, ttl_ms=1, retries=1, clock=NOON) for one in (sooner, daily_tick(3, asked=7))]

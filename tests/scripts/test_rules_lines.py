@@ -51,6 +51,27 @@ def test_a_queue_without_keys_has_no_lines(publish, look):
     assert look() == t.KeyLines([], 0, 0, 0)
 
 
+def test_what_is_held_up_is_first_under_a_key_that_sleeps_or_whose_places_are_taken(
+    publish_under, limit, claim, run, keys
+):
+    limit(per_key=1)
+    publish_under("taken", "t1", "t2", "t3")
+    publish_under("alone", "a1")
+    claim(5, keyed=True)
+    publish_under("asleep", "s1", "s2")
+    publish_under("paused", "p1")
+    publish_under("in-turn", "i1")
+    run(t.sleep(keys, "asleep", for_ms=MINUTE_MS, clock=NOON))
+    for key in ("paused", "empty"):
+        run(t.sleep(keys, key, for_ms=None, clock=NOON))
+
+    every = {"taken": "t2", "asleep": "s1", "paused": "p1"}
+    assert run(t.held_up(keys, most=9)) == every
+    assert set(run(t.held_up(keys, most=2))) - {"taken"} == {"paused"}  # and `empty`, which sleeps as long
+    named = ["asleep", "in-turn", "empty", "alone", "nobody", "asleep"]
+    assert set(run(t.held_up(keys, most=1, of=named))) - {"taken", "paused"} == {"asleep"}
+
+
 def test_keys_that_are_named_are_told_in_their_order_though_nothing_waits(publish_under, limit, look):
     limit(**{"weight:vip": 4, "weighted": 1})
     publish_under("a", "a1")

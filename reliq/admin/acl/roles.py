@@ -69,15 +69,15 @@ _TO_RESHARD = ("arrive", "ask", "cancel", "depart", "leave", "remap")
 _TRANSITIONS: dict[Role, tuple[str, ...]] = {
     "producer": ("publish", "ask"),
     "consumer": (
-        *(*_TO_RESHARD, "ack", "claim", "collect", "counts", "extend", "limit", "lines", "nack"),
+        *(*_TO_RESHARD, "ack", "claim", "collect", "counts", "extend", "held_up", "limit", "lines", "nack"),
         *("promote", "reclaim", "register", "release", "snooze", "tick", "tidy"),
     ),
     "operator": (
-        *("counts", "forget", "limit", "lines", "publish", "purge", "redrive", "reschedule", "sleep"),
+        *("counts", "forget", "held_up", "limit", "lines", "publish", "purge", "redrive", "reschedule", "sleep"),
         *_TO_RESHARD,
     ),
     "viewer": ("counts", "lines"),
-    "exporter": ("counts", "lines"),
+    "exporter": ("counts", "held_up", "lines"),
 }
 SCRIPTS: dict[Role, tuple[Script, ...]] = {
     role: tuple({script(name, keyed=keyed): None for keyed in (False, True) for name in names})
