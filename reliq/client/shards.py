@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from itertools import count
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,9 @@ class Shards:
         self.first, self._keys, self._clients, self.wanted = keys, [keys], clients, wanted
         self.map, self._servers, self._has_places = UNSHARDED, servers, not servers
         self.is_keyed = False
+        # Neither a loop nor its task is kept alive from here: a closed loop's connections would be too.
+        self._reads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[asyncio.Task[None]]]
+        self._reads = weakref.WeakKeyDictionary()
         self._turns = count(SystemRandom().randrange(1 << 16))
 
     def keys(self, shard: int) -> Keys:
@@ -115,12 +119,29 @@ class Shards:
                 self._stay(error)
 
     async def arefresh(self, *, for_seconds: float = FIRST_MAP_SECONDS) -> None:
-        """As `refresh`, in async code."""
+        """As `refresh`, in async code: tasks of one event loop that want it at a time share one read."""
         if self.is_old and not self._is_known_to_others():
-            try:
-                await self.aread(for_seconds=self._patience(for_seconds))
-            except (RedisRefusedError, RedisUnavailableError) as error:
-                self._stay(error)
+            reading = self._reading(self._patience(for_seconds))
+            await asyncio.wait([reading])  # who is cancelled here cancels it for nobody else
+            reading.result()
+
+    def _reading(self, for_seconds: float) -> asyncio.Task[None]:
+        """Return the read of the map that is under way in the running event loop; begin one if there is none."""
+        loop = asyncio.get_running_loop()
+        known = self._reads.get(loop)
+        reading = known() if known is not None else None
+        if reading is None or reading.done():
+            reading = loop.create_task(self._aread_or_stay(for_seconds))
+            # All who want it may have gone before it fails.
+            reading.add_done_callback(lambda read: read.cancelled() or read.exception())
+            self._reads[loop] = weakref.ref(reading)
+        return reading
+
+    async def _aread_or_stay(self, for_seconds: float) -> None:
+        try:
+            await self.aread(for_seconds=for_seconds)
+        except (RedisRefusedError, RedisUnavailableError) as error:
+            self._stay(error)
 
     def read(self, *, for_seconds: float = 0.0) -> None:
         """

@@ -1,7 +1,9 @@
 """A queue of several shards, as who publishes, cancels and counts sees it: one queue. All shards lie in one Redis."""
 
 import asyncio
+import gc
 import time
+import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -310,6 +312,71 @@ def test_objects_of_one_queue_read_one_map(url, sharded, commands):
         Queue("q", url=url).publish({})
 
     assert commands()["getrange"] == 1
+
+
+def test_the_first_publishes_of_many_tasks_share_one_read_of_the_map(queue, sharded, commands):
+    sharded()
+
+    async def all_at_once():
+        await asyncio.gather(*(queue.apublish({"n": n}) for n in range(200)))
+        await queue.aclose()
+
+    asyncio.run(all_at_once())
+
+    assert commands()["getrange"] == 1
+
+
+def test_who_is_cancelled_cancels_the_read_of_the_map_for_nobody_else(queue, sharded):
+    sharded()
+
+    async def one_leaves():
+        first, second = (asyncio.create_task(queue.known_shards.arefresh()) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        await second
+        await queue.aclose()
+        return first.cancelled()
+
+    assert asyncio.run(one_leaves())
+    assert queue.known_shards.map == EIGHT
+
+
+def test_a_read_of_the_map_that_fails_when_all_have_gone_is_no_error_of_asyncio(caplog):
+    queue = Queue("q", url="redis://127.0.0.1:1")
+
+    async def all_leave():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        leaving = [asyncio.create_task(queue.known_shards.arefresh(for_seconds=0.0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        [reading] = asyncio.all_tasks() - {asyncio.current_task(), *leaving}
+        for one in leaving:
+            one.cancel()
+        await asyncio.wait([reading, *leaving])
+        await queue.aclose()
+
+    told = []
+    asyncio.run(all_leave())
+    gc.collect()
+
+    assert (told, caplog.messages) == ([], [])
+
+
+def test_each_event_loop_reads_the_map_for_itself_and_is_kept_by_nobody(queue, sharded):
+    sharded()
+    loops = weakref.WeakSet()
+
+    async def read():
+        loops.add(asyncio.get_running_loop())
+        queue.known_shards._clients.mapped_until = 0.0
+        queue.connection().maps.clear()
+        await asyncio.gather(*(queue.known_shards.arefresh() for _ in range(3)))
+        await queue.aclose()
+
+    for _ in range(3):
+        asyncio.run(read())
+    gc.collect()
+
+    assert not loops
 
 
 def test_a_map_is_read_again_when_it_is_old(url, sharded, lengths, monkeypatch):
