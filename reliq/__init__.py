@@ -8,46 +8,57 @@ import reliq.distribution as _distribution
 from reliq.lazily import names_of
 
 if TYPE_CHECKING:
-    from reliq.admin import Admin, AsyncAdmin
-    from reliq.answers import Ack, Answer, Nack, RateLimited, Reject, Snooze
-    from reliq.consumer.consumer import Consumer
+    from reliq.admin import Admin as Admin, AsyncAdmin as AsyncAdmin
+    from reliq.answers import (
+        Ack as Ack,
+        Answer as Answer,
+        Nack as Nack,
+        RateLimited as RateLimited,
+        Reject as Reject,
+        Snooze as Snooze,
+    )
+    from reliq.consumer.consumer import Consumer as Consumer
     from reliq.errors import (
-        BodyError,
-        ConfigurationError,
-        InsecureWarning,
-        LoginError,
-        ProtocolError,
-        PublishFailed,
-        RedisRefusedError,
-        RedisUnavailableError,
-        ReliqError,
-        Stopped,
-        UndecodableError,
-        WrongKeyTypeError,
+        BodyError as BodyError,
+        ConfigurationError as ConfigurationError,
+        InsecureWarning as InsecureWarning,
+        LoginError as LoginError,
+        ProtocolError as ProtocolError,
+        PublishFailed as PublishFailed,
+        RedisRefusedError as RedisRefusedError,
+        RedisUnavailableError as RedisUnavailableError,
+        ReliqError as ReliqError,
+        Stopped as Stopped,
+        UndecodableError as UndecodableError,
+        WrongKeyTypeError as WrongKeyTypeError,
     )
-    from reliq.events import Event, Observer
-    from reliq.handlers.job import Job
-    from reliq.keys import Layout
+    from reliq.events import Event as Event, Observer as Observer
+    from reliq.handlers.job import Job as Job
+    from reliq.keys import Layout as Layout
     from reliq.message import (
-        BulkResult,
-        CancelStatus,
-        Counts,
-        DeathReason,
-        Duration,
-        Header,
-        Letter,
-        Pause,
-        Priority,
-        PublishStatus,
-        Receipt,
-        RescheduleStatus,
+        BulkResult as BulkResult,
+        CancelStatus as CancelStatus,
+        Counts as Counts,
+        DeathReason as DeathReason,
+        Duration as Duration,
+        Header as Header,
+        Letter as Letter,
+        Pause as Pause,
+        Priority as Priority,
+        PublishStatus as PublishStatus,
+        Receipt as Receipt,
+        RescheduleStatus as RescheduleStatus,
     )
-    from reliq.outgoing import Outgoing, PublishOptions
-    from reliq.queue import Queue
-    from reliq.receive.received import Received
-    from reliq.relay.relay import Relay
-    from reliq.settings import Durability, QueueSettings, WorkerSettings
-    from reliq.transport.target import Target
+    from reliq.outgoing import Outgoing as Outgoing, PublishOptions as PublishOptions
+    from reliq.queue import Queue as Queue
+    from reliq.receive.received import Received as Received
+    from reliq.relay.relay import Relay as Relay
+    from reliq.settings import (
+        Durability as Durability,
+        QueueSettings as QueueSettings,
+        WorkerSettings as WorkerSettings,
+    )
+    from reliq.transport.target import Target as Target
 
 if sys.platform == "win32":
     raise ImportError(
@@ -57,59 +68,10 @@ if sys.platform == "win32":
 if _collision := _distribution.collision(__path__[0]):
     warnings.warn(_collision, stacklevel=2)
 
-__all__ = [
-    "Ack",
-    "Admin",
-    "Answer",
-    "AsyncAdmin",
-    "BodyError",
-    "BulkResult",
-    "CancelStatus",
-    "ConfigurationError",
-    "Consumer",
-    "Counts",
-    "DeathReason",
-    "Durability",
-    "Duration",
-    "Event",
-    "Header",
-    "InsecureWarning",
-    "Job",
-    "Layout",
-    "Letter",
-    "LoginError",
-    "Nack",
-    "Observer",
-    "Outgoing",
-    "Pause",
-    "Priority",
-    "ProtocolError",
-    "PublishFailed",
-    "PublishOptions",
-    "PublishStatus",
-    "Queue",
-    "QueueSettings",
-    "RateLimited",
-    "Receipt",
-    "Received",
-    "RedisRefusedError",
-    "RedisUnavailableError",
-    "Reject",
-    "Relay",
-    "ReliqError",
-    "RescheduleStatus",
-    "Snooze",
-    "Stopped",
-    "Target",
-    "UndecodableError",
-    "WorkerSettings",
-    "WrongKeyTypeError",
-]
-
 __version__ = _distribution.VERSION
 
 if not TYPE_CHECKING:  # a type checker sees every name above, and that there is no other
-    __getattr__, __dir__ = names_of(
+    __getattr__, __dir__, __all__ = names_of(
         __name__,
         {
             "reliq.admin": "Admin AsyncAdmin",

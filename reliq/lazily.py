@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import Any
 
 
-def names_of(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def names_of(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """
-    Return what `__getattr__` and `__dir__` are of a package.
+    Return what `__getattr__`, `__dir__` and `__all__` are of a package.
 
     Args:
         homes: module -> the public names in it, with spaces between them.
@@ -22,4 +22,4 @@ def names_of(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], An
         namespace[name] = getattr(import_module(home_of[name]), name)
         return namespace[name]
 
-    return find, lambda: sorted({*namespace, *home_of})
+    return find, lambda: sorted({*namespace, *home_of}), sorted(home_of)

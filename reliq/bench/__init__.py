@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING
 from reliq.lazily import names_of
 
 if TYPE_CHECKING:
-    from reliq.bench.bench import Bench
-    from reliq.bench.report import PARTS, Figure, Report
-    from reliq.bench.stage import FULL, QUICK, Scale
-
-__all__ = ["FULL", "PARTS", "QUICK", "Bench", "Figure", "Report", "Scale"]
+    from reliq.bench.bench import Bench as Bench
+    from reliq.bench.report import PARTS as PARTS, Figure as Figure, Report as Report
+    from reliq.bench.stage import FULL as FULL, QUICK as QUICK, Scale as Scale
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = names_of(
+    __getattr__, __dir__, __all__ = names_of(
         __name__,
         {
             "reliq.bench.bench": "Bench",

@@ -6,8 +6,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reliq.metrics import exemplars as kept
-from reliq.metrics import names
+from reliq.metrics import exemplars as kept, names
 from reliq.metrics.exposition import Collector, Family
 from reliq.metrics.figures import FiguresReader
 

@@ -9,24 +9,14 @@ from typing import TYPE_CHECKING
 from reliq.lazily import names_of
 
 if TYPE_CHECKING:
-    from reliq.testing.drain import DrainResult
-    from reliq.testing.isolation import isolated
-    from reliq.testing.kit import Reliq
-    from reliq.testing.perform import JobOptions
-    from reliq.testing.published import Match, Published, State
-
-__all__ = [
-    "DrainResult",
-    "JobOptions",
-    "Match",
-    "Published",
-    "Reliq",
-    "State",
-    "isolated",
-]
+    from reliq.testing.drain import DrainResult as DrainResult
+    from reliq.testing.isolation import isolated as isolated
+    from reliq.testing.kit import Reliq as Reliq
+    from reliq.testing.perform import JobOptions as JobOptions
+    from reliq.testing.published import Match as Match, Published as Published, State as State
 
 if not TYPE_CHECKING:  # a type checker sees every name above, and that there is no other
-    __getattr__, __dir__ = names_of(
+    __getattr__, __dir__, __all__ = names_of(
         __name__,
         {
             "reliq.testing.drain": "DrainResult",

@@ -11,91 +11,72 @@ from reliq.lazily import names_of
 
 if TYPE_CHECKING:
     from reliq.transitions.delivering import (
-        LEASE_DEATHS,
-        NOT_WATCHING,
-        NOTHING_DUE,
-        ClaimAnswer,
-        ReclaimAnswer,
-        Suspects,
-        claim,
-        promote,
-        reclaim,
+        LEASE_DEATHS as LEASE_DEATHS,
+        NOT_WATCHING as NOT_WATCHING,
+        NOTHING_DUE as NOTHING_DUE,
+        ClaimAnswer as ClaimAnswer,
+        ReclaimAnswer as ReclaimAnswer,
+        Suspects as Suspects,
+        claim as claim,
+        promote as promote,
+        reclaim as reclaim,
     )
-    from reliq.transitions.key_lines import KeyLine, KeyLines, KeyState, held_up, lines, sleep
-    from reliq.transitions.limiting import limit
-    from reliq.transitions.periodic import InForce, Tick, TickStatus, register, tick
-    from reliq.transitions.protocol import CallNumber
-    from reliq.transitions.publishing import PublishAnswer, cancel, publish, reschedule
-    from reliq.transitions.settling import Settled, ack, extend, failure, nack, release, snooze
+    from reliq.transitions.key_lines import (
+        KeyLine as KeyLine,
+        KeyLines as KeyLines,
+        KeyState as KeyState,
+        held_up as held_up,
+        lines as lines,
+        sleep as sleep,
+    )
+    from reliq.transitions.limiting import limit as limit
+    from reliq.transitions.periodic import (
+        InForce as InForce,
+        Tick as Tick,
+        TickStatus as TickStatus,
+        register as register,
+        tick as tick,
+    )
+    from reliq.transitions.protocol import CallNumber as CallNumber
+    from reliq.transitions.publishing import (
+        PublishAnswer as PublishAnswer,
+        cancel as cancel,
+        publish as publish,
+        reschedule as reschedule,
+    )
+    from reliq.transitions.settling import (
+        Settled as Settled,
+        ack as ack,
+        extend as extend,
+        failure as failure,
+        nack as nack,
+        release as release,
+        snooze as snooze,
+    )
     from reliq.transitions.sharding import (
-        REMAP_KEYED,
-        ArriveStatus,
-        AskStatus,
-        Departure,
-        LeavingState,
-        arrive,
-        ask,
-        depart,
-        leave,
-        remap,
+        REMAP_KEYED as REMAP_KEYED,
+        ArriveStatus as ArriveStatus,
+        AskStatus as AskStatus,
+        Departure as Departure,
+        LeavingState as LeavingState,
+        arrive as arrive,
+        ask as ask,
+        depart as depart,
+        leave as leave,
+        remap as remap,
     )
-    from reliq.transitions.upkeep import RedriveStatus, collect, counts, forget, purge, redrive, tidy
-
-__all__ = [
-    "LEASE_DEATHS",
-    "NOTHING_DUE",
-    "NOT_WATCHING",
-    "REMAP_KEYED",
-    "ArriveStatus",
-    "AskStatus",
-    "CallNumber",
-    "ClaimAnswer",
-    "Departure",
-    "InForce",
-    "KeyLine",
-    "KeyLines",
-    "KeyState",
-    "LeavingState",
-    "PublishAnswer",
-    "ReclaimAnswer",
-    "RedriveStatus",
-    "Settled",
-    "Suspects",
-    "Tick",
-    "TickStatus",
-    "ack",
-    "arrive",
-    "ask",
-    "cancel",
-    "claim",
-    "collect",
-    "counts",
-    "depart",
-    "extend",
-    "failure",
-    "forget",
-    "held_up",
-    "leave",
-    "limit",
-    "lines",
-    "nack",
-    "promote",
-    "publish",
-    "purge",
-    "reclaim",
-    "redrive",
-    "register",
-    "release",
-    "remap",
-    "reschedule",
-    "sleep",
-    "snooze",
-    "tick",
-    "tidy",
-]
+    from reliq.transitions.upkeep import (
+        RedriveStatus as RedriveStatus,
+        collect as collect,
+        counts as counts,
+        forget as forget,
+        purge as purge,
+        redrive as redrive,
+        tidy as tidy,
+    )
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = names_of(
+    __getattr__, __dir__, __all__ = names_of(
         __name__,
         {
             "reliq.transitions.delivering": (

@@ -23,8 +23,8 @@ from reliq import (
     crons,
     minutes,
     stacks,
+    transitions as t,
 )
-from reliq import transitions as t
 from reliq.admin import key_queries, queries, queue_queries, server
 from reliq.admin.acl import roles
 from reliq.admin.fsck.ids import CHECK, CHECK_KEYS

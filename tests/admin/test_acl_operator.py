@@ -12,8 +12,7 @@ import pytest
 import redis
 from typed import reliq
 
-from reliq import Queue, commands
-from reliq import transitions as t
+from reliq import Queue, commands, transitions as t
 from reliq.roster import Slot, Worker
 
 #: What the doctor asks on the off chance; what it is not told, it calls unknown.

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reliq import Admin, ConfigurationError, Layout, Outgoing, Queue
-from reliq import transitions as t
+from reliq import Admin, ConfigurationError, Layout, Outgoing, Queue, transitions as t
 from reliq.admin.fsck.ids import check_ids
 
 TAGGED, PLAIN = Layout.hdt3213(hash_tag=True), Layout.hdt3213()

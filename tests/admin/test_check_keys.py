@@ -4,8 +4,7 @@ from secrets import token_hex
 
 import pytest
 
-from reliq import Admin, Queue
-from reliq import transitions as t
+from reliq import Admin, Queue, transitions as t
 from reliq.wireformat import envelope_rest
 
 HOUR_MS = 3_600_000

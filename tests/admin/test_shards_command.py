@@ -5,8 +5,7 @@ import json
 import pytest
 from typed import reliq
 
-from reliq import Admin, ConfigurationError, Layout, Outgoing, PublishFailed, Queue
-from reliq import transitions as t
+from reliq import Admin, ConfigurationError, Layout, Outgoing, PublishFailed, Queue, transitions as t
 from reliq.ids import home
 from reliq.keys import Keys
 from reliq.shardmap import ShardMap

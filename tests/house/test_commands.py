@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reliq import commands, crons, minutes, shardmap, stacks
-from reliq import keys as key_names
+from reliq import commands, crons, keys as key_names, minutes, shardmap, stacks
 from reliq.admin import key_queries, queries, queue_queries, server
 from reliq.admin.places import PLACES, TYPES, LinePlace
 from reliq.keys import Keys, stack_request_key, stacks_key, worker_key

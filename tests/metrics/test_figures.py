@@ -8,8 +8,7 @@ from itertools import pairwise
 import pytest
 
 from reliq import events
-from reliq.metrics import figures as figures_module
-from reliq.metrics import names
+from reliq.metrics import figures as figures_module, names
 from reliq.metrics.figures import FIRST_BYTES, Figures, FiguresReader
 from reliq.metrics.process import ProcessMetrics
 from reliq.metrics.sums import Children, file_of

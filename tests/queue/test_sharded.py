@@ -10,8 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from reliq import ConfigurationError, Durability, Outgoing, PublishFailed, Queue, WrongKeyTypeError
-from reliq import transitions as t
+from reliq import ConfigurationError, Durability, Outgoing, PublishFailed, Queue, WrongKeyTypeError, transitions as t
 from reliq.client import shards as shards_module
 from reliq.ids import home
 from reliq.keys import Keys

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import msgspec
 from pages import ROOT, blocks
 
-from reliq import Consumer, Outgoing, Queue, Reject
-from reliq import keys as spelled
+from reliq import Consumer, Outgoing, Queue, Reject, keys as spelled
 from reliq.admin.account import Account
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys
 from reliq.message import Header

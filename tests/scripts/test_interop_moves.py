@@ -4,8 +4,7 @@ import pytest
 from go_original import GoProgram
 from held_clock import NOON
 
-from reliq import Queue
-from reliq import transitions as t
+from reliq import Queue, transitions as t
 from reliq.keys import Keys, Layout
 
 SECOND = NOON // 1_000_000

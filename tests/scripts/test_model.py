@@ -9,8 +9,7 @@ from expiring_keys import WINDOW_MS
 from foreign_moves import ForeignMoves
 from held_clock import NOON
 from held_server import held_clock
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from ports import free_port
 from queue_machine import IDS, LEASE_MS, delays, limits, some_ids

@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 from cutting import cut_after
 
-from reliq import Admin, Outgoing, Queue
-from reliq import transitions as t
+from reliq import Admin, Outgoing, Queue, transitions as t
 from reliq.admin.filters import LetterFilter
 from reliq.admin.redrive import RedriveOptions
 from reliq.admin.session import QueueSession

@@ -7,8 +7,7 @@ import pytest
 import redis
 from cutting import run_by
 from every_call import LATER, daily_tick, keyed_queue, stage
-from every_script import NAMES
-from every_script import SCRIPTS as BY_NAME
+from every_script import NAMES, SCRIPTS as BY_NAME
 from held_clock import HOUR_MS, NOON
 
 from reliq import transitions as t

@@ -5,8 +5,7 @@ import redis
 from cutting import cut_after
 from held_clock import HOUR_MS, NOON, micros, millis
 
-from reliq import Layout, WrongKeyTypeError, events
-from reliq import transitions as t
+from reliq import Layout, WrongKeyTypeError, events, transitions as t
 from reliq.client.errors import translated
 from reliq.keys import Keys
 from reliq.wireformat import envelope_rest

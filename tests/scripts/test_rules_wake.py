@@ -3,8 +3,7 @@
 import pytest
 from held_clock import NOON, micros
 
-from reliq import Queue
-from reliq import transitions as t
+from reliq import Queue, transitions as t
 
 FAILED = "failed 1 x"
 

@@ -4,11 +4,9 @@ import re
 
 import pytest
 import redis
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
-from reliq import commands
-from reliq import transitions as moves
+from reliq import commands, transitions as moves
 from reliq.admin.fsck.ids import check_ids
 from reliq.call import Call
 from reliq.errors import ConfigurationError, ProtocolError

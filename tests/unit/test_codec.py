@@ -10,8 +10,7 @@ from uuid import UUID
 import msgspec
 import pydantic
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from reliq.codec.codec import Codec
 from reliq.errors import BodyError, ConfigurationError, UndecodableError

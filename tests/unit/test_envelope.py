@@ -3,8 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tenacity import wait_exponential, wait_exponential_jitter
 
 from reliq.errors import ConfigurationError

@@ -1,8 +1,7 @@
 """What a queue may declare, and how it stands in Redis."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from reliq.errors import ConfigurationError
 from reliq.limits import Limits

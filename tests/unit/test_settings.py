@@ -6,8 +6,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tenacity import wait_fixed, wait_random_exponential
 
 from reliq.errors import ConfigurationError

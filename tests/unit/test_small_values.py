@@ -7,8 +7,7 @@ import re
 from functools import partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tenacity import Retrying
 
 from reliq.client.lanes import PARKED_LIMIT, Lanes, Message
