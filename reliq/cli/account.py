@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
+from reliq.cli.options import Desk, Json, QueueName
 from reliq.cli.output import print_json, say
 
 if TYPE_CHECKING:
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 EXIT_UNBALANCED = 1
 
 
-def account(
-    queue: QueueName, json: Json = False, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT, shard: Shard = None
-) -> None:
+def account(queue: QueueName, *, json: Json = False, desk: Desk) -> None:
     """
     Show what came in, how it ended and what is alive, as Redis itself counts; say what does not add up.
 
@@ -26,7 +24,7 @@ def account(
 
     Example: reliq account orders
     """
-    found = admin(url, layout, shard).account(queue)
+    found = desk.account(queue)
     if json:
         print_json(found)
     else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
+from reliq.cli.options import Desk, Json, QueueName
 from reliq.cli.output import console, print_json, say
 from reliq.text import count_of
 
@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 
 def check(
     queue: QueueName,
+    *,
     repair: Annotated[bool, typer.Option("--repair", help="Set right what is wrong.")] = False,
     json: Json = False,
-    layout: LayoutText = DEFAULT_LAYOUT,
-    shard: Shard = None,
-    url: Url = None,
+    desk: Desk,
 ) -> None:
     """
     Look at every message of a queue for what contradicts the model, beside those who use it.
@@ -32,7 +31,7 @@ def check(
     Example: reliq check orders --repair
     """
     with _progress() as progress:
-        report = admin(url, layout, shard).check(queue, repair=repair, progress=progress)
+        report = desk.check(queue, repair=repair, progress=progress)
     if json:
         print_json(report)
     else:

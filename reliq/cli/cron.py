@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reliq.cli.lazy import OptionsOf
 from reliq.cli.list import when_text
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, queue_names
+from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, WholeDesk, admin_of_whole, queue_names
 from reliq.cli.output import print_json, say
 from reliq.cli.queues import pause_text
 from reliq.cli.tables import print_table
@@ -36,14 +37,34 @@ OfQueue = Annotated[
 ]
 
 
+def entry_of(
+    name: Name, queue: OfQueue = None, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT
+) -> "tuple[Admin, str, str]":
+    """Return the Admin of an entry's layout, its queue and its name; raise ConfigurationError for none, or for several."""
+    desk = admin_of_whole(url, layout)
+    if queue is not None:
+        return desk, queue, name
+    found = [one for one in desk.crons() if one.name == name]
+    if not found:
+        raise ConfigurationError(f"there is no periodic entry {name[:80]!r}; `reliq cron list` shows what there is")
+    if len(found) > 1:
+        queues = ", ".join(one.queue for one in found)
+        raise ConfigurationError(f"entries of several queues are called {name!r}: {queues}; say which with --queue")
+    [one] = found
+    return desk.in_layout(Layout.parse(one.layout)), one.queue, name
+
+
+Entry = Annotated["tuple[Admin, str, str]", OptionsOf(entry_of)]
+
+
 @cron.command("list")
 def list_crons(
     queues: Annotated[
         list[str] | None, typer.Argument(metavar="QUEUE", help="Only of these.", autocompletion=queue_names)
     ] = None,
+    *,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
+    desk: WholeDesk,
 ) -> None:
     """
     List periodic entries: when each ticks next and did last, and how many ticks were missed or skipped, and why.
@@ -52,7 +73,7 @@ def list_crons(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue.
     """
-    found = admin(url, layout).crons(queues or ())
+    found = desk.crons(queues or ())
     if json:
         print_json(found)
         return
@@ -66,9 +87,7 @@ def list_crons(
 
 
 @cron.command()
-def run(
-    name: Name, queue: OfQueue = None, json: Json = False, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT
-) -> None:
+def run(*, entry: Entry, json: Json = False) -> None:
     """
     Have a worker publish the message of an entry at once, in its pause too; its ticks go on as they are.
 
@@ -76,19 +95,14 @@ def run(
 
     Exit codes: 0 published, 1 Redis did not answer, 2 there is no such entry, or no worker that has it.
     """
-    desk, of = _place(admin(url, layout), name, queue)
+    desk, of, name = entry
     id = desk.run_cron(of, name)
     print_json({"id": id, "queue": of}) if json else say(f"published {id} to {of}")
 
 
 @cron.command()
 def pause(
-    name: Name,
-    reason: Annotated[str, typer.Option(help="Why; shown by `cron list`.")] = "",
-    queue: OfQueue = None,
-    json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
+    *, entry: Entry, reason: Annotated[str, typer.Option(help="Why; shown by `cron list`.")] = "", json: Json = False
 ) -> None:
     """
     Have the ticks of an entry skipped, and counted, until it is resumed; what is published already goes on.
@@ -97,15 +111,13 @@ def pause(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 there is no such entry.
     """
-    desk, of = _place(admin(url, layout), name, queue)
+    desk, of, name = entry
     desk.pause_cron(of, name, reason=reason)
     print_json({"paused": True, "queue": of}) if json else say(f"{name} is paused; `reliq cron resume {name}` ends it")
 
 
 @cron.command()
-def resume(
-    name: Name, queue: OfQueue = None, json: Json = False, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT
-) -> None:
+def resume(*, entry: Entry, json: Json = False) -> None:
     """
     Have the ticks of a paused entry published again, from the next one on.
 
@@ -113,7 +125,7 @@ def resume(
 
     Exit codes: 0 it is published, also when it was not paused; 1 Redis did not answer; 2 there is no such entry.
     """
-    desk, of = _place(admin(url, layout), name, queue)
+    desk, of, name = entry
     was_paused = desk.resume_cron(of, name)
     if json:
         print_json({"was_paused": was_paused, "queue": of})
@@ -122,9 +134,7 @@ def resume(
 
 
 @cron.command()
-def forget(
-    name: Name, queue: OfQueue = None, json: Json = False, url: Url = None, layout: LayoutText = DEFAULT_LAYOUT
-) -> None:
+def forget(*, entry: Entry, json: Json = False) -> None:
     """
     Remove what Redis knows of an entry that is no more in the code: its last tick, counts and pause.
 
@@ -132,23 +142,9 @@ def forget(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 there is no such entry, or a worker has it.
     """
-    desk, of = _place(admin(url, layout), name, queue)
+    desk, of, name = entry
     desk.forget_cron(of, name)
     print_json({"forgotten": name, "queue": of}) if json else say(f"{name} of {of} is forgotten")
-
-
-def _place(desk: "Admin", name: str, queue: str | None) -> "tuple[Admin, str]":
-    """Return the queue of an entry, and the Admin of its layout; raise ConfigurationError for none, or for several."""
-    if queue is not None:
-        return desk, queue
-    found = [one for one in desk.crons() if one.name == name]
-    if not found:
-        raise ConfigurationError(f"there is no periodic entry {name[:80]!r}; `reliq cron list` shows what there is")
-    if len(found) > 1:
-        queues = ", ".join(one.queue for one in found)
-        raise ConfigurationError(f"entries of several queues are called {name!r}: {queues}; say which with --queue")
-    [one] = found
-    return desk.in_layout(Layout.parse(one.layout)), one.queue
 
 
 def _row(one: "CronView") -> list[str]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reliq.admin.acl.roles import ROLES
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin
+from reliq.cli.options import Json, WholeDesk
 from reliq.cli.output import print_json, say
 
 if TYPE_CHECKING:
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def doctor(
+    *,
     role: Annotated[
         list[str] | None,
         typer.Option(help=f"Whether this user has the rights of {', '.join(ROLES)}; may be given again."),
     ] = None,
     queue: Annotated[str, typer.Option(help="The queue whose rights are asked for.")] = "reliq-doctor",
     strict: Annotated[bool, typer.Option("--strict", help="A warning or unknown counts as bad.")] = False,
-    layout: LayoutText = DEFAULT_LAYOUT,
     json: Json = False,
-    url: Url = None,
+    desk: WholeDesk,
 ) -> None:
     """
     Say whether a Redis is fit for queues, what each finding means, and how to mend it.
@@ -31,7 +31,7 @@ def doctor(
 
     Example: reliq doctor --role consumer --queue orders
     """
-    found = admin(url, layout).doctor(roles=role or (), queue=queue)
+    found = desk.doctor(roles=role or (), queue=queue)
     if json:
         print_json(found)
     else:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
+from reliq.cli.options import Desk, Json, QueueName
 from reliq.cli.output import print_json, say
 from reliq.cli.tables import print_table
 from reliq.readable import spoken
@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 
 def ends(
     queue: QueueName,
+    *,
     kind: Annotated[
         str | None, typer.Option(help="Only dead, expired, cancelled, purged, or acked (where history is kept).")
     ] = None,
     limit: Annotated[int, typer.Option(help="The most to show.")] = 100,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
-    shard: Shard = None,
+    desk: Desk,
 ) -> None:
     """
     Show how the last messages ended that were not acked, newest first, each with its time, reason and error.
@@ -33,7 +32,7 @@ def ends(
 
     Example: reliq ends orders --kind expired --limit 20
     """
-    found = admin(url, layout, shard).ends(queue, kind=kind, limit=limit)
+    found = desk.ends(queue, kind=kind, limit=limit)
     if json:
         print_json(found)
     elif not found:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, Yes, admin, queue_names
+from reliq.cli.options import Json, WholeDesk, Yes, queue_names
 from reliq.cli.output import complain, confirm, print_json, say
 from reliq.errors import ConfigurationError
 from reliq.text import count_of
@@ -16,11 +16,11 @@ def forget(
     queues: Annotated[
         list[str], typer.Argument(metavar="QUEUE", help="Queues that are no more.", autocompletion=queue_names)
     ],
+    *,
     letters: Annotated[bool, typer.Option("--letters", help="Their dead letters go too.")] = False,
     yes: Yes = False,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
+    desk: WholeDesk,
 ) -> None:
     """
     Remove queues with nothing in them: their names from the registry, their totals and ends.
@@ -32,7 +32,6 @@ def forget(
 
     Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or one in use.
     """
-    desk = admin(url, layout)
     confirm(f"Forget {', '.join(queues)}?", yes=yes)
     gone: dict[str, int] = {}
     refused = False

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reliq.cli.ends import clock
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
+from reliq.cli.options import Json, QueueName, WholeDesk
 from reliq.cli.output import print_json, say
 from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
@@ -23,12 +23,12 @@ PRIORITY_NAMES = {line: f"(priority {priority})" for priority, line in PRIORITY_
 
 def keys(
     queue: QueueName,
+    *,
     key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="This key alone.")] = None,
     limit: Annotated[int, typer.Option(help="The most to show, up to 200.")] = 20,
     every: Annotated[bool, typer.Option("--all", help="Every key, in no order.")] = False,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
+    desk: WholeDesk,
 ) -> None:
     """
     Show which keys have messages that wait or run, those with most first, and why they wait.
@@ -39,7 +39,6 @@ def keys(
     saturated until a message that has a place ends. Of a queue of very many keys those with a share of what waits are
     shown; --all walks over every key. Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong key.
     """
-    desk = admin(url, layout)
     if every and key is not None:
         raise ConfigurationError("say --key or --all, not both")
     if key is not None:

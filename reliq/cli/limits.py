@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin, state_option
+from reliq.cli.options import Json, QueueName, WholeDesk, state_option
 from reliq.cli.output import print_facts, print_json, say
 from reliq.errors import ConfigurationError
 
@@ -17,6 +17,7 @@ CLEARABLE = ("ordered", "per-key", "rate", "burst", "key-rate", "key-burst", "co
 
 def limits(
     queue: QueueName,
+    *,
     ordered: Annotated[bool, typer.Option("--ordered", help="One message of a key at a time, in order.")] = False,
     no_ordered: Annotated[bool, typer.Option("--no-ordered", help="Several of a key at a time, in any order.")] = False,
     per_key: Annotated[int | None, typer.Option(help="So many messages of a key at once, over all processes.")] = None,
@@ -37,8 +38,7 @@ def limits(
         ),
     ] = None,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
+    desk: WholeDesk,
 ) -> None:
     """
     Show the limits of a queue, or change them while it is in use: order, places, rates and weights of keys.
@@ -49,7 +49,6 @@ def limits(
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue, a limit that is not allowed, or a queue that can
     have none.
     """
-    desk = admin(url, layout)
     if ordered and no_ordered:
         raise ConfigurationError("say --ordered or --no-ordered, not both")
     weights, order = _weights(weight or ()), True if ordered else False if no_ordered else None

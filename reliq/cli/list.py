@@ -5,20 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reliq.cli.options import (
-    DEFAULT_LAYOUT,
-    Headers,
-    Json,
-    Key,
-    LayoutText,
-    Match,
-    QueueName,
-    Shard,
-    StateOption,
-    Url,
-    admin,
-    filter_of,
-)
+from reliq.cli.options import Desk, Json, QueueName, StateOption, Which
 from reliq.cli.output import print_json
 from reliq.cli.progress import progress_bar
 from reliq.cli.tables import print_table
@@ -35,28 +22,25 @@ MESSAGE_COLUMNS = ("id", "", "when", "attempt", "left", "size", "key", "body", "
 
 def list_messages(
     queue: QueueName,
+    *,
     state: StateOption = "",
     limit: Annotated[int, typer.Option(help="The most to show.")] = 20,
     offset: Annotated[int, typer.Option(help="How many to pass over first.")] = 0,
-    header: Headers = None,
-    match: Match = "",
-    key: Key = "",
+    where: Which,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
-    shard: Shard = None,
+    desk: Desk,
 ) -> None:
     """
     List the messages of one state, the next to come first.
 
     Example: reliq list orders --state unack --match '"number": 42'
 
-    Without --state those of ready; with --key those that wait in the line of the key. `when` is the due time; of unack the end of the lease or the redelivery, of dead the death. Exit codes: 0 done,
-    1 Redis did not answer, 2 an unknown queue or state.
+    Without --state those of ready; with --key those that wait in the line of the key. `when` is the due time; of unack
+    the end of the lease or the redelivery, of dead the death. Exit codes: 0 done, 1 Redis did not answer, 2 an unknown
+    queue or state.
     """
-    desk, where = admin(url, layout, shard), filter_of(header, match, key)
-    state = state or ("waiting" if key else "ready")
-    total = desk.size(queue, state, key=key) if where.is_set else None
+    state = state or ("waiting" if where.key else "ready")
+    total = desk.size(queue, state, key=where.key) if where.is_set else None
     with progress_bar("looking", total, None, lambda _none: "nothing was changed") as run:
         found = desk.messages(
             queue, state, limit=limit, offset=offset, where=where, on_look=lambda looked: run.step(looked, None)

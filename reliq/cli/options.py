@@ -82,6 +82,11 @@ def admin(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT, shard: Shard = N
     return reliq.admin.Admin(servers_of(url), layout=Layout.parse(layout), shard=shard)
 
 
+def admin_of_whole(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT) -> "Admin":
+    """Return the Admin of a Redis and a layout, for what is told of a queue as a whole."""
+    return admin(url, layout)
+
+
 def filter_of(header: Headers = None, match: Match = "", key: Key = "") -> Filter:
     """Return the filter that the options describe."""
     return Filter(headers=headers_of(header), match=match, key=key)
@@ -114,5 +119,6 @@ def letter_filter_of(
 
 #: Parameters that stand for several options.
 Desk = Annotated["Admin", OptionsOf(admin)]
+WholeDesk = Annotated["Admin", OptionsOf(admin_of_whole)]
 Which = Annotated[Filter, OptionsOf(filter_of)]
 WhichLetters = Annotated[LetterFilter, OptionsOf(letter_filter_of)]

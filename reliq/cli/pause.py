@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reliq.admin.filters import duration
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Shard, Url, admin
+from reliq.cli.options import DEFAULT_LAYOUT, Desk, Json, LayoutText, QueueName, Shard, Url, admin
 from reliq.cli.output import print_json, say
 from reliq.errors import ConfigurationError
 from reliq.settings import seconds
@@ -46,11 +46,10 @@ def pause(
 
 def resume(
     queue: QueueName,
+    *,
     key: Annotated[str, typer.Option("--key", metavar="KEY", help="Only this key: it sleeps no more.")] = "",
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
-    shard: Shard = None,
+    desk: Desk,
 ) -> None:
     """
     Have consumers claim a paused queue again.
@@ -60,7 +59,7 @@ def resume(
     With --key it is one key that sleeps no more, paused or not. Exit codes: 0 it is claimed, also when it was not paused;
     1 Redis did not answer; 2 an unknown queue or a wrong key.
     """
-    desk, what = admin(url, layout, shard), f"key {key} of {queue}" if key else queue
+    what = f"key {key} of {queue}" if key else queue
     was_paused = desk.resume_key(queue, key) if key else desk.resume(queue)
     if json:
         print_json({"was_paused": was_paused})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from reliq.admin.filters import duration, headers_of
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
+from reliq.cli.options import Json, QueueName, WholeDesk
 from reliq.cli.output import complain, print_json, say
 from reliq.cli.progress import progress_bar
 from reliq.errors import ConfigurationError
@@ -27,6 +27,7 @@ EXAMPLE = "2026-11-21T03:00+01:00"
 def publish(
     queue: QueueName,
     body: Annotated[str | None, typer.Argument(help="JSON, sent as it is written; `-` reads it from stdin.")] = None,
+    *,
     jsonl: Annotated[Path | None, typer.Option(metavar="FILE", help="Publish each line of a file as a body.")] = None,
     on_error: Annotated[str, typer.Option(help="At a malformed line: stop, publish nothing; or skip it.")] = "stop",
     raw: Annotated[bool, typer.Option("--raw", help="Send the bytes as they are, JSON or not.")] = False,
@@ -40,8 +41,7 @@ def publish(
     key: Annotated[str | None, typer.Option(help="Whose message it is: limits and order hold for each key.")] = None,
     priority: Annotated[str, typer.Option(help="high, normal or low; without --key.")] = "normal",
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
+    desk: WholeDesk,
 ) -> None:
     """
     Publish a message and say what became of it.
@@ -54,7 +54,6 @@ def publish(
     """
     if dedup is not None and id is None and jsonl is None:
         raise ConfigurationError(f"--dedup needs an id of yours: --id report-7 --dedup {dedup}")
-    desk = admin(url, layout)
     options: PublishOptions = {
         "delay": duration(delay),
         "at": None if at is None else _moment(at),

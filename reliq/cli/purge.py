@@ -30,8 +30,9 @@ def purge(
 
     Example: reliq purge orders --state ready --match '"tenant":"acme"' --dry-run
 
-    With --key alone those are meant that wait in the line of the key: reliq purge mail --key tenant-7. What lies in the middle of a list is cancelled: its body goes at once, its id when a worker meets it. Exit codes:
-    0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or state, 130 interrupted.
+    With --key alone those are meant that wait in the line of the key: reliq purge mail --key tenant-7. What lies in the
+    middle of a list is cancelled: its body goes at once, its id when a worker meets it. Exit codes: 0 done, 1 Redis did
+    not answer or you did not agree, 2 an unknown queue or state, 130 interrupted.
     """
     state = state or ("waiting" if where.key else "")
     if not state:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import reliq.admin
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, Yes, admin
+from reliq.cli.options import Json, QueueName, WholeDesk, Yes
 from reliq.cli.output import confirm, print_json, say
 from reliq.cli.tables import print_table
 from reliq.text import count_of
@@ -19,11 +19,11 @@ EXIT_UNFINISHED = 3
 def shards(
     queue: QueueName,
     number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="Have so many: a power of two.")] = None,
+    *,
     finish: Annotated[bool, typer.Option("--finish", help="End a change at once: workers do it too.")] = False,
     yes: Yes = False,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
+    desk: WholeDesk,
 ) -> None:
     """
     Show the shards of a queue, or change how many there are while it is in use.
@@ -35,7 +35,6 @@ def shards(
 
     Exit codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue or a wrong number, 3 not finished.
     """
-    desk = admin(url, layout)
     if number is not None:
         confirm(f"Have {number} shards of {queue}? Every publisher must be of a version that knows of shards.", yes=yes)
         desk.resize(queue, number)

@@ -8,7 +8,7 @@ import typer
 
 from reliq.cli.ends import clock, why
 from reliq.cli.keys import why_waits
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, QueueName, Url, admin
+from reliq.cli.options import Json, QueueName, WholeDesk
 from reliq.cli.output import print_facts, print_json, say
 from reliq.errors import ConfigurationError
 from reliq.failure_note import FailureNote
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def show(
     queue: QueueName,
     id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
+    *,
     raw: Annotated[
         bool, typer.Option("--raw", help="Write the body's bytes to standard output, nothing else.")
     ] = False,
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
+    desk: WholeDesk,
 ) -> None:
     """
     Show where a message is, what it holds, what went wrong and who has it; or what became of it.
@@ -37,7 +37,7 @@ def show(
 
     Example: reliq show orders order-42
     """
-    found = admin(url, layout).show(queue, id)
+    found = desk.show(queue, id)
     if raw:
         if found.body is None:
             raise ConfigurationError(f"message {id[:128]!r} of queue {queue!r} has no body any more; leave --raw out")

@@ -12,7 +12,7 @@ from rich.live import Live
 
 from reliq.admin.filters import duration
 from reliq.cli.ends import why
-from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin, queue_names
+from reliq.cli.options import Json, WholeDesk, queue_names
 from reliq.cli.output import complain, console, print_json, say
 from reliq.cli.screen import Screen
 from reliq.errors import ConfigurationError, ReliqError
@@ -33,10 +33,10 @@ def watch(
         list[str] | None,
         typer.Argument(metavar="QUEUE", help="Only these; else all of the registry.", autocompletion=queue_names),
     ] = None,
+    *,
     interval: Annotated[str, typer.Option(help="Between two looks.")] = "1s",
     json: Json = False,
-    url: Url = None,
-    layout: LayoutText = DEFAULT_LAYOUT,
+    desk: WholeDesk,
 ) -> None:
     """
     Watch queues live until Ctrl-C: states, rates, how late they are, workers and what each runs, newest failures.
@@ -49,15 +49,13 @@ def watch(
     seconds = duration(interval)
     if seconds < LEAST_SECONDS:
         raise ConfigurationError(f"interval must be at least {LEAST_SECONDS} seconds, not {interval}")
-    view = admin(url, layout)
-    watcher = view.watch(queues or ())
-    interrupts = Interrupts()
+    watcher, interrupts = desk.watch(queues or ()), Interrupts()
     before = {number: signal.signal(number, interrupts.take) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if json or not sys.stdout.isatty():
             _write(watcher, seconds, json=json)
         else:
-            show(watcher, view.place, seconds, interrupts)
+            show(watcher, desk.place, seconds, interrupts)
     except KeyboardInterrupt:
         return
     except BrokenPipeError:  # the reader of the pipe has ended
