@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from heapq import merge
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from reliq.admin.in_turn import in_turn
 from reliq.settings import BATCH_LIMIT, MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from reliq.admin.filters import Filter, LetterFilter
     from reliq.admin.session import QueueSession
@@ -37,24 +38,28 @@ def walk_letters(queue: QueueSession, where: Filter) -> Iterator[tuple[int, list
     """Yield for each step how many letters it looked at, and the chosen ones, oldest first; later deaths are left out."""
     asked = where.of_letters()
     test = asked.letter_tester()
-    start, last = asked.span(queue.run(commands.server_ms()))
-    newest = commands.letters_between(queue.keys, start, last, count=1, newest_first=True)
+    first, last = span_of(queue, asked)
+    newest = commands.letters_between(queue.keys, first, last, count=1, newest_first=True)
     for letter in queue.run(newest):
         last = letter.letter
-    count = FIRST_STEP
-    while True:
-        request = commands.letters_between(queue.keys, start, last, count=count)
-        letters = queue.run(request)
-        if not letters:
-            return
+    for letters in letters_in(queue, first, last):
         yield len(letters), [letter for letter in letters if test(letter)]
-        start, count = f"({letters[-1].letter}", next_step(count, letters)
 
 
-def next_step(count: int, letters: Sequence[Letter]) -> int:
-    """Return how many letters the next step reads, after one that was to read `count` and read these."""
-    weight = max(1, sum(len(letter.payload) for letter in letters) // len(letters))
-    return max(1, min(BATCH_LIMIT, count * 2, LETTERS_STEP_BYTES // weight))
+def span_of(queue: QueueSession, where: LetterFilter) -> tuple[str, str]:
+    """Return between which places of the stream the letters lie whose age is meant."""
+    return where.span(queue.run(commands.server_ms()))
+
+
+def letters_in(queue: QueueSession, first: str, last: str, *, newest_first: bool = False) -> Iterator[list[Letter]]:
+    """Yield the dead letters between two places of their stream, in bounded steps."""
+    count, read = FIRST_STEP, partial(commands.letters_between, queue.keys, newest_first=newest_first)
+    while letters := queue.run(read(first, last, count=count)):
+        yield letters
+        behind = f"({letters[-1].letter}"
+        first, last = (first, behind) if newest_first else (behind, last)
+        weight = max(1, sum(len(letter.payload) for letter in letters) // len(letters))
+        count = max(1, min(BATCH_LIMIT, count * 2, LETTERS_STEP_BYTES // weight))
 
 
 def count(queue: QueueSession, where: LetterFilter, on_step: OnLetters) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from reliq.admin import queries, server
@@ -11,7 +12,7 @@ from reliq.keys import Keys, Layout, is_name
 from reliq.snapshot.snapshot import Chosen, registered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from reliq.admin.session import Session
 
@@ -48,22 +49,12 @@ def scanned(session: Session) -> list[Keys]:
     """
     found: dict[str, Keys] = {}
     for server_session in session.each().values():
-        for keys in _steps(server_session):
+        for keys in server_session.scan(partial(server.keys_scanned, _PATTERN, count=STEP_KEYS)):
             for base in _bases(session, keys) - found.keys():
                 if (queue := _queue(session, base)) is not None:
                     found[base] = queue
     queues = {keys.totals: keys for keys in found.values()}  # shards of one queue are found by several keys
     return sorted(queues.values(), key=lambda keys: (keys.name, keys.layout.prefix))
-
-
-def _steps(session: Session) -> Iterator[list[str]]:
-    """Yield those of a server's keys that may be a queue's, step by step."""
-    cursor = "0"
-    while True:
-        cursor, keys = session.run(server.keys_scanned(_PATTERN, cursor, STEP_KEYS))
-        yield keys
-        if cursor == "0":
-            return
 
 
 def _bases(session: Session, keys: list[str]) -> set[str]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from reliq.admin import queries
-from reliq.admin.page import LONGEST_SEARCH, letters_back, span_of
+from reliq.admin.dead import letters_in, span_of
+from reliq.admin.page import LONGEST_SEARCH
 from reliq.errors import ConfigurationError
 from reliq.message import Letter
 from reliq.settings import seconds
@@ -67,7 +68,7 @@ def dead_groups(queue: QueueSession, where: LetterFilter, by: Sequence[GroupBy],
         until = time.monotonic() + whole_time / len(parts)
         first, last = span_of(part, where)
         of += part.run(queries.size(part.keys, "dead"))
-        for letters in letters_back(part, first, last):
+        for letters in letters_in(part, first, last, newest_first=True):
             looked += len(letters)
             for letter in filter(test, letters):
                 group = letter.reason if "reason" in by else "", letter.raised if "raised" in by else None

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import operator
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import Self
 
 P = TypeVar("P")
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The numbers of a step of a bulk method, which add up to those of all."""
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*map(operator.add, astuple(self), astuple(other)))
 
 
 def in_turn(

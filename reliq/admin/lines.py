@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,9 +70,7 @@ def first_lines(shard: QueueSession, most: int) -> list[LinePlace]:
 
 
 def _among(shard: QueueSession, among: KeySet) -> Iterator[str]:
-    cursor = -1
-    while cursor:
-        cursor, found = shard.run(key_queries.keys_among(shard.keys, among, max(0, cursor), STEP_IDS))
+    for found in shard.scan(partial(key_queries.keys_among, shard.keys, among, count=STEP_IDS)):
         yield from found
 
 

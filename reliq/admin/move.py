@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from reliq import commands, transitions
 from reliq.admin import queries, queue_queries
-from reliq.admin.in_turn import in_turn
+from reliq.admin.in_turn import Sum, in_turn
 from reliq.admin.lines import StatePart, parts_of
 from reliq.admin.list import entries
 from reliq.admin.places import MOVABLE, MOVING_MS, STEP_IDS, Spot, check_place, is_list, place_of
@@ -54,7 +55,7 @@ STEP_BYTES = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class MoveResult:
+class MoveResult(Sum):
     """
     How many messages a move found, and how each ended.
 
@@ -83,15 +84,6 @@ class MoveResult:
         if self.gone:
             parts.append(f"{self.gone} had ended meanwhile")
         return ", ".join(parts)
-
-    def __add__(self, other: MoveResult) -> MoveResult:
-        return MoveResult(
-            self.found + other.found,
-            self.moved + other.moved,
-            self.kept + other.kept,
-            self.running + other.running,
-            self.gone + other.gone,
-        )
 
 
 #: It is called after each step, with how many ids the step looked at and the sum.
@@ -178,9 +170,7 @@ class Mover:
         for place in places:
             while rows := self._queue.run(queries.due_between(self._keys, place, first, last, STEP_IDS)):
                 yield [(id, round(due * 1000)) for id, due in rows]
-        cursor = -1
-        while cursor:
-            cursor, words = self._queue.run(queries.words_scanned(self._keys, max(0, cursor), STEP_IDS))
+        for words in self._queue.scan(partial(queries.words_scanned, self._keys, count=STEP_IDS)):
             if held := _put_off(words):
                 yield held
 

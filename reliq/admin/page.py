@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from heapq import merge
 from typing import TYPE_CHECKING
 
-from reliq import commands
 from reliq.admin import queries
 from reliq.admin.cursor import Cursor, rows_after
-from reliq.admin.dead import FIRST_STEP, next_step
+from reliq.admin.dead import letters_in, span_of
 from reliq.admin.filters import Filter, LetterFilter
 from reliq.admin.list import Entry, entries, of_letter
 from reliq.admin.places import LinePlace, Spot, check_place, place_of
@@ -165,23 +164,6 @@ def _place_in(parts: Sequence[QueueSession], after: str | None) -> tuple[int, st
     return int(number), rest or None
 
 
-def letters_back(queue: QueueSession, first: str, last: str) -> Iterator[list[Letter]]:
-    """Yield the dead letters from one place of their stream back to another, the newest first, in bounded steps."""
-    count = FIRST_STEP
-    while True:
-        look = commands.letters_between(queue.keys, first, last, count=count, newest_first=True)
-        letters = queue.run(look)
-        if not letters:
-            return
-        yield letters
-        last, count = f"({letters[-1].letter}", next_step(count, letters)
-
-
-def span_of(queue: QueueSession, where: LetterFilter) -> tuple[str, str]:
-    """Return between which places of the stream the letters lie whose age is meant."""
-    return where.span(queue.run(commands.server_ms()))
-
-
 def _page_of_letters(queue: QueueSession, after: Cursor | None, most: int) -> MessagePage:
     letters, size, last = list[Letter](), 0, after
     for at, letter in merge(*(_newest_first(part, after) for part in queue.parts), key=_newest):
@@ -196,7 +178,7 @@ def _newest_first(part: QueueSession, after: Cursor | None) -> Iterator[tuple[in
     """Yield a shard's letters behind a place, the newest first, each with the number of the shard, by which ties go."""
     shard = part.keys.shard
     start = "+" if after is None else f"({after.id}" if shard <= after.other else after.id
-    return ((shard, letter) for some in letters_back(part, "-", start) for letter in some)
+    return ((shard, letter) for some in letters_in(part, "-", start, newest_first=True) for letter in some)
 
 
 def _newest(row: tuple[int, Letter]) -> tuple[int, int, int]:
@@ -209,7 +191,7 @@ def _letters_meant(queue: QueueSession, where: Filter, after: Cursor | None) -> 
     """Yield the place of each dead letter from `after` on, with its entry when it is meant."""
     asked = where.of_letters()
     test, (first, last) = asked.letter_tester(), span_of(queue, asked)
-    for some in letters_back(queue, first, f"({after.id}" if after else last):
+    for some in letters_in(queue, first, f"({after.id}" if after else last, newest_first=True):
         for letter in some:
             yield Cursor("dead", 0, 0, letter.letter), of_letter(letter) if test(letter) else None
 

@@ -15,7 +15,7 @@ from msgspec import structs
 from reliq import commands, transitions
 from reliq.admin.dead import walk_letters
 from reliq.admin.filters import ignore
-from reliq.admin.in_turn import in_turn
+from reliq.admin.in_turn import Sum, in_turn
 from reliq.admin.publish import taker
 from reliq.errors import ConfigurationError
 from reliq.ids import check_id
@@ -43,7 +43,7 @@ _DEATH = re.compile(r"\.\d{13,}-\d+$")
 
 
 @dataclass(frozen=True, slots=True)
-class RedriveResult:
+class RedriveResult(Sum):
     """
     How many dead letters a redrive found, and how each ended.
 
@@ -71,15 +71,6 @@ class RedriveResult:
         if self.kept:
             parts.append(f"{self.kept} kept: the other queue cannot have such headers or bodies")
         return ", ".join(parts)
-
-    def __add__(self, other: RedriveResult) -> RedriveResult:
-        return RedriveResult(
-            self.found + other.found,
-            self.redriven + other.redriven,
-            self.alive + other.alive,
-            self.gone + other.gone,
-            self.kept + other.kept,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ Where a server has replicas one of them confirms a step before the next: a failo
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from reliq import commands, transitions
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from reliq.admin.queries import Index
-    from reliq.admin.session import QueueSession, Session
+    from reliq.admin.session import QueueSession
     from reliq.call import Call, T
     from reliq.commands import List, SortedSet
     from reliq.keys import Keys
@@ -85,7 +86,7 @@ class Relocator:
         starts = {keys.dedup("")[:-4]: keys for keys in shards}
         wanted = pattern(self._queue.keys.dedup("").partition("}")[0].partition("#")[0]) + "*:dd:*"
         for node in self._queue.each().values():
-            for found in _walked(node, wanted):
+            for found in node.scan(partial(server.keys_scanned, wanted, count=STEP_KEYS)):
                 cut = [key.partition(":dd:") for key in found]
                 self._take_elsewhere([(starts[start], id) for start, _, id in cut if start in starts])
                 yield
@@ -130,9 +131,7 @@ class Relocator:
 
     def _scanned(self, keys: Keys, index: Index) -> Iterator[list[str]]:
         """Yield the ids of an index that belong elsewhere."""
-        cursor = -1
-        while cursor:
-            cursor, found = self._queue.run(queries.ids_scanned(keys, index, max(0, cursor), STEP_IDS))
+        for found in self._queue.scan(partial(queries.ids_scanned, keys, index, count=STEP_IDS)):
             yield [id for id in found if self._is_stray(keys, id)]
 
     def _letters(self, keys: Keys) -> Iterator[list[str]]:
@@ -172,13 +171,3 @@ class Relocator:
             facts = {name: {} if isinstance(told[0], Exception) else told[0] for name, told in found.items()}
             self._replicas |= {name: told.get("connected_slaves", "0") != "0" for name, told in facts.items()}
         return self._replicas.get(node, False)
-
-
-def _walked(node: Session, wanted: str) -> Iterator[list[str]]:
-    """Yield the keys of one server that match, a step at a time."""
-    cursor = "0"
-    while True:
-        cursor, found = node.run(server.keys_scanned(wanted, cursor, STEP_KEYS))
-        yield found
-        if cursor == "0":
-            return

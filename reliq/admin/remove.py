@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from reliq import transitions
-from reliq.admin.in_turn import in_turn
+from reliq.admin.in_turn import Sum, in_turn
 from reliq.admin.lines import StatePart, parts_of
 from reliq.admin.list import size_of
 from reliq.admin.places import CANCELLABLE, LinePlace, Place, Spot, check_place, is_list
@@ -37,7 +37,7 @@ PURGEABLE: tuple[Place, ...] = ("pending", "ready", "waiting", "unack", "retry",
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveResult:
+class RemoveResult(Sum):
     """
     How many messages a purge or a cancel found, and how each ended.
 
@@ -67,15 +67,6 @@ class RemoveResult:
         if self.gone:
             parts.append(f"{self.gone} had ended meanwhile")
         return ", ".join(parts)
-
-    def __add__(self, other: RemoveResult) -> RemoveResult:
-        return RemoveResult(
-            self.found + other.found,
-            self.purged + other.purged,
-            self.cancelled + other.cancelled,
-            self.running + other.running,
-            self.gone + other.gone,
-        )
 
 
 #: It is called after each step, with how many ids the step looked at and the sum.

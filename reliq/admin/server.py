@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 @runs("SCAN")
-def keys_scanned(pattern: str, cursor: str, count: int) -> Command[tuple[str, list[str]]]:
-    """Look at about `count` keys; return where the next are (`0`: these were the last), and those that match."""
+def keys_scanned(pattern: str, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
+    """Look at about `count` keys; return where the next are (0: these were the last), and those that match."""
     return Command(
-        ("SCAN", cursor, "MATCH", pattern, "COUNT", count), lambda reply: (reply[0].decode(), read_ids(reply[1]))
+        ("SCAN", cursor, "MATCH", pattern, "COUNT", count), lambda reply: (int(reply[0]), read_ids(reply[1]))
     )
 
 

@@ -22,7 +22,7 @@ from reliq.transport.connection import Connection, check_slots
 from reliq.transport.failures import NotSentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from reliq.call import Clock, Command, Request, T
     from reliq.transport.many import Wire
@@ -91,6 +91,13 @@ class Session:
             elif isinstance(answer, Exception):
                 raise answer
         return answers
+
+    def scan(self, step: Callable[[int], Request[tuple[int, T]]]) -> Iterator[T]:
+        """Yield what each step of a walk finds; `step` makes the request that goes on at a place: 0 is start and end."""
+        at = -1
+        while at:
+            at, found = self.run(step(max(0, at)))
+            yield found
 
     def version(self) -> ServerVersion:
         """Return the version of the server; one that hides it counts as new."""

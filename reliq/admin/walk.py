@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from reliq import commands
@@ -89,12 +90,11 @@ class Walk:
                 yield fresh[at : at + STEP_IDS]
 
     def _garbage(self) -> Iterator[list[str]]:
-        cursor, skip = -1, self._offset
-        while cursor:
-            cursor, ids = self._queue.run(queries.ids_scanned(self._keys, "garbage", max(0, cursor), STEP_IDS))
-            skip, ids = max(0, skip - len(ids)), ids[skip:]
-            if ids:
-                yield ids
+        skip = self._offset
+        for ids in self._queue.scan(partial(queries.ids_scanned, self._keys, "garbage", count=STEP_IDS)):
+            if fresh := ids[skip:]:
+                yield fresh
+            skip = max(0, skip - len(ids))
 
 
 def read_messages(

@@ -23,13 +23,11 @@ CLEANUP_SECONDS = 60.0
 
 def remove(client: Client, node: Client, keys: Keys) -> None:
     """Delete every key of a queue, and its entries in the registries; the key space is read once, in small steps."""
-    cursor, every = "0", pattern(keys.msg("").removesuffix("msg:")) + "*"
-    while True:
-        cursor, found = node.run(server.keys_scanned(every, cursor, SCAN_COUNT), for_seconds=CLEANUP_SECONDS)
+    at, every = -1, pattern(keys.msg("").removesuffix("msg:")) + "*"
+    while at:
+        at, found = node.run(server.keys_scanned(every, max(0, at), SCAN_COUNT), for_seconds=CLEANUP_SECONDS)
         if found:
             node.run(server.delete_keys(found), for_seconds=CLEANUP_SECONDS)
-        if cursor == "0":
-            break
     _dismiss(client, keys)
     client.run(queue_queries.unregister(keys), for_seconds=CLEANUP_SECONDS)
 

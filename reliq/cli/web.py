@@ -1,6 +1,5 @@
 """`reliq web`: queues, messages, dead letters and workers in a browser."""
 
-import ipaddress
 import secrets
 from importlib import import_module
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from reliq.cli.options import Url, admin
 from reliq.cli.output import say
 from reliq.errors import ConfigurationError
 from reliq.logs.setup import configure_logging
+from reliq.transport.url import is_near
 
 DEFAULT_WEB_PORT, DEFAULT_WEB_HOST = 9470, "127.0.0.1"
 TOKEN_VARIABLE = "RELIQ_WEB_TOKEN"  # noqa: S105  the name of one
@@ -42,7 +42,7 @@ def web(
 
     Exit codes: 0 it was stopped, 2 a wrong option, a port that is taken, or the extra `web` is missing.
     """
-    if not token and not _is_loopback(host):
+    if not token and not is_near(host):
         raise ConfigurationError(f"--host {host} is reached from other machines: give a token, in {TOKEN_VARIABLE}")
     page, server = _parts()
     grants = page.Access.READ
@@ -66,13 +66,6 @@ def _parts() -> tuple[Any, Any]:
         return import_module("reliq.web"), import_module("reliq.web.serve")
     except ModuleNotFoundError as error:
         raise ConfigurationError(str(error)) from None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _allowed(*, write: bool, bodies: bool) -> str:

@@ -137,12 +137,11 @@ def _ids(client: Client, keys: Keys, state: State) -> Iterator[list[str]]:
 def keys_of(client: Client, pattern: str = "*") -> list[str]:
     """Return every key of the database that is spelled so, each once: a scan may meet one twice."""
     found: dict[str, None] = {}
-    cursor = "0"
-    while True:
-        cursor, keys = client.run(server.keys_scanned(pattern, cursor, WALKED_KEYS))
+    at = -1
+    while at:
+        at, keys = client.run(server.keys_scanned(pattern, max(0, at), WALKED_KEYS))
         found |= dict.fromkeys(keys)
-        if cursor == "0":
-            return list(found)
+    return list(found)
 
 
 def shown(found: list[Published[Any]]) -> str:

@@ -9,7 +9,7 @@ from streams import viewing
 from waiting import eventually
 
 from reliq import Queue
-from reliq.admin import page
+from reliq.admin import dead
 from reliq.web import reading
 from reliq.web.works import RUNNING_LIMIT, Work, Works
 
@@ -67,7 +67,7 @@ def test_a_slow_redrive_says_how_far_it_is_and_is_stopped_between_two_steps(lett
 
 def test_a_page_of_dead_letters_groups_what_it_can_read_in_a_moment_and_more_when_asked(letters, site, monkeypatch):
     monkeypatch.setattr(reading, "GROUPS_SECONDS", 0)
-    monkeypatch.setattr(page, "FIRST_STEP", 10)
+    monkeypatch.setattr(dead, "FIRST_STEP", 10)
     program = site.program()
 
     some = program.get("/queues/orders/dead").text

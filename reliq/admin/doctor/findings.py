@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import TYPE_CHECKING
 
 from reliq.admin.doctor.facts import Facts, Finding, unknown
 from reliq.admin.doctor.of_cluster import cluster_findings
 from reliq.server_version import OLDEST_SERVER, ServerVersion
 from reliq.text import count_of
+from reliq.transport.url import is_near
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -214,7 +214,7 @@ def _clock(facts: Facts) -> Finding:
 
 
 def _tls(facts: Facts) -> Finding:
-    far = [host for host in facts.hosts if not _is_loopback(host)]
+    far = [host for host in facts.hosts if not is_near(host)]
     if facts.is_secure or not far:
         return Finding("tls", "ok", "TLS" if facts.is_secure else "no TLS, and nothing leaves this machine")
     return Finding(
@@ -268,10 +268,3 @@ def _rights(role: str, denied: Sequence[str] | None) -> Finding:
 def _number(facts: Facts, name: str) -> int | None:
     text = facts.info.get(name, "")
     return int(text) if text.isdigit() else None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from reliq.admin.fsck.state import IdState
-    from reliq.admin.key_queries import KeySet
     from reliq.admin.queries import Index
     from reliq.admin.session import QueueSession
+    from reliq.call import Command
     from reliq.commands import List
 
 T = TypeVar("T")
@@ -95,46 +95,39 @@ class Reading:
 
     def _line_keys(self) -> Iterator[list[str]]:
         """Yield the message keys that have a line, some at a time; a queue without keys is not looked through for them."""
-        cursor = -1 if self.queue.run(key_queries.has_keys(self.queue.keys)) else 0
-        while cursor:
-            self.tell("lines")
-            cursor, keys = self.queue.run(key_queries.keys_of_lines(self.queue.keys, max(0, cursor), SCANNED_KEYS))
-            yield from batches(keys, BATCH)
+        if self.queue.run(key_queries.has_keys(self.queue.keys)):
+            for keys in self._scanned("lines", key_queries.keys_of_lines, count=SCANNED_KEYS):
+                yield from batches(keys)
 
     def keys_and_places(self) -> Iterator[list[tuple[str, str]]]:
         """Yield every message key that is known, without an id, and every place of one that is held, or should be."""
         yield from batches(sorted(self.leases))
-        cursor = -1
-        while cursor:
-            self.tell("places")
-            cursor, places = self.queue.run(key_queries.places_scanned(self.queue.keys, max(0, cursor), BATCH))
+        for places in self._scanned("places", key_queries.places_scanned):
             yield from batches(places)
-        for keys in chain(batches(sorted(self.keys)), self._keys_among("ring"), self._keys_among("asleep")):
-            yield [(key, "") for key in keys]
-
-    def _keys_among(self, among: KeySet) -> Iterator[list[str]]:
-        cursor = -1
-        while cursor:
-            self.tell(among)
-            cursor, found = self.queue.run(key_queries.keys_among(self.queue.keys, among, max(0, cursor), BATCH))
-            yield from batches(found)
+        in_turn = (self._scanned(name, key_queries.keys_among, name) for name in ("ring", "asleep"))
+        for keys in chain([sorted(self.keys)], *in_turn):
+            yield from ([(key, "") for key in some] for some in batches(keys))
 
     def scanned(self, what: str, index: Index) -> Iterator[list[str]]:
         """Yield the ids of a set, sorted set or hash that were not looked at yet, a piece at a time."""
-        cursor = -1
-        while cursor:
-            self.tell(what)
-            cursor, found = self.queue.run(queries.ids_scanned(self.queue.keys, index, max(0, cursor), BATCH))
-            for ids in batches(found):
-                yield self.unknown(ids)
+        for found in self._scanned(what, queries.ids_scanned, index):
+            yield from map(self.unknown, batches(found))
 
     def bodies(self) -> Iterator[list[str]]:
         """Yield the ids that have a body and were not looked at yet."""
-        cursor = -1
-        while cursor:
-            self.tell("bodies")
-            cursor, found = self.queue.run(queries.ids_of_bodies(self.queue.keys, max(0, cursor), SCANNED_KEYS))
+        for found in self._scanned("bodies", queries.ids_of_bodies, count=SCANNED_KEYS):
             yield from batches(self.unknown(found))
+
+    def _scanned(
+        self, what: str, step: Callable[..., Command[tuple[int, list[T]]]], *of: str, count: int = BATCH
+    ) -> Iterator[list[T]]:
+        """Yield what each step of a walk finds that `step` makes; say before each what is read."""
+
+        def told(at: int) -> Command[tuple[int, list[T]]]:
+            self.tell(what)
+            return step(self.queue.keys, *of, at, count)
+
+        return self.queue.scan(told)
 
     def unknown(self, ids: Sequence[str]) -> list[str]:
         """Return the ids that were not looked at yet, each once."""
