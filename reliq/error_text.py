@@ -47,7 +47,7 @@ def traceback_of(error: BaseException, *, with_text: bool) -> str:
     parts: list[str] = []
     chain = list(_chain(error))
     for number, (one, is_cause) in reversed(list(enumerate(chain))):
-        frames = extract_tb(_from_handler(one.__traceback__), limit=-FRAMES_LIMIT)
+        frames = extract_tb(from_handler(one.__traceback__), limit=-FRAMES_LIMIT)
         lines = (
             frames.format() if with_text else [f'  File "{f.filename}", line {f.lineno}, in {f.name}\n' for f in frames]
         )
@@ -93,13 +93,13 @@ def _members(error: BaseException) -> list[BaseException]:
 
 def _lines(traceback: TracebackType | None) -> list[str]:
     """Return file and line of the handler that an exception came through, and of what raised it."""
-    frames = list(walk_tb(_from_handler(traceback)))
+    frames = list(walk_tb(from_handler(traceback)))
     return [
         f"{clean_text(PurePath(frame.f_code.co_filename).name, 100)}:{line}" for frame, line in frames[:1] + frames[-1:]
     ]
 
 
-def _from_handler(traceback: TracebackType | None) -> TracebackType | None:
+def from_handler(traceback: TracebackType | None) -> TracebackType | None:
     """Return the part of `traceback` that is not ours: from the handler, or a middleware, on."""
     while traceback and str(traceback.tb_frame.f_globals.get("__name__", "")).startswith("reliq."):
         traceback = traceback.tb_next

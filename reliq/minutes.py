@@ -48,6 +48,11 @@ class Totals(NamedTuple):
     waiting: int
     due_ms: int | None
 
+    @property
+    def sums_then(self) -> tuple[int, int, int, int, int]:
+        """What `sums` returned then."""
+        return self.arrived, self.acked, self.failed, self.dead, self.ended
+
     @staticmethod
     def sums(totals: Mapping[str, int]) -> tuple[int, int, int, int, int]:
         """Return how many arrived, were acked, failed, died and ended in any way but by an ack, of a queue's totals."""

@@ -149,16 +149,4 @@ def _minute(before: Totals, note: Totals) -> Minute:
 def _rates(before: Totals | None, totals: Mapping[str, int], now_ms: int) -> Rates | None:
     if before is None:
         return None
-    over = (now_ms - before.at_ms) / 1000
-    arrived, acked, failed, _, ended = Totals.sums(totals)
-
-    def rate(number: int, earlier: int) -> float:
-        return round(max(0, number - earlier) / over, 2)
-
-    return Rates(
-        arrived=rate(arrived, before.arrived),
-        acked=rate(acked, before.acked),
-        failed=rate(failed, before.failed),
-        ended=rate(ended, before.ended),
-        over_seconds=round(over, 6),
-    )
+    return Rates.between(before.sums_then, Totals.sums(totals), (now_ms - before.at_ms) / 1000)

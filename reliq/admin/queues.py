@@ -11,6 +11,7 @@ from reliq.admin import queue_queries
 from reliq.admin.parts import ask_each
 from reliq.admin.workers import running_in, workers_alive
 from reliq.message import Counts, Pause
+from reliq.minutes import Totals
 from reliq.snapshot.snapshot import SnapshotReader
 
 if TYPE_CHECKING:
@@ -44,6 +45,13 @@ class Rates:
     failed: float
     ended: float
     over_seconds: float
+
+    @classmethod
+    def between(cls, before: Sequence[int], after: Sequence[int], over: float) -> Rates:
+        """Return how fast a queue has moved in `over` seconds; before and after are as `Totals.sums` has them."""
+        moved = (round(max(0, now - earlier) / over, 2) for earlier, now in zip(before, after, strict=True))
+        arrived, acked, failed, _, ended = moved
+        return cls(arrived, acked, failed, ended, over_seconds=round(over, 6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +181,7 @@ def _rates(snapshot: QueueSnapshot, at: float, before: Overview | None) -> Rates
     was = before.totals.get(snapshot.keys.totals) if before is not None else None
     if was is None or before is None:
         return None
-    seconds = max(0.001, at - before.at)
-
-    def rate(*kinds: str) -> float:
-        moved = sum(snapshot.counts.totals.get(kind, 0) - was.get(kind, 0) for kind in kinds)
-        return round(max(0, moved) / seconds, 2)
-
-    return Rates(
-        arrived=rate("published", "redriven"),
-        acked=rate("acked"),
-        failed=rate("nacked", "retried_lease"),
-        ended=rate("dead", "expired", "cancelled", "purged"),
-        over_seconds=round(seconds, 6),
-    )
+    return Rates.between(Totals.sums(was), Totals.sums(snapshot.counts.totals), max(0.001, at - before.at))
 
 
 def _view(snapshot: QueueSnapshot, workers: Sequence[Worker], pause: Pause | None, rates: Rates | None) -> QueueView:

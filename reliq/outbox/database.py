@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import select
@@ -16,7 +15,7 @@ from reliq.errors import ConfigurationError
 from reliq.outbox.statements import percent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from reliq.outbox.tables import Dialect
 
@@ -45,24 +44,16 @@ class Database(Protocol):
     Attributes:
         dialect: which SQL it takes.
         away: the exceptions that say that the database cannot answer now.
-        listens: whether `wait` ends when a transaction with new rows is committed.
     """
 
     dialect: Dialect
     away: tuple[type[Exception], ...]
-    listens: bool
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Run a statement in the transaction that it begins when there is none; return its rows."""
 
     def commit(self) -> None:
         """Commit the transaction; do nothing when there is none."""
-
-    def array(self, values: Sequence[int | str]) -> Any:
-        """Return numbers or texts as one parameter, or as the value of a column."""
-
-    def numbers(self, array: Any) -> list[int]:
-        """Return the numbers of a column that was written by `array`."""
 
     def wait(self, channel: str, seconds: float) -> None:
         """Wait until `channel` says that there is something new, until `poke`, or for so many seconds."""
@@ -126,7 +117,6 @@ class PostgresDatabase:
     """PostgreSQL, by psycopg 3."""
 
     dialect: Dialect = "postgresql"
-    listens = True
 
     def __init__(self, url: str) -> None:
         try:
@@ -154,14 +144,6 @@ class PostgresDatabase:
         """See `Database`."""
         if self._connection is not None:
             self._connection.commit()
-
-    def array(self, values: Sequence[int | str]) -> Any:
-        """See `Database`."""
-        return list(values)
-
-    def numbers(self, array: Any) -> list[int]:
-        """See `Database`."""
-        return list(array)
 
     def wait(self, channel: str, seconds: float) -> None:
         """See `Database`."""
@@ -204,7 +186,6 @@ class SqliteDatabase:
     """A file of SQLite; transactions begin as writers, so that none fails half-way because of another."""
 
     dialect: Dialect = "sqlite"
-    listens = False
 
     def __init__(self, path: str) -> None:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
@@ -225,14 +206,6 @@ class SqliteDatabase:
         """See `Database`."""
         if self._connection is not None and self._connection.in_transaction:
             self._connection.execute("COMMIT")
-
-    def array(self, values: Sequence[int | str]) -> Any:
-        """See `Database`."""
-        return json.dumps(list(values))
-
-    def numbers(self, array: Any) -> list[int]:
-        """See `Database`."""
-        return list(json.loads(array))
 
     def wait(self, _channel: str, seconds: float) -> None:
         """See `Database`."""

@@ -7,8 +7,9 @@ answer. No transaction is open while Redis is asked.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from reliq.outbox.tables import Tables, now_ms
@@ -112,7 +113,7 @@ class Store:
         summed = f"SELECT *, sum(length(value)) OVER (ORDER BY seq) AS total FROM ({first}) AS first_rows"
         rows = self.database.query(
             f"SELECT {self._columns} FROM ({summed}) AS summed WHERE total - length(value) < {READ_BYTES} ORDER BY seq",
-            {"limit": limit, "without": self.database.array(without)},
+            {"limit": limit, "without": self._array(without)},
         )
         return [StoredRow(*row) for row in rows]
 
@@ -124,35 +125,24 @@ class Store:
             f"({late} ORDER BY called_ms LIMIT {OVERDUE_LIMIT}) RETURNING call_number, seqs",
             {"since": since_ms},
         )
-        return {number: self._rows(self.database.numbers(seqs)) for number, seqs in calls}
+        return {number: self._rows(self._numbers(seqs)) for number, seqs in calls}
 
     def note_calls(self, calls: Mapping[str, Sequence[int]]) -> None:
         """Write down which rows each call is going to publish."""
         for number, seqs in calls.items():
             self.database.query(
                 f"INSERT INTO {self._calls} (call_number, called_ms, seqs) VALUES (:number, {self._now}, :seqs)",
-                {"number": number, "seqs": self.database.array(seqs)},
+                {"number": number, "seqs": self._array(seqs)},
             )
 
     def note_sent(self, calls: Sequence[str], seqs: Sequence[int], *, keep: bool) -> None:
         """Note that calls have their answers and their rows are sent; rows that are not to be kept are deleted."""
-        if not calls:
-            return
         sent = f"UPDATE {self._outbox} SET sent_ms = {self._now}" if keep else f"DELETE FROM {self._outbox}"
-        array, among = self.database.array, self._among
-        self.database.query(f"{sent} WHERE seq {among.format(name='seqs', kind='bigint')}", {"seqs": array(seqs)})
-        over = f"DELETE FROM {self._calls} WHERE call_number {among.format(name='calls', kind='text')}"
-        self.database.query(over, {"calls": array(calls)})
+        self._end(calls, sent, seqs)
 
     def give_up(self, calls: Sequence[str], seqs: Sequence[int]) -> None:
         """Forget calls that have published nothing, so that their rows are taken anew; `seqs` may have been sent."""
-        if not calls:
-            return
-        array, among = self.database.array, self._among
-        again = f"UPDATE {self._outbox} SET note = '{AGAIN}' WHERE seq {among.format(name='seqs', kind='bigint')}"
-        self.database.query(again, {"seqs": array(seqs)})
-        over = f"DELETE FROM {self._calls} WHERE call_number {among.format(name='calls', kind='text')}"
-        self.database.query(over, {"calls": array(calls)})
+        self._end(calls, f"UPDATE {self._outbox} SET note = '{AGAIN}'", seqs)
 
     def note_refused(self, seq: int, why: str) -> None:
         """Note that a row can never be sent."""
@@ -198,12 +188,28 @@ class Store:
         """Wait for a commit that tells of new rows, or for so many seconds."""
         self.database.wait(self._outbox, seconds)
 
+    def _end(self, calls: Sequence[str], change: str, seqs: Sequence[int]) -> None:
+        """Make a change of the rows of calls that are over, and forget those calls."""
+        if calls:
+            rows = f"{change} WHERE seq {self._among.format(name='seqs', kind='bigint')}"
+            self.database.query(rows, {"seqs": self._array(seqs)})
+            over = f"DELETE FROM {self._calls} WHERE call_number {self._among.format(name='calls', kind='text')}"
+            self.database.query(over, {"calls": self._array(calls)})
+
+    def _array(self, values: Sequence[int | str]) -> Any:
+        """Return numbers or texts as one parameter, or as the value of a column."""
+        return json.dumps(list(values)) if self.database.dialect == "sqlite" else list(values)
+
+    def _numbers(self, array: Any) -> list[int]:
+        """Return the numbers of a column that was written as an `_array`."""
+        return list(json.loads(array) if self.database.dialect == "sqlite" else array)
+
     def _rows(self, seqs: Sequence[int]) -> list[StoredRow]:
         """Return those of the rows that are not sent."""
         rows = self.database.query(
             f"SELECT {self._columns} FROM {self._outbox} "
             f"WHERE sent_ms IS NULL AND seq {self._among.format(name='seqs', kind='bigint')} ORDER BY seq",
-            {"seqs": self.database.array(seqs)},
+            {"seqs": self._array(seqs)},
         )
         return [StoredRow(*row) for row in rows]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from reliq import transitions
 from reliq.answers import Answer
 from reliq.client.lanes import Lanes
+from reliq.error_text import from_handler
 from reliq.errors import UndecodableError
 from reliq.receive.take import Take
 from reliq.settlement import burial, is_final
@@ -225,9 +226,7 @@ def _declared(handlers: Sequence[Handler]) -> Iterator[Call[bool]]:
 
 def own_traceback(error: BaseException) -> BaseException:
     """Return an exception with the part of its traceback that begins in the user's code."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("reliq."):
-        trace = trace.tb_next
+    trace = from_handler(error.__traceback__)
     return error if trace is None or isinstance(error, UndecodableError) else error.with_traceback(trace)
 
 

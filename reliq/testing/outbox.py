@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from contextlib import closing
 from importlib import import_module
@@ -44,7 +43,6 @@ class TransactionDatabase:
         tx: what `Queue.publish_in` takes in blocking code.
     """
 
-    listens = False
     away: tuple[type[Exception], ...] = ()
 
     def __init__(self, tx: Any) -> None:
@@ -58,14 +56,6 @@ class TransactionDatabase:
 
     def commit(self) -> None:
         """Do nothing: the transaction is the test's."""
-
-    def array(self, values: Sequence[int | str]) -> Any:
-        """See `Database`."""
-        return json.dumps(list(values)) if self.dialect == "sqlite" else list(values)
-
-    def numbers(self, array: Any) -> list[int]:
-        """See `Database`."""
-        return list(json.loads(array) if self.dialect == "sqlite" else array)
 
     def wait(self, _channel: str, _seconds: float) -> None:
         """Do nothing: whoever moves a test's outbox waits for nothing."""
