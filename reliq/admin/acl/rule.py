@@ -36,26 +36,8 @@ SHARED_KEYS = {
 #: From 7.0 on, rights on keys are by what a command does with them: what is neither here nor in ONLY_READ may do both.
 ONLY_WRITE = frozenset(
     {
-        "DEL",
-        "EXPIRE",
-        "HDEL",
-        "HSET",
-        "LPUSH",
-        "LREM",
-        "LTRIM",
-        "PEXPIRE",
-        "RPUSH",
-        "SADD",
-        "SET",
-        "SETRANGE",
-        "SREM",
-        "UNLINK",
-        "XADD",
-        "XDEL",
-        "XTRIM",
-        "ZADD",
-        "ZREM",
-        "ZREMRANGEBYSCORE",
+        *("DEL", "EXPIRE", "HDEL", "HSET", "LPUSH", "LREM", "LTRIM", "PEXPIRE", "RPUSH", "SADD", "SET", "SETRANGE"),
+        *("SREM", "UNLINK", "XADD", "XDEL", "XTRIM", "ZADD", "ZREM", "ZREMRANGEBYSCORE"),
     }
 )
 SCRIPT_COMMANDS = ("EVAL", "EVALSHA")
