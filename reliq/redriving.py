@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from reliq import commands, transitions
+from reliq.chunks import chunked_by_size
 from reliq.errors import ConfigurationError
 from reliq.ids import home
 from reliq.message import Letter
@@ -157,12 +158,4 @@ def _place(letter: Letter) -> tuple[int, int, int]:
 
 def by_bytes(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
     """Yield letters in pieces of at most `LETTER_BYTES` of bodies, or of one: a script holds all others up."""
-    piece, size = list[Letter](), 0
-    for letter in letters:
-        size += len(letter.payload)
-        if piece and size > LETTER_BYTES:
-            yield piece
-            piece, size = [], len(letter.payload)
-        piece.append(letter)
-    if piece:
-        yield piece
+    return chunked_by_size(letters, lambda letter: len(letter.payload), LETTER_BYTES, BATCH_LIMIT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from reliq.call import Command, id_text
-from reliq.keys import pattern
 from reliq.replies import read_ids
 from reliq.rights import runs
 
@@ -45,16 +44,6 @@ def keys_holding(keys: Keys, after: str | None, count: int) -> Command[list[str]
 def has_keys(keys: Keys) -> Command[bool]:
     """Say whether messages of a queue have, or had, keys."""
     return Command(("EXISTS", keys.limits, keys.ring, keys.held, keys.asleep), bool)
-
-
-@runs("SCAN")
-def keys_of_lines(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
-    """Look at about `count` keys of the whole key space; return where the next are, and the keys that have a line."""
-    prefix = keys.line("")
-    return Command(
-        ("SCAN", cursor, "MATCH", pattern(prefix) + "*", "COUNT", count),
-        lambda reply: (int(reply[0]), [id_text(key).removeprefix(prefix) for key in reply[1]]),
-    )
 
 
 @runs("held:ZSCAN")

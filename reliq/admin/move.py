@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from reliq import commands, transitions
@@ -32,11 +33,12 @@ from reliq.admin.publish import taker
 from reliq.admin.redrive import COPY_WINDOW_SECONDS
 from reliq.admin.remove import remove
 from reliq.admin.walk import Walk
+from reliq.chunks import chunked_by_size
 from reliq.errors import ConfigurationError
 from reliq.keys import is_name
 from reliq.message import RETRIES_LIMIT
 from reliq.outgoing import Outgoing
-from reliq.settings import LARGEST_BODY, LONGEST_SECONDS, MIB, whole
+from reliq.settings import BATCH_LIMIT, LARGEST_BODY, LONGEST_SECONDS, MIB, whole
 from reliq.wireformat import Delayed, StateWord, open_envelope, read_count
 
 if TYPE_CHECKING:
@@ -209,7 +211,9 @@ class Mover:
     def _finish(self, spot: Spot, held: list[tuple[str, int]]) -> tuple[MoveResult, int]:
         """Publish messages that are put off in the other queue, and delete them here."""
         done, taken = MoveResult(), 0
-        for part in self._parts(held):
+        sizes = self._queue.run_all([queries.length(self._keys, id) for id, _ in held])
+        for rows in chunked_by_size(zip(held, sizes, strict=True), itemgetter(1), STEP_BYTES, BATCH_LIMIT):
+            part = [row for row, _ in rows]
             orders = self._orders(part)
             told = self._to.publish_many(orders)
             kept = self._taken_by_others(orders, told)
@@ -265,20 +269,6 @@ class Mover:
             key=header.key,
             priority=header.priority,
         )
-
-    def _parts(self, held: list[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
-        """Cut a step into parts of at most STEP_BYTES of bodies."""
-        sizes = self._queue.run_all([queries.length(self._keys, id) for id, _ in held])
-        part: list[tuple[str, int]] = []
-        weight = 0
-        for row, size in zip(held, sizes, strict=True):
-            if part and weight + size > STEP_BYTES:
-                yield part
-                part, weight = [], 0
-            part.append(row)
-            weight += size
-        if part:
-            yield part
 
 
 def _put_off(words: list[tuple[str, StateWord]]) -> list[tuple[str, int]]:

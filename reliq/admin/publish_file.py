@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from reliq.admin.file_progress import FileProgress
 from reliq.admin.publish import is_json
+from reliq.chunks import chunked_by_size
 from reliq.errors import BodyError, ConfigurationError
 from reliq.outgoing import Outgoing
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, LARGEST_BODY, MIB
@@ -145,19 +146,9 @@ class LinesPublisher:
 
     def _chunks(self) -> Iterator[list[FileLine]]:
         """Yield the good lines, as many at a time as one call carries."""
-        chunk: list[FileLine] = []
-        weight = 0
         with self._opened() as file:
-            for line in self._lines(file, lambda _data: None):
-                if line.body is None:
-                    continue
-                if chunk and (len(chunk) == BATCH_LIMIT or weight + len(line.body) > CALL_BYTES):
-                    yield chunk
-                    chunk, weight = [], 0
-                chunk.append(line)
-                weight += len(line.body)
-        if chunk:
-            yield chunk
+            good = (line for line in self._lines(file, lambda _data: None) if line.body is not None)
+            yield from chunked_by_size(good, lambda line: len(line.body or b""), CALL_BYTES, BATCH_LIMIT)
 
     def _orders(self, lines: list[FileLine], sha256: str) -> Iterator[Outgoing[bytes]]:
         for line in lines:

@@ -197,9 +197,9 @@ def ids_scanned(keys: Keys, index: Index, cursor: int, count: int) -> Command[tu
 
 
 @runs("SCAN")
-def ids_of_bodies(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
-    """Look at about `count` keys of the whole key space; return where the next are, and the ids whose bodies they are."""
-    prefix = keys.msg("")
+def names_of(keys: Keys, kind: str, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
+    """Look at about `count` keys of the whole key space; return where the next are, and who has a `msg` or a `line`."""
+    prefix = getattr(keys, kind)("")
     return Command(
         ("SCAN", cursor, "MATCH", pattern(prefix) + "*", "COUNT", count),
         lambda reply: (int(reply[0]), [id_text(key).removeprefix(prefix) for key in reply[1]]),

@@ -8,6 +8,7 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from reliq.chunks import chunked_by_size
 from reliq.errors import ConfigurationError
 from reliq.events import DatabaseAway, DatabaseBack, OutboxSeen, notify
 from reliq.ids import check_id, home
@@ -17,9 +18,9 @@ from reliq.outbox.store import AGAIN, Store, StoredRow
 from reliq.outbox.tables import Tables
 from reliq.publish.fleet import check_one_shard
 from reliq.relay.row_publisher import RowPublisher
-from reliq.relay.sending import Sending, checked, left_ms, parse_number, pieces
+from reliq.relay.sending import Sending, checked, left_ms, parse_number
 from reliq.retry import RECONNECT, seconds_after
-from reliq.settings import milliseconds, seconds
+from reliq.settings import BATCH_LIMIT, READ_BYTES, milliseconds, seconds
 
 if TYPE_CHECKING:
     from reliq.client.client import Clients
@@ -173,7 +174,7 @@ class OutboxMover:
         return [
             self._sending(*known[queue, terms_text], left, piece, homes, again=note == AGAIN)
             for (queue, terms_text, left, note, homes), some in groups.items()
-            for piece in pieces(some)
+            for piece in chunked_by_size(some, lambda row: len(row.value), READ_BYTES, BATCH_LIMIT)
         ]
 
     def _homes(self, keys: Keys, row: StoredRow, *, is_chosen: bool) -> tuple[int, int]:

@@ -12,12 +12,11 @@ from reliq.hashtags import SHARDS_LIMIT
 from reliq.ids import made_at
 from reliq.keys import Keys
 from reliq.outbox.rows import RowTerms
-from reliq.settings import BATCH_LIMIT, READ_BYTES
 from reliq.transitions import CallNumber, PublishAnswer
 from reliq.wireformat import ENVELOPE_START, envelope_rest, open_envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection
 
     from reliq.call import Call
     from reliq.client.lanes import Lane
@@ -137,17 +136,3 @@ def left_ms(terms: RowTerms, age_ms: int) -> int:
     left = max(0, terms.delay_ms - max(0, age_ms))
     step = min(max(1, terms.delay_ms // DELAY_PARTS), LONGEST_STEP_MS)
     return -(-left // step) * step
-
-
-def pieces(rows: Iterable[StoredRow]) -> Iterator[list[StoredRow]]:
-    """Yield rows in pieces that one call takes."""
-    piece: list[StoredRow] = []
-    size = 0
-    for row in rows:
-        if piece and (len(piece) == BATCH_LIMIT or size + len(row.value) > READ_BYTES):
-            yield piece
-            piece, size = [], 0
-        piece.append(row)
-        size += len(row.value)
-    if piece:
-        yield piece

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, get
 
 from reliq import commands
 from reliq.admin import queries, server
+from reliq.chunks import chunked
 from reliq.errors import ConfigurationError, UndecodableError
 from reliq.settlement import undecodable
 from reliq.testing.queries import line_ids
@@ -126,7 +127,7 @@ def _ids(client: Client, keys: Keys, state: State) -> Iterator[list[str]]:
         start = keys.line("")
         for line in sorted(keys_of(client, f"{start}*")):
             ids = client.run(line_ids(keys, line.removeprefix(start)))
-            yield from (ids[at : at + READ_IDS] for at in range(0, len(ids), READ_IDS))
+            yield from chunked(ids, READ_IDS)
         return
     at = 0
     while ids := client.run(queries.ids_at(keys, state, at, READ_IDS)):

@@ -63,6 +63,7 @@ GIVEN = {
     "group": ("read",),
     "ids": (["a"],),
     "index": ("pending", "unack", "garbage", "retries_left", "lease", "errors"),
+    "kind": ("msg", "line"),
     "key": (KEYS.lane("w.poke"),),
     "keys": (KEYS,),
     "lane": ("w.poke",),

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "reliq"
 LAYERS = {
     "words and values": {
         "distribution",
+        "chunks",
         "errors",
         "events",
         "foreign",
@@ -67,7 +68,20 @@ LAYERS = {
 LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in names}
 LAYERS_LIMIT = 14
 #: Parts that only compute: no Redis, clock, thread, chance or log.
-PURE = {"errors", "events", "foreign", "keywords", "message", "text", "lua", "keys", "wireformat", "codec", "call"}
+PURE = {
+    "chunks",
+    "errors",
+    "events",
+    "foreign",
+    "keywords",
+    "message",
+    "text",
+    "lua",
+    "keys",
+    "wireformat",
+    "codec",
+    "call",
+}
 PURE |= {
     "failure_note",
     "minutes",

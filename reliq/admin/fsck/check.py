@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 from reliq import commands, transitions
 from reliq.admin import queue_queries
 from reliq.admin.fsck.ids import Part, check_ids, check_keys
-from reliq.admin.fsck.reading import BATCH, OnProgress, Reading, batches
+from reliq.admin.fsck.reading import BATCH, OnProgress, Reading
 from reliq.admin.fsck.repair import repair_of
 from reliq.admin.fsck.report import CheckReport, FaultTally, sum_of
 from reliq.admin.fsck.state import IdState, faults_of, read_state
 from reliq.admin.places import TYPES
 from reliq.call import id_text
+from reliq.chunks import chunked
 from reliq.commands import LISTS
 from reliq.foreign import whole_number
 from reliq.settings import seconds
@@ -196,7 +197,7 @@ class Checker:
     def _searched(self, ids: Iterable[str], length: int) -> Iterator[tuple[int, list[IdState]]]:
         """Yield the states of `ids`, looked for in both lists, some at a time."""
         size = max(1, min(BATCH, COMPARISONS // max(1, length)))
-        for some in batches(sorted(ids), size):
+        for some in chunked(sorted(ids), size):
             self._reading.tell("suspects")
             yield self._states(some, "both")
 
@@ -208,7 +209,7 @@ class Checker:
         for part in LISTS:
             for _, ids in self._reading.pieces(part):
                 met.update(self._suspects.intersection(ids))
-        for ids in batches(sorted(self._suspects)):
+        for ids in chunked(sorted(self._suspects), BATCH):
             _, states = self._states(ids)
             for state in states:
                 places = len(state.scored) + met[state.id]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from reliq.admin import key_queries, queries
 from reliq.admin.places import LinePlace
+from reliq.chunks import chunked
 from reliq.commands import LISTS
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Reading:
             self.keys.update(keys)
             begins = self.queue.run_all([queries.newest_ids(self.queue.keys, LinePlace(key), 0, BATCH) for key in keys])
             rows = [(id, key) for key, ids in zip(keys, begins, strict=True) for id in ids]
-            for some in batches(rows):
+            for some in chunked(rows, BATCH):
                 yield 0, some
             for key, ids in zip(keys, begins, strict=True):
                 self.longest_line = max(self.longest_line, len(ids))
@@ -96,27 +97,27 @@ class Reading:
     def _line_keys(self) -> Iterator[list[str]]:
         """Yield the message keys that have a line, some at a time; a queue without keys is not looked through for them."""
         if self.queue.run(key_queries.has_keys(self.queue.keys)):
-            for keys in self._scanned("lines", key_queries.keys_of_lines, count=SCANNED_KEYS):
-                yield from batches(keys)
+            for keys in self._scanned("lines", queries.names_of, "line", count=SCANNED_KEYS):
+                yield from chunked(keys, BATCH)
 
     def keys_and_places(self) -> Iterator[list[tuple[str, str]]]:
         """Yield every message key that is known, without an id, and every place of one that is held, or should be."""
-        yield from batches(sorted(self.leases))
+        yield from chunked(sorted(self.leases), BATCH)
         for places in self._scanned("places", key_queries.places_scanned):
-            yield from batches(places)
+            yield from chunked(places, BATCH)
         in_turn = (self._scanned(name, key_queries.keys_among, name) for name in ("ring", "asleep"))
         for keys in chain([sorted(self.keys)], *in_turn):
-            yield from ([(key, "") for key in some] for some in batches(keys))
+            yield from ([(key, "") for key in some] for some in chunked(keys, BATCH))
 
     def scanned(self, what: str, index: Index) -> Iterator[list[str]]:
         """Yield the ids of a set, sorted set or hash that were not looked at yet, a piece at a time."""
         for found in self._scanned(what, queries.ids_scanned, index):
-            yield from map(self.unknown, batches(found))
+            yield from map(self.unknown, chunked(found, BATCH))
 
     def bodies(self) -> Iterator[list[str]]:
         """Yield the ids that have a body and were not looked at yet."""
-        for found in self._scanned("bodies", queries.ids_of_bodies, count=SCANNED_KEYS):
-            yield from batches(self.unknown(found))
+        for found in self._scanned("bodies", queries.names_of, "msg", count=SCANNED_KEYS):
+            yield from chunked(self.unknown(found), BATCH)
 
     def _scanned(
         self, what: str, step: Callable[..., Command[tuple[int, list[T]]]], *of: str, count: int = BATCH
@@ -137,10 +138,3 @@ class Reading:
         """Return how many ids one that is looked for everywhere is compared with."""
         sizes: list[int] = self.queue.run_all([queries.size(self.queue.keys, place) for place in LISTS])
         return sum(sizes) + self.longest_line
-
-
-def batches(all: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
-    """Yield the items of a sequence, so many at a time."""
-    rest = iter(all)
-    while batch := list(islice(rest, size)):
-        yield batch
