@@ -20,6 +20,14 @@ def id_text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
+def raise_first(answers: list[Any]) -> list[Any]:
+    """Return answers; raise the first that is an exception."""
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
 def no_events(_result: Any, /) -> Iterable[Event]:
     """Return no events: nobody watches for this request."""
     return ()

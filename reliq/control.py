@@ -6,9 +6,10 @@ import getpass
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from reliq import commands, transitions
+from reliq.call import raise_first
 from reliq.client.client import Clients
 from reliq.client.lanes import Lanes
 from reliq.client.shards import Shards
@@ -235,7 +236,7 @@ class Control:
         requests = [first, *map(make, self.shards()[1:])]
         if len(requests) == 1:
             return [self._ask(first)]
-        return _whole(self._clients.blocking().run_all(requests, for_seconds=PUBLISH_SECONDS))
+        return raise_first(self._clients.blocking().run_all(requests, for_seconds=PUBLISH_SECONDS))
 
     async def _aof_shards(self, make: Callable[[Keys], Request[T]]) -> list[T]:
         """As `_of_shards`, in async code."""
@@ -243,7 +244,7 @@ class Control:
         requests = [first, *map(make, (await self.ashards())[1:])]
         if len(requests) == 1:
             return [await self._aask(first)]
-        return _whole(await self._clients.asynchronous().run_all(requests, for_seconds=PUBLISH_SECONDS))
+        return raise_first(await self._clients.asynchronous().run_all(requests, for_seconds=PUBLISH_SECONDS))
 
     def _ask(self, request: Request[T]) -> T:
         return self._clients.blocking().run(request, for_seconds=PUBLISH_SECONDS)
@@ -281,14 +282,6 @@ def pause_by(by: str, reason: str, for_seconds: float | None = None) -> Pause:
         raise ConfigurationError(f"reason must be one line of at most {REASON_LIMIT} characters")
     now = round(time.time(), 3)
     return Pause(by or who(), now, reason, None if for_seconds is None else now + for_seconds)
-
-
-def _whole(answers: list[Any]) -> list[Any]:
-    """Return answers, or raise the first that is none."""
-    for one in answers:
-        if isinstance(one, Exception):
-            raise one
-    return answers
 
 
 def who() -> str:

@@ -96,11 +96,6 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     token: int = 0
     key: str | None = None
 
-    @property
-    def suspect(self) -> bool:
-        """Whether it may have killed its last worker."""
-        return self.deaths > 0
-
 
 class Header(
     msgspec.Struct,

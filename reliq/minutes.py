@@ -50,7 +50,7 @@ class Totals(NamedTuple):
 
     @property
     def sums_then(self) -> tuple[int, int, int, int, int]:
-        """What `sums` returned then."""
+        """The answer of `sums` then."""
         return self.arrived, self.acked, self.failed, self.dead, self.ended
 
     @staticmethod

@@ -92,14 +92,13 @@ def handling(tracer: Tracer, job: Job[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _publishing(tracer: Tracer, queue: Queue[Any], told: Mapping[str, Any]) -> Iterator[Span]:
+def _publishing(tracer: Tracer, queue: Queue[Any]) -> Iterator[Span]:
     """Have the publish that runs inside be a span."""
     attributes = {
         **_SYSTEM,
         "messaging.operation.name": "publish",
         "messaging.operation.type": "send",
         "messaging.destination.name": queue.name,
-        **told,
     }
     name = f"publish {queue.name}"
     with tracer.start_as_current_span(
@@ -125,7 +124,7 @@ def _headers(queue: Queue[Any], headers: Mapping[str, str] | None) -> dict[str, 
 
 def _publish(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
     def publish(self: Queue[Any], body: Any, *, headers: Mapping[str, str] | None = None, **options: Any) -> Any:
-        with _publishing(tracer, self, {}) as span:
+        with _publishing(tracer, self) as span:
             receipt = original(self, body, headers=_headers(self, headers), **options)
             span.set_attribute("messaging.message.id", receipt.id)
             return receipt
@@ -135,7 +134,7 @@ def _publish(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]
 
 def _apublish(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
     async def apublish(self: Queue[Any], body: Any, *, headers: Mapping[str, str] | None = None, **options: Any) -> Any:
-        with _publishing(tracer, self, {}) as span:
+        with _publishing(tracer, self) as span:
             receipt = await original(self, body, headers=_headers(self, headers), **options)
             span.set_attribute("messaging.message.id", receipt.id)
             return receipt
@@ -145,7 +144,7 @@ def _apublish(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any
 
 def _publish_many(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
     def publish_many(self: Queue[Any], items: Iterable[Any], **options: Any) -> Any:
-        with _publishing(tracer, self, {}) as span:
+        with _publishing(tracer, self) as span:
             result = original(self, _carrying(self, items), **options)
             span.set_attribute("messaging.batch.message_count", result.published)
             return result
@@ -155,7 +154,7 @@ def _publish_many(tracer: Tracer, original: Callable[..., Any]) -> Callable[...,
 
 def _apublish_many(tracer: Tracer, original: Callable[..., Any]) -> Callable[..., Any]:
     async def apublish_many(self: Queue[Any], items: Iterable[Any], **options: Any) -> Any:
-        with _publishing(tracer, self, {}) as span:
+        with _publishing(tracer, self) as span:
             result = await original(self, _carrying(self, items), **options)
             span.set_attribute("messaging.batch.message_count", result.published)
             return result

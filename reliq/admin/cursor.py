@@ -48,8 +48,7 @@ class Cursor:
     id: str
 
     def __str__(self) -> str:
-        text = f"{self.state} {self.at!r} {self.other} {self.id}".encode("utf-8", "surrogateescape")
-        return urlsafe_b64encode(text).decode().rstrip("=")
+        return opaque(f"{self.state} {self.at!r} {self.other} {self.id}")
 
     @classmethod
     def parse(cls, text: str | None, state: Place) -> Cursor | None:
@@ -57,8 +56,7 @@ class Cursor:
         if text is None:
             return None
         try:
-            padded = text.encode("ascii") + b"=" * (-len(text) % 4)
-            told, at, other, id = urlsafe_b64decode(padded).decode("utf-8", "surrogateescape").split(" ", 3)
+            told, at, other, id = read_opaque(text).split(" ", 3)
             cursor = cls(state, float(at), int(other), id)
         except (ValueError, AttributeError):
             told, cursor = "", cls(state, math.nan, 0, "")
@@ -173,6 +171,17 @@ def _of_garbage(queue: QueueSession, after: Cursor | None, count: int) -> tuple[
         if not following:
             return rows, False
         at, skip = following, 0
+
+
+def opaque(place: str) -> str:
+    """Return a place as the text that a person or a program is given for it."""
+    return urlsafe_b64encode(_bytes(place)).decode().rstrip("=")
+
+
+def read_opaque(text: str) -> str:
+    """Return the place that `opaque` made a text of; raise ValueError or AttributeError for what is none."""
+    padded = text.encode("ascii") + b"=" * (-len(text) % 4)
+    return urlsafe_b64decode(padded).decode("utf-8", "surrogateescape")
 
 
 def _bytes(id: str) -> bytes:

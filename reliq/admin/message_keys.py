@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from reliq import transitions
 from reliq.admin import key_queries
+from reliq.admin.cursor import opaque, read_opaque
 from reliq.admin.lines import NO_LINES
 from reliq.errors import ConfigurationError
 from reliq.settings import milliseconds, seconds, whole
@@ -98,7 +98,7 @@ def key_page_of(queue: QueueSession, after: str | None, limit: int) -> KeyPage:
     else:
         cursor, names = queue.run(key_queries.keys_among(queue.keys, cast("KeySet", among), int(at or 0), count))
         following = f"{among} {cursor}" if cursor else "asleep 0" if among == "ring" else "held"
-    return KeyPage(_known(queue, names, among), None if following is None else _spelled(following))
+    return KeyPage(_known(queue, names, among), None if following is None else opaque(following))
 
 
 def _known(queue: QueueSession, names: Sequence[str], among: str) -> list[KeyLine]:
@@ -115,7 +115,7 @@ def _known(queue: QueueSession, names: Sequence[str], among: str) -> list[KeyLin
 def _parsed(after: str | None) -> tuple[str, str | None]:
     """Return among which keys a page goes on, and where; raise ConfigurationError for what is no place of a page."""
     try:
-        text = "ring 0" if after is None else _read(after)
+        text = "ring 0" if after is None else read_opaque(after)
     except (ValueError, AttributeError):
         text = ""
     if text == "held":
@@ -124,15 +124,6 @@ def _parsed(after: str | None) -> tuple[str, str | None]:
     if found is None:
         raise ConfigurationError(f"after must be the `after` of an earlier page of keys, not {str(after)[:40]!r}")
     return (found[1], found[2]) if found[1] else ("held", found[3])
-
-
-def _spelled(place: str) -> str:
-    return urlsafe_b64encode(place.encode("utf-8", "surrogateescape")).decode().rstrip("=")
-
-
-def _read(after: str) -> str:
-    padded = after.encode("ascii") + b"=" * (-len(after) % 4)
-    return urlsafe_b64decode(padded).decode("utf-8", "surrogateescape")
 
 
 def pause_key(queue: QueueSession, key: str, for_: Duration | None) -> None:

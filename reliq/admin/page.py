@@ -108,19 +108,15 @@ def search_in(
     cursor, of = Cursor.parse(rest, place), sum(queue.run_all([queries.size(part.keys, spot) for part in parts]))
     items, looked, last = list[Entry](), 0, cursor
     for number, part in enumerate(parts[at:], at):
-        for met, entry in _meant(part, spot, where, last, until):
+        is_dead = spot == "dead"
+        met_there = _letters_meant(part, where, last) if is_dead else _messages_meant(part, spot, where, last, until)
+        for met, entry in met_there:
             looked, last = looked + 1, met
             items += [_cut(entry)] if entry else []
             if len(items) == most or time.monotonic() >= until:
                 return SearchResult(items, looked, of, f"{number}.{last}" if queue.is_sharded else str(last))
         last = None
     return SearchResult(items, looked, of, None)
-
-
-def _meant(
-    part: QueueSession, spot: Spot, where: Filter, after: Cursor | None, until: float
-) -> Iterator[tuple[Cursor, Entry | None]]:
-    return _letters_meant(part, where, after) if spot == "dead" else _messages_meant(part, spot, where, after, until)
 
 
 def _rows(queue: QueueSession, spot: Spot, after: Cursor | None, most: int) -> tuple[list[Row], bool]:

@@ -19,7 +19,7 @@ from reliq.admin.lines import StatePart, parts_of
 from reliq.admin.list import size_of
 from reliq.admin.places import CANCELLABLE, LinePlace, Place, Spot, check_place, is_list
 from reliq.admin.queries import size
-from reliq.admin.walk import Walk
+from reliq.admin.walk import Found, Walk
 from reliq.control import tombstone_ms
 from reliq.ids import check_id
 from reliq.settings import BATCH_LIMIT
@@ -80,13 +80,23 @@ def purge(queue: QueueSession, state: str, where: Filter, on_step: OnStep) -> Re
 
 
 def _purge(part: StatePart, on_step: OnStep) -> RemoveResult:
-    sum_of, (queue, spot, where) = RemoveResult(), part
-    most = queue.run(size(queue.keys, spot))
-    walk = Walk(queue, spot, where, ids_only=not where.is_set)
-    for looked, found in walk.pieces():
-        done = remove(queue, spot, [one.id for one in found])
+    walk = Walk(*part, ids_only=not part.where.is_set)
+
+    def step(found: list[Found]) -> RemoveResult:
+        done = remove(part.queue, part.spot, [one.id for one in found])
         walk.removed(done.purged)
-        sum_of += done
+        return done
+
+    return _in_steps(part, walk, step, on_step)
+
+
+def _in_steps(
+    part: StatePart, walk: Walk, step: Callable[[list[Found]], RemoveResult], on_step: OnStep
+) -> RemoveResult:
+    """Take each step of a walk, until as many messages were found as there were at its beginning."""
+    sum_of, most = RemoveResult(), part.queue.run(size(part.queue.keys, part.spot))
+    for looked, found in walk.pieces():
+        sum_of += step(found)
         on_step(looked, sum_of)
         if sum_of.found >= most:
             break
@@ -109,19 +119,16 @@ def cancel(
 
 
 def _cancel(part: StatePart, for_ms: int | None, on_step: OnStep) -> RemoveResult:
-    sum_of, (queue, spot, where) = RemoveResult(), part
-    most = queue.run(size(queue.keys, spot))
-    walk = Walk(queue, spot, where)
-    for looked, found in walk.pieces():
+    walk = Walk(*part)
+
+    def step(found: list[Found]) -> RemoveResult:
         ids = [one.id for one in found if not one.is_gone]
-        answers = cancel_ids(queue, ids, for_ms)
+        answers = cancel_ids(part.queue, ids, for_ms)
         # A cancelled message leaves pending and unack at once, and a list when a worker meets it.
-        walk.removed(answers.count("cancelled") if spot in ("pending", "unack") else 0)
-        sum_of += _counted(ids, answers)
-        on_step(looked, sum_of)
-        if sum_of.found >= most:
-            break
-    return sum_of
+        walk.removed(answers.count("cancelled") if part.spot in ("pending", "unack") else 0)
+        return _counted(ids, answers)
+
+    return _in_steps(part, walk, step, on_step)
 
 
 def count(queue: QueueSession, state: str, where: Filter, on_step: OnStep) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from reliq import commands
 from reliq.admin import queue_queries
+from reliq.call import raise_first
 from reliq.client.client import Client
 from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, RedisUnavailableError, WrongKeyTypeError
 from reliq.hashtags import SHARDS_LIMIT
@@ -72,11 +73,7 @@ class Session:
 
     def run_all(self, requests: Sequence[Request[Any]]) -> list[Any]:
         """Make requests in one round trip; raise the first refusal."""
-        answers = self.try_all(requests)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
+        return raise_first(self.try_all(requests))
 
     def try_all(self, requests: Sequence[Request[Any]]) -> list[Any]:
         """Make requests in one round trip; a refused one has its exception as answer."""

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from reliq.admin.acl.roles import ROLES
-from reliq.admin.acl.rule import AclRule, acl_rule
+from reliq.admin.acl.rule import acl_rule
 from reliq.cli.options import DEFAULT_LAYOUT, Json, LayoutText, Url, admin
 from reliq.cli.output import print_json, say
 from reliq.keys import Keys, Layout
@@ -59,8 +59,4 @@ def acl(
         print_json(rule)
         return
     say(*str(rule).split("\n"))
-    say(_what_is_left(rule), stderr=True)
-
-
-def _what_is_left(rule: AclRule) -> str:
-    return f"# Then give it a password: ACL SETUSER {rule.user} on >PASSWORD"
+    say(f"# Then give it a password: ACL SETUSER {rule.user} on >PASSWORD", stderr=True)

@@ -61,7 +61,8 @@ def settings_found(options: Mapping[str, bool]) -> dict[str, Setting]:
         )
     found = {name: Setting(value, str(path)) for name, value in given.items()}
     found |= {name: Setting(os.environ[variable(name)], variable(name)) for name in options if _is_set(name)}
-    return {name: one._replace(value=_items(one.value)) if options[name] else one for name, one in found.items()}
+    texts = {name: one for name, one in found.items() if options[name] and isinstance(one.value, str)}
+    return found | {name: one._replace(value=one.value.split()) for name, one in texts.items()}
 
 
 def take_url() -> None:
@@ -88,10 +89,6 @@ def misspelled(names: Collection[str]) -> dict[str, str]:
     strange = [name for name in os.environ if name.startswith(VARIABLE_PREFIX) and name not in known]
     near = {name: get_close_matches(name, known, 1, cutoff=0.85) for name in strange}
     return {name: found[0] for name, found in near.items() if found}
-
-
-def _items(value: Any) -> Any:
-    return value.split() if isinstance(value, str) else value
 
 
 def _is_set(name: str) -> bool:

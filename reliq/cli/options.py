@@ -83,7 +83,7 @@ def admin(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT, shard: Shard = N
 
 
 def admin_of_whole(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT) -> "Admin":
-    """Return the Admin of a Redis and a layout, for what is told of a queue as a whole."""
+    """Return the Admin of a Redis and a layout, for commands on a queue as a whole."""
     return admin(url, layout)
 
 

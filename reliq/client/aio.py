@@ -11,7 +11,7 @@ from tenacity import AsyncRetrying
 from reliq.call import Call, Clock, Command, Request, T
 from reliq.client.errors import translated
 from reliq.client.places import Places
-from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
+from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
 from reliq.retry import Tries
@@ -50,23 +50,6 @@ class AsyncClient:
             RedisRefusedError: Redis refused, for good.
         """
         return await asyncio.shield(asyncio.ensure_future(self._try(self._one, request, for_seconds)))
-
-    async def run_once_sent(self, request: Request[T], *, for_seconds: float) -> T:
-        """
-        Make `request` as `run` does; when it was not even sent, raise RedisUnavailableError without another try.
-
-        Another server may have what this one did not hear of.
-        """
-        try:
-            return await self.run(request)
-        except RedisUnavailableError as error:
-            if not error.maybe_ran:
-                raise
-        try:
-            return await self.run(request, for_seconds=for_seconds)
-        except (RedisUnavailableError, RedisRefusedError) as error:
-            error.maybe_ran = True
-            raise
 
     async def run_all(self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0) -> list[Any]:
         """As `Client.run_all`."""

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 
+from reliq.error_text import port_refusal
 from reliq.errors import ConfigurationError
 from reliq.health import DEFAULT_HOST
 from reliq.settings import whole
@@ -36,11 +37,6 @@ EXHAUSTED_SECONDS = 0.1
 GZIP_BYTES, GZIP_LEVEL = 1400, 1
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PLAIN = "text/plain; charset=utf-8"
-_REFUSALS = {
-    errno.EADDRINUSE: "something listens there already",
-    errno.EACCES: "this user may not listen there",
-    errno.EADDRNOTAVAIL: "this machine has no such address",
-}
 
 
 class Endpoint:
@@ -68,9 +64,8 @@ class Endpoint:
         try:
             self._server = _Server(chosen, port, page, {"/live": live, "/ready": ready})
         except (OSError, UnicodeError) as error:
-            why = _REFUSALS.get(getattr(error, "errno", None) or 0, str(error))
             raise ConfigurationError(
-                f"cannot serve metrics on {chosen}:{port}: {why}; choose another port or host"
+                f"cannot serve metrics on {chosen}:{port}: {port_refusal(error)}; choose another port or host"
             ) from None
         self._thread = threading.Thread(target=self._server.serve_forever, name="reliq-metrics", daemon=True)
 

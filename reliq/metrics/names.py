@@ -68,15 +68,6 @@ class Spec:
         """How many numbers a series has: of a histogram one for each bucket, the last included, and the sum."""
         return len(self.buckets) + 2 if self.kind == "histogram" else 1
 
-    @property
-    def series(self) -> tuple[str, ...]:
-        """The names that its samples have."""
-        return (
-            tuple(self.name + end for end in ("_bucket", "_sum", "_count"))
-            if self.kind == "histogram"
-            else (self.name,)
-        )
-
 
 MESSAGES = Spec("reliq_messages", "gauge", "Messages in each state; their sum is alive.", ("queue", "state"))
 DEAD_LETTERS = Spec("reliq_dead_letters", "gauge", "Dead letters that are kept.", ("queue",))

@@ -42,7 +42,7 @@ class Batcher:
         """
         Make `request`, which carries `weight` bytes, and return its answer, as `AsyncClient.run` does.
 
-        With `once_sent` it is tried again only when it was sent, as by `AsyncClient.run_once_sent`. A caller that is
+        With `once_sent` it is tried again only when it was sent, as by `Client.run_once_sent`. A caller that is
         cancelled does not stop its request.
         """
         one = Waiting(request, weight, asyncio.get_running_loop().create_future())

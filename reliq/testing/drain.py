@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from reliq import transitions
 from reliq.answers import Answer
+from reliq.call import raise_first
 from reliq.client.lanes import Lanes
 from reliq.error_text import from_handler
 from reliq.errors import UndecodableError
@@ -210,11 +211,7 @@ class Drain:
 
     def _asked(self, requests: Sequence[Request[Any]]) -> list[Any]:
         """Return the answers of Redis; raise the first refusal."""
-        answers = self._client.run_all(requests)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
+        return raise_first(self._client.run_all(requests))
 
 
 def _declared(handlers: Sequence[Handler]) -> Iterator[Call[bool]]:

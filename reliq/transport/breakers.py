@@ -29,7 +29,7 @@ class Breakers:
         meanwhile: called after each try that failed.
     """
 
-    def __init__(self, probe: Callable[[str], None], meanwhile: Callable[[], None]) -> None:
+    def __init__(self, probe: Callable[[str], object], meanwhile: Callable[[], None]) -> None:
         self._probe, self._meanwhile = probe, meanwhile
         self._lock = threading.Lock()
         #: Node -> why it failed.

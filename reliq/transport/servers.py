@@ -7,12 +7,11 @@ from typing import Any, Protocol
 
 import redis
 
-from reliq.call import Arg
+from reliq.call import Arg, raise_first
 from reliq.transport.breakers import Breakers
 from reliq.transport.error_replies import code
 from reliq.transport.failures import BROKEN, NotSentError
 from reliq.transport.topology import Topology, key_slot
-from reliq.transport.wire import Reply
 
 #: Commands whose first argument is no key: whichever server is asked, it speaks for itself.
 _KEYLESS = {"ACL", "CLUSTER", "CONFIG", "INFO", "PING", "SCAN", "SCRIPT", "SLOWLOG", "TIME"}
@@ -64,7 +63,7 @@ class ClusterServers:
     def __init__(self, seeds: Sequence[str], ask: Connect) -> None:
         self._ask, self._favourite = ask, ""
         self.topology = Topology(seeds, self._asked, self._take)
-        self._breakers = Breakers(lambda node: _raise_first(ask(node, [("PING",)])), self.topology.read_again)
+        self._breakers = Breakers(lambda node: raise_first(ask(node, [("PING",)])), self.topology.read_again)
 
     @property
     def is_ready(self) -> bool:
@@ -143,7 +142,7 @@ class ShardServers:
 
     def __init__(self, names: Sequence[str], ask: Connect) -> None:
         self._names = names
-        self._breakers = Breakers(lambda server: _raise_first(ask(server, [("PING",)])), lambda: None)
+        self._breakers = Breakers(lambda server: raise_first(ask(server, [("PING",)])), lambda: None)
 
     def server_of(self, command: Sequence[Arg]) -> str:
         """Return the server that has the shard of a command's first key."""
@@ -197,9 +196,3 @@ def _is_silent(error: Exception) -> bool:
     if isinstance(error, NotSentError):
         return not error.is_crowded
     return isinstance(error, redis.TimeoutError)
-
-
-def _raise_first(replies: Sequence[Reply]) -> None:
-    for one in replies:
-        if isinstance(one, Exception):
-            raise one

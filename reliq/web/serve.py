@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import signal
 import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from reliq import distribution
+from reliq.error_text import port_refusal
 from reliq.errors import ConfigurationError
 from reliq.settings import whole
 
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 WAITING_CONNECTIONS = 128
 #: Answers under way have this many seconds to end once the server is to stop.
 LAST_ANSWERS_SECONDS = 3
-_REFUSALS = {
-    errno.EADDRINUSE: "something listens there already",
-    errno.EACCES: "this user may not listen there",
-    errno.EADDRNOTAVAIL: "this machine has no such address",
-}
 
 
 class PageServer(uvicorn.Server):
@@ -80,8 +75,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(WAITING_CONNECTIONS)
     except (OSError, UnicodeError) as error:
         listener.close()
-        why = _REFUSALS.get(getattr(error, "errno", None) or 0, str(error))
-        raise ConfigurationError(f"cannot listen on {host}:{port}: {why}; choose another --port or --host") from None
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port}: {port_refusal(error)}; choose another --port or --host"
+        ) from None
     return listener
 
 

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands, transitions
+from reliq.call import raise_first
 from reliq.errors import ReliqError
 from reliq.ids import token
 from reliq.text import count_of
@@ -84,11 +85,7 @@ class Drained:
 
     def _asked(self, requests: Sequence[Any]) -> list[Any]:
         """Return the answers to `requests`; raise the first error among them."""
-        answers = self._client.run_all(requests)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
+        return raise_first(self._client.run_all(requests))
 
 
 def _shown(counts: Counts) -> str:

@@ -20,9 +20,9 @@ from reliq.transport.wire import AsyncPooledWire, PooledWire
 #: Modules that are programs: their import runs something.
 NO_IMPORT = {"reliq.__main__"}
 #: Methods that only one of two twins has: a watcher's looks go with one thread, `redis_keys`, `in_layout` and `in_shard` ask nobody; a
-#: worker, which waits at many servers, and an operator, who asks each, run in threads.
+#: worker, which waits at many servers, and an operator, who asks each, run in threads; async code publishes by a batcher, which makes `run_once_sent` of many.
 ALONE = {Admin: {"watch", "redis_keys", "in_layout", "in_shard", "close"}, AsyncAdmin: {"aclose"}}
-ALONE |= {Client: {"place", "standing_waits", "run_everywhere"}, PooledWire: {"lone_connection"}}
+ALONE |= {Client: {"place", "standing_waits", "run_everywhere", "run_once_sent"}, PooledWire: {"lone_connection"}}
 ALONE |= {
     kind: ALONE.get(kind, set()) | {"place", "node_for", "each", "everywhere", "note"}
     for kind in (PooledWire, ManyWire)

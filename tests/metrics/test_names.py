@@ -11,7 +11,13 @@ from reliq.metrics import names
 from reliq.metrics.names import ALL
 from reliq.metrics.workers import Build, Processes
 
-SERIES = {series: spec.name for spec in ALL.values() for series in spec.series}
+
+def series_of(spec):
+    """The names that the samples of a metric have."""
+    return [spec.name + end for end in ("_bucket", "_sum", "_count")] if spec.kind == "histogram" else [spec.name]
+
+
+SERIES = {series: spec.name for spec in ALL.values() for series in series_of(spec)}
 
 
 def test_every_name_on_the_dashboard_and_in_the_rules_is_one_of_ours():
