@@ -27,8 +27,8 @@ def test_the_message_of_a_handler_that_holds_the_interpreter_pays_and_its_neighb
     client.rpush("bell", "1")
     eventually(lambda: deeds.WAITING.counts().totals.get("acked"), "and comes to its end")
     eventually(lambda: deeds.HELD.counts().dead == 1, "the bad one ends")
-    assert process.said("a handler has held the interpreter for")
-    assert process.said(f"It ran: held {bad}\n")
+    eventually(lambda: process.said("a handler has held the interpreter for"), "the log says why")
+    eventually(lambda: process.said(f"It ran: held {bad}\n"), "and of which message")
     assert deeds.HELD.letters()[0].reason == "lease"
     for queue in (deeds.GOOD, deeds.AGOOD, deeds.WAITING):
         assert (queue.counts().missing, queue.counts().dead) == (0, 0)
@@ -70,7 +70,7 @@ def test_a_handler_that_goes_on_beyond_its_timeout_ends_with_its_process_while_o
     client.rpush("bell", "1")
     eventually(lambda: deeds.WAITING.counts().totals.get("acked") == 1, "and comes to its end")
     eventually(lambda: hangs.counts().dead == 1, "the one that hung ends")
-    assert not first.is_running()
+    eventually(lambda: not first.is_running(), "its process is gone")
     assert (started(client, waiting), started(client, bad)) == (2, 1)
     assert hangs.letters()[0].reason == "lease"
     assert deeds.WAITING.counts().totals.get("retried_lease", 0) == 0

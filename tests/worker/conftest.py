@@ -101,6 +101,7 @@ def start(consumer):
 def no_looks(monkeypatch):
     """A worker that does not look at its queues by itself: what it finds, it was told of, however slow this machine is."""
     monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", NEVER_SECONDS)
+    monkeypatch.setattr("reliq.worker.janitor.ROUND_SECONDS", 2 * NEVER_SECONDS)  # after the first
     monkeypatch.setattr("reliq.worker.engine.WORKER_TIMEOUT_SECONDS", 2 * NEVER_SECONDS)
     monkeypatch.setattr("reliq.worker.engine.LEAST_REPLY_SECONDS", 2 * NEVER_SECONDS)
 

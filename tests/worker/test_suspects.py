@@ -64,12 +64,13 @@ def test_no_queue_waits_for_the_suspects_of_another(no_looks, make_queue, consum
 
 @pytest.mark.parametrize(("deaths", "beside"), [(1, 4), (2, 2), (3, 1)])
 def test_each_death_in_a_row_halves_how_many_run_beside_each_other(
-    no_looks, queue, client, consumer, start, recorder, suspects, meter, deaths, beside
+    no_looks, queue, client, consumer, start, recorder, suspects, meter, gate, deaths, beside
 ):
     @consumer.handler(queue)
     def handle(body, job):
         with meter:
-            threading.Event().wait(0.02)  # longer than a busy machine takes to start the next
+            gate.pass_through()
+            threading.Event().wait(0.02)  # one too many would meet the others
 
     suspects("q", amount=12)
     word = "suspect" if deaths == 1 else f"suspect{deaths}"
@@ -77,6 +78,8 @@ def test_each_death_in_a_row_halves_how_many_run_beside_each_other(
 
     start(concurrency=8)
 
+    gate.wait_for(beside)
+    gate.open()
     recorder.wait_for(Acked, 12)
     assert meter.most == beside
 

@@ -158,6 +158,7 @@ def test_a_message_of_one_queue_costs_three_scripts_a_read_and_a_wait(
 ):
     consumer.handler(queue)(lambda body: None)
     start()
+    eventually(lambda: commands_of(client).get("srandmember"), "the first round of the janitor is over")
     eventually(lambda: client.info("clients")["blocked_clients"], "it waits")
     before = commands_of(client)
 

@@ -54,7 +54,9 @@ def test_what_comes_to_one_of_several_queues_is_told_and_not_looked_for(
     consumer, queues = Consumer(cluster.url, observers=[recorder]), queues_on(count)
     for queue in queues:
         consumer.handler(queue)(lambda body: None)
+    looks = commands_of(cluster).get("srandmember", 0)
     start(consumer)
+    eventually(lambda: commands_of(cluster).get("srandmember", 0) >= looks + count, "the janitor's first round is over")
     eventually(lambda: blocked() == count, "a wait for each queue stands")
     before = commands_of(cluster)
 
@@ -119,8 +121,10 @@ def test_a_sharded_queue_is_worked_on_at_every_server(no_looks, cluster, blocked
     for keys in shards:
         put(keys, ["x"] * 50, by=client)
     consumer.handler(queue)(lambda body: None)
+    looks = commands_of(cluster).get("srandmember", 0)
     engine = start(consumer)
     recorder.wait_for(Acked, 16 * 50)
+    eventually(lambda: commands_of(cluster).get("srandmember", 0) >= looks + 16, "the janitor's first round is over")
     eventually(lambda: blocked() == 16, "a wait for each shard stands")
     before = commands_of(cluster)
 
