@@ -1,6 +1,8 @@
 """
 One worker process of a benchmark: `python -m reliq.bench.child`, started with its plan on standard input.
 
+It works as a process of `reliq worker` does, with all that its supervisor would read.
+
 Each further line asks for what was noted since the last one; the end of the input ends the process.
 """
 
@@ -10,11 +12,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from reliq.bench import bare
 from reliq.bench.jobs import Diary, register
+from reliq.consumer.board import BoardView
 from reliq.consumer.consumer import Consumer
+from reliq.consumer.watched import spare_the_collector, watch
 from reliq.handlers.handler import Handler
 from reliq.queue import Queue
 from reliq.settings import WorkerSettings
@@ -102,7 +108,13 @@ def _work(url: str, queue: Queue[dict[str, Any]], kind: str, diary: Diary) -> No
     consumer = CountedConsumer(url)
     register(consumer, queue, kind, diary)
     # The parent has seen that there is room, so nothing is evicted for a benchmark.
-    consumer.start(WorkerSettings(allow_eviction=True))
+    settings = WorkerSettings(allow_eviction=True)
+    spare_the_collector()
+    with TemporaryDirectory() as folder:  # what a supervisor would read is written; nobody reads it, nor finds it later
+        board = Path(folder) / "board"
+        BoardView(board, [queue.name], settings.concurrency)
+        watch(consumer, settings.concurrency, board)
+    consumer.start(settings)
     _answer_looks(diary, lambda: consumer.counted.round_trips)
     consumer.stop(WORKER_STOP_SECONDS)
 

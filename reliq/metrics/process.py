@@ -61,12 +61,18 @@ class ProcessMetrics(Collector):
             self._place(spec)
 
     def __call__(self, event: Event, /) -> None:
-        """Count `event`."""
+        """Count `event`; those of every message come first, and without a pattern, which takes twice as long."""
+        if isinstance(event, events.Handled):
+            self._handled(event)
+        elif isinstance(event, events.Started):
+            if event.lag is not None:
+                self._figures.observe(self._place(names.LAG, event.queue), names.LAG.buckets, event.lag)
+        else:
+            self._count(event)
+
+    def _count(self, event: Event) -> None:
+        """Count what happens seldom."""
         match event:
-            case events.Handled():
-                self._handled(event)
-            case events.Started(queue, _, _, lag) if lag is not None:
-                self._figures.observe(self._place(names.LAG, queue), names.LAG.buckets, lag)
             case events.Lost(queue, ids):
                 self._figures.add(self._place(names.LOST, queue), len(ids))
             case events.RenewalLate():

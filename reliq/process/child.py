@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from reliq.consumer.board import BoardView, Row
 from reliq.consumer.consumer import EXIT_HUNG, EXIT_REPLACE
-from reliq.process.board import BoardView, Row
 from reliq.process.folder import METRICS_FOLDER
 from reliq.process.gil import Activity, activities, gil_holders
 from reliq.worker.delivery import CANCEL_SECONDS

@@ -7,7 +7,6 @@ The supervisor keeps that input open as long as it lives: its end tells the proc
 from __future__ import annotations
 
 import atexit
-import gc
 import json
 import logging
 import os
@@ -25,14 +24,11 @@ import msgspec
 
 from reliq.consumer.consumer import EXIT_HUNG, Consumer, load_consumer
 from reliq.consumer.signals import SignalNotes, end_at_once, take
+from reliq.consumer.watched import spare_the_collector, watch
 from reliq.errors import ConfigurationError, LoginError
 from reliq.foreign import printable
-from reliq.health import Pulse, Sampler
-from reliq.logs.observer import LogObserver
 from reliq.logs.setup import configure_logging, limiter
-from reliq.metrics.process import ProcessMetrics
 from reliq.metrics.sums import file_of
-from reliq.process.board import Board
 from reliq.process.plan import EXIT_CONFIG, EXIT_CRASHED, STOP_MARGIN_SECONDS, ChildPlan
 from reliq.settings import WorkerSettings
 
@@ -49,8 +45,6 @@ STOP_LOOK_SECONDS = 0.5
 ALONE_SECONDS = 5.0
 #: The functions of atexit have 3 s to flush logs, spans and reports of errors.
 ATEXIT_SECONDS = 3.0
-#: The collector looks at the young objects when there are 10,000 more of them; Python's own threshold is 700.
-COLLECT_AFTER = 10_000
 
 
 def main() -> int:
@@ -72,7 +66,7 @@ def main() -> int:
             consumer = load_consumer(plan.consumer)
         finally:  # not before, so that an application that configures logging itself is seen to
             configure_logging(plan.log_level, plan.log_format)
-        _spare_the_collector()
+        spare_the_collector()
         return _work(consumer, plan, stack_requests, alone)
     except (ConfigurationError, LoginError) as error:
         logger.error("%s", error)  # noqa: TRY400  what to do is in the message; a trace would hide it
@@ -99,23 +93,8 @@ def _pass(_number: int, _frame: FrameType | None) -> None:
     """Do nothing; a program that a handler starts inherits SIG_IGN, but not this."""
 
 
-def _spare_the_collector() -> None:
-    """
-    Have the garbage collector look at fewer objects, and less often.
-
-    The objects of modules stay as long as the process: a full collection, a pause for every handler, need not look
-    through them. The objects of a message have no cycles and go without a collection; a handler's own cycles are
-    collected a little later.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER)
-
-
 def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes, alone: threading.Event) -> int:
-    """Run the consumer, and beside it what writes the board, notices the end of the supervisor and bounds the stop."""
-    consumer.observers.append(LogObserver(error_text=plan.log_error_text))
-    _keep_figures(consumer, plan)
+    """Run the consumer, watched, and beside it what notices the end of the supervisor and bounds the stop."""
     settings = WorkerSettings(
         concurrency=plan.concurrency,
         grace=plan.grace,
@@ -124,32 +103,25 @@ def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes, alon
         allow_eviction=plan.allow_eviction,
         log_error_text=plan.log_error_text,
     )
-    board = Board(Path(plan.board), consumer, consumer.chosen(plan.queues), plan.concurrency)
-    consumer.before_call = board.begins
-    for name, watch in (
+    watch(
+        consumer,
+        plan.concurrency,
+        Path(plan.board),
+        queues=plan.queues,
+        pulse=Path(plan.pulse) if plan.pulse else None,
+        figures=file_of(Path(plan.figures), os.getpid()) if plan.metrics else None,
+        error_text=plan.log_error_text,
+    )
+    for name, look in (
         ("stacks", lambda: _write_stacks(consumer, stack_requests)),
         ("stop-watch", lambda: _bound_the_stop(consumer, plan)),
-        ("board", board.keep_up),
         ("end-watch", lambda: _end_when_alone(consumer, alone)),
     ):
-        threading.Thread(target=watch, name=f"reliq-{name}", daemon=True).start()
+        threading.Thread(target=look, name=f"reliq-{name}", daemon=True).start()
     try:
         return consumer.run(settings, queues=plan.queues, patient=True)
     finally:
         _report_unfinished(consumer, Path(plan.report))
-
-
-def _keep_figures(consumer: Consumer, plan: ChildPlan) -> None:
-    """Note for the supervisor that this process claims, and keep its figures."""
-    pulse = Pulse(Path(plan.pulse) if plan.pulse else None)
-    consumer.observers.append(pulse)
-    if not plan.metrics:
-        Sampler(consumer.stats, pulse.note).start()
-        return
-    queues = [handler.queue.name for handler in consumer.chosen(plan.queues)]
-    metrics = ProcessMetrics(queues, file_of(Path(plan.figures), os.getpid()))
-    consumer.observers.append(metrics)
-    Sampler(consumer.stats, pulse.note, metrics.sample).start()
 
 
 def _take_standard_input() -> int:

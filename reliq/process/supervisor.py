@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from reliq.consumer.board import Row
     from reliq.consumer.consumer import Consumer
     from reliq.events import Observer
-    from reliq.process.board import Row
     from reliq.process.plan import ChildPlan
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from waiting import eventually
 
-from reliq.process.board import BoardView
+from reliq.consumer.board import BoardView
 from reliq.process.plan import ChildPlan
 from reliq.process.supervisor import Supervisor
 from reliq.transitions import CallNumber

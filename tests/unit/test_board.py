@@ -8,7 +8,7 @@ from begun import begun
 from waiting import eventually
 
 from reliq import Consumer, Queue
-from reliq.process.board import Board, BoardView
+from reliq.consumer.board import Board, BoardView
 from reliq.process.child import LOOK_CLOSER_SECONDS, Silence
 
 

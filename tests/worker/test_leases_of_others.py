@@ -11,8 +11,8 @@ import pytest
 from begun import begun
 
 from reliq import Consumer, Queue
+from reliq.consumer.board import Board, BoardView
 from reliq.health import Pulse
-from reliq.process.board import Board, BoardView
 from reliq.process.child import RESTART_SECONDS, SLOWEST_RESTART_SECONDS, Child, Silence
 from reliq.process.leases import Leases
 from reliq.process.main import _report_unfinished
