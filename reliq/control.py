@@ -191,12 +191,12 @@ class Control:
     def close(self) -> None:
         """Close the blocking connections of this queue's Redis; they come back when they are used again."""
         with suppress(ConfigurationError):  # no Redis was named: nothing was opened
-            self.connection().close()
+            self._clients.close()
 
     async def aclose(self) -> None:
         """Close the running event loop's connections of this queue's Redis."""
         with suppress(ConfigurationError):
-            await self.connection().aclose()
+            await self._clients.aclose()
 
     def connection(self) -> Connection:
         """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""

@@ -289,16 +289,5 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         async with areceiving(self._clients.asynchronous(), batch, wait_seconds, places_to_wait) as jobs:
             yield jobs
 
-    def close(self) -> None:
-        """Close the blocking connections of this queue's Redis; they come back when they are used again."""
-        self._receiver.close()
-        super().close()
-
-    async def aclose(self) -> None:
-        """Close the running event loop's connections of this queue's Redis."""
-        if self._receiver.listens:
-            await asyncio.to_thread(self._receiver.close)
-        await super().aclose()
-
     def _durability(self, given: Durability | None) -> Durability:
         return self.settings.durability if given is None else Durability.checked(given)

@@ -1,8 +1,9 @@
 """The client of blocking code, which makes each `Call` there, and the clients that a queue keeps."""
 
+import asyncio
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import redis
 from tenacity import Retrying
@@ -23,6 +24,13 @@ from reliq.transport.many import ManyWire, Wire
 from reliq.transport.target import Target
 
 S = TypeVar("S")
+
+
+class Closes(Protocol):
+    """Something with a thread and connections to close."""
+
+    def close(self) -> None:
+        """Close them."""
 
 
 class Client:
@@ -224,7 +232,10 @@ class Clients:
         epoch: of the connections that it has, as `reliq.transport.connection` counts them.
         named_until: the queue need not be named in the registry before, by the monotonic clock.
         mapped_until: the map of its shards need not be read again before; 0.0: it was never read.
+        waits: what waits over a thread's own connections, if anything does.
     """
+
+    waits: Closes | None = None
 
     def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
         self._target, self.observers = target, observers
@@ -250,6 +261,18 @@ class Clients:
         """As `blocking`, for the running event loop."""
         self._follow()
         return AsyncClient.to(self.connection(), PUBLISH_TIMEOUT_SECONDS + longer_seconds, self.observers)
+
+    def close(self) -> None:
+        """End what waits, and close the blocking connections."""
+        if self.waits:
+            self.waits.close()
+        self.connection().close()
+
+    async def aclose(self) -> None:
+        """End what waits, and close the running event loop's connections."""
+        if self.waits:
+            await asyncio.to_thread(self.waits.close)
+        await self.connection().aclose()
 
     def _follow(self) -> None:
         """Forget what belongs to another Redis, or to the process that this one was forked from."""

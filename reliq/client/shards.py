@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.call import Command
-    from reliq.client.client import Client, Clients
+    from reliq.client.client import Clients
     from reliq.keys import Keys
 
 #: A map is believed for this many seconds; whoever acts on an older one is told so where it matters.
@@ -41,12 +41,13 @@ class Shards:
 
     Attributes:
         first: the keys of shard 0.
+        clients: of the queue.
         map: as it was read last.
         is_keyed: whether messages of the queue may have keys, or are limited.
     """
 
     def __init__(self, keys: Keys, clients: Clients, wanted: int | None = None, servers: tuple[str, ...] = ()) -> None:
-        self.first, self._keys, self._clients, self.wanted = keys, [keys], clients, wanted
+        self.first, self._keys, self.clients, self.wanted = keys, [keys], clients, wanted
         self.map, self._servers, self._has_places = UNSHARDED, servers, not servers
         self.is_keyed = False
         # Neither a loop nor its task is kept alive from here: a closed loop's connections would be too.
@@ -66,25 +67,20 @@ class Shards:
         return tuple(self.keys(shard) for shard in range(self.map.served))
 
     @property
-    def client(self) -> Client:
-        """The client of blocking code."""
-        return self._clients.blocking()
-
-    @property
     def lie_together(self) -> bool:
         """Whether one command may name keys of every shard."""
-        place = self.client.place
+        place = self.clients.blocking().place
         return self.map.served == 1 or len({place(keys.wake) for keys in self.all}) == 1
 
     @property
     def is_old(self) -> bool:
         """Whether the map must be read again: its time is over, or connections mean another Redis since."""
-        return self._clients.epoch is not transport.epoch or time.monotonic() >= self._clients.mapped_until
+        return self.clients.epoch is not transport.epoch or time.monotonic() >= self.clients.mapped_until
 
     @property
     def is_due(self) -> bool:
         """Whether the map is to be read before it is gone by."""
-        return time.monotonic() >= self._clients.mapped_until
+        return time.monotonic() >= self.clients.mapped_until
 
     def turn(self) -> int:
         """Return the shard for the next messages with generated ids: one after another; of as many as are wanted at least."""
@@ -154,36 +150,36 @@ class Shards:
         if not self._has_places:
             take_places(self.first, self._servers)
             self._has_places = True
-        self._take(self._clients.blocking().run_all(self._questions(), for_seconds=for_seconds))
+        self._take(self.clients.blocking().run_all(self._questions(), for_seconds=for_seconds))
 
     async def aread(self, *, for_seconds: float = 0.0) -> None:
         """As `read`, in async code."""
         if not self._has_places:
             await asyncio.to_thread(take_places, self.first, self._servers)
             self._has_places = True
-        self._take(await self._clients.asynchronous().run_all(self._questions(), for_seconds=for_seconds))
+        self._take(await self.clients.asynchronous().run_all(self._questions(), for_seconds=for_seconds))
 
     def _questions(self) -> list[Command[Any]]:
         return [] if self.first.bare else [shard_map(self.first), declaration(self.first)]
 
     def _patience(self, for_seconds: float) -> float:
         """Return for how long a read is tried: nothing waits for one that only looks again."""
-        return 0.0 if self._clients.mapped_until else for_seconds
+        return 0.0 if self.clients.mapped_until else for_seconds
 
     def _is_known_to_others(self) -> bool:
         """Take the map that another object of this queue has read."""
-        self._clients.blocking()  # which forgets what another Redis has said
-        known = self._clients.connection().maps.get(self.first.entry)
+        self.clients.blocking()  # which forgets what another Redis has said
+        known = self.clients.connection().maps.get(self.first.entry)
         if known is None or known[1] <= time.monotonic():
             return False
         self.check(known[0])
-        self.map, self._clients.mapped_until, self.is_keyed = known
+        self.map, self.clients.mapped_until, self.is_keyed = known
         return True
 
     def note(self, found: ShardMap, *, is_keyed: bool) -> None:
         """Take what somebody has read just now."""
-        self.map, self._clients.mapped_until, self.is_keyed = found, time.monotonic() + MAP_SECONDS, is_keyed
-        self._clients.connection().maps[self.first.entry] = found, self._clients.mapped_until, is_keyed
+        self.map, self.clients.mapped_until, self.is_keyed = found, time.monotonic() + MAP_SECONDS, is_keyed
+        self.clients.connection().maps[self.first.entry] = found, self.clients.mapped_until, is_keyed
 
     def _take(self, answers: Sequence[Any]) -> None:
         """Take what was read; who may read the map, and not whether there are keys, is an older version's user."""
@@ -204,8 +200,8 @@ class Shards:
 
     def _stay(self, error: ReliqError) -> None:
         """Keep the map that is known, for a while."""
-        unknown = isinstance(error, RedisUnavailableError) and not self._clients.mapped_until
+        unknown = isinstance(error, RedisUnavailableError) and not self.clients.mapped_until
         if unknown or isinstance(error, WrongKeyTypeError):
             raise error
         is_denied = isinstance(error, RedisRefusedError)
-        self._clients.mapped_until = time.monotonic() + (MAP_SECONDS if is_denied else MAP_AGAIN_SECONDS)
+        self.clients.mapped_until = time.monotonic() + (MAP_SECONDS if is_denied else MAP_AGAIN_SECONDS)

@@ -57,20 +57,10 @@ class Receiver(Generic[B]):
         """Return what waits for the shards of the queue; None where one wait in Redis is for all of them."""
         if self.shards.lie_together:
             return None
-        client = self.shards.client
+        client = self.shards.clients.blocking()
         if self._listener is None or self._listener.client is not client:
-            self._listener = Listener(client, self.shards, lambda: self.spares_leases)
+            self._listener = self.shards.clients.waits = Listener(client, self.shards, lambda: self.spares_leases)
         return self._listener
-
-    @property
-    def listens(self) -> bool:
-        """Whether there is something to close."""
-        return self._listener is not None
-
-    def close(self) -> None:
-        """End what waits."""
-        if self._listener is not None:
-            self._listener.close()
 
     @property
     def is_keyed(self) -> bool:

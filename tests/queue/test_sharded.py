@@ -366,7 +366,7 @@ def test_each_event_loop_reads_the_map_for_itself_and_is_kept_by_nobody(queue, s
 
     async def read():
         loops.add(asyncio.get_running_loop())
-        queue.known_shards._clients.mapped_until = 0.0
+        queue.known_shards.clients.mapped_until = 0.0
         queue.connection().maps.clear()
         await asyncio.gather(*(queue.known_shards.arefresh() for _ in range(3)))
         await queue.aclose()
