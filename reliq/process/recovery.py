@@ -121,10 +121,10 @@ class Recovery:
                 _named(suspects),
             )
         self._leases.release(keys, [one for one in innocent if one not in suspects])
-        # A key waits for what holds its places: of a process that is dead it need not wait until a lease is over.
-        self._leases.end(
-            keys, [one for one in claimed if one.key is not None and (one not in innocent or one in suspects)]
-        )
+        # Nothing of a dead process can come late. What dies again keeps its lease, lest it end one process after another;
+        # but a key does not wait for it.
+        paying = [one for one in claimed if one not in innocent or one in suspects]
+        self._leases.end(keys, [one for one in paying if not one.deaths or one.key is not None])
 
     def _releases_of(self, name: str, id: str) -> int:
         """Return how many processes, this one included, have died that held the message and had not started it."""

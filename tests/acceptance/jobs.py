@@ -24,6 +24,7 @@ LASTING = Queue("lasting", float, retries=3)
 GATHERED = Queue("gathered", str)
 ORDERED = Queue("ordered", str, retries=3, ordered=True)
 KEPT = Queue("kept", str, retries=3, per_key=1)
+HELD = Queue("held", str, retries=3)
 LIMITED = Queue("limited", int, rate="100/s", burst=5)
 
 consumer = Consumer()
@@ -100,6 +101,7 @@ def hold_first(body: str, job: Job[str]) -> None:
 consumer.handler(LIMITED)(lambda body: None)
 consumer.handler(ORDERED, lease=2)(hold_first)
 consumer.handler(KEPT, lease=600)(hold_first)
+consumer.handler(HELD, lease=600)(hold_first)
 
 
 @consumer.handler(LARGE)

@@ -1,4 +1,4 @@
-"""A process is killed with -9 while it holds the place of a key: the key is served again."""
+"""A process is killed with -9 while it runs a message: that comes back, and the key whose place it held is served."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from waiting import eventually
 
 HERE = Path(__file__).parent
@@ -35,17 +36,20 @@ def test_a_key_is_served_again_when_the_lease_of_what_held_it_ends(jobs, environ
     assert jobs.ORDERED.counts().waiting == 0
 
 
-def test_the_supervisor_ends_the_lease_of_what_held_a_key_at_once(worker, jobs, client):
-    """The message pays for the end of its process: it is not given back, but its key does not wait for ten minutes."""
-    id = jobs.KEPT.publish("held", key="a").id
-    jobs.KEPT.publish("after", key="a")
-    worker("--queue", "kept")
+@pytest.mark.parametrize("key", ["a", None])
+def test_the_supervisor_ends_the_lease_of_what_ran_in_a_dead_process_at_once(worker, jobs, client, key):
+    """The message pays for the end of its process: it is not given back unspent, but does not wait for ten minutes."""
+    queue = jobs.KEPT if key else jobs.HELD
+    id = queue.publish("held", key=key).id
+    if key:
+        queue.publish("after", key=key)
+    worker("--queue", queue.name)
     eventually(lambda: client.sismember("note:started", "held 1"), "the handler runs")
     eventually(lambda: client.exists("note:pid"), "it has said in which process")
-    until = client.zscore(jobs.KEPT.keys.unack, id)
+    until = client.zscore(queue.keys.unack, id)
 
     (pid,) = client.smembers("note:pid")
     os.kill(int(pid), signal.SIGKILL)
 
-    eventually(lambda: client.zscore(jobs.KEPT.keys.unack, id) < time.time() + 1 < until, "its lease is over")
+    eventually(lambda: client.zscore(queue.keys.unack, id) < time.time() + 1 < until, "its lease is over")
     assert client.scard("note:done") == 0

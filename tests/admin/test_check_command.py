@@ -23,7 +23,7 @@ def test_a_broken_queue_is_told_then_mended_then_sound(url, client):
     report = json.loads(mended[1])
     assert mended[0] == 0
     assert {(fault["name"], fault["mended"]) for fault in report["faults"]} == {("lost", 1), ("stray-word", 1)}
-    assert after == (0, "orders: 1 ids looked at; the queue is sound.\n", "")
+    assert after == (0, "orders: 1 id looked at; the queue is sound.\n", "")
 
 
 def test_a_queue_of_the_go_original_is_checked_in_its_layout(url, client, monkeypatch):

@@ -94,7 +94,7 @@ def test_a_check_says_what_is_wrong(orders, client, admin, site):
     client.zadd(admin.redis_keys("orders").pending, {"x": 1})
     wrong = ended(site, site.browser().post("/queues/orders/check"))
 
-    assert sound.outcome == "the queue is sound; 1 ids looked at"
+    assert sound.outcome == "the queue is sound; 1 id looked at"
     assert "NOT sound" in wrong.outcome
     assert "1 twice" in wrong.outcome
 

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from begun import begun
+from waiting import eventually
 
 from reliq import Consumer, Queue
 from reliq.consumer.board import Board, BoardView
@@ -165,6 +166,25 @@ def test_a_message_that_nobody_has_started_pays_for_its_process_in_the_end(held,
 
     assert (queue.counts().ready, queue.counts().unack) == (0, 1)
     assert "q: processes died one after another that held these" in caplog.text
+
+
+def test_what_ran_in_a_process_that_is_dead_comes_back_at_once_and_when_it_dies_again_after_its_lease(
+    held, consumer, queue, client
+):
+    child, board = held
+    board.begins(begun(consumer.handlers[0], "x"))
+    recovery, whole = Recovery(consumer, concurrency=1), client.zscore(queue.keys.unack, "x")
+
+    recovery.give_back(child, 1)
+    assert whole - client.zscore(queue.keys.unack, "x") > 30
+    eventually(lambda: queue.moves.reclaim().overdue == ("x",), "its lease is over")
+    again = claim(queue, 2)
+    until = client.zscore(queue.keys.unack, "x")
+    recovery.give_back(child, 2)
+
+    assert (again.left, again.deaths) == (queue.settings.retries - 1, 1)
+    assert client.zscore(queue.keys.unack, "x") == until
+    assert queue.counts().totals.get("released", 0) == 0
 
 
 def test_it_does_not_pay_for_a_process_that_was_ended_for_another_message(held, consumer, queue):
