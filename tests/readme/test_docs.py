@@ -85,6 +85,10 @@ def for_tuning(_client, url):
     return lambda said: "orders" in said
 
 
+def for_workflows(_client, _url):
+    return lambda said: "order 7 goes to Main Street 1" in said and "order 1 is packed" in said
+
+
 def for_web(_client, _url):
     """Both applications serve the pages, and let nobody in who says nothing: 403 by a resolver, 401 by a token."""
     return lambda said: said.split() == ["ok", "403", "ok", "401"]
@@ -100,6 +104,7 @@ BEFORE = {
     "periodic.md": for_periodic,
     "security.md": for_security,
     "web.md": for_web,
+    "workflows.md": for_workflows,
     "explanation/tuning.md": for_tuning,
 }
 

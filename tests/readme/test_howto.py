@@ -111,6 +111,19 @@ import shlex, sys, manage
 from django.core.management import execute_from_command_line
 for line in sys.argv[1:]:
     execute_from_command_line(shlex.split(line)[1:])
+
+from shop.asgi import application
+from django.contrib.auth.models import User
+from django.test import Client
+from starlette.testclient import TestClient
+
+for name in ("ann", "staff", "nobody"):
+    client = Client()
+    if name != "nobody":
+        client.force_login(User.objects.create_user(name, is_staff=name == "staff"))
+    cookies = {key: one.value for key, one in client.cookies.items()}
+    page = TestClient(application, cookies=cookies).get("/ops/reliq/", headers={"host": "localhost"})
+    print(f"{name}:{page.status_code}")
 """
 
 
@@ -127,6 +140,7 @@ def test_a_project_of_django_migrates_runs_its_commands_and_passes_its_tests(wri
     assert done.returncode == 0, done.stderr
     assert "0 reminders" in done.stdout
     assert "Ran 2 tests" in done.stderr
+    assert done.stdout.split()[-3:] == ["ann:403", "staff:200", "nobody:403"]
 
 
 def test_a_notebook_says_cell_by_cell_what_it_is_to_say_and_its_cells_may_be_run_again(written, url):
