@@ -15,8 +15,9 @@ from reliq.wireformat import MAGIC
 
 SEED = 20_240_817
 MESSAGES = 200
-#: A count of retries may be beyond all measure: then a message ends with its body.
-BODY_MS = 20_000
+#: A count of retries beyond all measure: a message that does not decode ends with its body.
+ENDLESS = b"9" * 30
+BODY_MS = 60_000
 ALPHABET = b'\x00\n\t\r :{}[]"\\*?\xff\xfe\xc3\x28aZ09-_.'
 
 
@@ -48,10 +49,14 @@ def some_value(chance):
 
 
 def publish_anything(client, keys, chance, number):
-    """Put a message where a consumer meets it, as nobody's code should; its id says its number, so that no two are one."""
+    """
+    Put a message where a consumer meets it, as nobody's code should; its id says its number, so that no two are one.
+
+    Return its body's key, and whether it has more retries than anybody waits for.
+    """
     id = some_bytes(chance, 12) + str(number).encode() + some_bytes(chance, 12)
     place = chance.choice(["ready", "retry", "pending", "unack", "garbage"])
-    left = chance.choice([b"0", b"1", b"-3", b"", b"many", b"1e5", b"9" * 30, None])
+    left = chance.choice([b"0", b"1", b"-3", b"", b"many", b"1e5", ENDLESS, None])
     with client.pipeline() as pipe:
         if chance.random() < 0.9:
             pipe.set(keys.msg("").encode() + id, some_value(chance), px=BODY_MS)
@@ -68,6 +73,7 @@ def publish_anything(client, keys, chance, number):
         else:
             pipe.zadd(getattr(keys, place), {id: chance.choice([0, -5, 1.5, 1_700_000_000])})
         pipe.execute()
+    return keys.msg("").encode() + id, left == ENDLESS
 
 
 @pytest.mark.parametrize("undecodable", ["retry", "reject"])
@@ -82,10 +88,12 @@ def test_whatever_is_published_ends_and_the_worker_goes_on(url, client, undecoda
         if order.note == "the last one":
             worked.set()
 
-    for number in range(MESSAGES):
-        publish_anything(client, queue.keys, chance, number)
+    published = [publish_anything(client, queue.keys, chance, number) for number in range(MESSAGES)]
+    endless = [place for place, is_endless in published if is_endless]
     consumer.start(WorkerSettings(concurrency=4))
     try:
+        eventually(lambda: queue.counts().alive <= len(endless), "every message has ended that has an end")
+        client.delete(*endless)  # as when their time is over
         eventually(lambda: queue.counts().alive == 0, "every message has ended")
         queue.publish(Order(1, "the last one"))
         assert worked.wait(30)
