@@ -10,7 +10,7 @@ from tenacity import AsyncRetrying
 
 from reliq.call import Call, Clock, Command, Request, T
 from reliq.client.errors import translated
-from reliq.client.places import Places
+from reliq.client.partial_replies import PartialReplies
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
 from reliq.message import Confirmed
@@ -115,7 +115,7 @@ class AsyncClient:
 
     async def _try_all(self, requests: Sequence[Request[Any]], for_seconds: float) -> list[Any]:
         """Return the replies to `requests`; those that a server failed to give are asked for again."""
-        made = Places(requests)
+        made = PartialReplies(requests)
         try:
             await self._try(self._fill, made, for_seconds)
         except RedisUnavailableError:
@@ -123,7 +123,7 @@ class AsyncClient:
                 raise
         return made.replies
 
-    async def _fill(self, made: Places) -> None:
+    async def _fill(self, made: PartialReplies) -> None:
         made.put(await self._exchange(made.requests))
         made.check()
 

@@ -11,7 +11,7 @@ from tenacity import Retrying
 from reliq.call import Call, Clock, Command, Request, T
 from reliq.client.aio import AsyncClient
 from reliq.client.errors import translated
-from reliq.client.places import Places
+from reliq.client.partial_replies import PartialReplies
 from reliq.client.standing import StandingWaits
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
@@ -177,7 +177,7 @@ class Client:
 
     def _try_all(self, requests: Sequence[Request[Any]], for_seconds: float) -> list[Any]:
         """Return the replies to `requests`; those that a server failed to give are asked for again."""
-        made = Places(requests)
+        made = PartialReplies(requests)
         try:
             self._try(self._fill, made, for_seconds)
         except RedisUnavailableError:
@@ -185,7 +185,7 @@ class Client:
                 raise
         return made.replies
 
-    def _fill(self, made: Places) -> None:
+    def _fill(self, made: PartialReplies) -> None:
         made.put(self._exchange(made.requests))
         made.check()
 

@@ -13,6 +13,7 @@ from redis.retry import Retry
 from reliq.transport.failures import BROKEN, not_sent
 from reliq.transport.kept_pool import KeptPool
 from reliq.transport.target import OneTarget, Primary, Target, is_secure, primary, settings
+from reliq.transport.wire import read_replies
 
 CONNECT_SECONDS = 2.0
 
@@ -44,12 +45,7 @@ def ask(target: OneTarget, timeout_seconds: float, commands: Sequence[Sequence[s
         replies = []
         for command in commands:
             connection.send_command(*command)
-            try:
-                replies.append(connection.read_response())
-            except redis.ConnectionError:
-                raise
-            except redis.ResponseError as error:
-                replies.append(error)
+            replies += read_replies(connection, 1)[0]
         return replies
     finally:
         connection.disconnect()

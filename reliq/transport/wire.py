@@ -88,7 +88,7 @@ class PooledWire:
         try:
             if within_seconds is not None:
                 await_reply(connection, within_seconds)
-            replies, is_refused = _replies(connection, count)
+            replies, is_refused = read_replies(connection, count)
         except BaseException as error:
             self.drop(connection, error)
             raise
@@ -158,7 +158,7 @@ class PooledWire:
     def _pass_gate(self, connection: Any) -> None:
         try:
             connection.send_packed_command(packed([self._gate.question]))
-            self._gate.judge(_replies(connection, 1)[0][0])
+            self._gate.judge(read_replies(connection, 1)[0][0])
         except BROKEN as error:
             raise not_sent(error, self._pool) from error
 
@@ -260,7 +260,7 @@ def _raw(arg: Arg) -> Arg:
     return arg.encode("utf-8", "surrogateescape") if isinstance(arg, str) else arg
 
 
-def _replies(connection: Any, count: int) -> tuple[list[Reply], bool]:
+def read_replies(connection: Any, count: int) -> tuple[list[Reply], bool]:
     """Read `count` replies; return them, each refusal as an exception in its place, and whether there is one."""
     replies: list[Reply] = []
     is_refused = False
@@ -276,7 +276,7 @@ def _replies(connection: Any, count: int) -> tuple[list[Reply], bool]:
 
 
 async def _async_replies(connection: Any, count: int, seconds: float | None) -> tuple[list[Reply], bool]:
-    """As `_replies`, in async code, each reply within so many seconds."""
+    """As `read_replies`, in async code, each reply within so many seconds."""
     replies: list[Reply] = []
     is_refused = False
     for _ in range(count):

@@ -9,7 +9,7 @@ from reliq.errors import RedisUnavailableError
 from reliq.transport.failures import NotSentError, is_failure
 
 
-class Places:
+class PartialReplies:
     """
     The replies to `requests`, each in its place.
 
