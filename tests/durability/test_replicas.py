@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import redis
+from listener import Listener, received
 from waiting import eventually
 
 from reliq import ConfigurationError, Durability, Queue, events
@@ -82,7 +83,7 @@ def test_a_replica_that_does_not_answer_is_told_and_the_message_is_published(sto
     assert (receipt.status, receipt.durable, receipt.replicas) == ("published", False, 0)
     assert call(queue, "counts").ready == 1
     (told,) = [event for event in seen if isinstance(event, events.Unconfirmed)]
-    assert (told.ids, told.why) == ((receipt.id,), "0 of 1 replicas within 0.2 s")
+    assert (told.ids, told.why) == ((receipt.id,), "0 of 1 replica within 0.2 s")
 
 
 def test_more_replicas_than_there_are_is_a_shortfall_that_says_how_many_there_were(pair, make_queue, call):
@@ -171,7 +172,7 @@ def test_a_server_that_does_not_know_the_script_confirms_the_publish_that_counts
     assert (receipt.status, receipt.durable) == ("published", False)
 
 
-class Relay:
+class Relay(Listener):
     """
     Hands everything on to a server, except that it keeps the reply to a publish back until a WAIT was sent, or loses it.
 
@@ -182,34 +183,21 @@ class Relay:
 
     def __init__(self, port):
         self._port = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
         self._may_answer = threading.Event()
         self._may_answer.set()
         self._to_lose = 0
         self.late = self.lost = 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
 
     def lose_one_reply(self):
         self._to_lose = 1
 
-    def close(self):
-        self._listener.close()
-
-    def _accept(self):
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
-
-    def _serve(self, peer):
+    def _serve(self, peer, _number):
         with peer, socket.create_connection(("127.0.0.1", self._port)) as server:
             lose = threading.Event()
             back = threading.Thread(target=self._back, args=(server, peer, lose), daemon=True)
             back.start()
-            while data := _read(peer):
+            while data := received(peer):
                 if b"EVALSHA" in data:
                     self._may_answer.clear()
                     self._to_lose -= 1
@@ -221,20 +209,13 @@ class Relay:
             back.join()
 
     def _back(self, server, peer, lose):
-        while data := _read(server):
+        while data := received(server):
             self.late += not self._may_answer.wait(20)
             if lose.is_set():
                 self.lost += 1
                 peer.shutdown(socket.SHUT_RDWR)
                 return
             peer.sendall(data)
-
-
-def _read(peer):
-    try:
-        return peer.recv(65_536)
-    except OSError:
-        return b""
 
 
 @pytest.fixture

@@ -1,25 +1,17 @@
 """A publisher beside whatever a test does: it keeps what was confirmed."""
 
-import threading
+from listener import Repeated
 
 from reliq import PublishFailed
 
 
-class Publisher:
+class Publisher(Repeated):
     """Publishes one message after another until it is told to stop, and keeps the ids by what became of them."""
 
     def __init__(self, queue):
-        self._queue, self._over = queue, threading.Event()
+        super().__init__()
+        self._queue = queue
         self.confirmed, self.unknown, self.refused = set(), set(), set()
-        self._thread = threading.Thread(target=self._work)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._over.set()
-        self._thread.join()
 
     def _work(self):
         for number in range(1_000_000):

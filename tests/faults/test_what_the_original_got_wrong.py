@@ -1,11 +1,11 @@
 """What was measured to go wrong in Go's hdt3213/delayqueue goes right here."""
 
 import os
-import threading
 import time
 
 import pytest
 import redis
+from listener import Repeated
 from tenacity import wait_fixed
 
 from reliq import Consumer, Outgoing, Queue, WorkerSettings
@@ -100,21 +100,15 @@ def test_no_lease_ends_early(queue, client):
     assert (after - seconds) + (after_micros - micros) / 1e6 >= 0.3
 
 
-class Pinger:
+class Pinger(Repeated):
     """Pings Redis without a break, and keeps how long the worst answer took."""
 
     def __init__(self, url):
-        self.worst, self._over = 0.0, threading.Event()
-        self._client = redis.Redis.from_url(url)
-        self._thread = threading.Thread(target=self._work)
+        super().__init__()
+        self.worst, self._client = 0.0, redis.Redis.from_url(url)
 
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._over.set()
-        self._thread.join()
+    def __exit__(self, *error):
+        super().__exit__(*error)
         self._client.close()
 
     def _work(self):

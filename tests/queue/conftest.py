@@ -9,6 +9,7 @@ import threading
 from contextlib import ExitStack
 
 import pytest
+from listener import Listener, received
 from ports import free_port
 
 from reliq import Queue
@@ -56,7 +57,7 @@ def commands(client):
     return look
 
 
-class Proxy:
+class Proxy(Listener):
     """A TCP proxy in front of Redis that drops the replies to commands with a word in them, or whole connections."""
 
     def __init__(self, port, listen=0):
@@ -64,10 +65,7 @@ class Proxy:
         self._word, self._times = b"", 0
         self._forgotten, self._resets = 0, False
         self.swallowed = 0
-        self.connections = 0
-        self._listener = socket.create_server(("127.0.0.1", listen), backlog=512)
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(listen, backlog=512)
 
     def lose_reply_to(self, word, times=1):
         """Cut the connection instead of handing on the reply to the next commands with `word`."""
@@ -77,24 +75,12 @@ class Proxy:
         """As a firewall does with what was idle: what comes over a connection of now is dropped, or answered by RST."""
         self._forgotten, self._resets = self.connections, resets
 
-    def close(self):
-        self._listener.close()
-
-    def _accept(self):
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            threading.Thread(target=self._serve, args=(client, self.connections), daemon=True).start()
-
     def _serve(self, client, number):
         with client, socket.create_connection(("127.0.0.1", self.port)) as server:
             lose = threading.Event()
             back = threading.Thread(target=self._back, args=(server, client, lose), daemon=True)
             back.start()
-            while data := _read(client):
+            while data := received(client):
                 if number <= self._forgotten:
                     if self._resets:
                         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -109,19 +95,12 @@ class Proxy:
             back.join()
 
     def _back(self, server, client, lose):
-        while data := _read(server):
+        while data := received(server):
             if lose.is_set():
                 self.swallowed += 1
                 client.shutdown(socket.SHUT_RDWR)
                 return
             client.sendall(data)
-
-
-def _read(peer):
-    try:
-        return peer.recv(65_536)
-    except OSError:
-        return b""
 
 
 @pytest.fixture

@@ -1,35 +1,20 @@
 """What a queue asks of a server before anything else: whether it is new enough."""
 
-import socket
-import threading
-
 import pytest
+from listener import Listener
 
 from reliq import ConfigurationError, Queue
 
 
-class OldServer:
+class OldServer(Listener):
     """Speaks just enough of Redis' protocol to say how old it is; it notes what else it is asked."""
 
     def __init__(self, info):
         self.asked = []
         self._info = info
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
 
-    def close(self):
-        self._listener.close()
-
-    def _accept(self):
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
-
-    def _serve(self, peer):
+    def _serve(self, peer, _number):
         with peer, peer.makefile("rb") as lines:
             while first := lines.readline():
                 words = []

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import redis
+from listener import Repeated
 from tenacity import wait_fixed
 from waiting import eventually
 
@@ -101,21 +102,12 @@ def test_a_server_that_may_evict_messages_is_refused_unless_allowed(own_server, 
     consumer.stop()
 
 
-class Killer:
+class Killer(Repeated):
     """Cuts every connection and forgets every script, again and again, until it is told to stop."""
 
     def __init__(self, client):
-        self._client, self._over = client, threading.Event()
-        self._thread = threading.Thread(target=self._work)
-        self.cuts = 0
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._over.set()
-        self._thread.join()
+        super().__init__()
+        self._client, self.cuts = client, 0
 
     def _work(self):
         while not self._over.wait(0.02):

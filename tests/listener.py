@@ -1,0 +1,55 @@
+"""A server on a loopback port that serves each connection in a thread, and what begins with a block and ends with it."""
+
+import socket
+import threading
+
+
+class Listener:
+    """
+    Accepts connections until it is closed; `_serve` of a subclass serves one, which has a number.
+
+    Attributes:
+        connections: how many there were.
+    """
+
+    def __init__(self, port=0, backlog=None):
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=backlog)
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        self.connections = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self):
+        self._listener.close()
+
+    def _accept(self):
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            threading.Thread(target=self._serve, args=(peer, self.connections), daemon=True).start()
+
+
+def received(peer):
+    """What has come over a connection; nothing when it is over."""
+    try:
+        return peer.recv(65_536)
+    except OSError:
+        return b""
+
+
+class Repeated:
+    """Something that a thread does within a block, again and again: `_work` of a subclass, until `_over` is set."""
+
+    def __init__(self):
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
