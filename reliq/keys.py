@@ -161,8 +161,8 @@ class Keys:
     """
 
     __slots__ = (
-        *("_aside", "_dedup", "_lane", "_line", "_msg", "arrived", "asleep", "bare", "cron", "dead", "ends"),
-        *("epoch", "errors", "garbage", "held", "history", "layout", "lease", "leaving", "limits", "map"),
+        *("_aside", "_dedup", "_lane", "_msg", "arrived", "asleep", "bare", "cron", "dead", "ends"),
+        *("epoch", "errors", "garbage", "held", "history", "layout", "lease", "leaving", "limits", "line_start", "map"),
         *("minutes", "moving", "name", "paused", "pending", "rates", "ready", "retries_left", "retry", "ring"),
         *("shard", "token", "totals", "unack", "wake", "watch", "windows"),
     )
@@ -203,7 +203,7 @@ class Keys:
         self.epoch = base + ":epoch"  # string: the least epoch of the map that a publish to this shard must know
         self.leaving = base + ":leaving"  # hash: what is on its way to another shard -> all that is known of it
         self.arrived = base + ":arrived"  # hash: another shard -> its last departure that has arrived, with the answer
-        self._line = base + ":line:"
+        self.line_start = base + ":line:"  # the beginning of the key of each line
         self.limits = base + ":limits"  # hash: there when the queue is keyed; what `reliq.limits` makes of its limits
         self.ring = base + ":ring"  # sorted set: key that may be served -> its place in the order of turns
         self.held = base + ":held"  # sorted set of KEY, a NUL and ID: who has a place of its key; all scores are 0
@@ -247,7 +247,7 @@ class Keys:
 
     def line(self, key: str) -> str:
         """Return the list of the ids that wait for their turn under `key`: LPUSH in, the next to be claimed is the last."""
-        return self._line + key
+        return self.line_start + key
 
     def aside(self, key: str, stamp: int) -> str:
         """Return where the key `key` of this queue is put when something else has been written to it."""

@@ -2,10 +2,13 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from itertools import chain
+from operator import attrgetter
+from typing import Any
 
 #: A command and the name of the key it is run on, empty for a command without one.
 Use = tuple[str, str]
@@ -73,6 +76,7 @@ class Script:
         text: what EVAL runs.
         sha: what EVALSHA names.
         keyed_keys: the last of its `keys`, those that it has for a queue with keys alone.
+        lead: returns its leading KEYS of a queue, given its `Keys`; a lane, which a call names, comes before them.
     """
 
     name: str
@@ -85,6 +89,7 @@ class Script:
     text: str
     sha: str
     keyed_keys: tuple[str, ...] = ()
+    lead: Callable[[Any], tuple[str, ...]] = field(default=lambda _keys: (), compare=False, repr=False)
 
 
 @cache
@@ -112,7 +117,13 @@ def script(name: str, package: str = __name__, *, keyed: bool = False) -> Script
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     _TEXTS[sha] = text
     uses = _uses(f"{runs} {more}", named) | {("TIME", "")}
-    return Script(name, header["move"], keys, tail_keys, args, tail_args, uses, text, sha, keyed_keys)
+    lead = _lead_of(keys)
+    return Script(name, header["move"], keys, tail_keys, args, tail_args, uses, text, sha, keyed_keys, lead)
+
+
+def _lead_of(names: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]]:
+    get: Any = attrgetter(*("line_start" if name == "line" else name for name in names if name != "lane"))
+    return get if len(names) > 1 else lambda keys: (get(keys),)
 
 
 def _source(name: str, package: str, keyed: bool) -> str:

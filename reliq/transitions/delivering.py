@@ -11,7 +11,7 @@ from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import Claimed
 from reliq.settings import BATCH_LIMIT
-from reliq.transitions.protocol import CallNumber, clock_arg, keyed_keys, limit_arg, limits_keys, span, texts
+from reliq.transitions.protocol import CallNumber, clock_arg, limit_arg, span, texts
 from reliq.wireformat import claim_nonce, receipt_nonce
 
 #: A message that has not survived this many deliveries in a row is a dead letter: one beside others, one in half of a
@@ -83,11 +83,10 @@ def promote(keys: Keys, *, limit: int = 500, keyed: bool = False, clock: int | N
     In a `keyed` queue messages with a key move to their lines, keys that slept are served again, and the wait is that
     for the next message that is due, key that wakes or start that the queue's rate permits.
     """
-    of_script = script("promote", keyed=keyed)
-    lead = (keys.pending, keys.ready, keys.totals, keys.wake)
+    one = script("promote", keyed=keyed)
     return Call(
-        of_script,
-        (*lead, keys.retry, keys.retries_left, *limits_keys(keys)) if keyed else lead,
+        one,
+        one.lead(keys),
         (clock_arg(clock), limit_arg(limit, least=1)),
         lambda reply: (int(reply[0]), int(reply[1])),
         lambda answer: [events.Promoted(keys.name, answer[0])] if answer[0] else (),
@@ -129,14 +128,12 @@ def claim(
     span("lease_ms", lease_ms)
     suspects, one = suspects or Suspects(limit, 0, limit), script("claim", keyed=keyed)
     nonce = claim_nonce(call_number.lane, call_number.number, lease_ms)
-    lead = (keys.lane(call_number.lane), keys.ready, keys.retry, keys.unack, keys.pending, keys.retries_left)
-    rest = (keys.lease, keys.errors, keys.totals, keys.ends, keys.wake, keys.watch, keys.paused, keys.token)
     args: list[Arg] = ["" if clock is None else clock, call_number.number, nonce, lease_ms, limit, first]
     args += [limit if direct is None else direct, suspects.slots, suspects.held, suspects.narrowest, watcher]
     args += [limit_arg(BATCH_LIMIT if spread is None else spread, least=1)] if keyed else []
     return Call(
         one,
-        (*lead, *rest, *limits_keys(keys)) if keyed else (*lead, *rest),
+        (keys.lane(call_number.lane), *one.lead(keys)),
         args,
         lambda reply: _claim_answer(reply, nonce, keyed=keyed),
         lambda answer: [events.Claimed(keys.name, tuple(one.id for one in answer.claimed))] if answer.claimed else (),
@@ -153,7 +150,6 @@ def reclaim(
     With `spare_leases` it takes only nacked and cancelled messages: a worker may be about to renew the others.
     """
     one = script("reclaim", keyed=keyed)
-    lead = (keys.unack, keys.retry, keys.garbage, keys.retries_left, keys.lease)
 
     def happened(answer: ReclaimAnswer) -> Iterable[Event]:
         if answer.overdue or answer.again or answer.buried:
@@ -165,7 +161,7 @@ def reclaim(
 
     return Call(
         one,
-        (*lead, keys.errors, keys.totals, keys.ends, keys.wake, *keyed_keys(keys, one)),
+        one.lead(keys),
         (clock_arg(clock), limit_arg(limit, least=1), "1" if spare_leases else "", LEASE_DEATHS),
         lambda reply: ReclaimAnswer(int(reply[0]), *(texts(ids) for ids in reply[1:6])),
         happened,

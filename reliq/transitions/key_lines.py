@@ -74,8 +74,8 @@ def lines(keys: Keys, *, most: int = 10, of: Sequence[str] = (), clock: int | No
     has many those with a share of what waits.
     """
     bounded("keys", of)
-    lead = (keys.limits, keys.ring, keys.held, keys.asleep, keys.rates, keys.retries_left, keys.line(""))
-    return Call(script("lines"), lead, (clock_arg(clock), most, *of), _lines)
+    one = script("lines")
+    return Call(one, one.lead(keys), (clock_arg(clock), most, *of), _lines)
 
 
 def held_up(keys: Keys, *, most: int, of: Sequence[str] = (), clock: int | None = None) -> Call[dict[str, str]]:
@@ -85,8 +85,8 @@ def held_up(keys: Keys, *, most: int, of: Sequence[str] = (), clock: int | None 
     Those are the `most` that sleep longest, and the keys of `most` places that are taken, drawn at random.
     """
     bounded("keys", of)
-    lead = (keys.ring, keys.held, keys.asleep, keys.line(""))
-    return Call(script("held_up"), lead, (clock_arg(clock), most, *of), _first_of)
+    one = script("held_up")
+    return Call(one, one.lead(keys), (clock_arg(clock), most, *of), _first_of)
 
 
 def _first_of(reply: list[bytes]) -> dict[str, str]:
@@ -96,8 +96,8 @@ def _first_of(reply: list[bytes]) -> dict[str, str]:
 
 def sleep(keys: Keys, key: str, *, for_ms: int | None, clock: int | None = None) -> Call[bool]:
     """Have one key not served for so many ms, None until it is woken; 0 wakes it. Return whether it slept before."""
-    lead = (keys.limits, keys.ring, keys.held, keys.asleep, keys.rates, keys.line(""), keys.wake, keys.watch)
-    return Call(script("sleep"), lead, (clock_arg(clock), key, "" if for_ms is None else for_ms), bool)
+    one = script("sleep")
+    return Call(one, one.lead(keys), (clock_arg(clock), key, "" if for_ms is None else for_ms), bool)
 
 
 def _lines(reply: list[Any]) -> KeyLines:

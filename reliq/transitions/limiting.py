@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from reliq.call import Call
 from reliq.keys import Keys
 from reliq.lua import script
-from reliq.transitions.protocol import clock_arg, limits_keys
+from reliq.transitions.protocol import clock_arg
 
 
 def limit(keys: Keys, fields: Mapping[str, str], *, declared: str = "", clock: int | None = None) -> Call[bool]:
@@ -17,9 +17,10 @@ def limit(keys: Keys, fields: Mapping[str, str], *, declared: str = "", clock: i
         declared: the text of a declaration: its fields take the place of all others, unless the declaration that was
             written last is the same. Empty: the fields alone are written.
     """
+    one = script("limit")
     return Call(
-        script("limit"),
-        (keys.wake, keys.watch, *limits_keys(keys)),
+        one,
+        one.lead(keys),
         (clock_arg(clock), declared, *(part for field in fields.items() for part in field)),
         bool,
     )

@@ -86,7 +86,7 @@ def tick(keys: Keys, one: Tick, *, ttl_ms: int, retries: int, clock: int | None 
     asked: Arg = "" if one.asked is None else one.asked
     args: list[Arg] = [clock_arg(clock), one.entry, one.schedule, one.since, one.at, asked, one.overlap, one.missed]
     args += [one.due_ms, span("ttl_ms", ttl_ms), retries, "" if keys.bare else ENVELOPE_START, *(one.message or ())]
-    lead = (keys.cron, keys.pending, keys.ready, keys.retries_left, keys.lease, keys.garbage, keys.totals)
+    of_script = script("tick")
     tail = [keys.msg(one.message[0])] if one.message else []
 
     def happened(answer: TickStatus) -> Iterable[events.Event]:
@@ -95,7 +95,7 @@ def tick(keys: Keys, one: Tick, *, ttl_ms: int, retries: int, clock: int | None 
         if answer in get_args(events.TickOutcome):
             yield events.Ticked(keys.name, one.entry, one.at, cast("events.TickOutcome", answer), one.missed)
 
-    return Call(script("tick"), (*lead, keys.wake, keys.watch, *tail), args, _status, happened)
+    return Call(of_script, (*of_script.lead(keys), *tail), args, _status, happened)
 
 
 def _in_force(last: bytes, asked: bytes) -> InForce | None:

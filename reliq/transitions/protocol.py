@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 from reliq.call import Arg, id_text
 from reliq.keys import Keys
-from reliq.lua import Script
 from reliq.settings import BATCH_LIMIT, whole
 
 #: A lease, a tombstone or any other span in ms: a hundred years.
@@ -37,16 +36,6 @@ def clock_arg(clock: int | None) -> Arg:
 def bare_arg(keys: Keys) -> Arg:
     """Return whether a queue's values are bare bodies, without an envelope."""
     return "1" if keys.bare else ""
-
-
-def keyed_keys(keys: Keys, one: Script) -> list[str]:
-    """Return the keys that a script has for a queue with keys alone."""
-    return [keys.line("") if name == "line" else getattr(keys, name) for name in one.keyed_keys]
-
-
-def limits_keys(keys: Keys) -> tuple[str, ...]:
-    """Return the keys of a queue's limits, in the order in which the scripts that always have them do."""
-    return keys.limits, keys.ring, keys.held, keys.asleep, keys.rates, keys.line("")
 
 
 def bounded(name: str, some: Sequence[S]) -> Sequence[S]:

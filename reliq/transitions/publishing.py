@@ -18,8 +18,6 @@ from reliq.transitions.protocol import (
     bare_arg,
     bounded,
     clock_arg,
-    keyed_keys,
-    limits_keys,
     once,
     span,
 )
@@ -78,12 +76,9 @@ def publish(
     args += ["" if bare else ENVELOPE_START, "" if window_ms is None else window_ms, "1" if replace else ""]
     args.append(epoch if (keys.shard or window_ms is not None) and not bare else "")
     args += chain.from_iterable(items if message_keys is None else _with_keys(items, message_keys))
-    lead = (keys.lane(call_number.lane), keys.pending, keys.ready, keys.unack, keys.retries_left, keys.lease)
-    rest = (keys.garbage, keys.totals, keys.ends, keys.wake, keys.watch, keys.windows, keys.epoch)
     marks = () if window_ms is None else map(keys.dedup, ids)
-    of_limits = () if message_keys is None else keyed_keys(keys, one)
-    tail = (*of_limits, *keys.msgs(ids), *marks)
-    return Call(one, (*lead, *rest, *tail), args, _publish_answer, partial(_published, keys, ids))
+    named = (keys.lane(call_number.lane), *one.lead(keys), *keys.msgs(ids), *marks)
+    return Call(one, named, args, _publish_answer, partial(_published, keys, ids))
 
 
 def cancel(
@@ -94,15 +89,10 @@ def cancel(
 
     A cancelled id is free at once; with `tombstone_ms` a publish of it is refused for that time.
     """
-    ids, asked = once(bounded("ids", ids)), ids
+    ids, asked, one = once(bounded("ids", ids)), ids, script("cancel")
     return Call(
-        script("cancel"),
-        (
-            *(keys.pending, keys.ready, keys.retry, keys.unack, keys.retries_left, keys.lease, keys.errors),
-            *(keys.totals, keys.ends, keys.windows, keys.wake, *limits_keys(keys)),
-            *map(keys.msg, ids),
-            *map(keys.dedup, ids),
-        ),
+        one,
+        (*one.lead(keys), *keys.msgs(ids), *map(keys.dedup, ids)),
         (clock_arg(clock), bare_arg(keys), "" if tombstone_ms is None else span("tombstone_ms", tombstone_ms), *ids),
         lambda reply: cast("list[CancelStatus]", answers(reply, ids, asked, get_args(CancelStatus))),
         lambda answer: [
@@ -117,10 +107,10 @@ def reschedule(
     keys: Keys, ids: Sequence[str], *, at_ms: int | None = None, delay_ms: int = 0, clock: int | None = None
 ) -> Call[list[RescheduleStatus]]:
     """Give waiting messages another due time: `at_ms`, or `delay_ms` from now."""
-    ids, asked = once(bounded("ids", ids)), ids
+    ids, asked, one = once(bounded("ids", ids)), ids, script("reschedule")
     return Call(
-        script("reschedule"),
-        (keys.pending, keys.unack, keys.retries_left, keys.lease, keys.wake, keys.watch, *map(keys.msg, ids)),
+        one,
+        (*one.lead(keys), *keys.msgs(ids)),
         (clock_arg(clock), bare_arg(keys), "" if at_ms is None else at_ms, delay_ms, *ids),
         lambda reply: cast("list[RescheduleStatus]", answers(reply, ids, asked, get_args(RescheduleStatus))),
     )

@@ -13,7 +13,7 @@ from reliq.keys import Keys
 from reliq.lua import Script, script
 from reliq.message import Claimed, Delivery
 from reliq.text import clean_text
-from reliq.transitions.protocol import bare_arg, bounded, clock_arg, keyed_keys, span, texts
+from reliq.transitions.protocol import bare_arg, bounded, clock_arg, span, texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,12 @@ def ack(
     times: Sequence[Arg] = took_ms or [""] * len(receipts)
     for (claimed, window), took in zip(receipts, times, strict=True):
         args += (claimed.id, claimed.nonce, window or "", took)
-    one, more = _variant("ack", keys, args, [claimed for claimed, _ in receipts])
+    one = _variant("ack", args, [claimed for claimed, _ in receipts])
     happened = events.Acked if kind == "acked" else events.Expired
     ids = [claimed.id for claimed, _ in receipts]
-    lead = (keys.unack, keys.retries_left, keys.lease, keys.errors, keys.totals)
     return Call(
         one,
-        (*lead, keys.ends, keys.history, keys.windows, *more, *tail_keys),
+        (*one.lead(keys), *tail_keys),
         args,
         lambda reply: Settled(_of(ids, reply)),
         lambda answer: _settled(keys, ids, answer, "ack", happened),
@@ -77,11 +76,10 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
     for claimed, delay_ms, why, value in failures:
         args += (claimed.id, claimed.nonce, delay_ms, why, value)
-    one, more = _variant("nack", keys, args, [failure[0] for failure in failures])
-    lead = (keys.unack, keys.garbage, keys.retries_left, keys.lease, keys.errors, keys.totals, keys.ends)
+    one = _variant("nack", args, [failure[0] for failure in failures])
     return Call(
         one,
-        (*lead, keys.wake, keys.watch, *more, *(keys.msg(id) for id in ids)),
+        (*one.lead(keys), *keys.msgs(ids)),
         args,
         lambda reply: Settled(_of(ids, reply[0]), _of(ids, reply[1])),
         lambda answer: _settled(keys, ids, answer, "nack", events.Nacked),
@@ -135,10 +133,9 @@ def release(
     args: list[Arg] = [clock_arg(clock)]
     for claimed in receipts:
         args += (claimed.id, claimed.nonce)
-    one, more = _variant("release", keys, args, receipts)
-    if more:
+    one = _variant("release", args, receipts)
+    if one.keyed_keys:
         args.insert(1, "" if sleep_ms is None else span("sleep_ms", sleep_ms))
-    lead = (keys.unack, keys.ready, keys.retries_left, keys.lease, keys.errors, keys.totals, keys.ends, keys.wake)
 
     def went_back(name: str, released: tuple[str, ...]) -> Event:
         if sleep_ms is None:
@@ -148,7 +145,7 @@ def release(
 
     return Call(
         one,
-        (*lead, *more),
+        one.lead(keys),
         args,
         lambda reply: Settled(_of(ids, reply)),
         lambda answer: _settled(keys, ids, answer, "release", went_back),
@@ -161,20 +158,19 @@ def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | 
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
     for claimed, delay_ms in receipts:
         args += (claimed.id, claimed.nonce, delay_ms)
-    one, more = _variant("snooze", keys, args, [claimed for claimed, _ in receipts])
-    lead = (keys.unack, keys.pending, keys.retries_left, keys.lease, keys.errors, keys.totals, keys.ends)
+    one = _variant("snooze", args, [claimed for claimed, _ in receipts])
     return Call(
         one,
-        (*lead, keys.wake, keys.watch, *more, *(keys.msg(id) for id in ids)),
+        (*one.lead(keys), *keys.msgs(ids)),
         args,
         lambda reply: Settled(_of(ids, reply[0]), _of(ids, reply[1])),
         lambda answer: _settled(keys, ids, answer, "snooze", events.Snoozed),
     )
 
 
-def _variant(name: str, keys: Keys, args: list[Arg], receipts: Sequence[Claimed]) -> tuple[Script, Sequence[str]]:
+def _variant(name: str, args: list[Arg], receipts: Sequence[Claimed]) -> Script:
     """
-    Return the script by which these receipts are settled, and the keys that it has for a queue with keys alone.
+    Return the script by which these receipts are settled.
 
     Where one was claimed from such a queue, the key of each is put behind its other arguments.
     """
@@ -182,7 +178,7 @@ def _variant(name: str, keys: Keys, args: list[Arg], receipts: Sequence[Claimed]
         if one.key is not None:
             break
     else:
-        return script(name), ()
+        return script(name)
     keyed = script(name, keyed=True)
     width = len(keyed.tail_args) - 1
     head = len(args) - width * len(receipts)
@@ -190,7 +186,7 @@ def _variant(name: str, keys: Keys, args: list[Arg], receipts: Sequence[Claimed]
     args[head:] = [
         part for one, end in zip(receipts, ends, strict=True) for part in (*args[end - width : end], one.key or "")
     ]
-    return keyed, keyed_keys(keys, keyed)
+    return keyed
 
 
 def _of(ids: Sequence[str], reply: Sequence[bytes]) -> tuple[str, ...]:

@@ -58,9 +58,10 @@ def ask(
         closing: whether the shard takes no message at all from now on.
         replace: whether an id is free that is still taken after its end.
     """
+    one = script("ask")
     return Call(
-        script("ask"),
-        (keys.epoch, keys.unack, keys.retries_left, keys.lease, keys.garbage, *map(keys.dedup, bounded("ids", ids))),
+        one,
+        (*one.lead(keys), *map(keys.dedup, bounded("ids", ids))),
         (clock_arg(clock), epoch, "1" if closing else "", "1" if replace else "", *ids),
         lambda reply: cast("list[AskStatus]", words(reply, ids, get_args(AskStatus))),
     )
@@ -82,11 +83,10 @@ def depart(keys: Keys, ids: Sequence[str], *, state: LeavingState, clock: int | 
 
     While one is, nothing else is held: first it must be over. From a list only the oldest ids go, in order.
     """
-    ids = once(bounded("ids", ids))
-    lead = (keys.pending, keys.ready, keys.retry, keys.unack, keys.retries_left, keys.lease, keys.errors, keys.garbage)
+    ids, one = once(bounded("ids", ids)), script("depart")
     return Call(
-        script("depart"),
-        (*lead, keys.dead, keys.totals, keys.ends, keys.windows, keys.leaving, *map(keys.msg, ids)),
+        one,
+        (*one.lead(keys), *keys.msgs(ids)),
         (clock_arg(clock), state, *ids),
         _departure,
     )
@@ -96,10 +96,10 @@ def arrive(
     keys: Keys, departure: Departure, names: Sequence[str], *, origin: int, clock: int | None = None
 ) -> Call[list[ArriveStatus]]:
     """Have those of a departure from the shard `origin` in this one; made again, it answers the same."""
-    lead = (keys.pending, keys.ready, keys.retry, keys.unack, keys.retries_left, keys.lease, keys.errors, keys.garbage)
+    one = script("arrive")
     return Call(
-        script("arrive"),
-        (*lead, keys.dead, keys.totals, keys.wake, keys.watch, keys.windows, keys.arrived, *map(keys.msg, names)),
+        one,
+        (*one.lead(keys), *keys.msgs(names)),
         (
             clock_arg(clock),
             origin,
@@ -119,10 +119,10 @@ def leave(
     Returns:
         The ids that were cancelled meanwhile: the other shard has them.
     """
-    lead = (keys.pending, keys.ready, keys.retry, keys.unack, keys.retries_left, keys.lease, keys.errors, keys.totals)
+    one = script("leave")
     return Call(
-        script("leave"),
-        (*lead, keys.ends, keys.wake, keys.watch, keys.windows, keys.leaving, *map(keys.msg, departure.records)),
+        one,
+        (*one.lead(keys), *keys.msgs(departure.records)),
         (
             clock_arg(clock),
             departure.number,

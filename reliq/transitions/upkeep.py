@@ -10,7 +10,7 @@ from reliq.foreign import whole_number
 from reliq.keys import Keys
 from reliq.lua import script
 from reliq.message import Counts
-from reliq.transitions.protocol import bare_arg, bounded, clock_arg, limits_keys, once, texts, words
+from reliq.transitions.protocol import bare_arg, bounded, clock_arg, once, texts, words
 
 RedriveStatus = Literal["redriven", "alive", "not_found", "stale"]
 #: The kinds of `Counts.totals`; other fields of the hash are nobody's, and may be many.
@@ -25,13 +25,10 @@ def collect(
 ) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Turn garbage into dead letters; return their ids, and those whose body was gone. One call takes 8 MiB."""
     bounded("ids", ids)
+    one = script("collect")
     return Call(
-        script("collect"),
-        (
-            *(keys.garbage, keys.errors, keys.dead, keys.totals, keys.ends, keys.windows),
-            *map(keys.msg, ids),
-            *map(keys.dedup, ids),
-        ),
+        one,
+        (*one.lead(keys), *keys.msgs(ids), *map(keys.dedup, ids)),
         (clock_arg(clock), letters_max, letters_ms, *ids),
         lambda reply: (texts(reply[0]), texts(reply[1])),
         lambda answer: [
@@ -55,13 +52,12 @@ def redrive(
     All are `stale` when the shard knows a later map than that of `epoch`, or is closed.
     """
     bounded("letters", letters)
-    lead = (keys.dead, keys.pending, keys.ready, keys.retries_left, keys.garbage, keys.lease, keys.totals)
-    rest = (keys.wake, keys.watch, keys.windows, keys.epoch, *limits_keys(keys))
+    one = script("redrive")
     args: list[Arg] = [clock_arg(clock), bare_arg(keys), delay_ms, ttl_ms, "" if keys.bare else epoch]
     args += [part for letter in letters for part in letter]
     return Call(
-        script("redrive"),
-        (*lead, *rest, *(keys.msg(id) for _, id, _ in letters)),
+        one,
+        (*one.lead(keys), *(keys.msg(id) for _, id, _ in letters)),
         args,
         lambda reply: cast("list[RedriveStatus]", words(reply, letters, get_args(RedriveStatus))),
         lambda answer: [
@@ -86,12 +82,10 @@ def purge(
 
     A chosen id stays taken for its `dedup`, as after any end, unless `free_ids`.
     """
-    ids = once(bounded("ids", ids))
-    lead = (keys.pending, keys.ready, keys.retry, keys.garbage, keys.retries_left, keys.lease, keys.errors, keys.totals)
-    more = (keys.ends, keys.windows, keys.wake, *limits_keys(keys))
+    ids, one = once(bounded("ids", ids)), script("purge")
     return Call(
-        script("purge"),
-        (*lead, *more, *map(keys.msg, ids), *map(keys.dedup, () if free_ids else ids)),
+        one,
+        (*one.lead(keys), *keys.msgs(ids), *map(keys.dedup, () if free_ids else ids)),
         (clock_arg(clock), state, line, *ids),
         int,
         lambda count: [events.Purged(keys.name, count)] if count else (),
@@ -100,26 +94,10 @@ def purge(
 
 def forget(keys: Keys, *, letters: bool, clock: int | None = None) -> Call[tuple[int, int]]:
     """Remove an empty queue, its dead letters too with `letters`; return how many messages and letters there are."""
-    places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.retries_left, keys.dead)
-    rest = (keys.lease, keys.errors, keys.totals, keys.ends, keys.history)
+    one = script("forget")
     return Call(
-        script("forget"),
-        (
-            *places,
-            *rest,
-            keys.minutes,
-            keys.cron,
-            keys.wake,
-            keys.watch,
-            keys.paused,
-            keys.windows,
-            keys.map,
-            keys.epoch,
-            keys.token,
-            keys.leaving,
-            keys.arrived,
-            *limits_keys(keys)[:-1],
-        ),
+        one,
+        one.lead(keys),
         (clock_arg(clock), int(letters)),
         lambda reply: (int(reply[0]), int(reply[1])),
     )
@@ -127,20 +105,18 @@ def forget(keys: Keys, *, letters: bool, clock: int | None = None) -> Call[tuple
 
 def counts(keys: Keys, *, clock: int | None = None) -> Call[Counts]:
     """Count the queue's messages by place, and every total, at one moment."""
-    places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.dead, keys.totals, keys.paused)
-    return Call(script("counts"), (*places, keys.retries_left, keys.limits), (clock_arg(clock), *TOTAL_KINDS), _counts)
+    one = script("counts")
+    return Call(one, one.lead(keys), (clock_arg(clock), *TOTAL_KINDS), _counts)
 
 
 def tidy(
     keys: Keys, *, cursor: int = 0, lease_cursor: int = 0, clock: int | None = None
 ) -> Call[tuple[int, int, int, int]]:
     """Look through a piece of unack and lease; return the next cursors, deadlines pulled back, words removed."""
+    one = script("tidy")
     return Call(
-        script("tidy"),
-        (
-            *(keys.unack, keys.retries_left, keys.garbage, keys.lease, keys.errors, keys.windows),
-            *(keys.pending, keys.wake, *limits_keys(keys)),
-        ),
+        one,
+        one.lead(keys),
         (clock_arg(clock), cursor, lease_cursor),
         lambda reply: (int(reply[0]), int(reply[1]), int(reply[2]), int(reply[3])),
     )

@@ -7,7 +7,7 @@ from reliq.admin.fsck.state import FaultName
 from reliq.call import Arg, Call
 from reliq.keys import Keys
 from reliq.lua import script
-from reliq.transitions.protocol import bounded, clock_arg, limits_keys
+from reliq.transitions.protocol import bounded, clock_arg
 
 Part = Literal["", "ready", "retry", "line", "both"]
 
@@ -41,18 +41,12 @@ def check_ids(
         longer the one that was seen.
     """
     bounded("ids", ids)
-    lead = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.retries_left, keys.lease, keys.errors)
     args: list[Arg] = [clock_arg(clock), part, *piece]
     for id in ids:
         args += (id, lines.get(id, ""), *(wishes[id] if wishes else _NO_WISH))
     return Call(
         CHECK,
-        (
-            *(*lead, keys.dead, keys.ends, keys.totals, keys.wake, keys.watch, keys.windows),
-            keys.line(""),
-            *map(keys.msg, ids),
-            *map(keys.dedup, ids),
-        ),
+        (*CHECK.lead(keys), *keys.msgs(ids), *map(keys.dedup, ids)),
         args,
         lambda reply: (int(reply[0]), reply[1:]),
     )
@@ -68,9 +62,8 @@ def check_keys(
         items: a key and an empty text, or a key and the id of a message that holds a place of it, or should.
     """
     bounded("items", items)
-    lead = (keys.unack, keys.pending, keys.retries_left, keys.lease, keys.wake)
     args: list[Arg] = [clock_arg(clock), "1" if repair else "", *(part for item in items for part in item)]
-    return Call(CHECK_KEYS, (*lead, *limits_keys(keys)), args, lambda reply: [_fault(one) for one in reply])
+    return Call(CHECK_KEYS, CHECK_KEYS.lead(keys), args, lambda reply: [_fault(one) for one in reply])
 
 
 def _fault(reply: bytes) -> FaultName | None:
