@@ -8,6 +8,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -58,8 +59,8 @@ class Application:
         desk: what its pages share.
     """
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, desk: Desk, login: str) -> None:
+        self.desk, self._login_url = desk, login
         routes: list[Any] = [
             Route(page.path, self._safe(partial(self._page, page)), methods=[page.method], name=page.name)
             for page in PAGES
@@ -196,6 +197,13 @@ class Application:
     def _refused(self, request: Request, error: Exception) -> Response:
         """Return the page that says why there is no other."""
         visit, refusal = self._visit(request, ""), _refusal(error, request.method)
+        if (
+            self._login_url
+            and refusal.status == HTTPStatus.FORBIDDEN
+            and not visit.visitor.access
+            and request.method in SAFE_METHODS
+        ):
+            return RedirectResponse(f"{self._login_url}?{urlencode({'next': request.url.path})}", 303)
         if refusal.status == HTTPStatus.UNAUTHORIZED:
             response = visit.page("login.html", refusal.status, failed=bool(refusal.detail))
             response.headers["WWW-Authenticate"] = "Bearer"
@@ -263,6 +271,7 @@ def app(
     access: Resolver | None = None,
     token: str | None = None,
     grants: Access | Visitor = Access.READ,
+    login: str = "",
     title: str = "reliq",
 ) -> Application:
     """
@@ -274,6 +283,8 @@ def app(
             a name: `Access.READ`, `Access.WRITE.by("alice")`. It may be async.
         token: opens the page too: a person enters it once, a program sends it as `Authorization: Bearer`.
         grants: what the bearer of the token may do.
+        login: where whoever may see nothing is sent to sign in, with the page's path as `next`; empty: they are told
+            that they may not. With a `token` they are asked for that.
         title: stands in the browser's tab.
 
     Raises:
@@ -285,4 +296,4 @@ def app(
             "say who may see the page: access=..., which is called with each request, or token=..."
         )
     known = Token(token) if token else None
-    return Application(Desk(admin, access, known, visitor_of(grants), title, PATHS, rendered))
+    return Application(Desk(admin, access, known, visitor_of(grants), title, PATHS, rendered), login)

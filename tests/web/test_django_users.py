@@ -1,0 +1,94 @@
+"""The pages beside a real application of Django: its own users sign in where they always do, and may what they may."""
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+from django_shop import LOGIN, PASSWORD, PREFIX
+from ports import free_port
+from waiting import eventually
+
+from reliq import Queue
+
+SHOP = Path(__file__).with_name("django_shop.py")
+PAGE = f"{PREFIX}/queues/orders"
+
+
+@pytest.fixture
+def shop(tmp_path, url):
+    """The address of the shop."""
+    Queue("orders", dict, url=url).publish({"number": 1})
+    port = free_port()
+    with subprocess.Popen(
+        [sys.executable, SHOP, str(port)], cwd=tmp_path, env={**os.environ, "RELIQ_URL": url}, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            eventually(lambda: process.poll() is not None or answers(f"http://127.0.0.1:{port}"), "the shop serves")
+            assert process.poll() is None, process.stderr.read().decode()
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+def answers(address):
+    try:
+        return httpx.get(f"{address}{PREFIX}/health").text == "ok\n"
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture
+def sign_in(shop):
+    """Open a page, sign in where that leads to, and return the browser and where it came back to."""
+    browsers = []
+
+    def enter(name):
+        browser = httpx.Client(base_url=shop, headers={"Sec-Fetch-Site": "same-origin"})
+        browsers.append(browser)
+        sent = browser.get(PAGE)
+        assert (sent.status_code, sent.headers["location"]) == (303, f"{LOGIN}?next={PAGE.replace('/', '%2F')}")
+        form = browser.get(sent.headers["location"])
+        fields = dict(re.findall(r'name="(csrfmiddlewaretoken|next)" value="([^"]*)"', form.text))
+        done = browser.post(LOGIN, data={**fields, "username": name, "password": PASSWORD})
+        return browser, done.headers.get("location")
+
+    yield enter
+    for browser in browsers:
+        browser.close()
+
+
+def test_the_users_of_django_may_what_they_may_and_no_look_changes_a_session(shop, sign_in, tmp_path):
+    ada, came_back = sign_in("ada")
+    bob, _ = sign_in("bob")
+    carl, refused = sign_in("carl")
+
+    assert (came_back, refused) == (PAGE, None)  # Django's admin lets nobody in who does not work for the shop
+    assert [">ada<" in ada.get(PAGE).text, ">bob<" in bob.get(PAGE).text, carl.get(PAGE).status_code] == [
+        True,
+        True,
+        303,
+    ]
+    assert [one.post(f"{PAGE}/pause").status_code for one in (ada, bob, carl)] == [303, 403, 403]
+    assert "ada" in bob.get(PAGE).text  # who paused it
+
+    before = sessions(tmp_path)
+    assert ">ada<" in ada.get(PAGE, headers={"x-another-secret": "1"}).text
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        database.execute("UPDATE auth_user SET password = 'another' WHERE username = 'ada'")
+        database.execute("UPDATE auth_user SET is_staff = 0 WHERE username = 'bob'")
+        database.commit()
+    forged = httpx.get(f"{shop}{PAGE}", cookies={"sessionid": "no-such-session"})
+
+    assert [ada.get(PAGE).status_code, bob.get(PAGE).status_code, forged.status_code] == [303, 303, 303]
+    assert sessions(tmp_path) == before
+
+
+def sessions(folder):
+    with closing(sqlite3.connect(folder / "shop.db")) as database:
+        return sorted(database.execute("SELECT session_key, session_data FROM django_session"))
