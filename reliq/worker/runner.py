@@ -195,8 +195,8 @@ class Runner:
         if run.handler.is_async or not run.abandoned:  # else that was done when it overran
             self._tell(run, deliveries, outcomes, cause, each)
         took_ms = round(each * 1000)
-        for held, outcome in zip(deliveries, outcomes, strict=True):
-            held.outcome, held.took_ms = outcome, took_ms
+        for at, held in enumerate(deliveries):
+            held.outcome, held.took_ms = outcomes[at], took_ms
         self._settle(deliveries, None)
 
     def _tell(
