@@ -144,14 +144,19 @@ def test_a_project_of_django_migrates_runs_its_commands_and_passes_its_tests(wri
     assert done.stdout.split()[-3:] == ["ann:303", "staff:200", "nobody:303"]
 
 
-def test_a_notebook_says_cell_by_cell_what_it_is_to_say_and_its_cells_may_be_run_again(written, url):
-    page = written("howto/jupyter.md")
+def cells_of(page):
+    """The cells of a page, each with what the page shows below it; None where it shows nothing."""
     blocks = [one for one in BLOCK.findall(page.read_text("utf-8")) if one[0] != "sh" and ".py\n" not in one[1]]
-    cells = [
+    return [
         (text, after[1].strip() if after[0] == "text" else None)
         for (language, text), after in zip(blocks, [*blocks[1:], ("", "")], strict=True)
         if language == "python"
     ]
+
+
+def test_a_notebook_says_cell_by_cell_what_it_is_to_say_and_its_cells_may_be_run_again(written, url):
+    page = written("howto/jupyter.md")
+    cells = cells_of(page)
     worker = attribute("shop.jobs:consumer")
     worker.start()
     try:
@@ -164,6 +169,28 @@ def test_a_notebook_says_cell_by_cell_what_it_is_to_say_and_its_cells_may_be_run
     assert again == ["'duplicate'", "(0, 100)", *first[2:]]
     for line in commands(page):
         parse(shlex.split(line)[1:])
+
+
+def test_a_kernel_of_jupyter_says_the_same(written, request, tmp_path):
+    if not request.config.getoption("--long"):
+        pytest.skip("--long starts a kernel")
+    client = pytest.importorskip("nbclient", reason="pip install nbclient ipykernel brings a kernel")
+    from nbformat import v4
+
+    cells = 2 * cells_of(written("howto/jupyter.md"))
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(text) for text, _ in cells])
+    worker = attribute("shop.jobs:consumer")
+    worker.start()
+    try:
+        client.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    finally:
+        worker.stop()
+
+    shown = ["".join(one["data"]["text/plain"] for one in cell.outputs if "data" in one) for cell in notebook.cells]
+    wanted = [text or "" for _, text in cells]
+    for at, text in ((0, "'duplicate'"), (1, "(0, 100)")):  # of the second time
+        wanted[len(cells) // 2 + at] = text
+    assert shown == wanted
 
 
 MESSAGES = """
