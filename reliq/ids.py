@@ -1,5 +1,5 @@
 """
-Ids: 22 characters, ordered by time: eight for the millisecond, fourteen (80 bits) of chance.
+Ids: 22 characters, ordered by time: eight for the millisecond, fourteen (84 bits) of chance.
 
 One that was generated for another shard than 0 ends in that, as `0Vbf89lhRui2b337UWjH2Q~3`; a chosen id has no `~`.
 """
@@ -19,7 +19,9 @@ from reliq.settings import milliseconds
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
 _TIME_LENGTH = 8
-_CHANCE_BYTES = 10
+_TOKEN_LENGTH = 14
+#: Chance is asked of the kernel for this many tokens at a time: for each one it would be the most of what an id costs.
+_STOCK_TOKENS = 128
 _ID_LENGTH = 22
 _PERIODIC = "cron."
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -27,6 +29,9 @@ _OF_SHARD = re.compile(r"[A-Za-z0-9]{8}[A-Za-z0-9_-]{14}~([1-9][0-9]{0,2})")
 #: Generated ids are of these times, in unix ms: from 2020 up to 2100. One of 86 other ids of their shape looks so too.
 _FIRST_MS, _LAST_MS = 1_577_836_800_000, 4_102_444_800_000
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
+
+_stock: list[str] = []
+os.register_at_fork(after_in_child=_stock.clear)
 
 _last: tuple[int, str] = (0, "0" * _TIME_LENGTH)
 
@@ -74,8 +79,15 @@ def _place(id: str) -> int:
 
 
 def token() -> str:
-    """Return a name for one client or process, of 14 characters: 80 bits, for what two share would be one's for both."""
-    return b2a_base64(os.urandom(_CHANCE_BYTES), newline=False)[:14].translate(_URL_SAFE).decode("ascii")
+    """Return a name for one client or process, of 14 characters: 84 bits, for what two share would be one's for both."""
+    try:
+        return _stock.pop()
+    except IndexError:
+        chance = b2a_base64(os.urandom(_STOCK_TOKENS * _TOKEN_LENGTH * 6 // 8), newline=False)
+        text = chance.translate(_URL_SAFE).decode("ascii")
+        first, *others = (text[at : at + _TOKEN_LENGTH] for at in range(0, len(text), _TOKEN_LENGTH))
+        _stock.extend(others)
+        return first
 
 
 def made_at(id: str) -> int | None:

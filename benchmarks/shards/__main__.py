@@ -2,7 +2,7 @@
 What shards cost on one machine, where they bring nothing: CPU a message, calls and connections, beside one Redis.
 
 `python -m benchmarks.shards` starts a Redis and a Cluster of three primaries and three replicas on loopback, measures
-each course in turn, and prints a table of medians. It needs no network, and what else the machine does is in the figures.
+each course in turn, and prints a table of medians. `--beside TREE` compares one shard on one Redis with an older tree. It needs no network, and what else the machine does is in the figures.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from statistics import median
 
+from benchmarks.shards.beside import beside
 from benchmarks.shards.course import Course, Figures, Size, idle
 from benchmarks.shards.ground import Ground
 from reliq.embedded import EmbeddedRedis, find_server
@@ -42,6 +43,9 @@ def main() -> int:
     """Measure, and print what was found."""
     given = _options()
     size, server = (QUICK if given.quick else FULL), given.server or find_server()
+    if given.beside:
+        beside(given.beside, server, given.rounds)
+        return 0
     with ExitStack() as stack:
         one = stack.enter_context(EmbeddedRedis(server=server, port=free_port()))
         cluster = stack.enter_context(LiveCluster(server))
@@ -80,6 +84,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a short look, in two minutes")
     parser.add_argument("--rounds", type=int, default=1, help="times to go over all courses; the table has medians")
     parser.add_argument("--server", type=Path, help="the redis-server to run")
+    parser.add_argument(
+        "--beside", type=Path, metavar="TREE", help="an unsharded queue alone, beside another tree of reliq"
+    )
     return parser.parse_args()
 
 

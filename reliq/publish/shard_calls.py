@@ -51,11 +51,17 @@ class ShardCalls:
         """
         if isinstance(items, str | bytes | Mapping | Outgoing) or not isinstance(items, Iterable):
             raise ConfigurationError(f"items must be an iterable of bodies or Outgoing, not {type(items).__name__}")
-        writer, shards = self._writer, self._writer.shards
+        writer, shards, held, last = self._writer, self._writer.shards, self._held, self._size - 1
         shard = shards.turn()
         for item in items:
             order = writer.special(item, shard) if isinstance(item, Outgoing) else writer.order(item, {}, shard)
-            for full in self._add(shard if order.is_generated else home(order.id, shards.map.n), order):
+            place, size = shard if order.is_generated else home(order.id, shards.map.n), len(order.value)
+            some = held.get(place)
+            if some and len(some) < last and order.terms is some[0].terms and self._bytes + size <= CHUNK_BYTES:
+                some.append(order)  # as nearly all: its call has room, and is not filled by it
+                self._bytes += size
+                continue
+            for full in self._add(place, order):
                 yield full
                 shard = shards.turn()
         yield from self._rest()
