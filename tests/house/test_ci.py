@@ -22,6 +22,7 @@ MAY_BE_SKIPPED = {
     "tests/acceptance/test_starts_and_stops.py": "a sandbox may allow no namespace of processes",
     "tests/metrics/test_compose.py": "a sandbox may allow no namespace of a network",
     "tests/readme/test_migrating.py": "other queues are installed with --long alone",
+    "tests/readme/test_howto.py": "a kernel of Jupyter takes longer than CI has, and packages that nothing else needs",
 }
 
 
