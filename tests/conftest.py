@@ -20,6 +20,7 @@ from ports import free_port
 from required import must_run_in_ci
 
 from reliq import Queue
+from reliq.client.shards import Shards
 from reliq.embedded import EmbeddedRedis, bundled_server, find_server
 from reliq.errors import ConfigurationError
 from reliq.transport import connection
@@ -124,6 +125,14 @@ def url(redis_server: EmbeddedRedis) -> str:
     Connection.to(redis_server.url).maps.clear()
     Connection.to(redis_server.url).keyed.clear()
     return redis_server.url
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is away is given up after a tenth of a second: for tests of what is said then."""
+    monkeypatch.setattr(Shards, "_patience", lambda _shards, _for_seconds: 0.1)  # of the first read of a map
+    for place in ("control", "publish.durability", "publish.sender"):
+        monkeypatch.setattr(f"reliq.{place}.PUBLISH_SECONDS", 0.1)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import pytest
 import redis
 from ports import free_port
+from waiting import eventually
 
 from reliq import Admin, ConfigurationError, Consumer, Durability, Layout, LoginError, Queue, RedisUnavailableError
 from reliq.embedded import EmbeddedRedis
@@ -81,8 +82,8 @@ def test_a_layout_that_lies_in_several_slots_is_refused_by_url_too(cluster):
         Queue("q", url=cluster.url, layout=Layout.hdt3213())
 
 
-def test_a_cluster_that_is_away_is_a_redis_that_is_away(call, monkeypatch):
-    monkeypatch.setattr("reliq.control.PUBLISH_SECONDS", 0.1)
+@pytest.mark.usefixtures("impatient")
+def test_a_cluster_that_is_away_is_a_redis_that_is_away(call):
     queue = Queue("q", int, url="redis+cluster://127.0.0.1:1,127.0.0.1:2")
 
     with pytest.raises(RedisUnavailableError, match="no node of the Cluster answers") as caught:
@@ -97,8 +98,7 @@ def locked(server_path):
     server = EmbeddedRedis(server=server_path, port=free_port(), options={"cluster-enabled": "yes"})
     with server, redis.Redis(port=server.port) as client:
         client.execute_command("CLUSTER", "ADDSLOTS", *range(16_384))
-        while client.cluster("info")["cluster_state"] != "ok":
-            pass
+        eventually(lambda: client.cluster("info")["cluster_state"] == "ok", "the cluster is well")
         client.config_set("requirepass", "s3cret")
         yield f"127.0.0.1:{server.port}"
 

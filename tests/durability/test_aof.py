@@ -99,6 +99,7 @@ def test_the_disks_of_replicas_count_for_themselves(replicated, newest_server, m
     assert (away.durable, away.replicas, away.on_disk) == (False, 0, True)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_server_that_is_away_when_it_is_asked_what_it_can_refuses_the_publish(call):
     nobody = Queue("q", url="redis://127.0.0.1:1/0")
 

@@ -107,6 +107,7 @@ def test_a_message_that_is_delivered_again_after_a_promotion_keeps_its_id(replic
     after.close()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_who_publishes_to_a_replica_is_refused(replicated, server_path, call):
     _, replica = replicated(server_path)
     queue = Queue("q", bytes, url=replica.url)

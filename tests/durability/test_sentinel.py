@@ -101,6 +101,7 @@ def test_a_queue_goes_by_sentinel_blocking_and_async(sentinels, call):
     queue.close()
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("change", "said"),
     [

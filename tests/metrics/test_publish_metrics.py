@@ -48,6 +48,7 @@ def test_every_call_is_measured_and_every_message_counted_by_what_became_of_it(u
     assert 0 < registry.get_sample_value("reliq_publish_seconds_sum", {"queue": "q"}) < 60
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_call_that_failed_is_measured_too_and_its_messages_are_refused_or_nobody_knows(client, url, registry, told):
     metrics = PublishMetrics(registry)
     away = Queue("away", int, url="redis://127.0.0.1:1/0", observers=[metrics])

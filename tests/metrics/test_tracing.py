@@ -118,6 +118,7 @@ def test_a_queue_of_bare_bodies_is_published_to_without_headers(published, url):
     assert queue.counts().ready == 2
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_publish_that_fails_is_an_error_by_its_class_alone(published):
     queue = Queue("q", int, url="redis://127.0.0.1:1/0")
 

@@ -18,6 +18,7 @@ from ports import free_port
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 from required import must_run_in_ci
+from waiting import eventually
 
 from reliq import Admin, ConfigurationError, Consumer, Durability, Layout, LoginError, Queue, RedisUnavailableError
 from reliq.embedded import EmbeddedRedis
@@ -220,8 +221,7 @@ def test_tls_works_in_a_cluster_by_its_url(tls_options):
     options |= {"cluster-enabled": "yes", "tls-cluster": "yes"}
     with EmbeddedRedis(server=DEBIAN, options=options) as node, redis.Redis(unix_socket_path=str(node.socket)) as admin:
         admin.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
-        while admin.cluster("info")["cluster_state"] != "ok":
-            pass
+        eventually(lambda: admin.cluster("info")["cluster_state"] == "ok", "the cluster is well")
 
         queue = Queue("q", url=f"rediss+cluster://127.0.0.1:{port}?ssl_ca_certs={authority}")
         assert queue.publish({}).status == "published"
@@ -239,10 +239,10 @@ def test_tls_works_with_a_clients_settings(tls, call):
     theirs.close()
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(tls, call, monkeypatch):
+@pytest.mark.usefixtures("impatient")
+def test_a_certificate_that_nobody_vouches_for_is_refused(tls, call):
     port, _ = tls
     queue = Queue("q", url=f"rediss://127.0.0.1:{port}/0")
-    monkeypatch.setattr("reliq.publish.sender.PUBLISH_SECONDS", 0.1)
 
     with pytest.raises(Exception, match="certificate verify failed") as caught:
         call(queue, "publish", {})
@@ -290,9 +290,9 @@ def test_tls_to_a_port_without_it_says_so(url):
         Queue("q", url=url.replace("redis://", "rediss://")).moves.counts()
 
 
-def test_a_port_that_wants_tls_is_told_too(tls, call, monkeypatch):
+@pytest.mark.usefixtures("impatient")
+def test_a_port_that_wants_tls_is_told_too(tls, call):
     port, _ = tls
-    monkeypatch.setattr("reliq.control.PUBLISH_SECONDS", 0.1)
 
     with pytest.raises(RedisUnavailableError, match="if that port speaks TLS, the URL begins with rediss://"):
         call(Queue("q", url=f"redis://127.0.0.1:{port}/0"), "counts")
@@ -333,15 +333,24 @@ def test_a_client_from_sentinel_works(sentinel, call):
         one.close()
 
 
-@pytest.fixture
-def cluster(own_server):
-    """A cluster of one node that has every slot."""
-    node = own_server(cluster_enabled="yes", port=free_port())
-    with redis.Redis(port=node.port) as client:
+@pytest.fixture(scope="module")
+def node(server_path):
+    """The only node of a cluster, which has every slot: its state is well two seconds later."""
+    options = {"cluster-enabled": "yes"}
+    with (
+        EmbeddedRedis(server=server_path, port=free_port(), options=options) as server,
+        redis.Redis(port=server.port) as client,
+    ):
         client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
-        while client.cluster("info")["cluster_state"] != "ok":
-            pass
-    return node.port
+        eventually(lambda: client.cluster("info")["cluster_state"] == "ok", "the cluster is well")
+        yield client
+
+
+@pytest.fixture
+def cluster(node):
+    """A cluster of one node, empty."""
+    node.flushall()
+    return node.get_connection_kwargs()["port"]
 
 
 def test_a_cluster_client_works(cluster, call):

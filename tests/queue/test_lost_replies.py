@@ -238,9 +238,9 @@ def test_what_is_made_again_after_a_lost_reply_happens_once(name, through, call,
     )
 
 
-def test_a_server_that_is_away_refuses(call, hurried):
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_is_away_refuses(call):
     nobody = Queue("q", url="redis://127.0.0.1:1/0")
-    hurried(0.1)
 
     with pytest.raises(PublishFailed) as caught:
         call(nobody, "publish", {}, id="m")
@@ -250,9 +250,9 @@ def test_a_server_that_is_away_refuses(call, hurried):
     assert str(caught.value).endswith("; it can be published again")
 
 
-def test_a_failed_publish_has_one_cause(call, hurried):
+@pytest.mark.usefixtures("impatient")
+def test_a_failed_publish_has_one_cause(call):
     nobody = Queue("q", url="redis://127.0.0.1:1/0")
-    hurried(0.1)
 
     with pytest.raises(PublishFailed) as caught:
         call(nobody, "publish", {})
@@ -265,8 +265,8 @@ def test_a_failed_publish_has_one_cause(call, hurried):
     ]
 
 
-def test_every_other_call_says_that_the_server_is_away(call, monkeypatch):
-    monkeypatch.setattr("reliq.control.PUBLISH_SECONDS", 0.1)
+@pytest.mark.usefixtures("impatient")
+def test_every_other_call_says_that_the_server_is_away(call):
     nobody = Queue("q", url="redis://127.0.0.1:1/0")
 
     for name, args in [("counts", ()), ("cancel", ("m",)), ("letters", ()), ("pause", ())]:

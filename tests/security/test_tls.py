@@ -52,10 +52,12 @@ def test_a_server_that_the_authority_vouches_for_is_talked_to(server, authority,
     assert works(Queue("q", url=f"rediss://{host}:{server}/0?ssl_ca_certs={authority.certificate}"), call)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_an_authority_that_nobody_named_is_not_believed(server, call):
     assert "certificate verify failed" in refused(Queue("q", url=f"rediss://127.0.0.1:{server}/0"), call)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_certificate_for_another_place_is_refused(server_elsewhere, authority, call):
     queue = Queue("q", url=f"rediss://127.0.0.1:{server_elsewhere}/0?ssl_ca_certs={authority.certificate}")
 
@@ -81,6 +83,7 @@ def test_a_client_that_checks_nothing_is_warned_of(server_elsewhere):
     theirs.close()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_client_shows_its_own_certificate_where_that_is_wanted(server_for_known_clients, authority, call):
     key, certificate = authority.vouch_for("worker", *HERE)
     url = f"rediss://127.0.0.1:{server_for_known_clients}/0?ssl_ca_certs={authority.certificate}"
@@ -89,6 +92,7 @@ def test_a_client_shows_its_own_certificate_where_that_is_wanted(server_for_know
     assert works(Queue("q", url=f"{url}&ssl_certfile={certificate}&ssl_keyfile={key}"), call)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_the_oldest_version_of_tls_may_be_raised(server_with_tls_12, authority, call):
     url = f"rediss://127.0.0.1:{server_with_tls_12}/0?ssl_ca_certs={authority.certificate}"
 
