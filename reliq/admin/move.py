@@ -196,7 +196,7 @@ class Mover:
     def _free(self, meant: list[Entry]) -> list[Entry]:
         """Return the messages that the other queue can have and does not know."""
         fit = [one for one in meant if (one.size or 0) <= LARGEST_BODY and self._takes(self._trial(one))]
-        tests = (queries.is_taken, queries.is_alive, queries.is_in_garbage)
+        tests = (queries.marker, queries.is_alive, queries.is_in_garbage)
         homes = [(one, home.keys) for one in fit for home in self._target.homes(one.id)]
         answers = self._queue.run_all([test(keys, one.id) for one, keys in homes for test in tests])
         known = {one.id for at, (one, _) in enumerate(homes) if any(answers[3 * at : 3 * at + 3])}

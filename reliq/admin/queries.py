@@ -95,12 +95,6 @@ def marker_ms(keys: Keys, id: str) -> Command[int]:
     return Command(("PTTL", keys.dedup(id)), int)
 
 
-@runs("dedup:EXISTS")
-def is_taken(keys: Keys, id: str) -> Command[bool]:
-    """Say whether a chosen id is taken after its end."""
-    return Command(("EXISTS", keys.dedup(id)), bool)
-
-
 @runs("dedup:SET")
 def take_id(keys: Keys, id: str, why: bytes, for_ms: int) -> Command[None]:
     """Have a chosen id taken for so many ms, unless it is so already."""

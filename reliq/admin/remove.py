@@ -20,6 +20,7 @@ from reliq.admin.list import size_of
 from reliq.admin.places import CANCELLABLE, LinePlace, Place, Spot, check_place, is_list
 from reliq.admin.queries import size
 from reliq.admin.walk import Found, Walk
+from reliq.chunks import chunked
 from reliq.control import tombstone_ms
 from reliq.ids import check_id
 from reliq.settings import BATCH_LIMIT
@@ -152,8 +153,7 @@ def cancel_each(queue: QueueSession, ids: Sequence[str], tombstone: Duration | N
     for_ms = tombstone_ms(tombstone)
     found: dict[str, CancelStatus] = {}
     for part, some in queue.by_home([check_id(id) for id in dict.fromkeys(ids)]).items():
-        for at in range(0, len(some), BATCH_LIMIT):
-            piece = some[at : at + BATCH_LIMIT]
+        for piece in chunked(some, BATCH_LIMIT):
             found |= zip(piece, cancel_ids(part, piece, for_ms), strict=True)
     for id in [id for id, status in found.items() if status == "not_found"]:
         for part in queue.homes(id)[1:]:  # where it was before the number of shards changed

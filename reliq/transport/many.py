@@ -206,7 +206,10 @@ class AsyncManyWire:
 
     async def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
         """Send `commands` at once and return the replies; what was refused, or failed, is an exception in its place."""
-        made = Exchange(self._servers, commands) if self._servers.is_ready else await self._first(commands)
+        if self._servers.is_ready:
+            made = Exchange(self._servers, commands)
+        else:
+            made = await asyncio.to_thread(Exchange, self._servers, commands)
         await self._make(made, made.shares)
         if again := made.redirected():
             await self._make(made, again)
@@ -214,9 +217,6 @@ class AsyncManyWire:
             for pool in wire.pools():
                 await pool.disconnect(inuse_connections=False)
         return made.replies
-
-    async def _first(self, commands: Sequence[Sequence[Arg]]) -> Exchange:
-        return await asyncio.to_thread(Exchange, self._servers, commands)
 
     async def _make(self, made: Exchange, shares: Shares) -> None:
         if len(shares) == 1:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tenacity import wait_exponential
 
 from reliq import commands, transitions
+from reliq.chunks import chunked
 from reliq.events import Superseded, notify
 from reliq.publish.registry import NAMING_SECONDS
 from reliq.retry import seconds_after
@@ -148,8 +149,7 @@ class Ticker:
 
     def _make(self, due: Sequence[Due]) -> None:
         """Make the calls; note how far each entry is then."""
-        for first in range(0, len(due), TICKS_TOGETHER):
-            some = due[first : first + TICKS_TOGETHER]
+        for some in chunked(due, TICKS_TOGETHER):
             answers = self._client.run_all([one.call for one in some])
             for one, answer in zip(some, answers, strict=True):
                 keys = one.seen.entry.queue.keys
@@ -186,5 +186,4 @@ def _groups(entries: Sequence[Periodic]) -> Iterator[list[Periodic]]:
     for one in entries:
         queues.setdefault(one.queue.name, []).append(one)
     for group in queues.values():
-        for first in range(0, len(group), BATCH_LIMIT):
-            yield group[first : first + BATCH_LIMIT]
+        yield from chunked(group, BATCH_LIMIT)

@@ -12,7 +12,7 @@ from reliq import Admin, ConfigurationError, Consumer, Queue
 from reliq.admin.doctor.facts import Facts, Finding
 from reliq.admin.doctor.findings import findings
 from reliq.admin.doctor.of_cluster import together
-from reliq.admin.doctor.spread import judged
+from reliq.admin.doctor.of_shards import judged
 from reliq.cli.app import app
 from reliq.client.client import Client
 from reliq.keys import QUEUES_KEY, Keys
@@ -64,7 +64,7 @@ def test_the_doctor_asks_every_node_and_replica(cluster, admin):
     assert named(found, "coverage") == [("ok", "cluster-require-full-coverage is no (on each of 6)")]
     assert named(found, "node timeout") == [("ok", "cluster-node-timeout is 1000 ms (on each of 6)")]
     assert named(found, "eviction") == [("ok", "maxmemory-policy is noeviction (on each of 6)")]
-    assert named(found, "replicas") == [("warning", "1 replicas, and min-replicas-to-write is 0 (on each of 3)")]
+    assert named(found, "replicas") == [("warning", "1 replica, and min-replicas-to-write is 0 (on each of 3)")]
     assert {verdict for verdict, _ in named(found, "version")} == {"ok"}
 
 

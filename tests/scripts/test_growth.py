@@ -74,7 +74,7 @@ def resharder(before, after):
     for shard in range(after.served):
         yield t.ask(Keys("q", shard=shard), [], epoch=after.epoch, closing=shard >= after.n, clock=NOON)
     old = Keys("q", shard=home(ID, before.n))
-    if not (yield queries.is_alive(old, ID)) and not (yield queries.is_taken(old, ID)):
+    if not (yield queries.is_alive(old, ID)) and not (yield queries.marker(old, ID)):
         yield t.remap(Keys("q"), after.text, replace(after, was=after.n, state="steady").text, clock=NOON)
 
 

@@ -1,22 +1,26 @@
-"""The doctor's findings of queues with several shards: who publishes past their fence."""
+"""The doctor's findings of queues with several shards: who publishes past their fence, and how they are spread."""
 
 from __future__ import annotations
 
+from collections import Counter
+from math import ceil
 from typing import TYPE_CHECKING
 
 from reliq.admin import queries
 from reliq.admin.discover import chosen
-from reliq.admin.doctor.facts import Finding
+from reliq.admin.doctor.facts import Finding, unknown
 from reliq.errors import RedisRefusedError
 from reliq.ids import home
 from reliq.shardmap import ShardMap, shard_map
 from reliq.text import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from reliq.admin.session import Session
 
+#: A server with so many times its share of a queue's shards has too many.
+TOO_MANY = 1.5
 #: About as many messages of each queue are looked at.
 IDS_LOOKED_AT = 1000
 
@@ -28,12 +32,12 @@ def shard_findings(session: Session) -> list[Finding]:
     While the number of shards changes there are such; before and after, an older producer alone leaves any.
     """
     try:
-        return list(_judged(session))
+        return list(_strays(session))
     except RedisRefusedError:
         return []
 
 
-def _judged(session: Session) -> Iterator[Finding]:
+def _strays(session: Session) -> Iterator[Finding]:
     queues = [keys for keys in chosen(session, ()).queues if not keys.bare]
     maps = session.try_all([shard_map(keys) for keys in queues])
     sharded = [(keys, map) for keys, map in zip(queues, maps, strict=True) if isinstance(map, ShardMap) and map.n > 1]
@@ -50,3 +54,35 @@ def _judged(session: Session) -> Iterator[Finding]:
                 "a producer of a version without shards publishes there: an id may be accepted twice, and cancel finds none",
                 "start that producer anew with the version of the workers; what it has published is worked as all else",
             )
+
+
+def spread(session: Session, servers: int) -> Finding:
+    """Return the finding on the shards of every queue of the registry, of which each of `servers` should have its share."""
+    try:
+        queues = [keys for keys in chosen(session, ()).queues if not keys.bare]
+    except RedisRefusedError:
+        return unknown("spread", "the registry of queues")
+    maps = session.try_all([shard_map(keys) for keys in queues])
+    counts = {
+        keys.name: Counter(session.server_of(keys.of_shard(shard).ready) for shard in range(found.served))
+        for keys, found in zip(queues, maps, strict=True)
+        if isinstance(found, ShardMap) and found.served > 1
+    }
+    return judged(counts, servers)
+
+
+def judged(counts: Mapping[str, Counter[str]], servers: int) -> Finding:
+    """Return the finding on queues, by how many of the shards of each lie on which server."""
+    for queue, of_server in counts.items():
+        [(server, most)] = of_server.most_common(1)
+        if most > TOO_MANY * ceil(of_server.total() / servers):
+            return Finding(
+                "spread",
+                "warning",
+                f"{most} of {of_server.total()} shards of {queue} lie on {server}",
+                "that server does most of the queue's work",
+                "give each node as many slots: redis-cli --cluster rebalance",
+            )
+    return Finding(
+        "spread", "ok", f"queues with several shards: {len(counts)}, spread evenly over {count_of(servers, 'server')}"
+    )

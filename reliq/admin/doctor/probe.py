@@ -12,8 +12,7 @@ from reliq.admin.doctor.facts import Facts, Finding
 from reliq.admin.doctor.findings import findings
 from reliq.admin.doctor.of_cluster import together, too_old, unreachable
 from reliq.admin.doctor.of_keys import key_findings
-from reliq.admin.doctor.of_shards import shard_findings
-from reliq.admin.doctor.spread import spread
+from reliq.admin.doctor.of_shards import shard_findings, spread
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.transport.gate import WrongKindError
 
