@@ -46,7 +46,7 @@ def whole(name: str, value: int, *, least: int = 0, most: int) -> int:
 def check_is_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
     """Raise ConfigurationError naming `name` when a value is none of those that are allowed."""
     if value not in allowed:
-        raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {str(value)[:40]!r}")
+        raise ConfigurationError(f"{name} must be one of {', '.join(allowed)}, not {str(value)[:40]!r}")
 
 
 def _shown(value: object) -> str:

@@ -10,11 +10,10 @@ from reliq import commands
 from reliq.admin import queries
 from reliq.admin.parts import ask_each
 from reliq.call import id_text
-from reliq.errors import ConfigurationError
 from reliq.failure_note import FailureNote
 from reliq.foreign import moment, whole_number
 from reliq.keys import Keys
-from reliq.settings import whole
+from reliq.settings import check_is_one_of, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,8 +66,8 @@ class End:
 def check_ends(kind: str | None, limit: int) -> None:
     """Raise ConfigurationError when there is no such kind of end, or the limit is not 1 to 100,000."""
     whole("limit", limit, least=1, most=ENDS_LIMIT)
-    if kind is not None and kind not in END_KINDS:
-        raise ConfigurationError(f"kind must be one of {', '.join(END_KINDS)}, not {str(kind)[:40]!r}")
+    if kind is not None:
+        check_is_one_of("kind", kind, END_KINDS)
 
 
 def ends_of(queue: QueueSession, *, kind: str | None, limit: int) -> list[End]:

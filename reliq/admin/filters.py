@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from reliq.errors import ConfigurationError
 from reliq.message import DEATH_REASONS
-from reliq.settings import seconds
+from reliq.settings import check_is_one_of, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -80,8 +80,8 @@ class LetterFilter(Filter):
     newer_than: float | None = None
 
     def __post_init__(self) -> None:
-        if self.reason and self.reason not in DEATH_REASONS:
-            raise ConfigurationError(f"reason must be one of {', '.join(DEATH_REASONS)}, not {self.reason[:40]!r}")
+        if self.reason:
+            check_is_one_of("reason", self.reason, DEATH_REASONS)
         for name in ("older_than", "newer_than"):
             if getattr(self, name) is not None:
                 seconds(name, getattr(self, name))

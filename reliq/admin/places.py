@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
-from reliq.errors import ConfigurationError
+from reliq.settings import check_is_one_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,5 @@ def redis_key(keys: Keys, spot: Spot) -> str:
 
 def check_place(place: str, allowed: Sequence[Place] = PLACES) -> Place:
     """Return the name of a place; raise ConfigurationError for another. Users call it a state."""
-    for one in allowed:
-        if one == place:
-            return one
-    raise ConfigurationError(f"state must be one of {', '.join(allowed)}, not {str(place)[:40]!r}")
+    check_is_one_of("state", place, allowed)
+    return cast("Place", place)

@@ -11,7 +11,7 @@ from reliq.errors import ConfigurationError
 from reliq.health import DEFAULT_HOST
 from reliq.logs.setup import FORMATS, LEVELS
 from reliq.process.plan import STALL_SECONDS, ChildPlan
-from reliq.settings import WorkerSettings, seconds, whole
+from reliq.settings import WorkerSettings, check_is_one_of, seconds, whole
 
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)i?B?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -104,15 +104,10 @@ def worker(
 
 def _check_options(log_level: str, log_format: str, processes: int, stall: float) -> None:
     """Raise ConfigurationError for a value that its option does not take."""
-    _one_of("--log-level", log_level, LEVELS)
-    _one_of("--log-format", log_format, FORMATS)
+    check_is_one_of("--log-level", log_level, LEVELS)
+    check_is_one_of("--log-format", log_format, FORMATS)
     whole("--processes", processes, least=1, most=1000)
     seconds("--stall", stall, least=1.0)
-
-
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigurationError(f"{option} must be one of {', '.join(allowed)}, not {value!r}")
 
 
 def size(text: str) -> int:

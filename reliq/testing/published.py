@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, get
 from reliq import commands
 from reliq.admin import queries, server
 from reliq.chunks import chunked
-from reliq.errors import ConfigurationError, UndecodableError
+from reliq.errors import UndecodableError
+from reliq.settings import check_is_one_of
 from reliq.settlement import undecodable
 from reliq.testing.queries import line_ids
 from reliq.wireformat import open_envelope
@@ -87,8 +88,8 @@ class Wanted:
     priority: Priority | None = None
 
     def __post_init__(self) -> None:
-        if self.state not in (None, *ALIVE_STATES):
-            raise ConfigurationError(f"state must be one of {', '.join(ALIVE_STATES)}, not {self.state!r}")
+        if self.state is not None:
+            check_is_one_of("state", self.state, ALIVE_STATES)
 
     def __str__(self) -> str:
         asked = {name: getattr(self, name) for name in self.__slots__}

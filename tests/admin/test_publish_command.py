@@ -106,7 +106,7 @@ def test_a_key_and_a_priority_arrive_and_exclude_each_other(command, queue, clie
     assert client.lrange(queue.keys.line("\x01high"), 0, -1) == [b"first"]
     assert (both.code, neither.code) == (2, 2)
     assert "give key or priority, not both" in both.err
-    assert "priority must be one of 'high', 'normal', 'low', not 'urgent'" in neither.err
+    assert "priority must be one of high, normal, low, not 'urgent'" in neither.err
 
 
 def test_the_lines_of_a_file_have_the_key_that_is_given(command, queue, client, tmp_path):

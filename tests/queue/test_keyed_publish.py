@@ -114,7 +114,7 @@ def test_tasks_that_publish_with_different_keys_share_round_trips(queue, client)
     [
         ({"key": ""}, "key must be 1 to 128 bytes"),
         ({"key": 7}, "key must be a str, not int"),
-        ({"priority": "urgent"}, "priority must be one of 'high', 'normal', 'low', not 'urgent'"),
+        ({"priority": "urgent"}, "priority must be one of high, normal, low, not 'urgent'"),
         ({"key": "a", "priority": "high"}, "give key or priority, not both: the messages of key 'a' take turns"),
     ],
 )
