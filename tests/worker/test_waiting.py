@@ -47,6 +47,12 @@ def parts(caller, no_heartbeat):
     return make
 
 
+@pytest.fixture
+def short_waits(monkeypatch):
+    """A wait for a token takes a fifth of its second; whether a look is due, the held clock says."""
+    monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", POLL_SECONDS / 5)
+
+
 def idle(fetcher, clock):
     """Have a fetcher be idle: the first claim, a second without a token, and a look."""
     for _ in range(2):
@@ -57,7 +63,7 @@ def idle(fetcher, clock):
 
 @pytest.mark.parametrize("amount", [1, 50])
 def test_an_idle_worker_looks_once_a_second_however_many_queues_it_has(
-    make_queue, consumer, parts, client, clock, amount
+    make_queue, consumer, parts, client, clock, amount, short_waits
 ):
     for number in range(amount):
         consumer.handler(make_queue(f"q{number}"))(lambda body: None)
@@ -76,7 +82,9 @@ def test_an_idle_worker_looks_once_a_second_however_many_queues_it_has(
     assert POLL_SECONDS == 1  # what such a round trip takes
 
 
-def test_a_look_finds_what_nobody_pushed_a_token_for_and_takes_nothing_itself(queue, consumer, parts, client, clock):
+def test_a_look_finds_what_nobody_pushed_a_token_for_and_takes_nothing_itself(
+    queue, consumer, parts, client, clock, short_waits
+):
     consumer.handler(queue)(lambda body: None)
     fetcher, _, held = parts(consumer)
     idle(fetcher, clock)
@@ -106,7 +114,7 @@ def test_a_full_worker_asks_redis_nothing(queue, consumer, parts, client):
     assert commands_of(client) == before
 
 
-def test_a_paused_queue_is_not_asked_again_and_again(queue, consumer, parts, client, clock):
+def test_a_paused_queue_is_not_asked_again_and_again(queue, consumer, parts, client, clock, short_waits):
     consumer.handler(queue)(lambda body: None)
     queue.publish("x")
     queue.pause()
