@@ -150,7 +150,8 @@ class Child:
         return self.process is not None and self.process.poll() is not None
 
     def note_end(self, returncode: int) -> None:
-        """Count the end of a process at its start; one that has worked begins the count anew."""
+        """Count the end of a process at its start; one that has worked, if for a moment, begins the count anew."""
+        self._note_work()
         if self.has_worked:
             self.failures = self.crashes = 0
             return
@@ -176,7 +177,7 @@ class Child:
         """Note a sign of life, or a silence, once the process works."""
         if self.board is None:
             return
-        self.has_worked = self.has_worked or self.pulse.is_ready or bool(self.board.rows())
+        self._note_work()
         if not self.has_worked:
             return
         gap = self.silence.hear(self.board.beat, now, self.pid)
@@ -275,6 +276,9 @@ class Child:
                 return True
             time.sleep(STOPPED_SECONDS / 100)
         return self.process is None
+
+    def _note_work(self) -> None:
+        self.has_worked = self.has_worked or self.pulse.is_ready or bool(self.rows())
 
     @property
     def _async(self) -> set[str]:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from reliq.client.tokens import Tokens
@@ -62,7 +62,7 @@ class Listener:
         except TimeoutError:
             return self._leave(place)
         except BaseException:
-            self._give_back(self._leave(place))
+            self.give_back(self._leave(place))
             raise
 
     async def await_(self, seconds: float) -> Found | None:
@@ -73,7 +73,7 @@ class Listener:
         except TimeoutError:
             return self._leave(place)
         except BaseException:
-            self._give_back(self._leave(place))
+            self.give_back(self._leave(place))
             raise
 
     def note(self, due_in: dict[Keys, float]) -> None:
@@ -96,11 +96,12 @@ class Listener:
     def _enter(self) -> Future[Found]:
         place: Future[Found] = Future()
         with self._lock:
-            self._waiting.append(place)
             self._is_closed = False
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="reliq-listener", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="reliq-listener", daemon=True)
+                thread.start()  # one that cannot start is none: the next wait tries again
+                self._thread = thread
+            self._waiting.append(place)
         self._poke()
         return place
 
@@ -113,7 +114,7 @@ class Listener:
                 return None
         return place.result()
 
-    def _give_back(self, found: Found | None) -> None:
+    def give_back(self, found: Found | None) -> None:
         """Have somebody else take what came for who has gone."""
         for keys in found or ():
             if not self._wake((keys,)):
@@ -136,23 +137,23 @@ class Listener:
             pass
 
     def _run(self) -> None:
-        tokens, watch = Tokens(self.client), ShardWatch(self.client, self._spares_leases)
-        self._poke = tokens.poke
         try:
-            while not self._is_over():
-                self._step(tokens, watch)
+            with closing(ShardWatch(self.client, self._spares_leases)) as watch, closing(Tokens(self.client)) as tokens:
+                self._poke = tokens.poke
+                while not self._is_over():
+                    self._step(tokens, watch)
         except Exception:
             logger.exception("queue %s: the waits of `receive` failed and begin anew", self._shards.first.name)
+            time.sleep(EACH_SHARD_SECONDS)  # whoever waits looks then, and begins them anew
             with self._lock:
-                self._thread = None
+                if self._thread is threading.current_thread():
+                    self._thread = None
             self._wake_all()
-        finally:
-            tokens.close()
-            watch.close()
 
     def _is_over(self) -> bool:
         with self._lock:
-            is_over = not self._waiting and (self._is_closed or time.monotonic() >= self._left_at + KEPT_SECONDS)
+            is_kept = bool(self._waiting or self._unheard)
+            is_over = not is_kept and (self._is_closed or time.monotonic() >= self._left_at + KEPT_SECONDS)
             if is_over:
                 self._thread = None
             return is_over
@@ -170,8 +171,7 @@ class Listener:
         if self._waiting:
             tokens.expect(shards)
         try:
-            for keys in watch.step(shards):
-                self._wake((keys,))
+            tokens.pass_on([keys for keys in watch.step(shards) if not self._wake((keys,))])
             seconds = min(seconds, watch.seconds())
         except ReliqError as error:
             logger.debug("queue %s: no shard can be looked at: %s", self._shards.first.name, error)

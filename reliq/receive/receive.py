@@ -209,11 +209,15 @@ async def _alisten(listener: Listener, batch: Batch[B], seconds: float) -> Found
     listening = asyncio.ensure_future(listener.await_(seconds))
     batch.cut = listening.cancel
     try:
-        return await listening
+        found = await listening
     except asyncio.CancelledError:
         if batch.given_up:
             return None
         raise
+    if found and batch.given_up:  # it came at the same moment
+        listener.give_back(found)
+        return None
+    return found
 
 
 async def _await(client: AsyncClient, batch: Batch[B], seconds: float, places_to_wait: asyncio.Semaphore) -> None:

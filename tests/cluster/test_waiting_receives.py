@@ -8,6 +8,8 @@ import pytest
 from waiting import eventually
 
 from reliq import Admin, Queue, transitions
+from reliq.client.tokens import Tokens
+from reliq.receive.listener import Listener
 from reliq.receive.watch import ShardWatch
 from reliq.shardmap import ShardMap
 from reliq.transitions import CallNumber
@@ -149,6 +151,63 @@ def test_a_receive_that_is_cancelled_ends_at_once_and_what_it_heard_goes_to_the_
         return await areceive_one(queue)
 
     assert len(asyncio.run(cancelled())) == 1
+
+
+@pytest.mark.usefixtures("no_looks")
+def test_what_is_heard_by_a_receive_that_is_cancelled_at_the_same_moment_goes_to_another_process(
+    queue, other, blocked, monkeypatch
+):
+    heard = Listener.await_
+
+    async def await_(self, seconds):
+        found = await heard(self, seconds)
+        if receipts and self is queue._receiver.listener():
+            waiting.cancel()
+        return found
+
+    async def cancelled():
+        nonlocal waiting
+        waiting = asyncio.create_task(areceive_one(queue))
+        await asyncio.to_thread(eventually, lambda: blocked() == SHARDS, "a wait for each shard stands")
+        next_one = asyncio.create_task(areceive_one(other))
+        await asyncio.to_thread(eventually, lambda: blocked() == 2 * SHARDS, "the other one waits, too")
+        producer = Queue("orders", int, url=other.connection().name)
+        receipts.append(None)
+        receipts.append(producer.publish(1))
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        async with asyncio.timeout(30):
+            assert await next_one == [receipts[-1].id]
+
+    waiting, receipts = None, []
+    monkeypatch.setattr(Listener, "await_", await_)
+    asyncio.run(cancelled())
+
+
+@pytest.mark.usefixtures("no_looks")
+def test_a_listener_whose_thread_or_waits_were_refused_begins_anew(queue, other, monkeypatch):
+    """A machine that is short of threads or of descriptors for a moment leaves nobody deaf."""
+    refusals = {"thread": threading.Thread.start, "waits": Tokens.__init__}
+
+    def refused_once(what, call):
+        def made(self, *given):
+            if refusals.pop(what, None) and (what == "waits" or self.name == "reliq-listener"):
+                raise {"thread": RuntimeError, "waits": OSError}[what](what)
+            call(self, *given)
+
+        return made
+
+    monkeypatch.setattr(threading.Thread, "start", refused_once("thread", threading.Thread.start))
+    monkeypatch.setattr(Tokens, "__init__", refused_once("waits", Tokens.__init__))
+    with pytest.raises(RuntimeError):
+        receive_one(queue)
+
+    with ThreadPoolExecutor(1) as pool:
+        refusals["thread"] = None
+        heard = pool.submit(receive_one, queue)
+        eventually(lambda: not refusals.get("waits"), "its waits were refused")
+        receipt = other.publish(1)
+        assert heard.result(60) == [receipt.id]
 
 
 @pytest.mark.usefixtures("no_looks")

@@ -233,3 +233,13 @@ def test_a_process_that_is_killed_at_its_start_comes_back_ever_later_and_is_no_c
     assert not child.may_start()
     child.started_at = time.monotonic() - SLOWEST_RESTART_SECONDS
     assert child.may_start()
+
+
+def test_a_process_that_its_first_message_ends_before_anybody_has_looked_has_come_through_its_start(held, consumer):
+    """Else a worker whose first messages kill it, one after another, is ended as one that cannot start."""
+    child, board = held
+    board.begins(begun(consumer.handlers[0], "x"))
+
+    child.note_end(9)
+
+    assert (child.failures, child.crashes) == (0, 0)
