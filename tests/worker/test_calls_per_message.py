@@ -33,7 +33,7 @@ def calls_of(queue, url, tmp_path):
         async def ahandle(body):
             handle(body)
 
-        options = {"batch": 20, "linger": 0.05} if kind == "batch" else {}
+        options = {"batch": 20, "linger": 5.0} if kind == "batch" else {}
         consumer.handler(queue, **options)(ahandle if kind == "async" else handle)
         BoardView(tmp_path / "board", ["q"], slots)
         queue.publish_many(["x"] * MESSAGES)
