@@ -71,8 +71,7 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
         except PublishFailed as failed:
             queue.publish(body, id=failed.id)  # published once, also when the first one was written
 
-    Example: of `queue.publish_many(items)`, where `items` is an iterator, which cannot be read twice
-        except PublishFailed as failed:
+        except PublishFailed as failed:  # of publish_many(items), where items is an iterator: it cannot be read twice
             queue.publish_many(itertools.chain(failed.rest, items))
     """
 
