@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from reliq.client.shards import Shards
     from reliq.codec.codec import Codec
     from reliq.keys import Keys
+    from reliq.message import Header
     from reliq.settings import QueueSettings
 
 #: The keyword arguments of a publish.
@@ -139,7 +140,7 @@ class Writer:
             terms = terms._replace(window_ms=milliseconds(self._settings.dedup))
         known = []
         for order in orders:
-            header, body = open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), order.value), bare=self.bare)
+            header, body = self._opened(order)
             rest = body, terms, header.incarnation, header.line, frozenset(header.headers.items())
             known.append(Message(order.id, hash(rest)))
         return tuple(known)
@@ -180,7 +181,7 @@ class Writer:
         return tuple(map(self._outgoing, orders))
 
     def _outgoing(self, order: Order) -> Outgoing[Any]:
-        header, payload = open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), order.value), bare=self.bare)
+        header, payload = self._opened(order)
         terms = order.terms
         return Outgoing(
             body=self._codec.decode(payload),
@@ -196,6 +197,10 @@ class Writer:
             key=header.key,
             priority=header.priority,
         )
+
+    def _opened(self, order: Order) -> tuple[Header, bytes]:
+        start = b"" if self.bare else b"%b0" % ENVELOPE_START.encode()
+        return open_envelope(start + order.value, bare=self.bare)
 
     def _payload(self, body: Any) -> bytes:
         payload = self._codec.encode(body)

@@ -10,7 +10,7 @@ from itertools import chain
 
 import pytest
 
-from reliq import BodyError, Outgoing, PublishFailed
+from reliq import BodyError, Layout, Outgoing, PublishFailed, Queue
 
 
 def test_a_thread_that_outlives_the_main_one_publishes_everything(queue, url):
@@ -105,3 +105,16 @@ def test_the_rest_is_the_same_messages_with_all_their_options(queue, call, clien
 
     assert failed.value.rest == (wanted,)
     assert pickle.loads(pickle.dumps(failed.value)).rest == ()
+
+
+def test_the_rest_of_a_queue_of_bare_bodies_is_published_again(url, client, call):
+    queue = Queue("bare", bytes, url=url, layout=Layout.hdt3213())
+    client.set(queue.keys.pending, "not a sorted set")
+    with pytest.raises(PublishFailed) as failed:
+        call(queue, "publish_many", [Outgoing(body=b"first", delay=3600, retries=2), b"second"])
+
+    rest = failed.value.rest
+    client.delete(queue.keys.pending)
+
+    assert [(one.body, one.delay) for one in rest] == [(b"first", 3600), (b"second", 0)]
+    assert call(queue, "publish_many", rest).published == 2
