@@ -94,7 +94,7 @@ class Failures:
             return
         delivery, place = held.delivery, outcome.raised or outcome.error
         what = outcome.kept if self._error_text else place
-        text = f"{held.queue} {delivery.id} {_ended(delivery, kind, seconds)}, {_goes_on(outcome, final=final)}: {what}"
+        text = f"{held.queue} {delivery.id} {_ended(delivery, kind, seconds)}, {_goes_on(outcome, final=final)}"
         told = {
             "event": "handled",
             "queue": held.queue,
@@ -107,7 +107,13 @@ class Failures:
             "error_type": place.partition(" ")[0],
             "place": place,
         }
-        self._write(level, printable(text), told, error, with_trace=self._is_new(held.queue, error) or final)
+        self._write(
+            level,
+            printable(f"{text}: {what}" if what else text),
+            told,
+            error,
+            with_trace=self._is_new(held.queue, error) or final,
+        )
 
     def _write(self, level: int, text: str, told: dict[str, Any], error: BaseException, *, with_trace: bool) -> None:
         """Write a record whose traceback is ready, so that whoever formats it adds no text of an exception."""

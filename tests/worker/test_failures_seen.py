@@ -164,6 +164,16 @@ def test_a_hook_is_told_of_each_message_of_a_batch(queue, consumer, start, recor
     assert len({id for id, _, final in told if final}) == 3
 
 
+def test_a_death_without_a_reason_ends_its_line_there(make_queue, consumer, start, recorder, records):
+    consumer.handler(make_queue(retries=0))(lambda body: Nack())
+    make_queue().publish("x", id="m")
+    start()
+    recorder.wait_for(Collected)
+
+    [last] = records()
+    assert re.fullmatch(r"q m attempt 1 of 1 failed after \S+ s, now a dead letter", last.getMessage())
+
+
 @dataclass
 class Card:
     number: int
