@@ -165,8 +165,9 @@ def test_a_hook_is_told_of_each_message_of_a_batch(queue, consumer, start, recor
 
 
 def test_a_death_without_a_reason_ends_its_line_there(make_queue, consumer, start, recorder, records):
-    consumer.handler(make_queue(retries=0))(lambda body: Nack())
-    make_queue().publish("x", id="m")
+    queue = make_queue(retries=0)
+    consumer.handler(queue)(lambda body: Nack())
+    queue.publish("x", id="m")
     start()
     recorder.wait_for(Collected)
 
