@@ -264,12 +264,14 @@ class Clients:
 
     def close(self) -> None:
         """End what waits, and close the blocking connections."""
+        self._follow()
         if self.waits:
             self.waits.close()
         self.connection().close()
 
     async def aclose(self) -> None:
         """End what waits, and close the running event loop's connections."""
+        self._follow()
         if self.waits:
             await asyncio.to_thread(self.waits.close)
         await self.connection().aclose()
@@ -278,5 +280,5 @@ class Clients:
         """Forget what belongs to another Redis, or to the process that this one was forked from."""
         url = default_url() if self._target is None else ""
         if self.epoch is not transport.epoch or self._url != url:
-            self.epoch, self._url, self._blocking = transport.epoch, url, {}
+            self.epoch, self._url, self._blocking, self.waits = transport.epoch, url, {}, None
             self.named_until = self.mapped_until = 0.0

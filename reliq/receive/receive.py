@@ -206,6 +206,8 @@ async def _alook(client: AsyncClient, batch: Batch[B], wait_seconds: float, plac
 
 async def _alisten(listener: Listener, batch: Batch[B], seconds: float) -> Found | None:
     """Return where something has come; None when the time is over, or the caller has gone."""
+    if batch.given_up:  # during the look
+        return None
     listening = asyncio.ensure_future(listener.await_(seconds))
     batch.cut = listening.cancel
     try:

@@ -9,6 +9,7 @@ from waiting import eventually
 
 from reliq import Admin, Queue, transitions
 from reliq.client.tokens import Tokens
+from reliq.receive.batch import Batch
 from reliq.receive.listener import Listener
 from reliq.receive.watch import ShardWatch
 from reliq.shardmap import ShardMap
@@ -133,9 +134,7 @@ def test_what_is_idle_is_looked_at_once_a_second_by_one_of_all_processes(
 
 @pytest.mark.usefixtures("no_looks", "kept")
 def test_a_token_that_came_when_nobody_waits_any_more_is_for_another_process(queue, other, blocked):
-    with queue.receive(wait=0.05) as jobs:
-        assert jobs == []
-    eventually(lambda: blocked() == SHARDS, "its waits stand")
+    wait_until_they_stand(queue, blocked)
 
     with ThreadPoolExecutor(1) as pool:
         heard = pool.submit(receive_one, other)
@@ -218,6 +217,27 @@ def test_a_listener_whose_thread_or_waits_were_refused_begins_anew(queue, other,
 
 
 @pytest.mark.usefixtures("no_looks")
+def test_a_receive_that_is_cancelled_while_it_looks_does_not_begin_to_wait(queue, monkeypatch):
+    look, tasks = Batch.look, []
+
+    def cancelled_under_way(batch):
+        if batch._is_wide:
+            tasks[0].cancel()
+        return look(batch)
+
+    async def cancelled():
+        tasks.append(asyncio.create_task(areceive_one(queue)))
+        async with asyncio.timeout(100):
+            await asyncio.wait(tasks)
+        await queue.aclose()
+
+    monkeypatch.setattr(Batch, "look", cancelled_under_way)
+    asyncio.run(cancelled())
+
+    assert tasks[0].cancelled()
+
+
+@pytest.mark.usefixtures("no_looks")
 def test_what_comes_due_and_a_lease_that_nobody_renews_are_met_by_who_waits(taken, queue, other, blocked):
     receipt, client = other.publish(3), queue._clients.blocking()
     for keys in queue.known_shards.all:  # whoever claims it is killed
@@ -234,9 +254,7 @@ def test_what_comes_due_and_a_lease_that_nobody_renews_are_met_by_who_waits(take
 
 @pytest.mark.usefixtures("no_looks", "kept")
 def test_a_wait_that_nothing_ends_makes_no_further_look(queue, blocked, scripts):
-    with queue.receive(wait=0.01) as jobs:
-        assert jobs == []
-    eventually(lambda: blocked() == SHARDS, "a wait for each shard stands")
+    wait_until_they_stand(queue, blocked)
     before = settled(scripts)
 
     with queue.receive(wait=0.01) as jobs:
@@ -247,14 +265,23 @@ def test_a_wait_that_nothing_ends_makes_no_further_look(queue, blocked, scripts)
 
 @pytest.mark.usefixtures("no_looks", "kept")
 def test_a_queue_that_is_closed_waits_no_more(queue, blocked):
-    with queue.receive(wait=0.01) as jobs:
-        assert jobs == []
-    eventually(lambda: blocked() == SHARDS, "a wait for each shard stands")
+    wait_until_they_stand(queue, blocked)
 
     queue.close()
 
     assert not [thread for thread in threading.enumerate() if thread.name == "reliq-listener"]
     eventually(lambda: not blocked(), "Redis sees its waits go")
+
+
+def wait_until_they_stand(queue, blocked):
+    """Receive nothing until there is a wait for each shard; they stay for the next receive."""
+
+    def stand():
+        with queue.receive(wait=0.05) as jobs:
+            assert jobs == []
+        return blocked() == SHARDS
+
+    eventually(stand, "a wait for each shard stands")
 
 
 def receive_one(queue):
