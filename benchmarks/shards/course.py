@@ -20,6 +20,8 @@ CHUNK = 500
 LOOK_SECONDS = 0.05
 #: A worker has connected and made its first looks after so long.
 SETTLE_SECONDS = 4.0
+#: Workers know after so long how many they are, and look less often the more there are.
+IDLE_SETTLE_SECONDS = 25.0
 LOW_RATE = 10
 MICRO = 1e6
 
@@ -134,7 +136,7 @@ def idle(ground: Ground, shards: int, number: int, size: Size) -> tuple[float, f
     queue.publish(time.time())  # a queue that nobody has published to is not there
     with workers(ground.url, number):
         _wait(lambda: queue.counts().alive == 0)
-        time.sleep(SETTLE_SECONDS)
+        time.sleep(IDLE_SETTLE_SECONDS)
         before = Spent(ground)
         time.sleep(size.idle_seconds)
         after = Spent(ground)
