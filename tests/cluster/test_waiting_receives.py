@@ -94,13 +94,19 @@ def taken(request, queue):
     pool.shutdown()
 
 
+def wait_until_all_stand(blocked, received):
+    """Wait for the wait of each shard; a receive that has failed says why."""
+    eventually(lambda: received.done() or blocked() == SHARDS, "a wait for each shard stands")
+    assert not received.done(), received.exception() or received.result()
+
+
 @pytest.mark.usefixtures("no_looks")
 def test_one_wait_for_each_shard_serves_every_receive_of_a_process_and_a_message_wakes_one(
     taken, other, blocked, scripts
 ):
     before = scripts()
     received = taken(12)
-    eventually(lambda: blocked() == SHARDS, "a wait for each shard stands")
+    wait_until_all_stand(blocked, received)
     eventually(lambda: scripts() - before >= 12 * 3 * (1 + SHARDS), "each has looked, first at one shard, then at all")
     looked = settled(scripts)
 
@@ -121,7 +127,7 @@ def test_what_is_idle_is_looked_at_once_a_second_by_one_of_all_processes(
     monkeypatch.setattr("reliq.receive.watch.EACH_SHARD_SECONDS", 0.05)
     monkeypatch.setattr("reliq.receive.watch.WATCHED_SHARD_SECONDS", 3600.0)
     received, looks = taken(5), []
-    eventually(lambda: blocked() == SHARDS, "a wait for each shard stands")
+    wait_until_all_stand(blocked, received)
     step = ShardWatch.step
     monkeypatch.setattr(ShardWatch, "step", lambda self, shards: looks.append(self) or step(self, shards))
     settle = scripts()

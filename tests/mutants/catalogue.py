@@ -177,8 +177,8 @@ MUTANTS = (
     Mutant(
         "a message is started after its lease",
         "worker/runner.py",
-        "if held.lost or run.started_at >= held.lease_until]",
-        "if held.lost]",
+        "if held.lost or run.started_at >= held.lease_until:",
+        "if held.lost:",
         "tests/worker/test_runner.py",
     ),
     Mutant(
