@@ -254,8 +254,8 @@ class Clients:
         if known := self._blocking.get(longer_seconds):
             return known
         timeout_seconds = PUBLISH_TIMEOUT_SECONDS + longer_seconds
-        made = self._blocking[longer_seconds] = Client.to(self.connection(), timeout_seconds, self.observers)
-        return made
+        # Threads that begin at once get the same one.
+        return self._blocking.setdefault(longer_seconds, Client.to(self.connection(), timeout_seconds, self.observers))
 
     def asynchronous(self, longer_seconds: float = 0.0) -> AsyncClient:
         """As `blocking`, for the running event loop."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -48,6 +49,7 @@ class Receiver(Generic[B]):
         self.lanes, self._has_written = Lanes(), False
         self._was_away, self._spare_until = False, 0.0
         self._listener: Listener | None = None
+        self._lock = threading.Lock()  # receives of several threads begin at once
 
     def batch(self, *, limit: int, lease: Duration) -> Batch[B]:
         """Return what one `receive` is to hold; raise ConfigurationError for a limit or lease that is not allowed."""
@@ -57,10 +59,11 @@ class Receiver(Generic[B]):
         """Return what waits for the shards of the queue; None where one wait in Redis is for all of them."""
         if self.shards.lie_together:
             return None
-        client = self.shards.clients.blocking()
-        if self._listener is None or self._listener.client is not client:
-            self._listener = self.shards.clients.waits = Listener(client, self.shards, lambda: self.spares_leases)
-        return self._listener
+        with self._lock:
+            client = self.shards.clients.blocking()
+            if self._listener is None or self._listener.client is not client:
+                self._listener = self.shards.clients.waits = Listener(client, self.shards, lambda: self.spares_leases)
+            return self._listener
 
     @property
     def is_keyed(self) -> bool:

@@ -1,6 +1,7 @@
 """`receive` waits for all shards of a queue at once, as a worker does: one wait for each in a process, and next to no looks."""
 
 import asyncio
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +10,7 @@ from waiting import eventually
 
 from reliq import Admin, Queue, transitions
 from reliq.client.tokens import Tokens
-from reliq.receive.batch import Batch
+from reliq.receive.batch import Batch, Receiver
 from reliq.receive.listener import Listener
 from reliq.receive.watch import ShardWatch
 from reliq.shardmap import ShardMap
@@ -47,6 +48,15 @@ def no_looks(monkeypatch):
 def kept(monkeypatch):
     """Keep the waits that nobody needs any more until the queue is closed, not for a second."""
     monkeypatch.setattr("reliq.receive.listener.KEPT_SECONDS", 3600.0)
+
+
+@pytest.fixture
+def quick_switches():
+    """Have threads take turns after each few instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture
@@ -118,6 +128,25 @@ def test_one_wait_for_each_shard_serves_every_receive_of_a_process_and_a_message
         other.publish(number)
     assert sorted(body for [body] in received.result(60)) == list(range(1, 13))
     eventually(lambda: not blocked(), "nobody waits any more")
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_threads_that_receive_first_at_once_share_one_listener(queue):
+    """Two would have two waits for each shard, of which one is closed by nobody."""
+    queue.known_shards.refresh()
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(50):
+            together = threading.Barrier(8)
+            receiver = Receiver(queue.known_shards, queue.codec, queue.settings)
+            queue._clients._blocking.clear()
+
+            def ask(receiver=receiver, together=together):
+                together.wait()
+                return receiver.listener()
+
+            listeners = {one.result() for one in [pool.submit(ask) for _ in range(8)]}
+            assert len(listeners) == 1
+            assert None not in listeners
 
 
 def test_what_is_idle_is_looked_at_once_a_second_by_one_of_all_processes(
