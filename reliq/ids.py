@@ -30,8 +30,8 @@ _OF_SHARD = re.compile(r"[A-Za-z0-9]{8}[A-Za-z0-9_-]{14}~([1-9][0-9]{0,2})")
 _FIRST_MS, _LAST_MS = 1_577_836_800_000, 4_102_444_800_000
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
-_stock: list[str] = []
-os.register_at_fork(after_in_child=_stock.clear)
+#: Tokens in stock, by the process that drew them: a fork that Python is not told of, as uWSGI's, copies them too.
+_stock: dict[int, list[str]] = {}
 
 _last: tuple[int, str] = (0, "0" * _TIME_LENGTH)
 
@@ -81,12 +81,13 @@ def _place(id: str) -> int:
 def token() -> str:
     """Return a name for one client or process, of 14 characters: 84 bits, for what two share would be one's for both."""
     try:
-        return _stock.pop()
-    except IndexError:
+        return _stock[os.getpid()].pop()
+    except (KeyError, IndexError):
         chance = b2a_base64(os.urandom(_STOCK_TOKENS * _TOKEN_LENGTH * 6 // 8), newline=False)
         text = chance.translate(_URL_SAFE).decode("ascii")
         first, *others = (text[at : at + _TOKEN_LENGTH] for at in range(0, len(text), _TOKEN_LENGTH))
-        _stock.extend(others)
+        _stock.clear()
+        _stock[os.getpid()] = others
         return first
 
 

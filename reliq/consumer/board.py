@@ -36,10 +36,8 @@ _BEAT, _COUNT = struct.Struct("<d"), struct.Struct("<I")
 _COUNT_AT, _LANES_LENGTH_AT, _LEAVES_AT, _LEAVE_ASKED_AT, _HUNG_COUNT_AT = 8, 12, 16, 17, 20
 _LANES_AT, _LANES_BYTES = 64, 64 * 1024
 _ROWS_AT = _LANES_AT + _LANES_BYTES
-_ROW, _TIMES = (
-    struct.Struct("<ddqHH480s"),
-    struct.Struct("<dd"),
-)  # since when (0: nothing), until when, thread, queue, bytes of the id, the id
+_ROW = struct.Struct("<ddqHH480s")  # since when (0: nothing), until when, thread, queue, bytes of the id, the id
+_TIMES = struct.Struct("<dd")  # the first two of a row
 _ID_BYTES = 480
 #: The number of no queue: the row is that of the coroutines, which share a thread.
 _COROUTINES = 0xFFFF

@@ -1,6 +1,7 @@
 """Names, ids, keys, URLs, waits: what needs no Redis."""
 
 import contextlib
+import ctypes
 import os
 import pickle
 import re
@@ -156,10 +157,10 @@ def test_a_chosen_id_tells_no_time(id):
     assert made_at(id) is None
 
 
-def in_a_child(work):
+def in_a_child(work, fork=os.fork):
     """What `work` returns in a forked child."""
     reading, writing = os.pipe()
-    child = os.fork()
+    child = fork()
     if not child:
         os.write(writing, repr(work()).encode())
         os._exit(0)
@@ -170,10 +171,11 @@ def in_a_child(work):
     return eval(said)
 
 
-def test_a_forked_child_makes_other_ids_and_tokens():
+@pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=["Python", "C, as uWSGI"])
+def test_a_forked_child_makes_other_ids_and_tokens(fork):
     ours = {new_id() for _ in range(1000)} | {token()}
 
-    theirs = in_a_child(lambda: [*(new_id() for _ in range(1000)), *(token() for _ in range(200))])
+    theirs = in_a_child(lambda: [*(new_id() for _ in range(1000)), *(token() for _ in range(200))], fork)
 
     ours |= {token() for _ in range(200)}  # chance that is in stock is for one of both alone
     assert len(theirs) == 1200
