@@ -26,8 +26,8 @@ include_patterns = [
     "*.md",
     "*/README.md",
     "grafana/RUNBOOK.md",
-    "tests/claims.md",
     "tests/faults/README.md",
+    "tests/harness/README.md",
 ]
 include_patterns += ["benchmarks/RESULTS.md"]
 exclude_patterns = [".*", "build", "dist"]
@@ -51,7 +51,7 @@ html_copy_source = html_show_copyright = html_show_sphinx = html_use_index = Fal
 _LIGHT = re.compile(r"!\[([^\]]*)\]\(([^)]*)-light\.png\)")
 #: The groups of the navigation and their pages, in a reader's order. What is new in a folder is found there.
 _NAVIGATION = {
-    "Start": "../README tutorial",
+    "Start": "../README installation tutorial",
     "Guides": (
         "publishing handlers workers deployment keys periodic workflows transactions testing dead-letters operations "
         "web monitoring redis cluster shards security go *"
@@ -62,7 +62,7 @@ _NAVIGATION = {
     "Reference": "reference/*",
     "Project": (
         "comparison non-goals versions ../CHANGELOG ../SECURITY ../CONTRIBUTING writing ../reliq/README ../tests/README "
-        "../tests/claims ../tests/faults/README ../benchmarks/README ../benchmarks/RESULTS ../grafana/README "
+        "../tests/faults/README ../tests/harness/README ../benchmarks/README ../benchmarks/RESULTS ../grafana/README "
         "../grafana/RUNBOOK"
     ),
 }
@@ -73,8 +73,8 @@ _TITLES = {
     "../CHANGELOG": "Changes",
     "../reliq/README": "The code",
     "../tests/README": "The tests",
-    "../tests/claims": "Claims and their tests",
     "../tests/faults/README": "Ways to fail",
+    "../tests/harness/README": "The harness",
     "../benchmarks/README": "Benchmarks",
     "../benchmarks/RESULTS": "Figures",
     "../grafana/README": "Dashboard and alerts",

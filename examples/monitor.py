@@ -3,7 +3,7 @@ Watch the demo's queue in a Prometheus: a worker of two processes, errands publi
 
     python examples/monitor.py [SECONDS]
 
-It needs `prometheus` on PATH (Debian: apt-get install prometheus), and goes on until Ctrl-C or for SECONDS.
+It needs `prometheus` on PATH (Debian: apt-get install prometheus), and goes on until Ctrl-C or SIGTERM, or for SECONDS.
 """
 
 import json
@@ -12,12 +12,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
 
-from stage import a_redis
+from stage import a_redis, missing, running
 
 from reliq.embedded import free_port
 
@@ -29,17 +28,6 @@ GRAPHS = {
     "alerts that are pending or fire": "ALERTS",
     "lag, 99 %": "histogram_quantile(0.99, sum by (le) (rate(reliq_lag_seconds_bucket[1m])))",
 }
-
-
-@contextmanager
-def running(*command: str) -> Iterator[None]:
-    """Run a program as long as the block runs."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def prometheus(folder: Path, worker_port: int, port: int) -> list[str]:
@@ -55,18 +43,21 @@ def prometheus(folder: Path, worker_port: int, port: int) -> list[str]:
 
 
 def main() -> None:
-    """Run until interrupted."""
+    """Run until a signal comes, or the time is over."""
     if shutil.which("prometheus") is None:
-        raise SystemExit("prometheus is not on PATH; Debian: apt-get install prometheus")
+        missing("the program prometheus", "apt-get install prometheus (on Debian)")
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else None
     metrics_port, port = free_port(), free_port()
     worker = ["worker", "reliq.cli.demo_jobs:consumer", "--processes", "2", "--metrics-port", str(metrics_port)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reliq-")))
         stack.enter_context(a_redis())
-        stack.enter_context(running(sys.executable, "-m", "reliq", *worker))
-        stack.enter_context(running(sys.executable, str(HERE / "publish_errands.py")))
-        stack.enter_context(running(*prometheus(folder, metrics_port, port)))
+        for command in (
+            [sys.executable, "-m", "reliq", *worker],
+            [sys.executable, str(HERE / "publish_errands.py")],
+            prometheus(folder, metrics_port, port),
+        ):
+            stack.enter_context(running(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         print(f"The worker's metrics: http://127.0.0.1:{metrics_port}/metrics")
         print(f"Prometheus: http://127.0.0.1:{port}/")
         for title, query in GRAPHS.items():
@@ -76,7 +67,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        print()
+    main()

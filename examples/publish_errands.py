@@ -9,6 +9,8 @@ import random
 import sys
 import time
 
+from stage import a_redis
+
 from reliq import PublishFailed
 from reliq.cli.demo_jobs import ERRANDS, Errand, Mood
 
@@ -17,15 +19,17 @@ WEIGHTS = [0.8, 0.1, 0.08, 0.02]
 
 
 def main() -> None:
-    """Publish until interrupted."""
+    """Publish until a signal comes."""
     each_second = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
-    for number in itertools.count():
-        delay = random.choice([0, 0, random.uniform(1, 30)])
-        try:
-            ERRANDS.publish(Errand(number, random.choices(MOODS, WEIGHTS)[0]), delay=delay)
-        except PublishFailed as error:
-            print(error)
-        time.sleep(random.expovariate(each_second))
+    with a_redis():
+        print(f"Publishing to the queue {ERRANDS.name!r}; Ctrl-C ends it.", flush=True)
+        for number in itertools.count():
+            delay = random.choice([0, 0, random.uniform(1, 30)])
+            try:
+                ERRANDS.publish(Errand(number, random.choices(MOODS, WEIGHTS)[0]), delay=delay)
+            except PublishFailed as error:
+                print(error)
+            time.sleep(random.expovariate(each_second))
 
 
 if __name__ == "__main__":

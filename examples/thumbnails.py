@@ -8,13 +8,12 @@ The same file holds the handler and starts the worker, as a supervisor would:
 """
 
 import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage import a_redis, print_account
+from stage import a_redis, print_account, running
 
 from reliq import Consumer, Outgoing, Queue
 
@@ -85,8 +84,8 @@ def main(pictures: int) -> None:
 
         command = [sys.executable, "-m", "reliq", "worker", "thumbnails:consumer"]
         command += ["--processes", "2", "--concurrency", "2", "--burst=delayed", "--log-level", "warning"]
-        here = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-        subprocess.run(command, env=here, check=True)
+        with running(*command, cwd=Path(__file__).parent) as worker:
+            worker.wait()
 
         small = f"P6\n{WIDTH // FACTOR} {HEIGHT // FACTOR}\n".encode()
         good = sum(target.read_bytes().startswith(small) for target in targets)

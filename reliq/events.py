@@ -210,11 +210,13 @@ class RedisAway(Event, frozen=True, gc=False):
     """
     A part of the worker could not reach Redis; it tries again.
 
-    `queue` is empty when nobody answered, and names a queue of which a server is away while others answer.
+    `queue` is empty when nobody answered, and names a queue of which a server is away while others answer. `refusal` is
+    the code of an answer by which Redis refused for now, for example READONLY.
     """
 
     part: str
     error: str
+    refusal: str = ""
 
 
 class RedisBack(Event, frozen=True, gc=False):
@@ -231,20 +233,24 @@ class RedisRefused(Event, frozen=True, gc=False):
 
 
 class OutboxSeen(Event, frozen=True, gc=False):
-    """A relay counted the rows that wait, up to 100,000, and the seconds since the oldest. `queue` is empty."""
+    """
+    A relay counted the rows that wait, up to 100,000, and the seconds since the oldest. `queue` is empty.
+
+    While the database fails, the relay repeats the last count, and the seconds grow.
+    """
 
     waiting: int
     oldest_seconds: float
 
 
 class DatabaseAway(Event, frozen=True, gc=False):
-    """A relay could not reach its database; it tries again. `queue` is empty."""
+    """The database of a relay was away or refused a statement; the relay tries again. `queue` is empty."""
 
     error: str
 
 
 class DatabaseBack(Event, frozen=True, gc=False):
-    """A relay that could not reach its database has reached it. `queue` is empty."""
+    """The database of a relay answers again. `queue` is empty."""
 
 
 class WorkerReady(Event, frozen=True, gc=False):

@@ -21,8 +21,8 @@ def whole_number(text: str | bytes) -> int | None:
 
 
 def moment(seconds: float) -> float:
-    """Return unix seconds that have a date: what lies before 1970 or after 9999 is the nearest that does."""
-    return min(max(float(seconds), 0.0), float(LAST_SECOND))
+    """Return unix seconds that have a date, to the ms: what lies before 1970 or after 9999 is the nearest that does."""
+    return round(min(max(float(seconds), 0.0), float(LAST_SECOND)), 3)
 
 
 def _shown(one: re.Match[str]) -> str:

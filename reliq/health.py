@@ -30,7 +30,10 @@ CLAIMING = ("fetcher", "start")
 #: The figures of a process are sampled twice a second.
 SAMPLE_SECONDS = 0.5
 
-_FIELDS = struct.Struct("dddd")
+#: At most so many bytes say why a process is not ready.
+_UNREADY_BYTES = 200
+
+_FIELDS = struct.Struct(f"dddd{_UNREADY_BYTES}s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class EngineStats:
         slots: handlers that may run at once.
         busy_slots: how many run.
         hung_slots: how many of those overran their time and cannot be ended.
+        unready: why the process is not ready although it has started; empty when it is.
     """
 
     last_claim_at: float
@@ -56,6 +60,7 @@ class EngineStats:
     slots: int
     busy_slots: int
     hung_slots: int
+    unready: str = ""
 
 
 class Pulse:
@@ -91,17 +96,18 @@ class Pulse:
         """Note a try of a claiming part that found Redis away."""
         if isinstance(event, RedisAway) and event.part in CLAIMING:
             with self._lock:
-                claimed_at, _, ready, broken = self._read()
-                self._write(claimed_at, time.monotonic(), ready=bool(ready), broken=bool(broken))
+                claimed_at, _, ready, broken, unready = self._read()
+                self._write(claimed_at, time.monotonic(), ready=bool(ready), broken=bool(broken), unready=unready)
 
     def note(self, stats: EngineStats | None) -> None:
         """Note the state of the process's engine, None before its start and after its stop."""
         with self._lock:
-            claimed_at, away_at, _, _ = self._read()
+            claimed_at, away_at, *_ = self._read()
             if stats is None:
                 self._write(claimed_at, away_at)
             else:
-                self._write(max(claimed_at, stats.last_claim_at), away_at, ready=True, broken=stats.is_broken)
+                claimed_at, broken = max(claimed_at, stats.last_claim_at), stats.is_broken
+                self._write(claimed_at, away_at, ready=True, broken=broken, unready=stats.unready)
 
     def beat(self) -> None:
         """Note that a round is over, and with the first one that the process is ready."""
@@ -110,7 +116,7 @@ class Pulse:
 
     def complaint(self, now: float) -> str:
         """Return why the process should be restarted, empty when it should not."""
-        claimed_at, away_at, ready, broken = self._read()
+        claimed_at, away_at, ready, broken, _ = self._read()
         if broken:
             return "a part of it ended by itself"
         is_away = away_at > claimed_at
@@ -124,12 +130,20 @@ class Pulse:
         """Whether the process has entered its lifespan and claims."""
         return bool(self._read()[2])
 
-    def _read(self) -> tuple[float, float, float, float]:
-        claimed_at, away_at, ready, broken = _FIELDS.unpack(self._memory[:])
-        return claimed_at, away_at, ready, broken
+    @property
+    def unready(self) -> str:
+        """Why the process is not ready although it has started; empty when it is."""
+        return self._read()[4]
 
-    def _write(self, claimed_at: float, away_at: float, *, ready: bool = False, broken: bool = False) -> None:
-        self._memory[:] = _FIELDS.pack(claimed_at, away_at, ready, broken)
+    def _read(self) -> tuple[float, float, float, float, str]:
+        claimed_at, away_at, ready, broken, unready = _FIELDS.unpack(self._memory[:])
+        return claimed_at, away_at, ready, broken, unready.rstrip(b"\0").decode(errors="replace")
+
+    def _write(
+        self, claimed_at: float, away_at: float, *, ready: bool = False, broken: bool = False, unready: str = ""
+    ) -> None:
+        text = unready.encode(errors="replace")
+        self._memory[:] = _FIELDS.pack(claimed_at, away_at, ready, broken, text)
 
 
 class Sampler:
@@ -171,7 +185,10 @@ def live(pulses: Iterable[Pulse]) -> str:
 
 def ready(pulses: Iterable[Pulse], redis_answers: Callable[[], bool]) -> str:
     """Return why a worker is not ready, empty when it is."""
+    pulses = list(pulses)
     starting = [str(number) for number, one in enumerate(pulses) if not one.is_ready]
     if starting:
         return f"starting: process {', '.join(starting)}"
+    if unready := [f"process {number}: {one.unready}" for number, one in enumerate(pulses) if one.unready]:
+        return "; ".join(unready)
     return "" if redis_answers() else "Redis does not answer"

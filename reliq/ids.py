@@ -132,6 +132,11 @@ def incarnation_of(id: str, header: Header) -> int:
     return header.enqueued if header.enqueued is not None else made_at(id) or 0
 
 
+def first_published(queue: str, id: str, header: Header) -> tuple[str, str, int]:
+    """Return queue, id and incarnation of the first publication of a message, which copies in other queues keep."""
+    return *(header.origin or (queue, id)), incarnation_of(id, header)
+
+
 def chosen_window_ms(id: str, dedup: Duration) -> int | None:
     """Return for how long an id stays taken whose message is gone with its header: `dedup` if it was chosen."""
     return None if made_at(id) is not None else milliseconds(dedup)

@@ -102,7 +102,7 @@ class Header(
     frozen=True,
     gc=False,
     rename={"due": "d", "retries": "r", "enqueued": "e", "window_ms": "w", "incarnation": "i", "headers": "h"}
-    | {"line": "k"},
+    | {"line": "k", "origin": "o"},
 ):
     """
     The header of a message. In JSON its names are short, because every message carries them. A bare body has `BARE`.
@@ -113,6 +113,7 @@ class Header(
         enqueued: when it was published, unix ms; None when the id is generated, for that holds it.
         window_ms: how long the chosen id stays taken after its end; None for a generated id.
         incarnation: as the publish said; None when it said none.
+        origin: queue and id of the first publication, when the message was copied from another queue.
         headers: the publisher's texts.
         line: where it waits: its key, or what stands for its priority; None: with all others.
     """
@@ -124,6 +125,7 @@ class Header(
     incarnation: int | None = None
     headers: Mapping[str, str] = {}
     line: str | None = None
+    origin: tuple[str, str] | None = None
 
     @property
     def key(self) -> str | None:
@@ -140,12 +142,19 @@ BARE = Header()
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """One attempt at one message, with its value as read from Redis."""
+    """
+    One attempt at one message.
+
+    Attributes:
+        value: as read from Redis; empty when the body was too large to be read.
+        refusal: why no handler gets the body; empty when it is small enough.
+    """
 
     claimed: Claimed
     value: bytes
     header: Header
     payload: bytes
+    refusal: str = ""
 
     @property
     def id(self) -> str:
@@ -172,6 +181,7 @@ class Counts:
         totals: kind -> how many ever: published, acked, dead, expired, cancelled, purged, redriven, …
         waiting: due, in the lines of their keys; 0 in a queue without keys.
         keyed: whether its messages may have keys, or it has limits.
+        away: the shards whose Redis is away, which are not counted: then all figures are partial.
     """
 
     pending: int
@@ -184,9 +194,10 @@ class Counts:
     totals: Mapping[str, int]
     waiting: int = 0
     keyed: bool = False
+    away: tuple[int, ...] = ()
 
     @classmethod
-    def sum(cls, all: Sequence[Counts]) -> Counts:
+    def sum(cls, all: Sequence[Counts], away: tuple[int, ...] = ()) -> Counts:
         """Return the counts of a queue of its shards' counts; it is paused when one of them is."""
         kinds = dict.fromkeys(kind for one in all for kind in one.totals)
         return cls(
@@ -200,6 +211,7 @@ class Counts:
             {kind: sum(one.totals.get(kind, 0) for one in all) for kind in kinds},
             sum(one.waiting for one in all),
             any(one.keyed for one in all),
+            away,
         )
 
     @property

@@ -17,20 +17,25 @@ if TYPE_CHECKING:
 B = TypeVar("B")
 
 
-class PublishOptions(TypedDict, total=False):
-    """The options of one message, for type checkers; the docstring of `Queue.publish` describes each."""
+class FollowUpOptions(TypedDict, total=False):
+    """The options of a job's next step, whose id is made of the job's."""
 
     delay: Duration
     at: datetime | None
-    id: str | UUID | None
     retries: int | None
     ttl: Duration | None
     headers: Mapping[str, str] | None
     dedup: Duration | None
     replace: bool
-    incarnation: int | None
     key: str | None
     priority: Priority
+
+
+class PublishOptions(FollowUpOptions, total=False):
+    """The options of one message, for type checkers; the docstring of `Queue.publish` describes each."""
+
+    id: str | UUID | None
+    incarnation: int | None
 
 
 @checking_keywords
@@ -54,3 +59,10 @@ class Outgoing(Generic[B]):
     incarnation: int | None = None
     key: str | None = None
     priority: Priority = "normal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied(Outgoing[B]):
+    """A message copied from another queue; `origin` is the queue and id of its first publication, for `Job.once`."""
+
+    origin: tuple[str, str] | None = None

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, Unpack, overload
 
-from reliq.client.independent import shards_wanted
 from reliq.client.moves import Moves
 from reliq.codec.codec import Codec
 from reliq.control import Control
@@ -24,6 +23,7 @@ from reliq.publish.transactional import TransactionalPublishes
 from reliq.receive.batch import Receiver
 from reliq.receive.receive import areceiving, receiving
 from reliq.settings import Durability, QueueSettings, SettingsOptions, seconds
+from reliq.shardmap import ShardMap
 from reliq.transport.connection import check_slots
 from reliq.transport.target import check_target
 
@@ -56,7 +56,7 @@ class QueueOptions(SettingsAndLimits, total=False):
     url: Target | None
     layout: Layout
     observers: Sequence[Observer]
-    shards: int | Sequence[str] | None
+    shards: int | None
 
 
 #: The keyword arguments of `Queue`.
@@ -73,7 +73,7 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
             scalar, `str` or `bytes`.
         retries: deliveries after the first.
         ttl: seconds or timedelta after the due time in which a delivery may start.
-        max_body: the most bytes of an encoded body.
+        max_body: the most bytes of an encoded body; a publish refuses a larger one, a worker does not read it.
         dedup: seconds or timedelta for which a chosen id stays taken after its end.
         letters_max, letters_ttl: how many dead letters are kept, and for how long (seconds or timedelta).
         history: how many of the last acked messages are remembered, with when and how long they ran.
@@ -83,8 +83,7 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         url: a Redis URL or a redis-py client; None means RELIQ_URL when it is first needed.
         layout: how keys are spelled; `Layout.hdt3213()` shares a queue with the Go original.
         observers: callables that are called with every event.
-        shards: how many shards the queue must have, a power of two; or the URLs of independent servers, which have one
-            shard each. None takes as many as it has.
+        shards: how many shards the queue must have, a power of two; None takes as many as it has.
         ordered: one message of a key at a time, in the order in which they were published.
         per_key: at most this many messages of a key at once, over all processes.
         rate, burst: how many messages may start, "100/s", "5/m" or "1000/h", and how many at once after a pause.
@@ -122,12 +121,12 @@ class Queue(Control, TransactionalPublishes[B], Generic[B]):
         url: Target | None = None,
         layout: Layout = Layout.RELIQ,
         observers: Sequence[Observer] = (),
-        shards: int | Sequence[str] | None = None,
+        shards: int | None = None,
         **options: Unpack[SettingsAndLimits],
     ) -> None:
         check_keywords("Queue", options, _KEYWORDS)
         keys, settings = Keys(name, layout), dict[str, Any](options)
-        wanted, url = shards_wanted(shards, url, layout)
+        wanted = None if shards is None else ShardMap.wanted(shards, layout)
         if url is not None:
             check_target(url)
             check_slots(url, layout)

@@ -111,14 +111,20 @@ class Redriving:
 
     def _call(self, letters: Sequence[Letter]) -> Call[list[RedriveStatus]]:
         rows = [(one.letter, one.id, self._left(one)) for one in letters]
-        keys, epoch = self._shards.keys(letters[0].shard), self._shards.map.epoch
-        return transitions.redrive(keys, rows, ttl_ms=self._ttl_ms, delay_ms=self._delay_ms, epoch=epoch)
+        keys, fence = self._shards.keys(letters[0].shard), self._shards.map.fence
+        return transitions.redrive(keys, rows, ttl_ms=self._ttl_ms, delay_ms=self._delay_ms, fence=fence)
 
     def _way(self, letter: Letter) -> Way:
-        old, new, epoch = self._shards.keys(letter.shard), self._shards.keys(self._home(letter)), self._shards.map.epoch
+        old, new, fence = self._shards.keys(letter.shard), self._shards.keys(self._home(letter)), self._shards.map.fence
         header, left = letter.header, self._left(letter)
         start = envelope_rest(
-            left, header.enqueued, header.window_ms, header.headers, header.incarnation, header.line or ""
+            left,
+            header.enqueued,
+            header.window_ms,
+            header.headers,
+            header.incarnation,
+            header.line or "",
+            header.origin,
         )
         publish = transitions.publish(
             new,
@@ -129,9 +135,9 @@ class Redriving:
             delay_ms=self._delay_ms,
             window_ms=header.window_ms or 0,
             replace=True,
-            epoch=epoch,
+            fence=fence,
         )
-        ask = transitions.ask(old, [letter.id], epoch=epoch, replace=True)
+        ask = transitions.ask(old, [letter.id], fence=fence, replace=True)
         look = commands.letters_between(old, letter.letter, letter.letter, count=1)
         return Way(letter, ask, look, publish, commands.delete_letters(old, [letter.letter]))
 

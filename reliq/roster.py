@@ -54,7 +54,6 @@ class Worker:
         last_claim: when its last round of claims was completed.
         seen: when it said this.
         running: the handlers that run, the longest running first; at most SLOTS_LIMIT.
-        keys: whether it serves messages with keys; a version that does not writes nothing of it.
     """
 
     id: str
@@ -68,4 +67,3 @@ class Worker:
     last_claim: _Moment
     seen: _Moment
     running: tuple[Slot, ...] = ()
-    keys: bool = False

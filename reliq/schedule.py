@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import count, islice, takewhile
@@ -26,6 +27,8 @@ LONGEST_INTERVAL = 3650 * 86_400
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _FIELDS = 5
+#: How many values each field has.
+_SIZES = (60, 24, 31, 12, 7)
 _EVERY = "every"
 
 
@@ -60,6 +63,12 @@ class Schedule:
             raise ConfigurationError(
                 f"a cron expression must have five fields, such as '0 6 * * *' for each day at six, not {shown}"
             )
+        for number, (field, size) in enumerate(zip(expression.split(), _SIZES, strict=True), 1):
+            if any(int(step) > size for step in re.findall(r"/(\d+)", field)):
+                raise ConfigurationError(
+                    f"a cron expression must have steps of at most {size} in field {number}, as every field begins anew, not "
+                    f"{shown}: for equal intervals use Consumer.every"
+                )
         made = cls(" ".join(expression.split()), tz)
         _zone(tz)
         try:

@@ -21,6 +21,8 @@ LARGEST_BODY = 16 * MIB
 BATCH_LIMIT = 500
 #: One round trip brings no more bytes of bodies than about this: neither Redis nor the process is held up for long.
 READ_BYTES = 8 * MIB
+#: Bodies that have no more bytes together come in the first round trip; of larger ones it brings the sizes.
+INLINE_BYTES = 131_072
 LINGER_SECONDS, LONGEST_LINGER_SECONDS = 0.05, 60.0
 
 
@@ -141,7 +143,7 @@ class QueueSettings:
     Attributes:
         retries: deliveries after the first (0..1000).
         ttl: for how long after the due time a delivery may start.
-        max_body: the most bytes of an encoded body (1..16 MiB).
+        max_body: the most bytes of an encoded body (1..16 MiB); a publish refuses a larger one, a worker does not read it.
         dedup: for how long a chosen id stays taken after its end.
         letters_max: how many dead letters are kept; 0 deletes a message at its end, as the Go original does.
         letters_ttl: for how long a dead letter is kept.
@@ -194,7 +196,7 @@ class HandlerSettings:
         backoff: tenacity's wait strategy between a failure and the next delivery.
         retry_on: exceptions after which the message is delivered again; after others it is rejected.
         reject_on: exceptions after which the message is rejected, also those of `retry_on`.
-        undecodable: `retry` a body that does not decode, with backoff, or `reject` it at once.
+        undecodable: `retry` a body that does not decode or is too large, with backoff, or `reject` it at once.
         batch: the most messages in one call of a handler that takes a list (1..500); None for one that takes a body.
         linger: how long a batch waits at most to be full (0..60 s); None for 0.05; only with `batch`.
         batch_by_key: whether all messages of a batch have the same key, or none; only with `batch`.
@@ -260,10 +262,10 @@ class WorkerSettings:
     Attributes:
         concurrency: how many calls of handlers run at once.
         grace: how long running handlers have after a stop (seconds or timedelta).
-        max_jobs: handlers started before the process is replaced, None for no limit.
+        max_jobs: messages that `Consumer.run` starts before the process is replaced, None for no limit.
         burst: stop when the queues are empty, but for messages that are due later; `delayed` waits for those too.
         allow_eviction: start although Redis may evict messages at `maxmemory`.
-        log_error_text: log the texts of exceptions too, which may hold pieces of bodies.
+        log_error_text: log the texts of exceptions and the reasons of answers too; they may hold pieces of bodies.
 
     Example: `consumer.run(WorkerSettings(concurrency=32, grace=60))`
     """

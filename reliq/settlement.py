@@ -18,7 +18,7 @@ from reliq.settings import BATCH_LIMIT, milliseconds, seconds
 from reliq.text import class_name, clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from reliq.call import Call
     from reliq.keys import Keys
@@ -93,6 +93,7 @@ class Move(NamedTuple):
     sleep_ms: int = 0
 
 
+B = TypeVar("B")
 E = TypeVar("E", bound=Ended)
 _ACK = Move("ack")
 
@@ -129,8 +130,8 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
             return Outcome("nack", delay_ms, "failed", *_said(reason))
         case Snooze(delay=delay):
             return Outcome("snooze", _delay_ms(delay))
-        case RateLimited(delay=delay, reason=reason):
-            return Outcome("rate_limited", max(1, _delay_ms(delay)), "failed", *_said(reason))
+        case RateLimited(reason=reason):
+            return Outcome("rate_limited", max(1, milliseconds(rate_limit_seconds(error))), "failed", *_said(reason))
         case Reject(reason=reason):
             return Outcome("reject", 0, "rejected", *_said(reason))
         case Stopped():
@@ -146,6 +147,24 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
     if isinstance(error, settings.reject_on) or not retry:
         return Outcome("reject", reason="rejected", error=text, raised=place, failed=True)
     return Outcome("nack", _backoff_ms(attempt, settings), error=text, raised=place, failed=True)
+
+
+def rate_limit_seconds(answer: RateLimited) -> float:
+    """Return the delay of a rate limit; raise ConfigurationError where it is above its `max_delay`."""
+    delay, longest = seconds("delay", answer.delay), seconds("max_delay", answer.max_delay)
+    if delay > longest:
+        raise ConfigurationError(
+            f"delay of RateLimited must be at most {longest:g} seconds, not {delay:g}: is it in milliseconds? "
+            f"To wait longer, give max_delay={delay:g} too"
+        )
+    return delay
+
+
+def decoded(delivery: Delivery, decode: Callable[[bytes], B]) -> B:
+    """Return the body of a delivery; raise UndecodableError for one that is too large, and what `decode` raises."""
+    if delivery.refusal:
+        raise UndecodableError(delivery.refusal)
+    return decode(delivery.payload)
 
 
 def undecodable(error: BaseException, queue: str, id: str) -> UndecodableError:
@@ -204,16 +223,16 @@ def _call(keys: Keys, settings: QueueSettings, move: Move, some: Sequence[Ended]
 
 
 def _ending(keys: Keys, settings: QueueSettings, kind: OutcomeKind, some: Sequence[Ended]) -> Call[Settled]:
-    history = settings.history
-    took_ms = [one.took_ms for one in some if one.took_ms is not None] if history else []
-    took_ms = took_ms if len(took_ms) == len(some) else []
     if kind == "ack":
+        history = settings.history
+        took_ms = [one.took_ms for one in some if one.took_ms is not None] if history else []
+        took_ms = took_ms if len(took_ms) == len(some) else []
         rows = [(one.delivery.claimed, one.delivery.header.window_ms) for one in some]
         return transitions.ack(keys, rows, kind="acked", history=history, took_ms=took_ms)
     # The header of an expired message is gone with its body: only the shape of its id says whether it was chosen.
     claimed = [one.delivery.claimed for one in some]
     windows = [(one, chosen_window_ms(one.id, settings.dedup)) for one in claimed]
-    return transitions.ack(keys, windows, kind="expired", history=history, took_ms=took_ms)
+    return transitions.ack(keys, windows, kind="expired")
 
 
 def _failure(one: Ended) -> tuple[Claimed, int, str, bytes]:

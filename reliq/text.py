@@ -35,10 +35,30 @@ def class_name(value: object) -> str:
         return "a class without a name"
 
 
+def partial(away: Sequence[int]) -> str:
+    """Return that figures are partial, because the Redis of these shards is away."""
+    return (
+        f"partial: without {'shard' if len(away) == 1 else 'shards'} {', '.join(map(str, away))}, whose Redis is away"
+    )
+
+
 def some(ids: Sequence[str], count: int = 0) -> str:
     """Return the first five of `ids` as one text, and how many more there are, of `count` when that are more."""
     left = max(len(ids), count) - min(len(ids), IDS_SHOWN)
     return (", ".join(ids[:IDS_SHOWN]) or "none") + (f" and {left} more" if left else "")
+
+
+def typed(command: str, *names: str, options: Sequence[str] = (), layout: object = "reliq") -> str:
+    """
+    Return a command of reliq as a person types it into a shell, for a message that names it.
+
+    A name that begins with a hyphen would be read as an option: `--` stands before the names then.
+    """
+    from shlex import join  # noqa: PLC0415  publishers import this module and seldom call this
+
+    given = [*options, *(() if str(layout) == "reliq" else ("--layout", str(layout)))]
+    words = [*given, "--", *names] if any(name.startswith("-") for name in names) else [*names, *given]
+    return f"reliq {command} {join(words)}"
 
 
 def count_of(number: int, one: str, more: str = "") -> str:

@@ -71,6 +71,7 @@ def envelope_rest(
     headers: Mapping[str, str] | None = None,
     incarnation: int | None = None,
     line: str = "",
+    origin: tuple[str, str] | None = None,
 ) -> bytes:
     """Return what follows the due time in an envelope, up to the body (times in ms); `line` is a key or a priority's."""
     if not headers and window_ms is None and not line:
@@ -78,6 +79,8 @@ def envelope_rest(
     rest = f',"r":{retries}'
     if window_ms is not None:
         rest += f',"e":{enqueued},"w":{window_ms}' + (f',"i":{incarnation}' if incarnation is not None else "")
+    if origin:
+        rest += f',"o":{msgspec.json.encode(origin).decode()}'
     if line:
         rest += f',"k":{msgspec.json.encode(line).decode()}'
     if headers:

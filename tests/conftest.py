@@ -5,6 +5,7 @@ import importlib.util
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -27,6 +28,11 @@ from reliq.transport import connection
 from reliq.transport.connection import Connection
 from tests.cluster_servers import LiveCluster
 
+# `pytest &` in a script starts with SIGINT ignored, `nohup pytest` with SIGHUP, and so do the processes that tests start
+# and send these signals to.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # What a program prints is read as a user reads it, whose shell says nothing of buffers.
 os.environ.pop("PYTHONUNBUFFERED", None)
 # Where the shell says that no bytecode is kept, each of the many processes that tests start would compile all it imports:
@@ -47,6 +53,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=bool(os.environ.get("RELIQ_LONG")),
         help="minutes and hours instead of seconds, where a test can use them (or set RELIQ_LONG)",
     )
+    parser.addoption(
+        "--all",
+        action="store_true",
+        default=bool(os.environ.get("CI")),
+        help="run the tests marked `slow` too, as CI does; they also run when you name their folder or file",
+    )
 
 
 def pytest_unconfigure() -> None:
@@ -54,8 +66,13 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(_bytecode, ignore_errors=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first: pytest-xdist hands files out in this order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests out of a plain `pytest`, and put the longest files first: pytest-xdist keeps this order."""
+    plain = config.args_source is not pytest.Config.ArgsSource.ARGS and not config.option.markexpr
+    if plain and not config.getoption("--all"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
     ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
@@ -123,7 +140,6 @@ def url(redis_server: EmbeddedRedis) -> str:
         client.flushall()
     Connection.to(redis_server.url).named.clear()  # the registry is empty too
     Connection.to(redis_server.url).maps.clear()
-    Connection.to(redis_server.url).keyed.clear()
     return redis_server.url
 
 
@@ -171,4 +187,6 @@ def live_cluster(server_path: Path) -> Iterator[LiveCluster]:
 def cluster(live_cluster: LiveCluster) -> LiveCluster:
     """The Cluster of the session, whole and empty."""
     live_cluster.heal()
+    Connection.to(live_cluster.url).named.clear()  # the registry is empty too
+    Connection.to(live_cluster.url).maps.clear()
     return live_cluster

@@ -2,7 +2,6 @@
 
 #: The files that take longest, the longest first, by what they took: one that begins last is waited for by all.
 LONGEST_FIRST = (
-    "chaos/test_chaos.py",
     "metrics/test_story.py",
     "misbehaviour/test_misbehaviour.py",
     "acceptance/test_supervisor.py",
@@ -19,7 +18,6 @@ LONGEST_FIRST = (
     "queue/test_connections.py",
     "readme/test_docs.py",
     "queue/test_lost_replies.py",
-    "chaos/test_chaos_of_a_cluster.py",
     "queue/test_dropped_connections.py",
     "house/test_types.py",
     "security/test_tls.py",

@@ -1,6 +1,8 @@
 """What a test needs of its machine."""
 
+import importlib
 import os
+from types import ModuleType
 
 import pytest
 
@@ -15,3 +17,13 @@ def fail_in_ci(reason: str) -> None:
     """In CI, fail the test, which proves less on a machine without what `reason` names."""
     if os.environ.get("CI"):
         pytest.fail(f"this test must run in CI, but {reason}")
+
+
+def module_of_ci(name: str) -> ModuleType:
+    """Import a module of the extra `ci`; without it skip the test, or the whole file, on a bare machine."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"{name} is not installed: pip install -e '.[ci]'", allow_module_level=True)

@@ -4,18 +4,22 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import psutil
 import pytest
 
+T = TypeVar("T")
 
-def eventually(condition: Callable[[], object], what: str, seconds: float = 100.0) -> None:
-    """Wait until `condition` holds, for processes have no events; fail with `what` when it does not come."""
+
+def eventually(condition: Callable[[], T], what: object, seconds: float = 100.0) -> T:
+    """Wait until `condition` answers something true, and return that; fail with `what` when it does not come."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (answer := condition()):
         if time.monotonic() > deadline:
             pytest.fail(f"this did not come within {seconds:g} s: {what}")
         threading.Event().wait(0.02)
+    return answer
 
 
 def with_patience(process: psutil.Process) -> None:

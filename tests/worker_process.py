@@ -1,4 +1,4 @@
-"""A `reliq worker` as a process of its own: the tests see what a person would."""
+"""`reliq` commands as processes of their own: tests see their output and processes."""
 
 import os
 import subprocess
@@ -20,20 +20,19 @@ def environment_for(folder: Path, url: str) -> dict[str, str]:
 AT_ONCE = "import reliq.process.child as child; child.RESTART_SECONDS = 0.05"
 
 
-class Worker:
+class Command:
     """
-    A `reliq worker` of the consumer at `place`, started in `folder`, and every line it says.
+    A `reliq` command, started in `folder`, and every line of its output.
 
-    `change` is Python that its supervisor runs first.
+    `change` is Python that its process runs first.
     """
 
-    def __init__(self, place: str, folder: Path, environment: dict[str, str], *options: str, change: str = "") -> None:
+    def __init__(self, folder: Path, environment: dict[str, str], *words: str, change: str = "") -> None:
         program = ["-c", f"{change}; import reliq.cli.app as app; app.main()"] if change else ["-m", "reliq"]
-        command = [sys.executable, *program, "worker", place, *options]
+        command = [sys.executable, *program, *words]
         self.process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        self.environment = environment
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -71,6 +70,13 @@ class Worker:
     def _read(self) -> None:
         for line in self.process.stdout or ():
             self.lines.append(line)
+
+
+class Worker(Command):
+    """A `reliq worker` of the consumer at `place`."""
+
+    def __init__(self, place: str, folder: Path, environment: dict[str, str], *options: str, change: str = "") -> None:
+        super().__init__(folder, environment, "worker", place, *options, change=change)
 
 
 def works(process: psutil.Process) -> bool:

@@ -30,8 +30,8 @@ setting is taken from the first of these places that has it:
 
 1. the command's option;
 2. the environment's variable; an empty one counts as none, and a list has spaces between its items;
-3. `[tool.reliq]` of the nearest `pyproject.toml` that has such a table, from the working folder upwards; a name there that is
-   no setting is refused;
+3. `[tool.reliq]` of the nearest `pyproject.toml` that has such a table, from the working folder up to the root of the
+   repository; a name there that is no setting is refused;
 4. the default.
 
 `reliq config` shows the settings in force and where each comes from; it also names variables that look misspelled.
@@ -46,7 +46,7 @@ OTHERS = """
 | --- | --- | --- |
 | `RELIQ_URL` | every command, and every `Queue`, `Consumer` and `Admin` without `url=` | the Redis; commands take `url` of `[tool.reliq]` where it is not set |
 | `RELIQ_WEB_TOKEN` | `reliq web` | the token that opens the [pages](../web.md) to other browsers and to programs |
-| `RELIQ_DATABASE` | `reliq relay`, `reliq outbox clean` | the database of [`publish_in`](../transactions.md) |
+| `RELIQ_DATABASE` | `reliq relay`, `reliq outbox` | the database of [`publish_in`](../transactions.md) |
 
 In `pyproject.toml`:
 

@@ -3,5 +3,5 @@ A small shop: orders are placed and paid over HTTP, closed when nobody pays, and
 
 Every message is written in the transaction that it belongs to, and every handler has its effects once.
 
-    cd examples && python -m shop
+    python examples/shop
 """

@@ -144,14 +144,15 @@ FLOW = [
         {one: account(one) for one in ACCOUNT}
         | {"alive": f"max by (queue) (sum without (state) (reliq_messages{{{QUEUE}}}))"}
         | {"missing": f"{gauge('reliq_account_missing')} != 0 or min by (queue) (reliq_account_missing{{{QUEUE}}})"}
-        | {"layout": gauge("reliq_shared")},
+        | {"map": gauge("reliq_shard_map_lost"), "layout": gauge("reliq_shared")},
         "table",
         24,
         8,
         columns=(
             Column("queue", label=True),
-            *(Column(one, 98) for one in (*ACCOUNT, "alive")),
+            *(Column(one, max(86, 14 + 9 * len(one))) for one in (*ACCOUNT, "alive")),
             Column("missing", 85, limits={-1e15: RED, 0: "transparent", 1: RED}),
+            Column("map", 75, mappings={"0": ("ok", "transparent"), "1": ("lost", RED)}),
             Column("layout", 75, mappings={"0": ("reliq", "transparent"), "1": ("Go", "blue")}),
         ),
     ),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from reliq import transitions
 from reliq.admin.parts import ask_each
+from reliq.call import answered
+from reliq.errors import ReliqError
 from reliq.message import Counts
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class Account:
         missing: how many came in and have neither ended nor are alive; below zero, how many ended too many; None
             where nobody can know, for programs in Go may share the queue.
         balanced: whether that is none; None where nobody can know.
+        away: the shards whose Redis is away, which are not counted.
     """
 
     queue: str
@@ -41,12 +44,14 @@ class Account:
     alive: int
     missing: int | None
     balanced: bool | None
+    away: tuple[int, ...] = ()
+    layout: str = "reliq"
 
 
 def account_of(queue: QueueSession) -> Account:
     """Return the account of a queue at one moment; of a sharded one, each shard at its own."""
-    counts = queue.run_all([transitions.counts(part.keys) for part in queue.parts])
-    return _account(queue.keys, Counts.sum(counts))
+    answers = queue.try_all([transitions.counts(keys) for keys in queue.counted])
+    return _account(queue.keys, Counts.sum(*answered(answers)))
 
 
 def accounts_of(session: Session, queues: Sequence[Keys], maps: ShardMaps) -> tuple[list[Account], Mapping[str, str]]:
@@ -54,11 +59,10 @@ def accounts_of(session: Session, queues: Sequence[Keys], maps: ShardMaps) -> tu
     answers, _ = ask_each(session, queues, transitions.counts, maps)
     accounts, unreadable = list[Account](), dict[str, str]()
     for keys, parts in zip(queues, answers, strict=True):
-        refused = [one for one in parts if isinstance(one, Exception)]
-        if refused:
-            unreadable[keys.entry] = str(refused[0])
-        else:
-            accounts.append(_account(keys, Counts.sum(parts)))
+        try:
+            accounts.append(_account(keys, Counts.sum(*answered(parts))))
+        except ReliqError as error:
+            unreadable[keys.entry] = str(error)
     return accounts, unreadable
 
 
@@ -67,4 +71,12 @@ def _account(keys: Keys, counts: Counts) -> Account:
     numbers = {kind: counts.totals.get(kind, 0) for kind in kinds}
     missing = None if keys.bare else counts.missing
     balanced = None if missing is None else missing == 0
-    return Account(keys.name, **numbers, alive=counts.alive, missing=missing, balanced=balanced)
+    return Account(
+        keys.name,
+        **numbers,
+        alive=counts.alive,
+        missing=missing,
+        balanced=balanced,
+        away=counts.away,
+        layout=str(keys.layout),
+    )

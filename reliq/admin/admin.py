@@ -16,7 +16,6 @@ from reliq.admin.publish_file import FilePublished, OnBytes, OnError, publish_fi
 from reliq.admin.queue_admin import QueueAdmin
 from reliq.admin.redrive import redrive
 from reliq.admin.scripts import load_scripts
-from reliq.admin.session import has_shards
 from reliq.admin.workers import ask_stacks, stacks_of
 from reliq.control import rescheduling
 from reliq.ids import check_id
@@ -59,7 +58,7 @@ class Admin(QueueAdmin):
                 moves a message by several commands.
             progress: is called with the name of what is read, and how many ids were looked at so far.
         """
-        return check(self._redis.queue(queue), repair=repair, patience=patience, progress=progress)
+        return check(self._redis.queue(queue, mends=True), repair=repair, patience=patience, progress=progress)
 
     def forget(self, queue: str, *, letters: bool = False) -> int:
         """
@@ -93,7 +92,6 @@ class Admin(QueueAdmin):
         *,
         user: str = "",
         without_eval: bool = False,
-        sharded: bool = False,
     ) -> AclRule:
         """
         Return the least ACL rule, in the form this server knows, for a user who plays `roles` on `queues`.
@@ -102,10 +100,8 @@ class Admin(QueueAdmin):
             roles: of `producer`, `consumer`, `operator`, `viewer`, `exporter`.
             user: its name, by default reliq-ROLE.
             without_eval: whether it may run no scripts but those that `load_scripts` has loaded.
-            sharded: whether queues that have one shard now are to have more; shards that there are, are always meant.
         """
         session, keys = self._redis.session(), [self.redis_keys(queue) for queue in queues]
-        keys += [one.of_shard(1) for one in keys if sharded or has_shards(session, one)]
         selectors = not session.version().is_before((7, 0))
         address = self._redis.connection.address
         return acl_rule(

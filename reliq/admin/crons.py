@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reliq import commands, crons
+from reliq import commands, crons, transitions
 from reliq.control import pause_by
 from reliq.crons import UNSERVED_SECONDS, CronState
 from reliq.errors import ConfigurationError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Whoever asked for a run looks so many times a second whether it was published.
 RUN_LOOK_SECONDS = 0.1
+#: A resume counts at most so many ticks in one call.
+TICKS_TOGETHER = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,14 @@ def pause_cron(queue: QueueSession, name: str, reason: str, by: str) -> None:
 
 
 def resume_cron(queue: QueueSession, name: str) -> bool:
-    """Have the ticks of an entry published; return whether it was paused."""
-    _state(queue, name)
+    """Have the ticks of an entry published from now on; return whether it was paused. Those until now count as skipped."""
+    state, now, settled = _state(queue, name), queue.run(commands.server_ms()) // 1000, -1
+    while state.pause and state.last != settled:  # there may be no worker to do it
+        settled = state.last
+        if ticks := state.ticks(now, most=TICKS_TOGETHER):
+            one = transitions.Tick(name, state.schedule, ticks[-1], state.last, missed=len(ticks))
+            queue.run(transitions.tick(queue.keys, one, ttl_ms=1, retries=0))
+            state = _state(queue, name)
     return queue.run(crons.resume_cron(queue.keys, name))
 
 

@@ -12,7 +12,7 @@ from reliq.admin.in_turn import in_turn
 from reliq.settings import BATCH_LIMIT, MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from reliq.admin.filters import Filter, LetterFilter
     from reliq.admin.session import QueueSession
@@ -25,9 +25,10 @@ FIRST_STEP, LETTERS_STEP_BYTES = 1, MIB
 OnLetters = Callable[[int, int], None]
 
 
-def letters_of(queue: QueueSession, where: LetterFilter) -> Iterator[Letter]:
-    """Yield the chosen dead letters, oldest first; each is read when it is asked for."""
-    return merge(*(_chosen(part, where) for part in queue.parts), key=lambda letter: letter.died)
+def letters_of(queue: QueueSession, where: LetterFilter, without: Collection[int]) -> Iterator[Letter]:
+    """Yield the chosen dead letters, oldest first, but for some shards; each is read when it is asked for."""
+    parts = [_chosen(part, where) for part in queue.parts if part.keys.shard not in without]
+    return merge(*parts, key=lambda letter: letter.died)
 
 
 def _chosen(part: QueueSession, where: LetterFilter) -> Iterator[Letter]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from reliq.admin import queries, server
 from reliq.admin.workers import workers_alive
-from reliq.errors import ConfigurationError
-from reliq.keys import Keys, Layout, is_name
+from reliq.errors import ConfigurationError, RedisUnavailableError
+from reliq.keys import QUEUES_KEY, Keys, Layout, is_name
 from reliq.snapshot.snapshot import Chosen, registered
 
 if TYPE_CHECKING:
@@ -29,7 +29,11 @@ def chosen(session: Session, named: Sequence[Keys], *, scan: bool = False) -> Ch
     """Return the queues named; without names those of the registry, and with `scan` those of a scan, by name."""
     if named:
         return Chosen(named)
-    known = registered(session.client, lambda: _served(session))
+    try:
+        known = registered(session.client, lambda: _served(session))
+    except RedisUnavailableError as error:
+        why = f"the Redis of the queue registry, {QUEUES_KEY}, is away ({error}); name the queues to show"
+        raise RedisUnavailableError(why) if session.client.has_many else error from None
     found = {keys.totals: keys for keys in known.queues}
     if scan:
         found |= {keys.totals: keys for keys in scanned(session)}

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from reliq import commands, transitions
 from reliq.admin import queue_queries
-from reliq.errors import ConfigurationError
+from reliq.call import raise_first
+from reliq.errors import ConfigurationError, RedisRefusedError
 from reliq.foreign import whole_number
-from reliq.message import Counts
+from reliq.hashtags import SHARDS_LIMIT
 from reliq.publish.registry import NAMING_SECONDS
 from reliq.text import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from reliq.admin.session import QueueSession
+    from reliq.call import Request, T
+    from reliq.keys import Keys
     from reliq.roster import Worker
 
 
@@ -33,17 +37,26 @@ def forget(queue: QueueSession, workers: Sequence[Worker], *, letters: bool) -> 
     if serving := [f"{one.host} pid {one.pid}" for one in workers if keys.name in one.queues]:
         raise ConfigurationError(f"queue {keys.name!r} is served by a worker: {', '.join(serving[:5])}; stop it first")
     _check_unnamed(queue)
-    if queue.is_sharded:  # one shard after another goes, so nothing may be in any
-        counts = Counts.sum(queue.run_all([transitions.counts(part.keys) for part in queue.parts]))
-        _check_empty(queue, counts.alive, counts.dead, letters=letters)
+    # Also those of which no map knows any more: it may be lost.
+    shards = [keys] if keys.bare else [keys.of_shard(shard) for shard in range(SHARDS_LIMIT)]
+    found = _of_each(queue, shards, partial(transitions.forget, letters=letters, look=True))
+    _check_empty(queue, sum(alive for alive, _ in found), sum(kept for _, kept in found), letters=letters)
     gone = 0
-    for part in reversed(queue.parts):  # the map goes last: until then all that is left is found again
-        alive, kept = part.run(transitions.forget(part.keys, letters=letters))
-        _check_empty(queue, alive, kept, letters=letters)
-        part.run(queue_queries.drop_move(part.keys))
-        gone += kept
+    for some in (shards[1:], shards[:1]):  # the map goes last
+        for alive, kept in _of_each(queue, some, partial(transitions.forget, letters=letters)):
+            _check_empty(queue, alive, kept, letters=letters)
+            gone += kept
+        _of_each(queue, some, queue_queries.drop_move)
     queue.run(queue_queries.unregister(keys))
     return gone
+
+
+def _of_each(queue: QueueSession, shards: Sequence[Keys], make: Callable[[Keys], Request[T]]) -> list[T]:
+    """Make a request of each shard; a user may have no rights on those that the queue never had."""
+    answers = zip(shards, queue.try_all(list(map(make, shards))), strict=True)
+    return raise_first(
+        [one for keys, one in answers if keys.shard < queue.map.ever or not isinstance(one, RedisRefusedError)]
+    )
 
 
 def _check_empty(queue: QueueSession, alive: int, kept: int, *, letters: bool) -> None:

@@ -14,7 +14,7 @@ from reliq.message import Letter
 from reliq.settings import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from reliq.admin.filters import LetterFilter
     from reliq.admin.session import QueueSession
@@ -57,12 +57,15 @@ class DeadGroups:
     of: int
 
 
-def dead_groups(queue: QueueSession, where: LetterFilter, by: Sequence[GroupBy], for_seconds: float) -> DeadGroups:
+def dead_groups(
+    queue: QueueSession, where: LetterFilter, by: Sequence[GroupBy], for_seconds: float, without: Collection[int]
+) -> DeadGroups:
     """Group the newest letters that are meant; raise ConfigurationError for what they cannot be grouped by."""
     if not by or not set(by) <= {"reason", "raised"} or isinstance(by, str):
         raise ConfigurationError(f"by must be some of 'reason' and 'raised', such as ('reason', 'raised'), not {by!r}")
     whole_time = seconds("for_seconds", for_seconds, most=LONGEST_SEARCH)
-    parts, test, of, looked = queue.parts, where.letter_tester(), 0, 0
+    parts = [part for part in queue.parts if part.keys.shard not in without]
+    test, of, looked = where.letter_tester(), 0, 0
     newest, counts = dict[tuple[str, str | None], Letter](), dict[tuple[str, str | None], int]()
     for part in parts:
         until = time.monotonic() + whole_time / len(parts)

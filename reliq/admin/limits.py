@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from reliq import transitions
 from reliq.admin import queue_queries
-from reliq.client.client import Clients
 from reliq.errors import ConfigurationError
 from reliq.limits import Limits
-from reliq.publish.fleet import Fleet
+from reliq.publish.route import check_one_shard
+from reliq.text import typed
 from reliq.transport.connection import PUBLISH_SECONDS
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ FIELDS = {
 #: A weight is cleared by `weight:KEY`, all of them by `key_weights`.
 WEIGHT, WEIGHTS = "weight:", "key_weights"
 #: Fields that scripts write for themselves.
-_OWN = frozenset({"on", "declared", "weighted"})
+_OWN = frozenset({"on", "declared", "weighted", "walk"})
 
 
 def limits_of(queue: QueueSession) -> Limits:
@@ -47,8 +47,7 @@ def set_limits(
     Clear limits, change others, and return what holds then.
 
     Raises:
-        ConfigurationError: a limit is not allowed, or the queue cannot have any: it has the Go layout, several shards, or
-            a worker of a version that knows none.
+        ConfigurationError: a limit is not allowed, or the queue cannot have any: it has the Go layout or several shards.
     """
     if queue.keys.bare:
         raise ConfigurationError(f"queue {queue.name!r} has the Go layout: its programs know no limits")
@@ -58,7 +57,8 @@ def set_limits(
     now = _read(queue, _without(stored, [*clear, *given, *(WEIGHT + key for key in weights)]))
     kept = {name: getattr(now, name) for name in (*FIELDS, WEIGHTS)}
     after = Limits(**{**kept, **given, WEIGHTS: {**now.key_weights, **weights}})
-    Fleet(publisher.known_shards, Clients(publisher.target, ())).check(for_seconds=PUBLISH_SECONDS)
+    publisher.known_shards.read(for_seconds=PUBLISH_SECONDS)
+    check_one_shard(publisher.known_shards)
     wanted = after.fields()
     if fields := _changed(stored, wanted):
         queue.run(transitions.limit(queue.keys, fields))
@@ -69,7 +69,9 @@ def _read(queue: QueueSession, stored: Mapping[str, str]) -> Limits:
     try:
         return Limits.read(stored)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{error}; `reliq limits {queue.name} --clear NAME` removes it") from None
+        raise ConfigurationError(
+            f"{error}; `{typed('limits', queue.name, options=['--clear', 'NAME'])}` removes it"
+        ) from None
 
 
 def _without(stored: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:

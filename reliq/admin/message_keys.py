@@ -12,6 +12,7 @@ from reliq.admin.cursor import opaque, read_opaque
 from reliq.admin.lines import NO_LINES
 from reliq.errors import ConfigurationError
 from reliq.settings import milliseconds, seconds, whole
+from reliq.text import typed
 from reliq.wireformat import check_key
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ def pause_key(queue: QueueSession, key: str, for_: Duration | None) -> None:
     if queue.keys.bare or queue.is_sharded:
         why = "has several shards" if queue.is_sharded else "has the Go layout"
         raise ConfigurationError(
-            f"queue {queue.name!r} {why}, and so no keys; `reliq pause {queue.name}` pauses all of it"
+            f"queue {queue.name!r} {why}, and so no keys; "
+            f"`{typed('pause', queue.name, layout=queue.keys.layout)}` pauses all of it"
         )
     for_ms = None if for_ is None else milliseconds(seconds("for_", for_, least=0.001))
     queue.run(transitions.sleep(queue.keys, check_key(key), for_ms=for_ms))

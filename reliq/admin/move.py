@@ -30,7 +30,7 @@ from reliq.admin.lines import StatePart, parts_of
 from reliq.admin.list import entries
 from reliq.admin.places import MOVABLE, MOVING_MS, STEP_IDS, Spot, check_place, is_list, place_of
 from reliq.admin.publish import taker
-from reliq.admin.redrive import COPY_WINDOW_SECONDS
+from reliq.admin.redrive import COPY_WINDOW_SECONDS, copied
 from reliq.admin.remove import remove
 from reliq.admin.walk import Walk
 from reliq.chunks import chunked_by_size
@@ -39,6 +39,7 @@ from reliq.keys import is_name
 from reliq.message import RETRIES_LIMIT
 from reliq.outgoing import Outgoing
 from reliq.settings import BATCH_LIMIT, LARGEST_BODY, LONGEST_SECONDS, MIB, whole
+from reliq.text import typed
 from reliq.wireformat import Delayed, StateWord, open_envelope, read_count
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Mover:
         if noted != to:
             raise ConfigurationError(
                 f"a move of {self._keys.name!r} to {noted!r} was cut off; finish it first: "
-                f"reliq move {self._keys.name} {noted} --state ready"
+                + typed("move", self._keys.name, noted, options=["--state", "ready"], layout=self._keys.layout)
             )
         return True
 
@@ -258,17 +259,9 @@ class Mover:
     def _order(self, id: str, until: int, value: bytes, retries: int, ttl_ms: int | None) -> Outgoing[bytes]:
         header, body = open_envelope(value, bare=self._keys.bare)
         ttl = None if ttl_ms is None else min(LONGEST_SECONDS, max(1, ttl_ms) / 1000)
-        return Outgoing(
-            body=body,
-            at=datetime.fromtimestamp((until - MOVING_MS) / 1000, UTC),
-            id=id,
-            retries=min(RETRIES_LIMIT, max(0, retries)),
-            ttl=ttl,
-            headers=header.headers,
-            dedup=COPY_WINDOW_SECONDS,
-            key=header.key,
-            priority=header.priority,
-        )
+        at = datetime.fromtimestamp((until - MOVING_MS) / 1000, UTC)
+        left = min(RETRIES_LIMIT, max(0, retries))
+        return copied(self._queue.name, id, header, self._to, body=body, at=at, id=id, retries=left, ttl=ttl)
 
 
 def _put_off(words: list[tuple[str, StateWord]]) -> list[tuple[str, int]]:

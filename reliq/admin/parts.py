@@ -28,10 +28,11 @@ def ask_each(
         The answers of each queue, a refused one as its exception; and those of the requests that went `along`.
     """
     due, known = maps.due(queues), [maps.shards(keys) for keys in queues]
+    asked = maps.questions(due)
     first = [make(shard) for shards in known for shard in shards]
-    answers = iter(session.try_all([*first, *maps.questions(due), *along]))
+    answers = iter(session.try_all([*first, *asked, *along]))
     told = [list(islice(answers, len(shards))) for shards in known]
-    refused = maps.learn(due, list(islice(answers, len(due))))
+    refused = maps.learn(due, list(islice(answers, len(asked))))
     new = [
         (found, shard) for found, keys in zip(told, queues, strict=True) for shard in maps.shards(keys)[len(found) :]
     ]

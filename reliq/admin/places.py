@@ -39,6 +39,8 @@ TYPES = {
     "token": "string",
     "watch": "string",
     "paused": "string",
+    "map": "string",
+    "epoch": "string",
 }
 
 #: A message that is being moved to another queue is due this many ms later than it was: 126 years.

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from reliq.client.client import Clients
 from reliq.codec.codec import Codec
 from reliq.errors import BodyError, ConfigurationError
-from reliq.publish.fleet import Fleet
 from reliq.publish.orders import Writer
 from reliq.settings import LARGEST_BODY, QueueSettings
 from reliq.transport.connection import PUBLISH_SECONDS
@@ -30,26 +28,18 @@ def publish(queue: Queue[bytes], body: bytes, *, raw: bool, options: PublishOpti
 
 
 def taker(queue: Queue[bytes]) -> Callable[[Outgoing[bytes]], bool]:
-    """
-    Return the test whether a message may be published in `queue`: a foreign program may have written what reliq refuses.
-
-    It raises ConfigurationError for a message with a key when a worker of the queue does not know keys.
-    """
+    """Return the test whether a message may be published in `queue`: a foreign program may have written what reliq refuses."""
     shards = queue.known_shards
     writer = Writer(shards, Codec(bytes), QueueSettings(max_body=LARGEST_BODY))
-    fleet = Fleet(shards, Clients(queue.target, ()))
 
     def takes(order: Outgoing[bytes]) -> bool:
         try:
             made = writer.special(order)
         except (ConfigurationError, BodyError):
             return False
-        if made.line and not fleet.is_known:
+        if made.line and not shards.is_keyed:
             shards.read(for_seconds=PUBLISH_SECONDS)
-            if shards.map.served > 1:
-                return False
-            fleet.check(for_seconds=PUBLISH_SECONDS)
-        return True
+        return not (made.line and shards.map.served > 1)
 
     return takes
 

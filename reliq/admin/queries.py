@@ -116,12 +116,6 @@ def at_a_replica(for_ms: int) -> Command[Confirmed]:
     return Command(("WAIT", 1, for_ms), lambda reply: Confirmed(int(reply) > 0, int(reply)))
 
 
-@runs("epoch:GET")
-def fence(keys: Keys) -> Command[int]:
-    """Return the epoch of the latest map of the shards that a shard knows of; 0 when it knows of none."""
-    return Command(("GET", keys.epoch), lambda reply: int(reply.split()[0]) if reply else 0)
-
-
 @runs("leaving:HLEN")
 def leaving(keys: Keys) -> Command[int]:
     """Count what is on its way to another shard; the hash has one field more."""

@@ -9,7 +9,8 @@ from reliq.admin.crons import forget_cron, pause_cron, resume_cron, run_cron
 from reliq.admin.limits import set_limits
 from reliq.admin.message_keys import pause_key, resume_key
 from reliq.admin.reader import Reader
-from reliq.admin.shards import Resharder
+from reliq.admin.shards import Resharder, shards_of
+from reliq.call import of_every_shard
 from reliq.control import pausing
 from reliq.settings import seconds
 
@@ -31,16 +32,20 @@ class QueueAdmin(Reader):
 
         Args:
             by: who pauses it; by default user@host of this process.
+
+        Raises:
+            RedisUnavailableError: Redis is away; of a queue with several shards it says which are paused all the same.
         """
         parts = self._redis.queue(queue).parts
-        parts[0].run_all([pausing(part.keys, reason, for_, by) for part in parts])
+        answers = parts[0].try_all([pausing(part.keys, reason, for_, by) for part in parts])
+        of_every_shard(queue, "paused", answers)
 
     def resume(self, queue: str) -> bool:
-        """Have consumers claim again; return whether the queue was paused."""
+        """Have consumers claim again; return whether the queue was paused, or put to sleep by `RateLimited`."""
         parts = self._redis.queue(queue).parts
-        tokens = [token for part in parts for token in commands.push_wake_token(part.keys)]
-        answers = parts[0].run_all([*(commands.unpause(part.keys) for part in parts), *tokens])
-        return any(answers[: len(parts)])
+        answers = parts[0].try_all([request for part in parts for request in commands.resume_queue(part.keys)])
+        pauses, sleeps = (of_every_shard(queue, "resumed", answers[at::4]) for at in (0, 1))
+        return any(pauses) or any(sleeps)
 
     def set_limits(
         self,
@@ -57,7 +62,7 @@ class QueueAdmin(Reader):
         clear: Sequence[str] = (),
     ) -> Limits:
         """
-        Change limits while the queue is in use, within a second; return all that hold then.
+        Change limits while the queue is in use, within a second, for many keys within seconds; return all that hold then.
 
         They hold until a worker starts whose code declares other limits than the worker before it. A new rate has its usual
         burst unless `burst` says another.
@@ -91,8 +96,8 @@ class QueueAdmin(Reader):
         return resume_key(self._redis.queue(queue), key)
 
     def shards(self, queue: str) -> ShardsView:
-        """Return how many shards a queue has, and the counts of each."""
-        return Resharder(self._redis.queue(queue)).view()
+        """Return how many shards a queue has, and the counts of each that answers."""
+        return shards_of(self._redis.queue(queue))
 
     def resize(self, queue: str, number: int) -> None:
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from reliq import commands, transitions
 from reliq.admin import queue_queries
 from reliq.admin.parts import ask_each
 from reliq.admin.workers import running_in, workers_alive
+from reliq.errors import RedisUnavailableError
 from reliq.message import Counts, Pause
 from reliq.minutes import Totals
 from reliq.snapshot.snapshot import SnapshotReader
@@ -67,11 +69,12 @@ class QueueView:
         oldest: state -> the same, for each state that says.
         rates: None when they were not asked for.
         workers, slots, busy: worker processes that claim from it, how many handlers they run at once, and how many
-            of those are busy with this queue.
+            of those are busy with this queue; None while the Redis of the worker registry is away.
         pause: who paused it and why; None when it is not paused.
         shards: how many shards it has, all of which are counted here.
         waiting: how many wait in the lines of their keys.
         lines: of the keys with most messages; None in a queue without keys.
+        away: the shards whose Redis is away, which are not counted.
     """
 
     queue: str
@@ -86,13 +89,14 @@ class QueueView:
     late: float | None
     oldest: Mapping[str, float]
     rates: Rates | None
-    workers: int
-    slots: int
-    busy: int
+    workers: int | None
+    slots: int | None
+    busy: int | None
     pause: Pause | None
     shards: int = 1
     waiting: int = 0
     lines: KeyLines | None = None
+    away: tuple[int, ...] = ()
 
     @property
     def due(self) -> int:
@@ -111,6 +115,7 @@ class Overview:
     Every queue that was asked for, who is alive, and the totals from which the next overview counts its rates.
 
     Attributes:
+        workers: None while the Redis of their registry is away.
         left_out: how many more the registry has than are shown.
         unreadable: queues that cannot be shown, each with the reason: rights, a key of another type, a spoilt total.
         facts: INFO of the Redis; empty where this user may not read it.
@@ -119,7 +124,7 @@ class Overview:
     """
 
     queues: Sequence[QueueView]
-    workers: Sequence[Worker]
+    workers: Sequence[Worker] | None
     unreadable: Mapping[str, str]
     facts: Mapping[str, str]
     totals: Mapping[str, Mapping[str, int]]
@@ -137,7 +142,9 @@ def overview(
     """Look at queues; with `before` each says how fast it has moved since, with `waits` for how long Go's have waited."""
     look = SnapshotReader(session.client, lambda: chosen.queues, waits, maps).look()
     at = time.monotonic()
-    workers = workers_alive(session)
+    workers: Sequence[Worker] | None = None
+    with suppress(RedisUnavailableError):
+        workers = workers_alive(session)
     pauses = _pauses(session, [snapshot.keys for snapshot in look.queues if snapshot.counts.paused])
     views = [
         _view(snapshot, workers, pauses.get(snapshot.keys), _rates(snapshot, at, before)) for snapshot in look.queues
@@ -177,16 +184,18 @@ def _pauses(session: Session, paused: Sequence[Keys]) -> dict[Keys, Pause]:
 
 
 def _rates(snapshot: QueueSnapshot, at: float, before: Overview | None) -> Rates | None:
-    """Return how fast a queue has moved; None when `before` does not have it."""
+    """Return how fast a queue has moved; None when `before` does not have it, or one of both is partial."""
     was = before.totals.get(snapshot.keys.totals) if before is not None else None
-    if was is None or before is None:
+    if was is None or before is None or snapshot.counts.away or any(view.away for view in before.queues):
         return None
     return Rates.between(Totals.sums(was), Totals.sums(snapshot.counts.totals), max(0.001, at - before.at))
 
 
-def _view(snapshot: QueueSnapshot, workers: Sequence[Worker], pause: Pause | None, rates: Rates | None) -> QueueView:
+def _view(
+    snapshot: QueueSnapshot, workers: Sequence[Worker] | None, pause: Pause | None, rates: Rates | None
+) -> QueueView:
     counts: Counts = snapshot.counts
-    mine = [worker for worker in workers if snapshot.queue in worker.queues]
+    mine = None if workers is None else [worker for worker in workers if snapshot.queue in worker.queues]
     return QueueView(
         queue=snapshot.queue,
         layout=str(snapshot.keys.layout),
@@ -200,13 +209,14 @@ def _view(snapshot: QueueSnapshot, workers: Sequence[Worker], pause: Pause | Non
         late=_late(snapshot),
         oldest=snapshot.oldest,
         rates=rates,
-        workers=len(mine),
-        slots=sum(worker.slots for worker in mine),
-        busy=len(running_in(mine, snapshot.queue)),
+        workers=None if mine is None else len(mine),
+        slots=None if mine is None else sum(worker.slots for worker in mine),
+        busy=None if mine is None else len(running_in(mine, snapshot.queue)),
         pause=pause,
         shards=snapshot.shards,
         waiting=counts.waiting,
         lines=snapshot.lines,
+        away=counts.away,
     )
 
 

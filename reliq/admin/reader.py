@@ -29,7 +29,7 @@ from reliq.settings import seconds
 from reliq.snapshot.shard_maps import ShardMaps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from reliq.limits import Limits
     from reliq.message import Duration, Letter, Pause
@@ -234,9 +234,10 @@ class Reader:
         where: LetterFilter = EVERY_LETTER,
         by: Sequence[GroupBy] = ("reason", "raised"),
         for_seconds: float = 1.0,
+        without: Collection[int] = (),
     ) -> DeadGroups:
-        """Group the newest dead letters by why they died, looking for `for_seconds`, at most a minute."""
-        return dead_groups(self._redis.queue(queue), where, by, for_seconds)
+        """Group the newest dead letters, but for the shards `without`, by why they died, looking for `for_seconds` up to 60."""
+        return dead_groups(self._redis.queue(queue), where, by, for_seconds, without)
 
     def size(self, queue: str, state: str, *, key: str = "") -> int:
         """Return how many messages a state has; of the state waiting with `key`, how many of that key."""
@@ -248,9 +249,11 @@ class Reader:
         """Count the messages of a state, except dead, that `where` means."""
         return remove.count(self._redis.queue(queue), state, where, on_step)
 
-    def letters(self, queue: str, where: LetterFilter = EVERY_LETTER) -> Iterator[Letter]:
-        """Yield the dead letters that `where` means, oldest first, read as they are asked for."""
-        return dead.letters_of(self._redis.queue(queue), where)
+    def letters(
+        self, queue: str, where: LetterFilter = EVERY_LETTER, *, without: Collection[int] = ()
+    ) -> Iterator[Letter]:
+        """Yield the dead letters that `where` means, oldest first; `without` leaves shards out, such as `shards(queue).away`."""
+        return dead.letters_of(self._redis.queue(queue), where, without)
 
     def count_letters(self, queue: str, where: LetterFilter = EVERY_LETTER, *, on_step: dead.OnLetters = ignore) -> int:
         """Count the dead letters that `where` means."""

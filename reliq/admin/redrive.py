@@ -6,6 +6,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,8 @@ from reliq.admin.filters import ignore
 from reliq.admin.in_turn import Sum, in_turn
 from reliq.admin.publish import taker
 from reliq.errors import ConfigurationError
-from reliq.ids import check_id
-from reliq.outgoing import Outgoing
+from reliq.ids import check_id, first_published
+from reliq.outgoing import Copied
 from reliq.redriving import by_bytes
 from reliq.settings import BATCH_LIMIT, DAY_SECONDS, QueueSettings, milliseconds, seconds, whole
 from reliq.text import count_of
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from reliq.admin.filters import LetterFilter
     from reliq.admin.session import QueueSession
-    from reliq.message import Letter
+    from reliq.message import Header, Letter
     from reliq.queue import Queue
 
 #: A message that came from another queue stays known for this many seconds after its end: within them a redrive or move
@@ -200,7 +201,7 @@ def _again(queue: QueueSession, letters: list[Letter], options: RedriveOptions, 
     for some in by_bytes(here):
         rows = [(one.letter, one.id, _retries(one, options)) for one in some]
         call = transitions.redrive(
-            queue.keys, rows, ttl_ms=ttl_ms, delay_ms=milliseconds(options.delay), epoch=queue.map.epoch
+            queue.keys, rows, ttl_ms=ttl_ms, delay_ms=milliseconds(options.delay), fence=queue.map.fence
         )
         words = queue.run(call)
         answers |= zip((one.letter for one in some), words, strict=True)
@@ -224,24 +225,26 @@ def _copy(queue: QueueSession, letters: list[Letter], options: RedriveOptions, t
     and its message there; made again, the publish answers `duplicate`, for the id is of this death alone.
     """
     takes = taker(to)
-    orders = {one.letter: order for one in letters if takes(order := _order(one, options))}
+    orders = {one.letter: order for one in letters if takes(order := _order(queue.name, one, options, to))}
     if orders:
         to.publish_many(orders.values())
         queue.run(commands.delete_letters(queue.keys, orders))
     return ["redriven" if one.letter in orders else "kept" for one in letters]
 
 
-def _order(letter: Letter, options: RedriveOptions) -> Outgoing[bytes]:
-    return Outgoing(
-        body=letter.payload,
-        id=copy_id(letter),
-        delay=options.delay,
-        retries=_retries(letter, options),
-        headers=letter.header.headers,
-        dedup=COPY_WINDOW_SECONDS,
-        key=letter.header.key,
-        priority=letter.header.priority,
-    )
+def _order(queue: str, letter: Letter, options: RedriveOptions, to: Queue[bytes]) -> Copied[bytes]:
+    own: dict[str, Any] = {"body": letter.payload, "id": copy_id(letter), "delay": options.delay}
+    return copied(queue, letter.id, letter.header, to, retries=_retries(letter, options), **own)
+
+
+def copied(queue: str, old_id: str, header: Header, to: Queue[bytes], **own: Any) -> Copied[bytes]:
+    """Return a message of `queue` as it is published in `to`: its effects and follow-ups stay known by the first id."""
+    own |= {"headers": header.headers, "key": header.key, "priority": header.priority, "dedup": COPY_WINDOW_SECONDS}
+    *origin, incarnation = first_published(queue, old_id, header)
+    with suppress(ConfigurationError):  # an envelope has no place for the id of a foreign publisher
+        check_id(origin[1])
+        own |= {} if to.keys.bare else {"origin": origin, "incarnation": incarnation}
+    return Copied(**own)
 
 
 def _retries(letter: Letter, options: RedriveOptions) -> int:

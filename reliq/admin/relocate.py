@@ -28,6 +28,7 @@ from reliq.admin.session import PATIENCE_SECONDS
 from reliq.errors import RedisUnavailableError
 from reliq.ids import home
 from reliq.keys import pattern
+from reliq.shardmap import UNSHARDED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,29 +42,32 @@ if TYPE_CHECKING:
     from reliq.transitions import Departure, LeavingState
 
 #: A step is confirmed by one replica within this time, or made again later.
-CONFIRMED_MS = 1000
+CONFIRMED_MS = 500
 
 
 class Relocator:
     """
     Moves what the map of a queue has in other shards. Its methods yield after each round trip or two.
 
+    Attributes:
+        map: by which it moves.
+
     Every one of them may raise what Redis refused, or that it is away; made again, it goes on.
     """
 
-    def __init__(self, queue: QueueSession, map: ShardMap) -> None:
-        self._queue, self._map = queue, map
+    def __init__(self, queue: QueueSession, map: ShardMap = UNSHARDED) -> None:
+        self._queue, self.map = queue, map
         self._replicas: dict[str, bool] = {}
 
     def move(self, keys: Keys) -> Iterator[None]:
         """Move the messages that wait in a shard, and its letters, to where they belong."""
         if self._queue.run(queries.leaving(keys)):
-            self._finish(keys, self._confirmed(keys, transitions.depart(keys, [], state="pending")))
+            self._finish(keys, self.confirmed(keys, transitions.depart(keys, [], state="pending")))
         indexes: tuple[SortedSet, ...] = ("pending", "unack")
         for state in indexes:
             for ids in self._scanned(keys, state):
                 yield from self._move(keys, state, ids)
-        if keys.shard >= self._map.n:  # in the others workers take what is in the lists
+        if keys.shard >= self.map.n:  # in the others workers take what is in the lists
             yield from self._move_list(keys, "ready")
             yield from self._move_list(keys, "retry")
         for letters in self._letters(keys):
@@ -91,11 +95,23 @@ class Relocator:
                 self._take_elsewhere([(starts[start], id) for start, _, id in cut if start in starts])
                 yield
 
+    def confirmed(self, keys: Keys, call: Call[T]) -> T:
+        """Make a call about a shard, and have a replica confirm it where there is one."""
+        node = self._queue.server_of(keys.ready)
+        if not self._has_replica(node):
+            return self._queue.run(call)
+        answer, found = self._queue.client.run_confirmed(
+            call, queries.at_a_replica(CONFIRMED_MS), for_seconds=PATIENCE_SECONDS
+        )
+        if isinstance(found, Exception) or not found.durable:
+            raise RedisUnavailableError(f"no replica of {node or 'the server'} confirms the change of the shards")
+        return answer
+
     def _move(self, keys: Keys, state: LeavingState, names: Sequence[str]) -> Iterator[None]:
         """Move messages or letters of a state, as many at a time as a call takes."""
         left = list(names)
         while left:
-            departure = self._confirmed(keys, transitions.depart(keys, left, state=state))
+            departure = self.confirmed(keys, transitions.depart(keys, left, state=state))
             self._finish(keys, departure)
             yield
             gone = {name.partition(" ")[0] if departure.letters else name for name in departure.records}
@@ -106,7 +122,7 @@ class Relocator:
         """Move what is in a list of a shard that is to go, from its oldest end, until nothing more goes."""
         stayed = 0
         while ids := self._queue.run(queries.ids_at(keys, place, 0, STEP_IDS)):
-            departure = self._confirmed(keys, transitions.depart(keys, ids, state=place))
+            departure = self.confirmed(keys, transitions.depart(keys, ids, state=place))
             stayed += self._finish(keys, departure)
             yield
             if stayed >= STEP_IDS:
@@ -116,17 +132,17 @@ class Relocator:
         """Have a departure arrive and leave; return how many of it stay, because their ids live where they belong."""
         names = defaultdict[int, list[str]](list)
         for name in departure.records:
-            names[home(departure.id_of(name), self._map.n)].append(name)
+            names[home(departure.id_of(name), self.map.n)].append(name)
         staying = set(names.pop(keys.shard, []))
         for shard, some in names.items():
             call = transitions.arrive(keys.of_shard(shard), departure, some, origin=keys.shard)
-            answers = self._confirmed(keys.of_shard(shard), call)
+            answers = self.confirmed(keys.of_shard(shard), call)
             if "late" in answers:  # somebody else has ended this departure
                 return 0
             staying |= {name for name, answer in zip(some, answers, strict=True) if answer == "alive"}
         cancelled = self._queue.run(transitions.leave(keys, departure, staying))
         for id in cancelled:
-            self._queue.run(transitions.cancel(keys.of_shard(home(id, self._map.n)), [id]))
+            self._queue.run(transitions.cancel(keys.of_shard(home(id, self.map.n)), [id]))
         return len(staying)
 
     def _scanned(self, keys: Keys, index: Index) -> Iterator[list[str]]:
@@ -141,7 +157,7 @@ class Relocator:
             after = f"({some[-1].letter}"
 
     def _is_stray(self, keys: Keys, id: str) -> bool:
-        return home(id, self._map.n) != keys.shard
+        return home(id, self.map.n) != keys.shard
 
     def _take_elsewhere(self, marks: Sequence[tuple[Keys, str]]) -> None:
         strays = [(keys, id) for keys, id in marks if self._is_stray(keys, id)]
@@ -149,21 +165,9 @@ class Relocator:
         told = self._queue.run_all(asked)
         rows = zip(strays, told[::2], told[1::2], strict=True)
         taken = [(keys, id, why, left) for (keys, id), why, left in rows if why is not None and left > 0]
-        there = [queries.take_id(keys.of_shard(home(id, self._map.n)), id, why, left) for keys, id, why, left in taken]
+        there = [queries.take_id(keys.of_shard(home(id, self.map.n)), id, why, left) for keys, id, why, left in taken]
         self._queue.run_all(there)
         self._queue.run_all([queries.free_id(keys, id) for keys, id, *_ in taken])
-
-    def _confirmed(self, keys: Keys, call: Call[T]) -> T:
-        """Make a call, and have a replica confirm it where there is one."""
-        node = self._queue.server_of(keys.ready)
-        if not self._has_replica(node):
-            return self._queue.run(call)
-        answer, found = self._queue.client.run_confirmed(
-            call, queries.at_a_replica(CONFIRMED_MS), for_seconds=PATIENCE_SECONDS
-        )
-        if isinstance(found, Exception) or not found.durable:
-            raise RedisUnavailableError(f"no replica of {node or 'the server'} confirms what moves between shards")
-        return answer
 
     def _has_replica(self, node: str) -> bool:
         if node not in self._replicas:

@@ -10,6 +10,7 @@ from reliq import commands
 from reliq.admin import queue_queries
 from reliq.call import raise_first
 from reliq.client.client import Client
+from reliq.client.shards import believed
 from reliq.errors import ConfigurationError, LoginError, RedisRefusedError, RedisUnavailableError, WrongKeyTypeError
 from reliq.hashtags import SHARDS_LIMIT
 from reliq.ids import home
@@ -17,7 +18,7 @@ from reliq.keys import Keys, Layout, check_layout, is_name
 from reliq.queue import Queue
 from reliq.server_version import ServerVersion
 from reliq.settings import LARGEST_BODY, whole
-from reliq.shardmap import UNSHARDED, ShardMap, shard_map
+from reliq.shardmap import CORRUPT, UNREADABLE, UNSHARDED, ShardMap, shard_map, witnesses
 from reliq.snapshot.shard_maps import named
 from reliq.transport.connection import Connection, check_slots
 from reliq.transport.failures import NotSentError
@@ -112,11 +113,12 @@ class QueueSession(Session):
     Attributes:
         keys: of the shard that its requests are about: the first, of a queue that has several.
         map: how many shards the queue has.
+        counted: the keys of the shards that are meant, and of those that are no more: these have totals.
     """
 
     def __init__(self, wire: Wire, keys: Keys, clock: Clock | None = None) -> None:
         super().__init__(wire, clock)
-        self.keys, self.map = keys, UNSHARDED
+        self.keys, self.map, self.counted = keys, UNSHARDED, [keys]
         self._is_one = True
 
     @property
@@ -161,33 +163,39 @@ class QueueSession(Session):
         """Mean the shard of `keys` alone, or all of them."""
         self.keys, self._is_one = keys, is_one
 
-    def learn(self, shard: int | None = None) -> None:
+    def learn(self, shard: int | None = None, *, mends: bool = False) -> None:
         """
-        Read how many shards the queue has, and mean all of them, or one.
+        Read how many shards the queue has, and mean all of them, or one; with `mends` a corrupt map is no error.
 
         Raises:
             UnknownQueueError: nothing in Redis says that the queue exists: a name mistyped is no empty queue.
             ConfigurationError: it has no such shard.
         """
-        used, found = self._first_look()
+        used, found = self._first_look(mends=mends)
         self.map = found
         if found.served == 1 and not used:
             self._check_registered()
         if shard is not None and shard >= found.served:
             raise ConfigurationError(f"queue {self.name!r} has {_number_of(found.served)}, and no shard {shard}")
         self.mean(self.keys.of_shard(shard or 0), is_one=shard is not None or found.served == 1)
+        self.counted = [self.keys] if shard is not None else [self.keys.of_shard(at) for at in range(found.ever)]
 
-    def _first_look(self) -> tuple[int, ShardMap]:
+    def _first_look(self, *, mends: bool) -> tuple[int, ShardMap]:
         """Return how many keys the first shard has, and the map; who may not read that sees the first shard alone."""
         questions: list[Command[Any]] = [queue_queries.key_count(self.keys)]
-        used, *told = self.try_all([*questions, *([] if self.keys.bare else [shard_map(self.keys)])])
+        used, *told = self.try_all(
+            [*questions, *([] if self.keys.bare else [shard_map(self.keys), *witnesses(self.keys)])]
+        )
         found: Any = told[0] if told else UNSHARDED
         if isinstance(found, RedisRefusedError) and not isinstance(found, WrongKeyTypeError):
             found = UNSHARDED
-        for answer in (used, found):
+        found = ShardMap.or_fenced(found, told[1:])
+        if mends and isinstance(found, UNREADABLE):
+            found = CORRUPT
+        for answer in (found,) if isinstance(used, RedisUnavailableError) and found != UNSHARDED else (used, found):
             if isinstance(answer, Exception):
                 raise named(answer, self.keys)
-        return used, found
+        return used, believed(self.name, UNSHARDED, found, told[1:])
 
     def _part(self, shard: int) -> QueueSession:
         part = copy(self)
@@ -242,10 +250,10 @@ class Sessions:
         """Return the session of the whole Redis."""
         return Session(self.connection.wire(REPLY_SECONDS), self.connection.clock)
 
-    def queue(self, name: str) -> QueueSession:
-        """Return the session of a queue; raise ConfigurationError for an unknown one."""
+    def queue(self, name: str, *, mends: bool = False) -> QueueSession:
+        """Return the session of a queue; raise ConfigurationError for an unknown one. `mends` is that of `learn`."""
         session = self._of(name)
-        session.learn(self.shard)
+        session.learn(self.shard, mends=mends)
         return session
 
     def _of(self, name: str) -> QueueSession:
@@ -265,12 +273,6 @@ class Sessions:
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}; messages go only to a queue that was used before") from None
         return session
-
-
-def has_shards(session: Session, keys: Keys) -> bool:
-    """Say whether a queue has several shards, as far as this user may know."""
-    found = [] if keys.bare else session.try_all([shard_map(keys)])
-    return any(isinstance(one, ShardMap) and one.served > 1 for one in found)
 
 
 def _number_of(shards: int) -> str:

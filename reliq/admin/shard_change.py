@@ -6,14 +6,16 @@ A change of the number of shards goes on, whoever began it, and ends: who knows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from reliq import transitions
 from reliq.admin.relocate import Relocator
-from reliq.errors import ConfigurationError
-from reliq.shardmap import ShardMap, map_text
-from reliq.text import count_of
+from reliq.call import raise_first
+from reliq.errors import ConfigurationError, RedisRefusedError
+from reliq.hashtags import SHARDS_LIMIT
+from reliq.shardmap import CORRUPT, UNSHARDED, WITNESSES, ShardMap, fence, map_text
+from reliq.text import count_of, typed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -54,8 +56,30 @@ class ShardChange:
 
     def __init__(self, queue: QueueSession) -> None:
         self.queue, self.first = queue, queue.keys.of_shard(0)
-        self._text = queue.run(map_text(self.first))
-        self.map = ShardMap.parse(self._text)
+        self._mover, self.map = Relocator(queue), UNSHARDED
+        self.look(WITNESSES)
+
+    def look(self, shards: int) -> None:
+        """Read the map, or what the fences of so many shards and of all that it names have of a lost map."""
+        self._text, *told = self.queue.run_all([map_text(self.first), *map(fence, self._shards(shards))])
+        try:
+            found = ShardMap.parse(self._text)
+        except ValueError:
+            found = CORRUPT
+        self.map = found.or_later(told).unless(found)
+        if self.map.served > shards:
+            self.look(self.map.served)
+
+    def restore(self) -> None:
+        """Write the map again when Redis has lost it, and every fence."""
+        if self.map.is_lost:
+            told = self.queue.try_all(list(map(fence, self._shards(SHARDS_LIMIT))))
+            # A user may have no rights on shards that the queue never had.
+            kept = raise_first([one for one in told if not isinstance(one, RedisRefusedError)])
+            last = self.map.or_later(kept)
+            most = max(one.served for one in (last, *kept) if one is not None)
+            self.write(replace(ShardMap.of(last.epoch, last.n, last.was), most=most))
+        self.fence()
 
     def steps(self, shards: Collection[int] | None = None, *, count: bool = False) -> Iterator[Leftover]:
         """
@@ -65,12 +89,13 @@ class ShardChange:
             shards: those out of which messages are moved, None for all; with 0 among them the change is finished.
             count: whether all that is left is counted; else one message is enough to know.
         """
-        now = self.map
-        self.fence()
+        self.restore()
+        now, mover = self.map, self._mover
+        mover.map = now
         if now.was == now.n:
             return
         old = [keys for keys in self.all() if keys.shard < now.was]
-        mover, left = Relocator(self.queue, now), Leftover()
+        left = Leftover()
         for keys in old:
             for _ in mover.move(keys) if shards is None or keys.shard in shards else ():
                 yield left
@@ -90,12 +115,13 @@ class ShardChange:
 
     def all(self) -> list[Keys]:
         """Return the keys of every shard that may hold messages."""
-        return [self.first.of_shard(shard) for shard in range(self.map.served)]
+        return self._shards(self.map.served)
 
     def write(self, after: ShardMap) -> None:
         """Write the next map; raise ConfigurationError when somebody else has written one, or the queue has keys."""
-        text = after.over(self._text)
-        found = self.queue.run(transitions.remap(self.first, self._text, text))
+        after = replace(after, most=max(after.ever, self.map.ever))
+        text = after.text
+        found = self._mover.confirmed(self.first, transitions.remap(self.first, self._text, text))
         if found == transitions.REMAP_KEYED:
             raise ConfigurationError(
                 f"queue {self.queue.name!r} has keys or limits, and keeps its one shard: their messages wait in one place; "
@@ -104,14 +130,15 @@ class ShardChange:
         if found != text:
             raise ConfigurationError(
                 f"somebody else has changed the shards of {self.queue.name!r} meanwhile; look again: "
-                f"reliq shards {self.queue.name}"
+                + typed("shards", self.queue.name)
             )
         self._text, self.map = found, after
 
     def fence(self) -> None:
-        """Tell every shard the epoch of the map, and close those that are to go."""
-        if self.map.epoch:
-            calls = [
-                transitions.ask(keys, [], epoch=self.map.epoch, closing=keys.shard >= self.map.n) for keys in self.all()
-            ]
-            self.queue.run_all(calls)
+        """Write the fence of every shard, and close the shards that are to go."""
+        for keys in self.all() if self.map.epoch else ():
+            closing = keys.shard >= self.map.n
+            self._mover.confirmed(keys, transitions.ask(keys, [], fence=self.map.fence, closing=closing))
+
+    def _shards(self, number: int) -> list[Keys]:
+        return [self.first.of_shard(shard) for shard in range(1 if self.first.bare else number)]

@@ -6,7 +6,7 @@ taken by workers too (`admin.shard_change`):
 
 1. the next map is written over the one that was read: from then on publishers ask the old home of a chosen id before
    they publish it at its new one;
-2. every shard is told the epoch of the map. Those that are to go are closed;
+2. every shard stores the map with its fence. Those that are to go are closed;
 3. what is where only the earlier number looks for it is moved; when nothing is left, the change is finished.
 """
 
@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reliq import commands, transitions
-from reliq.admin import queries, queue_queries
+from reliq.admin import queue_queries
 from reliq.admin.shard_change import Leftover, ShardChange
+from reliq.call import answered
 from reliq.errors import ConfigurationError
-from reliq.shardmap import ShardMap
+from reliq.shardmap import LATEST_EPOCH, ShardMap
+from reliq.text import typed
 
 if TYPE_CHECKING:
+    from reliq.admin.session import QueueSession
     from reliq.message import Counts
 
 
@@ -32,19 +35,24 @@ class ShardsView:
 
     Attributes:
         map: how many there are, and were.
-        counts: of each of them, shard 0 first.
+        counts: of each of them, shard 0 first; None of a shard whose Redis is away.
+        away: the numbers of those.
     """
 
     map: ShardMap
-    counts: tuple[Counts, ...]
+    counts: tuple[Counts | None, ...]
+    away: tuple[int, ...] = ()
+
+
+def shards_of(queue: QueueSession) -> ShardsView:
+    """Return the map and the counts of each shard; raise RedisUnavailableError when none answers."""
+    answers = queue.try_all([transitions.counts(part.keys) for part in queue.parts])
+    _, away = answered(answers)
+    return ShardsView(queue.map, tuple(None if at in away else one for at, one in enumerate(answers)), away)
 
 
 class Resharder(ShardChange):
     """Begins changes of the number of shards of a queue."""
-
-    def view(self) -> ShardsView:
-        """Return the map and the counts of each shard."""
-        return ShardsView(self.map, tuple(self.queue.run_all(list(map(transitions.counts, self.all())))))
 
     def resize(self, number: int) -> None:
         """
@@ -54,24 +62,24 @@ class Resharder(ShardChange):
             ConfigurationError: it is no power of two, the queue is one of the Go original, an earlier change is not
                 finished, or somebody else has changed the number meanwhile.
         """
-        number, now = ShardMap.wanted(number, self.first.layout), self.map
-        known = self._latest_known(max(number, now.served))
-        if known > now.epoch:  # a failover has lost the map: whatever it said, every shard is asked as in a growth
-            self.write(ShardMap(known + 1, number, 1, "growing" if number > 1 else "steady"))
-        elif number != now.n:
+        number = ShardMap.wanted(number, self.first.layout)
+        self.look(number)
+        self.restore()
+        now = self.map
+        if number != now.n:
+            if now.epoch == LATEST_EPOCH:
+                raise ConfigurationError(
+                    f"the shards of {self.queue.name!r} have epoch {LATEST_EPOCH}, the last one, and keep their number: "
+                    f"something else wrote that; move the messages to another queue"
+                )
             if now.was != now.n:
                 raise ConfigurationError(
                     f"the change of {self.queue.name!r} from {now.was} to {now.n} shards is not finished: "
-                    f"reliq shards {self.queue.name} --finish"
+                    + typed("shards", self.queue.name, options=["--finish"])
                 )
             self._pause_new(number)
-            self.write(ShardMap(now.epoch + 1, number, now.n, "growing" if number > now.n else "shrinking"))
-        self.fence()
-
-    def _latest_known(self, shards: int) -> int:
-        """Return the epoch of the latest map that any of so many shards knows of."""
-        asked = [] if self.first.bare else [queries.fence(self.first.of_shard(shard)) for shard in range(shards)]
-        return max(self.queue.run_all(asked), default=0)
+            self.write(ShardMap.of(now.epoch + 1, number, now.n))
+            self.fence()
 
     def finish(self) -> Leftover:
         """Move what is to be elsewhere; finish the change when nothing is left, else return what is."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from reliq.transitions import KeyLine
 
 MessageState = Literal[
-    "pending", "ready", "waiting", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "gone"
+    "pending", "ready", "waiting", "retry", "ready or retry", "leased", "backoff", "garbage", "dead", "finished"
 ]
 
 #: An id is looked for among this many entries from either end of a list; that keeps Redis busy for some 5 ms.
@@ -43,7 +43,7 @@ class MessageView:
 
     Attributes:
         state: where it is. `leased` and `backoff` are the two ways to be in unack; `ready or retry` is somewhere
-            deep in a long list; `dead` is a dead letter; `gone` has ended and left no body.
+            deep in a long list; `dead` is a dead letter; `finished` has ended and left no body.
         due: when it is or was due, or is to be delivered again.
         leased_until: when its lease ends unless its worker renews it.
         deliveries: how many deliveries count against its retries, the one that runs included: one that was snoozed,
@@ -128,7 +128,7 @@ def view_of(queue: QueueSession, id: str) -> MessageView:
         except ConfigurationError as error:
             unknown.append(error)
             continue
-        if view.state not in ("dead", "gone"):
+        if view.state not in ("dead", "finished"):
             return view
         ended.append(view)
     if ended:
@@ -154,7 +154,7 @@ class MessageReader:
             view = _of_letter(letters[0])
             view["failures"] = self._queue.run(queries.letter_failures(self._keys, letters[0].letter))
         elif ends or traces.mark is not None:
-            view = {"state": "gone", "published": _published(self._id, BARE)}
+            view = {"state": "finished", "published": _published(self._id, BARE)}
         else:
             raise self._unknown(searched_all=searched_all)
         return MessageView(

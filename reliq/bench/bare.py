@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-from reliq import commands
+from reliq import transitions
 from reliq.bench.node import plain_client_of
 from reliq.bench.stage import BODY, CLIENT_TIMEOUT_SECONDS, PART_SECONDS, Stage
 from reliq.errors import ReliqError
@@ -61,7 +61,7 @@ def drains(stage: Stage) -> float:
     began = time.perf_counter()
     for number in range(1, calls + 1):
         taken = stage.queue.moves.claim(CallNumber(lane, number), limit=CALL_SIZE, lease_ms=LEASE_MS).claimed
-        stage.ask(commands.bodies(stage.queue.keys, [one.id for one in taken]))
+        stage.ask(transitions.bodies(stage.queue.keys, [one.id for one in taken], max_body=QueueSettings().max_body))
         stage.queue.moves.ack([(one, None) for one in taken])
     return calls * CALL_SIZE / (time.perf_counter() - began)
 
@@ -84,7 +84,9 @@ def begin_when_due(stage: Stage, dues: Sequence[float], note: Callable[[float], 
         number += 1
         taken = stage.queue.moves.claim(CallNumber(lane, number), limit=CALL_SIZE, lease_ms=LEASE_MS).claimed
         if taken:
-            stage.ask(commands.bodies(stage.queue.keys, [one.id for one in taken]))
+            stage.ask(
+                transitions.bodies(stage.queue.keys, [one.id for one in taken], max_body=QueueSettings().max_body)
+            )
         for due in dues[done : done + len(taken)]:
             note(due)
         stage.queue.moves.ack([(one, None) for one in taken])

@@ -1,17 +1,17 @@
 """
-Has every key of a benchmark removed, however the benchmark ends.
+Has every key of a benchmark or a demo removed, however that ends.
 
-A process of its own does that. The benchmark and all its workers hold its standard input open; when that ends, all of
-them have ended, by themselves or killed.
+A process of its own does that. The benchmark or the demo and all their workers hold its standard input open; when that ends, all
+of them have ended, by themselves or killed.
 """
 
 import json
 import os
 import subprocess
-import sys
 from types import TracebackType
 from typing import Self
 
+from reliq.distribution import command_of
 from reliq.errors import ReliqError
 
 WAIT_SECONDS = 120.0
@@ -27,11 +27,10 @@ class Cleaner:
         self.lifeline = -1
 
     def __enter__(self) -> Self:
+        command, env = command_of("reliq.bench.removal")
         theirs, self.lifeline = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "reliq.bench.removal"], stdin=theirs, process_group=0
-            )
+            self._process = subprocess.Popen(command, env=env, stdin=theirs, process_group=0)  # noqa: S603  ours
         finally:
             os.close(theirs)
         os.write(self.lifeline, self._plan.encode())
@@ -42,4 +41,4 @@ class Cleaner:
     ) -> None:
         os.close(self.lifeline)
         if self._process is not None and self._process.wait(WAIT_SECONDS) != 0 and kind is None:
-            raise ReliqError(f"not every key of the benchmark's queue {self._queue!r} could be removed")
+            raise ReliqError(f"not every key of queue {self._queue!r} could be removed")

@@ -1,5 +1,5 @@
 """
-The process that removes a benchmark's keys: `python -m reliq.bench.removal`.
+The process that removes the keys of a benchmark or a demo: `python -m reliq.bench.removal`.
 
 When its standard input ends, everyone who could write another key has ended.
 """
@@ -51,7 +51,7 @@ def main() -> int:
         url, queue = plan["url"], plan["queue"]
         remove(Client(Connection.to(url).wire()), Client(node_of(url, queue)), Keys(queue))
     except ReliqError as error:
-        sys.stderr.write(f"reliq: the keys of the benchmark's queue {plan['queue']!r} remain: {error}\n")
+        sys.stderr.write(f"reliq: the keys of queue {plan['queue']!r} remain in Redis: {error}\n")
         return 1
     return 0
 

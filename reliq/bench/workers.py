@@ -3,12 +3,12 @@
 import json
 import select
 import subprocess
-import sys
 import tempfile
 import time
 from types import TracebackType
 from typing import Any, Self
 
+from reliq.distribution import command_of
 from reliq.errors import ReliqError
 
 WORKER_START_SECONDS = 60.0
@@ -60,8 +60,10 @@ class Workers:
                 raise ReliqError(f"a worker process of the benchmark ended with {process.returncode}: {self._words()}")
 
     def _started(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "reliq.bench.child"],
+        command, env = command_of("reliq.bench.child")
+        process = subprocess.Popen(  # noqa: S603  ours
+            command,
+            env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -6,6 +6,7 @@ import typer
 
 from reliq.cli.options import Desk, Json, QueueName
 from reliq.cli.output import print_json, say
+from reliq.text import partial
 
 if TYPE_CHECKING:
     from reliq.admin import Account
@@ -28,7 +29,7 @@ def account(queue: QueueName, *, json: Json = False, desk: Desk) -> None:
     if json:
         print_json(found)
     else:
-        say(*_lines(found))
+        say(*_lines(found), *([f"The account is {partial(found.away)}."] if found.away else []))
     if found.balanced is False:
         raise typer.Exit(EXIT_UNBALANCED)
 

@@ -29,9 +29,6 @@ def acl(
     without_eval: Annotated[
         bool, typer.Option("--without-eval", help="No scripts but those that `reliq scripts load` has loaded.")
     ] = False,
-    sharded: Annotated[
-        bool, typer.Option("--sharded", help="For queues that are to have several shards; those that have are known.")
-    ] = False,
     layout: LayoutText = DEFAULT_LAYOUT,
     json: Json = False,
     url: Url = None,
@@ -50,9 +47,9 @@ def acl(
     Example: reliq acl --role producer --queue orders --server 7.0
     """
     if server is None:
-        rule = admin(url, layout).acl(role, queue, user=user, without_eval=without_eval, sharded=sharded)
+        rule = admin(url, layout).acl(role, queue, user=user, without_eval=without_eval)
     else:
-        queues = [Keys(name, Layout.parse(layout), shard) for name in queue for shard in ((0, 1) if sharded else (0,))]
+        queues = [Keys(name, Layout.parse(layout)) for name in queue]
         is_seven = server is Server.seven
         rule = acl_rule(role, queues, user=user, selectors=is_seven, without_eval=without_eval)
     if json:

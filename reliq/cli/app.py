@@ -7,13 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from reliq import distribution
-from reliq.cli.configuration import FOUND, URL, settings_found, take_url
+from reliq.cli.configuration import FOUND, URL, settings_found
 from reliq.cli.lazy import LazyGroup, Place, options_of
 from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, say
 from reliq.errors import BodyError, ConfigurationError, RedisUnavailableError, ReliqError
 from reliq.process.plan import EXIT_CONFIG
 
-#: Exit codes of commands: 0 done, 1 failed, 2 wrong usage, 3 nothing was published, 78 the set-up cannot work, 130
+#: Exit codes of commands: 0 done, 1 failed, 2 wrong usage, 3 nothing was published or work is left, 78 the set-up cannot work, 130
 #: interrupted.
 EXIT_FAILED = 1
 
@@ -25,7 +25,7 @@ SUMMARIES = {
     "Run": {
         "init": "Write a small application that works: a queue, a handler, a publisher, a test and a compose file.",
         "worker": "Run the handlers of a Consumer until SIGTERM or Ctrl-C.",
-        "demo": "Run thousands of jobs through two processes, kill one half way, and balance the account.",
+        "demo": "Run thousands of jobs in two processes, kill one while it runs jobs, and show that none is lost.",
         "relay": "Move the messages of `publish_in` from a database to Redis until SIGTERM or Ctrl-C.",
         "exporter": "Serve the states, ages and totals of queues for Prometheus until SIGTERM or Ctrl-C.",
         "health": "Ask a worker on its metrics port; exit 0 when all is well, else 1 with the reason.",
@@ -55,7 +55,7 @@ SUMMARIES = {
         "shards": "Show the shards of a queue, or change how many there are while it is in use.",
         "forget": "Remove queues with nothing in them: their names from the registry, their totals and ends.",
         "dead": "The dead letters of a queue: list, show, redrive, purge.",
-        "outbox": "The tables of `publish_in` and `job.once`: print their SQL, clean them.",
+        "outbox": "The tables of `publish_in` and `job.once`: print their SQL, clean them, retry refused rows.",
         "cron": "Periodic entries: list, run, pause, resume, forget.",
     },
     "Check": {
@@ -109,7 +109,6 @@ def root(
     if ctx.invoked_subcommand in (WORKER, "config"):
         found = ctx.meta[FOUND] = settings_found(options_of(Commands.load(WORKER)))
         ctx.default_map = {WORKER: {name: one.value for name, one in found.items() if name != URL}}
-    take_url()
 
 
 def _with_values(words: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ import typer
 
 from reliq.cli.options import Desk, Json, QueueName
 from reliq.cli.output import console, print_json, say
-from reliq.text import count_of
+from reliq.text import count_of, partial
 
 if TYPE_CHECKING:
     from reliq.admin.fsck.report import CheckReport
@@ -57,5 +57,7 @@ def _print(report: "CheckReport", *, repair: bool) -> None:
         say(
             f"{count_of(report.unproved, 'id')} may be in no list, or in two; the lists are too long to be looked through."
         )
+    if report.away:
+        say(f"The check is {partial(report.away)}.")
     verdict = "sound" if report.is_sound else "NOT sound"
     say(f"{report.queue}: {count_of(report.looked_at, 'id')} looked at; the queue is {verdict}.")

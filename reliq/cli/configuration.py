@@ -1,12 +1,16 @@
 """The settings of `reliq worker` that its command line leaves out: the environment has them, else pyproject.toml."""
 
 import os
+import stat
 import tomllib
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import typer
+
+from reliq.cli.output import complain
 from reliq.errors import ConfigurationError
 
 #: The environment of this process as it began, before a command changes it.
@@ -65,22 +69,19 @@ def settings_found(options: Mapping[str, bool]) -> dict[str, Setting]:
     return found | {name: one._replace(value=one.value.split()) for name, one in texts.items()}
 
 
-def take_url() -> None:
-    """Have this process and those that it starts find the URL of the file, unless the environment has one."""
-    if _is_set(URL):
-        return
+def take_url(ctx: typer.Context, url: str | None) -> str | None:
+    """
+    Return the value of --url. Without it, put the URL of the file into RELIQ_URL, unless that is set, and print its origin.
+
+    Processes that this command starts read RELIQ_URL, too. Completion reads no file.
+    """
+    if url is not None or ctx.resilient_parsing or _is_set(URL):
+        return url
     path, table = _table()
-    url = table.get(URL)
-    if url is not None and not isinstance(url, str):
-        raise ConfigurationError(f"{URL} in [tool.{TABLE}] of {path} must be a text such as redis://127.0.0.1:6379/0")
-    if url:
-        os.environ[variable(URL)] = url
-
-
-def servers_of(url: str | None) -> str | tuple[str, ...] | None:
-    """Return the Redis that an operator's command is given, or the environment names, when that is several servers."""
-    named = tuple((url or os.environ.get(variable(URL)) or "").split())
-    return named if len(named) > 1 else url
+    if table.get(URL):
+        os.environ[variable(URL)] = table[URL]
+        complain(f"using the Redis URL of [tool.{TABLE}] in {path}")
+    return None
 
 
 def misspelled(names: Collection[str]) -> dict[str, str]:
@@ -98,21 +99,68 @@ def _is_set(name: str) -> bool:
 
 
 def _table() -> tuple[Path, Mapping[str, Any]]:
-    """Return the nearest pyproject.toml that has a [tool.reliq], from this folder upwards, and the table; or none."""
-    here = Path.cwd()
+    """
+    Return the nearest pyproject.toml that has a [tool.reliq], and that table; an empty table when there is none.
+
+    The search goes from the working folder upwards. It ends at the root of a repository, and below a folder that every
+    user can write to, such as /tmp.
+
+    Raises:
+        ConfigurationError: the file cannot be read, another user could have written it, or the working folder is gone.
+    """
+    try:
+        here = Path.cwd()
+    except FileNotFoundError as error:
+        raise ConfigurationError("the working folder was deleted: change to another one") from error
     for folder in (here, *here.parents):
         path = folder / FILE
         try:
-            text = path.read_text("utf-8")
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
-            continue
-        try:
-            table = tomllib.loads(text).get("tool", {}).get(TABLE)
-        except (ValueError, AttributeError) as error:
-            raise ConfigurationError(f"{path} cannot be read: {error}") from error
+            if folder != here and folder.stat().st_mode & stat.S_IWOTH:
+                break
+            with open(path, "rb", opener=_opened) as file:
+                status = os.fstat(file.fileno())
+                table = tomllib.load(file).get("tool", {}).get(TABLE)
+        except (FileNotFoundError, NotADirectoryError):
+            table = None
+        except PermissionError as error:
+            if os.access(folder, os.X_OK):
+                raise ConfigurationError(f"{path} cannot be read: {error}; mend or rename it") from error
+            table = None  # this user may not look into the folder: no file of it counts
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}; mend or rename it") from error
         if isinstance(table, dict):
+            _check_owner(path, status)
+            _check_owner(folder, folder.stat())
+            if not isinstance(table.get(URL, ""), str):
+                raise ConfigurationError(
+                    f"{URL} in [tool.{TABLE}] of {path} must be a text, such as redis://127.0.0.1:6379/0"
+                )
             return path, table
+        if os.access(folder / ".git", os.F_OK):  # Path.exists raises where this user may not look
+            break
     return here / FILE, {}
+
+
+def _opened(path: str, flags: int) -> int:
+    """Open a regular file. Refuse a FIFO, which may have no writer, a device and a folder."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("it is no regular file")
+    return descriptor
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    """Raise ConfigurationError when another user than root and the one who runs reliq could have written a file."""
+    if status.st_uid not in (0, os.geteuid()):
+        why, remedy = f"{path} belongs to user {status.st_uid}", "change the owner"
+    elif status.st_mode & stat.S_IWOTH:
+        why, remedy = f"every user can write to {path}", "chmod o-w"
+    else:
+        return
+    raise ConfigurationError(
+        f"[tool.{TABLE}] is not used, as {why}: {remedy}, or set RELIQ_ variables and delete the table"
+    )
 
 
 def _hint(name: str, names: Collection[str]) -> str:

@@ -15,6 +15,7 @@ from reliq.crons import TICK_LATE_SECONDS
 from reliq.errors import ConfigurationError
 from reliq.keys import Layout
 from reliq.readable import spoken
+from reliq.text import typed
 
 if TYPE_CHECKING:
     from reliq.admin import Admin, CronView
@@ -113,7 +114,9 @@ def pause(
     """
     desk, of, name = entry
     desk.pause_cron(of, name, reason=reason)
-    print_json({"paused": True, "queue": of}) if json else say(f"{name} is paused; `reliq cron resume {name}` ends it")
+    print_json({"paused": True, "queue": of}) if json else say(
+        f"{name} is paused; `{typed('cron resume', name)}` ends it"
+    )
 
 
 @cron.command()

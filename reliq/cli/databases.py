@@ -1,4 +1,4 @@
-"""The options of commands on an outbox, and what they say when its database is away."""
+"""The options of commands on an outbox, and what they say when its database fails."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,9 +26,12 @@ Prefix = Annotated[str, typer.Option(help="The beginning of the tables' names; S
 
 @contextmanager
 def asking(database: "DatabaseConnection") -> Iterator[None]:
-    """End the command with exit code 1 when the database is away."""
+    """End the command with exit code 1 when the database is away or refuses."""
     try:
         yield
     except database.away as error:
-        complain(f"the database is away: {error}; see that it runs and that --database or {DATABASE_VARIABLE} names it")
+        complain(
+            f"the database failed: {error}; see that it runs, that --database or {DATABASE_VARIABLE} names it, and that "
+            "this role may change the tables"
+        )
         raise typer.Exit(1) from None

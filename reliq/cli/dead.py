@@ -20,7 +20,7 @@ from reliq.errors import ConfigurationError
 from reliq.message import Letter
 from reliq.readable import pretty, start_of
 from reliq.settings import whole
-from reliq.text import count_of
+from reliq.text import count_of, partial
 
 if TYPE_CHECKING:
     from reliq.admin import Admin, DeadGroups
@@ -57,15 +57,21 @@ def list_letters(
 
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or a wrong filter.
     """
-    most = whole("--limit", limit, least=1, most=LETTERS_LIMIT)
+    most, away = whole("--limit", limit, least=1, most=LETTERS_LIMIT), desk.shards(queue).away
+    nothing = f"no dead letters in {queue}{' that match' * where.is_set}"
     if group:
-        _list_groups(desk.dead_groups(queue, where=where, for_seconds=GROUP_SECONDS), most, json=json)
-        return
-    found = list(islice(desk.letters(queue, where), most))
-    if json:
-        print_json([as_json(one, start_of(one.payload, JSON_BODY)) for one in found])
+        groups = desk.dead_groups(queue, where=where, for_seconds=GROUP_SECONDS, without=away)
+        _list_groups(groups, most, nothing, json=json)
     else:
-        print_table(LETTER_COLUMNS, [_row(one) for one in found], long=("error", "body"))
+        found = list(islice(desk.letters(queue, where, without=away), most))
+        if json:
+            print_json([as_json(one, start_of(one.payload, JSON_BODY)) for one in found])
+        elif not found:
+            say(nothing)
+        else:
+            print_table(LETTER_COLUMNS, [_row(one) for one in found], long=("error", "body"))
+    if away:
+        say(f"The list is {partial(away)}.", stderr=json)
 
 
 @dead.command()
@@ -179,12 +185,14 @@ def purge(
     _complain(queue, missing)
 
 
-def _list_groups(found: "DeadGroups", most: int, *, json: bool) -> None:
+def _list_groups(found: "DeadGroups", most: int, nothing: str, *, json: bool) -> None:
     if json:
         print_json({"groups": found.groups[:most], "looked": found.looked, "of": found.of})
         return
-    rows = [(one.count, one.reason, one.raised, when_text(one.newest), one.example) for one in found.groups[:most]]
-    print_table(("count", "reason", "raised", "newest", "example"), rows)
+    if rows := [(one.count, one.reason, one.raised, when_text(one.newest), one.example) for one in found.groups[:most]]:
+        print_table(("count", "reason", "raised", "newest", "example"), rows)
+    else:
+        say(nothing)
     if found.looked < found.of:
         say(f"these are of the newest {count_of(found.looked, 'letter')} looked at, of {found.of:,}")
 

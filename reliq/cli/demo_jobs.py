@@ -1,8 +1,11 @@
-"""The handlers of `reliq demo`: some work at once, some fail at first, some fail always."""
+"""The handler of `reliq demo`: some jobs take time, some fail at first, some fail always."""
 
+import logging
+import os
 import random
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from tenacity import wait_random
@@ -10,6 +13,11 @@ from tenacity import wait_random
 from reliq import Consumer, Job, Queue
 
 Mood = Literal["good", "slow", "flaky", "poison"]
+#: `reliq demo` sets this variable to its folder. Each run of a handler writes its start and its end to the journal there.
+FOLDER_VARIABLE = "RELIQ_DEMO_FOLDER"
+#: With --url, this variable names a pipe. The keys are removed when no process of the demo has it open any more.
+LIFELINE_VARIABLE = "RELIQ_DEMO_LIFELINE"
+JOURNAL, LOG = "journal", "log"
 
 
 @dataclass(frozen=True)
@@ -27,14 +35,33 @@ ERRANDS = Queue("demo", Errand, retries=3)
 
 consumer = Consumer()
 
+if _lifeline := os.environ.get(LIFELINE_VARIABLE):
+    os.open(_lifeline, os.O_WRONLY)
+_journal = None
+if _folder := os.environ.get(FOLDER_VARIABLE):
+    _journal = os.open(Path(_folder, JOURNAL), os.O_WRONLY | os.O_APPEND)
+    # The failures are part of the demo: they go to a file.
+    logging.basicConfig(filename=Path(_folder, LOG), level=logging.ERROR)
+
 
 @consumer.handler(ERRANDS, lease=2, backoff=wait_random(0.1, 0.5))
 def run_errand(errand: Errand, job: Job[Errand]) -> None:
-    """Work as the errand's mood says."""
-    match errand.mood:
-        case "slow":
-            time.sleep(random.uniform(0.01, 0.05))
-        case "flaky" if job.attempt is not None and job.attempt <= FAILURES:
-            raise ConnectionError("the other side is not there yet")
-        case "poison":
-            raise ValueError("this errand cannot be run")
+    """Behave according to the mood; write the start and the end of this run to the journal."""
+    _write(errand, job, "began")
+    outcome = "failed"
+    try:
+        match errand.mood:
+            case "slow":
+                time.sleep(random.uniform(0.2, 0.6))
+            case "flaky" if job.attempt is not None and job.attempt <= FAILURES:
+                raise ConnectionError("the other side is not there yet")
+            case "poison":
+                raise ValueError("this errand cannot be run")
+        outcome = "done"
+    finally:  # does not run after SIGKILL
+        _write(errand, job, outcome)
+
+
+def _write(errand: Errand, job: Job[Errand], what: str) -> None:
+    if _journal is not None:
+        os.write(_journal, f"{os.getpid()} {errand.number} {job.attempt} {what}\n".encode())

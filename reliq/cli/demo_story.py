@@ -1,153 +1,236 @@
-"""The work of `reliq demo`: two processes, one of them killed half way, and an account that must balance."""
+"""The story of `reliq demo`: two worker processes run jobs, one process is killed meanwhile, no job may be lost."""
 
+import logging
 import os
 import random
 import signal
-import subprocess
-import sys
+import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
 
 import psutil
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from reliq.admin.places import PLACES
-from reliq.cli.demo_jobs import ERRANDS, Errand, Mood
+from reliq.admin import queue_queries
+from reliq.bench.cleaner import Cleaner
+from reliq.cli.demo_jobs import ERRANDS, FOLDER_VARIABLE, JOURNAL, LIFELINE_VARIABLE, LOG, Errand, Mood, consumer
 from reliq.cli.output import console as terminal
+from reliq.client.client import Client
+from reliq.consumer.signals import SignalNotes, take
 from reliq.embedded import EmbeddedRedis
-from reliq.errors import ConfigurationError
-from reliq.message import Counts
+from reliq.errors import ConfigurationError, PublishFailed, RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.outgoing import Outgoing
+from reliq.process.plan import EXIT_CONFIG, ChildPlan
+from reliq.process.supervisor import EXIT_NO_START, Supervisor
 from reliq.text import count_of
-from reliq.transport.connection import URL_VARIABLE
-from reliq.transport.url import check_url
+from reliq.transport.connection import URL_VARIABLE, Connection
+from reliq.transport.url import check_url, masked
+from reliq.worker.engine import check_server
 
-ENDS = ("acked", "dead", "expired", "cancelled", "purged")
-#: The share of the jobs by mood; the rest are good.
-SHARES: dict[Mood, float] = {"slow": 0.1, "flaky": 0.1, "poison": 0.01}
-LATE_SHARE = 0.3
-#: A demo that takes longer, in seconds, has failed.
+#: The share of the jobs by mood; the rest are good. At least 20 are slow, so that some run when a process is killed.
+SHARES: dict[Mood, float] = {"slow": 0.04, "flaky": 0.1, "poison": 0.01}
+LEAST_SLOW = 20
+LATE_SHARE, LATEST_SECONDS = 0.3, 3.0
+PROCESSES, CONCURRENCY = 2, 16
+#: The demo fails after 300 s.
 DEMO_SECONDS = 300.0
-REDRAW_SECONDS = 0.2
-BAR_WIDTH = 40
+LOOK_SECONDS = 0.05
+STOPPED_SECONDS = 1.0
+
+#: The last line that the journal has of each run of a handler: (process id, number, attempt) -> began, done or failed.
+Runs = dict[tuple[int, int, int], str]
+
+
+def read_journal(path: Path) -> Runs:
+    """Read the journal: it shows which jobs ran, independently of Redis."""
+    rows = [line.split() for line in path.read_text().rpartition("\n")[0].splitlines()]
+    return {(int(pid), int(number), int(attempt)): last for pid, number, attempt, last in rows}
+
+
+def killed_runs(runs: Runs, pid: int) -> list[bool]:
+    """Return, for each run that process `pid` began and did not end, whether a later attempt has ended."""
+    ended: dict[int, int] = {}
+    for (_, number, attempt), last in runs.items():
+        if last != "began":
+            ended[number] = max(attempt, ended.get(number, 0))
+    return [
+        ended.get(number, 0) > attempt for (at, number, attempt), last in runs.items() if (at, last) == (pid, "began")
+    ]
 
 
 def run(jobs: int, url: str | None, seed: int) -> bool:
-    """Run the demo; return whether the account balances."""
+    """Run the demo; return whether nothing was lost and every job of the killed process ran again."""
+    signals = SignalNotes()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        take(number, signals.note)
     console = terminal()
-    with _redis(url, console):
-        if ERRANDS.counts().totals:
-            raise ConfigurationError(f"this Redis has a queue {ERRANDS.name!r} already; the demo needs an empty one")
-        counts = _story(jobs, random.Random(seed), console)
-    return _print_account(counts, console)
-
-
-@contextmanager
-def _redis(url: str | None, console: Console) -> Iterator[None]:
-    """Use the Redis given, or a private one that goes with the demo."""
     with ExitStack() as stack:
-        if url is not None:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reliq-")))
+        if url is None:
+            server = EmbeddedRedis(options={"appendonly": "yes"})
+            stack.callback(server.stop)
+            os.environ[URL_VARIABLE] = server.start().url
+            place = "a private Redis"
+        else:
             check_url(url)
             os.environ[URL_VARIABLE] = url
-        elif not os.environ.get(URL_VARIABLE):
-            server = stack.enter_context(EmbeddedRedis(options={"appendonly": "yes"}))
-            os.environ[URL_VARIABLE] = server.url
-            stack.callback(os.environ.pop, URL_VARIABLE)
-            console.print("A private Redis runs on a Unix socket, with its append-only file on.")
-        yield
+            place = masked(url)
+        os.environ[FOLDER_VARIABLE] = str(folder)
+        logging.basicConfig(filename=folder / LOG, level=logging.ERROR)
+        journal = folder / JOURNAL
+        journal.touch()
+        try:
+            if url is not None:
+                _check_redis(url)
+                cleaner = stack.enter_context(Cleaner(url, ERRANDS.name))
+                os.environ[LIFELINE_VARIABLE] = f"/proc/{os.getpid()}/fd/{cleaner.lifeline}"
+            ERRANDS.publish_many(_errands(jobs, random.Random(seed), signals))
+        except (RedisUnavailableError, RedisRefusedError, PublishFailed) as error:
+            why = str(error.why if isinstance(error, PublishFailed) else error).rstrip(".")
+            raise ConfigurationError(
+                f"the demo cannot use {place}: {why}; name another Redis, or leave out --url: then it starts a private one"
+            ) from error
+        counts = _counts(jobs)
+        console.print(
+            f"{jobs:,} jobs are in {place}: {counts['slow']:,} slow, {counts['flaky']:,} fail twice, "
+            f"{counts['poison']:,} fail always.",
+            soft_wrap=True,
+        )
+        return _work(folder / LOG, journal, signals, console)
 
 
-def _story(jobs: int, chance: random.Random, console: Console) -> Counts:
-    """Publish, work, cancel some, kill a process half way; return the counts when nothing is alive."""
-    with _worker() as worker:
-        console.print(f"Publishing {count_of(jobs, 'job')}: some late, some slow, some failing twice, some poisonous.")
-        ids = [f"errand-{number}" for number in range(jobs)]
-        ERRANDS.publish_many(_errands(ids, chance))
-        cancelled = [ERRANDS.cancel(id) for id in chance.sample(ids, jobs // 50)].count("cancelled")
-        console.print(f"Cancelled {cancelled} that had not started.")
-        return _watch(worker, console)
+def _check_redis(url: str) -> None:
+    """Raise an error when the demo cannot write to this Redis, or a queue of its name is there."""
+    client = Client(Connection.to(url).wire())
+    check_server(client, allow_eviction=True)
+    if client.run(queue_queries.is_registered(ERRANDS.keys)) or client.run(queue_queries.key_count(ERRANDS.keys)):
+        raise ConfigurationError(
+            f"{masked(url)} has a queue {ERRANDS.name!r} already, which the demo would mix with its own; name another "
+            "Redis, or leave out --url: then it starts a private one"
+        )
+    client.run(queue_queries.unregister(ERRANDS.keys))  # changes nothing; a Redis that is read-only refuses it
 
 
-def _errands(ids: list[str], chance: random.Random) -> Iterator[Outgoing[Errand]]:
-    moods: list[Mood] = [*SHARES, "good"]
-    weights = [*SHARES.values(), 1 - sum(SHARES.values())]
-    for number, id in enumerate(ids):
-        mood = chance.choices(moods, weights)[0]
-        delay = round(chance.uniform(0.5, 5), 1) if chance.random() < LATE_SHARE else 0.0
-        yield Outgoing(body=Errand(number, mood), id=id, delay=delay)
+def _errands(jobs: int, chance: random.Random, signals: SignalNotes) -> Iterator[Outgoing[Errand]]:
+    """Yield the jobs in a random order; stop at a signal."""
+    moods = [mood for mood, count in _counts(jobs).items() for _ in range(count)]
+    chance.shuffle(moods)
+    for number, mood in enumerate(moods):
+        if signals.numbers:
+            raise KeyboardInterrupt
+        delay = round(chance.uniform(0.5, LATEST_SECONDS), 1) if chance.random() < LATE_SHARE else 0.0
+        yield Outgoing(body=Errand(number, mood), id=f"errand-{number}", delay=delay)
 
 
-@contextmanager
-def _worker() -> Iterator[subprocess.Popen[bytes]]:
-    """Run the demo's handlers in two processes, quietly."""
-    command = [sys.executable, "-m", "reliq", "worker", "reliq.cli.demo_jobs:consumer"]
-    command += ["--processes", "2", "--log-level", "error", "--grace", "5"]
-    worker = subprocess.Popen(command, stderr=subprocess.DEVNULL)  # noqa: S603  our own command
-    try:
-        yield worker
-    finally:
-        worker.send_signal(signal.SIGTERM)
-        worker.wait(30)
+def _counts(jobs: int) -> dict[Mood, int]:
+    """Return how many jobs have each mood."""
+    counts: dict[Mood, int] = {mood: round(share * jobs) for mood, share in SHARES.items()}
+    counts["slow"] = max(counts["slow"], LEAST_SLOW)
+    return {**counts, "good": jobs - sum(counts.values())}
 
 
-def _watch(worker: subprocess.Popen[bytes], console: Console) -> Counts:
-    """Show the states until nothing is alive; kill a process when half the jobs have ended."""
-    killed: int | None = None
+def _work(log: Path, journal: Path, signals: SignalNotes, console: Console) -> bool:
+    """Run two worker processes and, in a thread, the story; return what the story returns."""
+    plan = ChildPlan(
+        consumer="reliq.cli.demo_jobs:consumer",
+        queues=(),
+        concurrency=CONCURRENCY,
+        grace=1.0,
+        max_jobs=None,
+        burst=False,
+        allow_eviction=True,
+        log_level="error",
+    )
+    supervisor = Supervisor(consumer, plan, processes=PROCESSES)
+    over = threading.Event()
+
+    def tell() -> bool | None:
+        try:
+            return _story(supervisor, journal, signals, over, console)
+        finally:
+            supervisor.stop()
+
+    with ThreadPoolExecutor(1) as threads:
+        story = threads.submit(tell)
+        try:
+            code = supervisor.run()
+        finally:
+            over.set()
+    passed = story.result()
+    if passed is None and code in (EXIT_CONFIG, EXIT_NO_START):
+        *_, last = log.read_text("utf-8", "replace").splitlines() or ["they logged nothing"]
+        raise ReliqError(f"the demo's worker processes did not start: {last}")
+    if passed is None:
+        raise KeyboardInterrupt
+    return passed
+
+
+def _story(
+    supervisor: Supervisor, journal: Path, signals: SignalNotes, over: threading.Event, console: Console
+) -> bool | None:
+    """
+    Kill a process half way, wait until no job is alive, then print the result.
+
+    Return whether all is well, None when the worker stopped before.
+    """
+    killed = 0
     until = time.monotonic() + DEMO_SECONDS
-    with Live(console=console, refresh_per_second=10, transient=False) as live:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("jobs that have ended")
         while time.monotonic() < until:
             counts = ERRANDS.counts()
-            live.update(_picture(counts, killed))
+            published = counts.totals["published"]
+            bar.update(task, completed=published - counts.alive, total=published)
             if counts.alive == 0:
-                return counts
-            if killed is None and _ended(counts) * 2 >= counts.totals.get("published", 0):
-                killed = _kill_one(worker.pid)
-            time.sleep(REDRAW_SECONDS)
-    return ERRANDS.counts()
+                break
+            if not killed and counts.alive * 2 <= published and (killed := _kill_one(supervisor, journal)):
+                console.print(f"Killed worker process {killed} of two with SIGKILL, half way.", soft_wrap=True)
+            if over.wait(LOOK_SECONDS) or signals.numbers:
+                return None
+    runs = read_journal(journal)
+    again = killed_runs(runs, killed)
+    done = Counter(number for (_, number, _), last in runs.items() if last == "done")
+    acked, dead = counts.totals.get("acked", 0), counts.totals.get("dead", 0)
+    lost = max(counts.missing, published - len(done) - dead - counts.alive)
+    say = partial(console.print, soft_wrap=True)
+    if killed:
+        say(
+            f"{count_of(len(again), 'job was', 'jobs were')} running in the killed process; "
+            f"{'all' if all(again) else 'only'} {sum(again)} ran again."
+        )
+    else:
+        say("No process was killed: none ran a job in the second half of the demo.")
+    if twice := sum(times > 1 for times in done.values()):
+        say(
+            f"{count_of(twice, 'job')} had just finished there, before the ack, and ran twice: delivery is at least once."
+        )
+    verdict = f"LOST: {count_of(lost, 'job')}" if lost else "Nothing was lost"
+    left = f" + {counts.alive:,} not finished after {DEMO_SECONDS:g} s" if counts.alive else ""
+    say(f"{verdict}: {published:,} published = {acked:,} acked + {count_of(dead, 'dead letter')}{left}.")
+    return lost == 0 and counts.alive == 0 and again != [] and all(again)
 
 
-def _kill_one(pid: int) -> int | None:
-    """End one of the worker's processes with SIGKILL; return its id."""
-    children = psutil.Process(pid).children()
-    if not children:
-        return None
-    children[0].kill()
-    return children[0].pid
-
-
-def _ended(counts: Counts) -> int:
-    return sum(counts.totals.get(kind, 0) for kind in ENDS)
-
-
-def _picture(counts: Counts, killed: int | None) -> Group:
-    whole_count = max(1, counts.totals.get("published", 1))
-    table = Table.grid(padding=(0, 1))
-    for state in PLACES:
-        number = getattr(counts, state)
-        table.add_row(state, str(number), Text("█" * round(BAR_WIDTH * number / whole_count), style="cyan"))
-    table.add_row("ended", str(_ended(counts)), Text("█" * round(BAR_WIDTH * _ended(counts) / whole_count), "green"))
-    news = "both processes at work" if killed is None else f"process {killed} was killed with SIGKILL; work goes on"
-    return Group(table, Text(news, style="yellow" if killed else "dim"))
-
-
-def _print_account(counts: Counts, console: Console) -> bool:
-    """Print the account; return whether it balances."""
-    totals = counts.totals
-    table = Table(title="The account", title_justify="left", show_header=False)
-    table.add_row("published", str(totals.get("published", 0)))
-    for kind in ENDS:
-        table.add_row(f"  {kind}", str(totals.get(kind, 0)))
-    table.add_row("  alive", str(counts.alive))
-    table.add_row("lost", str(counts.missing))
-    console.print("\n", table)
-    retries = totals.get("retried_nack", 0), totals.get("retried_lease", 0)
-    console.print(
-        f"{count_of(retries[0], 'delivery', 'deliveries')} again after a failure, {retries[1]} after the kill."
-    )
-    balanced = counts.missing == 0 and counts.alive == 0
-    console.print("The account balances: nothing was lost." if balanced else "The account does NOT balance.")
-    return balanced
+def _kill_one(supervisor: Supervisor, journal: Path) -> int:
+    """Kill the process that runs the most jobs, and return its id; return 0 when none runs a job."""
+    runs = read_journal(journal)
+    pids = [pid for label, pid in supervisor.pids().items() if label != "supervisor"]
+    pid = max(pids, key=lambda pid: len(killed_runs(runs, pid)), default=0)
+    with suppress(psutil.Error):  # it has ended by itself
+        process = psutil.Process(pid)
+        process.suspend()  # no job ends between reading the journal and the kill
+        until = time.monotonic() + STOPPED_SECONDS
+        while process.status() != psutil.STATUS_STOPPED and time.monotonic() < until:
+            time.sleep(0.001)
+        if killed_runs(read_journal(journal), pid):
+            process.kill()
+            return pid
+        process.resume()
+    return 0

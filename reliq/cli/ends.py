@@ -9,6 +9,7 @@ from reliq.cli.options import Desk, Json, QueueName
 from reliq.cli.output import print_json, say
 from reliq.cli.tables import print_table
 from reliq.readable import spoken
+from reliq.text import typed
 
 if TYPE_CHECKING:
     from reliq.admin import End
@@ -53,3 +54,11 @@ def why(end: "End") -> str:
         return f"after {spoken(end.took)}"
     attempt = f" (delivery {end.attempt})" if end.attempt is not None else ""
     return f"{end.reason}{attempt}" + (f": {end.error}" if end.error else "") if end.reason else ""
+
+
+def asleep_text(queue: str, until: float) -> str:
+    """Return until when a queue sleeps, why, and what wakes it."""
+    return (
+        f"{queue} sleeps until {clock(until)} UTC: a handler raised RateLimited for a message without a key; "
+        f"`{typed('resume', queue)}` wakes it"
+    )

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from reliq.cli.configuration import servers_of
 from reliq.cli.options import DEFAULT_LAYOUT, LayoutText, Url
 from reliq.health import DEFAULT_HOST
 from reliq.keys import Keys, Layout
@@ -30,4 +29,4 @@ def exporter(
     """
     configure_logging("info")
     queues = [Keys(name, Layout.parse(layout)) for name in queue or ()]
-    import_module("reliq.cli.exporting").export(servers_of(url), queues, port, host)
+    import_module("reliq.cli.exporting").export(url, queues, port, host)

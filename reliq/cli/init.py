@@ -1,10 +1,13 @@
 """`reliq init`: a small application to begin with."""
 
+import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from reliq import distribution
 from reliq.cli.output import say
 from reliq.cli.skeleton import FILES
 from reliq.errors import ConfigurationError
@@ -22,22 +25,30 @@ def init(
 
     Example: reliq init shop
     """
-    if there := [name for name in FILES if (folder / name).exists()]:
+    if there := [name for name in FILES if os.path.lexists(folder / name)]:
         raise ConfigurationError(f"{folder / there[0]} is there already; nothing was written: name another folder")
     for name, text in FILES.items():
         path = folder / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8")
+            with path.open("x", encoding="utf-8") as file:  # "x" does not follow a symbolic link
+                file.write(text)
         except OSError as error:
             raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
         say(f"wrote {path}")
     if folder != Path():
-        say("", f"cd {folder}")
+        say("", f"cd {shlex.quote(str(folder))}")
     say(
-        "docker compose up --detach redis  # or any Redis of yours",
-        "export RELIQ_URL=redis://127.0.0.1:6379/0",
+        f"{distribution.install('reload', 'testing')} pytest",
+        'redis-server --port 6390 --appendonly yes --dir "$(mktemp -d)" >/dev/null || echo "no Redis: is port 6390 in use?" &',
+        "export RELIQ_URL=redis://127.0.0.1:6390/0",
+        "python -m pytest",
         "python -m app Ada",
         "reliq worker --reload",
-        "python -m pytest",
+        "",
+        "# Or with a worker in a container:",
+        f"pip wheel --no-deps --wheel-dir wheels {shlex.quote(distribution.source())}",
+        "docker compose up --build --detach",
+        "docker compose exec worker python -m app Ada",
+        "docker compose logs worker",
     )

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reliq.cli.ends import clock
+from reliq.cli.ends import asleep_text, clock
 from reliq.cli.options import Json, QueueName, WholeDesk
 from reliq.cli.output import print_json, say
 from reliq.cli.tables import print_table
 from reliq.errors import ConfigurationError
 from reliq.message import PRIORITY_LINES
-from reliq.text import count_of
+from reliq.text import count_of, typed
 
 if TYPE_CHECKING:
     from reliq.admin import Admin, KeyLine, KeysView
@@ -53,7 +53,8 @@ def keys(
         if json:
             print_json(found)
             return
-        print_table(KEY_COLUMNS, [row_of(one) for one in found.largest], long=("key",))
+        if found.largest:
+            print_table(KEY_COLUMNS, [row_of(one) for one in found.largest], long=("key",))
         say(*_summary(queue, found))
 
 
@@ -104,7 +105,9 @@ def _summary(queue: str, found: "KeysView") -> list[str]:
         f"{found.waiting:,} waiting, {found.running:,} running; {count_of(found.in_turn, 'key')} in turn, {found.asleep:,} asleep"
     ]
     if found.asleep_until is not None:
-        said.append(f"The whole queue sleeps until {clock(found.asleep_until)} UTC.")
+        said.append(f"{asleep_text(queue, found.asleep_until)}.")
     elif found.is_full:
-        said.append(f"None may start now: the rate or concurrency of {queue} is used up; see `reliq limits {queue}`.")
+        said.append(
+            f"None may start now: the rate or concurrency of {queue} is used up; see `{typed('limits', queue)}`."
+        )
     return said

@@ -45,7 +45,8 @@ def limits(
 
     Example: reliq limits mail --per-key 4 --rate 100/s --weight vip=4
 
-    A change holds within a second, and until a worker starts whose code declares other limits than the one before it.
+    A change holds within a second, for 100,000 sleeping keys within seconds, and until a worker starts whose code
+    declares other limits than the one before it.
     Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue, a limit that is not allowed, or a queue that can
     have none.
     """

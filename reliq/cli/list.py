@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reliq.cli.options import Desk, Json, QueueName, StateOption, Which
-from reliq.cli.output import print_json
+from reliq.cli.output import print_json, say
 from reliq.cli.progress import progress_bar
 from reliq.cli.tables import print_table
 from reliq.readable import spoken, start_of
@@ -47,6 +47,8 @@ def list_messages(
         )
     if json:
         print_json([as_json(one) for one in found])
+    elif not found:
+        say(f"no {'more ' * bool(offset)}{state} messages in {queue}{' that match' * where.is_set}")
     else:
         without = {"key"} - {"key" for one in found if one.key}
         rows = [dict(zip(MESSAGE_COLUMNS, _row(one), strict=True)) for one in found]

@@ -10,6 +10,7 @@ from reliq.cli.options import Desk, DryRun, Json, QueueName, Which, Yes, queue_n
 from reliq.cli.output import confirm, print_found, print_json, say
 from reliq.cli.progress import progress_bar
 from reliq.errors import ConfigurationError
+from reliq.text import typed
 
 
 def move(
@@ -36,7 +37,9 @@ def move(
     agree, 2 an unknown queue or state, 130 interrupted.
     """
     if state == "dead":
-        raise ConfigurationError(f"dead letters go by `reliq dead redrive {queue} --to {other}`")
+        raise ConfigurationError(
+            f"dead letters go by `{typed('dead redrive', queue, options=['--to', other], layout=desk.redis_keys(queue).layout)}`"
+        )
     total = desk.size(queue, check_place(state, MOVABLE), key=where.key)
     if dry_run:
         with progress_bar("looking", total, reliq.admin.RemoveResult(), lambda _sum: "nothing was moved") as looking:

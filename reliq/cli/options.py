@@ -10,7 +10,7 @@ import reliq.admin
 from reliq.admin import Filter, LetterFilter
 from reliq.admin.filters import duration, headers_of
 from reliq.admin.places import PLACES
-from reliq.cli.configuration import servers_of, take_url
+from reliq.cli.configuration import take_url
 from reliq.cli.lazy import OptionsOf
 from reliq.keys import Layout
 from reliq.message import DEATH_REASONS
@@ -27,18 +27,19 @@ def state_option(words: Sequence[str]) -> Callable[[], list[str]]:
 
 
 def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the queues whose names begin so, for a shell; none while Redis is away."""
-    take_url()
-    known: list[str] = import_module("reliq.cli.queue_names").names(servers_of(ctx.params.get("url")))
+    """
+    Return the queue names with this prefix, for a shell; none while Redis is unreachable.
+
+    Only --url and RELIQ_URL name the Redis: pressing Tab in a stranger's repository must not connect to its author's.
+    """
+    known: list[str] = import_module("reliq.cli.queue_names").names(ctx.params.get("url"))
     given = ctx.params.get("queues") or ctx.params.get("names") or ()
     return [name for name in known if name.startswith(incomplete) and name not in given]
 
 
 Url = Annotated[
     str | None,
-    typer.Option(
-        help="The Redis, when RELIQ_URL does not say it; independent servers in their order, with spaces between."
-    ),
+    typer.Option(help="The Redis, when RELIQ_URL does not name it.", callback=take_url),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 LayoutText = Annotated[
@@ -79,7 +80,7 @@ Reason = Annotated[
 
 def admin(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT, shard: Shard = None) -> "Admin":
     """Return the Admin of a Redis, a layout, and a shard of its queues or all of them."""
-    return reliq.admin.Admin(servers_of(url), layout=Layout.parse(layout), shard=shard)
+    return reliq.admin.Admin(url, layout=Layout.parse(layout), shard=shard)
 
 
 def admin_of_whole(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT) -> "Admin":

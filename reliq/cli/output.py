@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-#: Exit codes: a command that was used wrongly, one that named a message that is not there, one that Ctrl-C ended.
-EXIT_USAGE, EXIT_UNKNOWN_ID, EXIT_INTERRUPTED = 2, 2, 130
+#: Exit codes: a command that was used wrongly, one that named a message that is not there, one that left work undone, one
+#: that Ctrl-C ended.
+EXIT_USAGE, EXIT_UNKNOWN_ID, EXIT_UNFINISHED, EXIT_INTERRUPTED = 2, 2, 3, 130
 
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
 

@@ -1,6 +1,5 @@
 """`reliq pause` and `reliq resume`."""
 
-import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +9,7 @@ from reliq.cli.options import DEFAULT_LAYOUT, Desk, Json, LayoutText, QueueName,
 from reliq.cli.output import print_json, say
 from reliq.errors import ConfigurationError
 from reliq.settings import seconds
+from reliq.text import typed
 
 if TYPE_CHECKING:
     from reliq.admin import Admin
@@ -41,7 +41,7 @@ def pause(
     if json:
         print_json(desk.paused(queue))
     else:
-        say(f"{queue} is paused" + (f" for {for_}" if for_ else f"; `reliq resume {_words(queue, layout)}` ends it"))
+        say(f"{queue} is paused" + (f" for {for_}" if for_ else f"; `{typed('resume', queue, layout=layout)}` ends it"))
 
 
 def resume(
@@ -77,10 +77,5 @@ def _pause_key(
     if json:
         print_json(desk.key(queue, key))
     else:
-        ends = f" for {for_}" if for_ else f"; `reliq resume {_words(queue, DEFAULT_LAYOUT, '--key', key)}` ends it"
+        ends = f" for {for_}" if for_ else f"; `{typed('resume', queue, options=['--key', key])}` ends it"
         say(f"key {key} of {queue} is paused{ends}")
-
-
-def _words(queue: str, layout: str, *more: str) -> str:
-    """Return the words that name a queue to a command, as a shell takes them."""
-    return shlex.join([queue, *more] if layout == DEFAULT_LAYOUT else [queue, "--layout", layout, *more])

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reliq.admin.filters import duration
+from reliq.cli.ends import asleep_text
 from reliq.cli.options import Json, Shard, Url, admin, queue_names
 from reliq.cli.output import print_json, say
 from reliq.cli.tables import print_table
 from reliq.message import Pause
 from reliq.readable import amount, rate, spoken
+from reliq.text import partial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,11 +53,17 @@ def _print(seen: "Overview") -> None:
     """Print a table of the queues, then what there is to say besides."""
     if not seen.queues and not seen.unreadable:
         say("There is no queue in the registry; --scan looks for others.")
-    else:
+    elif seen.queues:
         _print_table(seen.queues)
     for view in seen.queues:
         if view.pause is not None:
             say(f"{view.queue} is {pause_text(view.pause, time.time())}")
+        if view.away:
+            say(f"{view.queue} is {partial(view.away)}")
+        if view.lines and view.lines.asleep_until:
+            say(asleep_text(view.queue, view.lines.asleep_until))
+    if seen.workers is None:
+        say("The workers are unknown: the Redis of their registry is away.")
     for name, why in seen.unreadable.items():
         say(f"{name} cannot be read: {why}")
     if seen.left_out:
@@ -95,4 +103,4 @@ def _row(view: "QueueView", *, rated: bool) -> list[str]:
     if rated:
         rates = view.rates
         cells += [rate(rates.arrived), rate(rates.acked), rate(rates.failed)] if rates else ["", "", ""]
-    return [*cells, str(view.workers)]
+    return [*cells, "?" if view.workers is None else str(view.workers)]

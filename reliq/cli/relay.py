@@ -33,7 +33,8 @@ def relay(
     killed. For a Redis that lost its last writes, --again-since sends again what it had: handlers that call `job.once`
     do nothing twice. Rows of a message that Redis refuses stay, and the log says why.
 
-    Exit codes: 0 done, 1 Redis or, with --once, the database is away, 2 wrong usage.
+    Exit codes: 0 done, 1 Redis or the database is away or refuses, 2 wrong usage, 3 with --once rows
+    remain.
 
     Example: reliq relay --database postgresql://shop@127.0.0.1/shop
     """

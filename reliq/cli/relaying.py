@@ -1,14 +1,15 @@
 """The work of `reliq relay`, once its options are read."""
 
-import signal
-import threading
 from contextlib import nullcontext
 from typing import Any
 
+import typer
+
 from reliq import health
 from reliq.cli.databases import asking
-from reliq.cli.output import say
+from reliq.cli.output import EXIT_UNFINISHED, complain, say
 from reliq.client.client import Clients
+from reliq.consumer.signals import STOPS, SignalNotes, take
 from reliq.health import PATIENT_SECONDS, Pulse
 from reliq.logs.observer import LogObserver
 from reliq.metrics.serving import of_relay
@@ -38,20 +39,31 @@ def move(database: str, *, once: bool, again_ms: int, page: Page | None, **setti
             say(f"{count_of(mover.store.again(again_ms), 'row is', 'rows are')} sent again")
         if once:
             say(f"moved {count_of(mover.move_all(), 'row')}")
+            left = mover.store.look().waiting
             mover.close()
+            if left:
+                complain(
+                    f"{count_of(left, 'row remains', 'rows remain')}: `reliq outbox refused` lists refused rows; for others, see "
+                    "the errors of their queues above"
+                )
+                raise typer.Exit(EXIT_UNFINISHED)
     if not once:
         # A round may wait for the confirmation of each of its calls: only one of minutes hangs.
         pulse = Pulse(rounds="round", seconds=PATIENT_SECONDS)
-        serving = of_relay(*page, observers, pulse=pulse, connection=clients.connection()) if page else nullcontext()
+        serving = (
+            of_relay(*page, observers, pulse=pulse, connection=clients.connection(), complaint=mover.complaint)
+            if page
+            else nullcontext()
+        )
         with serving:
             _run(mover, observers, pulse)
 
 
 def _run(mover: OutboxMover, observers: list[Any], pulse: Pulse) -> None:
     """Move rows until a signal comes."""
-    over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: over.set())
+    signals = SignalNotes()
+    for number in STOPS:
+        take(number, signals.note)
 
     def step() -> float:
         try:
@@ -62,7 +74,7 @@ def _run(mover: OutboxMover, observers: list[Any], pulse: Pulse) -> None:
     loop = Loop("relay", step, observers)
     manager = ServiceManager()
     loop.start()
-    while not over.wait(TELL_SECONDS):
+    while not signals.wait(TELL_SECONDS):
         tell(manager, pulse)
     manager.stop(STOP_MARGIN_SECONDS)
     loop.stop()

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import typer
-
 from reliq.cli.configuration import ENVIRONMENT, FILE
-from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain
+from reliq.cli.output import EXIT_INTERRUPTED, complain
 from reliq.consumer.signals import STOPS, end_at_once, take
 from reliq.distribution import missing
 from reliq.errors import ConfigurationError
@@ -89,14 +87,7 @@ class Reloader:
 def reloaded(work: Callable[[Reloader], int]) -> int:
     """Run a worker until it is to end, and begin it anew after each change of a source; return its exit code."""
     reloader = Reloader()
-    try:
-        code = work(reloader)
-    except ConfigurationError as error:
-        complain(error)
-        code = EXIT_USAGE
-    except typer.Exit as end:
-        code = end.exit_code
-    return reloader.exit_code(code)
+    return reloader.exit_code(work(reloader))
 
 
 def _changed_since(moment: float) -> set[str]:

@@ -76,17 +76,22 @@ class Screen:
 
     def _head(self, width: int) -> list[Text]:
         overview = self.moment.overview
-        busy, slots = (sum(getattr(one, name) for one in overview.workers) for name in ("busy", "slots"))
         now = time.strftime("%H:%M:%S", time.gmtime())
         first = _sides(
             Text(f"reliq watch  {self.place}", "bold"), Text(f"{now} UTC, every {spoken(self.interval)}"), width
         )
-        queues, workers = count_of(len(overview.queues), "queue"), count_of(len(overview.workers), "worker")
-        second = Text(f"{queues}, {workers}, {busy} of {count_of(slots, 'slot')} busy")
+        second = Text(f"{count_of(len(overview.queues), 'queue')}, ")
+        if overview.workers is None:
+            second.append("workers unknown: the Redis of their registry is away", "red")
+        else:
+            busy, slots = (sum(getattr(one, name) for one in overview.workers) for name in ("busy", "slots"))
+            second.append(f"{count_of(len(overview.workers), 'worker')}, {busy} of {count_of(slots, 'slot')} busy")
         if memory := overview.facts.get("used_memory_human"):
             second.append(f", Redis uses {memory}")
         if overview.left_out:
             second.append(f", {count_of(overview.left_out, 'more queue')} not shown", "yellow")
+        if some := [view.queue for view in overview.queues if view.away]:
+            second.append(f", partial: {printable(', '.join(some))}", "red")
         if overview.unreadable:
             second.append(f", cannot read {printable(', '.join(overview.unreadable))}", "red")
         if self.trouble:
@@ -227,11 +232,11 @@ def _spark(numbers: Sequence[float], width: int) -> str:
 # ---- workers ----------------------------------------------------------------
 
 
-def _workers(workers: Sequence[Worker], width: int, most: int) -> list[Text]:
+def _workers(workers: Sequence[Worker] | None, width: int, most: int) -> list[Text]:
     """Return each worker process and what its slots are doing, the longest running first; about `most` lines."""
     lines = [Text("workers and what they run, told every 5 s, the longest first", "bold underline")]
     if not workers:
-        return [*lines, Text("no worker is alive", "bold red")]
+        return [*lines, Text("unknown" if workers is None else "no worker is alive", "bold red")]
     now = time.time()
     columns = max(1, (width - 2) // SLOT_WIDTH)
     for one in workers:

@@ -6,14 +6,12 @@ import typer
 
 import reliq.admin
 from reliq.cli.options import Json, QueueName, WholeDesk, Yes
-from reliq.cli.output import confirm, print_json, say
+from reliq.cli.output import EXIT_UNFINISHED, confirm, print_json, say
 from reliq.cli.tables import print_table
-from reliq.text import count_of
+from reliq.text import count_of, partial, typed
 
 if TYPE_CHECKING:
     from reliq.admin.shards import ShardsView
-
-EXIT_UNFINISHED = 3
 
 
 def shards(
@@ -41,7 +39,7 @@ def shards(
     left = desk.finish_resize(queue) if finish else reliq.admin.Leftover()
     view = desk.shards(queue)
     if json:
-        print_json({"map": view.map, "counts": view.counts, "left": left})
+        print_json({"map": view.map, "counts": view.counts, "away": view.away, "left": left})
     else:
         _print(queue, view)
         if left:
@@ -53,12 +51,17 @@ def shards(
 def _print(queue: str, view: "ShardsView") -> None:
     print_table(
         ("shard", "pending", "ready", "unack", "retry", "dead"),
-        [(at, one.pending, one.ready, one.unack, one.retry, one.dead) for at, one in enumerate(view.counts)],
+        [
+            (at, one.pending, one.ready, one.unack, one.retry, one.dead) if one else (at, *"?????")
+            for at, one in enumerate(view.counts)
+        ],
     )
     now = view.map
     change = (
         ""
         if now.was == now.n
-        else f"; {now.state}, there were {now.was}: workers end it, and `reliq shards {queue} --finish` does"
+        else f"; {now.state}, there were {now.was}: workers end it, and `{typed('shards', queue, options=['--finish'])}` does"
     )
     say(f"{queue} has {count_of(now.n, 'shard')} (epoch {now.epoch}){change}")
+    if view.away:
+        say(f"{queue} is {partial(view.away)}")

@@ -95,10 +95,10 @@ def _failure(note: FailureNote) -> str:
 
 
 def _state(found: "MessageView") -> str:
-    if found.state == "gone" and not found.ends:
-        return "gone: it ended, how is not remembered"
+    if found.state == "finished" and not found.ends:
+        return "finished: acked messages are not kept (set history= to keep them)"
     more = [word for word, holds in (("cancelled", found.cancelled), ("suspect", found.suspect)) if holds]
-    if found.body is None and found.state != "gone" and not found.cancelled:
+    if found.body is None and found.state != "finished" and not found.cancelled:
         more.append("its body is gone, so it will expire")
     return f"{found.state} ({', '.join(more)})" if more else found.state
 

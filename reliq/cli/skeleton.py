@@ -92,30 +92,35 @@ def test_nobody_cannot_be_greeted(reliq: Reliq) -> None:
         reliq.perform(consumer, GREETINGS, Greeting(""))
 '''
 
-_COMPOSE = f"""\
-# A Redis that keeps what it has acknowledged, and a worker: docker compose up --build
+_COMPOSE = """\
+# A Redis that keeps what it has acknowledged, and a worker. Put reliq's wheel into the folder wheels/ first:
+#
+#   pip wheel --no-deps --wheel-dir wheels PATH_OF_RELIQS_CHECKOUT_OR_WHEEL
+#   docker compose up --build --detach
+#   docker compose exec worker python -m app Ada
+#   docker compose logs worker
 services:
   redis:
     image: redis:7.4-alpine
     command: redis-server --appendonly yes --maxmemory-policy noeviction
     volumes: ["redis:/data"]
-    ports: ["127.0.0.1:6379:6379"]
-    healthcheck: {{test: ["CMD", "redis-cli", "-e", "ping"], interval: 5s, timeout: 5s, start_period: 60s}}
+    healthcheck: {test: ["CMD", "redis-cli", "-e", "ping"], interval: 5s, timeout: 5s, start_period: 60s}
 
   worker:
     build:
       context: .
       dockerfile_inline: |
         FROM python:3.13-slim
-        RUN pip install --no-cache-dir {distribution.NAME}
         WORKDIR /srv
+        COPY wheels wheels
+        RUN pip install --no-cache-dir wheels/*.whl
         COPY pyproject.toml .
         COPY app app
         USER nobody
         CMD ["reliq", "worker"]
-    environment: {{RELIQ_URL: "redis://redis:6379/0"}}
+    environment: {RELIQ_URL: "redis://redis:6379/0"}
     depends_on:
-      redis: {{condition: service_healthy}}
+      redis: {condition: service_healthy}
     stop_grace_period: 40s # longer than the 25 s that --grace gives to handlers
 
 volumes:

@@ -15,6 +15,7 @@ from reliq.cli.ends import why
 from reliq.cli.options import Json, WholeDesk, queue_names
 from reliq.cli.output import complain, console, print_json, say
 from reliq.cli.screen import Screen
+from reliq.consumer.signals import STOPS, take
 from reliq.errors import ConfigurationError, ReliqError
 from reliq.foreign import printable
 from reliq.readable import rate, spoken
@@ -50,7 +51,7 @@ def watch(
     if seconds < LEAST_SECONDS:
         raise ConfigurationError(f"interval must be at least {LEAST_SECONDS} seconds, not {interval}")
     watcher, interrupts = desk.watch(queues or ()), Interrupts()
-    before = {number: signal.signal(number, interrupts.take) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: take(number, interrupts.take) for number in STOPS}
     try:
         if json or not sys.stdout.isatty():
             _write(watcher, seconds, json=json)
@@ -150,8 +151,8 @@ def line_of(moment: "Moment") -> str:
     said += [f"{'leased' if name == 'unack' else name}={number}" for name, number in sums.items()]
     for name, of in (("in/s", "arrived"), ("acked/s", "acked"), ("failed/s", "failed")):
         said.append(f"{name}={rate(sum(getattr(view.rates, of) for view in views if view.rates))}")
-    busy, slots = (sum(getattr(one, name) for one in workers) for name in ("busy", "slots"))
-    said += [f"workers={len(workers)}", f"busy={busy}/{slots}"]
+    busy, slots = (sum(getattr(one, name) for one in workers or ()) for name in ("busy", "slots"))
+    said += ["workers=?", "busy=?"] if workers is None else [f"workers={len(workers)}", f"busy={busy}/{slots}"]
     if paused := [view.queue for view in views if view.pause is not None]:
         said.append(f"paused={','.join(paused)}")
     if moment.ends and (end := moment.ends[0].ended) is not None:

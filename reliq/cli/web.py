@@ -29,6 +29,16 @@ def web(
         str | None,
         typer.Option(envvar=TOKEN_VARIABLE, help="Opens the page too. Others see a command line: set the variable."),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A host name under which visitors reach the page, for example ops.example.com."),
+    ] = None,
+    proxy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESSES", help="Believe X-Forwarded-For and -Proto of these proxies, for example 127.0.0.1,::1."
+        ),
+    ] = None,
     title: Annotated[str, typer.Option(help="Stands in the browser's tab.")] = "reliq",
     url: Url = None,
 ) -> None:
@@ -49,7 +59,13 @@ def web(
     grants |= page.Access.WRITE if write else page.Access.NONE
     grants |= page.Access.BODIES if bodies else page.Access.NONE
     who = import_module("reliq.control").who()
-    app = page.app(admin(url), token=token or secrets.token_urlsafe(), grants=grants.by(who), title=title)
+    app = page.app(
+        admin(url),
+        token=token or secrets.token_urlsafe(),
+        grants=grants.by(who),
+        hosts=[host, *(allowed_host or ())],
+        title=title,
+    )
     with server.listen(host, port) as listener:
         configure_logging("info")
         at = f"[{host}]" if ":" in host else host
@@ -57,7 +73,7 @@ def web(
             f"http://{at}:{listener.getsockname()[1]}/enter/{app.desk.token.once()}",
             f"This address works once. Visitors may {_allowed(write=write, bodies=bodies)}.",
         )
-        server.serve(app, listener)
+        server.serve(app, listener, proxy)
 
 
 def _parts() -> tuple[Any, Any]:

@@ -2,9 +2,10 @@
 
 import logging
 import os
+import signal
 import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -18,12 +19,12 @@ from reliq.errors import ConfigurationError, ReliqError
 from reliq.handlers.handler import Handler
 from reliq.logs.setup import configure_logging
 from reliq.metrics import serving
-from reliq.metrics.files import FOLDER_VARIABLE
 from reliq.process.folder import METRICS_FOLDER
-from reliq.process.plan import ChildPlan, environment_of_children
+from reliq.process.leaving import leave
+from reliq.process.plan import ChildPlan, find_modules
 from reliq.process.supervisor import Supervisor
 from reliq.text import count_of
-from reliq.transport.connection import MANY_SERVERS, URL_VARIABLE
+from reliq.transport.connection import URL_VARIABLE
 from reliq.transport.url import check_url
 
 logger = logging.getLogger(__name__)
@@ -43,9 +44,10 @@ def serve(
     stall: float,
     page: Page | None,
     reload: bool,
-) -> int:
-    """Run the processes of a plan until a signal; return the exit code."""
+) -> NoReturn:
+    """Run the processes of a plan until a signal, and leave with its exit code, whatever threads the module has begun."""
     _prepare_process()
+    find_modules(plan.folder)
 
     def work(reloader: Reloader | None = None) -> int:
         found = _loaded(plan.consumer)
@@ -61,15 +63,26 @@ def serve(
         with _served(supervisor, found, handlers, page):
             return supervisor.run()
 
-    return reloaded(work) if reload else work()
+    def ended(reloader: Reloader | None = None) -> int:
+        try:
+            return work(reloader)
+        except ConfigurationError as error:
+            complain(error)
+            return EXIT_USAGE
+        except typer.Exit as end:
+            return end.exit_code
+
+    leave(reloaded(ended) if reload else ended())
 
 
 def _prepare_process() -> None:
     """Let signals end this process before it serves; set up its standard streams and its children's environment."""
     for number in STOPS:  # a container's first process ignores a signal for which it has no handler
         take(number, end_at_once)
+    take(signal.SIGUSR1, lambda *_: None)  # its default is to end the process
     _fill_standard_streams()
-    environment_of_children()
+    # glibc gives threads heaps of their own, up to eight for each core, and each keeps what it once took (mallopt(3)).
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
 
 
 def _configure_logging(level: str, form: str) -> None:
@@ -111,19 +124,17 @@ def _served(
     if page is None:
         return nullcontext()
     port, host, with_queues = page
-    folder = supervisor.folder / METRICS_FOLDER
     endpoint, processes = serving.of_children(
         port,
         host,
         connection=found.connection(handlers),
         queues=[handler.queue.keys for handler in handlers],
-        folder=folder,
+        folder=lambda: supervisor.folder / METRICS_FOLDER,
         pulses=supervisor.pulses,
         pids=supervisor.pids,
         with_queues=with_queues,
     )
     supervisor.observers.append(processes)
-    os.environ[FOLDER_VARIABLE] = str(folder)
     return endpoint
 
 
@@ -131,8 +142,6 @@ def _use_url(found: Consumer, url: str | None) -> None:
     """Let --url say where Redis is; one that contradicts the code is refused."""
     if url is None:
         return
-    if len(url.split()) > 1:
-        raise ConfigurationError(f"--url names several servers: {MANY_SERVERS}")
     named = [found.target, *(handler.queue.target for handler in found.handlers)]
     if any(target is not None and target != url for target in named):
         raise ConfigurationError("--url contradicts the Redis that the code names; leave one of them out")

@@ -2,10 +2,12 @@
 
 import re
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from reliq.cli.configuration import take_url
 from reliq.cli.options import queue_names
 from reliq.errors import ConfigurationError
 from reliq.health import DEFAULT_HOST
@@ -54,7 +56,9 @@ def worker(
     ] = STALL_SECONDS,
     max_jobs: Annotated[int | None, typer.Option(help="Replace a process after this many jobs.")] = None,
     max_memory: Annotated[str | None, typer.Option(help="Replace a process that grows over this, like 512M.")] = None,
-    url: Annotated[str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="The Redis, when RELIQ_URL does not say it.", callback=take_url)
+    ] = None,
     allow_eviction: Annotated[
         bool, typer.Option("--allow-eviction", help="Start although Redis may evict messages.")
     ] = False,
@@ -66,7 +70,11 @@ def worker(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="text, json, or auto: colours on a terminal.")] = "auto",
     log_error_text: Annotated[
-        bool, typer.Option("--log-error-text", help="Log what exceptions say too; that may hold a piece of a body.")
+        bool,
+        typer.Option(
+            "--log-error-text",
+            help="Log the texts of exceptions and the reasons of answers; they may hold a piece of a body.",
+        ),
     ] = False,
     reload: Annotated[
         bool, typer.Option("--reload", help="For development: stop and begin anew when a source file changes.")
@@ -95,11 +103,12 @@ def worker(
         metrics=metrics_port is not None,
         log_format=log_format,
         log_error_text=log_error_text,
+        folder=str(Path.cwd()),
     )
     # The module is imported here: who asks for help or the name of an option need not wait for all that runs.
     serve = import_module("reliq.cli.work").serve
     page = None if metrics_port is None else (metrics_port, metrics_host, not no_queue_metrics)
-    raise typer.Exit(serve(plan, processes, url=url, max_memory=limit, stall=stall, page=page, reload=reload))
+    serve(plan, processes, url=url, max_memory=limit, stall=stall, page=page, reload=reload)
 
 
 def _check_options(log_level: str, log_format: str, processes: int, stall: float) -> None:

@@ -51,11 +51,13 @@ class AsyncClient:
         """
         return await asyncio.shield(asyncio.ensure_future(self._try(self._one, request, for_seconds)))
 
-    async def run_all(self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0) -> list[Any]:
+    async def run_all(
+        self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, once_sent: bool = False
+    ) -> list[Any]:
         """As `Client.run_all`."""
         if not requests:
             return []
-        return await asyncio.shield(asyncio.ensure_future(self._run_all(requests, for_seconds)))
+        return await asyncio.shield(asyncio.ensure_future(self._run_all(requests, for_seconds, once_sent)))
 
     async def run_confirmed(
         self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
@@ -88,8 +90,8 @@ class AsyncClient:
         except ReliqError as error:
             return answer, error
 
-    async def _run_all(self, requests: Sequence[Request[Any]], for_seconds: float) -> list[Any]:
-        replies = await (self._try_all(requests, for_seconds) if for_seconds else self._exchange(requests))
+    async def _run_all(self, requests: Sequence[Request[Any]], for_seconds: float, once_sent: bool) -> list[Any]:
+        replies = await (self._try_all(requests, for_seconds, once_sent) if for_seconds else self._exchange(requests))
         answers: list[Any] = []
         for request, reply in zip(requests, replies, strict=True):
             try:
@@ -113,9 +115,9 @@ class AsyncClient:
             tries.mark(error)
             raise
 
-    async def _try_all(self, requests: Sequence[Request[Any]], for_seconds: float) -> list[Any]:
+    async def _try_all(self, requests: Sequence[Request[Any]], for_seconds: float, once_sent: bool) -> list[Any]:
         """Return the replies to `requests`; those that a server failed to give are asked for again."""
-        made = PartialReplies(requests)
+        made = PartialReplies(requests, once_sent=once_sent)
         try:
             await self._try(self._fill, made, for_seconds)
         except RedisUnavailableError:

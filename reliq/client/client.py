@@ -77,22 +77,24 @@ class Client:
             error.maybe_ran = True
             raise
 
-    def run_all(self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0) -> list[Any]:
+    def run_all(
+        self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, once_sent: bool = False
+    ) -> list[Any]:
         """
         Make `requests` in one round trip; what Redis refused is an exception in its place.
 
         They run in their order, but a script that Redis has lost since this process saw it there runs after the others.
 
-        Where there are several servers, what one of them failed to answer is a RedisUnavailableError in its place.
+        Where there are several servers, what one of them failed to answer is a RedisUnavailableError in its place. With
+        `once_sent`, a request that could not be sent is not tried again.
 
         Raises:
             RedisUnavailableError: there is one server, and it cannot be reached.
         """
         if not requests:
             return []
-        return self._read_all(
-            requests, self._try_all(requests, for_seconds) if for_seconds else self._exchange(requests)
-        )
+        replies = self._try_all(requests, for_seconds, once_sent) if for_seconds else self._exchange(requests)
+        return self._read_all(requests, replies)
 
     def standing_waits(self) -> StandingWaits[Any]:
         """Return waits in Redis that go on beside the calls of this client."""
@@ -175,9 +177,9 @@ class Client:
                 answers.append(error)
         return answers
 
-    def _try_all(self, requests: Sequence[Request[Any]], for_seconds: float) -> list[Any]:
+    def _try_all(self, requests: Sequence[Request[Any]], for_seconds: float, once_sent: bool) -> list[Any]:
         """Return the replies to `requests`; those that a server failed to give are asked for again."""
-        made = PartialReplies(requests)
+        made = PartialReplies(requests, once_sent=once_sent)
         try:
             self._try(self._fill, made, for_seconds)
         except RedisUnavailableError:

@@ -30,8 +30,9 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
         return RedisRefusedError(
             f"{name}: this user may not EVAL, and Redis lacks the script: run `reliq scripts load`"
         )
-    if replies.code(error) in replies.NOT_NOW:
-        return RedisUnavailableError(f"{name}: Redis answered: {text}", maybe_ran=False)
+    if (code := replies.code(error)) in replies.NOT_NOW:
+        told = text if code in text else f"{code} {text}"  # redis-py cuts some codes off
+        return RedisUnavailableError(f"{name}: Redis answered: {told}", maybe_ran=False, refusal=code)
     if isinstance(error, NotSentError):
         return RedisUnavailableError(text, maybe_ran=False)
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError):

@@ -13,15 +13,16 @@ class PartialReplies:
     """
     The replies to `requests`, each in its place.
 
-    One of several servers may fail and the others answer: a further try makes the failed requests alone.
+    One of several servers may fail and the others answer: a further try makes the failed requests alone, of those only
+    the sent ones when `once_sent` is true.
 
     Attributes:
         replies: empty until there was a round trip.
         left: the places whose servers failed.
     """
 
-    def __init__(self, requests: Sequence[Request[Any]]) -> None:
-        self._requests = requests
+    def __init__(self, requests: Sequence[Request[Any]], *, once_sent: bool = False) -> None:
+        self._requests, self._once_sent = requests, once_sent
         self.replies: list[Any] = []
         self.left: Sequence[int] = range(len(requests))
 
@@ -37,7 +38,8 @@ class PartialReplies:
             # Whether a request ran is not known of its last try alone.
             if not (isinstance(reply, NotSentError) and is_failure(self.replies[at])):
                 self.replies[at] = reply
-        self.left = [at for at in self.left if is_failure(self.replies[at])]
+        done = (NotSentError,) if self._once_sent else ()
+        self.left = [at for at in self.left if is_failure(self.replies[at]) and not isinstance(self.replies[at], done)]
 
     def check(self) -> None:
         """Raise RedisUnavailableError when there are places left."""

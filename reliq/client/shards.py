@@ -7,17 +7,17 @@ Both are read at first, once a minute, and when the map has changed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import weakref
 from itertools import count
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
-from reliq.client.independent import take_places
 from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError, ReliqError, WrongKeyTypeError
 from reliq.ids import home
-from reliq.shardmap import UNSHARDED, ShardMap, declaration, shard_map
-from reliq.text import count_of
+from reliq.shardmap import UNSHARDED, WITNESSES, ShardMap, declaration, shard_map, witnesses
+from reliq.text import count_of, typed
 from reliq.transport import connection as transport
 
 if TYPE_CHECKING:
@@ -27,12 +27,31 @@ if TYPE_CHECKING:
     from reliq.client.client import Clients
     from reliq.keys import Keys
 
+logger = logging.getLogger(__name__)
+
 #: A map is believed for this many seconds; whoever acts on an older one is told so where it matters.
 MAP_SECONDS = 60.0
 #: After a read that failed, the map that is known is believed for this many seconds.
 MAP_AGAIN_SECONDS = 1.0
 #: The first read of a map tries for this many seconds while Redis is away.
 FIRST_MAP_SECONDS = 2.0
+
+
+def believed(name: str, known: ShardMap, found: ShardMap, told: Sequence[object] = ()) -> ShardMap:
+    """
+    Return the map that Redis has, or the map of a later epoch, as a lost one, that is `known` or that fences have.
+
+    Args:
+        told: the answers to `shardmap.fences`.
+    """
+    map = known.or_later(told).unless(found)
+    if map.is_lost and not known.is_lost:
+        logger.warning(
+            "queue %r: Redis has lost the map of its shards (Redis has epoch %d, the latest is %d); this process goes on "
+            "with %s. Write the map again: reliq check %s --repair",
+            *(name, found.epoch, map.epoch, count_of(map.served, "shard"), name),
+        )
+    return map
 
 
 class Shards:
@@ -46,10 +65,9 @@ class Shards:
         is_keyed: whether messages of the queue may have keys, or are limited.
     """
 
-    def __init__(self, keys: Keys, clients: Clients, wanted: int | None = None, servers: tuple[str, ...] = ()) -> None:
+    def __init__(self, keys: Keys, clients: Clients, wanted: int | None = None) -> None:
         self.first, self._keys, self.clients, self.wanted = keys, [keys], clients, wanted
-        self.map, self._servers, self._has_places = UNSHARDED, servers, not servers
-        self.is_keyed = False
+        self.map, self.is_keyed = UNSHARDED, False
         # Neither a loop nor its task is kept alive from here: a closed loop's connections would be too.
         self._reads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[asyncio.Task[None]]]
         self._reads = weakref.WeakKeyDictionary()
@@ -65,6 +83,11 @@ class Shards:
     def all(self) -> tuple[Keys, ...]:
         """The keys of every shard that may hold messages."""
         return tuple(self.keys(shard) for shard in range(self.map.served))
+
+    @property
+    def ever(self) -> tuple[Keys, ...]:
+        """The keys of every shard that there ever was."""
+        return tuple(self.keys(shard) for shard in range(self.map.ever))
 
     @property
     def lie_together(self) -> bool:
@@ -147,17 +170,15 @@ class Shards:
             ConfigurationError: there are not as many shards as are wanted.
             RedisUnavailableError, RedisRefusedError: it cannot be read.
         """
-        if not self._has_places:
-            take_places(self.first, self._servers)
-            self._has_places = True
-        self._take(self.clients.blocking().run_all(self._questions(), for_seconds=for_seconds))
+        client = self.clients.blocking()
+        answers = client.run_all(self._questions(), for_seconds=for_seconds)
+        self._take(answers, client.run_all(witnesses(self.first)))
 
     async def aread(self, *, for_seconds: float = 0.0) -> None:
         """As `read`, in async code."""
-        if not self._has_places:
-            await asyncio.to_thread(take_places, self.first, self._servers)
-            self._has_places = True
-        self._take(await self.clients.asynchronous().run_all(self._questions(), for_seconds=for_seconds))
+        client = self.clients.asynchronous()
+        answers = await client.run_all(self._questions(), for_seconds=for_seconds)
+        self._take(answers, await client.run_all(witnesses(self.first)))
 
     def _questions(self) -> list[Command[Any]]:
         return [] if self.first.bare else [shard_map(self.first), declaration(self.first)]
@@ -181,11 +202,22 @@ class Shards:
         self.map, self.clients.mapped_until, self.is_keyed = found, time.monotonic() + MAP_SECONDS, is_keyed
         self.clients.connection().maps[self.first.entry] = found, self.clients.mapped_until, is_keyed
 
-    def _take(self, answers: Sequence[Any]) -> None:
-        """Take what was read; who may read the map, and not whether there are keys, is an older version's user."""
+    def _take(self, answers: Sequence[Any], told: Sequence[Any]) -> None:
+        """
+        Take what was read; where shard 0 is away, by the fences of the others.
+
+        Raises:
+            RedisUnavailableError: shard 0 is away or has no map, and no fence says whether there was a map.
+        """
         found, declared = answers or (UNSHARDED, None)
+        known, *_ = self.clients.connection().maps.get(self.first.entry, (UNSHARDED,))
+        away = [one for one in (found, *told[1:]) if isinstance(one, RedisUnavailableError)]
+        map, found = known.or_later(told), ShardMap.or_fenced(found, told)
         if isinstance(found, Exception):
             raise found
+        if found == map == UNSHARDED and len(away) == WITNESSES - 1:
+            raise away[0]
+        found = believed(self.first.name, known, found, told)
         self.check(found)
         self.note(found, is_keyed=isinstance(declared, str))
 
@@ -195,7 +227,7 @@ class Shards:
             name = self.first.name
             raise ConfigurationError(
                 f"queue {name!r} has {count_of(found.n, 'shard')}, not {self.wanted}: leave `shards` out, or "
-                f"change their number with `reliq shards {name} {self.wanted}`"
+                f"change their number with `{typed('shards', name, str(self.wanted))}`"
             )
 
     def _stay(self, error: ReliqError) -> None:

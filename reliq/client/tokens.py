@@ -1,4 +1,4 @@
-"""Wake tokens of shards in several slots or on several servers: a wait for each, which goes on while others are worked on."""
+"""Wake tokens of shards in several slots: a wait for each, which goes on while others are worked on."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ supervisor knows since when the process is silent, what had started, and under w
 
 from __future__ import annotations
 
-import json
 import logging
 import mmap
 import struct
@@ -33,24 +32,38 @@ logger = logging.getLogger(__name__)
 BOARD_SECONDS = 0.25
 
 _BEAT, _COUNT = struct.Struct("<d"), struct.Struct("<I")
-_COUNT_AT, _LANES_LENGTH_AT, _LEAVES_AT, _LEAVE_ASKED_AT, _HUNG_COUNT_AT = 8, 12, 16, 17, 20
-_LANES_AT, _LANES_BYTES = 64, 64 * 1024
-_ROWS_AT = _LANES_AT + _LANES_BYTES
+_COUNT_AT, _HUNG_COUNT_AT, _LEAVES_AT, _LEAVE_ASKED_AT, _MUST_STAY_AT = 8, 12, 16, 17, 18
+_ROWS_AT = 64
 _ROW = struct.Struct("<ddqHH480s")  # since when (0: nothing), until when, thread, queue, bytes of the id, the id
 _TIMES = struct.Struct("<dd")  # the first two of a row
 _ID_BYTES = 480
+_LANE = struct.Struct("<48s")
 #: The number of no queue: the row is that of the coroutines, which share a thread.
 _COROUTINES = 0xFFFF
 
 
-def board_bytes(concurrency: int) -> int:
-    """Return the bytes of a board: a row for each slot, one for the coroutines, and one for each that may hang."""
-    return _hung_at(concurrency) + _ROW.size * concurrency
+def board_bytes(concurrency: int, queues: int) -> int:
+    """
+    Return the bytes of a board.
+
+    It has a row for each slot, one for the coroutines, one for each that may hang, one for the coroutine that takes a
+    step, and a lane for each queue.
+    """
+    return _lanes_at(concurrency) + _LANE.size * queues
 
 
 def _hung_at(concurrency: int) -> int:
     """Return where the rows of the coroutines begin that overran their timeouts and cannot be ended."""
     return _ROWS_AT + _ROW.size * (concurrency + 1)
+
+
+def _step_at(concurrency: int) -> int:
+    """Return where the row begins of the coroutine that takes a step in the event loop."""
+    return _hung_at(concurrency) + _ROW.size * concurrency
+
+
+def _lanes_at(concurrency: int) -> int:
+    return _step_at(concurrency) + _ROW.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +124,17 @@ class Board:
 
     def __init__(self, path: Path, consumer: Consumer, handlers: Sequence[Handler], concurrency: int) -> None:
         with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), board_bytes(concurrency))
+            self._memory = mmap.mmap(file.fileno(), board_bytes(concurrency, len(handlers)))
         self._consumer, self._concurrency = consumer, concurrency
         self._facts = {
             one.queue.name: _HandlerFacts(at, one.is_batch, not one.is_async or concurrency == 1)
-            for at, one in enumerate(handlers)
+            for at, one in enumerate(sorted(handlers, key=lambda one: one.queue.name))
         }
         self._lanes: dict[str, str] = {}
         self._cells: dict[int, _Cell] = {}
         self._hung: list[HandlerCall] = []
+        self._stepping: HandlerCall | None = None
+        self._loop_thread, self._step_at = 0, _step_at(concurrency)
         self._lock = threading.Lock()
 
     def keep_up(self) -> None:
@@ -146,8 +161,21 @@ class Board:
                     self._memory, cell.place, run.started_at, until, cell.thread, facts.number, len(raw), raw
                 )
         elif cell.run is None:
-            cell.run = run
+            cell.run, self._loop_thread = run, cell.thread
             _ROW.pack_into(self._memory, cell.place, run.started_at, 0.0, cell.thread, _COROUTINES, 0, b"")
+
+    def steps(self, run: HandlerCall | None) -> HandlerCall | None:
+        """Write which coroutine takes a step in the event loop, None after the step; return the coroutine before."""
+        before, self._stepping = self._stepping, run
+        if run is None:
+            _TIMES.pack_into(self._memory, self._step_at, 0.0, 0.0)
+            return before
+        facts, until = self._facts[run.handler.queue_name], run.timeout_at or 0.0
+        raw = _raw_id(facts, run)
+        _ROW.pack_into(
+            self._memory, self._step_at, time.monotonic(), until, self._loop_thread, facts.number, len(raw), raw
+        )
+        return before
 
     def _new_cell(self, thread: int) -> _Cell:
         with self._lock:
@@ -157,7 +185,8 @@ class Board:
         return cell
 
     def look(self) -> None:
-        """Give a sign of life, clear what has ended, write changed timeouts, hear the supervisor's request."""
+        """Write a sign of life and changed timeouts, clear rows that have ended, and read the supervisor's requests."""
+        self._consumer.must_stay = bool(self._memory[_MUST_STAY_AT])
         if self._memory[_LEAVE_ASKED_AT]:
             self._consumer.leave()
         self._memory[_LEAVES_AT] = self._consumer.is_leaving
@@ -202,10 +231,9 @@ class Board:
         with self._lock:
             for held in deliveries:
                 self._lanes.setdefault(held.queue, lane_of(held.delivery.claimed.nonce))
-            text = json.dumps(self._lanes).encode()
-            if len(text) <= _LANES_BYTES:
-                self._memory[_LANES_AT : _LANES_AT + len(text)] = text
-                _COUNT.pack_into(self._memory, _LANES_LENGTH_AT, len(text))
+            for queue, lane in self._lanes.items():
+                place = _lanes_at(self._concurrency) + self._facts[queue].number * _LANE.size
+                _LANE.pack_into(self._memory, place, lane.encode())
 
 
 class BoardView:
@@ -214,15 +242,15 @@ class BoardView:
 
     Args:
         path: the file, which is made anew.
-        queues: the names of the handlers' queues, in the order in which the process has them.
+        queues: the names of the handlers' queues, in any order.
     """
 
     def __init__(self, path: Path, queues: Sequence[str], concurrency: int) -> None:
-        path.write_bytes(b"")
+        size = board_bytes(concurrency, len(queues))
+        path.write_bytes(bytes(size))  # a page that a full disk has no room for kills each process that writes to it
         with path.open("r+b") as file:
-            file.truncate(board_bytes(concurrency))  # pages that nobody writes take no room
-            self._memory = mmap.mmap(file.fileno(), board_bytes(concurrency))
-        self._queues, self._concurrency = queues, concurrency
+            self._memory = mmap.mmap(file.fileno(), size)
+        self._queues, self._concurrency = sorted(queues), concurrency
 
     @property
     def beat(self) -> float:
@@ -237,12 +265,9 @@ class BoardView:
     @property
     def lanes(self) -> Mapping[str, str]:
         """The name under which the process claims, by queue."""
-        (length,) = _COUNT.unpack_from(self._memory, _LANES_LENGTH_AT)
-        try:
-            known: dict[str, str] = json.loads(self._memory[_LANES_AT : _LANES_AT + length] or b"{}")
-        except ValueError:
-            return {}  # killed while it wrote
-        return known
+        raw = self._memory[_lanes_at(self._concurrency) :]
+        lanes = (lane.rstrip(b"\0").decode() for (lane,) in _LANE.iter_unpack(raw))
+        return {queue: lane for queue, lane in zip(self._queues, lanes, strict=True) if lane}
 
     @property
     def leaves(self) -> bool:
@@ -253,16 +278,27 @@ class BoardView:
         """Have the process claim no more and end when its handlers have finished."""
         self._memory[_LEAVE_ASKED_AT] = 1
 
-    def rows(self) -> list[Row]:
-        """Return what the process runs, or has run until a moment ago."""
+    def let_stay(self, stays: bool) -> None:
+        """Have the process claim on after its last job of --max-jobs, until there is room for another beside it."""
+        self._memory[_MUST_STAY_AT] = stays
+
+    def rows(self, *, is_silent: bool = False) -> list[Row]:
+        """
+        Return what the process runs, or has run until a moment ago.
+
+        With `is_silent`, the coroutine in whose step the process stands still replaces the row of all coroutines.
+        """
         (count,) = _COUNT.unpack_from(self._memory, _COUNT_AT)
         (hung,) = _COUNT.unpack_from(self._memory, _HUNG_COUNT_AT)
         places = [_ROWS_AT + at * _ROW.size for at in range(count)]
         places += [_hung_at(self._concurrency) + at * _ROW.size for at in range(hung)]
-        found = []
-        for place in places:
-            started_at, until, thread, number, length, raw = _ROW.unpack_from(self._memory, place)
-            if started_at:
-                queue = "" if number == _COROUTINES else self._queues[number]
-                found.append(Row(thread, queue, raw[:length].decode("utf-8", "surrogateescape"), started_at, until))
-        return found
+        found = [row for place in places if (row := self._row(place))]
+        step = self._row(_step_at(self._concurrency)) if is_silent else None
+        return found if step is None else [step, *(row for row in found if row.queue)]
+
+    def _row(self, place: int) -> Row | None:
+        started_at, until, thread, number, length, raw = _ROW.unpack_from(self._memory, place)
+        if not started_at:
+            return None
+        queue = "" if number == _COROUTINES else self._queues[number]
+        return Row(thread, queue, raw[:length].decode("utf-8", "surrogateescape"), started_at, until)

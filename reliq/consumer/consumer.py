@@ -6,6 +6,7 @@ import atexit
 import math
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from reliq.answers import Answer
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from reliq.relay.relay import Relay
     from reliq.transport.target import Target
     from reliq.worker.delivery import HandlerCall, HeldDelivery
+    from reliq.worker.event_loop import NoteStep
     from reliq.worker.failures import ErrorHook
 
 #: Exit codes of a worker process.
@@ -74,6 +76,9 @@ class Consumer(Registration):
         #: Running handlers have at most so many seconds after a stop, whatever the settings say.
         self.longest_grace = math.inf
         self.before_call: Callable[[HandlerCall], None] | None = None
+        self.note_step: NoteStep | None = None
+        #: There is no room for a successor yet: claim on after `max_jobs`.
+        self.must_stay = False
 
     def include(self, *sources: Consumer | str) -> Self:
         """
@@ -108,7 +113,8 @@ class Consumer(Registration):
         Raises:
             ConfigurationError: there is no handler, no such queue, no Redis named, or the server is not fit.
         """
-        self._start_when_redis_answers(settings, queues, lambda: None)
+        unlimited = replace(settings or WorkerSettings(), max_jobs=None)  # nothing replaces this process
+        self._start_when_redis_answers(unlimited, queues, lambda: None)
 
     def _start_when_redis_answers(
         self, settings: WorkerSettings | None, queues: Sequence[str], entered: Callable[[], None]
@@ -161,7 +167,8 @@ class Consumer(Registration):
             if not isinstance(error, Answer):
                 failed.append(error)
 
-        self._start(settings, queues, lambda: None, [note] if raise_errors else [])
+        unlimited = replace(settings or WorkerSettings(), max_jobs=None)
+        self._start(unlimited, queues, lambda: None, [note] if raise_errors else [])
         engine = self.engine()
         try:
             while not (failed or engine.is_drained(delayed=delayed)):
@@ -214,7 +221,7 @@ class Consumer(Registration):
 
     def deliveries(self) -> list[HeldDelivery]:
         """Return everything held in this process, running or not."""
-        engine = self._engine  # a stop in another thread takes it away
+        engine = self._engine or self._stopped  # a stop in another thread takes it away
         return [] if engine is None else engine.inflight.deliveries()
 
     @property
@@ -228,8 +235,8 @@ class Consumer(Registration):
         return None if self._stopped is None else self._stopped.unfinished
 
     def running(self) -> list[HandlerCall]:
-        """Return the calls of handlers that are under way in this process."""
-        engine = self._engine
+        """Return the calls of handlers that are under way in this process, also during a stop."""
+        engine = self._engine or self._stopped
         return [] if engine is None else engine.inflight.runs()
 
     def stats(self) -> EngineStats | None:
@@ -264,7 +271,7 @@ class Consumer(Registration):
             periodic=self.ticked_beside(chosen),
             relay=None if self.relay is None else OutboxMover(self.relay, Clients(self.redis(chosen), self.observers)),
         )
-        engine.start(entered, self.before_call)
+        engine.start(entered, self.before_call, self.note_step)
         self._engine, self._pid = engine, os.getpid()
         atexit.register(self._stop_at_exit)
         notify(self.observers, [RedisBack("", STARTING), WorkerReady("", tuple(one.queue.name for one in chosen))])
@@ -279,7 +286,14 @@ class Consumer(Registration):
             self.stop(0)
             return 0
         engine = self.engine()
-        is_replaced = work(engine, settings, signals, lambda: self._leave_asked)
+
+        def must_leave() -> bool:
+            had_enough = settings.max_jobs is not None and engine.inflight.started >= settings.max_jobs
+            if had_enough and self.must_stay:
+                engine.inflight.most = math.inf
+            return self._leave_asked or (had_enough and not self.must_stay)
+
+        is_replaced = work(engine, settings, signals, must_leave)
         broken = engine.hung_slots > 0 or bool(engine.dead_parts())
         if not self.stop(min(seconds("grace", settings.grace), self.longest_grace)) or broken:
             return EXIT_HUNG

@@ -11,6 +11,7 @@ from traceback import StackSummary, TracebackException, extract_tb
 from typing import TYPE_CHECKING, TypeVar
 
 from reliq.errors import ConfigurationError
+from reliq.text import some
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -48,12 +49,13 @@ def found(place: str, kind: type[T]) -> T:
     module_name, _, attribute = place.partition(":")
     module = imported(module_name, place)
     instances = {name: value for name, value in vars(module).items() if isinstance(value, kind)}
-    if attribute:
-        instances = {name: value for name, value in instances.items() if name == attribute}
-    if len(set(map(id, instances.values()))) != 1:
+    chosen = [value for name, value in instances.items() if attribute in ("", name)]
+    if len(set(map(id, chosen))) != 1:
         wanted = f"a {kind.__name__} named {attribute!r}" if attribute else f"exactly one {kind.__name__}"
-        raise ConfigurationError(f"module {module_name!r} must have {wanted}; write it as module:name")
-    return next(iter(instances.values()))
+        names = list(instances)
+        has = f": {some(names)} (write {module_name}:{names[0]})" if names else " none"
+        raise ConfigurationError(f"module {module_name!r} must have {wanted}; it has{has}")
+    return chosen[0]
 
 
 def traceback_of_module(error: BaseException) -> list[str]:

@@ -28,7 +28,7 @@ def work(engine: Engine, settings: WorkerSettings, signals: StopSignals, must_le
     Returns:
         Whether another process is to replace this one.
     """
-    while not (signals.numbers or must_leave() or _must_be_replaced(engine, settings) or _is_done(engine, settings)):
+    while not (signals.numbers or must_leave() or engine.must_be_replaced() or _is_done(engine, settings)):
         signals.wait(END_CHECK_SECONDS)
     if signals.numbers or _is_done(engine, settings):
         return False
@@ -46,12 +46,6 @@ def check_main_thread() -> None:
             "consumer.run() handles signals, which only the main thread may; in another thread use consumer.start() and "
             "consumer.stop()"
         )
-
-
-def _must_be_replaced(engine: Engine, settings: WorkerSettings) -> bool:
-    """Say whether the process has worked `max_jobs`, or something in it is lost that only another process has."""
-    had_enough = settings.max_jobs is not None and engine.inflight.started >= settings.max_jobs
-    return had_enough or engine.must_be_replaced()
 
 
 def _is_done(engine: Engine, settings: WorkerSettings) -> bool:

@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,8 +15,13 @@ if TYPE_CHECKING:
     from types import FrameType
 
 #: The signals that end a worker in peace.
-STOPS = (signal.SIGTERM, signal.SIGINT)
+STOPS = (signal.SIGINT, signal.SIGTERM)
 EXIT_SECOND_SIGNAL = 130
+#: A wait looks for a signal this often: one that the system gives to another thread does not interrupt the main thread.
+LOOK_SECONDS = 0.5
+#: A stop within 1 s may be an echo of the one before: shell and kernel both send SIGHUP at the end of a session, and
+#: systemd sends SIGHUP after SIGTERM where SendSIGHUP= is set.
+ECHO_SECONDS = 1.0
 
 
 class SignalNotes:
@@ -26,27 +32,35 @@ class SignalNotes:
     the interrupted code may hold, as `threading.Event.set` does; `SimpleQueue.put` may be entered again.
 
     Attributes:
-        numbers: every signal so far, oldest first; code that has dealt with one may remove it.
+        numbers: every signal so far but for echoes, oldest first; code that has dealt with one may remove it.
     """
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
+        self._last = (0, 0.0)
         self._came: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def note(self, number: int, _frame: FrameType | None = None) -> None:
         """Note a signal; this is a handler for `signal.signal`."""
-        self.numbers.append(number)
+        now, (last, noted_at) = time.monotonic(), self._last
+        may_echo = number == last or (last, number) == (signal.SIGTERM, signal.SIGHUP)
+        if number == signal.SIGUSR1 or not may_echo or now >= noted_at + ECHO_SECONDS:
+            self._last = number, now
+            self.numbers.append(number)
         self._came.put(None)
 
     def wait(self, seconds_at_most: float | None = None) -> bool:
         """Wait for a signal that no wait has seen yet, without a limit for None; say whether one came."""
-        seen = False
-        with suppress(queue.Empty):
-            self._came.get(timeout=seconds_at_most)
-            seen = True
-            for _ in range(self._came.qsize()):  # one wait sees all there are
-                self._came.get_nowait()
-        return seen
+        until = None if seconds_at_most is None else time.monotonic() + seconds_at_most
+        while True:
+            left = LOOK_SECONDS if until is None else min(until - time.monotonic(), LOOK_SECONDS)
+            with suppress(queue.Empty):
+                self._came.get(timeout=max(left, 0.0))
+                for _ in range(self._came.qsize()):  # one wait sees all there are
+                    self._came.get_nowait()
+                return True
+            if until is not None and time.monotonic() >= until and self._came.empty():
+                return False
 
 
 class StoppedEarly(BaseException):
@@ -103,7 +117,13 @@ _taken: set[int] = set()
 
 
 def take(number: int, handler: Callable[[int, FrameType | None], Any]) -> Any:
-    """Have `handler` called at a signal, but not in processes forked from this one; return the handler before."""
+    """
+    Have `handler` called at a signal, but not in processes forked from this one; return the handler before.
+
+    SIGINT and SIGHUP stay ignored where the process was started so: a script does that for `command &`, and nohup.
+    """
+    if number in (signal.SIGINT, signal.SIGHUP) and signal.getsignal(number) == signal.SIG_IGN:
+        return signal.SIG_IGN
     _taken.add(number)
     return signal.signal(number, handler)
 

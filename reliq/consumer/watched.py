@@ -64,4 +64,6 @@ def watch(
         Sampler(consumer.stats, sign.note, metrics.sample).start()
     noted = Board(board, consumer, handlers, concurrency)
     consumer.before_call = noted.begins
+    if concurrency > 1:  # else `begins` names the only coroutine
+        consumer.note_step = noted.steps
     threading.Thread(target=noted.keep_up, name="reliq-board", daemon=True).start()

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from reliq.errors import Stopped
-from reliq.ids import incarnation_of, made_at
+from reliq.ids import first_published, made_at
 from reliq.outbox.effects import Effects
 from reliq.settings import seconds
 
@@ -107,9 +107,8 @@ class Job(Effects, Generic[B]):
         return self._held.delivery.header.key
 
     @property
-    def incarnation(self) -> int:
-        """Tells this message from another one of its id: the ms of its publish, unless that said another number."""
-        return incarnation_of(self.id, self._held.delivery.header)
+    def _first(self) -> tuple[str, str, int]:
+        return first_published(self.queue, self.id, self._held.delivery.header)
 
     @property
     def retries_left(self) -> int:

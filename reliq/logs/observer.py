@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from reliq import events
 from reliq.foreign import printable
 from reliq.logs.setup import enable_logging
-from reliq.text import IDS_SHOWN, count_of, some
+from reliq.text import IDS_SHOWN, count_of, some, typed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ class LogObserver:
     Failures are logged where their exception is at hand, with its traceback.
 
     Args:
-        error_text: write also the text of an exception that is an answer's reason; else its class and place alone.
+        error_text: write also the reasons of answers; else of a reason that is an exception its class and place alone.
     """
 
     def __init__(self, *, error_text: bool = False) -> None:
@@ -58,9 +58,9 @@ class LogObserver:
         """Log `event`, if it is one to log."""
         match event:
             case events.Handled(failed=False):
-                _handled(event, event.error if self._error_text else event.raised or event.error)
-            case events.RedisAway(queue, part, error):
-                self._redis_away(queue, part, error)
+                _handled(event, event.error if self._error_text else event.raised)
+            case events.RedisAway(queue, part, error, refusal):
+                self._redis_away(queue, part, error, refusal)
             case events.RedisBack(queue, part):
                 self._redis_back(queue, part)
             case events.WorkerReady(_, queues):
@@ -87,14 +87,17 @@ class LogObserver:
                 text = f"{queue}: published, but not as durable as asked for: {why}: {some(ids)}"
                 _warn(text, event="unconfirmed", queue=queue, ids=ids, why=why)
             case events.Reclaimed(queue, overdue, _, buried) if overdue or buried:
-                text = f"{queue}: leases ran out: {some(overdue)}; no retry left: {some(buried)}"
+                parts = [f"leases ended without a result, redelivering: {some(overdue)}"] if overdue else []
+                parts += [f"no retry left: {some(buried)}"] if buried else []
+                text = f"{queue}: {'; '.join(parts)}"
                 _warn(text, event="reclaimed", queue=queue, ids=overdue, buried=buried)
             case events.Throttled(queue, ids, keys, seconds):
                 _throttled(queue, ids, keys, seconds)
             case events.Expired(queue, ids):
                 _warn(f"{queue}: expired before they could start: {some(ids)}", event="expired", queue=queue, ids=ids)
             case events.Collected(queue, ids):
-                _warn(f"{queue}: dead letters: {some(ids)}", event="dead", queue=queue, ids=ids)
+                text = f"{queue}: dead letters, see `{typed('dead list', queue)}`: {some(ids)}"
+                _warn(text, event="dead", queue=queue, ids=ids)
             case events.Inconsistent(queue, ids):
                 text = f"{queue}: retry count missing or no number, taken as 0: {some(ids)}"
                 _warn(text, event="inconsistent", queue=queue, ids=ids)
@@ -105,21 +108,23 @@ class LogObserver:
             case events.Ticked() | events.Superseded():
                 _of_periodic_entry(event)
 
-    def _redis_away(self, queue: str, part: str, error: str) -> None:
+    def _redis_away(self, queue: str, part: str, error: str, refusal: str) -> None:
         """Log once that Redis, or the server of a queue, is away, however many parts find it so."""
         with self._lock:
             is_first = not any(one == queue for one, _ in self._away)
             self._away.setdefault((queue, part), time.monotonic())
         if is_first:
             text = f"{queue}: its server is away, others go on" if queue else "Redis is away"
+            if refusal:
+                text = f"{queue}: its server refuses: {refusal}" if queue else f"Redis refuses: {refusal}"
             _warn(f"{text}, trying again until it is back ({error})", event="redis_away", queue=queue, part=part)
 
     def _redis_back(self, queue: str, part: str) -> None:
-        """Log once that it is back, when the last part that missed it has reached it."""
+        """Log once that it is back, when the last part that missed it has reached it, and no queue's server is away."""
         with self._lock:
             since = min((at for (one, _), at in self._away.items() if one == queue), default=0.0)
             is_known = self._away.pop((queue, part), None) is not None
-            is_last = is_known and not any(one == queue for one, _ in self._away)
+            is_last = is_known and not any(not queue or one == queue for one, _ in self._away)
         if is_last:
             seconds = time.monotonic() - since
             text = f"{queue}: its server" if queue else "Redis"

@@ -5,15 +5,26 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import os
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, TextIO
 
+from reliq.background import Background
 from reliq.foreign import printable
 from reliq.logs.limiter import Limiter
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "text", "json")
+
+#: So many lines wait while nothing reads standard error; later lines are dropped.
+LINES_LIMIT = 1000
+#: A line is usually written before the call that logs it returns: a process may crash next. It waits at most 0.1 s.
+WRITE_SECONDS = 0.1
+#: At its end a process waits at most 1 s for its last lines.
+FLUSH_SECONDS = 1.0
 
 _COLOURS = {logging.DEBUG: "\x1b[2m", logging.INFO: "", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
 _PLAIN = "\x1b[0m"
@@ -41,7 +52,7 @@ def configure_logging(level: str, format: str = "auto") -> bool:
         if reliq.level == logging.NOTSET:
             reliq.setLevel(level.upper())
         return False
-    handler = logging.StreamHandler(sys.stderr)
+    handler = BackgroundHandler(sys.stderr)
     colours = format == "auto" and sys.stderr.isatty()
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(colours=colours))
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -58,6 +69,50 @@ def _loggers() -> list[logging.Logger]:
     """Return each of reliq's loggers, for filters and `disabled` are not inherited."""
     names = [name for name in list(logging.root.manager.loggerDict) if name.startswith("reliq.")]
     return [logging.getLogger("reliq"), *map(logging.getLogger, names)]
+
+
+class BackgroundHandler(logging.Handler):
+    """
+    Writes lines to `stream` in a thread of its own, so that a stream that nothing reads holds up no other thread.
+
+    Lines beyond LINES_LIMIT are dropped, and counted in the next line that can be written.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream, self._pid = stream, os.getpid()
+        self._writer = Background("reliq-log", LINES_LIMIT)
+        self._dropped, self._is_stuck = 0, False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand over a line."""
+        try:
+            line = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        if os.getpid() != self._pid:  # a fork has no thread but its own
+            self._write(line)
+        elif not self._writer.put(partial(self._write, line)):
+            self._dropped += 1
+        elif not self._is_stuck:
+            self._is_stuck = not self._writer.wait(WRITE_SECONDS)
+
+    def flush(self) -> None:
+        """Wait a moment for the lines that are not written yet."""
+        if os.getpid() == self._pid:
+            self._writer.wait(FLUSH_SECONDS)
+
+    def _write(self, line: str) -> None:
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            text = "%d log lines were dropped: nothing read standard error"
+            record = logging.LogRecord("reliq", logging.WARNING, __file__, 0, text, (dropped,), None)
+            line = f"{line}\n{self.format(record)}"
+        with suppress(OSError, ValueError):  # the stream is closed, here or at its other end
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+        self._is_stuck = False
 
 
 class TextFormatter(logging.Formatter):

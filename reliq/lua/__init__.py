@@ -15,7 +15,7 @@ Use = tuple[str, str]
 
 _HEADER = re.compile(
     r"-- (?P<name>\w+): (?P<move>[^\n]+)\n--\n"
-    r"-- KEYS  (?P<keys>[^\n|]+?)(?: \| (?P<tail_keys>[^\n]+))?\n"
+    r"-- KEYS  (?P<keys>[^\n|]*?)(?: \| (?P<tail_keys>[^\n]+))?\n"
     r"-- ARGV  (?P<args>[^\n|]+?)(?: \| (?P<tail_args>[^\n]+))?\n"
     r"-- Runs  (?P<runs>[^\n]+(?:\n--       [^\n]+)*)\n"
     r"(?:-- Keyed  (?P<keyed>[^\n|]+(?:\n--       [^\n|]+)*)(?:\| (?P<keyed_args>[^\n]+))?\n)?"
@@ -122,6 +122,8 @@ def script(name: str, package: str = __name__, *, keyed: bool = False) -> Script
 
 
 def _lead_of(names: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]]:
+    if not names:
+        return lambda _keys: ()
     get: Any = attrgetter(*("line_start" if name == "line" else name for name in names if name != "lane"))
     return get if len(names) > 1 else lambda keys: (get(keys),)
 
@@ -158,7 +160,7 @@ def _locals(keys: tuple[str, ...], args: tuple[str, ...], tail_args: tuple[str, 
     lines += [f"local {arg} = ARGV[{index}]" for index, arg in enumerate(args, 1)]
     lines += [f"local {arg.upper()} = {index}" for index, arg in enumerate(tail_args, 1)]
     lines.append(f"local HEAD_KEYS, HEAD_ARGS, TAIL_ARGS = {len(keys)}, {len(args)}, {len(tail_args)}")
-    lines.append("local ITEMS = TAIL_ARGS > 0 and (#ARGV - HEAD_ARGS) / TAIL_ARGS or 0")
+    lines.append("local ITEMS = TAIL_ARGS > 0 and (#ARGV - HEAD_ARGS) / TAIL_ARGS or #KEYS - HEAD_KEYS")
     return "\n".join(lines) + "\n"
 
 

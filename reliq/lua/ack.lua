@@ -4,15 +4,16 @@
 -- ARGV  clock kind history_max | id nonce window took_ms
 -- Runs  unack:ZMSCORE,ZREM retries_left:HDEL lease:HDEL,HMGET errors:HDEL,HMGET totals:HINCRBY ends:XADD history:XADD
 --       windows:HDEL,HMGET msg:UNLINK dedup:SET
--- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE rates:ZSCORE
---       wake:LLEN,LPUSH ready:EXISTS retry:EXISTS line:EXISTS | key
+-- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZREM,ZSCORE
+--       rates:ZADD,ZSCORE wake:LLEN,LPUSH ready:EXISTS retry:EXISTS line:EXISTS | key
 -- Returns  the ids whose receipt no longer holds
 -- Nothing to do: a receipt that does not hold changes nothing.
 --
 -- `kind` is how the messages end: `acked`, or `expired` when their bodies were gone at the claim (a cancelled
 -- one then ends as `cancelled`). There are dedup keys when an id may be a chosen one: it stays taken then,
 -- for as long as its publish said, or for `window` when nothing says so any more.
--- The last `history_max` acked ones are remembered, each with how long it ran, if `took_ms` says it.
+-- The last `history_max` acked ones are remembered, each with how long it ran, if `took_ms` says it. Of an expired
+-- message `took_ms` is the token of its claim: it never started, so a queue with keys gives its start back to the rates.
 
 local ids, held, stopped, lost = receipts(kind == 'acked')
 local done, bodies, spans, took = {}, {}, {}, {}
@@ -32,4 +33,5 @@ else
 end
 if #bodies > 0 then redis.call('UNLINK', unpack(bodies)) end
 -- keyed: free_places(done) free_places(stopped)
+-- keyed: if kind == 'expired' then give_back(done, stopped) end
 return lost

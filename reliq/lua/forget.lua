@@ -1,20 +1,20 @@
 -- forget: an empty queue -> nothing
 --
 -- KEYS  pending ready unack retry garbage retries_left dead lease errors totals ends history minutes cron? wake watch paused windows map? epoch? token? leaving arrived limits? ring? held? asleep? rates?
--- ARGV  clock letters
+-- ARGV  clock letters look
 -- Runs  pending:ZCARD ready:LLEN unack:ZCARD retry:LLEN garbage:SCARD retries_left:HLEN dead:UNLINK,XLEN
 --       lease:HLEN,UNLINK errors:HLEN,UNLINK totals:UNLINK ends:UNLINK history:UNLINK minutes:UNLINK cron:UNLINK wake:LLEN,UNLINK
 --       watch:UNLINK paused:UNLINK windows:UNLINK map:UNLINK epoch:UNLINK token:UNLINK
 --       leaving:UNLINK arrived:UNLINK limits:UNLINK ring:UNLINK held:UNLINK asleep:UNLINK rates:UNLINK
 -- Returns  how many messages and how many dead letters there are: it goes without messages, and either without
---   letters or when `letters` is 1
+--   letters or when `letters` is 1; with `look` 1 it stays
 -- Nothing to do: 0 and 0.
 
 local waiting = redis.call('ZCARD', pending) + redis.call('LLEN', ready) + redis.call('LLEN', retry)
 local placed = waiting + redis.call('ZCARD', unack) + redis.call('SCARD', garbage)
 -- A message with a retry count and no place is lost, and can be mended.
 local alive, kept = math.max(placed, redis.call('HLEN', retries_left)), redis.call('XLEN', dead)
-if alive == 0 and (kept == 0 or letters == '1') then
+if look == '0' and alive == 0 and (kept == 0 or letters == '1') then
   redis.call('UNLINK', dead, lease, errors, totals, ends, history, minutes, cron, wake, watch, paused, windows, map, epoch, token, leaving, arrived)
   redis.call('UNLINK', limits, ring, held, asleep, rates)
 end

@@ -24,6 +24,7 @@ local now_up, now_down = math.ceil(us / 1000), math.floor(us / 1000)
 
 local function arg(i, field) return ARGV[HEAD_ARGS + (i - 1) * TAIL_ARGS + field] end
 local function body(i) return KEYS[HEAD_KEYS + i] end
+local function all_bodies() return unpack(KEYS, HEAD_KEYS + 1, HEAD_KEYS + ITEMS) end
 local function mark(j) return KEYS[#KEYS - ITEMS + j] end
 
 -- Read a key; one of another type ends the script, by name, before it has written anything.
@@ -211,14 +212,22 @@ local function standing(i, id)
   return in_list and 'revive' or 'duplicate'
 end
 
+-- The epoch of a fence, `EPOCH N WAS`; 0 of what no reliq writes, which holds nobody up.
+local function epoch_of(text)
+  local found = tonumber(text:match('^(%d+) %d+ %d+') or 0)
+  return found <= 1000000000 and found or 0
+end
+
 -- What a shard answers who knows too early a map (when that `binds`) or would fill a closed shard, else nil; and
--- whether the shard has yet to hear of this epoch. Who says none has nothing to ask: shard 0 is never closed.
+-- whether the shard has yet to hear of this epoch. Who says none has nothing to ask: shard 0 is never closed. A call
+-- that says `never` is refused, also by a shard without a fence.
 local function fence(binds)
   if known == '' then return nil, false end
-  local text, mine = read('GET', epoch) or '', tonumber(known)
-  local least = tonumber(text:match('^%d+')) or 0
+  local text = read('GET', epoch) or ''
+  local least, mine = epoch_of(text), epoch_of(known)
   if mine > least then return nil, true end
-  return (text:find('closed') or (binds and mine < least)) and 'epoch ' .. text or nil, false
+  local refuses = known == 'never' or least > 0 and (text:find('closed') or (binds and mine < least))
+  return refuses and 'epoch ' .. text or nil, false
 end
 
 -- The ids of the tail; the indexes of receipts that hold; the ids whose message was cancelled (unless they count as

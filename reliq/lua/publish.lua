@@ -1,29 +1,30 @@
 -- publish: new -> ready, or pending when it is due later
 --
 -- KEYS  lane? pending? ready? unack? retries_left lease? garbage? totals ends wake watch windows epoch | msg dedup
--- ARGV  clock number at delay_ms ttl_ms retries prefix window replace known | id value
+-- ARGV  clock number at delay_ms ttl_ms retries prefix window replace remember_ms known | id value
 -- Runs  lane:GET,PEXPIRE,SET pending:ZADD,ZCARD,ZRANGE ready:LLEN,LPUSH unack:ZSCORE retries_left:HEXISTS,HSET
 --       lease:HDEL,HGET,HLEN,HSET garbage:SISMEMBER totals:HINCRBY ends:XADD wake:LLEN,LPUSH watch:DEL windows:HSET
 --       epoch:GET,SET msg:SET dedup:DEL,GET
--- Keyed  limits:HGET,HMGET,HSETNX ring:ZADD,ZRANGE held:ZCARD,ZLEXCOUNT asleep:ZMSCORE,ZSCORE rates:ZSCORE
---       line:EXISTS,LPUSH | key
--- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for what was not published; `epoch N` or
---          `epoch N closed` when the fence has published nothing
+-- Keyed  limits:HGET,HMGET,HSETNX ring:ZADD,ZRANGE,ZREM held:ZCARD,ZLEXCOUNT asleep:ZMSCORE,ZSCORE rates:ZSCORE
+--       ready:EXISTS,LPOS,LREM retries_left:HGET line:EXISTS,LPOS,LPUSH,LREM | key
+-- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for what was not published; `epoch`
+--          and the fence when the fence has published nothing
 -- Nothing to do: a repeated call number gets its first answer, a lower one `stale`.
 --
 -- `window` is set when the ids were chosen by the caller; only then are there dedup keys. `prefix` starts the
 -- header, which ends in `value`; it is empty for a bare body. The first write is a SET: at maxmemory it is refused.
--- `known` is the epoch of the publisher's map; it is empty for generated ids in shard 0, which go there under any map.
+-- `known` is the fence of the publisher's map; it is empty for generated ids in shard 0, which go there under any map.
 
 local answer = recall()
 if answer then
   -- A write: from 7.2 on WAIT looks at what its own connection has written, here nothing yet.
-  redis.call('PEXPIRE', lane, 600000)
+  redis.call('PEXPIRE', lane, remember_ms)
   return answer
 end
 
 local refused, is_new = fence(window ~= '')
-if refused then return refused end
+-- The refusal is remembered too: the same call, sent earlier, may still be on its way.
+if refused then remember(refused, remember_ms) return refused end
 
 local due = tonumber(at) and math.max(tonumber(at), 1e12) or (tonumber(delay_ms) > 0 and now_up + delay_ms or now_down)
 local later, chosen, due_text = due > now_down, window ~= '', string.format('%.0f', due)
@@ -32,12 +33,14 @@ local start = prefix == '' and '' or prefix .. due_text
 local reasons, fresh, revived, left, marks, spans = {}, {}, {}, {}, {}, {}
 read(later and 'ZCARD' or 'LLEN', later and pending or ready)
 
+-- keyed: local old = {}
 if chosen then
   read('HLEN', lease)
   local seen = {}
   for i = 1, ITEMS do
     local id = arg(i, ID)
     reasons[i], seen[id] = seen[id] and 'duplicate' or standing(i, id), true
+    -- keyed: if reasons[i] == 'revive' then old[id] = old_place(id) end
   end
 end
 
@@ -50,9 +53,11 @@ for i = 1, ITEMS do
   else
     redis.call('SET', body(i), start .. arg(i, VALUE), 'PX', expiry)
     local where = reason and revived or fresh
+    -- keyed: if reason and old[id] then where = fresh end
     where[#where + 1] = id
     pair(left, id, retries)
-    -- keyed: key_of[id], left[#left] = arg(i, KEY), counted(retries, arg(i, KEY))
+    -- keyed: local key = arg(i, KEY)
+    -- keyed: key_of[id], left[#left] = key, counted(retries, key)
     if chosen then pair(spans, id, window) marks[#marks + 1] = mark(i) end
   end
 end
@@ -63,12 +68,13 @@ enter(fresh, due)
 for _, id in ipairs(later and revived or {}) do redis.call('HSET', lease, id, '@' .. due_text) end
 if not later then run('HDEL', lease, revived) end
 run('HSET', retries_left, left)
+-- keyed: leave_old(old, revived)
 if #marks > 0 then
   redis.pcall('HSET', windows, unpack(spans))
   redis.call('DEL', unpack(marks))
 end
-remember(answer, 600000)
-add('published', #fresh + #revived)
+remember(answer, remember_ms)
+add('published', #left / 2)
 add('cancelled', #revived)
 if #revived > 0 then note_ends(ends, 1000, 'cancelled', revived, {}, {}) end
 return answer

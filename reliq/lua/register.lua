@@ -12,19 +12,28 @@
 
 local now, answer = math.floor(now_down / 1000), { now_down }
 for i = 1, ITEMS do
-  local entry, wanted = arg(i, ENTRY), arg(i, SCHEDULE)
-  local names = { entry .. ' schedule', entry .. ' last', entry .. ' seen', entry .. ' asked' }
-  local known, last, seen, asked = unpack(redis.call('HMGET', cron, unpack(names)))
-  local silent = now - (tonumber(seen or '') or 0)
-  local is_ours = known == wanted and (last or ''):find('^%d+$') and #last < 13
-  if is_ours and silent > 10 then
+  local entry, wanted, names = arg(i, ENTRY), arg(i, SCHEDULE), {}
+  for n, name in ipairs({ 'schedule', 'last', 'seen', 'asked', 'former', 'former_seen' }) do names[n] = entry .. ' ' .. name end
+  local known, last, seen, asked, former, former_seen = unpack(redis.call('HMGET', cron, unpack(names)))
+  local function silent(since) return now - (tonumber(since or '') or 0) end
+  local before = (last or ''):match('^%d+$')
+  local is_sound = before and #before < 13
+  local is_ours = known == wanted and is_sound
+  if is_ours and silent(seen) > 10 then
     redis.call('HSET', cron, names[3], now)
-  elseif not is_ours and (newest == '1' or not known or known == wanted or silent > 30) then
-    -- What was due before it was in force is not made up for, and no tick comes twice by a clock that was set back.
-    local before = (last or ''):match('^%d+$')
-    last = string.format('%.0f', math.max(now, math.min(tonumber(before or 0), 1e11)))
+  elseif not is_ours and (newest == '1' or not known or known == wanted or silent(seen) > 30) then
+    local is_change = known and known ~= wanted
+    local ran_meanwhile = newest ~= '1' or former == wanted and silent(former_seen) <= 30
+    if not (is_change and is_sound and ran_meanwhile) then
+      -- What was due before it was in force is not made up for, but this second's tick, which the former schedule may
+      -- have too; and no tick comes twice by a clock that was set back.
+      last = string.format('%.0f', math.max(is_change and now - 1 or now, math.min(tonumber(before or 0), 1e11)))
+    end
     redis.call('HSET', cron, names[1], wanted, names[2], last, names[3], now)
+    if is_change then redis.call('HSET', cron, names[5], known, names[6], seen or 0) end
     is_ours = true
+  elseif not is_ours and former == wanted and silent(former_seen) > 10 then
+    redis.call('HSET', cron, names[6], now)
   end
   pair(answer, is_ours and last or '', is_ours and asked or '')
 end

@@ -4,7 +4,8 @@
 -- ARGV  clock entry schedule since tick asked overlap missed at ttl_ms retries prefix | id value
 -- Runs  cron:HDEL,HLEN,HMGET,HSET pending:ZADD,ZCARD,ZRANGE ready:LLEN,LPUSH retries_left:HEXISTS,HLEN,HSET
 --       lease:HDEL,HLEN garbage:SCARD,SISMEMBER totals:HINCRBY wake:LLEN,LPUSH watch:DEL msg:SET
--- Returns  `published`; `paused` or `overlap`, when it is skipped; `missed`, when the call has no message
+-- Returns  `published`; `paused`, which counts the missed ticks as skipped too; `overlap`, when it is skipped;
+--   `missed`, when the call has no message
 -- Nothing to do: `done`, when all is done up to another tick than `since`, or nobody asked for this run;
 --   `superseded` by another schedule; `unknown`.
 --
@@ -21,7 +22,7 @@ if asked == '' and last ~= since or asked ~= '' and wish ~= asked then return 'd
 local function alive(one) return redis.call('HEXISTS', retries_left, one) == 1 end
 local id, due = ITEMS > 0 and arg(1, ID), math.max(tonumber(at), now_down)
 local blocked = overlap == 'skip' and before and alive(before)
-local answer = not id and 'missed' or asked == '' and (pause and 'paused' or blocked and 'overlap') or 'published'
+local answer = asked == '' and pause and 'paused' or not id and 'missed' or asked == '' and blocked and 'overlap' or 'published'
 
 -- One that is there came by this call when it was cut off.
 if answer == 'published' and not alive(id) and redis.call('SISMEMBER', garbage, id) == 0 then
@@ -37,9 +38,9 @@ local news = asked == '' and { of('last'), tick } or {}
 local function plus(what, text, n) pair(news, of(what), string.format('%.0f', (tonumber(text or '') or 0) + n)) end
 if answer == 'published' then pair(news, of('id'), id) end
 if answer == 'published' and asked == '' then pair(news, of('ticked'), tick) end
-if answer == 'paused' then plus('paused', pauses, 1) end
+if answer == 'paused' then plus('paused', pauses, missed + (id and 1 or 0)) end
 if answer == 'overlap' then plus('overlap', overlaps, 1) end
-if tonumber(missed) > 0 then plus('missed', misses, missed) end
+if answer ~= 'paused' and tonumber(missed) > 0 then plus('missed', misses, missed) end
 redis.call('HSET', cron, unpack(news))
 if asked ~= '' then redis.call('HDEL', cron, of('asked')) end
 return answer

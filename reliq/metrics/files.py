@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-#: The variable that names the folder to the children of a process.
-FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _DEAD = "dead"
 
 #: Kind of file -> how two values of one series become one.
@@ -35,13 +33,13 @@ _FOLDS: dict[str, Callable[[float, float], float]] = {
 
 
 class Files:
-    """The files in `folder`, which is made or emptied. Scrapes and folds exclude each other."""
+    """The files in `folder()`, which is made or emptied. Scrapes and folds exclude each other."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Callable[[], Path]) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        folder.mkdir(mode=0o700, exist_ok=True)
-        for file in folder.glob("*.db"):
+        folder().mkdir(mode=0o700, exist_ok=True)
+        for file in folder().glob("*.db"):
             file.unlink()
 
     def describe(self) -> list[Metric]:
@@ -52,14 +50,14 @@ class Files:
         """Return the sums over all processes, dead ones included."""
         with self._lock:
             # A process killed while it made its file leaves an empty one.
-            files = [str(file) for file in self._folder.glob("*.db") if file.stat().st_size]
+            files = [str(file) for file in self._folder().glob("*.db") if file.stat().st_size]
             merged: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
             return list(merged)
 
     def sweep(self, _pid: int = 0) -> None:
         """Fold the files of all processes that are no more."""
         with self._lock:
-            for file in self._folder.glob("*.db"):
+            for file in self._folder().glob("*.db"):
                 kind, _, owner = file.stem.rpartition("_")
                 if owner != _DEAD and not (owner.isdigit() and psutil.pid_exists(int(owner))):
                     self._fold(file, kind)
@@ -67,7 +65,7 @@ class Files:
     def _fold(self, file: Path, kind: str) -> None:
         """Add a file to that of the dead; gauges of living processes, and those told apart by process, are dropped."""
         if kind in _FOLDS and file.stat().st_size:
-            target = MmapedDict(str(self._folder / f"{kind}_{_DEAD}.db"))  # type: ignore[no-untyped-call]
+            target = MmapedDict(str(self._folder() / f"{kind}_{_DEAD}.db"))  # type: ignore[no-untyped-call]
             try:
                 known = {key: value for key, value, _ in target.read_all_values()}  # type: ignore[no-untyped-call]
                 rows = MmapedDict.read_all_values_from_file(str(file))  # type: ignore[no-untyped-call]

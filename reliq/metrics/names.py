@@ -113,7 +113,15 @@ KEY_HELD_UP = Spec(
 LIMITED_CLAIMS = Spec(
     "reliq_limited_claims_total", "counter", "Claims that took less than they could: a rate was used up.", ("queue",)
 )
-PAUSED = Spec("reliq_paused", "gauge", "1 while the queue is paused.", ("queue",))
+PAUSED = Spec(
+    "reliq_paused",
+    "gauge",
+    "1 while the queue is paused, or a handler's `RateLimited` has put the whole queue to sleep.",
+    ("queue",),
+)
+MAP_LOST = Spec(
+    "reliq_shard_map_lost", "gauge", "1 while Redis has no map of the queue's shards, or an earlier one.", ("queue",)
+)
 SHARED = Spec(
     "reliq_shared",
     "gauge",
@@ -200,10 +208,13 @@ OUTBOX_ROWS = Spec(
     "reliq_outbox_rows", "gauge", "Rows of the outbox that wait for a relay, counted up to 100,000.", merged="max"
 )
 OUTBOX_OLDEST = Spec(
-    "reliq_outbox_oldest_seconds", "gauge", "How long ago the oldest row that waits was written.", merged="max"
+    "reliq_outbox_oldest_seconds",
+    "gauge",
+    "Age of the oldest row that waits; while the database fails, at least since the last count.",
+    merged="max",
 )
 OUTBOX_ERRORS = Spec(
-    "reliq_outbox_database_errors_total", "counter", "Rounds of relays that failed: the database was away."
+    "reliq_outbox_database_errors_total", "counter", "Rounds of relays that failed: the database was away or refused."
 )
 
 WORKERS = Spec("reliq_workers", "gauge", "Worker processes that run.")
@@ -230,7 +241,19 @@ PUBLISHED = Spec(
     ("queue", "outcome"),
 )
 
-_OF_QUEUES = (MESSAGES, DEAD_LETTERS, BACKLOG, MISSING, UNACK, OLDEST, PAUSED, SHARED, *COUNTED.values(), RETRIED)
+_OF_QUEUES = (
+    MESSAGES,
+    DEAD_LETTERS,
+    BACKLOG,
+    MISSING,
+    UNACK,
+    OLDEST,
+    PAUSED,
+    MAP_LOST,
+    SHARED,
+    *COUNTED.values(),
+    RETRIED,
+)
 _OF_KEYS = (KEYS, KEY_WAITING, KEY_HELD_UP, LIMITED_CLAIMS)
 _OF_PERIODIC_ENTRIES = (CRON_LAST, CRON_NEXT, CRON_MISSED, CRON_SKIPPED)
 _OF_REDIS = (

@@ -15,7 +15,7 @@ from reliq.metrics import names
 from reliq.metrics.exposition import Collector, Family
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from reliq.crons import CronState
     from reliq.metrics.exposition import Labels
@@ -56,8 +56,11 @@ class QueueCollector(Collector):
         yield single(names.SCRAPE, look.seconds)
         yield from _of_redis(look.facts)
         if self._with_queues:
-            yield from _of_queues(look.queues)
-            yield Family(names.LEFT_OUT, {("unreadable",): len(look.unreadable), ("many",): look.left_out})
+            # Without the shards that are away the totals would go back.
+            whole = [one for one in look.queues if not one.counts.away]
+            yield from _of_queues(whole, look.lost)
+            unreadable = len(look.unreadable) + len(look.queues) - len(whole)
+            yield Family(names.LEFT_OUT, {("unreadable",): unreadable, ("many",): look.left_out})
 
     def redis_answers(self) -> bool:
         """Say whether Redis answers now."""
@@ -113,14 +116,17 @@ def _of_redis(facts: Mapping[str, str]) -> Iterator[Family]:
         yield Family(names.REDIS_INFO, {(facts["redis_version"],): 1})
 
 
-def _of_queues(snapshots: Sequence[QueueSnapshot]) -> Iterator[Family]:
+def _of_queues(snapshots: Sequence[QueueSnapshot], lost: Collection[str]) -> Iterator[Family]:
     rows = _labelled(snapshots)
     yield _by_label(names.MESSAGES, rows, lambda one: {state: getattr(one.counts, state) for state in _states(one)})
     yield _by_label(names.UNACK, rows, lambda one: {"leased": one.counts.unack - one.backoff, "backoff": one.backoff})
     yield _by_label(names.OLDEST, rows, lambda one: one.oldest)
     yield _by_queue(names.DEAD_LETTERS, rows, lambda one: one.counts.dead)
     yield _by_queue(names.BACKLOG, rows, lambda one: one.backlog)
-    yield _by_queue(names.PAUSED, rows, lambda one: int(one.counts.paused))
+    yield _by_queue(
+        names.PAUSED, rows, lambda one: int(one.counts.paused or bool(one.lines and one.lines.asleep_until))
+    )
+    yield _by_queue(names.MAP_LOST, rows, lambda one: int(one.keys.entry in lost))
     yield _by_queue(names.SHARED, rows, lambda one: int(one.keys.bare))
     alone = {queue: one for queue, one in rows.items() if not one.keys.bare}
     yield _by_queue(names.MISSING, alone, lambda one: one.counts.missing)

@@ -111,13 +111,13 @@ def of_children(
     *,
     connection: Connection,
     queues: Sequence[Keys],
-    folder: Path,
+    folder: Callable[[], Path],
     pulses: Callable[[], Sequence[Pulse]],
     pids: Callable[[], Mapping[str, int]],
     with_queues: bool = True,
 ) -> tuple[Endpoint, Processes]:
     """
-    Return the parent's endpoint, over the files its children keep in `folder`, and the observer that feeds it.
+    Return the parent's endpoint, over the files its children keep in `folder()`, and the observer that feeds it.
 
     Args:
         pids: returns the processes that run, by label; this one is among them.
@@ -152,14 +152,28 @@ def of_queues(port: int, host: str | None, *, connection: Connection, queues: Se
 
 @contextmanager
 def of_relay(
-    port: int, host: str, observers: list[Observer], *, pulse: Pulse, connection: Connection
+    port: int,
+    host: str,
+    observers: list[Observer],
+    *,
+    pulse: Pulse,
+    connection: Connection,
+    complaint: Callable[[], str],
 ) -> Iterator[Endpoint]:
-    """Serve the figures of a relay that runs in this process; they are among `observers` while they are served."""
+    """
+    Serve the figures of a relay that runs in this process; they are among `observers` while they are served.
+
+    Args:
+        complaint: returns why the relay is not ready although its rounds end, empty when it is.
+    """
     metrics, asked = ProcessMetrics(), queue_collector(connection, with_queues=False)
     page = Page([metrics, Build(), Usage(lambda: {"0": os.getpid()})])
     observers.append(metrics)
     try:
-        live, ready = (lambda: health.live([pulse])), (lambda: health.ready([pulse], asked.redis_answers))
+        live, ready = (
+            (lambda: health.live([pulse])),
+            (lambda: health.ready([pulse], asked.redis_answers) or complaint()),
+        )
         with Endpoint(port, host, page=page, live=live, ready=ready) as endpoint:
             yield endpoint
     finally:

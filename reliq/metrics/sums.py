@@ -11,7 +11,7 @@ from reliq.metrics.exposition import Collector, Family
 from reliq.metrics.figures import FiguresReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from reliq.metrics.exposition import Exemplar
@@ -53,23 +53,23 @@ class Sums:
 
 
 class Children(Collector):
-    """The sums over the processes that keep their figures in `folder`, which is made or emptied."""
+    """The sums over the processes that keep their figures in `folder()`, which is made or emptied."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Callable[[], Path]) -> None:
         self._folder = folder
         self._lock = threading.Lock()  # a scrape must not miss a process that is being buried
         self._readers: dict[Path, FiguresReader] = {}
         self._dead = Sums()
         self._classes: dict[str, set[str]] = {}
-        folder.mkdir(mode=0o700, exist_ok=True)
-        for file in folder.glob(f"*{ENDING}"):
+        folder().mkdir(mode=0o700, exist_ok=True)
+        for file in folder().glob(f"*{ENDING}"):
             file.unlink()
 
     def families(self, *, exemplars: bool = False) -> Iterable[Family]:
         """Return the sums over all processes, dead ones included."""
         with self._lock:
             sums = Sums(self._dead.numbers)
-            files = list(self._folder.glob(f"*{ENDING}"))
+            files = list(self._folder().glob(f"*{ENDING}"))
             for file in files:
                 sums.add(self._series(file))
             return sums.families(kept.read(map(kept.path_of, files)) if exemplars else {})
@@ -77,7 +77,7 @@ class Children(Collector):
     def bury(self, pid: int) -> None:
         """Keep what a dead process has counted, and remove its files."""
         with self._lock:
-            file = file_of(self._folder, pid)
+            file = file_of(self._folder(), pid)
             self._dead.add(self._series(file), dead=True)
             self._readers.pop(file, None)
             file.unlink(missing_ok=True)

@@ -34,6 +34,8 @@ _CONNECTING = {
     "tcp_user_timeout": "20000",
     "application_name": "reliq-relay",
 }
+#: A transaction of a relay whose process stands still ends after this time, and a relay waits this long for a lock.
+STUCK_SECONDS = 10
 
 
 @runtime_checkable
@@ -43,7 +45,7 @@ class Database(Protocol):
 
     Attributes:
         dialect: which SQL it takes.
-        away: the exceptions that say that the database cannot answer now.
+        away: the exceptions of its library: the database cannot be reached, or refuses a statement.
     """
 
     dialect: Dialect
@@ -123,7 +125,7 @@ class PostgresDatabase:
             self._psycopg: Any = import_module("psycopg")
         except ImportError:
             raise ConfigurationError(distribution.missing("a relay of PostgreSQL", "psycopg 3", "psycopg")) from None
-        self.away: tuple[type[Exception], ...] = (self._psycopg.OperationalError, self._psycopg.InterfaceError)
+        self.away: tuple[type[Exception], ...] = (self._psycopg.Error,)
         try:
             given = self._psycopg.conninfo.conninfo_to_dict(url)
         except self._psycopg.ProgrammingError:
@@ -136,7 +138,13 @@ class PostgresDatabase:
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """See `Database`."""
-        cursor = self._open().execute(percent(sql), values or {}, binary=True)
+        connection = self._open()
+        if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE:
+            # For this transaction alone: behind a pooler the next one may have another connection. The last of them is for
+            # a relay that stood still while the server was sending rows.
+            names = ("lock_timeout", "idle_in_transaction_session_timeout", "tcp_user_timeout")
+            connection.execute("; ".join(f"SET LOCAL {name} = '{STUCK_SECONDS}s'" for name in names))
+        cursor = connection.execute(percent(sql), values or {}, binary=True)
         rows: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
         return rows
 
@@ -174,6 +182,8 @@ class PostgresDatabase:
             # No statement is prepared: behind a pooler each transaction may have another connection.
             made = self._psycopg.connect(**self._settings, prepare_threshold=None)
             made.add_notify_handler(self._notified)
+            # A later snapshot for each statement: the lock of a relay is waited for before its calls are read.
+            made.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
             self._connection = made
         return self._connection
 
@@ -190,7 +200,7 @@ class SqliteDatabase:
     def __init__(self, path: str) -> None:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise ConfigurationError(f"a relay needs SQLite 3.35 or newer, not {sqlite3.sqlite_version}")
-        self.away: tuple[type[Exception], ...] = (sqlite3.OperationalError,)
+        self.away: tuple[type[Exception], ...] = (sqlite3.Error,)
         self._path = path
         self._waiter = Waiter()
         self._connection: sqlite3.Connection | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64encode
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, Unpack
 
 from reliq.errors import ConfigurationError
 from reliq.outbox.statements import taking_note
@@ -16,28 +17,48 @@ from reliq.retry import seconds_after
 from reliq.settings import DAY_SECONDS, milliseconds, seconds
 
 if TYPE_CHECKING:
-    from reliq.message import Duration, Receipt
-    from reliq.settings import HandlerSettings, QueueSettings
+    from collections.abc import Coroutine, Generator, Mapping
 
-B = TypeVar("B", contravariant=True)  # noqa: PLC0105  the type of a body
+    from reliq.message import Duration, Receipt
+    from reliq.outbox.transactions import AsyncTransaction, Transaction
+    from reliq.outgoing import FollowUpOptions, PublishOptions
+    from reliq.settings import Durability, HandlerSettings, QueueSettings
+
+B = TypeVar("B")
 
 #: The id of a follow-up stays taken for a day after its end: a job that is delivered again until then publishes nothing.
 FOLLOW_UP_SECONDS = DAY_SECONDS
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
-class Publishes(Protocol[B]):
+class Publishes(Protocol[B]):  # type: ignore[misc]  # invariant: then a checker finds that Queue[A | B] takes an A
     """A queue."""
 
     @property
     def name(self) -> str:
         """The queue's name."""
 
-    def publish(self, body: B, **options: Any) -> Receipt:
+    def publish(self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]) -> Receipt:
         """Publish one message."""
 
-    async def apublish(self, body: B, **options: Any) -> Receipt:
+    async def apublish(
+        self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]
+    ) -> Receipt:
         """Publish one message, in async code."""
+
+
+class AwaitedBool:
+    """A bool once it is awaited. Without `await`, `if job.aonce(session)` raises; a coroutine would count as True."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, bool]) -> None:
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, Any, bool]:
+        return self._coroutine.__await__()
+
+    def __bool__(self) -> NoReturn:
+        self._coroutine.close()
+        raise TypeError("`await` is missing: write `if not await job.aonce(...)`")
 
 
 class Effects:
@@ -50,7 +71,12 @@ class Effects:
 
     @property
     def incarnation(self) -> int:
-        """Tells this message from another one that had the same id: unix ms of its publish, unless that said another."""
+        """Tells this message from another one of its id: the ms of its publish, unless that said another number."""
+        return self._first[2]
+
+    @property
+    def _first(self) -> tuple[str, str, int]:
+        """Queue, id and incarnation of the first publication: a move or a redrive to another queue keeps them."""
         raise NotImplementedError
 
     @property
@@ -62,7 +88,7 @@ class Effects:
         """Return the number of the next follow-up without a name."""
         raise NotImplementedError
 
-    def once(self, tx: Any, *, keep: Duration | None = None, prefix: str = DEFAULT_PREFIX) -> bool:
+    def once(self, tx: Transaction, *, keep: Duration | None = None, prefix: str = DEFAULT_PREFIX) -> bool:
         """
         Return whether the effects of this message are still to be made: False once they are committed.
 
@@ -72,9 +98,9 @@ class Effects:
 
         Args:
             tx: as in `Queue.publish_in`.
-            keep: seconds or timedelta for which the row stays; None: as long as the message, its dead letter and what is
-                redriven of it may live, by the settings of queue and handler. Give more for what is published with a
-                longer `ttl`.
+            keep: seconds or timedelta for which the row stays after each call; None: as long as the message, its dead
+                letter and what is redriven of it may live, by the settings of queue and handler. Give more for what is
+                published with a longer `ttl`.
             prefix: what the names of the tables begin with; `schema.prefix` names a schema too.
 
         Raises:
@@ -86,13 +112,32 @@ class Effects:
                     return
                 session.add(Payment(order=body.order))
         """
-        return write(tx, taking_note(self.queue, self.id, self.incarnation, self._keep_ms(keep), prefix)) == 1
+        note = taking_note(*self._first, self._keep_ms(keep), prefix)
+        if write(tx, note) == 1:
+            return True
+        write(tx, replace(note, kind="prolong"))  # it may die after this delivery, and be redriven again
+        return False
 
-    async def aonce(self, tx: Any, *, keep: Duration | None = None, prefix: str = DEFAULT_PREFIX) -> bool:
+    def aonce(self, tx: AsyncTransaction, *, keep: Duration | None = None, prefix: str = DEFAULT_PREFIX) -> AwaitedBool:
         """As `once`, in async code."""
-        return await awrite(tx, taking_note(self.queue, self.id, self.incarnation, self._keep_ms(keep), prefix)) == 1
+        return AwaitedBool(self._aonce(tx, keep, prefix))
 
-    def publish(self, queue: Publishes[B], body: B, *, name: str = "", **options: Any) -> Receipt:
+    async def _aonce(self, tx: AsyncTransaction, keep: Duration | None, prefix: str) -> bool:
+        note = taking_note(*self._first, self._keep_ms(keep), prefix)
+        if await awrite(tx, note) == 1:
+            return True
+        await awrite(tx, replace(note, kind="prolong"))
+        return False
+
+    def publish(
+        self,
+        queue: Publishes[B],
+        body: B,
+        *,
+        name: str = "",
+        durability: Durability | None = None,
+        **options: Unpack[FollowUpOptions],
+    ) -> Receipt:
         """
         Publish the next step of this job: once, however often the job is delivered.
 
@@ -112,23 +157,31 @@ class Effects:
 
         Example: `job.publish(MAILS, Mail(body.order), name="receipt")`
         """
-        return queue.publish(body, **self._follow_up(queue, name, options))
+        return queue.publish(body, durability=durability, **self._follow_up(queue, name, options))
 
-    async def apublish(self, queue: Publishes[B], body: B, *, name: str = "", **options: Any) -> Receipt:
+    async def apublish(
+        self,
+        queue: Publishes[B],
+        body: B,
+        *,
+        name: str = "",
+        durability: Durability | None = None,
+        **options: Unpack[FollowUpOptions],
+    ) -> Receipt:
         """As `publish`, in async code."""
-        return await queue.apublish(body, **self._follow_up(queue, name, options))
+        return await queue.apublish(body, durability=durability, **self._follow_up(queue, name, options))
 
     def _keep_ms(self, keep: Duration | None) -> int:
         return self._inbox_keep_ms if keep is None else milliseconds(seconds("keep", keep, least=1.0))
 
-    def _follow_up(self, queue: Publishes[Any], name: str, options: dict[str, Any]) -> dict[str, Any]:
+    def _follow_up(self, queue: Publishes[Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a follow-up: its id and incarnation are those of each delivery."""
         if "id" in options or "incarnation" in options:
             raise ConfigurationError("a follow-up has an id that is made of its job's; give name to tell several apart")
         if name and _NAME.fullmatch(name) is None:
             raise ConfigurationError(f"name must be 1 to 64 of A-Z a-z 0-9 _ . : - , not {str(name)[:40]!r}")
         name = name or str(self._ordinal())
-        parts = (self.queue, self.id, str(self.incarnation), queue.name, name)
+        parts = (*map(str, self._first), queue.name, name)
         digest = sha256("\0".join(parts).encode("utf-8", "surrogateescape")).digest()[:16]
         id = f"{urlsafe_b64encode(digest).decode().rstrip('=')}.{name}"
         return {"dedup": FOLLOW_UP_SECONDS, **options, "id": id, "incarnation": self.incarnation}

@@ -37,7 +37,9 @@ def metadata(prefix: str = DEFAULT_PREFIX) -> MetaData:
         f"{tables.start}outbox_calls",
         made,
         sa.Column("call_number", sa.Text, primary_key=True),
-        sa.Column("called_ms", sa.BigInteger, nullable=False),
+        sa.Column("queue", sa.Text, nullable=False),
+        sa.Column("again_ms", sa.BigInteger, nullable=False),
+        sa.Column("failures", sa.Integer, nullable=False, server_default="0"),
         sa.Column("seqs", numbers, nullable=False),
     )
     inbox = sa.Table(

@@ -20,7 +20,8 @@ def write(tx: psycopg.Connection[Any], statement: Statement) -> int:
     if not isinstance(tx, psycopg.Connection):
         raise wrong_kind(tx, "a psycopg.Connection; in async code use the method whose name begins with `a`")
     _check(tx, "with connection.transaction():")
-    return _told(tx.execute(_sql(statement), dict(statement.values)).rowcount)
+    # The connection's own cursor class may want other parameters.
+    return _told(psycopg.Cursor(tx).execute(_sql(tx, statement), dict(statement.values)).rowcount)
 
 
 async def awrite(tx: psycopg.AsyncConnection[Any], statement: Statement) -> int:
@@ -28,7 +29,7 @@ async def awrite(tx: psycopg.AsyncConnection[Any], statement: Statement) -> int:
     if not isinstance(tx, psycopg.AsyncConnection):
         raise wrong_kind(tx, "a psycopg.AsyncConnection; in blocking code leave out the `a` of the method")
     _check(tx, "async with connection.transaction():")
-    return _told((await tx.execute(_sql(statement), dict(statement.values))).rowcount)
+    return _told((await psycopg.AsyncCursor(tx).execute(_sql(tx, statement), dict(statement.values))).rowcount)
 
 
 def _check(tx: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], how: str) -> None:
@@ -36,8 +37,9 @@ def _check(tx: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], how: str)
         raise autocommit(f"write `{how}` around it")
 
 
-def _sql(statement: Statement) -> bytes:
-    return percent(statement.sql("postgresql")).encode()
+def _sql(tx: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], statement: Statement) -> bytes:
+    two_phase = bool(getattr(tx, "_tpc", None))  # set by tpc_begin; psycopg has no public name for it
+    return percent(statement.sql("postgresql", two_phase=two_phase)).encode()
 
 
 def _told(rows: int) -> int:

@@ -6,13 +6,16 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
+from reliq.errors import ConfigurationError
 from reliq.outbox.tables import check_dialect
 from reliq.outbox.transactions import autocommit, wrong_kind
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+
     from reliq.outbox.statements import Statement
 
 
@@ -22,15 +25,24 @@ def write(tx: Session | scoped_session[Any] | Connection, statement: Statement) 
         raise wrong_kind(
             tx, "a Session or Connection of SQLAlchemy; for one of async code use the method that begins with `a`"
         )
-    connection = tx if isinstance(tx, Connection) else tx.connection()
+    try:
+        connection = tx if isinstance(tx, Connection) else tx.connection()
+    except UnboundExecutionError:
+        raise ConfigurationError(
+            "the Session has no default bind, so reliq cannot choose its database: give the connection of a mapped class, "
+            "session.connection(bind_arguments={'mapper': Order})"
+        ) from None
     if _commits_by_itself(connection):
         raise autocommit("take an engine or connection whose isolation_level is not AUTOCOMMIT")
     dialect = check_dialect(connection.dialect.name)
-    return connection.execute(text(statement.sql(dialect)), dict(statement.values)).rowcount
+    two_phase = hasattr(connection.get_transaction(), "prepare")
+    return connection.execute(text(statement.sql(dialect, two_phase=two_phase)), dict(statement.values)).rowcount
 
 
 async def awrite(tx: AsyncSession | async_scoped_session[Any] | AsyncConnection, statement: Statement) -> int:
-    """As `write`, in async code."""
+    """As `write`, in async code. This module is the only one to import the async part of SQLAlchemy, which needs greenlet."""
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session  # noqa: PLC0415
+
     if isinstance(tx, async_scoped_session):
         tx = tx()
     if not isinstance(tx, AsyncSession | AsyncConnection):

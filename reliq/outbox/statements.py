@@ -24,11 +24,11 @@ class Statement:
     One SQL statement for the transaction of somebody else.
 
     Attributes:
-        kind: `publish` writes a row of the outbox, `once` one of the inbox unless it is there.
+        kind: `publish` writes a row of the outbox, `once` one of the inbox unless it is there, `prolong` keeps that longer.
         values: of its parameters.
     """
 
-    kind: Literal["publish", "once"]
+    kind: Literal["publish", "once", "prolong"]
     tables: Tables
     values: Mapping[str, Any]
 
@@ -37,18 +37,23 @@ class Statement:
         """The table that it writes to."""
         return self.tables.outbox if self.kind == "publish" else self.tables.inbox
 
-    def sql(self, dialect: Dialect) -> str:
-        """Return its text, with parameters as `:name`."""
+    def sql(self, dialect: Dialect, *, two_phase: bool = False) -> str:
+        """Return its text, with parameters as `:name`; PostgreSQL prepares no `two_phase` transaction that has notified."""
         now = now_ms(dialect)
         if self.kind == "once":
             return (
                 f"INSERT INTO {self.table} (queue, id, incarnation, keep_until_ms) "
                 f"VALUES (:queue, :id, :incarnation, {now} + :keep_ms) ON CONFLICT (queue, id, incarnation) DO NOTHING"
             )
+        if self.kind == "prolong":
+            return (
+                f"UPDATE {self.table} SET keep_until_ms = {now} + :keep_ms WHERE queue = :queue AND id = :id "
+                f"AND incarnation = :incarnation AND keep_until_ms < {now} + :keep_ms"
+            )
         insert = (
             f"INSERT INTO {self.table} (queue, id, value, terms, made_ms) VALUES (:queue, :id, :value, :terms, {now})"
         )
-        if dialect == "sqlite":
+        if dialect == "sqlite" or two_phase:
             return insert
         # A relay that listens hears of it when the transaction is committed, and never of one that is rolled back.
         return f"WITH written AS ({insert}) SELECT pg_notify('{self.table}', '')"

@@ -8,6 +8,7 @@ answer. No transaction is open while Redis is asked.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -21,16 +22,24 @@ if TYPE_CHECKING:
     from reliq.outbox.database import Database
     from reliq.outbox.tables import Dialect
 
-#: The notes of a row that is to be sent for a second time, and of one that can never be sent, before the reason.
-AGAIN, REFUSED = "again", "refused: "
+#: The note of a row that is to be sent for a second time, and the notes of rows that can be taken; every other row is refused.
+AGAIN = "again"
+_CAN_BE_TAKEN = f"sent_ms IS NULL AND note IN ('', '{AGAIN}')"
+_IS_REFUSED = f"sent_ms IS NULL AND note NOT IN ('', '{AGAIN}')"
+#: The first characters of the note of a refused row: they contain the version of reliq that refused it.
+_START = "substr(note, 1, 60)"
+_REFUSED_BY = re.compile(r"refused by reliq ([\d.]+)")
 #: Rows are deleted so many at a time.
 DELETE_LIMIT = 5000
 #: A look counts at most so many rows that wait.
 COUNT_LIMIT = 100_000
 #: At most this many calls without an answer are taken up at a time.
 OVERDUE_LIMIT = 20
+#: A call without an answer is made again after 10 s, by whichever relay finds it first; a call that failed after 5 s, then
+#: 10, 20, 40 and 80 s.
+OVERDUE_MS, FAILED_MS, DOUBLINGS = 10_000, 5000, 4
 
-#: Every row that a call has; whether a number or a text is among those of a parameter, or is not.
+#: Every row that a call has; whether a number or a text is among those of a parameter.
 _OF_CALLS: dict[Dialect, str] = {
     "postgresql": "SELECT unnest(seqs) FROM {calls}",
     "sqlite": "SELECT value FROM {calls}, json_each({calls}.seqs)",
@@ -38,10 +47,6 @@ _OF_CALLS: dict[Dialect, str] = {
 _AMONG: dict[Dialect, str] = {
     "postgresql": "= ANY(CAST(:{name} AS {kind}[]))",
     "sqlite": "IN (SELECT value FROM json_each(:{name}))",
-}
-_NOT_AMONG: dict[Dialect, str] = {
-    "postgresql": "<> ALL(CAST(:{name} AS {kind}[]))",
-    "sqlite": "NOT IN (SELECT value FROM json_each(:{name}))",
 }
 
 
@@ -65,6 +70,17 @@ class StoredRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """A row that no relay takes, how long ago it was written, and why."""
+
+    seq: int
+    queue: str
+    id: str
+    age_ms: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class OutboxLook:
     """
     How much waits in the outbox.
@@ -76,6 +92,10 @@ class OutboxLook:
 
     waiting: int
     oldest_seconds: float
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
 
 
 class Store:
@@ -91,7 +111,7 @@ class Store:
         self._outbox, self._calls, self._inbox = tables.outbox, tables.calls, tables.inbox
         self._now = now_ms(dialect)
         self._of_calls = _OF_CALLS[dialect].format(calls=tables.calls)
-        self._among, self._not_among = _AMONG[dialect], _NOT_AMONG[dialect]
+        self._among = _AMONG[dialect]
         self._columns = f"seq, queue, id, terms, value, {self._now} - made_ms, note"
 
     def begin(self) -> None:
@@ -103,36 +123,55 @@ class Store:
         """End the transaction."""
         self.database.commit()
 
-    def waiting(self, limit: int, without: Sequence[str]) -> list[StoredRow]:
-        """Return up to `limit` rows that no call has, in their order, of up to 8 MiB or one; none of queues `without`."""
+    def waiting(self, limit: int) -> list[StoredRow]:
+        """Return up to `limit` rows that no call has, in their order, of up to 8 MiB or one; none of a queue whose call failed."""
         first = (
-            f"SELECT * FROM {self._outbox} WHERE sent_ms IS NULL AND note NOT LIKE '{REFUSED}%%' "
-            f"AND queue {self._not_among.format(name='without', kind='text')} AND seq NOT IN ({self._of_calls}) "
+            f"SELECT * FROM {self._outbox} WHERE {_CAN_BE_TAKEN} AND queue NOT IN (SELECT queue FROM {self._calls} WHERE failures > 0) AND seq NOT IN ({self._of_calls}) "
             "ORDER BY seq LIMIT :limit"
         )
         summed = f"SELECT *, sum(length(value)) OVER (ORDER BY seq) AS total FROM ({first}) AS first_rows"
         rows = self.database.query(
             f"SELECT {self._columns} FROM ({summed}) AS summed WHERE total - length(value) < {READ_BYTES} ORDER BY seq",
-            {"limit": limit, "without": self._array(without)},
+            {"limit": limit},
         )
         return [StoredRow(*row) for row in rows]
 
-    def overdue(self, since_ms: int) -> dict[str, list[StoredRow]]:
-        """Take up calls that were made that long ago and have no answer; return the rows of each that are not sent."""
-        late = f"SELECT call_number FROM {self._calls} WHERE called_ms <= {self._now} - :since"
+    def hurry(self, queues: Sequence[str] | None = None) -> None:
+        """Have all calls made again now; with `queues`, the failed calls of these, whose rows are taken again too."""
+        if queues is None:
+            self.database.query(f"UPDATE {self._calls} SET again_ms = {self._now}")
+        else:
+            self.database.query(
+                f"UPDATE {self._calls} SET again_ms = {self._now}, failures = 0 "
+                f"WHERE failures > 0 AND queue {self._among.format(name='queues', kind='text')}",
+                {"queues": self._array(queues)},
+            )
+
+    def overdue(self) -> dict[str, list[StoredRow]]:
+        """Take up calls that are to be made again; return the rows of each that are not sent."""
+        late = f"SELECT call_number FROM {self._calls} WHERE again_ms <= {self._now}"
         calls = self.database.query(
-            f"UPDATE {self._calls} SET called_ms = {self._now} WHERE call_number IN "
-            f"({late} ORDER BY called_ms LIMIT {OVERDUE_LIMIT}) RETURNING call_number, seqs",
-            {"since": since_ms},
+            f"UPDATE {self._calls} SET again_ms = {self._now} + {OVERDUE_MS} WHERE call_number IN "
+            f"({late} ORDER BY again_ms LIMIT {OVERDUE_LIMIT}) RETURNING call_number, seqs"
         )
         return {number: self._rows(self._numbers(seqs)) for number, seqs in calls}
 
-    def note_calls(self, calls: Mapping[str, Sequence[int]]) -> None:
-        """Write down which rows each call is going to publish."""
-        for number, seqs in calls.items():
+    def note_call(self, number: str, queue: str, seqs: Sequence[int]) -> None:
+        """Write down which rows a call is going to publish."""
+        self.database.query(
+            f"INSERT INTO {self._calls} (call_number, queue, again_ms, seqs) "
+            f"VALUES (:number, :queue, {self._now} + {OVERDUE_MS}, :seqs)",
+            {"number": number, "queue": queue, "seqs": self._array(seqs)},
+        )
+
+    def note_failed(self, calls: Sequence[str]) -> None:
+        """Note that Redis has refused or not confirmed calls; no rows of their queues are taken until a call succeeds again."""
+        if calls:
+            doublings = f"CASE WHEN failures < {DOUBLINGS} THEN failures ELSE {DOUBLINGS} END"
             self.database.query(
-                f"INSERT INTO {self._calls} (call_number, called_ms, seqs) VALUES (:number, {self._now}, :seqs)",
-                {"number": number, "seqs": self._array(seqs)},
+                f"UPDATE {self._calls} SET failures = failures + 1, again_ms = {self._now} + {FAILED_MS} * (1 << {doublings}) "
+                f"WHERE call_number {self._among.format(name='calls', kind='text')}",
+                {"calls": self._array(calls)},
             )
 
     def note_sent(self, calls: Sequence[str], seqs: Sequence[int], *, keep: bool) -> None:
@@ -144,11 +183,33 @@ class Store:
         """Forget calls that have published nothing, so that their rows are taken anew; `seqs` may have been sent."""
         self._end(calls, f"UPDATE {self._outbox} SET note = '{AGAIN}'", seqs)
 
-    def note_refused(self, seq: int, why: str) -> None:
-        """Note that a row can never be sent."""
-        self.database.query(
-            f"UPDATE {self._outbox} SET note = :note WHERE seq = :seq",
-            {"note": f"{REFUSED}{why}", "seq": seq},
+    def note_refused(self, row: StoredRow, version: str, why: str) -> None:
+        """Note that this version of reliq cannot publish a row."""
+        note = f"{row.note}{', ' if row.note else ''}refused by reliq {version}: {why}"
+        self.database.query(f"UPDATE {self._outbox} SET note = :note WHERE seq = :seq", {"note": note, "seq": row.seq})
+
+    def refused(self, limit: int) -> list[RefusedRow]:
+        """Return the first refused rows."""
+        rows = self.database.query(
+            f"SELECT seq, queue, id, {self._now} - made_ms, note FROM {self._outbox} WHERE {_IS_REFUSED} ORDER BY seq LIMIT :limit",
+            {"limit": limit},
+        )
+        self.commit()
+        return [RefusedRow(*row) for row in rows]
+
+    def retry(self, *, newer: str = "") -> int:
+        """Have refused rows taken again, all or those that a version before `newer` has refused; return how many."""
+        starts = self.database.query(f"SELECT DISTINCT {_START} FROM {self._outbox} WHERE {_IS_REFUSED}")
+        before = f"CASE WHEN note LIKE '{AGAIN}%%' THEN '{AGAIN}' ELSE '' END"
+        return sum(
+            len(
+                self.database.query(
+                    f"UPDATE {self._outbox} SET note = {before} WHERE {_IS_REFUSED} AND {_START} = :start RETURNING 1",
+                    {"start": start},
+                )
+            )
+            for (start,) in starts
+            if not newer or ((by := _REFUSED_BY.search(start)) and _numbers(by[1]) < _numbers(newer))
         )
 
     def again(self, since_ms: int) -> int:

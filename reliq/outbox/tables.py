@@ -1,8 +1,9 @@
 """
 The tables of the outbox and the inbox: their names, their columns, and the SQL that makes them.
 
-    outbox         a message to be published; `sent_ms` when it was, `note` is `again`, or why it never can be
-    outbox_calls   the calls of relays that publish rows, by `seqs`, until these are noted as sent
+    outbox         a message to be published; `sent_ms` when it was, `note` is `again`, or which version refused it and why
+    outbox_calls   the calls of relays that publish rows, by `seqs`, until these are noted as sent; from `again_ms` on any
+                   relay makes the call again, and while `failures` is not 0 no more rows of its queue are taken
     inbox          a message whose effects are committed
 """
 
@@ -18,8 +19,9 @@ Dialect = Literal["postgresql", "sqlite"]
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 DEFAULT_PREFIX = "reliq_"
 
-#: Perhaps a schema, then what the names of the tables begin with; PostgreSQL cuts names off at 63 characters.
-_PREFIX = re.compile(r"(?:(?P<schema>[A-Za-z_][A-Za-z0-9_]{0,62})\.)?(?P<start>[A-Za-z_][A-Za-z0-9_]{0,39})")
+#: Perhaps a schema, then what the names of the tables begin with; PostgreSQL cuts names off at 63 characters,
+#: and folds capitals unless a name is quoted.
+_PREFIX = re.compile(r"(?:(?P<schema>[a-z_][a-z0-9_]{0,62})\.)?(?P<start>[a-z_][a-z0-9_]{0,39})")
 
 _NOW = {
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)",
@@ -55,7 +57,7 @@ class Tables:
         found = _PREFIX.fullmatch(prefix) if isinstance(prefix, str) else None
         if found is None:
             raise ConfigurationError(
-                "prefix must begin the name of a table, such as 'reliq_' or 'shop.reliq_': at most 40 of A-Z a-z 0-9 _, "
+                "prefix must begin the name of a table, such as 'reliq_' or 'shop.reliq_': at most 40 of a-z 0-9 _, "
                 f"not {str(prefix)[:80]!r}"
             )
         return cls(found["schema"] or "", found["start"])
@@ -115,7 +117,9 @@ def ddl(dialect: Dialect, prefix: str = DEFAULT_PREFIX) -> list[str]:
         f"CREATE INDEX IF NOT EXISTS {tables.start}outbox_unsent ON {tables.outbox} (seq) WHERE sent_ms IS NULL",
         f"""CREATE TABLE IF NOT EXISTS {tables.calls} (
     call_number text NOT NULL PRIMARY KEY,
-    called_ms bigint NOT NULL,
+    queue text NOT NULL,
+    again_ms bigint NOT NULL,
+    failures integer NOT NULL DEFAULT 0,
     seqs {_NUMBERS[dialect]} NOT NULL
 )""",
         f"""CREATE TABLE IF NOT EXISTS {tables.inbox} (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from reliq.errors import ConfigurationError
 from reliq.outbox.missing import missing
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from reliq.outbox.statements import Statement
 
 #: The library of a transaction's class -> the module that knows it, which imports the library.
@@ -24,7 +26,27 @@ _ACCEPTED = (
 )
 
 
-def write(tx: Any, statement: Statement) -> int:
+class Transaction(Protocol):
+    """What all the transactions of blocking code have in common, for type checkers."""
+
+    def commit(self) -> None:
+        """Commit."""
+
+    def rollback(self) -> None:
+        """Roll back."""
+
+
+class AsyncTransaction(Protocol):
+    """As `Transaction`, of async code."""
+
+    def commit(self) -> Awaitable[None]:
+        """Commit."""
+
+    def rollback(self) -> Awaitable[None]:
+        """Roll back."""
+
+
+def write(tx: Transaction, statement: Statement) -> int:
     """
     Run `statement` in the transaction that `tx` is in, and return how many rows it wrote. Nothing is committed.
 
@@ -41,7 +63,7 @@ def write(tx: Any, statement: Statement) -> int:
     return written
 
 
-async def awrite(tx: Any, statement: Statement) -> int:
+async def awrite(tx: AsyncTransaction, statement: Statement) -> int:
     """As `write`, in async code."""
     try:
         written: int = await _adapter(tx).awrite(tx, statement)

@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -16,8 +15,10 @@ import psutil
 
 from reliq.consumer.board import BoardView, Row
 from reliq.consumer.consumer import EXIT_HUNG, EXIT_REPLACE
-from reliq.process.folder import METRICS_FOLDER
+from reliq.distribution import command_of
+from reliq.process.folder import METRICS_FOLDER, METRICS_VARIABLE
 from reliq.process.gil import Activity, activities, gil_holders
+from reliq.process.plan import EXIT_CONFIG
 from reliq.worker.delivery import CANCEL_SECONDS
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class Child:
         complained: for how many seconds the process, awake, has made no claim round.
         overrun_seconds: for how long handlers have overrun their timeouts, as far as the supervisor was awake.
         done: no other process is to be started here.
+        is_killed: the supervisor has killed the process.
+        is_helped: the supervisor is about to renew its leases, or does so.
         end_reason: why the supervisor has ended the process, in one word; empty when it ended by itself.
         charged: the rows whose messages pay for its end; None when nobody knows, and all that had started pay.
     """
@@ -110,6 +113,8 @@ class Child:
     overrun_seconds: float = 0.0
     has_worked: bool = False
     done: bool = False
+    is_killed: bool = False
+    is_helped: bool = False
     end_reason: str = ""
     charged: list[Row] | None = None
 
@@ -126,21 +131,21 @@ class Child:
     def start(self, plan: ChildPlan) -> None:
         """Start a process with `plan`; its standard input stays open as long as the supervisor lives."""
         path = self.folder / f"board-{self.number}"
+        figures = str(self.folder / METRICS_FOLDER) if plan.metrics else ""
         self.board = BoardView(path, [one.queue.name for one in self.handlers], plan.concurrency)
-        self.report.unlink(missing_ok=True)
         self.pulse.note(None)
-        self.end_reason, self.charged, self.has_worked = "", None, False
-        self.silence, self.complained, self.overrun_seconds = Silence(), 0.0, 0.0
-        command = [sys.executable, "-m", "reliq.process.main"]
-        self.started_at = time.monotonic()
+        command, environment = command_of("reliq.process.main")
+        if figures:
+            environment[METRICS_VARIABLE] = figures
         # SIGUSR1 is held back until the process has a handler for it: its default is to end the process.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         try:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, process_group=0)  # noqa: S603  ours
+            self.process = subprocess.Popen(  # noqa: S603  ours
+                command, stdin=subprocess.PIPE, text=True, process_group=0, env=environment
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if self.process.stdin is not None:
-            figures = str(self.folder / METRICS_FOLDER) if plan.metrics else ""
             own = replace(plan, board=str(path), report=str(self.report), pulse=str(self.pulse.path), figures=figures)
             self.process.stdin.write(own.as_line())
             self.process.stdin.flush()
@@ -151,12 +156,12 @@ class Child:
 
     def note_end(self, returncode: int) -> None:
         """Count the end of a process at its start; one that has worked, if for a moment, begins the count anew."""
-        self._note_work()
+        self.note_work()
         if self.has_worked:
             self.failures = self.crashes = 0
             return
         self.failures += 1
-        self.crashes += returncode > 0 or -returncode in CRASHES
+        self.crashes += (returncode > 0 and returncode != EXIT_CONFIG) or -returncode in CRASHES
 
     def may_start(self) -> bool:
         """Say whether it is time to start a process."""
@@ -177,7 +182,7 @@ class Child:
         """Note a sign of life, or a silence, once the process works."""
         if self.board is None:
             return
-        self._note_work()
+        self.note_work()
         if not self.has_worked:
             return
         gap = self.silence.hear(self.board.beat, now, self.pid)
@@ -185,9 +190,9 @@ class Child:
         complains = self.pulse.is_ready and not self.board.leaves and self.pulse.complaint(now)
         self.complained = self.complained + gap if complains and not self.silence.seconds > HARD_LIMIT_SECONDS else 0.0
 
-    def rows(self) -> list[Row]:
+    def rows(self, *, is_silent: bool = False) -> list[Row]:
         """Return what the process runs."""
-        return [] if self.board is None else self.board.rows()
+        return [] if self.board is None else self.board.rows(is_silent=is_silent)
 
     @contextmanager
     def stopped(self) -> Iterator[bool]:
@@ -203,7 +208,7 @@ class Child:
         silent = self.silence.seconds > HARD_LIMIT_SECONDS
         return [
             row
-            for row in self.rows()
+            for row in self.rows(is_silent=silent)
             if row.timeout_at > since
             and now
             > row.timeout_at + HARD_LIMIT_SECONDS + (CANCEL_SECONDS if row.queue in self._async and not silent else 0)
@@ -217,7 +222,7 @@ class Child:
 
     def gil_holders(self, now: float) -> list[Row]:
         """Return the rows whose handlers may hold the GIL, or overran their timeouts."""
-        rows, late = self.rows(), self.overran(now)
+        rows, late = self.rows(is_silent=True), self.overran(now)
         threads = self.silence.gil_holders(self.pid, {row.thread for row in rows}, now)
         return [row for row in rows if row.thread in threads or row in late]
 
@@ -234,7 +239,7 @@ class Child:
 
     def kill(self, reason: str, charged: list[Row] | None = None) -> None:
         """Kill the process, and note why and which rows pay for it."""
-        self.end_reason, self.charged = reason, charged
+        self.end_reason, self.charged, self.is_killed = reason, charged, True
         self.signal(signal.SIGKILL)
 
     def why(self, returncode: int) -> str:
@@ -261,6 +266,11 @@ class Child:
                 process.stdin.close()
         return process
 
+    def remove_files(self) -> None:
+        """Remove the files of a process that is dead, but for its pulse, which a successor may go on with."""
+        for path in (self.folder / f"board-{self.number}", self.report, self.report.with_suffix(".half")):
+            path.unlink(missing_ok=True)
+
     def memory_bytes(self) -> int:
         """Return the process's resident memory, 0 when it is gone."""
         try:
@@ -277,7 +287,8 @@ class Child:
             time.sleep(STOPPED_SECONDS / 100)
         return self.process is None
 
-    def _note_work(self) -> None:
+    def note_work(self) -> None:
+        """Note whether the process has come through its start."""
         self.has_worked = self.has_worked or self.pulse.is_ready or bool(self.rows())
 
     @property

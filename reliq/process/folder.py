@@ -19,6 +19,8 @@ except ImportError:  # without a Unix there are no locks, and nothing is swept
 PREFIX = "reliq-worker-"
 #: The folder within it for the figures of processes.
 METRICS_FOLDER = "metrics"
+#: The variable of Prometheus' client that names that folder to the processes.
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 #: A folder is not swept in its first minute: it may not be locked yet.
 YOUNG_SECONDS = 60.0
 
@@ -27,27 +29,42 @@ class Folder:
     """
     A temporary folder of this process alone.
 
+    Attributes:
+        path: where it is; another folder after the first was cleaned away.
+
     Raises:
         ConfigurationError: there is no place for one.
     """
 
     def __init__(self) -> None:
         try:
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            self._make()
         except OSError as error:
             raise ConfigurationError(
                 f"a worker needs a folder for temporary files: {error}; set TMPDIR to one"
             ) from error
-        self._lock = _locked(self.path)
         _sweep(self.path.parent)
 
     def restore(self, within: str) -> None:
-        """Make the folder, and the one `within` it, again if somebody has cleaned them away."""
-        if not self.path.exists():
-            self.path.mkdir(mode=0o700, parents=True)
-            _close(self._lock)
-            self._lock = _locked(self.path)
+        """
+        Make another folder if this one was cleaned away, and the folder `within` it.
+
+        Another user may have made a folder of the same name since.
+        """
+        try:
+            is_there = os.path.samestat(self.path.lstat(), self._made)
+        except OSError:
+            is_there = False
+        if not is_there:
+            Path(tempfile.gettempdir()).mkdir(parents=True, exist_ok=True)
+            before = self._lock
+            self._make()
+            _close(before)
         (self.path / within).mkdir(mode=0o700, exist_ok=True)
+
+    def _make(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._made, self._lock = self.path.lstat(), _locked(self.path)
 
     def remove(self) -> None:
         """Remove the folder with its content."""

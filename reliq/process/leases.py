@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.transport.connection import Connection
 
-#: A call is tried for 1 s while Redis is away: meanwhile the supervisor hears no signal and sees no process.
+#: A call is tried for 1 s while Redis is away: other processes may wait for the same help.
 CALL_SECONDS = 1.0
 
 

@@ -6,7 +6,6 @@ The supervisor keeps that input open as long as it lives: its end tells the proc
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
@@ -29,8 +28,10 @@ from reliq.errors import ConfigurationError, LoginError
 from reliq.foreign import printable
 from reliq.logs.setup import configure_logging, limiter
 from reliq.metrics.sums import file_of
-from reliq.process.plan import EXIT_CONFIG, EXIT_CRASHED, STOP_MARGIN_SECONDS, ChildPlan
+from reliq.process.leaving import leave
+from reliq.process.plan import EXIT_CONFIG, EXIT_CRASHED, STOP_MARGIN_SECONDS, ChildPlan, find_modules, fingerprint
 from reliq.settings import WorkerSettings
+from reliq.worker.stack_report import awaiting
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -43,8 +44,6 @@ logger = logging.getLogger("reliq.child")
 STOP_LOOK_SECONDS = 0.5
 #: Running handlers have 5 s when the supervisor is gone: its guard ends what is left 3 s later.
 ALONE_SECONDS = 5.0
-#: The functions of atexit have 3 s to flush logs, spans and reports of errors.
-ATEXIT_SECONDS = 3.0
 
 
 def main() -> int:
@@ -56,6 +55,7 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor has held it back until now
     _let_threads_print()
     plan = ChildPlan.of(sys.stdin.readline())
+    find_modules(plan.folder)
     supervisor = _take_standard_input()
     alone = threading.Event()
     threading.Thread(
@@ -66,6 +66,9 @@ def main() -> int:
             consumer = load_consumer(plan.consumer)
         finally:  # not before, so that an application that configures logging itself is seen to
             configure_logging(plan.log_level, plan.log_format)
+        if plan.handlers not in ("", fingerprint(consumer.handlers)):
+            logger.error("the code has changed since this worker started; restart the worker, its processes do not fit")
+            return EXIT_CRASHED
         spare_the_collector()
         return _work(consumer, plan, stack_requests, alone)
     except (ConfigurationError, LoginError) as error:
@@ -192,7 +195,8 @@ def stacks(consumer: Consumer) -> str:
         parts.append(f"thread {thread.name}{where}\n{''.join(traceback.format_stack(frame))}")
     for one in running:
         if one.task is not None:
-            lines = "".join("".join(traceback.format_stack(frame)) for frame in one.task.get_stack())
+            awaited = [(frame, frame.f_lineno) for frame in awaiting(one.task)]
+            lines = "".join(traceback.StackSummary.extract(awaited).format())
             parts.append(f"task on {_named(one)}\n{lines}")
     return "\n".join(parts)
 
@@ -203,22 +207,10 @@ def _named(run: HandlerCall) -> str:
     return f"{run.handler.queue.name} {printable(run.deliveries[0].delivery.id)}{more}"
 
 
-def _leave(exit_code: int) -> None:
-    """Call what atexit has, and end this process although a handler may hang in a thread."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends already
-    last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)  # noqa: SLF001  there is no public way
-    last.start()
-    last.join(ATEXIT_SECONDS)
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # closed, here or at its other end
-            stream.flush()
-    os._exit(exit_code)
-
-
 if __name__ == "__main__":
     try:
         code = main()
     except BaseException:
         traceback.print_exc()
         code = EXIT_CRASHED
-    _leave(code)
+    leave(code)

@@ -8,11 +8,10 @@ from contextlib import suppress
 FIRST_PROCESS = 1
 
 
-def reap_orphan(own: Collection[int]) -> None:
-    """Collect one dead process whose parent is gone, and that is none of `own`, if this is a container's first process."""
+def reap_orphans(own: Collection[int]) -> None:
+    """Collect the dead processes whose parents are gone, but for `own`, if this is a container's first process."""
     if os.getpid() != FIRST_PROCESS:
         return
     with suppress(ChildProcessError):
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is not None and ended.si_pid not in own:
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in own:
             os.waitpid(ended.si_pid, 0)

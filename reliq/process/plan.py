@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from reliq.distribution import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reliq.handlers.handler import Handler
 
 #: The exit code of a process that cannot work as it is set up: another would fail, too (sysexits.h: EX_CONFIG).
 EXIT_CONFIG = 78
@@ -25,6 +31,8 @@ class ChildPlan:
     Attributes:
         consumer: `module:name`.
         queues: some of the handlers' queues, none for all.
+        handlers: the fingerprint of the supervisor's handlers, empty when there is no supervisor.
+        folder: where the modules of the application are, empty when they are installed.
         board: the file in which the process writes what it runs.
         report: the file in which the process names what it could not finish.
         pulse: the file in which the process notes that it claims.
@@ -40,6 +48,8 @@ class ChildPlan:
     burst: bool | Literal["delayed"]
     allow_eviction: bool
     log_level: str
+    handlers: str = ""
+    folder: str = ""
     board: str = ""
     report: str = ""
     pulse: str = ""
@@ -59,13 +69,15 @@ class ChildPlan:
         return cls(**{**fields, "queues": tuple(fields["queues"])})
 
 
-def environment_of_children(folder: str | None = None) -> None:
-    """Have children find modules in `folder`, by default the current one, and give memory back to the system."""
-    folder = folder or os.getcwd()  # noqa: PTH109  the text is what PYTHONPATH wants
-    if folder not in sys.path:
+def fingerprint(handlers: Sequence[Handler]) -> str:
+    """Return a text that differs when reliq, or the handlers that a supervisor and its processes must agree on, differ."""
+    from hashlib import sha256  # noqa: PLC0415  a command's --help needs none
+
+    rows = sorted((one.queue.name, one.is_async, one.is_batch, one.settings.lease) for one in handlers)
+    return sha256(repr((VERSION, rows)).encode()).hexdigest()
+
+
+def find_modules(folder: str) -> None:
+    """Have this process find the modules of an application in `folder`."""
+    if folder and folder not in sys.path:
         sys.path.insert(0, folder)
-    known = os.environ.get("PYTHONPATH", "")
-    if folder not in known.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (folder, known) if part)
-    # glibc gives threads heaps of their own, up to eight for each core, and each keeps what it once took (mallopt(3)).
-    os.environ.setdefault("MALLOC_ARENA_MAX", "2")

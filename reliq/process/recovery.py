@@ -80,10 +80,10 @@ class Recovery:
             return
 
         def release(keys: Keys) -> None:
+            self._leases.release(keys, of_shard[keys])
             logger.warning(
                 "process %d ended before its handlers; given back to %s: %s", pid, keys.name, _named(of_shard[keys])
             )
-            self._leases.release(keys, of_shard[keys])
 
         of_shard = {self._leases.shard(*where): claimed for where, claimed in by_shard.items()}
         self._each(list(of_shard), release)
@@ -143,8 +143,8 @@ class Recovery:
         """
         Take `step` for each shard, and log what Redis refuses.
 
-        When Redis is away the others are not tried: meanwhile the supervisor hears no signal and sees no process. Where
-        there are many servers they are, but once only.
+        When Redis is away the others are not tried: other processes may wait for the same help. Where there are many
+        servers they are, but once only.
         """
         self._leases.call_seconds = CALL_SECONDS
         for at, keys in enumerate(shards):
@@ -159,7 +159,7 @@ class Recovery:
                     return
                 if is_away:
                     self._leases.call_seconds = 0.0
-            except Exception:  # nothing here may end the supervisor, and every process with it
+            except Exception:
                 logger.exception("%s: what a process held could not be settled, its leases will end", keys.name)
 
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
+import subprocess
 import time
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from reliq.consumer.signals import EXIT_SECOND_SIGNAL, SignalNotes
+from reliq.background import Background
+from reliq.consumer.board import board_bytes
+from reliq.consumer.signals import EXIT_SECOND_SIGNAL, STOPS, SignalNotes, take
+from reliq.errors import ConfigurationError
 from reliq.events import ProcessEnded, notify
 from reliq.health import Pulse
 from reliq.process.child import HARD_LIMIT_SECONDS, Child
 from reliq.process.folder import METRICS_FOLDER, Folder
 from reliq.process.guard import Guard
-from reliq.process.orphans import reap_orphan
-from reliq.process.plan import EXIT_CONFIG, STALL_SECONDS, STOP_MARGIN_SECONDS
+from reliq.process.orphans import reap_orphans
+from reliq.process.plan import EXIT_CONFIG, STALL_SECONDS, STOP_MARGIN_SECONDS, fingerprint
 from reliq.process.recovery import Recovery
 from reliq.process.service_manager import ServiceManager
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from reliq.consumer.board import Row
@@ -38,11 +45,19 @@ EXIT_NO_START = 1
 WATCH_SECONDS, MEMORY_SECONDS = 0.1, 1.0
 #: A process that is awake and has not done what it owes for 5 s is ended.
 COMPLAINT_SECONDS = 5.0
+#: A process that starts is told to stop once a second: Python drops an exception that a signal raises within a `__del__`.
+AGAIN_SECONDS = 1.0
+#: A killed process ends within 5 s, unless the system itself holds it.
+KILL_SECONDS = 5.0
+#: The messages of the last dead processes are given back within 2 s (0.5 s after a second signal), or when their leases end.
+GIVE_BACK_SECONDS, HASTY_SECONDS = 2.0, 0.5
 
 
 class Supervisor:
     """
     Runs `processes` children by one plan.
+
+    Its thread starts, signals and reaps processes, and does nothing that may block: it calls Redis in another thread.
 
     Attributes:
         observers: get an event for each process that has ended.
@@ -66,12 +81,14 @@ class Supervisor:
         stall: float = STALL_SECONDS,
     ) -> None:
         self.observers: list[Observer] = []
-        self._plan, self._max_memory, self._stall = plan, max_memory, stall
+        self._plan = replace(plan, handlers=fingerprint(consumer.handlers))
+        self._max_memory, self._stall = max_memory, stall
         self._handlers = consumer.chosen(plan.queues) if consumer.handlers else []
         self._folder, self._numbers = Folder(), count()
         self.children = [self._place() for _ in range(processes)]
         self._leaving: list[Child] = []  # they finish what they run; others have their places
-        self._recovery = Recovery(consumer, plan.concurrency)
+        self._recovery, self._background = Recovery(consumer, plan.concurrency), Background("reliq-recovery")
+        self._has_worked = False  # some process has come through its start
         self._guard: Guard | None = None
         self._signals = SignalNotes()
         self._exit_code = 0
@@ -79,10 +96,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Keep the children running until a signal, or until all are done; return the exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, self._signals.note)
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
-            signal.signal(signal.SIGHUP, self._signals.note)
+        for number in (*STOPS, signal.SIGHUP, signal.SIGUSR1):
+            take(number, self._signals.note)
         manager, self._guard = ServiceManager(), Guard()
         try:
             while not self._stopping and not all(child.done for child in self.children):
@@ -93,6 +108,8 @@ class Supervisor:
             self._stop()
         finally:
             self._kill()
+            self._background.wait(HASTY_SECONDS if self._exit_code == EXIT_SECOND_SIGNAL else GIVE_BACK_SECONDS)
+            self._background.close()
             self._guard.close()
             self._folder.remove()
         return self._exit_code
@@ -132,41 +149,58 @@ class Supervisor:
         """How many signals to stop have come."""
         return sum(number != signal.SIGUSR1 for number in self._signals.numbers)
 
+    @contextmanager
+    def _guarded(self, child: Child) -> Iterator[None]:
+        """Log what goes wrong with one child: the others need their supervisor."""
+        try:
+            yield
+        except ConfigurationError:
+            raise
+        except Exception:
+            logger.exception("process %d: its supervisor failed to look after it; trying again", child.pid)
+
     def _place(self) -> Child:
-        number = next(self._numbers)
-        return Child(number, self.folder, Pulse(self.folder / f"pulse-{number}"), self._handlers)
+        return Child(next(self._numbers), self.folder, Pulse(), self._handlers)
+
+    def _replace(self, child: Child) -> None:
+        """Put the place of a successor where `child` was."""
+        place = self._place()
+        place.started_at, place.failures, place.crashes = child.started_at, child.failures, child.crashes
+        if child.process is None:  # a process that dies again and again before it claims leaves an old pulse
+            place.pulse = child.pulse
+        self.children[self.children.index(child)] = place
 
     def _look(self) -> None:
         """Look at every child once: replace the dead and those that leave, end those that hang or have grown."""
         self._forward_stack_requests()
-        reap_orphan([child.pid for child in self._all])
+        reap_orphans([child.pid for child in self._all])
         self._look_at_each()
-        for at, child in enumerate(self.children):
-            if child.leaves() and len(self._leaving) < len(self.children):
-                self.children[at] = self._successor(child)
-        for child in self.children:
-            if child.process is None and not child.done and not self._stopping and child.may_start():
-                self._start(child)
-        self._look_at_memory()
+        is_full = len(self._leaving) >= len(self.children)
+        for child in list(self.children):
+            with self._guarded(child):
+                if child.leaves():
+                    self._leaving.append(child)
+                    self._replace(child)
+                elif child.process is None and not child.done and not self._stopping and child.may_start():
+                    self._start(child)
+                elif child.board is not None:
+                    child.board.let_stay(is_full)
+        if not is_full:
+            self._look_at_memory()
 
     def _look_at_each(self) -> None:
         for child in self._all:
-            if child.has_ended():
-                self._reap(child)
-            elif child.process is not None:
-                self._check(child)
-
-    def _successor(self, child: Child) -> Child:
-        """Return the place of a successor of `child`, which finishes what it runs."""
-        self._leaving.append(child)
-        place = self._place()
-        place.started_at = child.started_at
-        return place
+            with self._guarded(child):
+                if child.has_ended():
+                    self._reap(child)
+                elif child.process is not None and not child.is_killed:
+                    self._check(child)
 
     def _check(self, child: Child) -> None:
         """End a process whose handler overran its timeout or lets nothing else run; help one that is silent."""
         now = time.monotonic()
         child.hear(now)
+        self._has_worked = self._has_worked or child.has_worked
         overran, silent = child.overran(now), child.silence.seconds
         if self._plan.concurrency == 1 and overran:
             self._end(child, "overran", "its handler overran its timeout", overran)
@@ -174,8 +208,17 @@ class Supervisor:
             return
         elif child.complained > COMPLAINT_SECONDS:
             self._end(child, "hung", child.pulse.complaint(now))
-        elif silent:
+        elif silent and not child.is_helped:
+            child.is_helped = True
+            self._background.put(lambda: self._help(child))
+
+    def _help(self, child: Child) -> None:
+        try:
             self._recovery.help(child)
+        except Exception:
+            logger.exception("process %d: could not renew its leases; trying again", child.pid)
+        finally:
+            child.is_helped = False
 
     def _ends_for_its_neighbours(self, child: Child, overran: list[Row], now: float) -> bool:
         """
@@ -209,39 +252,62 @@ class Supervisor:
         child.kill(reason, charged)
 
     def _start(self, child: Child) -> None:
-        """Start a process; what the system refuses is tried again at the next look."""
+        """Start a process, and try again a second later if the system refuses; without room the first start is the last."""
+        child.started_at = time.monotonic()
         try:
             self._folder.restore(METRICS_FOLDER if self._plan.metrics else "")
+            child.folder = self.folder
             if child.pulse.path is None or not child.pulse.path.exists():
                 child.pulse = Pulse(self.folder / f"pulse-{child.number}")
             child.start(self._plan)
-        except OSError:
-            logger.exception("a process could not be started; trying again")
+        except OSError as error:
             child.signal(signal.SIGKILL)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT) and not self._has_worked:
+                size = board_bytes(self._plan.concurrency, len(self._handlers)) // 1024 + 1
+                raise ConfigurationError(
+                    f"each worker process needs {size} KiB for temporary files in {self.folder.parent}: {error.strerror}; "
+                    "free space there, or set TMPDIR to another folder"
+                ) from error
+            logger.warning("a process could not be started; trying again: %s", error)
         if self._guard is not None and child.pid:
             self._guard.began(child.pid)
 
     def _reap(self, child: Child) -> None:
-        """Give back what a dead process held, and say what its end means for the worker."""
+        """Have the messages of a dead process given back, and say what its end means for the worker."""
         process = child.collect()
         if process is None:
             return
+        code, has_reported = process.returncode, child.report.exists()
+        child.note_work()
+        self._has_worked = self._has_worked or child.has_worked
+        self._background.put(lambda: self._recover(child, process.pid))
         if self._guard is not None:
             self._guard.ended(process.pid)
         reason = ""
-        if process.returncode == EXIT_CONFIG:
+        if code == EXIT_CONFIG and not self._has_worked:
             self._exit_code = EXIT_CONFIG
-        elif process.returncode == 0 and self._plan.burst and child.report.exists():  # else a handler has ended it
+        elif code == 0 and self._plan.burst and has_reported:  # else a handler has ended it
             child.done = True
         elif not self._stopping:
-            reason = child.why(process.returncode)
-            logger.warning("process %d ended with %d; starting another", process.pid, process.returncode)
-            child.note_end(process.returncode)
+            reason = child.why(code)
+            level = logging.INFO if reason == "jobs" else logging.WARNING
+            logger.log(level, "process %d ended with %d (%s); starting another", process.pid, code, reason)
+            child.note_end(code)
             self._give_up_if_none_starts()
         if child in self._leaving:
             self._leaving.remove(child)
+            if child.pulse.path is not None:
+                child.pulse.path.unlink(missing_ok=True)
+        elif not child.done:
+            self._replace(child)
         notify(self.observers, [ProcessEnded("", process.pid, reason)])
-        self._recovery.give_back(child, process.pid)
+
+    def _recover(self, child: Child, pid: int) -> None:
+        try:
+            self._recovery.give_back(child, pid)
+        except Exception:
+            logger.exception("process %d: its messages could not be given back; their leases will end", pid)
+        child.remove_files()
 
     def _give_up_if_none_starts(self) -> None:
         """End the worker when every process has crashed at its start, again and again."""
@@ -261,26 +327,40 @@ class Supervisor:
                 child.ask_to_leave("memory")
 
     def _stop(self) -> None:
-        """Let every child stop in peace; a second signal ends them at once."""
+        """Let every child stop in peace, and have its messages given back; a second signal ends them at once."""
         for child in self._all:
-            child.signal(signal.SIGTERM)
-        asked = self._asked
-        until = time.monotonic() + self._plan.grace + STOP_MARGIN_SECONDS
-        while any(child.process is not None for child in self._all) and time.monotonic() < until:
+            with self._guarded(child):
+                child.signal(signal.SIGTERM)
+        asked, told_at = self._asked, time.monotonic()
+        until = told_at + self._plan.grace + STOP_MARGIN_SECONDS - GIVE_BACK_SECONDS
+        while time.monotonic() < until:
+            if time.monotonic() >= told_at + AGAIN_SECONDS:
+                told_at += AGAIN_SECONDS
+                for child in self._all:
+                    if not child.has_worked:
+                        child.signal(signal.SIGTERM)
             if self._asked > max(1, asked):
                 self._exit_code = EXIT_SECOND_SIGNAL
+                for child in self._all:
+                    child.kill("stopped", charged=[])
+                return
+            if all(child.process is None for child in self._all) and self._background.wait(WATCH_SECONDS / 2):
                 return
             self._forward_stack_requests()
             self._look_at_each()
             self._signals.wait(WATCH_SECONDS / 2)
 
     def _kill(self) -> None:
-        """Kill every process that still runs, and give back what it held."""
+        """Kill every process that still runs."""
         for child in self._all:
-            child.signal(signal.SIGKILL)
-            if child.process is not None:
-                child.process.wait()
-                self._reap(child)
+            with self._guarded(child):
+                child.signal(signal.SIGKILL)
+        for child in self._all:
+            with self._guarded(child):
+                if child.process is not None:
+                    with suppress(subprocess.TimeoutExpired):
+                        child.process.wait(KILL_SECONDS)
+                    self._reap(child)
 
     def _forward_stack_requests(self) -> None:
         """Hand each SIGUSR1 on to the processes, which write their stacks."""

@@ -11,7 +11,7 @@ from reliq.errors import BodyError, ConfigurationError, LoginError, PublishFaile
 from reliq.ids import check_id, made_at, new_id
 from reliq.keywords import check_keywords
 from reliq.message import Confirmed, Receipt
-from reliq.outgoing import Outgoing, PublishOptions
+from reliq.outgoing import Copied, Outgoing, PublishOptions
 from reliq.publish.options import check_bare, incarnation, line_of, when
 from reliq.settings import milliseconds, seconds, whole
 from reliq.wireformat import ENVELOPE_START, MAGIC, envelope_rest, open_envelope
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.message import Header
     from reliq.settings import QueueSettings
+    from reliq.shardmap import ShardMap
 
 #: The keyword arguments of a publish.
 PUBLISH_KEYWORDS = frozenset({"durability", *PublishOptions.__annotations__})
@@ -70,7 +71,7 @@ class ShardPart(NamedTuple):
     Attributes:
         places: which of the orders of a publish they are.
         keys: of the shard.
-        epoch: of the map by which it was found.
+        map: by which it was found.
         old_home: the shard to ask first, which may have messages of these ids; None: there is none.
         may_detour: whether another shard may have them when this one cannot be reached.
     """
@@ -78,7 +79,7 @@ class ShardPart(NamedTuple):
     orders: list[Order]
     places: Sequence[int]
     keys: Keys
-    epoch: int
+    map: ShardMap
     old_home: Keys | None = None
     may_detour: bool = False
 
@@ -130,7 +131,8 @@ class Writer:
         enqueued = None if outgoing.id is None else made_at(new_id())
         number, line = incarnation(outgoing), line_of(outgoing)
         self.has_lines = self.has_lines or bool(line)
-        start = envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers, number, line)
+        origin = outgoing.origin if isinstance(outgoing, Copied) else None
+        start = envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers, number, line, origin)
         return Order(id, start + payload, terms, line)
 
     def known_by(self, orders: list[Order]) -> Messages:
@@ -161,7 +163,7 @@ class Writer:
             window_ms=terms.window_ms,
             replace=terms.replace,
             bare=self.bare,
-            epoch=part.epoch,
+            fence=part.map.fence if part.keys.shard or terms.window_ms is not None else "",
             message_keys=[order.line for order in orders] if goes_keyed else None,
         )
 
@@ -183,7 +185,8 @@ class Writer:
     def _outgoing(self, order: Order) -> Outgoing[Any]:
         header, payload = self._opened(order)
         terms = order.terms
-        return Outgoing(
+        given: dict[str, Any] = {} if header.origin is None else {"origin": header.origin}
+        return (Copied if given else Outgoing)(
             body=self._codec.decode(payload),
             delay=terms.delay_ms / 1000,
             at=None if terms.at_ms is None else datetime.fromtimestamp(terms.at_ms / 1000, UTC),
@@ -196,6 +199,7 @@ class Writer:
             incarnation=header.incarnation,
             key=header.key,
             priority=header.priority,
+            **given,
         )
 
     def _opened(self, order: Order) -> tuple[Header, bytes]:

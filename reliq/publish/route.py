@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from reliq import transitions
-from reliq.errors import PublishFailed, RedisRefusedError
+from reliq.errors import ConfigurationError, PublishFailed, RedisRefusedError
 from reliq.ids import home, of_shard
 from reliq.message import Receipt
-from reliq.publish.fleet import check_one_shard
 from reliq.publish.orders import ShardPart, has_lines
+from reliq.text import typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,8 +92,8 @@ class Route:
             name = self._shards.first.name
             raise RedisRefusedError(
                 f"a shard of queue {name!r} knows a later map of the shards than {self._shards.first.map!r} is, of epoch "
-                f"{self._map.epoch}: a failover may have lost that write; have an operator write it again, by the number of "
-                f"shards that there were: reliq shards {name} NUMBER"
+                f"{self._map.epoch}: a failover may have lost that write; have an operator write it again: "
+                + typed("check", name, options=["--repair"])
             )
         if self._map.n == 1 < self._shards.map.n:  # orders that were made before the map was known
             self._move([at for at, one in enumerate(self._orders) if one.is_generated], self._shards.turn())
@@ -118,7 +118,7 @@ class Route:
                 [orders[at] for at in places],
                 places,
                 shards.keys(now),
-                map.epoch,
+                map,
                 None if now == before else shards.keys(before),
                 may_detour=map.n > 1 and self._detours > 0 and orders[places[0]].is_generated,
             )
@@ -134,7 +134,7 @@ class Route:
         """Return the call that asks the old home of a part which of its ids are free."""
         ids = list(dict.fromkeys(one.id for one in part.orders))
         old, replace = part.old_home or part.keys, part.orders[0].terms.replace
-        return transitions.ask(old, ids, epoch=part.epoch, replace=replace)
+        return transitions.ask(old, ids, fence=part.map.fence, replace=replace)
 
     def asked(self, part: ShardPart, answers: Sequence[AskStatus]) -> ShardPart:
         """Note what an old home has answered; return the part without the orders that may not be published."""
@@ -149,7 +149,7 @@ class Route:
                 free.append(place)
             elif answer != "stale":
                 self._receipts[place] = Receipt(one.id, answer, due)
-        self.left -= len(part.orders) - len(free) - answers.count("stale")
+                self.left -= 1
         return part._replace(orders=[self._orders[at] for at in free], places=free)
 
     def answered(self, part: ShardPart, done: list[Receipt] | None) -> None:
@@ -172,3 +172,11 @@ class Route:
     def _move(self, places: Sequence[int], shard: int) -> None:
         for at in places:
             self._orders[at] = self._orders[at]._replace(id=of_shard(self._orders[at].id, shard))
+
+
+def check_one_shard(shards: Shards) -> None:
+    """Raise ConfigurationError when a queue has several shards: messages with keys are in one."""
+    if (count := max(shards.map.served, shards.wanted or 1)) > 1:
+        raise ConfigurationError(
+            f"queue {shards.first.name!r} has {count} shards: keys, priorities and limits need a queue of one shard"
+        )

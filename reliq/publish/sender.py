@@ -13,7 +13,6 @@ from reliq.errors import ConfigurationError, RedisUnavailableError, ReliqError
 from reliq.events import PublishEnded, notify, wanting
 from reliq.publish.batcher import Batcher
 from reliq.publish.durability import Confirmer
-from reliq.publish.fleet import Fleet
 from reliq.publish.orders import NOT_ASKED, ShardPart, has_lines, receipts
 from reliq.publish.registry import Registrar
 from reliq.publish.route import Route
@@ -49,7 +48,6 @@ class Sender:
         self._writer, self._shards, self._lanes, self._clients = writer, shards, lanes, clients
         self._registrar = Registrar(writer.keys, clients)
         self._confirmer = Confirmer(writer.keys.name, clients)
-        self._fleet = Fleet(shards, clients)
         self._watching = wanting(observers, PublishEnded)
         self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher]
         self._batchers = weakref.WeakKeyDictionary()
@@ -57,15 +55,12 @@ class Sender:
     def send(self, orders: list[Order], confirmed: int = 0, durability: Durability = Durability.NONE) -> list[Receipt]:
         """Send `orders`; raise PublishFailed, with how many were `confirmed` before, when Redis is away or refuses."""
         clients, shards, done = self._clients, self._shards, None
-        if self._writer.has_lines and self._must_ask(orders):
-            self._ask_fleet(orders, confirmed)
-        is_fresh = time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
+        is_first_key = self._is_first_key(orders)
+        is_fresh = not is_first_key and time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
         if is_one := is_fresh and shards.map.n == shards.map.was == 1:
-            done = self._call(
-                ShardPart(orders, range(len(orders)), shards.first, shards.map.epoch), confirmed, durability
-            )
+            done = self._call(ShardPart(orders, range(len(orders)), shards.first, shards.map), confirmed, durability)
         if not done:
-            done = self._by_route(Route(shards, orders, confirmed, is_stale=is_one), durability)
+            done = self._by_route(Route(shards, orders, confirmed, is_stale=is_one or is_first_key), durability)
         if time.monotonic() >= clients.named_until and (entry := self._registrar.due()):
             with suppress(ReliqError):
                 clients.blocking().run(entry)
@@ -76,45 +71,28 @@ class Sender:
     ) -> list[Receipt]:
         """As `send`, in async code; those of many tasks share round trips."""
         clients, shards, done = self._clients, self._shards, None
-        if self._writer.has_lines and self._must_ask(orders):
-            await self._aask_fleet(orders, confirmed)
-        is_fresh = time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
+        is_first_key = self._is_first_key(orders)
+        is_fresh = not is_first_key and time.monotonic() < clients.mapped_until and clients.epoch is transport.epoch
         if is_one := is_fresh and shards.map.n == shards.map.was == 1:
-            part = ShardPart(orders, range(len(orders)), shards.first, shards.map.epoch)
+            part = ShardPart(orders, range(len(orders)), shards.first, shards.map)
             done = await self._acall(part, confirmed, durability)
         if not done:
-            done = await self._aby_route(Route(shards, orders, confirmed, is_stale=is_one), durability)
+            done = await self._aby_route(Route(shards, orders, confirmed, is_stale=is_one or is_first_key), durability)
         if time.monotonic() >= clients.named_until and (entry := self._registrar.due()):
             with suppress(ReliqError):
                 await clients.asynchronous().run(entry)
         return done
 
-    def _must_ask(self, orders: list[Order]) -> bool:
-        """Say whether these orders need workers that know keys, and nobody has asked about them yet."""
-        return not self._fleet.is_known and has_lines(orders)
-
-    def _ask_fleet(self, orders: list[Order], confirmed: int) -> None:
-        """Ask whether the workers of the queue know keys."""
-        try:
-            self._fleet.check(for_seconds=PUBLISH_SECONDS)
-        except ReliqError as error:
-            self._unsent(orders, error, confirmed)
-            raise
-
-    async def _aask_fleet(self, orders: list[Order], confirmed: int) -> None:
-        """As `_ask_fleet`, in async code."""
-        try:
-            await self._fleet.acheck(for_seconds=PUBLISH_SECONDS)
-        except ReliqError as error:
-            self._unsent(orders, error, confirmed)
-            raise
+    def _is_first_key(self, orders: list[Order]) -> bool:
+        """Say whether orders with a key are perhaps the queue's first: another process may have given it several shards."""
+        return self._writer.has_lines and not self._shards.is_keyed and has_lines(orders)
 
     def _by_route(self, route: Route, durability: Durability) -> list[Receipt]:
         """Send orders to their shards; those that a shard did not take go by a later map, or to another shard."""
         while route.left:
             if route.is_stale or self._shards.is_old:
                 self._look(route)
-            for part in route.parts():
+            for part in self._parts(route):
                 if part.old_home is not None:
                     part = self._ask(route, part)  # noqa: PLW2901  what is free there
                 if part.orders:
@@ -128,7 +106,7 @@ class Sender:
         while route.left:
             if route.is_stale or self._shards.is_old:
                 await self._alook(route)
-            for part in route.parts():
+            for part in self._parts(route):
                 if part.old_home is not None:
                     part = await self._aask(route, part)  # noqa: PLW2901  what is free there
                 if part.orders:
@@ -136,6 +114,14 @@ class Sender:
                         done = await self._acall(part, route.confirmed, durability)
                     route.answered(part, done)
         return route.receipts
+
+    def _parts(self, route: Route) -> list[ShardPart]:
+        """Return the parts of a route; tell observers of orders that the queue cannot have."""
+        try:
+            return route.parts()
+        except ConfigurationError as error:
+            self._unsent(route.unsent, error, route.confirmed)
+            raise
 
     def _look(self, route: Route) -> None:
         """Read the map, for the first time, because it is old, or because a shard knows a later one."""

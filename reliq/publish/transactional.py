@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, TypeVar, Unpack
 
 from reliq.outbox.rows import OutboxRow, RowTerms
 from reliq.outbox.statements import publishing
@@ -11,6 +11,7 @@ from reliq.outbox.transactions import awrite, write
 from reliq.settings import Durability, milliseconds
 
 if TYPE_CHECKING:
+    from reliq.outbox.transactions import AsyncTransaction, Transaction
     from reliq.outgoing import PublishOptions
     from reliq.publish.orders import Order, Writer
     from reliq.settings import QueueSettings
@@ -26,7 +27,7 @@ class TransactionalPublishes(Generic[B]):
 
     def publish_in(
         self,
-        tx: Any,
+        tx: Transaction,
         body: B,
         *,
         prefix: str = DEFAULT_PREFIX,
@@ -59,7 +60,7 @@ class TransactionalPublishes(Generic[B]):
 
     async def apublish_in(
         self,
-        tx: Any,
+        tx: AsyncTransaction,
         body: B,
         *,
         prefix: str = DEFAULT_PREFIX,

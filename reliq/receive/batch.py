@@ -13,7 +13,7 @@ from reliq.answers import Ack, Nack
 from reliq.client.lanes import Lanes
 from reliq.errors import RedisUnavailableError
 from reliq.events import Handled
-from reliq.ids import incarnation_of
+from reliq.ids import first_published
 from reliq.outbox.effects import inbox_keep_ms
 from reliq.receive.listener import Listener
 from reliq.receive.received import Received
@@ -23,7 +23,7 @@ from reliq.settlement import Ending
 from reliq.shardmap import declaration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from reliq.call import Call, Command, Request
     from reliq.client.shards import Shards
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from reliq.message import Claimed, Delivery, Duration
     from reliq.receive.listener import Found
     from reliq.settings import QueueSettings
-    from reliq.transitions import Settled
+    from reliq.transitions import FoundBody, Settled
 
 B = TypeVar("B")
 
@@ -47,7 +47,8 @@ class Receiver(Generic[B]):
     def __init__(self, shards: Shards, codec: Codec[B], settings: QueueSettings, limits: Limits | None = None) -> None:
         self.shards, self.codec, self.settings, self._limits = shards, codec, settings, limits
         self.lanes, self._has_written = Lanes(), False
-        self._was_away, self._spare_until = False, 0.0
+        self._away: set[Keys] = set()
+        self._spare_until: dict[Keys, float] = {}
         self._listener: Listener | None = None
         self._lock = threading.Lock()  # receives of several threads begin at once
 
@@ -62,7 +63,7 @@ class Receiver(Generic[B]):
         with self._lock:
             client = self.shards.clients.blocking()
             if self._listener is None or self._listener.client is not client:
-                self._listener = self.shards.clients.waits = Listener(client, self.shards, lambda: self.spares_leases)
+                self._listener = self.shards.clients.waits = Listener(client, self.shards, self.spares_leases)
             return self._listener
 
     @property
@@ -92,19 +93,19 @@ class Receiver(Generic[B]):
             self.shards.note(self.shards.map, is_keyed=True)
         return is_news
 
-    @property
-    def spares_leases(self) -> bool:
-        """Whether a lease that is over is left alone: after an outage its holder may be about to renew it."""
-        return self._was_away or time.monotonic() < self._spare_until
+    def spares_leases(self, keys: Keys) -> bool:
+        """Return whether a shard's expired leases stay: after an outage their holders may be about to renew them."""
+        return keys in self._away or time.monotonic() < self._spare_until.get(keys, 0.0)
 
-    def away(self) -> None:
-        """Note that Redis did not answer, for longer than a request is tried."""
-        self._was_away = True
+    def away(self, shards: Iterable[Keys]) -> None:
+        """Note that shards did not answer."""
+        self._away.update(shards)
 
-    def answered(self, lease_seconds: float) -> None:
-        """Note that Redis has answered; leases are spared for another third of one if it was away before."""
-        if self._was_away:
-            self._was_away, self._spare_until = False, time.monotonic() + lease_seconds / 3
+    def answered(self, keys: Keys, lease_seconds: float) -> None:
+        """Note that a shard has answered; its leases are spared for another third of one if it was away before."""
+        if keys in self._away:
+            self._spare_until[keys] = time.monotonic() + lease_seconds / 3
+            self._away.discard(keys)
 
 
 class Batch(Generic[B]):
@@ -145,6 +146,11 @@ class Batch(Generic[B]):
         self.given_up = True
         self.cut()
 
+    @property
+    def may_detour(self) -> bool:
+        """Whether another shard can serve when the chosen one is away."""
+        return bool(self._glances)
+
     def begin(self) -> None:
         """Choose a shard, by the map as it is known now."""
         shards, self.listener, self._is_wide = self._receiver.shards, self._receiver.listener(), False
@@ -157,13 +163,16 @@ class Batch(Generic[B]):
 
         It claims in one shard; when there was nothing, the next one counts also what there is in the others.
         """
-        spare, takes = self._receiver.spares_leases, self._takes()
+        spares, takes = self._receiver.spares_leases, self._takes()
         lead = self._receiver.lead()
         self._leads = len(lead)
         # A claim beside them would go first where Redis does not know the script of limits yet.
         if lead and self._receiver.writes_limits:
             return [*lead]
-        return [*lead, *(call for take in takes for call in take.look(self._lane.next(), spare_leases=spare))]
+        return [
+            *lead,
+            *(call for take in takes for call in take.look(self._lane.next(), spare_leases=spares(take.keys))),
+        ]
 
     @contextmanager
     def noting_outages(self) -> Iterator[None]:
@@ -171,7 +180,7 @@ class Batch(Generic[B]):
         try:
             yield
         except RedisUnavailableError:
-            self._receiver.away()
+            self._receiver.away(self._receiver.shards.all)
             raise
 
     def looked(self, answers: Sequence[Any]) -> float:
@@ -179,15 +188,28 @@ class Batch(Generic[B]):
         Keep what was claimed; return the seconds in which nothing else will come due. Raise what was refused.
 
         They are 0 when another shard may have messages, or the queue has keys: the next look claims there, or with regard
-        to them; and when messages were moved after the claim.
+        to them; and when messages were moved after the claim. Shards that are away are left out while others answer.
         """
         takes = self._takes()
         if len(answers) == self._leads:
             self._receiver.led(answers[0])
             return 0.0
+        away: dict[Keys, RedisUnavailableError] = {}
         for at, take in enumerate(takes):
-            take.looked(answers[self._leads + 3 * at :][:3])
-        self._receiver.answered(self.lease_seconds)
+            try:
+                take.looked(answers[self._leads + 3 * at :][:3])
+                self._receiver.answered(take.keys, self.lease_seconds)
+            except RedisUnavailableError as error:
+                away[take.keys] = error
+        self._receiver.away(away)
+        self._glances = [take for take in self._glances if take.keys not in away]
+        if self._take.keys in away:
+            if self.claimed or not self._glances:
+                raise away[self._take.keys]
+            self._take = self._at(
+                self._glances.pop(self._receiver.shards.turn() % len(self._glances)).keys, self._limit
+            )
+            return 0.0
         if self.listener:
             self.listener.note({take.keys: min(take.next_in_ms) / 1000 for take in takes if take.next_in_ms})
         has_keys = self._leads and self._receiver.led(answers[0])
@@ -214,16 +236,20 @@ class Batch(Generic[B]):
             return commands.first_wake_token(self._take.keys.wake, [take.keys for take in self._glances], for_seconds)
         return commands.wake_token(self._take.keys, for_seconds)
 
-    def reads(self) -> list[Command[list[bytes | None]]]:
-        """Return the calls for the values of what was claimed, each of a bounded size."""
+    def reads(self) -> list[Call[list[FoundBody]]]:
+        """Return the call for the values of what was claimed."""
         return self._take.reads()
+
+    def large_reads(self, answers: Sequence[Any]) -> list[Command[list[bytes | None]]]:
+        """Return the calls for the values of which `reads` brought the sizes alone."""
+        return self._take.large_reads(answers)
 
     def fill(self, answers: Sequence[Any]) -> list[Call[Settled]]:
         """Turn what was claimed into jobs; return the calls that settle what has no body or does not decode."""
         deliveries, endings = self._take.opened(answers)
         for delivery in deliveries:
             try:
-                self._add(delivery, self._receiver.codec.decode(delivery.payload))
+                self._add(delivery, settlement.decoded(delivery, self._receiver.codec.decode))
             except Exception as error:
                 endings.append(self._undecodable(delivery, error))
         return self._take.settle(endings)
@@ -280,7 +306,8 @@ class Batch(Generic[B]):
         one, header = delivery.claimed, delivery.header
         due = None if header.due is None else header.due / 1000
         self._deliveries.append(delivery)
-        known = (self._take.keys.name, header.key, one.token, incarnation_of(one.id, header), self._kept_ms)
+        queue = self._take.keys.name
+        known = (queue, header.key, one.token, first_published(queue, one.id, header), self._kept_ms)
         self.jobs.append(Received(one.id, body, delivery.attempt, one.left, due, header.headers, *known))
 
     def _undecodable(self, delivery: Delivery, error: Exception) -> Ending:

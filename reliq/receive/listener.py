@@ -40,10 +40,10 @@ class Listener:
     process gets it.
 
     Args:
-        spares_leases: says whether leases that are over are left alone.
+        spares_leases: says of a shard whether its leases that are over are left alone.
     """
 
-    def __init__(self, client: Client, shards: Shards, spares_leases: Callable[[], bool]) -> None:
+    def __init__(self, client: Client, shards: Shards, spares_leases: Callable[[Keys], bool]) -> None:
         self.client, self._shards, self._spares_leases = client, shards, spares_leases
         self._lock = threading.Lock()
         self._waiting: deque[Future[Found]] = deque()

@@ -77,7 +77,8 @@ def _take(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: 
     try:
         with batch.noting_outages():
             _look(client, batch, wait_seconds, places_to_wait)
-        for call in batch.fill(client.run_all(batch.reads(), for_seconds=TAKE_SECONDS)):
+        large = batch.large_reads(client.run_all(batch.reads(), for_seconds=TAKE_SECONDS))
+        for call in batch.fill(client.run_all(large, for_seconds=TAKE_SECONDS)):
             client.run(call, for_seconds=TAKE_SECONDS)
     except BaseException:
         with suppress(ReliqError):
@@ -90,7 +91,7 @@ def _look(client: Client, batch: Batch[B], wait_seconds: float, places_to_wait: 
     batch.begin()
     until = time.monotonic() + wait_seconds
     while True:
-        next_in = batch.looked(client.run_all(batch.look(), for_seconds=TAKE_SECONDS))
+        next_in = batch.looked(client.run_all(batch.look(), for_seconds=TAKE_SECONDS, once_sent=batch.may_detour))
         rest = until - time.monotonic()
         if batch.claimed or (rest <= 0 and next_in):
             break
@@ -176,7 +177,8 @@ async def _atake(client: AsyncClient, batch: Batch[B], wait_seconds: float, plac
             await _alook(client, batch, wait_seconds, places_to_wait)
         if batch.given_up:
             return
-        for call in batch.fill(await client.run_all(batch.reads(), for_seconds=TAKE_SECONDS)):
+        large = batch.large_reads(await client.run_all(batch.reads(), for_seconds=TAKE_SECONDS))
+        for call in batch.fill(await client.run_all(large, for_seconds=TAKE_SECONDS)):
             await client.run(call, for_seconds=TAKE_SECONDS)
     except BaseException:
         with suppress(ReliqError):
@@ -189,7 +191,7 @@ async def _alook(client: AsyncClient, batch: Batch[B], wait_seconds: float, plac
     batch.begin()
     until = time.monotonic() + wait_seconds
     while not batch.given_up:
-        next_in = batch.looked(await client.run_all(batch.look(), for_seconds=TAKE_SECONDS))
+        next_in = batch.looked(await client.run_all(batch.look(), for_seconds=TAKE_SECONDS, once_sent=batch.may_detour))
         rest = until - time.monotonic()
         if batch.claimed or (rest <= 0 and next_in):
             break

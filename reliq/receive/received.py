@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from reliq.answers import Ack, Nack, RateLimited, Reject, Snooze
 from reliq.outbox.effects import Effects
 from reliq.settings import seconds
+from reliq.settlement import rate_limit_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +30,6 @@ class Received(Effects, Generic[B]):
         key: None without one.
         token: above that of every earlier delivery of this message, and in an ordered queue of its key: for stores that
             refuse what comes late.
-        incarnation: tells it from another message of its id: the ms of its publish, unless that said another number.
         lost: whether its lease ran out, so that another may have it.
         cancelled: whether it was cancelled meanwhile.
         answer: the answer that the end of the block gives to Redis, None for the block's own.
@@ -44,7 +44,7 @@ class Received(Effects, Generic[B]):
     queue: str = ""
     key: str | None = None
     token: int = 0
-    incarnation: int = 0
+    _first: tuple[str, str, int] = field(default=("", "", 0), repr=False)
     _kept_ms: Callable[[], int] = field(default=int, repr=False)
     _published: int = field(default=0, repr=False)
     lost: bool = False
@@ -75,6 +75,8 @@ class Received(Effects, Generic[B]):
         """Answer: deliver again after `delay`, and spend no retry."""
         self.answer = Snooze(delay=seconds("delay", delay), reason=reason)
 
-    def rate_limited(self, *, delay: Duration, reason: str = "") -> None:
+    def rate_limited(self, *, delay: Duration, reason: str = "", max_delay: Duration = 3600.0) -> None:
         """Answer: deliver again, as nothing else of its key, after `delay`, and spend no retry; see `RateLimited`."""
-        self.answer = RateLimited(delay=seconds("delay", delay), reason=reason)
+        answer = RateLimited(delay, reason, max_delay)
+        rate_limit_seconds(answer)
+        self.answer = answer

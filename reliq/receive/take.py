@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from reliq import commands, settlement, transitions
+from reliq.chunks import chunked_by_size
 from reliq.message import BARE, Delivery
-from reliq.settings import READ_BYTES
+from reliq.settings import BATCH_LIMIT, READ_BYTES
 from reliq.settlement import EXPIRED, RELEASED, Ending
-from reliq.wireformat import open_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from reliq.message import Claimed
     from reliq.settings import QueueSettings
     from reliq.settlement import Ended
-    from reliq.transitions import CallNumber, Settled
+    from reliq.transitions import CallNumber, FoundBody, Settled
 
 
 class Take:
@@ -50,6 +51,7 @@ class Take:
         self.keys, self._settings, self._keyed, self._spread = keys, settings, keyed, spread
         self._limit, self._lease_ms = limit, lease_ms
         self.claimed: list[Claimed] = []
+        self._found: list[FoundBody] = []
         self.buried: tuple[str, ...] = ()
         self.next_in_ms: list[int] = []
         self.behind, self.missed = 0, False
@@ -73,23 +75,32 @@ class Take:
         self.missed = moved > 0 and not (self.claimed or self.behind)
         self.next_in_ms = [due for due in (promoted[1], reclaimed.next_in_ms) if due > 0]
 
-    def reads(self) -> list[Command[list[bytes | None]]]:
-        """Return the calls for the values of what was claimed, each of a bounded size."""
-        size = max(1, READ_BYTES // self._settings.max_body)
+    def reads(self) -> list[Call[list[FoundBody]]]:
+        """Return the call for the values of what was claimed, if anything was."""
         ids = [one.id for one in self.claimed]
-        return [commands.bodies(self.keys, ids[at : at + size]) for at in range(0, len(ids), size)]
+        return [transitions.bodies(self.keys, ids, max_body=self._settings.max_body)] if ids else []
+
+    def large_reads(self, answers: Sequence[Any]) -> list[Command[list[bytes | None]]]:
+        """Return the calls, each of a bounded size, for values of which `reads` brought the sizes; raise what Redis refused."""
+        _raise_first(answers)
+        self._found = [found for answer in answers for found in answer]
+        sized = [(one.id, size) for one, size in zip(self.claimed, self._found, strict=True) if isinstance(size, int)]
+        pieces = chunked_by_size(sized, itemgetter(1), READ_BYTES, BATCH_LIMIT)
+        return [commands.bodies(self.keys, [id for id, _ in piece]) for piece in pieces]
 
     def opened(self, answers: Sequence[Any]) -> tuple[list[Delivery], list[Ending]]:
         """Return the deliveries of what was read, and the ends of those whose body is gone; raise what Redis refused."""
         _raise_first(answers)
         deliveries: list[Delivery] = []
         gone: list[Ending] = []
-        values: Iterable[bytes | None] = (value for answer in answers for value in answer)
-        for one, value in zip(self.claimed, values, strict=True):
+        large = (value for answer in answers for value in answer)
+        max_body, bare = self._settings.max_body, self.keys.bare
+        for one, found in zip(self.claimed, self._found, strict=True):
+            value = next(large) if isinstance(found, int) else found
             if value is None:
                 gone.append(Ending(Delivery(one, b"", BARE, b""), EXPIRED))
             else:
-                deliveries.append(Delivery(one, value, *open_envelope(value, bare=self.keys.bare)))
+                deliveries.append(transitions.delivery(one, value, max_body=max_body, bare=bare))
         return deliveries, gone
 
     def release(self) -> list[Call[Settled]]:

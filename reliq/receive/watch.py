@@ -35,10 +35,10 @@ class ShardWatch:
     One process' looks at shards: it watches for the due times of those that no other process watches (see `claim`).
 
     Args:
-        spares_leases: says whether leases that are over are left alone.
+        spares_leases: says of a shard whether its leases that are over are left alone.
     """
 
-    def __init__(self, client: Client, spares_leases: Callable[[], bool]) -> None:
+    def __init__(self, client: Client, spares_leases: Callable[[Keys], bool]) -> None:
         self._client, self._spares_leases = client, spares_leases
         self._name = token()
         self._look_at: dict[Keys, float] = {}
@@ -90,7 +90,7 @@ class ShardWatch:
         look = transitions.claim(keys, number, limit=0, lease_ms=_LEASE_MS, watcher=self._name)
         if not is_due:
             return [look]
-        return [transitions.promote(keys), transitions.reclaim(keys, spare_leases=self._spares_leases()), look]
+        return [transitions.promote(keys), transitions.reclaim(keys, spare_leases=self._spares_leases(keys)), look]
 
     def _note(self, keys: Keys, look: ClaimAnswer | Exception, *, has_moved: bool) -> None:
         """Take over when a shard is due, and when it is looked at again."""

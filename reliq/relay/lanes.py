@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from reliq.call import Command
 from reliq.client.lanes import Lane
 from reliq.ids import token
-from reliq.rights import runs
-
-if TYPE_CHECKING:
-    from reliq.keys import Keys
 
 #: Within 30 days a call may be made again, by any relay, and publishes nothing twice. A relay that died leaves one key
 #: for each lane of a queue, of about 100 bytes.
@@ -39,9 +32,3 @@ class RelayLanes:
     def give_back(self, lane: Lane) -> None:
         """Note that the call of the lane has its answer."""
         self._free.append(lane)
-
-
-@runs("lane:PEXPIRE")
-def remember(keys: Keys, lane: str) -> Command[bool]:
-    """Have Redis remember the last call of a lane for REMEMBERED_MS; say whether it knows one."""
-    return Command(("PEXPIRE", keys.lane(lane), REMEMBERED_MS), bool)

@@ -12,11 +12,9 @@ from reliq.client.shards import Shards
 from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.events import PublishEnded, notify, wanting
 from reliq.publish.durability import Confirmer
-from reliq.publish.fleet import Fleet
 from reliq.publish.orders import Order
 from reliq.publish.registry import Registrar
-from reliq.relay.lanes import RelayLanes, remember
-from reliq.relay.sending import STALE, Sending
+from reliq.relay.lanes import RelayLanes
 from reliq.text import count_of
 from reliq.transport.connection import PUBLISH_SECONDS
 
@@ -25,18 +23,18 @@ if TYPE_CHECKING:
 
     from reliq.client.client import Clients
     from reliq.keys import Keys
+    from reliq.relay.sending import Sending
     from reliq.transitions import AskStatus, PublishAnswer
 
 logger = logging.getLogger(__name__)
 
 
 class QueueParts(NamedTuple):
-    """The parts of a relay that know one queue: its shards, its name in the registry, its confirmations, its workers."""
+    """The parts of a relay that know one queue: its shards, its name in the registry, and its confirmations."""
 
     shards: Shards
     registrar: Registrar
     confirmer: Confirmer
-    fleet: Fleet
 
 
 class RowPublisher:
@@ -47,7 +45,7 @@ class RowPublisher:
         unanswered: calls that are to be made, or made again because Redis was away.
         sent: those that have an answer since the last time that they were noted.
         given_up: those that a shard has refused by a later map: their rows are to be taken anew.
-        blocked: queues with a call that Redis refused: no more of theirs is taken before it has its answer.
+        failed: those that Redis has refused or not confirmed since then.
     """
 
     def __init__(self, clients: Clients) -> None:
@@ -56,7 +54,7 @@ class RowPublisher:
         self.unanswered: list[Sending] = []
         self.sent: list[Sending] = []
         self.given_up: list[Sending] = []
-        self.blocked: set[str] = set()
+        self.failed: list[Sending] = []
         self._queues: dict[str, QueueParts] = {}
 
     def shards(self, keys: Keys) -> Shards:
@@ -79,41 +77,35 @@ class RowPublisher:
         Raises:
             RedisUnavailableError: Redis is away; the calls without an answer are made again next time.
         """
-        self._ask_fleets()
+        self._look_for_shards()
         taken = self._taken()
         plain = [one for one in self.unanswered if one.terms.durability is None]
-        requests = [
-            request for one in plain for request in (one.call(taken[id(one)]), remember(one.keys, one.number.lane))
-        ]
-        began = time.monotonic()
-        answers = self._clients.blocking().run_all(requests, for_seconds=PUBLISH_SECONDS)
-        for one, answer, is_known in zip(plain, answers[::2], answers[1::2], strict=True):
-            if is_known is False and answer is not STALE:  # Redis was sent the script in full, after this
-                self._clients.blocking().run(remember(one.keys, one.number.lane))
+        calls, began = [one.call(taken[id(one)]) for one in plain], time.monotonic()
+        answers = self._clients.blocking().run_all(calls, for_seconds=PUBLISH_SECONDS)
+        for one, answer in zip(plain, answers, strict=True):
             self._answered(one, answer, began)
         while self.unanswered:
             began, one = time.monotonic(), self.unanswered[0]
-            self._answered(one, self._confirmed(one, taken[id(one)]), began)
+            if any(one.keys.entry == other.keys.entry for other in self.failed):
+                self._fail(one)  # unmade: the queue has held up the others once in this round
+            else:
+                self._answered(one, self._confirmed(one, taken[id(one)]), began)
         self._name_queues()
         return sum(len(one.rows) for one in self.sent)
 
-    def _ask_fleets(self) -> None:
-        """
-        Ask for each queue whether rows with keys may be published.
-
-        Those that may not be are tried again later; of a queue of several shards they are taken anew, and refused.
-        """
+    def _look_for_shards(self) -> None:
+        """Give up rows with keys of a queue that has several shards: they are taken anew, and refused."""
         for one in [one for one in self.unanswered if one.terms.keyed]:
-            parts = self._parts(one.keys)
+            shards = self.shards(one.keys)
             try:
-                if not parts.fleet.is_known:
-                    parts.fleet.check(for_seconds=PUBLISH_SECONDS)
+                if not shards.is_keyed:
+                    shards.read(for_seconds=PUBLISH_SECONDS)
             except RedisUnavailableError:
                 raise
             except ReliqError as error:
-                if parts.shards.map.served == 1:
-                    self._answered(one, error, time.monotonic())
-            if parts.shards.map.served > 1:
+                self._answered(one, error, time.monotonic())
+                continue
+            if shards.map.served > 1:
                 self._give_up(one)
 
     def _taken(self) -> dict[int, set[str]]:
@@ -136,7 +128,6 @@ class RowPublisher:
         orders = [Order(row.id, b"", None) for row in one.rows]  # type: ignore[arg-type]  # their ids alone are told
         try:
             answer, confirmed = self._parts(one.keys).confirmer.run(one.call(taken), orders, one.terms.confirmation)
-            self._clients.blocking().run(remember(one.keys, one.number.lane))
         except RedisUnavailableError:
             raise
         except ReliqError as error:
@@ -144,25 +135,31 @@ class RowPublisher:
         return answer if confirmed.durable or answer.is_stale else None
 
     def _answered(self, one: Sending, answer: PublishAnswer | Exception | None, began: float) -> None:
-        """Note what became of a call; rows without an answer are sent again under its number when they are overdue."""
+        """Note what became of a call; without an answer it is made again later, under its number."""
         if not isinstance(answer, Exception | None) and answer.is_stale:
             self._give_up(one)
             return
-        self.unanswered.remove(one)
         outcomes: dict[str, int] = {"published": len(one.rows)}
         if isinstance(answer, Exception):
-            self.blocked.add(one.keys.entry)
+            self._fail(one)
             what = f"{count_of(len(one.rows), 'row')} of queue {one.keys.name} not published, to be tried again"
             logger.error("outbox: %s: %s", what, answer)
             outcomes = {"unknown" if getattr(answer, "maybe_ran", False) else "refused": len(one.rows)}
-        elif answer is not None:
+        elif answer is None:
+            self._fail(one)
+        else:
+            self.unanswered.remove(one)
             self.sent.append(one)
-            self.blocked.discard(one.keys.entry)
             if one.lane:
                 self.lanes.give_back(one.lane)
             outcomes = {"published": len(one.rows) - len(answer.refused), **Counter(answer.refused.values())}
         if self._watching:
             notify(self._watching, [PublishEnded(one.keys.name, time.monotonic() - began, outcomes)])
+
+    def _fail(self, one: Sending) -> None:
+        """Note that a call has no answer and its queue is to back off; the lane stays with the call."""
+        self.unanswered.remove(one)
+        self.failed.append(one)
 
     def _give_up(self, one: Sending) -> None:
         """Note that a call has published nothing; its number was not used."""
@@ -181,7 +178,6 @@ class RowPublisher:
         if keys.entry not in self._queues:
             first, clients = keys.of_shard(0) if keys.shard else keys, self._clients
             shards = Shards(first, clients)
-            confirmer, fleet = Confirmer(first.name, clients), Fleet(shards, clients)
-            made = QueueParts(shards, Registrar(first, clients), confirmer, fleet)
+            made = QueueParts(shards, Registrar(first, clients), Confirmer(first.name, clients))
             self._queues[keys.entry] = made
         return self._queues[keys.entry]

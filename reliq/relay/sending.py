@@ -12,6 +12,7 @@ from reliq.hashtags import SHARDS_LIMIT
 from reliq.ids import made_at
 from reliq.keys import Keys
 from reliq.outbox.rows import RowTerms
+from reliq.relay.lanes import REMEMBERED_MS
 from reliq.transitions import CallNumber, PublishAnswer
 from reliq.wireformat import ENVELOPE_START, envelope_rest, open_envelope
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 #: A message that is sent for a second time, and has an id of reliq's own, is published as one of a chosen id with this
 #: window: not while it is alive, nor within that time of its end.
 AGAIN_WINDOW_MS = 600_000
+#: The fence of a call that gets its answer if it has run, and else is refused by every shard.
+NEVER = "never"
 #: Rows share a call when their due times are as near as a thousandth of their delay, and a second at most.
 DELAY_PARTS, LONGEST_STEP_MS = 1000, 1000
 #: The answer to a call of a lane that has had a later one since: it was made.
@@ -42,7 +45,7 @@ class Sending:
         left_ms: until they are due, when they were taken; `taken_at`, by the monotonic clock.
         again: whether they, or a call with their number, may have been sent before.
         lane: of this relay, when the call is its own.
-        epoch: of the map by which `keys` are the shard of the rows.
+        fence: of the map by which `keys` are the shard of the rows; NEVER when they are not.
         old_home: the shard that may have messages of their chosen ids; None: there is none.
     """
 
@@ -53,7 +56,7 @@ class Sending:
     rows: list[StoredRow]
     number: CallNumber
     lane: Lane | None = None
-    epoch: int = 0
+    fence: str = "0"
     old_home: Keys | None = None
     taken_at: float = field(default_factory=time.monotonic)
 
@@ -72,7 +75,7 @@ class Sending:
         if self.old_home is None:
             return None
         replace = self.terms.replace and not self.again
-        return transitions.ask(self.old_home, [row.id for row in self.rows], epoch=self.epoch, replace=replace)
+        return transitions.ask(self.old_home, [row.id for row in self.rows], fence=self.fence, replace=replace)
 
     def call(self, taken: Collection[str] = ()) -> Call[PublishAnswer]:
         """Return the publish of all rows whose ids are not `taken`; its rows are due as long after they were written as their publisher asked."""
@@ -92,8 +95,9 @@ class Sending:
             window_ms=window_ms,
             replace=terms.replace and not self.again,
             bare=self.keys.bare,
-            epoch=self.epoch,
+            fence=self.fence,
             message_keys=[_header(row)[0].line or "" for row in rows] if terms.keyed else None,
+            remember_ms=REMEMBERED_MS,
         )
         parse = made.parse
         return replace(made, parse=lambda reply: STALE if reply == b"stale" else parse(reply))

@@ -36,7 +36,7 @@ class QueueSnapshot:
         backoff: how many of unack wait after a nack.
         overdue: how many pending messages are due.
         crons: its periodic entries.
-        shards: how many shards were looked at.
+        shards: how many shards may hold messages.
         lines: of the keys with most messages; None in a queue without keys.
         held_up: for how many seconds nothing has started of the key that waits longest without a turn; None when that was
             not asked.
@@ -53,21 +53,21 @@ class QueueSnapshot:
     held_up: float | None = None
 
     @classmethod
-    def sum(cls, parts: Sequence[QueueSnapshot]) -> QueueSnapshot:
-        """Return the snapshot of a queue from those of its shards."""
-        if len(parts) == 1:
+    def sum(cls, keys: Keys, shards: int, parts: Sequence[QueueSnapshot], away: tuple[int, ...]) -> QueueSnapshot:
+        """Return the snapshot of a queue from those of its shards; the Redis of some may be away."""
+        if len(parts) == 1 and not away:
             return parts[0]
         oldest: dict[str, float] = {}
         for part in parts:
             oldest |= {state: max(seconds, oldest.get(state, 0.0)) for state, seconds in part.oldest.items()}
         return cls(
-            parts[0].keys,
-            Counts.sum([part.counts for part in parts]),
+            keys,
+            Counts.sum([part.counts for part in parts], away),
             oldest,
             sum(part.backoff for part in parts),
             sum(part.overdue for part in parts),
             parts[0].crons,  # the first shard has them all
-            len(parts),
+            shards,
             next((part.lines for part in parts if part.lines), None),
             max((part.held_up for part in parts if part.held_up is not None), default=None),
         )
@@ -93,11 +93,12 @@ class QueueLook:
 
     Attributes:
         refusal: why nothing can be read of the queue; empty when there is no reason.
+        is_away: whether it is that Redis is away.
     """
 
     def __init__(self, keys: Keys, waits: Waits, held_up: HeldUp | None = None) -> None:
         self.keys, self._waits, self._held_up = keys, waits, held_up
-        self.refusal = ""
+        self.refusal, self.is_away = "", False
         self._told: dict[str, Any] = {}
         self._due_ms: dict[str, float] = {}
         self._newest: dict[str, str] = {}
@@ -120,7 +121,7 @@ class QueueLook:
         self._crons = periodic if isinstance(periodic, list) else []
         for answer in self._told.values():
             if isinstance(answer, RedisRefusedError | ProtocolError | RedisUnavailableError):
-                self.refusal = str(answer)
+                self.refusal, self.is_away = str(answer), isinstance(answer, RedisUnavailableError)
                 return
             if isinstance(answer, Exception):
                 raise answer

@@ -15,7 +15,7 @@ from reliq.snapshot.shard_maps import ShardMaps
 from reliq.snapshot.waits import Waits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from reliq.call import Request
     from reliq.client.client import Client
@@ -36,6 +36,7 @@ class Snapshot:
         left_out: how many more queues the registry has.
         facts: the fields of INFO; empty where this user may not read it.
         seconds: how long the snapshot took.
+        lost: entries of the registry: queues whose map of shards Redis has lost.
     """
 
     queues: Sequence[QueueSnapshot]
@@ -43,6 +44,7 @@ class Snapshot:
     left_out: int
     facts: Mapping[str, str]
     seconds: float
+    lost: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,12 @@ class SnapshotReader:
         )
         parts, now_ms, facts = self._first_looks(chosen.queues, clock_ms)
         unreadable = {keys: why for keys, looks in parts.items() if (why := _refusal(looks))}
-        readable = [look for keys, looks in parts.items() if keys not in unreadable for look in looks]
+        there = {
+            keys: [look for look in looks if not look.is_away]
+            for keys, looks in parts.items()
+            if keys not in unreadable
+        }
+        readable = [look for looks in there.values() for look in looks]
         for look, answers in zip(readable, self._asked([look.second_requests() for look in readable]), strict=True):
             look.take_second(answers, now_ms)
         for look, answers in zip(readable, self._asked([look.third_requests() for look in readable]), strict=True):
@@ -108,14 +115,20 @@ class SnapshotReader:
         if self._held_up:
             self._held_up.keep(chosen.queues)
         seen = [
-            QueueSnapshot.sum([look.snapshot(now_ms) for look in looks])
-            for keys, looks in parts.items()
-            if keys not in unreadable
+            QueueSnapshot.sum(
+                keys,
+                self._maps.served(keys),
+                [look.snapshot(now_ms) for look in looks],
+                tuple(look.keys.shard for look in parts[keys] if look.is_away),
+            )
+            for keys, looks in there.items()
         ]
         if chosen.left_out:
             self._in_use = [*unreadable, *(one.keys for one in seen if one.counts.totals or one.counts.alive)]
             self._cursor = chosen.cursor
-        return Snapshot(seen, unreadable, chosen.left_out, facts, time.monotonic() - started)
+        return Snapshot(
+            seen, unreadable, chosen.left_out, facts, time.monotonic() - started, frozenset(self._maps.lost)
+        )
 
     def _first_looks(
         self, queues: Sequence[Keys], clock_ms: float | None
@@ -131,7 +144,7 @@ class SnapshotReader:
         looks = [look for some in parts.values() for look in some]
         (time_ms, *told), *rest = self._asked([general, *(look.first_requests() for look in looks)])
         if clock_ms is None and isinstance(time_ms, Exception):
-            raise time_ms
+            time_ms = self._client.run(commands.server_ms())  # of another server: the first is known to be away now
         now_ms = time_ms if clock_ms is None else clock_ms
         for look, answers in zip(looks, rest, strict=True):
             look.take_first(answers, now_ms)
@@ -175,8 +188,9 @@ def _joined(sections: Sequence[Any]) -> dict[str, str]:
 
 
 def _refusal(looks: Sequence[QueueLook]) -> str:
-    """Return why a queue cannot be read; empty when each of its shards can."""
-    return next((look.refusal for look in looks if look.refusal), "")
+    """Return why a queue cannot be read; empty when each of its shards can, or the Redis of some is away."""
+    is_partial = not all(look.is_away for look in looks)
+    return next((look.refusal for look in looks if look.refusal and not (look.is_away and is_partial)), "")
 
 
 def registered(client: Client, first: Callable[[], Sequence[Keys]], cursor: int = 0) -> Chosen:

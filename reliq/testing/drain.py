@@ -177,7 +177,7 @@ class Drain:
         take.looked(self._asked(take.look(self._lane.next())))
         self._bury(handler, keys, take.buried)
         waits += take.next_in_ms
-        deliveries, gone = take.opened(self._asked(take.reads()))
+        deliveries, gone = take.opened(self._asked(take.large_reads(self._asked(take.reads()))))
         self._asked(take.settle(gone))
         for ending in gone:
             self._count(handler, ending.delivery.claimed, ending.outcome)

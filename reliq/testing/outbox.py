@@ -80,10 +80,14 @@ class TransactionDatabase:
         raise wrong_kind(tx, "a Relay, or what publish_in takes; in async code `await reliq.arelay(session)`")
 
     def _sqlite(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
-        return self._tx.execute(sql, values).fetchall()  # type: ignore[no-any-return]
+        cursor = self._tx.cursor()
+        cursor.row_factory = None  # the connection's own may make rows that are no tuples
+        return cursor.execute(sql, values).fetchall()  # type: ignore[no-any-return]
 
     def _psycopg(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:
-        cursor = self._tx.execute(percent(sql), values)
+        psycopg = import_module("psycopg")
+        cursor = psycopg.Cursor(self._tx, row_factory=psycopg.rows.tuple_row)
+        cursor.execute(percent(sql), values)
         return cursor.fetchall() if cursor.description else ()
 
     def _django(self, sql: str, values: Mapping[str, Any]) -> Sequence[Any]:

@@ -50,3 +50,9 @@ def reliq(reliq_server: str) -> Iterator[Reliq]:
             yield kit
     except errors.ConfigurationError as error:
         pytest.fail(str(error), pytrace=False)
+    except errors.LoginError as error:
+        pytest.fail(
+            f"{error}. Each process of pytest-xdist takes the next database from reliq_server on: start fewer (-n), or let "
+            "the server have more (databases in redis.conf)",
+            pytrace=False,
+        )

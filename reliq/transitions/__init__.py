@@ -15,9 +15,13 @@ if TYPE_CHECKING:
         NOT_WATCHING as NOT_WATCHING,
         NOTHING_DUE as NOTHING_DUE,
         ClaimAnswer as ClaimAnswer,
+        FoundBody as FoundBody,
+        Oversized as Oversized,
         ReclaimAnswer as ReclaimAnswer,
         Suspects as Suspects,
+        bodies as bodies,
         claim as claim,
+        delivery as delivery,
         promote as promote,
         reclaim as reclaim,
     )
@@ -80,7 +84,8 @@ if not TYPE_CHECKING:
         __name__,
         {
             "reliq.transitions.delivering": (
-                "LEASE_DEATHS NOT_WATCHING NOTHING_DUE ClaimAnswer ReclaimAnswer Suspects claim promote reclaim"
+                "LEASE_DEATHS NOT_WATCHING NOTHING_DUE ClaimAnswer FoundBody Oversized ReclaimAnswer Suspects bodies claim delivery "
+                "promote reclaim"
             ),
             "reliq.transitions.key_lines": "KeyLine KeyLines KeyState held_up lines sleep",
             "reliq.transitions.limiting": "limit",

@@ -1,18 +1,19 @@
 """Messages come to a worker, and back from one that has fallen silent: promote, claim, reclaim."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from reliq import events
 from reliq.call import Arg, Call, id_text
 from reliq.events import Event
 from reliq.keys import Keys
 from reliq.lua import script
-from reliq.message import Claimed
-from reliq.settings import BATCH_LIMIT
+from reliq.message import Claimed, Delivery
+from reliq.replies import read_bytes
+from reliq.settings import BATCH_LIMIT, INLINE_BYTES
 from reliq.transitions.protocol import CallNumber, clock_arg, limit_arg, span, texts
-from reliq.wireformat import claim_nonce, receipt_nonce
+from reliq.wireformat import HEADER_LIMIT, claim_nonce, open_envelope, receipt_nonce
 
 #: A message that has not survived this many deliveries in a row is a dead letter: one beside others, one in half of a
 #: process's slots, one in a quarter, two with no other suspect beside it.
@@ -57,6 +58,17 @@ class ClaimAnswer:
     reclaim_in_ms: int
     behind: int
     claimed: list[Claimed]
+
+
+class Oversized(NamedTuple):
+    """The size of a value that is too large to be read, and its first bytes, which hold its header."""
+
+    size: int
+    start: bytes
+
+
+#: A message's value; None when it has none; its size when it is to be read by `commands.bodies`.
+FoundBody = bytes | int | Oversized | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +178,37 @@ def reclaim(
         lambda reply: ReclaimAnswer(int(reply[0]), *(texts(ids) for ids in reply[1:6])),
         happened,
     )
+
+
+def bodies(keys: Keys, ids: Sequence[str], *, max_body: int, clock: int | None = None) -> Call[list[FoundBody]]:
+    """Read the values of messages: small ones at once, of others their sizes; none that no body of `max_body` bytes has."""
+    return Call(
+        script("bodies"),
+        keys.msgs(ids),
+        (0 if clock is None else clock, max_body + HEADER_LIMIT, INLINE_BYTES),
+        lambda reply: [one if type(one) is bytes else _found(one) for one in reply],
+    )
+
+
+def delivery(claimed: Claimed, found: bytes | Oversized, *, max_body: int, bare: bool) -> Delivery:
+    """Return the delivery of a message by what was found of its value; no handler gets a body of more than `max_body` bytes."""
+    if isinstance(found, bytes):
+        header, payload = open_envelope(found, bare=bare)
+        refusal = "" if len(payload) <= max_body else _too_large(len(payload), max_body)
+        return Delivery(claimed, found, header, payload, refusal)
+    header, start = open_envelope(found.start, bare=bare)
+    return Delivery(claimed, b"", header, b"", _too_large(found.size - len(found.start) + len(start), max_body))
+
+
+def _too_large(size: int, max_body: int) -> str:
+    return f"body must be at most {max_body} bytes (max_body), not {size}"
+
+
+def _found(one: Any) -> FoundBody:
+    if one is None or type(one) is int:
+        return one
+    size, start = one
+    return Oversized(int(size), read_bytes(start))
 
 
 def _claim_answer(reply: list[Any], nonce: str, *, keyed: bool) -> ClaimAnswer:

@@ -80,7 +80,7 @@ def tick(keys: Keys, one: Tick, *, ttl_ms: int, retries: int, clock: int | None 
     Publish the message of a tick and go on to the next, unless that was done.
 
     Returns:
-        `published`; `paused` or `overlap` for one that is skipped, `missed` for one without a message; `done` when
+        `published`; `paused`, also for the missed ones before it, or `overlap` for one that is skipped; `missed` for one without a message; `done` when
         another process was first; `superseded` when another schedule is in force, `unknown` when none is.
     """
     asked: Arg = "" if one.asked is None else one.asked
@@ -93,7 +93,8 @@ def tick(keys: Keys, one: Tick, *, ttl_ms: int, retries: int, clock: int | None 
         if answer == "published" and one.message:
             yield events.Published(keys.name, (one.message[0],))
         if answer in get_args(events.TickOutcome):
-            yield events.Ticked(keys.name, one.entry, one.at, cast("events.TickOutcome", answer), one.missed)
+            missed = 0 if answer == "paused" else one.missed
+            yield events.Ticked(keys.name, one.entry, one.at, cast("events.TickOutcome", answer), missed)
 
     return Call(of_script, (*of_script.lead(keys), *tail), args, _status, happened)
 

@@ -25,6 +25,8 @@ from reliq.wireformat import ENVELOPE_START
 
 #: September 2001: a due time has 13 digits, so that another can be written over it. What is due earlier is due now too.
 EARLIEST_MS = 10**12
+#: For how long Redis remembers the last call of a publisher's lane.
+REMEMBER_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,9 @@ def publish(
     window_ms: int | None = None,
     replace: bool = False,
     bare: bool = False,
-    epoch: int = 0,
+    fence: str = "0",
     message_keys: Sequence[str] | None = None,
+    remember_ms: int = REMEMBER_MS,
     clock: int | None = None,
 ) -> Call[PublishAnswer]:
     """
@@ -65,16 +68,22 @@ def publish(
         call_number: a call that is made again under its number gets its first answer.
         window_ms: for how long each id stays taken after its end, when the caller chose the ids; else None.
         replace: whether an id may be published that is still taken after its end.
-        epoch: of the map by which the publisher has found the shard.
+        fence: of the map by which the publisher has found the shard.
         message_keys: the key of each message, empty for none; None when no message has one.
+        remember_ms: for how long Redis remembers number and answer of the call.
     """
     if len(items) > BATCH_LIMIT:
         bounded("items", items)
     ids, one = [id for id, _ in items], script("publish", keyed=message_keys is not None)
     at: Arg = "" if at_ms is None else max(at_ms, EARLIEST_MS)
     args: list[Arg] = ["" if clock is None else clock, call_number.number, at, delay_ms, ttl_ms, retries]
-    args += ["" if bare else ENVELOPE_START, "" if window_ms is None else window_ms, "1" if replace else ""]
-    args.append(epoch if (keys.shard or window_ms is not None) and not bare else "")
+    args += [
+        "" if bare else ENVELOPE_START,
+        "" if window_ms is None else window_ms,
+        "1" if replace else "",
+        remember_ms,
+    ]
+    args.append(fence if (keys.shard or window_ms is not None) and not bare else "")
     args += chain.from_iterable(items if message_keys is None else _with_keys(items, message_keys))
     marks = () if window_ms is None else map(keys.dedup, ids)
     named = (keys.lane(call_number.lane), *one.lead(keys), *keys.msgs(ids), *marks)

@@ -49,6 +49,8 @@ def ack(
         tail_keys += [keys.dedup(claimed.id) for claimed, _ in receipts]
     args: list[Arg] = [clock_arg(clock), kind, history]
     times: Sequence[Arg] = took_ms or [""] * len(receipts)
+    if kind == "expired":
+        times = [claimed.token for claimed, _ in receipts]
     for (claimed, window), took in zip(receipts, times, strict=True):
         args += (claimed.id, claimed.nonce, window or "", took)
     one = _variant("ack", args, [claimed for claimed, _ in receipts])
@@ -69,8 +71,8 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
 
     Args:
         failures: of each the receipt, the ms until its redelivery, the text of its `FailureNote`, and its value. With a
-            value the message becomes garbage: it must be given when no retry is left, and else be empty. An empty body
-            that becomes garbage says so by a wait below 0.
+            value the message becomes garbage: it must be given when no retry is left, and else be empty. Without one a
+            wait of -1 makes garbage of an empty body, and -2 of one that stays as Redis has it.
     """
     ids = [failure[0].id for failure in bounded("failures", failures)]
     args: list[Arg] = [clock_arg(clock), bare_arg(keys)]
@@ -104,7 +106,8 @@ def failure(
         reason, error, raised, by, took_ms: as a `FailureNote` has them; of `error` its text.
     """
     last = final or delivery.claimed.left <= 0
-    delay_ms = -1 if last and not delivery.value else delay_ms
+    if last and not delivery.value:
+        delay_ms = -2 if delivery.refusal else -1
     note = FailureNote(reason, delivery.attempt, clean_text(error), raised, by, took_ms)
     return delivery.claimed, delay_ms, str(note), delivery.value if last else b""
 

@@ -43,7 +43,7 @@ def ask(
     keys: Keys,
     ids: Sequence[str],
     *,
-    epoch: int,
+    fence: str,
     closing: bool = False,
     replace: bool = False,
     clock: int | None = None,
@@ -51,10 +51,10 @@ def ask(
     """
     Ask the shard that had been the home of chosen ids whether they may be published at their new one.
 
-    From then on the shard takes no chosen id by an earlier map than that of `epoch`.
+    From then on the shard takes no chosen id by an earlier map than that of `fence`.
 
     Args:
-        ids: none raises the epoch alone.
+        ids: none raises the fence alone.
         closing: whether the shard takes no message at all from now on.
         replace: whether an id is free that is still taken after its end.
     """
@@ -62,7 +62,7 @@ def ask(
     return Call(
         one,
         (*one.lead(keys), *map(keys.dedup, bounded("ids", ids))),
-        (clock_arg(clock), epoch, "1" if closing else "", "1" if replace else "", *ids),
+        (clock_arg(clock), fence, "1" if closing else "", "1" if replace else "", *ids),
         lambda reply: cast("list[AskStatus]", words(reply, ids, get_args(AskStatus))),
     )
 

@@ -43,17 +43,17 @@ def redrive(
     *,
     ttl_ms: int,
     delay_ms: int = 0,
-    epoch: int = 0,
+    fence: str = "0",
     clock: int | None = None,
 ) -> Call[list[RedriveStatus]]:
     """
     Publish dead letters again, each by the name of its letter, its id and its retries.
 
-    All are `stale` when the shard knows a later map than that of `epoch`, or is closed.
+    All are `stale` when the shard knows a later map than that of `fence`, or is closed.
     """
     bounded("letters", letters)
     one = script("redrive")
-    args: list[Arg] = [clock_arg(clock), bare_arg(keys), delay_ms, ttl_ms, "" if keys.bare else epoch]
+    args: list[Arg] = [clock_arg(clock), bare_arg(keys), delay_ms, ttl_ms, "" if keys.bare else fence]
     args += [part for letter in letters for part in letter]
     return Call(
         one,
@@ -92,13 +92,17 @@ def purge(
     )
 
 
-def forget(keys: Keys, *, letters: bool, clock: int | None = None) -> Call[tuple[int, int]]:
-    """Remove an empty queue, its dead letters too with `letters`; return how many messages and letters there are."""
+def forget(keys: Keys, *, letters: bool, look: bool = False, clock: int | None = None) -> Call[tuple[int, int]]:
+    """
+    Remove an empty queue, its dead letters too with `letters`; return how many messages and letters there are.
+
+    With `look` it is not removed.
+    """
     one = script("forget")
     return Call(
         one,
         one.lead(keys),
-        (clock_arg(clock), int(letters)),
+        (clock_arg(clock), int(letters), int(look)),
         lambda reply: (int(reply[0]), int(reply[1])),
     )
 

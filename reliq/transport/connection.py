@@ -23,11 +23,6 @@ from reliq.transport.target import Address, RedisClient, Target, address, check_
 from reliq.transport.wires import WireFactory
 
 URL_VARIABLE = "RELIQ_URL"
-#: Why a program takes one server alone from its environment.
-MANY_SERVERS = (
-    "operators' commands take them; the queues of a program or worker name theirs in code, as "
-    "Queue('orders', shards=['redis://a:6379', 'redis://b:6379'])"
-)
 #: A publish tries for this many seconds while Redis is away.
 PUBLISH_SECONDS = 2.0
 #: A publish waits this many seconds for one reply: two tries that hang fit into PUBLISH_SECONDS.
@@ -68,16 +63,14 @@ class Connection:
 
     def __init__(self, target: Target, clock: Clock | None = None) -> None:
         self.clock = clock
-        self._url = target if isinstance(target, str | tuple) else ()
+        self._url = target if isinstance(target, str) else ""
         # When the owner of a client drops it, the client and this connection are freed.
-        self._client = None if isinstance(target, str | tuple) else weakref.ref(target)
+        self._client = None if isinstance(target, str) else weakref.ref(target)
         self._factory = WireFactory(self._target)
         #: Queue -> until when this process need not name it in the registry, by the monotonic clock.
         self.named: dict[str, float] = {}
         #: Queue -> the map of its shards, until when that is believed, and whether it has keys.
         self.maps: dict[str, tuple[Any, float, bool]] = {}
-        #: Queues whose workers all know keys, as a producer of this process has seen.
-        self.keyed: set[str] = set()
         self._lock = threading.Lock()
         self._wires: dict[float, Wire] = {}
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, OfLoop] = weakref.WeakKeyDictionary()
@@ -176,7 +169,7 @@ class _Shared:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_url: dict[str | tuple[str, ...], Connection] = {}
+        self._by_url: dict[str, Connection] = {}
         self._by_client: weakref.WeakKeyDictionary[RedisClient, Connection] = weakref.WeakKeyDictionary()
 
     def anew(self) -> "_Shared":
@@ -185,11 +178,11 @@ class _Shared:
 
     def connection(self, target: Target) -> Connection:
         """Return the connection to `target`, which is checked when it is met for the first time."""
-        if isinstance(target, str | tuple) and (met := self._by_url.get(target)):
+        if isinstance(target, str) and (met := self._by_url.get(target)):
             return met
         check_target(target)
         with self._lock:
-            known: Any = self._by_url if isinstance(target, str | tuple) else self._by_client
+            known: Any = self._by_url if isinstance(target, str) else self._by_client
             if target not in known:
                 if why := weakness(target):
                     warnings.warn(why, InsecureWarning, stacklevel=3)
@@ -218,6 +211,8 @@ _shared = _Shared()
 _of_parents: list[_Shared] = []
 #: Another one after a fork, and when connections are redirected: whoever keeps a wire asks for a new one then.
 epoch = object()
+#: Whether connections were redirected, and RELIQ_URL taken away.
+_is_withheld = False
 
 
 def _start_over() -> None:
@@ -232,13 +227,20 @@ os.register_at_fork(after_in_child=_start_over)
 
 @contextmanager
 def redirected(connection: Connection) -> Iterator[None]:
-    """Have every URL and client in this process, and in those forked from it, mean `connection`, RELIQ_URL included."""
-    global _shared, epoch
+    """
+    Have every URL and client in this process, and in those forked from it, mean `connection`, RELIQ_URL included.
+
+    Children that are spawned find its URL in RELIQ_URL. Afterwards that is gone: a thread may outlive the block.
+    """
+    global _shared, _is_withheld, epoch  # noqa: PLW0603  like the connections, it belongs to the process
     before = _shared
     _shared, epoch = _Redirected(connection), object()
+    _is_withheld = _is_withheld or URL_VARIABLE in os.environ
+    os.environ[URL_VARIABLE] = str(connection._url)  # noqa: SLF001  with its password
     try:
         yield
     finally:
+        os.environ.pop(URL_VARIABLE, None)
         _shared, epoch = before, object()
 
 
@@ -248,11 +250,11 @@ def default_url() -> str:
         return _shared.only.name
     url = os.environ.get(URL_VARIABLE)
     if not url:
+        why = f"; the end of an isolated test has taken {URL_VARIABLE} away: use the fixture `reliq`, or isolated()"
         raise ConfigurationError(
             f"no Redis given: pass url='redis://HOST:6379/0', or set {URL_VARIABLE} (a command takes --url)"
+            + (why if _is_withheld else "")
         )
-    if len(url.split()) > 1:
-        raise ConfigurationError(f"{URL_VARIABLE} names several servers: {MANY_SERVERS}")
     return url
 
 

@@ -12,13 +12,13 @@ from redis.retry import Retry
 
 from reliq.transport.failures import BROKEN, not_sent
 from reliq.transport.kept_pool import KeptPool
-from reliq.transport.target import OneTarget, Primary, Target, is_secure, primary, settings
+from reliq.transport.target import Primary, Target, is_secure, primary, settings
 from reliq.transport.wire import read_replies
 
 CONNECT_SECONDS = 2.0
 
 
-def pool(target: OneTarget, timeout_seconds: float, *, asynchronous: bool, node: str = "") -> Any:
+def pool(target: Target, timeout_seconds: float, *, asynchronous: bool, node: str = "") -> Any:
     """Return a pool for `target`, or for one node of it, HOST:PORT: a blocking one, or one for asyncio."""
     theirs = settings(target)
     if sentinel := primary(target):
@@ -34,7 +34,7 @@ def pool(target: OneTarget, timeout_seconds: float, *, asynchronous: bool, node:
     return made if asynchronous else KeptPool(made)
 
 
-def ask(target: OneTarget, timeout_seconds: float, commands: Sequence[Sequence[str]], *, node: str = "") -> list[Any]:
+def ask(target: Target, timeout_seconds: float, commands: Sequence[Sequence[str]], *, node: str = "") -> list[Any]:
     """Connect to `target`, or to one node of it, and return the replies to `commands`, a refusal in its place."""
     made = pool(target, timeout_seconds, asynchronous=False, node=node)
     try:
@@ -53,16 +53,16 @@ def ask(target: OneTarget, timeout_seconds: float, commands: Sequence[Sequence[s
 
 def places(target: Target) -> int:
     """Return how many connections a pool for `target` has at most."""
-    return min(places(url) for url in target) if isinstance(target, tuple) else int(settings(target)["max_connections"])
+    return int(settings(target)["max_connections"])
 
 
-def plain_client(target: OneTarget, timeout_seconds: float, *, node: str = "") -> redis.Redis:
+def plain_client(target: Target, timeout_seconds: float, *, node: str = "") -> redis.Redis:
     """Return redis-py's own client over such a pool, to measure beside it."""
     made = pool(target, timeout_seconds, asynchronous=False, node=node)
     return redis.Redis(connection_pool=made.beneath if isinstance(made, KeptPool) else made)
 
 
-def _kind(target: OneTarget, theirs: dict[str, Any], node: str, module: Any) -> tuple[type, dict[str, Any]]:
+def _kind(target: Target, theirs: dict[str, Any], node: str, module: Any) -> tuple[type, dict[str, Any]]:
     """Return the class of the connections, and the settings that it knows."""
     plain = "UnixDomainSocketConnection" if "path" in theirs else "Connection"
     kind = getattr(module, "SSLConnection" if is_secure(target) else plain)

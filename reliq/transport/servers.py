@@ -1,9 +1,8 @@
-"""Which of many servers has a key: those of a Cluster by its topology, independent ones by the shard of the key."""
+"""The nodes of a Cluster, and which of them has a key."""
 
-import re
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import redis
 
@@ -17,41 +16,11 @@ from reliq.transport.topology import Topology, key_slot
 _KEYLESS = {"ACL", "CLUSTER", "CONFIG", "INFO", "PING", "SCAN", "SCRIPT", "SLOWLOG", "TIME"}
 #: Refusals that a node of a Cluster gives while another one takes, or has taken, its place.
 _CHANGING = {"CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY"}
-_SHARD = re.compile(r"\{[^{}#]*#([0-9]+)")
 
 Connect = Callable[[str, Sequence[Sequence[str]]], list[Any]]
 
 
-class Servers(Protocol):
-    """Servers behind one wire, each by a name."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `server_of` answers without waiting."""
-
-    def server_of(self, command: Sequence[Arg]) -> str:
-        """Return the server that has a command's first key; raise NotSentError when nobody has, or it does not answer."""
-
-    def check(self, server: str) -> str:
-        """Return `server`; raise NotSentError when it is known not to answer."""
-
-    def place(self, key: str) -> Hashable:
-        """Return what keys have in common that may stand in one command."""
-
-    def names(self) -> Collection[str]:
-        """Return all that are in use."""
-
-    def look(self) -> Collection[str]:
-        """Find out who is there now; return the replicas."""
-
-    def note(self, server: str, error: Exception) -> str:
-        """Note that `server` failed, or refused with `error`; return the server that it refers to, empty for none."""
-
-    def close(self) -> None:
-        """Try none any more that does not answer."""
-
-
-class ClusterServers:
+class Servers:
     """
     The nodes of a Cluster.
 
@@ -67,11 +36,11 @@ class ClusterServers:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the topology is known."""
+        """Whether the topology is known, so that `server_of` answers without waiting."""
         return self.topology.is_known
 
     def server_of(self, command: Sequence[Arg]) -> str:
-        """Return the node that has the slot of a command's first key, any for a command without one."""
+        """Return the node that has the slot of a command's first key, any for a command without one; raise NotSentError if it is away."""
         key = _key(command)
         if key is None:
             return self._any()
@@ -86,7 +55,7 @@ class ClusterServers:
         self._breakers.close()
 
     def place(self, key: str) -> Hashable:
-        """Return the slot of `key`."""
+        """Return the slot of `key`: keys of one slot may stand in one command."""
         return key_slot(key)
 
     def names(self) -> Collection[str]:
@@ -100,7 +69,11 @@ class ClusterServers:
         return {replica for replicas in self.topology.nodes.values() for replica in replicas}
 
     def note(self, server: str, error: Exception) -> str:
-        """Learn where a slot has moved; have a node that does not answer fail at once; read the topology again."""
+        """
+        Note that `server` failed, or refused with `error`; return the node to which it redirects, empty for none.
+
+        A node that does not answer fails at once from then on, and the topology is read again.
+        """
         if isinstance(error, redis.exceptions.AskError):  # MovedError is one too
             node = f"{error.host or server.rpartition(':')[0]}:{error.port}"
             if isinstance(error, redis.exceptions.MovedError):
@@ -127,57 +100,6 @@ class ClusterServers:
 
     def _take(self, nodes: Collection[str]) -> None:
         self._breakers.keep(nodes)
-
-
-class ShardServers:
-    """
-    Independent servers, each with every so many-th shard of a queue; all else lies on the first.
-
-    Args:
-        names: of the servers, in their order.
-        ask: connects to one and returns its replies to commands.
-    """
-
-    is_ready = True
-
-    def __init__(self, names: Sequence[str], ask: Connect) -> None:
-        self._names = names
-        self._breakers = Breakers(lambda server: raise_first(ask(server, [("PING",)])), lambda: None)
-
-    def server_of(self, command: Sequence[Arg]) -> str:
-        """Return the server that has the shard of a command's first key."""
-        key = _key(command)
-        return self._breakers.check(self._names[0] if key is None else self._names[self._at(key)])
-
-    def check(self, server: str) -> str:
-        """Return `server`; raise NotSentError when it is known not to answer."""
-        return self._breakers.check(server)
-
-    def close(self) -> None:
-        """Try none any more that does not answer."""
-        self._breakers.close()
-
-    def place(self, key: str) -> Hashable:
-        """Return the number of the server that has `key`."""
-        return self._at(key)
-
-    def names(self) -> Collection[str]:
-        """Return all of them."""
-        return self._names
-
-    def look(self) -> Collection[str]:
-        """Return none: they do not change, and their replicas are not known."""
-        return ()
-
-    def note(self, server: str, error: Exception) -> str:
-        """Have a server that does not answer fail at once."""
-        if _is_silent(error):
-            self._breakers.trip(server, error)
-        return ""
-
-    def _at(self, key: str) -> int:
-        found = _SHARD.match(key)
-        return int(found[1]) % len(self._names) if found else 0
 
 
 def _key(command: Sequence[Arg]) -> str | None:

@@ -1,5 +1,5 @@
 """
-Targets: a URL, several, or a client that the application made, and what they say of address and rights.
+Targets: a URL, or a client that the application made, and what they say of address and rights.
 
 From a client, only the address and the rights are taken; it is never changed.
 """
@@ -17,9 +17,7 @@ from reliq.errors import ConfigurationError
 from reliq.transport.url import check_url, is_near, masked
 
 RedisClient = redis.Redis | redis.asyncio.Redis | redis.RedisCluster
-OneTarget = str | RedisClient
-#: Several URLs are independent servers, of which each has some shards of every queue.
-Target = OneTarget | tuple[str, ...]
+Target = str | RedisClient
 
 #: A pool has at most this many connections.
 POOL_LIMIT = 64
@@ -66,38 +64,20 @@ class Address:
 
 
 def check_target(target: Target) -> None:
-    """Raise ConfigurationError when `target` is neither URLs nor a client that reliq can use."""
+    """Raise ConfigurationError when `target` is neither a URL nor a client that reliq can use."""
     if isinstance(target, str):
         check_url(target)
-    elif isinstance(target, tuple):
-        _check_servers(target)
     elif not isinstance(target, RedisClient):
         raise ConfigurationError(f"url must be a Redis URL or a redis-py client, not {type(target).__name__}")
 
 
-def _check_servers(urls: tuple[str, ...]) -> None:
-    names = [check_url(url).shown for url in urls]
-    places = {name.partition("://")[2].rpartition("@")[2] for name in names}
-    if len(places) < len(names) or not names:
-        raise ConfigurationError(f"servers of shards must be different ones, at least one, not {', '.join(names)}")
-    if clusters := [name for url, name in zip(urls, names, strict=True) if check_url(url).nodes]:
-        raise ConfigurationError(f"{clusters[0]} is a Cluster, which spreads shards by itself; name it alone, as url=")
-
-
 def shown(target: Target) -> str:
-    """Return a target's URLs without their passwords, or the kind of client."""
-    if isinstance(target, str):
-        return masked(target)
-    return ", ".join(map(masked, target)) if isinstance(target, tuple) else type(target).__name__
+    """Return a target's URL without its password, or the kind of client."""
+    return masked(target) if isinstance(target, str) else type(target).__name__
 
 
 def address(target: Target) -> Address:
     """Return where a target is, without a connection."""
-    if isinstance(target, tuple):
-        each = [address(url) for url in target]
-        return Address(
-            tuple(host for one in each for host in one.hosts), each[0].database, all(one.is_secure for one in each), 0
-        )
     given = _given(target)
     hosts = [given["host"]] if given.get("host") else []
     at = seeds(target)
@@ -124,8 +104,6 @@ def seeds(target: Target) -> list[str]:
 
 def weakness(target: Target) -> str:
     """Return why others could read what is sent to `target`; empty when they cannot, or the URL says `insecure`."""
-    if isinstance(target, tuple):
-        return next(filter(None, map(weakness, target)), "")
     if isinstance(target, str):
         return EXPOSED if check_url(target).is_exposed else ""
     given = _given(target)
@@ -144,7 +122,7 @@ def _hosts(client: RedisClient) -> list[str]:
     return [] if "path" in given else [str(given.get("host", "localhost"))]
 
 
-def settings(target: OneTarget) -> dict[str, Any]:
+def settings(target: Target) -> dict[str, Any]:
     """Return what a target says of address and rights, as redis-py calls it."""
     given = _given(target)
     kept = {name: value for name, value in given.items() if name in _KEPT or name.startswith("ssl_")}
@@ -155,7 +133,7 @@ def settings(target: OneTarget) -> dict[str, Any]:
     return kept | {"max_connections": min(limit, POOL_LIMIT) if isinstance(limit, int) else POOL_LIMIT}
 
 
-def _given(target: OneTarget) -> dict[str, Any]:
+def _given(target: Target) -> dict[str, Any]:
     if isinstance(target, str):
         try:
             return dict(parse_url(check_url(target).plain))  # type: ignore[no-untyped-call]
@@ -166,7 +144,7 @@ def _given(target: OneTarget) -> dict[str, Any]:
     return dict(target.connection_pool.connection_kwargs)
 
 
-def is_secure(target: OneTarget) -> bool:
+def is_secure(target: Target) -> bool:
     """Say whether a target speaks TLS."""
     if isinstance(target, str):
         return target.startswith("rediss")
@@ -180,7 +158,7 @@ def _is_ssl(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, redis.SSLConnection | redis.asyncio.SSLConnection)
 
 
-def primary(target: OneTarget) -> Primary | None:
+def primary(target: Target) -> Primary | None:
     """Return the sentinels to ask for the primary, None when `target` does not use Sentinel."""
     if isinstance(target, str):
         url = check_url(target)

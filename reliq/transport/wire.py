@@ -83,12 +83,12 @@ class PooledWire:
         Return the replies to `count` commands that were sent over `connection`; it is free then.
 
         Raises:
-            redis.TimeoutError: none came within so many seconds, by default those of the pool.
+            redis.TimeoutError: one did not come within so many seconds, by default those of the pool.
         """
         try:
             if within_seconds is not None:
                 await_reply(connection, within_seconds)
-            replies, is_refused = read_replies(connection, count)
+            replies, is_refused = read_replies(connection, count, within_seconds or 0.0)
         except BaseException as error:
             self.drop(connection, error)
             raise
@@ -260,11 +260,13 @@ def _raw(arg: Arg) -> Arg:
     return arg.encode("utf-8", "surrogateescape") if isinstance(arg, str) else arg
 
 
-def read_replies(connection: Any, count: int) -> tuple[list[Reply], bool]:
+def read_replies(connection: Any, count: int, within_seconds: float = 0.0) -> tuple[list[Reply], bool]:
     """Read `count` replies; return them, each refusal as an exception in its place, and whether there is one."""
     replies: list[Reply] = []
     is_refused = False
     for _ in range(count):
+        if within_seconds > connection.socket_timeout:  # the reply to a WAIT comes later than those before it
+            connection.can_read(within_seconds)
         try:
             replies.append(connection.read_response())
         except redis.ConnectionError:

@@ -1,4 +1,4 @@
-"""Makes the wires of a connection: to one server, to the nodes of a Cluster, to independent servers."""
+"""Makes the wires of a connection: to one server, or to the nodes of a Cluster."""
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
@@ -8,8 +8,8 @@ from reliq.transport.gate import Gate
 from reliq.transport.known_scripts import KnownScripts
 from reliq.transport.many import SERVER_SECONDS, AsyncManyWire, AsyncWire, ManyWire, Wire
 from reliq.transport.pool import ask, pool
-from reliq.transport.servers import ClusterServers, Servers, ShardServers
-from reliq.transport.target import OneTarget, Target, seeds, shown
+from reliq.transport.servers import Servers
+from reliq.transport.target import Target, seeds, shown
 from reliq.transport.wire import AsyncPooledWire, PooledWire
 
 
@@ -58,30 +58,17 @@ class WireFactory:
     @cached_property
     def _servers(self) -> Servers | None:
         """The servers, where there are many, with what is known of them; None where there is one."""
-        target = self._target()
-        if isinstance(target, tuple):
-            return ShardServers([shown(url) for url in target], self._ask)
-        nodes = seeds(target)
-        return ClusterServers(nodes, self._ask) if nodes else None
-
-    def _at(self, name: str) -> tuple[OneTarget, str]:
-        """Return the target that has a server, and which node of it that is."""
-        target = self._target()
-        if isinstance(target, tuple):
-            return next(url for url in target if shown(url) == name), ""
-        return target, name
+        nodes = seeds(self._target())
+        return Servers(nodes, self._ask) if nodes else None
 
     def pool(self, name: str, timeout_seconds: float, *, asynchronous: bool) -> Any:
         """Return a pool for the server that is called so."""
-        target, node = self._at(name)
-        return pool(target, timeout_seconds, asynchronous=asynchronous, node=node)
+        return pool(self._target(), timeout_seconds, asynchronous=asynchronous, node=name)
 
     def _ask(self, name: str, commands: Sequence[Sequence[str]]) -> list[Any]:
-        target, node = self._at(name)
-        return ask(target, SERVER_SECONDS, commands, node=node)
+        return ask(self._target(), SERVER_SECONDS, commands, node=name)
 
     def _known_of(self, name: str) -> tuple[Gate, KnownScripts]:
         """Return the gate of a server and what is known of its scripts, which all of its wires share."""
-        target = self._target()
-        in_cluster = isinstance(self._servers, ClusterServers)
-        return self._known.setdefault(name, (Gate(in_cluster=in_cluster, place=name or shown(target)), KnownScripts()))
+        gate = Gate(in_cluster=self._servers is not None, place=name or shown(self._target()))
+        return self._known.setdefault(name, (gate, KnownScripts()))

@@ -113,6 +113,11 @@ class Token:
             self._once.add(word)
         return word
 
+    def knows(self, word: str) -> bool:
+        """Say whether `take` would accept `word`."""
+        with self._lock:
+            return word in self._once
+
     def take(self, word: str) -> bool:
         """Say whether `word` is one of `once` that nobody has used."""
         with self._lock:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+import traceback
+from asyncio import sleep
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,10 +21,11 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from reliq.admin.session import UnknownQueueError
-from reliq.errors import ConfigurationError, RedisRefusedError, RedisUnavailableError
+from reliq.errors import ConfigurationError, ProtocolError, RedisRefusedError, RedisUnavailableError
+from reliq.logs.setup import limiter
 from reliq.web.access import LOGIN_SECONDS, Access, Token, Visitor, visitor_of
 from reliq.web.desk import Desk
-from reliq.web.guard import SAFE_METHODS, HeaderGuard, is_foreign
+from reliq.web.guard import SAFE_METHODS, HeaderGuard, is_address, is_foreign, is_known_host
 from reliq.web.live import Part, Stream
 from reliq.web.reading import LIVE, rendered
 from reliq.web.routes import OTHERS, PAGES, PATHS, WebPage
@@ -29,7 +33,7 @@ from reliq.web.threads import in_thread
 from reliq.web.visit import Fields, Refusal, Visit
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
@@ -41,8 +45,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parent / "static"
-#: A form has at most this many bytes.
-FORM_BYTES = 65_536
+#: A form has at most this many bytes, and must arrive within this many seconds.
+FORM_BYTES, FORM_SECONDS = 65_536, 10.0
+#: A wrong token is answered after this many seconds.
+FAILED_LOGIN_SECONDS = 1.0
 #: A page that Redis did not let us make asks again after this many seconds.
 RETRY_SECONDS = 5
 FORM_TYPE = "application/x-www-form-urlencoded"
@@ -59,8 +65,9 @@ class Application:
         desk: what its pages share.
     """
 
-    def __init__(self, desk: Desk, login: str) -> None:
+    def __init__(self, desk: Desk, login: str, hosts: Iterable[str]) -> None:
         self.desk, self._login_url = desk, login
+        self._hosts = frozenset(name.lower().removesuffix(".") for name in hosts)
         routes: list[Any] = [
             Route(page.path, self._safe(partial(self._page, page)), methods=[page.method], name=page.name)
             for page in PAGES
@@ -68,7 +75,7 @@ class Application:
         routes += [
             Route(OTHERS["live"], self._safe(self._stream)),
             Route(OTHERS["login"], self._safe(self._login), methods=["GET", "POST"]),
-            Route(OTHERS["enter"], self._safe(self._enter)),
+            Route(OTHERS["enter"], self._safe(self._enter), methods=["GET", "POST"]),
             Route(OTHERS["logout"], self._safe(self._logout), methods=["POST"]),
             Route(OTHERS["health"], self._health),
             Mount("/static", StaticFiles(directory=STATIC)),
@@ -86,11 +93,21 @@ class Application:
 
         async def endpoint(request: Request) -> Any:
             try:
+                self._check_host(request)
                 return await answer(request)
             except Exception as error:
                 return await in_thread(self._refused, request, error)
 
         return endpoint
+
+    def _check_host(self, request: Request) -> None:
+        """Raise Refusal for a request under a host name that is not allowed."""
+        if not is_known_host(request.headers.get("host", ""), self._hosts):
+            raise Refusal(
+                400,
+                "This host name is not known here",
+                "Add it to the allowed hosts: reliq web --allowed-host NAME, or web.app(hosts=[...]).",
+            )
 
     async def _page(self, page: WebPage, request: Request) -> Response:
         return await in_thread(page.answer, await self._allowed(request, page.name, page.needs))
@@ -103,11 +120,13 @@ class Application:
         return self._visit(request, route, request.scope["query_string"], await _form(request))
 
     async def _visitor(self, request: Request) -> Visitor:
-        """Return who makes a request; what a resolver raises is told to the log alone."""
+        """Return who makes a request; an exception of the resolver is logged and not shown."""
         try:
             return await self.desk.visitor(Request(request.scope[HOST]))
-        except Exception:
-            logger.exception("the resolver of who may see the page failed")
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            line = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
+            logger.error("web: the access resolver failed, so nobody is let in: %s", line)  # noqa: TRY400  one line
             raise Refusal(500, "The page failed", "Its log says more.") from None
 
     def _not_allowed(self, visitor: Visitor, needs: Access) -> Refusal:
@@ -122,7 +141,7 @@ class Application:
             desk=self.desk,
             route=route,
             visitor=request.scope.get(VISITOR, Visitor()),
-            path=request.path_params,
+            path={name: unquote(value, errors="surrogateescape") for name, value in request.path_params.items()},
             query=Fields(query),
             form=Fields(form),
             root=root_of(request),
@@ -138,21 +157,30 @@ class Application:
             raise Refusal(404, "There is no such stream", f"There are {', '.join(LIVE)}.")
         if request.method != "GET":
             raise Refusal(405, "A stream has no head")
-        if not self.desk.live.has_room(part):
+        visitor = f"{visit.visitor.who}@{visit.asker}"
+        if not self.desk.live.has_room(part, visitor):
             raise Refusal(429, "Too many are watching", "This page is as new as its last reload.")
-        return Stream(self.desk.live, part)
+        return Stream(self.desk.live, part, visitor)
 
     async def _login(self, request: Request) -> Response:
         token = self._token()
         if request.method != "POST":
             return self._visit(request, "login").page("login.html", failed=False)
         if not token.is_token(Fields(await _form(request)).text("token")):
+            logger.warning("web: failed login from %s", _asker(request))
+            await sleep(FAILED_LOGIN_SECONDS)
             raise Refusal(401, "A token is wanted", "That is not the token")
         return self._logged_in(request, token)
 
     async def _enter(self, request: Request) -> Response:
-        token = self._token()
-        if request.method != "GET" or not token.take(request.path_params["once"]):
+        token, once = self._token(), request.path_params["once"]
+        if request.method == "GET" and token.knows(
+            once
+        ):  # a browser that prefetches, or a link preview, comes here too
+            visit = self._visit(request, "enter")
+            return visit.page("login.html", failed=False, entry=visit.url("enter", once=once))
+        await _form(request)
+        if request.method != "POST" or not token.take(once):
             raise Refusal(401, "This address was used", "It works once.")
         return self._logged_in(request, token)
 
@@ -183,7 +211,7 @@ class Application:
             httponly=True,
             samesite="strict",
         )
-        logger.info("somebody at %s logged in", _asker(request))
+        logger.info("web: login from %s", _asker(request))
         return response
 
     async def _health(self, _request: Request) -> Response:
@@ -226,6 +254,10 @@ def _refusal(error: Exception, method: str) -> Refusal:
             return error
         case RedisUnavailableError():
             return Refusal(503, "Redis does not answer", str(error), "This page asks again by itself.")
+        case ProtocolError():
+            return Refusal(
+                503, "Redis holds data that reliq cannot read", str(error), "`reliq check` names what is wrong."
+            )
         case RedisRefusedError():
             return Refusal(
                 503, "Redis refuses", str(error), "The page needs the rights of the role `operator`: see `reliq acl`."
@@ -249,15 +281,20 @@ async def _form(request: Request) -> bytes:
     if request.headers.get("content-type", FORM_TYPE).partition(";")[0].strip().lower() != FORM_TYPE:
         raise Refusal(415, "That is no form", f"Send {FORM_TYPE}.")
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > FORM_BYTES:
-            raise Refusal(413, "That form is too large", f"A form has at most {FORM_BYTES:,} bytes.")
+    try:
+        async with asyncio.timeout(FORM_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > FORM_BYTES:
+                    raise Refusal(413, "That form is too large", f"A form has at most {FORM_BYTES:,} bytes.")
+    except TimeoutError:
+        raise Refusal(408, "That form took too long", f"Send it within {FORM_SECONDS:g} seconds.") from None
     return body
 
 
 def _asker(request: Request) -> str:
-    return request.client.host if request.client else "an unknown address"
+    """Return the address of the visitor; a proxy's header may hold any text."""
+    return request.client.host if request.client and is_address(request.client.host) else "an unknown address"
 
 
 def root_of(request: Request) -> str:
@@ -272,6 +309,7 @@ def app(
     token: str | None = None,
     grants: Access | Visitor = Access.READ,
     login: str = "",
+    hosts: Iterable[str] = (),
     title: str = "reliq",
 ) -> Application:
     """
@@ -285,6 +323,8 @@ def app(
         grants: what the bearer of the token may do.
         login: where whoever may see nothing is sent to sign in, with the page's path as `next`; empty: they are told
             that they may not. With a `token` they are asked for that.
+        hosts: the host names under which visitors reach the page, such as `ops.example.com`; IP addresses and localhost
+            need no entry. A request under another name is refused, against DNS rebinding.
         title: stands in the browser's tab.
 
     Raises:
@@ -296,4 +336,5 @@ def app(
             "say who may see the page: access=..., which is called with each request, or token=..."
         )
     known = Token(token) if token else None
-    return Application(Desk(admin, access, known, visitor_of(grants), title, PATHS, rendered), login)
+    logger.addFilter(limiter)
+    return Application(Desk(admin, access, known, visitor_of(grants), title, PATHS, rendered), login, hosts)

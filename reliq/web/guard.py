@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import MutableHeaders
@@ -21,7 +22,7 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with no-referrer, a browser sends `Origin: null` with our own forms over plain HTTP
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -47,6 +48,27 @@ class HeaderGuard:
             await send(message)
 
         await self._app(scope, receive, with_headers)
+
+
+def is_known_host(host: str, names: frozenset[str]) -> bool:
+    """
+    Say whether a Host header is an IP address, localhost or one of `names`.
+
+    Any other name may be a stranger's who has pointed it at this server, so that a page of theirs can read ours in a
+    visitor's browser (DNS rebinding).
+    """
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    name = name.lower().removesuffix(".")
+    return name == "localhost" or name in names or is_address(name)
+
+
+def is_address(text: str) -> bool:
+    """Say whether a text is an IP address."""
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def is_foreign(request: Request) -> bool:

@@ -20,8 +20,10 @@ logger = logging.getLogger(__name__)
 
 #: A stream ends after this many events: the browser asks again, and whether it may is seen anew.
 EVENTS_LIMIT = 600
-#: Streams that are open at once, and different parts that they show.
-VIEWERS_LIMIT, PARTS_LIMIT = 1000, 100
+#: Streams that are open at once, fewer than the connections of `reliq web`, and those of one visitor.
+VIEWERS_LIMIT, VIEWERS_PER_VISITOR = 200, 60
+#: Different parts that streams show at once, and those that one visitor asks for.
+PARTS_LIMIT, PARTS_PER_VISITOR = 100, 20
 #: A browser whose stream has ended asks again after this many ms.
 AGAIN_MS = 2000
 
@@ -51,6 +53,8 @@ class Live:
     def __init__(self, render: Callable[[Iterable[Part]], Mapping[Part, str]], seconds: float) -> None:
         self._render, self._seconds = render, seconds
         self._viewers: Counter[Part] = Counter()
+        self._streams: Counter[str] = Counter()
+        self._asked_by: dict[Part, str] = {}
         self._task: asyncio.Task[None] | None = None
         self._fresh = asyncio.Event()
         self._events: Mapping[Part, str] = {}
@@ -81,21 +85,28 @@ class Live:
             elif part in self._events:
                 yield _event(self._events[part], self.number)
 
-    def has_room(self, part: Part) -> bool:
-        """Say whether one more may watch this part: each part costs a look, and each viewer a connection."""
-        return self.viewers < VIEWERS_LIMIT and (part in self._viewers or len(self._viewers) < PARTS_LIMIT)
+    def has_room(self, part: Part, visitor: str) -> bool:
+        """Say whether a visitor may open one more stream: each part costs reads of Redis, each stream a connection."""
+        own = list(self._asked_by.values()).count(visitor)
+        is_room = self.viewers < VIEWERS_LIMIT and self._streams[visitor] < VIEWERS_PER_VISITOR
+        return is_room and (part in self._viewers or (len(self._viewers) < PARTS_LIMIT and own < PARTS_PER_VISITOR))
 
-    def join(self, part: Part) -> None:
+    def join(self, part: Part, visitor: str = "") -> None:
         """Have a part looked at; the first viewer begins the looking."""
         self._viewers[part] += 1
+        self._streams[visitor] += 1
+        self._asked_by.setdefault(part, visitor)
         if self._task is None or self._task.get_loop() is not asyncio.get_running_loop():
             self._fresh = asyncio.Event()
             self._task = asyncio.create_task(self._look(), name="reliq-web-live")
 
-    def leave(self, part: Part) -> None:
+    def leave(self, part: Part, visitor: str = "") -> None:
         """Have a part looked at for one viewer less; the last one ends the looking."""
         self._viewers[part] -= 1
-        self._viewers += Counter()  # what nobody watches is forgotten
+        self._streams[visitor] -= 1
+        self._streams += Counter()
+        if not self._viewers[part]:
+            del self._viewers[part], self._asked_by[part]
         if not self._viewers and self._task is not None:
             self._task.cancel()
             self._task = None
@@ -125,19 +136,19 @@ class Live:
 class Stream:
     """An answer of server-sent events, which ends when its viewer leaves."""
 
-    def __init__(self, live: Live, part: Part) -> None:
-        self._live, self._part = live, part
+    def __init__(self, live: Live, part: Part, visitor: str) -> None:
+        self._live, self._part, self._visitor = live, part, visitor
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the viewer is gone."""
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        self._live.join(self._part)
+        self._live.join(self._part, self._visitor)
         sides = [asyncio.create_task(self._send(send)), asyncio.create_task(_gone(receive))]
         try:
             await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._live.leave(self._part)
+            self._live.leave(self._part, self._visitor)
             for side in sides:
                 side.cancel()
             await asyncio.gather(*sides, return_exceptions=True)

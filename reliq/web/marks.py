@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from reliq.crons import TICK_LATE_SECONDS
 from reliq.readable import spoken
+from reliq.text import partial
 
 if TYPE_CHECKING:
     from reliq.admin import CronView, QueueView
@@ -31,6 +32,8 @@ def is_unwatched(view: QueueView) -> bool:
 def marks(view: QueueView) -> list[QueueMark]:
     """Return why a queue wants a look, the gravest first; nothing for a queue that is well."""
     found = [QueueMark("bad", "nobody works on it")] if is_unwatched(view) else []
+    if view.away:
+        found.append(QueueMark("bad", partial(view.away)))
     if view.pause is not None:
         found.append(QueueMark("warn", "paused" + (f": {view.pause.reason}" if view.pause.reason else "")))
     elif (view.late or 0.0) >= LATE_SECONDS:
@@ -40,7 +43,9 @@ def marks(view: QueueView) -> list[QueueMark]:
     failing = failed_share(view)
     if failing >= SOME_FAIL:
         found.append(QueueMark("bad" if failing >= MOST_FAIL else "warn", f"{failing:.0%} of deliveries fail"))
-    if view.workers and view.busy >= view.slots > 0:
+    if view.workers is None:
+        found.append(QueueMark("warn", "workers unknown"))
+    elif view.workers and (view.busy or 0) >= (view.slots or 0) > 0:
         found.append(QueueMark("warn", "all slots busy"))
     return found
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from reliq.foreign import moment, printable
 from reliq.readable import amount, pretty, rate, spoken, start_of
-from reliq.text import count_of
+from reliq.text import count_of, partial, typed
 from reliq.web.curves import Curve, ages, share
 from reliq.web.marks import cron_marks, is_unwatched, marks
 
@@ -49,6 +49,7 @@ class Pages:
             marks=marks,
             cron_marks=cron_marks,
             is_unwatched=is_unwatched,
+            typed=typed,
         )
 
     def render(self, template: str, **context: Any) -> str:
@@ -93,6 +94,7 @@ FILTERS: Mapping[str, Any] = {
     "iso": _iso,
     "ago": _ago,
     "plural": count_of,
+    "partial": partial,
     "body": _body,
     "start": lambda body: start_of(body, 120),
 }

@@ -215,7 +215,7 @@ def _queue(visit: Visit, now: Now) -> dict[str, Any]:
     return {
         "view": view,
         "history": now.histories.get(view.queue, ()),
-        "running": running_in(list(now.overview.workers), view.queue),
+        "running": running_in(list(now.overview.workers or ()), view.queue),
         "failures": _grouped([one for one in now.moment.errors if one.queue == view.queue]),
     }
 

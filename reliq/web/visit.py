@@ -181,14 +181,20 @@ class Visit:
         return RedirectResponse(self.url(route, **params), 303)
 
 
+def _segment(value: str) -> str:
+    """Return a value without a slash, and not as a dot or two: servers and browsers read these even when escaped once."""
+    escaped = value.replace("%", "%25").replace("/", "%2F")
+    return escaped if value.strip(".") else escaped.replace(".", "%2E")
+
+
 def address(path: str, params: Mapping[str, Any]) -> str:
     """Return a route's path with `params` in it; those that it does not have become the query, but the empty ones."""
     rest = dict(params)
     for name in params:
-        for spelled in (f"{{{name}}}", f"{{{name}:path}}"):
-            if spelled in path:
-                safe = "/" if spelled.endswith(":path}") else ""
-                path = path.replace(spelled, quote(str(rest.pop(name)), safe=safe, errors="surrogateescape"))
+        if f"{{{name}:path}}" in path:
+            path = path.replace(f"{{{name}:path}}", quote(str(rest.pop(name))))
+        elif f"{{{name}}}" in path:
+            path = path.replace(f"{{{name}}}", quote(_segment(str(rest.pop(name))), safe="", errors="surrogateescape"))
     if rest.get("layout") == str(Layout.RELIQ):
         del rest["layout"]
     pairs = [(name, value) for name, value in rest.items() if value not in (None, "", [], False)]

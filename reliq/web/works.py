@@ -15,8 +15,8 @@ from reliq.logs.limiter import WEB_WRITE
 
 logger = logging.getLogger(__name__)
 
-#: Works that run at once, and works that are remembered after their end.
-RUNNING_LIMIT, REMEMBERED = 8, 50
+#: Writes and checks that run at once, each counted apart; checks of one visitor; works remembered after their end.
+RUNNING_LIMIT, CHECKS_PER_VISITOR, REMEMBERED = 8, 2, 50
 
 #: It is called after each step, with how many ids the step looked at and what became of all so far.
 Step = Callable[[int, str], None]
@@ -29,12 +29,14 @@ class Work:
 
     Attributes:
         title: of what it does.
-        by: who started it.
+        by: the name of the visitor who started it.
         started, ended: unix seconds by this process's clock; None while it runs.
         done: how many ids it has looked at.
         total: how many there were when it began; None when that is unknown.
         state: `running`, `finished`, `stopped` by a person between two steps, or `failed`.
         outcome: what became of them so far.
+        visitor: the name and the address of the visitor who started it.
+        only_reads: whether it is a check, which a visitor without the right to write may start and stop.
     """
 
     id: str
@@ -48,6 +50,8 @@ class Work:
     done: int = 0
     state: str = "running"
     outcome: str = ""
+    visitor: str = ""
+    only_reads: bool = False
 
 
 class _Stopped(Exception):  # noqa: N818  it ends a work, and is no error
@@ -76,13 +80,16 @@ class Works:
         """Begin a work: `run` gets a step to call, and returns what became of all; False when too many run."""
         stop = threading.Event()
         with self._lock:
-            if len(self._stops) >= RUNNING_LIMIT:
+            running = [one for one in self._works.values() if one.state == "running"]
+            alike = [one for one in running if one.only_reads == work.only_reads]
+            own_checks = [one for one in alike if one.only_reads and one.visitor == work.visitor]
+            if len(alike) >= RUNNING_LIMIT or len(own_checks) >= CHECKS_PER_VISITOR:
                 return False
             ended = [old.id for old in self._works.values() if old.state != "running"]
             for old in ended[: max(0, len(self._works) + 1 - REMEMBERED)]:
                 del self._works[old]
+            threading.Thread(target=self._run, args=(work, run, stop), name=f"reliq-web-{work.id}", daemon=True).start()
             self._works[work.id], self._stops[work.id] = work, stop
-        threading.Thread(target=self._run, args=(work, run, stop), name=f"reliq-web-{work.id}", daemon=True).start()
         return True
 
     def stop(self, id: str) -> bool:
@@ -110,12 +117,12 @@ class Works:
         except Exception:
             logger.exception("a work of the page failed: %s", work.title)
             work.outcome = f"{work.outcome}; it failed, see the log of the page" if work.outcome else "see the log"
-        work.ended, work.state = time.time(), state
+        with self._lock:
+            work.ended, work.state = time.time(), state
+            del self._stops[work.id]
         line = f"{work.title} of {work.queue} by {work.by or 'somebody'} {state}: {work.outcome}"
         told = {"event": WEB_WRITE, "verb": work.title, "queue": work.queue, "who": work.by, "outcome": state}
         logger.info("%s", printable(line), extra={"reliq": told})
-        with self._lock:
-            del self._stops[work.id]
 
 
 def new_id() -> str:

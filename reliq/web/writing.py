@@ -155,7 +155,7 @@ def check(visit: Visit) -> Response:
             f"; {faults}" if faults else ""
         )
 
-    return _begin(visit, "check", None, run)
+    return _begin(visit, "check", None, run, only_reads=True)
 
 
 def run_cron(visit: Visit) -> Response:
@@ -189,7 +189,10 @@ def stacks(visit: Visit) -> Response:
 
 
 def stop(visit: Visit) -> Response:
-    """Have a work stop after its step."""
+    """Have a work stop after its step; a visitor who may not write stops checks alone."""
+    work = visit.desk.works.get(visit.path["id"])
+    if work is not None and not work.only_reads and not visit.visitor.may_write:
+        raise Refusal(403, "You may only look", "Stopping a write needs WRITE.")
     stopped = visit.desk.works.stop(visit.path["id"])
     note(visit, "stopped", f"the work {visit.path['id']}")
     return visit.go("work", id=visit.path["id"], said="stopping" if stopped else "ended")
@@ -204,10 +207,14 @@ def note(visit: Visit, what: str, more: str = "") -> None:
     logger.info("%s", printable(line), extra={"reliq": told})
 
 
-def _begin(visit: Visit, title: str, total: int | None, run: Callable[[Step], Any]) -> Response:
+def _begin(
+    visit: Visit, title: str, total: int | None, run: Callable[[Step], Any], *, only_reads: bool = False
+) -> Response:
     """Begin a work, and lead to its page."""
     layout = visit.query.text("layout")
-    work = Work(new_id(), title, visit.queue, layout, visit.visitor.who, time.time(), total)
+    who = visit.visitor.who
+    work = Work(new_id(), title, visit.queue, layout, who, time.time(), total)
+    work.visitor, work.only_reads = f"{who}@{visit.asker}", only_reads
     if not visit.desk.works.start(work, run):
         raise Refusal(429, "Too much is under way", "Wait until one of the others has ended.")
     note(visit, "began a", f"{title}")

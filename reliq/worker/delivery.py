@@ -34,6 +34,7 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
         queue: the name of its queue.
         keys: those of the queue's shard that it was claimed from.
         delivery: without its body until that is read.
+        size: of its value, when that is too large to be read unasked.
         fetched_at: when it was claimed.
         held_since: since when it could have started: not before its body is read, for which it has its lease.
         lease_until: until when no other consumer can have it, by the monotonic clock, counted from before the
@@ -69,6 +70,7 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
     outcome: Outcome = RELEASED
     tried: bool = False
     trace_id: str = ""
+    size: int = 0
 
     @property
     def inbox_keep_ms(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from contextlib import suppress
@@ -33,6 +34,7 @@ from reliq.worker.scheduler import Scheduler
 from reliq.worker.served import Served
 from reliq.worker.settler import Settler
 from reliq.worker.stack_report import stack_report
+from reliq.worker.teller import Teller
 from reliq.worker.ticker import Ticker
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from reliq.stacks import StackReport
     from reliq.transport.connection import Connection
     from reliq.worker.delivery import HandlerCall, HeldDelivery
+    from reliq.worker.event_loop import NoteStep
     from reliq.worker.failures import ErrorHook
 
 logger = logging.getLogger(__name__)
@@ -86,8 +89,11 @@ class Engine:
     ) -> None:
         self._settings, self._periodic, self._relay = settings, periodic, relay
         self._connection, self._observers = connection, observers
-        self._client = client = Client.to(connection, reply_seconds(handlers), observers)
+        self._teller = Teller(observers)
+        self._part_observers = [self._teller] if observers else []  # without observers no events are made
+        self._client = client = Client.to(connection, reply_seconds(handlers), self._part_observers)
         inflight, served = self.inflight, self._served = Inflight(handlers, settings.concurrency), Served(handlers)
+        inflight.most = settings.max_jobs or math.inf
         self.stopping = threading.Event()
         self._settler = Settler(client, inflight, self._collect_soon, self._poke)
         settle, error_text = self._settler.settle, settings.log_error_text
@@ -99,16 +105,22 @@ class Engine:
         self._scheduler = Scheduler(client, handlers, self._collect_soon, renewer.is_behind, served.is_keyed)
         self._heartbeat = heartbeat = Heartbeat(client, served, inflight, lambda: self.last_claim_at, self._stacks)
         self._fetcher = Fetcher(client, served, inflight, self._scheduler, threads.submit, settle, heartbeat)
-        self._loops = self._make_loops(observers)
+        self._loops = self._make_loops()
         inflight.nudge, inflight.call_loop = self._settler.nudge, self._tasks.more
 
-    def start(self, entered: Callable[[], None], before_call: Callable[[HandlerCall], None] | None = None) -> None:
+    def start(
+        self,
+        entered: Callable[[], None],
+        before_call: Callable[[HandlerCall], None] | None = None,
+        note_step: NoteStep | None = None,
+    ) -> None:
         """
         Check the server, write the limits that queues declare, enter the lifespan, start every part.
 
         Args:
             entered: called when the lifespan is entered and nothing is worked yet.
             before_call: notes a call in the thread that begins it, before the first instruction of its handler.
+            note_step: notes each step of a coroutine handler, as `AsyncExecutor` describes.
 
         Raises:
             ConfigurationError: the server is too old, or may evict messages.
@@ -118,6 +130,7 @@ class Engine:
         self._served.read(self._client)
         if refused := write_limits(self._client, self._served):
             raise refused[0]
+        self._tasks.note_step = note_step
         self._tasks.start()
         try:
             self._runner.state, self._runner.before_call = self._lifespan.enter(), before_call
@@ -125,6 +138,7 @@ class Engine:
             self._tasks.close()
             raise
         entered()
+        self._teller.start()
         for loop in self._loops.values():
             loop.start()
 
@@ -149,6 +163,7 @@ class Engine:
         finally:
             self._end_loops()
             self._tasks.close()
+            self._teller.close()
         return cut_off
 
     def _wait_for_handlers(self, until: float) -> None:
@@ -204,6 +219,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Return what this process does at this moment, for health and metrics."""
         now, runs, deliveries = time.monotonic(), self.inflight.runs(), self.inflight.deliveries()
+        refusal = self._fetcher.refusal
         return EngineStats(
             last_claim_at=self.last_claim_at,
             is_broken=bool(self.dead_parts()),
@@ -213,6 +229,7 @@ class Engine:
             slots=self.inflight.concurrency,
             busy_slots=len(runs),
             hung_slots=sum(run.hangs for run in runs),
+            unready=f"all claims fail: {refusal}" if refusal else self._relay.complaint() if self._relay else "",
         )
 
     @property
@@ -225,7 +242,7 @@ class Engine:
         """When the last claim round was completed, by the monotonic clock."""
         return self._fetcher.last_claim_at
 
-    def _make_loops(self, observers: Sequence[Observer]) -> dict[str, Loop]:
+    def _make_loops(self) -> dict[str, Loop]:
         steps = {
             "settler": self._settler.step,
             "renewer": self._renewer.step,
@@ -238,7 +255,10 @@ class Engine:
             steps["ticker"] = Ticker(self._client, self._periodic).step
         if self._relay:
             steps["relay"] = self._relay.step
-        loops = {name: Loop(name, step, observers, lambda: self._scheduler.spare(None)) for name, step in steps.items()}
+        loops = {
+            name: Loop(name, step, self._part_observers, lambda: self._scheduler.spare(None))
+            for name, step in steps.items()
+        }
         self._scheduler.wake, self._heartbeat.wake = loops["scheduler"].wake, loops["heartbeat"].wake
         return loops
 

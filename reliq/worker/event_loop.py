@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import logging
 import threading
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from reliq.error_text import placed
 from reliq.worker.daemon_threads import DaemonThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from reliq.worker.delivery import HandlerCall
     from reliq.worker.inflight import Inflight
     from reliq.worker.runner import Runner
@@ -22,9 +23,62 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Notes which call takes a step in the event loop, None after the step; returns the call noted before.
+NoteStep = Callable[["HandlerCall | None"], "HandlerCall | None"]
+#: The call of the handler that runs, also in tasks that the handler makes.
+_current: contextvars.ContextVar[HandlerCall | None] = contextvars.ContextVar("reliq_handler_call", default=None)
+
+
+class Steps(Coroutine[Any, Any, Any]):
+    """
+    A coroutine of a handler call, which notes each step before it runs.
+
+    A step that holds the interpreter lets no other thread run, so the note must come first. Code that inspects the
+    task finds the attributes of the coroutine itself.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], run: HandlerCall, note: NoteStep) -> None:
+        self._coroutine, self._run, self._note = coroutine, run, note
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coroutine, name)
+
+    def __await__(self) -> Any:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        """Run the next step."""
+        # A task that outlives its handler call is no longer the call's.
+        is_over = self._run.task is not None and self._run.task.done()
+        before = self._note(None if is_over else self._run)
+        try:
+            return self._coroutine.send(value)
+        finally:
+            self._note(before)
+
+    def throw(self, *error: Any) -> Any:
+        """Run the next step, in which an error is raised first."""
+        is_over = self._run.task is not None and self._run.task.done()
+        before = self._note(None if is_over else self._run)
+        try:
+            return self._coroutine.throw(*error)
+        finally:
+            self._note(before)
+
+    def close(self) -> None:
+        """Close the coroutine."""
+        self._coroutine.close()
+
 
 class AsyncExecutor:
-    """Coroutine handlers, each a task of its own on one event loop."""
+    """
+    Coroutine handlers, each a task of its own on one event loop.
+
+    Attributes:
+        note_step: notes the call whose coroutine, or task, takes a step; None when nothing reads the notes.
+    """
+
+    note_step: NoteStep | None = None
 
     def __init__(self, runner: Runner, inflight: Inflight) -> None:
         self._runner, self._inflight = runner, inflight
@@ -97,6 +151,7 @@ class AsyncExecutor:
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         loop.set_default_executor(DaemonThreads())
+        loop.set_task_factory(self._make_task)
         self._started.set_result(loop)
         try:
             if self._run_until_stopped(loop):
@@ -117,8 +172,8 @@ class AsyncExecutor:
             except Exception:
                 logger.exception("the event loop of the handlers is broken")
                 return False
-            except BaseException:
-                logger.exception("a task tried to end the event loop of the handlers")
+            except BaseException as error:
+                logger.error("a task tried to end the event loop of the handlers: %s", placed(error))  # noqa: TRY400  no text
         return True
 
     async def _cancel_all(self) -> None:
@@ -149,14 +204,25 @@ class AsyncExecutor:
 
     def _start(self, run: HandlerCall) -> bool:
         """Make a task of `run`; say whether there is one: a task factory is the application's."""
-        coroutine = self._run(run)
+        coroutine: Coroutine[Any, Any, None] = self._run(run)
+        if self.note_step is not None:
+            coroutine = Steps(coroutine, run, self.note_step)
+        context = self._context.copy()
+        context.run(_current.set, run)
         try:
             # Not by the argument `context`, which older task factories do not take.
-            run.task = self._context.copy().run(self._loop.create_task, coroutine)
+            run.task = context.run(self._loop.create_task, coroutine)
         except BaseException as error:
             coroutine.close()
             self._runner.end(run, None, error)
         return run.task is not None
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        """Make a task; the steps of a task that a handler makes are noted as steps of the handler's call."""
+        run = _current.get()
+        if run is not None and self.note_step is not None and inspect.iscoroutine(coroutine):
+            coroutine = Steps(coroutine, run, self.note_step)
+        return asyncio.Task(coroutine, loop=loop, **options)
 
     async def _run(self, run: HandlerCall) -> None:
         try:

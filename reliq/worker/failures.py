@@ -30,6 +30,7 @@ logger = logging.getLogger("reliq")
 
 #: The first failure of a kind is logged with its traceback; this many kinds are remembered.
 KINDS_LIMIT = 1000
+TEXT_HINT = " (text hidden: see `reliq show QUEUE ID`, or use --log-error-text)"
 
 
 def is_failure(held: HeldDelivery, outcome: Outcome) -> bool:
@@ -43,7 +44,7 @@ class Failures:
 
     Args:
         hooks: `Consumer.on_error`'s.
-        error_text: write the texts of exceptions too, which may hold a part of a body.
+        error_text: write the texts of exceptions and the reasons of answers too, which may hold a part of a body.
         job_of: makes the job of a delivery, given its body.
     """
 
@@ -92,8 +93,11 @@ class Failures:
         level = logging.ERROR if final else logging.INFO
         if not logger.isEnabledFor(level):
             return
-        delivery, place = held.delivery, outcome.raised or outcome.error
+        delivery, place = held.delivery, outcome.raised
         what = outcome.kept if self._error_text else place
+        with_trace = self._is_new(held.queue, error) or final
+        error_type = place.partition(" ")[0]
+        hint = TEXT_HINT if with_trace and outcome.error != error_type and not self._error_text else ""
         text = f"{held.queue} {delivery.id} {_ended(delivery, kind, seconds)}, {_goes_on(outcome, final=final)}"
         told = {
             "event": "handled",
@@ -104,16 +108,11 @@ class Failures:
             "final": final,
             "seconds": round(seconds, 6),
             "error": what,
-            "error_type": place.partition(" ")[0],
+            "error_type": error_type,
             "place": place,
         }
-        self._write(
-            level,
-            printable(f"{text}: {what}" if what else text),
-            told,
-            error,
-            with_trace=self._is_new(held.queue, error) or final,
-        )
+        said = printable(f"{text}: {what}" if what else text)
+        self._write(level, said + hint, told, error, with_trace=with_trace)
 
     def _write(self, level: int, text: str, told: dict[str, Any], error: BaseException, *, with_trace: bool) -> None:
         """Write a record whose traceback is ready, so that whoever formats it adds no text of an exception."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ from reliq import commands
 from reliq.client.tokens import Tokens
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.ids import token
+from reliq.text import some
 from reliq.transitions import NOT_WATCHING
 from reliq.worker.bodies import BodyReader
 from reliq.worker.claims import FairOrder, QueueClaims
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from reliq.worker.scheduler import Scheduler
     from reliq.worker.served import Served
 
+logger = logging.getLogger(__name__)
+
 #: Every queue is polled this often, which bounds the delay after a lost wake token or a publish from Go.
 POLL_SECONDS = 1.0
 #: While other queues keep the worker busy, wake tokens of idle queues are taken this often.
@@ -41,6 +46,8 @@ GLANCE_SECONDS = 0.05
 SHORTEST_WAIT_SECONDS = 0.01
 #: A wait that ends sooner shows that tokens come faster than one can be taken at a time.
 RUSH_SECONDS = 0.001
+#: The log says so when no slot has come free for 30 s and messages wait in a queue that has none.
+HELD_SECONDS = 30.0
 #: Redis deletes a poke that nobody waits for after this time.
 POKE_MS = 5000
 
@@ -79,6 +86,7 @@ class Fetcher:
         self._order, self._backoff = FairOrder(), QueueBackoff("fetcher", client.observers)
         self._reader = BodyReader(served.handlers, inflight, self._backoff, submit, settle)
         self._polled_at = self._glanced_at = time.monotonic()
+        self._told_held = False  # the log has said who holds all slots
         self._idle = False  # whether the last wait ended without a token
         self.last_claim_at = time.monotonic()
 
@@ -100,6 +108,12 @@ class Fetcher:
             self._look_around(queues)
         self.last_claim_at = time.monotonic()
         return 0.0
+
+    @property
+    def refusal(self) -> str:
+        """Why the claims of all queues fail; empty when a claim goes well."""
+        queues = self._queues
+        return self._backoff.last_error if queues and all(self._backoff.has(one.keys) for one in queues) else ""
 
     def _serve(self) -> None:
         """Take up the shards that the queues have by now, leave those that they have no more, and see which have keys."""
@@ -141,6 +155,7 @@ class Fetcher:
         found = self._inflight.wait_for_capacity(queues, POLL_SECONDS / 2 if self._tokens is None else 0.0)
         offers = list(zip(queues, found, strict=True))
         reached = [(one, capacity) for one, capacity in offers if one.has_room(capacity) or capacity.crowded]
+        self._tell_held([one.name for one, capacity in reached if one.starves(capacity)])
         self._find_hot(reached)
         if hot := [offer for offer in reached if offer[0].is_to_be_asked(offer[1])]:
             self._claim(hot, [])
@@ -148,6 +163,19 @@ class Fetcher:
             self._stand(self._tokens, [one for one, capacity in offers if not one.can_claim(capacity)])
         elif opened := [one for one, capacity in offers if one.has_room(capacity)]:
             self._wait(opened, [one for one, capacity in offers if not one.can_claim(capacity)])
+
+    def _tell_held(self, waiting: list[str]) -> None:
+        """Log once which queue holds the slots when none has come free for long while messages wait in others."""
+        runs, until = self._inflight.runs() if waiting else [], time.monotonic() - HELD_SECONDS
+        is_held = len(runs) >= self._inflight.concurrency and all(run.started_at <= until for run in runs)
+        if is_held and not self._told_held:
+            ((name, slots),) = Counter(run.handler.queue.name for run in runs).most_common(1)
+            logger.warning(
+                "all %d slots have been held for %.0f s, %d of them by %s, while messages wait in %s: give its handler a "
+                "shorter timeout or concurrency=, or its queue a worker of its own",
+                *(len(runs), HELD_SECONDS, slots, name, some(list(dict.fromkeys(waiting)))),
+            )
+        self._told_held = is_held
 
     def poke(self) -> None:
         """End the wait in Redis when there is more to claim than at its start; other threads call this."""
@@ -266,7 +294,7 @@ class Fetcher:
             self._order.order([hot[0][0].name])
         requests, sent_at = [one.claim(part, self._name) for one, part in asked], time.monotonic()
         doubts = self._served.doubts() if self._served.puzzled else []
-        answers = self._client.run_all([*self._reader.requests(reads), *requests, *doubts])
+        answers = self._client.run_all([*(read.request for read in reads), *requests, *doubts])
         failures = self._claimed(asked, answers[len(reads) :], sent_at)
         failures += self._reader.take(reads, answers[: len(reads)])
         self._reader.start()

@@ -140,7 +140,6 @@ class Heartbeat:
             last_claim=round(now - (ticks - self._last_claim_at()), 3),
             seen=round(now, 3),
             running=tuple(_slot(run, now - ticks) for run in running[:SLOTS_LIMIT]),
-            keys=True,
         )
 
 

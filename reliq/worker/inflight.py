@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -30,11 +31,13 @@ class Inflight:
 
     Attributes:
         started, closed: how many messages were given to handlers, and whether nothing more starts.
+        most: no more messages start than these; a batch that begins before starts as a whole.
         call_loop, nudge: called when a coroutine may start, and when the wait in Redis may be over.
     """
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
         self.concurrency, self.started, self.closed = concurrency, 0, False
+        self.most, self._given = math.inf, 0  # and how many messages have slots, or had
         self.call_loop: Callable[[], None] = lambda: None
         self.nudge = self.call_loop
         self._lock = threading.Lock()
@@ -225,7 +228,8 @@ class Inflight:
     def _give_slots(self) -> None:
         """Give free slots to what may start, and call the event loop for its own."""
         now = time.monotonic()
-        while not self.closed and (deliveries := self._table.next_call(now)):
+        while not self.closed and self._given < self.most and (deliveries := self._table.next_call(now)):
+            self._given += len(deliveries)
             (self._async_calls if deliveries[0].handler.is_async else self._plain_calls).append(deliveries)
         loop_wanted = self._async_calls or self._table.linger(now, is_async=True) is not None
         if loop_wanted and not self._loop_called:
@@ -256,6 +260,7 @@ class Inflight:
         """Take the slots of calls that have no thread or task yet."""
         for calls in (self._plain_calls, self._async_calls):
             while calls:
+                self._given -= len(calls[-1])
                 self._table.put_back(calls.pop())
 
     def _start(self, deliveries: list[HeldDelivery], thread: int = 0) -> HandlerCall:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from reliq.errors import RedisRefusedError, RedisUnavailableError
+from reliq.errors import LoginError, RedisRefusedError, RedisUnavailableError
 from reliq.events import Observer, RedisAway, RedisBack, RedisRefused, notify
 from reliq.keys import Keys
 from reliq.retry import RECONNECT, seconds_after
@@ -88,11 +88,15 @@ class Loop:
         if isinstance(error, RedisUnavailableError):
             self._away()
             self._is_away = True
-            notify(self._observers, [RedisAway("", self._name, str(error))])
+            notify(self._observers, [RedisAway("", self._name, str(error), error.refusal)])
         else:
             if isinstance(error, RedisRefusedError):
                 notify(self._observers, [RedisRefused("", self._name, str(error))])
-            logger.error("the %s failed and tries again", self._name, exc_info=error)
+            if self._failures & (self._failures - 1) == 0 or not isinstance(
+                error, LoginError
+            ):  # the 1st, 2nd, 4th, ...
+                trace = None if isinstance(error, LoginError) else error
+                logger.error("the %s failed and tries again: %s", self._name, error, exc_info=trace)
 
 
 class QueueBackoff:
@@ -103,6 +107,7 @@ class QueueBackoff:
 
     Attributes:
         until: when each of them may be tried again; empty while all is well.
+        last_error: the text of the last failure.
     """
 
     def __init__(self, part: str, observers: Sequence[Observer] = ()) -> None:
@@ -110,14 +115,16 @@ class QueueBackoff:
         self._failures: dict[Keys, int] = {}
         self._away: set[Keys] = set()
         self.until: dict[Keys, float] = {}
+        self.last_error = ""
 
     def note(self, keys: Keys, error: Exception) -> None:
         """Back off from a queue, or a shard of it, which failed by `error`."""
         failures = self._failures[keys] = self._failures.get(keys, 0) + 1
+        self.last_error = str(error)
         self.until[keys] = time.monotonic() + seconds_after(RECONNECT, failures)
         if isinstance(error, RedisUnavailableError):
             self._away.add(keys)
-            notify(self._observers, [RedisAway(keys.name, self._part, str(error))])
+            notify(self._observers, [RedisAway(keys.name, self._part, str(error), error.refusal)])
             return
         self._is_back(keys)
         if isinstance(error, RedisRefusedError):

@@ -17,7 +17,7 @@ from reliq.error_text import described, placed
 from reliq.errors import ConfigurationError
 from reliq.events import Handled, Started, notify, wanting
 from reliq.handlers.job import Job
-from reliq.settlement import ACKED, OVERRAN, RELEASED, Outcome, answered, raised, undecodable
+from reliq.settlement import ACKED, OVERRAN, RELEASED, Outcome, answered, decoded, raised, undecodable
 from reliq.text import class_name
 from reliq.worker.failures import Failures, is_failure
 
@@ -123,7 +123,7 @@ class Runner:
         decode, jobs = run.handler.codec.decode, []
         for held in run.unanswered:
             try:
-                body = decode(held.delivery.payload)
+                body = decoded(held.delivery, decode)
             except BaseException as error:
                 why = undecodable(error, held.queue, held.delivery.id)
                 self._answer(run, [held], [_outcome(held, None, why)], why)

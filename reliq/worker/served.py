@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from reliq.client.shards import believed
 from reliq.errors import RedisUnavailableError
-from reliq.shardmap import UNSHARDED, ShardMap, declaration, shard_map
+from reliq.shardmap import UNSHARDED, WITNESSES, ShardMap, declaration, shard_map, witnesses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Whether queues have keys by now is asked at most this often when a wake token brought nothing.
 DOUBT_SECONDS = 1.0
+#: The fences of a queue without a map are read this often.
+FENCES_SECONDS = 60.0
 
 
 class Served:
@@ -37,11 +42,10 @@ class Served:
     def __init__(self, handlers: Sequence[Handler]) -> None:
         self.handlers = handlers
         self.has_news = self.puzzled = False
-        self._doubted_at = float("-inf")
+        self._doubted_at, self._fences_at = float("-inf"), time.monotonic()
         self._maps = {handler.queue.name: UNSHARDED for handler in handlers}
         self._limits = {handler.queue.name: handler.queue.limits for handler in handlers if handler.queue.limits}
         self._unwritten = set(self._limits)  # whose limits Redis may not have from this process' start
-        self._held_back: set[str] = set()
         self._declared: dict[str, str | None] = {}  # as `declaration` has answered; without an answer nothing
 
     def shards(self) -> dict[Keys, Handler]:
@@ -76,10 +80,15 @@ class Served:
         """
         asked = [handler.queue for handler in self.handlers if not handler.queue.keys.bare]
         answers = client.run_all(self.questions())
+        fences = client.run_all([one for queue in asked for one in witnesses(queue.keys)])
         away = [answer for answer in answers if isinstance(answer, RedisUnavailableError)]
-        if away and len(away) == len(answers):
+        if away and len(away) == len(answers) and UNSHARDED.or_later(fences) == UNSHARDED:
             raise away[0]
+        told = iter(fences)
         for queue, answer in zip(asked, answers[: len(asked)], strict=True):
+            map, of_queue = self._maps[queue.name], list(islice(told, WITNESSES))
+            is_read = isinstance(answer, ShardMap)
+            self._maps[queue.name] = believed(queue.name, map, answer, of_queue) if is_read else map.or_later(of_queue)
             if not isinstance(answer, RedisUnavailableError):
                 queue.known_shards.check(self._maps[queue.name])
             if queue.limits:
@@ -87,8 +96,8 @@ class Served:
 
     def questions(self) -> list[Command[Any]]:
         """Return what asks how many shards there are, and which queues have keys; it is noted when a client reads the answers."""
-        maps = [self._map_question(handler.queue.keys) for handler in self.handlers if not handler.queue.keys.bare]
-        return [*maps, *self._key_questions()]
+        keys = [handler.queue.keys for handler in self.handlers if not handler.queue.keys.bare]
+        return [*map(self._map_question, keys), *self._key_questions(), *self._fence_questions(keys)]
 
     def doubts(self) -> list[Command[Any]]:
         """Return what asks which queues have keys by now, because a wake token has brought nothing; once a second at most."""
@@ -106,12 +115,6 @@ class Served:
             if handler.queue.limits and (handler.queue.name in self._unwritten or self._has_lost(handler.queue.name))
         ]
 
-    def holds_back(self, name: str) -> bool:
-        """Note that the limits of a queue cannot be written yet; return whether that is new."""
-        is_new = name not in self._held_back
-        self._held_back.add(name)
-        return is_new
-
     def declared(self, name: str, limits: Limits) -> None:
         """Note that Redis has the limits of a queue."""
         self._unwritten.discard(name)
@@ -124,10 +127,35 @@ class Served:
         question = shard_map(keys)
 
         def noted(reply: Any) -> ShardMap:
-            found = question.parse(reply)
-            self.has_news = self.has_news or found != self._maps[keys.name]
-            self._maps[keys.name] = found
+            found, known = UNSHARDED, self._maps[keys.name]
+            with suppress(ValueError):  # a corrupt map is a lost one
+                found = question.parse(reply)
+            self._maps[keys.name] = believed(keys.name, known, found)
+            self.has_news = self.has_news or self._maps[keys.name] != known
             return found
+
+        return replace(question, parse=noted)
+
+    def _fence_questions(self, keys: Sequence[Keys]) -> list[Command[Any]]:
+        """
+        Return, once a minute, what reads the fences of queues without a map.
+
+        A publisher that knows the map goes on with it after Redis has lost everything, and writes it with the fences.
+        """
+        now = time.monotonic()
+        if now < self._fences_at + FENCES_SECONDS:
+            return []
+        self._fences_at = now
+        unsharded = [one for one in keys if self._maps[one.name].epoch == 0]
+        return [self._fence_question(one, question) for one in unsharded for question in witnesses(one)]
+
+    def _fence_question(self, keys: Keys, question: Command[Any]) -> Command[Any]:
+        def noted(reply: Any) -> ShardMap | None:
+            fence: ShardMap | None = question.parse(reply)
+            known = self._maps[keys.name]
+            self._maps[keys.name] = believed(keys.name, known, known, [fence])
+            self.has_news = self.has_news or self._maps[keys.name] != known
+            return fence
 
         return replace(question, parse=noted)
 

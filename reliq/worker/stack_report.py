@@ -41,7 +41,7 @@ def stack_report(runs: Sequence[HandlerCall], loop_thread: int) -> StackReport:
 
 def _stack_of(run: HandlerCall, frame: FrameType | None) -> HandlerStack:
     first = run.deliveries[0]
-    frames = list(_outwards(frame)) if run.task is None else list(_awaiting(run.task))[::-1]
+    frames = list(_outwards(frame)) if run.task is None else list(awaiting(run.task))[::-1]
     return HandlerStack(first.queue, first.delivery.id.encode("utf-8", "replace").decode(), _told(frames))
 
 
@@ -56,7 +56,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     yield from found
 
 
-def _awaiting(task: Any) -> Iterator[FrameType]:
+def awaiting(task: Any) -> Iterator[FrameType]:
     """Yield the frames of a task, from the handler to what it awaits; a foreign awaitable may have none."""
     one = task.get_coro()
     while one is not None:

@@ -5,6 +5,7 @@ import atexit
 import os
 import signal
 import subprocess
+import threading
 import time
 from contextlib import asynccontextmanager, contextmanager
 
@@ -23,6 +24,8 @@ def hang(where: str) -> None:
 
 if HOW == "import":
     hang(HOW)
+if HOW == "module thread":
+    threading.Thread(target=time.sleep, args=[1000]).start()
 
 
 @contextmanager
@@ -74,10 +77,12 @@ async def lasting(seconds: float, job: Job[float]) -> None:
     if HOW == "thread":
         await asyncio.to_thread(time.sleep, 1000)
     try:
-        await asyncio.sleep(1000)
-    finally:
+        while True:  # noqa: ASYNC110  it waits to be cancelled
+            await asyncio.sleep(0 if HOW == "yields" else 1000)
+    except asyncio.CancelledError:
         await asyncio.sleep(seconds)
         note("cleaned up", job.id)
+        raise
 
 
 def note_of(kind: str) -> bool:

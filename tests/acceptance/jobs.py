@@ -1,9 +1,7 @@
 """The handlers that the acceptance tests' worker processes run."""
 
-import asyncio
 import os
 import subprocess
-import sys
 import threading
 import time
 
@@ -17,7 +15,6 @@ MIXED = Queue("mixed", dict[str, str], retries=5)
 DEADLY = Queue("deadly", str, retries=2)
 ONCE = Queue("once", int, retries=12)
 SLOW = Queue("slow", float, retries=3)
-LARGE = Queue("large", bytes, max_body=16 * 1024 * 1024)
 ENDING = Queue("ending", str, retries=1)
 STUCK = Queue("stuck", int, retries=0)
 LASTING = Queue("lasting", float, retries=3)
@@ -54,6 +51,9 @@ def mixed(body: dict[str, str], job: Job[dict[str, str]]) -> None:
 def deadly(body: str) -> None:
     if body == "killer":
         os._exit(9)
+    if body == "misconfigured":
+        os._exit(78)
+    note("done", body)
 
 
 @consumer.handler(ONCE, lease=1)
@@ -104,18 +104,7 @@ consumer.handler(KEPT, lease=600)(hold_first)
 consumer.handler(HELD, lease=600)(hold_first)
 
 
-@consumer.handler(LARGE)
-def large(body: bytes) -> None:
-    note("done", str(len(body)))
-
-
 @consumer.handler(ENDING, lease=1, timeout=5)
-async def ending(body: str, job: Job[str]) -> None:
-    async def leave() -> None:
-        sys.exit(3)
-
-    if body == "leaves":
-        await asyncio.wait_for(leave(), 5)
-    if body == "reads":
-        subprocess.run(["cat"], check=True, timeout=4)  # noqa: ASYNC221  it is what such a handler does
+async def ending(body: str) -> None:
+    subprocess.run(["cat"], check=True, timeout=4)  # noqa: ASYNC221  it is what such a handler does
     note("done", body)

@@ -4,19 +4,33 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import sysconfig
+import tempfile
+import threading
+import venv
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from waiting import eventually
+from worker_process import AT_ONCE, Worker, environment_for, works
 
+import reliq
+from reliq import Queue
 from reliq.consumer.board import BoardView
+from reliq.errors import ConfigurationError
+from reliq.process.child import Child
+from reliq.process.folder import Folder
 from reliq.process.plan import ChildPlan
 from reliq.process.supervisor import Supervisor
 from reliq.transitions import CallNumber
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -59,7 +73,7 @@ def child(environment):
         yield start
 
 
-def test_a_stop_of_a_childs_own_choice_comes_to_an_end_although_its_lifespan_does_not(child, plan, jobs, client):
+def test_process_that_stops_itself_ends_although_its_lifespan_hangs(child, plan, jobs, client):
     process = child(plan)
     jobs.ONCE.publish(1)
 
@@ -67,7 +81,7 @@ def test_a_stop_of_a_childs_own_choice_comes_to_an_end_although_its_lifespan_doe
     assert jobs.ONCE.counts().totals["acked"] == 1
 
 
-def test_such_a_child_names_what_its_stop_cut_off(child, plan, jobs, client):
+def test_process_that_stops_itself_reports_the_messages_that_it_cut_off(child, plan, jobs, client):
     process = child(replace(plan, queues=("once", "slow")))
     id = jobs.SLOW.publish(1.0).id
     eventually(lambda: client.scard("note:started"), "a handler runs that never ends")
@@ -84,8 +98,8 @@ def folder_of(environment, tmp_path):
     return lambda: next(tmp_path.glob("reliq-*"))
 
 
-def test_a_worker_goes_on_when_somebody_has_cleaned_up_its_folder(folder_of, worker, jobs):
-    process = worker("--queue", "once")
+def test_worker_whose_folder_was_deleted_replaces_a_killed_process(folder_of, worker, jobs):
+    process = worker("--queue", "once", "--metrics-port", "0")
     jobs.ONCE.publish(1)
     eventually(lambda: jobs.ONCE.counts().totals.get("acked") == 1, "it works")
     first = process.children()[0]
@@ -98,7 +112,240 @@ def test_a_worker_goes_on_when_somebody_has_cleaned_up_its_folder(folder_of, wor
     assert not process.said("Traceback"), "".join(process.lines)
 
 
-def test_a_child_whose_folder_is_gone_still_stops_in_peace(folder_of, worker, jobs, client):
+def test_folder_that_another_user_made_anew_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = Folder()
+    first = folder.path
+    shutil.rmtree(first)
+    first.mkdir(mode=0o777)
+
+    folder.restore("metrics")
+
+    assert folder.path != first
+    assert list(first.iterdir()) == []
+    folder.remove()
+
+
+def test_processes_that_leave_keep_their_worker_running_without_its_folder(folder_of, worker, jobs, client):
+    process = worker("--queue", "once", "--queue", "lasting", "--max-jobs", "2", "--concurrency", "2", change=AT_ONCE)
+    jobs.LASTING.publish(0.0)
+    eventually(lambda: client.scard("note:started") == 1, "a long handler runs")
+    shutil.rmtree(folder_of())
+    jobs.ONCE.publish_many(range(20))
+
+    eventually(lambda: jobs.ONCE.counts().totals.get("acked") == 20, "successors work")
+
+    process.process.terminate()
+    assert process.wait() == 0
+    assert jobs.LASTING.counts().totals["acked"] == 1
+    assert not process.said("Traceback"), "".join(process.lines)
+
+
+def test_files_of_replaced_processes_are_removed(folder_of, worker, jobs):
+    process = worker("--queue", "once", "--max-jobs", "1", "--concurrency", "1", change=AT_ONCE)
+    for number in range(1, 3):
+        jobs.ONCE.publish(number)
+        eventually(lambda n=number: "".join(process.lines).count("(jobs); starting another") >= n, "one is replaced")
+
+    eventually(lambda: len(list(folder_of().iterdir())) <= 3, "a board and a pulse are left, and the metrics' folder")
+
+
+def test_long_handlers_beside_max_jobs_leave_no_worker_idle(worker, jobs, client):
+    """As many processes leave as there are places: the last of them claims on until there is room for another."""
+    queues = ("--queue", "once", "--queue", "lasting")
+    process = worker(*queues, "--max-jobs", "2", "--concurrency", "2", change=AT_ONCE)
+    for number in (1, 2):
+        jobs.LASTING.publish(0.0)
+        eventually(lambda count=number: client.scard("note:started") == count, "a long handler runs")
+        jobs.ONCE.publish_many(range(10))
+        eventually(lambda count=number: jobs.ONCE.counts().totals.get("acked") == 10 * count, "others go on")
+
+    assert len(process.children()) <= 3
+
+
+JOBS = """
+from reliq import Consumer, Queue
+consumer = Consumer()
+@consumer.handler(Queue("{}"))
+def work(body):
+    pass
+"""
+
+
+def test_processes_of_changed_code_leave_and_the_worker_says_what_to_do(tmp_path, url):
+    module, queue = tmp_path / "shop.py", Queue("old", url=url)
+    module.write_text(JOBS.format("old"))
+    change = f"{AT_ONCE}; import reliq.process.supervisor as supervisor; supervisor.START_TRIES = 1"
+    worker = Worker("shop:consumer", tmp_path, environment_for(tmp_path, url), "--processes", "2", change=change)
+    try:
+        eventually(lambda: sum("ready" in line for line in worker.lines) == 2, "it works")
+        first, second = worker.children()
+        module.write_text(JOBS.format("another-name"))
+        first.kill()
+        eventually(lambda: worker.said("the code has changed since this worker started"), "its successor leaves")
+        queue.publish({})
+        eventually(lambda: queue.counts().totals.get("acked"), "the other process works")
+
+        second.kill()
+
+        assert worker.wait() == 1  # a service manager starts it anew
+        assert not worker.said("Traceback"), "".join(worker.lines)
+    finally:
+        worker.close()
+
+
+def test_module_beside_the_application_hides_none_that_reliq_imports(tmp_path, url, environment):
+    """`reliq` does not look in the current folder for modules of its own, and neither do its processes."""
+    (tmp_path / "queue.py").write_text("")
+    (tmp_path / "shop.py").write_text(JOBS.format("old"))
+    command = [Path(sys.executable).with_name("reliq"), "worker", "shop:consumer", "--burst"]
+    own = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+
+    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """
+    A folder with the package and an application, and a Python that finds no installed reliq, if the test's has none.
+
+    Entries of a .pth file are searched for packages, and not for .pth files, such as that of an editable install.
+    """
+    folder, environment = tmp_path / "checkout", tmp_path / "venv"
+    folder.mkdir()
+    (folder / "reliq").symlink_to(Path(reliq.__file__).parent)
+    # The application changes the search path, as many do.
+    (folder / "shop.py").write_text("import sys\nsys.path.insert(0, 'src')\n" + JOBS.format("old"))
+    venv.create(environment, symlinks=True)
+    [packages] = environment.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return folder, environment / "bin" / "python"
+
+
+@pytest.mark.parametrize("started", ["-m reliq", "PYTHONPATH=. -m reliq", "PYTHONPATH=. -P -m reliq"])
+def test_processes_of_a_checkout_that_is_not_installed_import_reliq(checkout, environment, started):
+    folder, python = checkout
+    words = started.removeprefix("PYTHONPATH=. ").split()
+    own = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    if started.startswith("PYTHONPATH"):
+        own["PYTHONPATH"] = "."
+    command = [python, *words, "worker", "shop:consumer", "--burst"]
+
+    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_process_that_ends_with_78_after_a_good_start_is_replaced(worker, jobs, client):
+    process = worker("--queue", "deadly", "--processes", "1", change=AT_ONCE)
+    jobs.DEADLY.publish("misconfigured")
+    eventually(lambda: process.said("ended with 78"), "its handler has ended a process")
+    client.config_set("maxmemory-policy", "volatile-lru")
+    try:
+        eventually(
+            lambda: process.said("maxmemory-policy must be noeviction"), "the set-up is refused at a later start"
+        )
+    finally:
+        client.config_set("maxmemory-policy", "noeviction")
+    jobs.DEADLY.publish("good")
+
+    eventually(lambda: client.sismember("note:done", "good"), "a process works again")
+
+
+@pytest.fixture
+def unread(environment, jobs):
+    """A worker whose standard error nobody reads, and the other end of it; it is full when the worker starts to work."""
+    reading, writing = os.pipe()
+    words = ["--queue", "deadly", "--processes", "2", "--log-format", "json"]
+    command = [sys.executable, "-m", "reliq", "worker", "jobs:consumer", *words]
+    process = subprocess.Popen(command, cwd=Path(__file__).parent, env=environment, stderr=writing)
+    jobs.DEADLY.publish("first")
+    eventually(lambda: jobs.DEADLY.counts().totals.get("acked") == 1, "it works")
+    filling = os.open(f"/proc/self/fd/{writing}", os.O_WRONLY | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(filling, b"x")
+    yield process
+    process.kill()
+    process.wait()
+    for one in (reading, writing, filling):
+        os.close(one)
+
+
+def test_worker_whose_log_nobody_reads_replaces_processes_and_stops(unread, jobs, redis_server):
+    killed = [one for one in psutil.Process(unread.pid).children() if works(one)]
+    jobs.DEADLY.publish("killer")
+    for one in killed:
+        one.kill()
+    eventually(lambda: jobs.DEADLY.counts().dead == 1, "new processes work, die, and are replaced")
+    redis_server.kill()  # each process writes a line
+    redis_server.start()
+    jobs.DEADLY.publish("good")
+    eventually(lambda: jobs.DEADLY.counts().totals.get("acked") == 1, "they work again")
+
+    unread.terminate()
+
+    assert unread.wait(60) == 0
+
+
+def test_supervisor_starts_processes_anew_while_redis_is_silent(worker, jobs, client):
+    jobs.GATHERED.publish_many(["x"] * 40)
+    process = worker("--queue", "gathered", "--processes", "4", "--grace", "1", change=AT_ONCE)
+    eventually(lambda: jobs.GATHERED.counts().unack == 40 and len(process.children()) == 4, "they hold messages")
+    silent, killed = psutil.Process(client.info("server")["process_id"]), process.children()
+    silent.suspend()
+    try:
+        for one in killed:
+            one.kill()
+        eventually(lambda: len({one.pid for one in process.children()} - {one.pid for one in killed}) == 4, "new ones")
+        assert sum("could not be settled" in line for line in process.lines) < 4
+
+        eventually(lambda: process.process.send_signal(signal.SIGTERM) or process.process.poll() is not None, "it ends")
+    finally:
+        silent.resume()
+    assert process.wait() == 130
+
+
+def test_supervisor_looks_on_while_the_recovery_of_dead_processes_is_blocked(supervisor, monkeypatch):
+    """A look that waited for Redis would be late with the next sign of life to systemd."""
+    monkeypatch.setattr(sys, "executable", os.devnull)  # no process can be started
+    answers, ended = threading.Event(), []
+    monkeypatch.setattr(supervisor._recovery, "give_back", lambda _, pid: ended.append((pid, answers.wait(20))))
+    reaped = []
+    for _ in range(12):
+        supervisor.children[0].process = dead = subprocess.Popen(["false"])
+        dead.wait()
+        supervisor._look()
+        reaped.append(dead.pid)
+        assert ended == []
+
+    answers.set()
+    assert supervisor._background.wait(60)
+    assert ended == [(pid, True) for pid in reaped]
+
+
+def test_worker_without_room_for_its_files_says_so_at_its_start(supervisor):
+    (supervisor.folder / "board-0").symlink_to("/dev/full")
+
+    with pytest.raises(ConfigurationError, match=r"needs \d+ KiB for temporary files in .*; free space there"):
+        supervisor.run()
+
+
+def test_child_that_cannot_be_looked_after_holds_up_no_other(supervisor, caplog):
+    healthy = supervisor.children[0]
+    supervisor.children.insert(0, Child(7, supervisor.folder, None, []))  # without a pulse
+
+    supervisor._look()
+
+    assert healthy.pid
+    assert "its supervisor failed to look after it" in caplog.text
+    with healthy.process as process:
+        process.kill()
+
+
+def test_worker_whose_folder_was_deleted_stops_gracefully(folder_of, worker, jobs, client):
     process = worker("--queue", "slow", "--grace", "20")
     jobs.SLOW.publish(1.0)
     eventually(lambda: client.scard("note:started"), "the handler runs")
@@ -114,13 +361,16 @@ def test_a_child_whose_folder_is_gone_still_stops_in_peace(folder_of, worker, jo
 def supervisor(jobs, plan):
     supervisor = Supervisor(jobs.consumer, plan, processes=1)
     yield supervisor
+    supervisor._background.close()
     supervisor._folder.remove()
 
 
 @pytest.mark.parametrize(
-    "half", ['[{"queue": "slow", "id"', "", "[1]", '[{"queue": "slow", "shard": 0, "no": "receipt"}]']
+    "half",
+    ['[{"queue": "slow", "id"', "", "[1]", '[{"queue": "slow", "shard": 0, "no": "receipt"}]'],
+    ids=["cut off", "empty", "a number", "no receipt"],
 )
-def test_a_report_that_cannot_be_read_is_told_and_the_child_is_replaced_all_the_same(supervisor, caplog, half):
+def test_process_with_an_unreadable_report_is_logged_and_replaced(supervisor, caplog, half):
     child = supervisor.children[0]
     child.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(75)"])
     child.process.wait()
@@ -128,7 +378,8 @@ def test_a_report_that_cannot_be_read_is_told_and_the_child_is_replaced_all_the_
 
     supervisor._reap(child)
 
-    assert child.process is None
+    assert supervisor.children != [child]
+    assert supervisor._background.wait(60)
     assert "what a process could not finish is unknown" in caplog.text
 
 
@@ -137,7 +388,7 @@ def all_claimed(queue, lane):
     return [one for turn in turns for one in queue.moves.claim(turn, limit=500, lease_ms=600_000).claimed]
 
 
-def test_what_large_batches_could_not_finish_goes_back_in_bounded_steps_in_its_order(supervisor, jobs, caplog):
+def test_unfinished_large_batches_go_back_in_bounded_steps_in_order(supervisor, jobs, caplog):
     jobs.SLOW.publish_many(0.0 for _ in range(8000))
     claimed = all_claimed(jobs.SLOW, "dead")
     child = supervisor.children[0]
@@ -148,13 +399,14 @@ def test_what_large_batches_could_not_finish_goes_back_in_bounded_steps_in_its_o
     )
 
     supervisor._reap(child)
+    assert supervisor._background.wait(60)
 
     counts = jobs.SLOW.counts()
     assert (counts.ready, counts.unack, counts.totals["released"]) == (8000, 0, 8000), caplog.text
     assert [one.id for one in all_claimed(jobs.SLOW, "next")] == [one.id for one in claimed]
 
 
-def test_a_process_that_cannot_be_started_is_tried_again(supervisor, caplog, monkeypatch):
+def test_process_that_cannot_be_started_is_tried_again(supervisor, caplog, monkeypatch):
     child = supervisor.children[0]
     monkeypatch.setattr(sys, "executable", os.devnull)
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 
 
-def test_a_key_is_served_again_when_the_lease_of_what_held_it_ends(jobs, environment, client):
+def test_key_of_a_killed_process_is_served_when_the_lease_ends(jobs, environment, client):
     """Nobody speaks for a process without a supervisor; another one takes its message back."""
     jobs.ORDERED.publish("held", key="a")
     jobs.ORDERED.publish("after", key="a")
@@ -37,7 +39,7 @@ def test_a_key_is_served_again_when_the_lease_of_what_held_it_ends(jobs, environ
 
 
 @pytest.mark.parametrize("key", ["a", None])
-def test_the_supervisor_ends_the_lease_of_what_ran_in_a_dead_process_at_once(worker, jobs, client, key):
+def test_supervisor_ends_the_lease_of_a_message_in_a_dead_process(worker, jobs, client, key):
     """The message pays for the end of its process: it is not given back unspent, but does not wait for ten minutes."""
     queue = jobs.KEPT if key else jobs.HELD
     id = queue.publish("held", key=key).id

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from worker_process import Worker
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 JOBS = 1500
 
@@ -21,7 +23,7 @@ def printing(environment, client):
     worker.close()
 
 
-def test_what_threads_print_at_once_is_neither_lost_nor_mixed_with_memory(printing):
+def test_lines_that_many_handlers_print_at_once_arrive_whole(printing):
     """Python before 3.12.4 loses lines and writes freed memory when threads fill the buffer of a text at once."""
     code = printing.wait()
 

@@ -4,11 +4,14 @@ import os
 import signal
 from importlib.util import find_spec
 
+import pytest
 from required import must_run_in_ci
 from waiting import eventually
 from worker_process import Worker, environment_for
 
 from reliq import Queue
+
+pytestmark = pytest.mark.slow
 
 JOBS = """
 import words
@@ -26,7 +29,7 @@ def work(body):
 """
 
 
-def test_a_changed_source_stops_the_worker_as_a_deploy_does_and_one_that_is_broken_is_waited_for(tmp_path, url):
+def test_reload_restarts_the_worker_and_waits_for_a_broken_source(tmp_path, url):
     """One process all the time: its number stays, for a debugger or a terminal."""
     if find_spec("watchfiles") is None:
         must_run_in_ci("watchfiles is not installed")

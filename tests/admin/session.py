@@ -17,15 +17,20 @@ PATIENCE_SECONDS = 100.0
 
 
 class Session:
-    """`reliq WORDS…` on a terminal of 24 lines of 120 characters."""
+    """`reliq WORDS…`, or another program, on a terminal of 24 lines of 120 characters."""
 
-    def __init__(self, *words, environment):
+    def __init__(self, *words, environment, program=(sys.executable, "-m", "reliq"), folder=None):
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
-        command = [sys.executable, "-m", "reliq", *words]
         environment = {**environment, "TERM": "xterm-256color"}
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+            [*program, *words],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+            cwd=folder,
+            start_new_session=True,
         )
         os.close(theirs)
         self.raw = ""

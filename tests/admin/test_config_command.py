@@ -1,10 +1,13 @@
 """The settings of a worker: by its options, the environment, pyproject.toml; and what `reliq config` shows of them."""
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from required import must_run_in_ci
 
 from reliq.cli.app import Commands
 
@@ -164,9 +167,121 @@ def test_an_option_comes_first_and_what_is_wrong_with_it_is_not_blamed_on_the_en
 
 def test_every_command_asks_the_redis_of_the_file_when_the_environment_names_none(command, written, queue, url):
     queue.publish({})
-    written(f"url = {url!r}")
+    path = written(f"url = {url!r}")
 
-    assert command("queues", "--interval", "0").out.splitlines()[1].split()[0] == "q"
+    done = command("queues", "--interval", "0")
+
+    assert done.out.splitlines()[1].split()[0] == "q"
+    assert done.err == f"reliq: using the Redis URL of [tool.reliq] in {path}\n"
+
+
+def test_a_command_with_a_url_reads_no_settings_file(command, written, queue, url):
+    os.mkfifo(Path(written("")).parent / "inner" / "pyproject.toml")
+
+    assert command("queues", "--interval", "0", "--url", url).err == ""
+
+
+def make_foreign(path):
+    if os.geteuid():
+        must_run_in_ci("only root can give a file to another user")
+    os.chown(path, 65534, 65534)
+
+
+@pytest.mark.parametrize("words", [["queues"], ["config"], ["worker", "jobs:consumer"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (make_foreign, "[tool.reliq] is not used, as {path} belongs to user 65534: change the owner, or set RELIQ_ "),
+        (lambda path: make_foreign(path.parent), "[tool.reliq] is not used, as {path.parent} belongs to user 65534: "),
+        (lambda path: path.chmod(0o646), "[tool.reliq] is not used, as every user can write to {path}: chmod o-w, or "),
+        (lambda path: path.parent.chmod(0o757), "[tool.reliq] is not used, as every user can write to {path.parent}: "),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "{path} cannot be read: it is no regular file; "),
+        (lambda path: (path.unlink(), path.mkdir()), "{path} cannot be read: "),
+        (lambda path: (path.unlink(), path.symlink_to(path)), "{path} cannot be read: "),
+        (lambda path: path.write_bytes(b"\xff"), "{path} cannot be read: "),
+        (lambda path: path.write_text("a = " + 20_000 * "["), "{path} cannot be read: "),
+    ],
+)
+def test_a_settings_file_that_cannot_be_trusted_or_read_is_a_one_line_error(command, written, words, spoil, said, url):
+    path = Path(written(f"url = {url!r}"))
+    os.chdir(path.parent)
+    spoil(path)
+
+    done = command(*words)
+
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert done.err.startswith(f"reliq: {said.format(path=path)}")
+
+
+@pytest.fixture
+def unprivileged():
+    """Run `reliq WORDS…` in a process whose user may read what the modes of files and folders allow, and no more."""
+    restrict = []
+    if not os.geteuid():
+        restrict = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"]
+        if shutil.which("setpriv") is None:
+            must_run_in_ci("setpriv is not installed")
+    locked = []
+
+    def run(*words, lock):
+        for path in lock:
+            locked.append((path, path.stat().st_mode))
+            path.chmod(0)
+        return subprocess.run(
+            [*restrict, sys.executable, "-P", "-m", "reliq", *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    yield run
+    for path, mode in locked:
+        path.chmod(mode)
+
+
+@pytest.mark.parametrize("words", [["queues"], ["config"], ["worker", "jobs:consumer"]], ids=lambda words: words[0])
+def test_settings_file_without_read_permission_is_a_one_line_error(unprivileged, written, words):
+    path = Path(written("concurrency = 3"))
+
+    done = unprivileged(*words, lock=[path])
+
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"reliq: {path} cannot be read: ")
+
+
+@pytest.mark.parametrize("locked", ["working folder", "folder above"])
+def test_settings_file_in_a_folder_without_permission_does_not_count(unprivileged, written, locked):
+    path = Path(written("concurrency = 'many'"))
+    folder = path.parent
+    if locked == "working folder":
+        os.chdir(folder)
+
+    done = unprivileged("config", lock=[folder])
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [["queues"], ["config"], ["worker", "jobs:consumer"]], ids=lambda words: words[0])
+def test_command_in_a_deleted_folder_is_a_one_line_error(command, written, monkeypatch, words):
+    written("")
+    monkeypatch.delenv("RELIQ_URL", raising=False)
+    Path.cwd().rmdir()
+
+    done = command(*words)
+
+    assert (done.code, done.out, done.err) == (2, "", "reliq: the working folder was deleted: change to another one\n")
+
+
+@pytest.mark.parametrize("boundary", ["root of a repository", "folder of every user"])
+def test_the_search_for_settings_ends_at_the_project(command, written, tmp_path, boundary):
+    written("concurrency = 3")
+    if boundary == "root of a repository":
+        (tmp_path / "inner" / ".git").mkdir()
+    else:
+        tmp_path.chmod(0o1777)
+
+    assert shown(command)["concurrency"] == (16, "default")
 
 
 def test_a_worker_without_options_works_as_the_file_says(written, queue, url, tmp_path):

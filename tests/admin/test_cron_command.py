@@ -151,6 +151,20 @@ def test_a_pause_ends_by_resume(ticker, reliq, url):
     assert Admin(url).crons()[0].pause is None
 
 
+def test_ticks_of_a_pause_without_any_worker_are_skipped_and_counted_by_resume(ticker, reliq, url, client, monkeypatch):
+    monkeypatch.setattr("reliq.admin.crons.TICKS_TOGETHER", 2)
+    reliq("cron", "pause", "hourly")
+    last = int(client.hget("{reliq:reports}:cron", "hourly last"))
+    client.hset("{reliq:reports}:cron", "hourly last", last - 5 * 3600)
+
+    reliq("cron", "resume", "hourly")
+    ticker.step()
+
+    [hourly] = [one for one in Admin(url).crons() if one.name == "hourly"]
+    assert (hourly.skipped["paused"], hourly.missed, client.exists("{reliq:reports}:ready")) == (5, 0, 0)
+    assert hourly.next == (last // 3600 + 1) * 3600
+
+
 def test_an_entry_is_forgotten_when_no_worker_has_it(ticker, reliq, client, url):
     assert "take it out of the code" in reliq("cron", "forget", "daily", code=2)
     gone(client, "daily")

@@ -1,14 +1,11 @@
 """The doctor's findings of queues with keys: who cannot serve them, what holds them up, and what takes most of one."""
 
-import time
-
 import pytest
 
-from reliq import Outgoing, Queue, commands
+from reliq import Outgoing, Queue
 from reliq.admin import Admin
 from reliq.admin.doctor.of_keys import MANY_MESSAGES
 from reliq.keys import Keys, Layout
-from reliq.roster import Worker
 
 
 @pytest.fixture
@@ -34,19 +31,6 @@ def test_queues_without_keys_have_no_finding(queue, found):
 
 def test_a_queue_whose_keys_are_served_is_well(keyed, found):
     assert found() == [("ok", "queues with keys or limits: 1, and nothing holds them up", "")]
-
-
-def test_a_worker_that_does_not_know_keys_is_named(keyed, found, client):
-    now = time.time()
-    for keys in (True, False):
-        record = Worker(f"knows-{keys}", "shop", 7, "0.9", ("q",), 4, 0, now, now, now, keys=keys)
-        for beat in commands.write_worker(record):
-            client.execute_command(*beat.command)
-
-    [(verdict, what, mend)] = found()
-
-    assert (verdict, "worker knows-False of q (reliq 0.9, pid 7 on shop)" in what) == ("bad", True)
-    assert "version" in mend
 
 
 def test_a_line_that_stands_points_to_the_repair_that_frees_it(keyed, found, client, command):
@@ -88,15 +72,17 @@ def test_a_key_that_takes_most_of_a_queue_is_told(keyed, found):
 
 
 def test_limits_left_over_in_the_go_layout_or_in_a_queue_of_shards_are_told(url, found, client):
-    go = Keys("orders", Layout.hdt3213())
-    client.hset(go.limits, "on", 1)
+    go = Keys("x;reboot", Layout.hdt3213())
+    client.hset(go.limits, mapping={"on": 1, "per_key": 0})
     client.hset("reliq:queues", go.entry, 1)
     sharded = Queue("wide", dict, url=url)
     sharded.publish({})
     Admin(url).resize("wide", 2)
     client.hset(sharded.keys.limits, "on", 1)
 
-    told = {what: mend for _, what, mend in found()}
+    told = {what.partition(":")[0]: mend for _, what, mend in found()}
 
-    assert set(told) == {"orders has limits in the Go layout", "wide has keys or limits, and 2 shards"}
+    limits = "the limits of x;reboot make no sense"
+    assert set(told) == {"x;reboot has limits in the Go layout", limits, "wide has keys or limits, and 2 shards"}
+    assert told[limits] == "reliq limits 'x;reboot' --clear NAME"
     assert told["wide has keys or limits, and 2 shards"] == "reliq shards wide 1"

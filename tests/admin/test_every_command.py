@@ -18,7 +18,7 @@ NO_JSON = {"init", "worker", "demo", "relay", "exporter", "health", "web", "outb
 #: Commands whose queues say their layouts themselves, in the code.
 NO_LAYOUT = {"worker", "bench"}
 #: Commands that ask no Redis.
-NO_URL = {"init", "health", "config", "outbox sql", "outbox clean"}
+NO_URL = {"init", "health", "config", "outbox sql", "outbox clean", "outbox refused", "outbox retry"}
 
 
 LOADED = {name: Commands.load(name) for name in Commands.places}

@@ -1,23 +1,29 @@
 """Every command over a queue of 300 hostile messages: nothing reaches the terminal but text, and nothing breaks."""
 
 import http.server
+import itertools
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 
 import pytest
-from hostile import TEXTS, complaints, spoil
+from hostile import NAMES, TEXTS, complaints, spoil
 from ports import free_port
 from terminal import Terminal
 from test_every_command import COMMANDS, options
 from waiting import eventually
 
-from reliq import Queue
+from reliq import Layout, Queue
+from reliq.cli.app import Commands
+from reliq.keys import is_name
+from reliq.shardmap import ShardMap
 
 #: Commands that show nothing foreign, and why.
 OF_THEIR_OWN = {
@@ -27,6 +33,8 @@ OF_THEIR_OWN = {
     "init": "writes a program of its own",
     "outbox sql": "shows SQL of its own",
     "outbox clean": "shows how many rows of a database it deleted, as tests/outbox has it",
+    "outbox refused": "shows rows of a database, as tests/outbox has it",
+    "outbox retry": "shows how many rows of a database it changed, as tests/outbox has it",
     "relay": "moves rows of a database, as tests/outbox has it",
     "worker": "shows its own handlers; what it logs is in tests/metrics/test_logs.py and tests/worker",
 }
@@ -263,3 +271,85 @@ def test_a_redrive_to_another_queue_goes_on_past_the_bad_ones_and_says_so(hostil
     assert done.json["kept"] > 0
     assert done.json["redriven"] > 20
     assert done.json["found"] == sum(done.json[name] for name in ("redriven", "kept", "alive", "gone"))
+
+
+# ---- commands that outputs name, for a person to run next ----------------------
+
+LAYOUTS = Layout.hdt3213(prefix="a;b"), Layout.RELIQ
+#: A periodic entry.
+ENTRY = "da`ily;ls"
+#: What names a command in its output or in an error, on a queue of either layout.
+NAMING = [
+    ["pause", "--", "QUEUE"],
+    ["pause", "--key", "k`s; ls", "--", "QUEUE"],
+    ["queues", "--interval", "0"],
+    ["keys", "--", "QUEUE"],
+    ["limits", "--", "QUEUE"],
+    ["limits", "--rate", "9/s", "--", "QUEUE"],
+    ["shards", "--", "QUEUE"],
+    ["shards", "--yes", "--", "QUEUE", "8"],
+    ["move", "--state", "dead", "--yes", "--", "QUEUE", "other"],
+    ["move", "--state", "ready", "--yes", "--", "QUEUE", "other"],
+    ["cron", "pause", "--queue=QUEUE", ENTRY],
+    ["check", "--", "QUEUE"],
+    ["account", "--", "QUEUE"],
+    ["forget", "--yes", "--", "QUEUE"],
+    ["doctor"],
+]
+
+
+def named_commands(text):
+    """Yield the words of each command that a text names with arguments, as a shell splits them."""
+    names = "|".join(sorted(COMMANDS, key=len, reverse=True))
+    for found in re.finditer(rf"reliq ({names}) (.+)", text):
+        words = shlex.shlex(found[2], posix=True, punctuation_chars="`;")
+        words.whitespace_split, words.commenters = True, ""
+        yield found[1].split(), list(itertools.takewhile(lambda word: word[0] not in "`;", iter(words.get_token, None)))
+
+
+def parsed(command, words):
+    """Return the parameters of a command as it reads its words."""
+    found = Commands.load(command[0])
+    for name in command[1:]:
+        found = found.commands[name]
+    return found.make_context(" ".join(command), words, resilient_parsing=True).params
+
+
+@pytest.fixture
+def named(url, client):
+    """Make a queue of that name and layout whose limits, sleep, shards and move give the commands something to say."""
+
+    def make(name, layout):
+        Queue("other", bytes, url=url, layout=layout).publish(b"x")
+        queue = Queue(name, bytes, url=url, layout=layout)
+        queue.publish(b"x")
+        client.hset(queue.keys.cron, f"{ENTRY} schedule", "every 60")
+        client.set(queue.keys.moving, name)
+        if not layout.bare:
+            client.hset(queue.keys.limits, mapping={"on": "1", "weight:k": "nonsense"})
+            client.zadd(queue.keys.asleep, {"": time.time() + 9999})
+            client.set(queue.keys.map, ShardMap(3, 8, 1, "growing").text)
+        queue.close()
+
+    return make
+
+
+@pytest.mark.parametrize(("name", "layout"), [(one, of) for of in LAYOUTS for one in NAMES if is_name(one, of)])
+def test_commands_that_outputs_name_read_a_hostile_name_as_it_is(name, layout, command, named):
+    named(name, layout)
+    seen = set()
+    for words in NAMING:
+        at = 2 if words[0] in ("cron", "dead") else 1
+        of = ["--layout", layout] if "--layout" in options(" ".join(words[:at])) else []
+        done = command(*words[:at], *of, *(word.replace("QUEUE", name) for word in words[at:]))
+        for what, rest in named_commands(done.out + done.err):
+            given = parsed(what, rest)
+            seen.add(" ".join(what))
+            if what[0] == "cron":
+                assert given["name"] == ENTRY, done
+            elif given.get("queue", name) != "QUEUE":
+                assert given.get("queue", name) == name, done
+                assert given.get("layout", "reliq") == str(layout) or "queue" not in given, done
+
+    assert seen >= {"resume", "pause", "dead redrive", "move", "cron resume"}
+    assert layout.bare or seen >= {"limits", "shards"}

@@ -48,6 +48,7 @@ def test_the_files_are_what_a_linter_wants(started):
 def test_the_compose_file_has_a_redis_that_keeps_what_it_acknowledges_and_a_worker(started):
     services = yaml.safe_load(FILES["compose.yaml"])["services"]
 
+    assert "ports" not in services["redis"]  # a Redis of this machine may have the port
     assert "--appendonly yes --maxmemory-policy noeviction" in services["redis"]["command"]
     assert services["worker"]["build"]["dockerfile_inline"].splitlines()[-1] == 'CMD ["reliq", "worker"]'
     assert services["worker"]["environment"] == {"RELIQ_URL": "redis://redis:6379/0"}
@@ -67,6 +68,15 @@ def test_it_says_what_it_wrote_and_what_to_do_and_overwrites_nothing(command, tm
     assert again.err == "reliq: app/__init__.py is there already; nothing was written: name another folder\n"
     assert (tmp_path / "app" / "jobs.py").read_text() == "mine"
     assert not (tmp_path / "pyproject.toml").exists()
+
+
+def test_init_where_a_file_is_a_dangling_link_writes_nothing(command, tmp_path):
+    (tmp_path / "compose.yaml").symlink_to(tmp_path / "elsewhere")
+
+    done = command("init", tmp_path)
+
+    assert done.err == f"reliq: {tmp_path}/compose.yaml is there already; nothing was written: name another folder\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["compose.yaml"]
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(command, tmp_path):

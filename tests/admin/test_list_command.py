@@ -162,3 +162,25 @@ def test_json_is_one_value_in_one_line(command, queue):
 
     assert out.count("\n") == 1
     assert isinstance(json.loads(out), list)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["list", "q"], "no ready messages in q"),
+        (["list", "q", "--state", "unack"], "no unack messages in q"),
+        (["list", "q", "--offset", 5], "no more ready messages in q"),
+        (["list", "q", "--key", "k"], "no waiting messages in q that match"),
+        (["list", "q", "--match", "card"], "no ready messages in q that match"),
+        (["dead", "list", "q"], "no dead letters in q"),
+        (["dead", "list", "q", "--error", "card"], "no dead letters in q that match"),
+        (["dead", "list", "q", "--group"], "no dead letters in q"),
+    ],
+)
+def test_list_without_messages_prints_a_sentence_and_no_table(words, said, command, queue):
+    queue.publish({}, id="acked")
+    with queue.receive() as [job]:
+        job.ack()
+
+    assert command(*words).out == f"{said}\n"
+    assert json.loads(command(*words, "--json").out) in ([], {"groups": [], "looked": 0, "of": 0})

@@ -2,6 +2,7 @@
 
 import getpass
 import socket
+import time
 
 from reliq import Admin
 
@@ -26,6 +27,23 @@ def test_json_says_all_of_it(command, queue):
     said = command("pause", "q", "--reason", "a deploy", "--json").json
 
     assert (said["reason"], said["until"]) == ("a deploy", None)
+
+
+def test_queue_without_keys_that_a_handler_put_to_sleep_is_shown_and_resumed(command, queue, client):
+    """A message without a key puts the whole queue to sleep: every screen shows it, and `resume` ends it."""
+    queue.publish({"number": 2}, key="a")
+    client.zadd(queue.keys.asleep, {"": time.time() + 3000})
+
+    assert "`reliq resume q` wakes it" in command("queues").out
+    checked = command("check", "q")
+    assert checked.code == 0
+    assert "passes   asleep: 1" in checked.out
+    with queue.receive() as jobs:
+        assert jobs == []
+    assert command("resume", "q").out == "q is resumed\n"
+    with queue.receive() as jobs:
+        assert [job.body for job in jobs] == [{"number": 2}]
+    assert command("resume", "q").out == "q was not paused\n"
 
 
 def test_a_queue_is_resumed_once(command, queue):

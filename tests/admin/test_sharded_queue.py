@@ -18,7 +18,7 @@ from reliq.keys import Keys
 from reliq.metrics import names
 from reliq.metrics.queues import QueueCollector
 from reliq.roster import Slot, Worker
-from reliq.shardmap import ShardMap
+from reliq.shardmap import WITNESSES, ShardMap
 from reliq.snapshot.snapshot import SnapshotReader
 from reliq.transport.connection import Connection
 
@@ -69,7 +69,7 @@ def map_is(client):
 
     def write(n, was=None):
         client.set(KEYS.map, ShardMap(epoch=1, n=n, was=was or n).text)
-        client.mset({KEYS.of_shard(shard).epoch: "1" for shard in range(n)})
+        client.mset({KEYS.of_shard(shard).epoch: f"1 {n} {was or n}" for shard in range(n)})
         client.hset("reliq:queues", "q", int(time.time()) - 3600)
 
     return write
@@ -109,7 +109,8 @@ def states(of=SHARDS):
 #: Commands that say nothing of one queue's messages, or are of shard 0 or of the queue's name alone, and why.
 ONE_FOR_ALL = {
     **dict.fromkeys(("worker", "demo", "bench", "relay", "web", "health", "exporter", "watch"), "they run"),
-    **dict.fromkeys(("outbox sql", "outbox clean", "doctor", "scripts load", "acl", "workers"), "they are of no queue"),
+    **dict.fromkeys(("outbox sql", "outbox clean", "outbox refused", "outbox retry"), "they are of no queue"),
+    **dict.fromkeys(("doctor", "scripts load", "acl", "workers"), "they are of no queue"),
     **dict.fromkeys(("keys", "limits"), "a queue of several shards has neither"),
     **dict.fromkeys(("init", "config"), "they are of a program"),
     "publish": "the publisher spreads messages: tests/queue",
@@ -305,7 +306,8 @@ def test_a_map_that_something_else_wrote_is_named(text, command, queue, client):
     queue.publish({})
     client.set(KEYS.map, text)
 
-    why = "the Redis key '{reliq:q}:map' does not say how many shards the queue has; something else wrote it"
+    why = "the Redis key '{reliq:q}:map' does not say how many shards the queue has; something else wrote it. "
+    why += "Mend it: reliq check q --repair"
     assert (command("account", "q").code, command("account", "q").err) == (1, f"reliq: {why}\n")
     assert command("queues", "--interval", "0", "--json").json["unreadable"] == {"q": why}
 
@@ -475,6 +477,19 @@ def test_the_rule_of_a_role_is_for_every_shard(filled, login, refused, url):
     assert refused() == set()
 
 
+def test_the_rule_of_an_operator_mends_a_corrupt_map_and_fence(filled, login, refused, client):
+    for shard, text in enumerate(("1 4 4", "1 4 4 x", "1 4 4", "1 4 4")):
+        client.set(Keys("q", shard=shard).epoch, text)
+    client.set(KEYS.map, "junk")
+
+    report = Admin(login("operator")).check("q", repair=True)
+
+    assert {"bad-fence", "lost-map"} <= {one.name for one in report.faults if one.mended == one.count}
+    assert ShardMap.parse(client.get(KEYS.map)) == ShardMap(1, SHARDS, SHARDS)
+    assert client.get(Keys("q", shard=1).epoch) == b"1 4 4"
+    assert refused() == set()
+
+
 def test_a_worker_needs_the_rule_of_a_consumer_alone(map_is, login, refused, url):
     map_is(SHARDS)
     as_consumer, queue = login("consumer"), Queue("q", dict, url=url)
@@ -489,17 +504,13 @@ def test_a_worker_needs_the_rule_of_a_consumer_alone(map_is, login, refused, url
     assert refused() == set()
 
 
-def test_the_rule_for_a_queue_that_is_to_grow_is_asked_for(command, queue, client, login, url):
+def test_the_rule_for_a_queue_has_the_shards_that_it_may_get_and_no_other_queue(command, queue, client, login, url):
     queue.publish({})
-    plain, grown = Admin(url).acl(["producer"], ["q"]), Admin(url).acl(["producer"], ["q"], sharded=True)
 
-    assert "#" not in str(plain)
-    assert "{reliq:q#*}:ready" in str(grown)
-    assert (
-        "{reliq:q#*}:ready" in command("acl", "--role", "producer", "--queue", "q", "--server", "7.0", "--sharded").out
-    )
+    assert "{reliq:q#*}:ready" in str(Admin(url).acl(["producer"], ["q"]))
+    assert "{reliq:q#*}:ready" in command("acl", "--role", "producer", "--queue", "q", "--server", "7.0").out
     with (
-        redis.Redis.from_url(login("producer", sharded=True)) as user,
+        redis.Redis.from_url(login("producer")) as user,
         pytest.raises(redis.exceptions.NoPermissionError),
     ):
         user.execute_command("LPUSH", "{reliq:qq}:ready", "x")
@@ -526,7 +537,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_a_queue_of_one_shard_costs_no_call_but_the_map_which_goes_along(name, command, queue, url, monkeypatch):
+def test_a_queue_of_one_shard_costs_only_the_map_and_fences_which_go_along(name, command, queue, url, monkeypatch):
     queue.publish({}, id="m")
     trips, exchange = [], Client._exchange
 
@@ -538,6 +549,8 @@ def test_a_queue_of_one_shard_costs_no_call_but_the_map_which_goes_along(name, c
 
     assert command(*name.split(), *LOOKS[name]).code == 0
 
+    fences = {KEYS.of_shard(shard).epoch for shard in range(WITNESSES)}
     maps = [trip for trip in trips for one in trip if one[:2] == ("GETRANGE", KEYS.map)]
-    assert all(len(trip) > 1 for trip in maps), "it goes along with something else"
-    assert not any("#" in str(part) for trip in trips for one in trip for part in one[1:] if one[0] != "EVAL")
+    assert all(len(trip) > 1 + WITNESSES for trip in maps), "they go along with something else"
+    parts = {str(part) for trip in trips for one in trip for part in one[1:] if one[0] != "EVAL"}
+    assert {part for part in parts if "#" in part} <= fences

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from prometheus_client import CollectorRegistry
 from typed import reliq
 
 from reliq import Admin, ConfigurationError, Layout, Outgoing, PublishFailed, Queue, transitions as t
 from reliq.ids import home
 from reliq.keys import Keys
+from reliq.metrics.serving import queue_collector
 from reliq.shardmap import ShardMap
 
 
@@ -54,7 +56,7 @@ def test_a_queue_grows_from_1_to_8_to_16_and_each_chosen_id_is_accepted_once(adm
     view = admin.shards("q")
     assert view.map == ShardMap(2, 16, 8, "growing")
     assert sum(one.totals["published"] for one in view.counts if one.totals) == 121
-    assert all(client.get(Keys("q", shard=k).epoch) == b"2" for k in range(16))
+    assert all(client.get(Keys("q", shard=k).epoch) == b"2 16 8" for k in range(16))
 
 
 def test_ids_that_stay_taken_are_taken_where_they_belong(admin, queue, url, client):
@@ -76,28 +78,165 @@ def test_a_growth_that_was_cut_off_goes_on_when_it_is_made_again(admin, queue, c
     admin.resize("q", 8)
 
     assert client.get(Keys("q").map) == ShardMap(1, 8, 1, "growing").text
-    assert all(client.get(Keys("q", shard=k).epoch) == b"1" for k in range(8))
+    assert all(client.get(Keys("q", shard=k).epoch) == b"1 8 1" for k in range(8))
 
 
-def test_a_map_that_was_lost_is_told_and_written_again_behind_its_fences(admin, queue, url, client):
+@pytest.fixture
+def lose(client, queue):
+    """Delete all keys of some shards, and what this process knows of the map: a failover, seen from another process."""
+
+    def make(*shards):
+        for shard in shards:
+            base = Keys("q", shard=shard).ready.removesuffix("ready")
+            client.delete(*client.scan_iter(base.replace("{", "[{]") + "*"))
+        queue.connection().maps.clear()
+
+    return make
+
+
+def finding(admin, name):
+    return [one for one in admin.doctor() if one.name == name]
+
+
+def metric(queue):
+    page = CollectorRegistry()
+    page.register(queue_collector(queue.connection(), [queue.keys]))
+    return page.get_sample_value("reliq_shard_map_lost", {"queue": "q"})
+
+
+def test_a_map_lost_with_shard_0_is_reported_and_restored_and_no_id_runs_twice(admin, queue, url, client, lose):
     admin.resize("q", 4)
     drain(queue)
     assert not admin.finish_resize("q")
     many = Queue("q", url=url)
-    many.publish_many([Outgoing(body={}, id=id) for id in ids()])
-    client.delete(Keys("q").map)
-    late = Queue("q", url=url)
-    late.connection().maps.clear()  # as in another process
+    many.publish_many([Outgoing(body={}, id=id, dedup=100) for id in ids()])
+    assert (metric(queue), finding(admin, "shards"), admin.check("q").is_sound) == (0, [], True)
 
-    with pytest.raises(PublishFailed, match="by the number of shards that there were: reliq shards q NUMBER"):
-        late.publish({}, id="order-0")
-    admin.resize("q", 4)
-    late.connection().maps.clear()
+    lose(0)
 
-    assert admin.shards("q").map == ShardMap(2, 4, 1, "growing")
-    assert not Queue("q", url=url).publish_many([Outgoing(body={}, id=id) for id in ids()]).published
+    again = Queue("q", url=url).publish_many([Outgoing(body={}, id=id) for id in ids()])
+    assert again.published == sum(home(id, 4) == 0 for id in ids())  # these were lost with their shard
+    assert metric(queue) == 1
+    assert finding(admin, "shards")[0].mend == "reliq check q --repair"
+    assert [one.name for one in admin.check("q").faults] == ["lost-map"]
+    assert admin.shards("q").map == ShardMap(1, 4, 1, "lost")
+    assert admin.check("q", repair=True).is_sound
+    assert ShardMap.parse(client.get(Keys("q").map)) == ShardMap(1, 4, 1, "growing")
+    assert (metric(queue), finding(admin, "shards"), admin.check("q").faults) == (0, [], ())
+    drain(many)
     assert not admin.finish_resize("q")
-    assert Queue("q", url=url).counts().ready == 40
+
+
+def test_a_shard_with_a_later_map_than_any_known_refuses_and_the_named_remedy_helps(admin, queue, url, client, lose):
+    admin.resize("q", 8)
+    lose(0, 1, 2, 3)
+    fresh = Queue("q", url=url)
+    client.set(Keys("q").epoch, "1 8 1")
+    client.set(Keys("q", shard=5).epoch, "2 8 8")
+    id = next(id for id in ids() if home(id, 8) == 5)
+
+    with pytest.raises(PublishFailed, match="have an operator write it again: reliq check q --repair"):
+        fresh.publish({}, id=id)
+    reliq("check", "q", "--repair", url=url)
+
+    fresh.connection().maps.clear()
+    assert fresh.publish({}, id=id)
+
+
+@pytest.fixture(params=[b"junk", b'{"epoch":1,"n":1000}', None], ids=["junk", "impossible", "a list"])
+def spoil(request, client, queue):
+    """Have something else write the map, seen from another process."""
+
+    def write():
+        client.delete(queue.keys.map)
+        client.rpush(queue.keys.map, "x") if request.param is None else client.set(queue.keys.map, request.param)
+        queue.connection().maps.clear()
+        return "wrong-type" if request.param is None else "lost-map"
+
+    return write
+
+
+def test_a_corrupt_map_is_reported_and_restored_from_the_fences(admin, queue, url, client, spoil):
+    queue.publish_many([Outgoing(body={}, id=id) for id in ids()])
+    drain(queue)
+    admin.resize("q", 8)
+    assert not admin.finish_resize("q")
+    admin.resize("q", 4)
+    assert not admin.finish_resize("q")
+    published = admin.account("q").published
+
+    fault = spoil()
+
+    assert Queue("q", url=url).publish_many([Outgoing(body={}, id=id) for id in ids(80)]).published == 40
+    assert admin.shards("q").map == ShardMap(2, 4, 8, "lost")
+    assert metric(queue) == 1
+    assert fault in [one.name for one in admin.check("q").faults]
+    assert admin.check("q", repair=True).is_sound
+    assert json.loads(client.get(queue.keys.map)) == {"epoch": 2, "n": 4, "was": 8, "state": "shrinking", "most": 8}
+    drain(Queue("q", url=url))
+    assert not admin.finish_resize("q")
+    assert len(admin.shards("q").counts) == 4
+    assert admin.account("q").published == published + 40
+    assert admin.check("q").faults == ()
+
+
+def test_a_map_restored_after_a_shrink_keeps_the_totals_of_removed_shards(admin, queue, url, client):
+    admin.resize("q", 8)
+    queue.connection().maps.clear()
+    Queue("q", url=url).publish_many([Outgoing(body={}, id=id) for id in ids()])
+    drain(Queue("q", url=url))
+    for number in (4, 1):
+        assert not admin.finish_resize("q")
+        admin.resize("q", number)
+    assert not admin.finish_resize("q")
+
+    for text in (b"", b"junk"):
+        client.set(queue.keys.map, text)
+        queue.connection().maps.clear()
+        assert admin.check("q", repair=True).is_sound
+
+        assert not admin.finish_resize("q")
+        assert admin.shards("q").map == ShardMap(3, 1, 1)
+        assert admin.account("q").published == 41
+
+
+def test_a_corrupt_map_without_a_fence_is_named_and_mended_as_that_of_one_shard(admin, queue, url, client, spoil):
+    fault = spoil()
+    remedy = "" if fault == "wrong-type" else "Mend it: reliq check q --repair"
+
+    code, _, said = reliq("account", "q", url=url)
+    assert (code, queue.keys.map in said, remedy in said) == (1, True, True)
+    assert [one.name for one in admin.check("q").faults] == [fault]
+    assert admin.check("q", repair=True).is_sound
+    assert admin.check("q").faults == ()
+    assert admin.account("q").balanced
+    assert queue.publish({}, id="order-1")
+
+
+@pytest.mark.parametrize("text", ["999999999999999999", "1000000001 8 8 closed", "5 999 8"])
+def test_an_impossible_fence_is_corrupt_data_that_check_names_and_mends(text, admin, queue, client):
+    client.set(queue.keys.epoch, text)
+
+    assert [one.name for one in admin.check("q").faults] == ["bad-fence"]
+    assert admin.check("q", repair=True).is_sound
+    assert admin.check("q").faults == ()
+
+    admin.resize("q", 2)
+    client.set(queue.keys.epoch, text)
+    assert admin.check("q", repair=True).is_sound
+    assert client.get(queue.keys.epoch) == b"1 2 1"
+    assert queue.publish({}, id="order-1")
+
+
+def test_the_last_epoch_leaves_a_queue_usable(admin, queue, client):
+    client.set(queue.keys.epoch, "1000000000 1 1")
+
+    assert admin.check("q", repair=True).is_sound
+    with pytest.raises(ConfigurationError, match="have epoch 1000000000, the last one, and keep their number"):
+        admin.resize("q", 2)
+
+    queue.connection().maps.clear()
+    assert queue.publish({}, id="order-1")
 
 
 def test_a_queue_that_is_paused_is_paused_in_its_new_shards_too(admin, queue, client):
@@ -108,17 +247,18 @@ def test_a_queue_that_is_paused_is_paused_in_its_new_shards_too(admin, queue, cl
     assert all(50_000 < client.pttl(Keys("q", shard=k).paused) <= 60_000 for k in range(4))
 
 
-def test_a_queue_shrinks_and_what_was_in_its_upper_shards_is_in_the_others(admin, queue, url, client):
+def test_a_queue_that_shrinks_keeps_messages_and_totals_and_is_forgotten_whole(admin, queue, url, client):
     admin.resize("q", 8)
     drain(queue)
     assert not admin.finish_resize("q")
     many = Queue("q", url=url)
     many.shards()
     many.publish_many([{}] * 16, chunk=1)
+    before = admin.account("q").published
 
     admin.resize("q", 2)
 
-    assert client.get(Keys("q", shard=5).epoch) == b"2 closed"
+    assert client.get(Keys("q", shard=5).epoch) == b"2 2 8 closed"
     assert many.publish_many([Outgoing(body={}, id=id, dedup=0) for id in ids()]).published == 40
     assert [one.ready for one in admin.shards("q").counts[2:]] == [2] * 6
     assert not admin.finish_resize("q")
@@ -126,6 +266,15 @@ def test_a_queue_shrinks_and_what_was_in_its_upper_shards_is_in_the_others(admin
     assert many.counts().ready == 16 + 40
     drain(many)
     assert many.counts().alive == 0
+    seen = admin.overview(["q"])
+    assert seen.queues[0].shards == 2
+    for totals in (many.counts().totals, seen.totals[Keys("q").totals]):
+        assert totals["published"] == admin.account("q").published == before + 40
+    client.hset("reliq:queues", "q", 0)
+    client.delete(Keys("q").map)  # a lost map hides no shard
+    assert admin.forget("q") == 0
+    passing = (":msg:", ":lane:", ":dd:")  # these go by their time to live
+    assert [key for key in client.keys("{reliq:q*") if not any(one in key.decode() for one in passing)] == []
 
 
 def test_what_somebody_else_changed_meanwhile_is_not_overwritten(admin, queue, client, monkeypatch):
@@ -168,7 +317,7 @@ def test_the_command_shows_grows_and_finishes(queue, url):
     queue.publish({}, id=next(id for id in ids() if home(id, 4)))
     code, out, _ = reliq("shards", "q", "--finish", "--json", url=url)
     told = json.loads(out)
-    assert (code, told["map"]) == (0, {"epoch": 1, "n": 4, "was": 4, "state": "steady"})
+    assert (code, told["map"]) == (0, {"epoch": 1, "n": 4, "was": 4, "state": "steady", "most": 4})
     assert told["counts"][0]["ready"] == 1
 
 
@@ -191,11 +340,3 @@ def test_a_queue_with_keys_keeps_its_one_shard(admin, queue, command, client):
     assert client.exists(queue.keys.map) == 0
     assert command("shards", "q", "4", "--yes").code == 2
     assert queue.publish({}, key="tenant-8")
-
-
-def test_servers_of_a_queue_with_keys_get_no_places(queue, url):
-    queue.publish({}, key="tenant-7")
-    many = Queue("q", shards=[url, f"{url.removesuffix('/0')}/1"])
-
-    with pytest.raises(ConfigurationError, match="queue 'q' has keys or limits at .*, and is in one place"):
-        many.counts()

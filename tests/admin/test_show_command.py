@@ -219,7 +219,7 @@ def test_a_cancelled_one_is_shown_with_when_it_ended(command, show, queue):
 
     told = show("order-42")
 
-    assert (told["state"], told["body"], [end["kind"] for end in told["ends"]]) == ("gone", None, ["cancelled"])
+    assert (told["state"], told["body"], [end["kind"] for end in told["ends"]]) == ("finished", None, ["cancelled"])
     assert told["taken_seconds"] is None
     assert abs(told["ends"][0]["at"] - time.time()) < 60
     text = command("show", "q", "order-42").out
@@ -254,7 +254,7 @@ def test_an_acked_one_without_history_is_gone_while_its_id_stays_taken(command, 
 
     out = command("show", "q", "m").out
 
-    assert "gone: it ended, how is not remembered" in out
+    assert "finished: acked messages are not kept (set history= to keep them)" in out
     assert "id taken" in out
 
 

@@ -1,23 +1,23 @@
 """`reliq bench` measures everything it promises, and leaves nothing behind, however it ends."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 import redis
+from waiting import eventually
 
 from reliq.bench import PARTS, Bench, Scale, bare
 from reliq.bench.drain import COURSES
 from reliq.bench.stage import Stage
 from reliq.errors import ConfigurationError, ReliqError
 
-#: Many processes are started and waited for: on a busy machine that takes its time.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: Unit and number of figures of each part.
 FIGURES = {
@@ -49,15 +49,6 @@ def started(url: str):
         process.communicate()
 
 
-def eventually(holds) -> bool:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        if holds():
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def read_from_standard_output(process) -> dict:
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, err
@@ -65,7 +56,7 @@ def read_from_standard_output(process) -> dict:
     return json.loads(out)
 
 
-def test_every_part_has_its_figures_nothing_began_early_and_no_key_stays(url: str, client: redis.Redis):
+def test_every_part_has_its_figures_and_no_key_stays(url: str, client: redis.Redis):
     figures = Bench(url, scale=TINY).run().figures
 
     found = {part: [one for one in figures if one.part == part] for part in PARTS}
@@ -77,17 +68,28 @@ def test_every_part_has_its_figures_nothing_began_early_and_no_key_stays(url: st
     assert client.keys() == []
 
 
-def test_machines_get_json_with_each_figures_share(started):
+def test_only_one_part_is_measured_as_json_or_as_a_table(started):
+    table, err = started("--quick", "--only", "memory").communicate(timeout=PATIENCE_SECONDS)
     report = read_from_standard_output(started("--quick", "--only", "memory", "--json"))
 
+    assert (err, "a ready message" in table) == ("", True)
     assert set(report) == {"redis", "place", "quick", "figures"}
     assert [set(one) for one in report["figures"]] == [{"part", "name", "value", "unit", "bare", "share"}] * 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_key_stays_when_it_is_interrupted_or_killed_amid_a_drain(started, client: redis.Redis, number):
+def test_bench_beside_a_module_named_like_one_of_python_still_measures(url, tmp_path):
+    (tmp_path / "queue.py").write_text("")
+    command = [Path(sys.executable).with_name("reliq"), "bench", "--url", url, "--quick", "--only", "drain", "--yes"]
+
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_bench_that_ends_amid_a_drain_leaves_no_key_and_no_process(started, client: redis.Redis, number):
     process = started("--quick", "--only", "drain")
-    assert eventually(lambda: psutil.Process(process.pid).children() and client.keys("*:unack"))
+    eventually(lambda: psutil.Process(process.pid).children() and client.keys("*:unack"), "messages are drained")
     others = psutil.Process(process.pid).children(recursive=True)
 
     process.send_signal(number)
@@ -98,10 +100,10 @@ def test_no_key_stays_when_it_is_interrupted_or_killed_amid_a_drain(started, cli
     assert client.keys() == []
 
 
-def test_a_killed_worker_ends_it_with_a_word_and_no_key_stays(started, client: redis.Redis):
+def test_bench_with_a_killed_worker_fails_with_the_reason_and_leaves_no_key(started, client: redis.Redis):
     process = started("--quick", "--only", "idle")
     ours = psutil.Process(process.pid)
-    assert eventually(lambda: _workers(ours) and client.exists("reliq:workers"))
+    eventually(lambda: _workers(ours) and client.exists("reliq:workers"), "a worker process runs")
 
     _workers(ours)[0].kill()
 
@@ -115,7 +117,7 @@ def _workers(ours: psutil.Process) -> list[psutil.Process]:
     return [child for child in ours.children() if "reliq.bench.child" in child.cmdline()]
 
 
-def test_other_keys_are_named_asked_about_and_left_alone(started, client: redis.Redis):
+def test_bench_on_a_redis_in_use_asks_and_leaves_other_keys_alone(started, client: redis.Redis):
     client.set("theirs", "1")
 
     asked = started("--quick", "--only", "memory")
@@ -129,36 +131,25 @@ def test_other_keys_are_named_asked_about_and_left_alone(started, client: redis.
     assert client.keys() == [b"theirs"]
 
 
-def test_a_redis_without_room_is_refused(url: str, client: redis.Redis):
+def test_unknown_part_and_redis_without_memory_are_refused(url: str, client: redis.Redis):
     client.config_set("maxmemory", "4mb")
     try:
         with pytest.raises(ConfigurationError, match=r"needs about \d+ MiB, and this Redis has \d MiB left"):
             Bench(url).in_use()
     finally:
         client.config_set("maxmemory", "0")
+    with pytest.raises(ConfigurationError, match="parts are drain, publish, .*, not 'drian'"):
+        Bench(url, only=["drian"])
 
 
-def test_messages_that_are_gone_are_not_waited_for(url: str):
+def test_drain_of_missing_messages_fails(url: str):
     stage = Stage(url, "bare", TINY, lifeline=-1)
 
     with pytest.raises(ReliqError, match="only 0 of 1 messages came due"):
         bare.begin_when_due(stage, [time.time() - 1000], lambda _due: None)
 
 
-def test_an_unknown_part_is_refused(url: str):
-    with pytest.raises(ConfigurationError, match="parts are drain, publish, .*, not 'drian'"):
-        Bench(url, only=["drian"])
-
-
-def test_a_person_gets_a_table(started):
-    out, err = started("--quick", "--only", "memory").communicate(timeout=PATIENCE_SECONDS)
-
-    assert err == ""
-    assert "a ready message" in out
-    assert os.linesep in out
-
-
-def test_a_cluster_is_measured_at_the_node_of_the_queue_and_nothing_stays(cluster):
+def test_cluster_is_measured_and_no_key_stays(cluster):
     figures = Bench(cluster.url, only=["publish", "pickup", "memory"], scale=TINY).run().figures
 
     assert [one.unit for one in figures] == ["messages/s"] * 3 + ["ms"] * 3 + ["bytes"] * 2

@@ -1,4 +1,4 @@
-"""The table of what shards cost, from made-up figures; the courses themselves are not run here."""
+"""The table of the cost of shards, from made-up figures; no course runs here."""
 
 from dataclasses import fields
 
@@ -7,7 +7,7 @@ from benchmarks.shards.course import Course, Figures
 from benchmarks.shards.ground import Ground
 
 
-def test_a_course_has_a_row_of_medians_and_every_figure_its_head():
+def test_shards_table_has_a_row_of_medians_and_a_head_for_each_figure():
     course = Course(Ground("Cluster", "redis+cluster://127.0.0.1:1", []), 16, FULL)
     rounds = [Figures(worker=microseconds) for microseconds in (9.0, 30.0, 12.5)]
 

@@ -1,4 +1,4 @@
-"""`reliq bench` measures what `reliq worker` runs: what a supervisor is told of a process costs both the same."""
+"""`reliq bench` measures processes that report to a supervisor as those of `reliq worker` do."""
 
 import threading
 
@@ -12,18 +12,18 @@ from reliq.process.plan import ChildPlan
 
 
 class NeverRun(Consumer):
-    """A consumer that is made ready for its work, and has none."""
+    """A consumer that is set up and does not run."""
 
     def run(self, *_args, **_options):
         return 0
 
 
-def told(consumer):
-    """What is told of the messages of a consumer, and by what."""
+def reporting(consumer):
+    """The kinds of a consumer's observers, and its callback before a handler."""
     return [type(one) for one in consumer.observers], consumer.before_call.__func__
 
 
-def test_a_process_of_a_benchmark_is_watched_as_one_of_a_supervisor_is(url, tmp_path, monkeypatch):
+def test_bench_process_has_the_observers_of_a_supervised_process(url, tmp_path, monkeypatch):
     made, queue = [], Queue("q", dict, url=url)
 
     class Kept(child.CountedConsumer):
@@ -42,5 +42,5 @@ def test_a_process_of_a_benchmark_is_watched_as_one_of_a_supervisor_is(url, tmp_
     plan = ChildPlan(**facts, concurrency=16, log_level="info", board=str(tmp_path / "board"), report=str(tmp_path))
     main._work(supervised, plan, SignalNotes(), threading.Event())
 
-    assert told(made[0]) == told(supervised)
-    assert told(supervised)[1] is Board.begins
+    assert reporting(made[0]) == reporting(supervised)
+    assert reporting(supervised)[1] is Board.begins

@@ -35,6 +35,5 @@ def queues(cluster):
     while len(found) < 3:
         queue = Queue(f"q{next(numbers)}", int, url=cluster.url)
         found.setdefault(cluster.primary_of(queue.keys.ready).port, queue)
-    Connection.to(cluster.url).named.clear()  # the registry is empty too
     yield found
     Connection.to(cluster.url).close()

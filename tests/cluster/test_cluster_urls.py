@@ -5,7 +5,7 @@ import redis
 from ports import free_port
 from waiting import eventually
 
-from reliq import Admin, ConfigurationError, Consumer, Durability, Layout, LoginError, Queue, RedisUnavailableError
+from reliq import Admin, ConfigurationError, Consumer, Layout, LoginError, Queue, RedisUnavailableError
 from reliq.embedded import EmbeddedRedis
 from reliq.transport.connection import Connection
 
@@ -22,7 +22,7 @@ def test_queues_on_every_node_work_by_one_url(queues, call):
     assert all(works(queue, call) for queue in queues.values())
 
 
-def test_one_node_of_the_url_is_enough_and_those_that_are_away_do_no_harm(cluster, call):
+def test_cluster_url_works_with_one_node_that_answers(cluster, call):
     port = cluster.primaries()[0].port
 
     for number, places in enumerate((f"127.0.0.1:{port}", f"127.0.0.1:1,127.0.0.1:{port}", f"localhost:{port}/0")):
@@ -54,13 +54,7 @@ def test_a_consumer_and_an_operator_take_a_clusters_url(cluster, queues):
     assert all(admin.account(queue.name).balanced for queue in queues.values())
 
 
-def test_a_wait_goes_to_the_node_of_the_message(queues, call):
-    for queue in queues.values():
-        receipt = call(queue, "publish", 1, durability=Durability.replicas(1, timeout=5.0))
-        assert (receipt.durable, receipt.replicas) == (True, 1)
-
-
-def test_a_plain_url_of_a_node_is_refused_by_what_to_write_instead(cluster, call):
+def test_plain_url_of_a_cluster_node_is_refused_with_the_right_scheme(cluster, call):
     port = cluster.nodes[0].port
     queue = Queue("q", int, url=f"redis://127.0.0.1:{port}/0")
 
@@ -83,7 +77,7 @@ def test_a_layout_that_lies_in_several_slots_is_refused_by_url_too(cluster):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_cluster_that_is_away_is_a_redis_that_is_away(call):
+def test_cluster_that_is_away_raises_redis_unavailable(call):
     queue = Queue("q", int, url="redis+cluster://127.0.0.1:1,127.0.0.1:2")
 
     with pytest.raises(RedisUnavailableError, match="no node of the Cluster answers") as caught:

@@ -23,6 +23,8 @@ from reliq.snapshot.snapshot import SnapshotReader
 from reliq.transport.connection import Connection
 from tests.cluster_moves import SlotMove
 
+pytestmark = pytest.mark.slow
+
 
 def named(found, name):
     return [(one.verdict, one.what) for one in found if one.name == name]
@@ -76,7 +78,7 @@ def test_the_doctor_looks_at_how_shards_are_spread(cluster, admin):
     assert named(admin.doctor(), "spread") == [("ok", "queues with several shards: 1, spread evenly over 3 servers")]
 
 
-def test_too_many_shards_on_one_server_are_told():
+def test_doctor_warns_of_too_many_shards_on_one_server():
     even, odd = Counter(a=6, b=5, c=5), Counter(a=10, b=6)
 
     assert judged({"x": even}, 3).verdict == "ok"
@@ -126,15 +128,16 @@ def test_the_doctor_says_which_node_is_away_and_which_slots_nobody_has(cluster, 
         ({"cluster": {"cluster_state": "ok", "cluster_slots_ok": "16383"}}, "slots", "bad"),
         ({"cluster": {"cluster_state": "fail", "cluster_slots_ok": "16384"}}, "slots", "bad"),
     ],
+    ids=["coverage", "no coverage", "node timeout", "no node timeout", "no slots", "a slot missing", "failed"],
 )
-def test_what_a_node_tells_is_judged(told, name, verdict):
+def test_doctor_judges_the_facts_of_a_node(told, name, verdict):
     [finding] = [one for one in findings(Facts(info={"cluster_enabled": "1"}, **told)) if one.name == name]
 
     assert finding.verdict == verdict
     assert finding.mend
 
 
-def test_findings_that_are_the_same_are_one_and_good_ones_of_different_figures_too():
+def test_equal_findings_of_several_nodes_are_merged():
     memory = [Finding("memory", "ok", f"{used} MiB") for used in (1, 2)]
     bad = Finding("memory", "bad", "full", "means", "mend")
 
@@ -181,7 +184,7 @@ def denied(cluster):
     return refused - {"client", "client|setinfo"}
 
 
-def test_the_rule_of_roles_is_enough_in_a_cluster_also_while_a_slot_is_on_its_way(cluster, queues, login, monkeypatch):
+def test_acl_of_producer_and_consumer_is_enough_while_a_slot_moves(cluster, queues, login, monkeypatch):
     monkeypatch.setattr("reliq.publish.sender.PUBLISH_SECONDS", 60.0)
     queue = next(iter(queues.values()))
     url = login(["producer", "consumer"], queue)
@@ -204,7 +207,7 @@ def test_the_rule_of_roles_is_enough_in_a_cluster_also_while_a_slot_is_on_its_wa
 
 
 @pytest.mark.parametrize("role", ["operator", "exporter"])
-def test_the_rule_of_who_looks_is_enough_in_a_cluster(cluster, queues, login, role):
+def test_acl_of_operator_and_exporter_is_enough_in_a_cluster(cluster, queues, login, role):
     queue = next(iter(queues.values()))
     queue.publish(1)
     url = login([role], queue)
@@ -225,7 +228,7 @@ def test_a_worker_refuses_to_start_where_one_node_may_evict(cluster, queues):
         cluster.ask(odd, "CONFIG", "SET", "maxmemory-policy", "noeviction")
 
 
-def test_the_figures_of_redis_are_those_of_all_nodes(cluster, queues):
+def test_eviction_policy_of_any_node_is_reported(cluster, queues):
     client, odd = Client(Connection.to(cluster.url).wire()), cluster.primaries()[-1]
     cluster.ask(odd, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
 
@@ -237,7 +240,7 @@ def test_the_figures_of_redis_are_those_of_all_nodes(cluster, queues):
     assert {one["maxmemory_policy"] for one in facts} == {"allkeys-lru"}
 
 
-def test_info_of_many_servers_tells_the_fullest_the_sums_and_the_worst():
+def test_info_of_many_servers_has_the_fullest_the_sums_and_the_worst():
     a = {"used_memory": "5", "maxmemory": "10", "evicted_keys": "1", "aof_enabled": "1", "connected_clients": "2"}
     b = {"used_memory": "6", "maxmemory": "100", "evicted_keys": "2", "aof_enabled": "0", "connected_clients": "3"}
     policies = [{"maxmemory_policy": "allkeys-lru"}, {"maxmemory_policy": "noeviction"}]

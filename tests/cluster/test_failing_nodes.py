@@ -14,6 +14,8 @@ from reliq.transport.connection import Connection
 from reliq.transport.failures import NotSentError, is_failure
 from tests.cluster_servers import NODE_TIMEOUT_MS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def keys(cluster, queues):
@@ -55,7 +57,7 @@ def test_a_round_trip_to_every_node_is_answered_in_its_places(exchange, keys):
     assert isinstance(replies[2], redis.ResponseError)
 
 
-def test_a_node_that_stands_still_fails_in_its_own_places_at_first_by_the_time_then_at_once(exchange, keys, paused):
+def test_paused_node_fails_its_own_commands_by_timeout_then_at_once(exchange, keys, paused):
     first, then = exchange(lengths(keys)), exchange(lengths(keys))
 
     assert first[1:] == then[1:] == [2, 3]
@@ -65,7 +67,7 @@ def test_a_node_that_stands_still_fails_in_its_own_places_at_first_by_the_time_t
     assert f"127.0.0.1:{paused} does not answer and is tried again in the background" in str(then[0])
 
 
-def test_a_node_that_goes_on_is_used_again_without_anybodys_help(cluster, exchange, keys, paused):
+def test_resumed_node_is_used_again(cluster, exchange, keys, paused):
     exchange(lengths(keys))
     cluster.resume(cluster.server_at(paused))
 
@@ -116,7 +118,7 @@ def test_a_promoted_replica_takes_the_place_of_a_killed_node_and_its_pool_is_dro
     assert len(connection.wire().pools()) == 3
 
 
-def test_work_goes_on_while_nobody_says_who_has_which_slot(cluster, keys, monkeypatch):
+def test_commands_go_on_while_the_topology_is_read(cluster, keys, monkeypatch):
     wire, asked, over = Connection.to(cluster.url).wire(), threading.Event(), threading.Event()
     wire.exchange(lengths(keys))
 
@@ -173,7 +175,7 @@ def test_a_node_that_does_not_answer_is_tried_by_one_thread_until_it_does():
     assert (node.tries, len(looks)) == (3, 2)
 
 
-def test_whoever_closes_a_connection_has_no_node_tried_any_more():
+def test_closed_connection_tries_no_node_again():
     breakers = Breakers(Node(answers=1 << 30), lambda: None)
     breakers.trip("a", redis.TimeoutError("late"))
 

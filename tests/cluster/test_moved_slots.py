@@ -30,9 +30,7 @@ def refusals(cluster, server, word):
     return cluster.client(server).info("errorstats").get(f"errorstat_{word}", {}).get("count", 0)
 
 
-def test_a_slot_that_has_moved_is_followed_in_the_same_round_trip_and_known_from_then_on(
-    cluster, queue, move, exchange
-):
+def test_moved_slot_is_followed_in_the_same_round_trip_and_remembered(cluster, queue, move, exchange):
     exchange([("RPUSH", queue.keys.lane("x"), 1)])
     move.begin()
     move.end()
@@ -51,7 +49,7 @@ def test_a_wait_goes_on_to_the_node_that_has_taken_the_slot(cluster, queue, move
     assert exchange([("RPUSH", queue.keys.lane("x"), 1), ("WAIT", 1, 5000)]) == [1, 1]
 
 
-def test_while_a_slot_is_on_its_way_what_is_not_there_is_asked_for_at_the_other_end(cluster, queue, move, exchange):
+def test_missing_key_of_a_moving_slot_is_read_at_its_new_node(cluster, queue, move, exchange):
     old, new = queue.keys.lane("old"), queue.keys.lane("new")
     exchange([("RPUSH", old, 1)])
     move.begin()

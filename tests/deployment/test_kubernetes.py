@@ -1,4 +1,4 @@
-"""The manifests of examples/kubernetes: they fit together, their probes tell what they are asked, their queries count."""
+"""The manifests of examples/kubernetes fit together; their probes and queries work."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import urllib.request
 import dockerfile
 import pytest
 import yaml
-from manifests import FOLDER, ROOT, may_be_read_only, pod, read, rules, start
+from manifests import ROOT, may_be_read_only, pod, read, rules, start
 from ports import free_port
 from required import must_run_in_ci
 from waiting import eventually
@@ -20,83 +20,65 @@ from reliq.metrics.names import ALL
 from reliq.process.plan import STOP_MARGIN_SECONDS
 
 WORKLOADS = ("worker.yaml", "exporter.yaml", "relay.yaml")
-each_workload = pytest.mark.parametrize("name", WORKLOADS)
 
 
-def test_every_file_is_applied_or_told_of():
-    listed = yaml.safe_load((FOLDER / "kustomization.yaml").read_text("utf-8"))["resources"]
-
-    assert listed == ["worker.yaml", "exporter.yaml", "podmonitor.yaml"]
-    assert {path.name for path in FOLDER.iterdir()} - {*listed} == {
-        "kustomization.yaml",
-        "relay.yaml",
-        "rules.py",
-        "scaledobject.yaml",
-    }
-
-
-@each_workload
-def test_a_container_runs_one_of_our_commands_and_serves_the_port_that_is_probed_and_scraped(name, monkeypatch):
-    _, container = pod(name)
-    program, word, *rest = container["args"]
-    given = {one["name"] for one in container["env"]}
+def test_containers_run_our_commands_and_serve_the_probed_port(monkeypatch):
     monkeypatch.setenv("RELIQ_DATABASE", "sqlite:///shop.db")  # as the environment of its pod
-    command = Commands.load(word).make_context(word, rest)
-    [port] = container["ports"]
     [endpoint] = read("podmonitor.yaml")["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    for name in WORKLOADS:
+        _, container = pod(name)
+        program, word, *rest = container["args"]
+        command = Commands.load(word).make_context(word, rest)
+        [port] = container["ports"]
 
-    assert program == "reliq"
-    assert given == {"RELIQ_URL"} | ({"RELIQ_DATABASE"} if word == "relay" else set())
-    assert port["containerPort"] == command.params.get("metrics_port", command.params.get("port"))
-    assert command.params.get("metrics_host", command.params.get("host")) == "0.0.0.0"
-    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
-    assert [probe["path"] for probe in probes] == ["/live", "/live", "/ready"]
-    assert {probe["port"] for probe in probes} == {port["name"]} == {endpoint["port"]}
-
-
-@each_workload
-def test_labels_select_their_own_pods(name):
-    deployment = read(name)["Deployment"]
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-
-    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert read("podmonitor.yaml")["PodMonitor"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert labels[read("podmonitor.yaml")["PodMonitor"]["spec"]["jobLabel"]] == "reliq"
-    assert {
-        name for name in WORKLOADS if read(name)["Deployment"]["spec"]["selector"] == deployment["spec"]["selector"]
-    } == {name}
+        assert program == "reliq"
+        assert {"RELIQ_URL"} <= {one["name"] for one in container["env"]}
+        assert port["containerPort"] == command.params.get("metrics_port", command.params.get("port"))
+        assert command.params.get("metrics_host", command.params.get("host")) == "0.0.0.0"
+        probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+        assert [probe["path"] for probe in probes] == ["/live", "/live", "/ready"]
+        assert {probe["port"] for probe in probes} == {port["name"]} == {endpoint["port"]}
 
 
-def test_a_worker_has_longer_to_stop_than_its_handlers_and_may_be_moved_one_at_a_time():
+def test_labels_select_the_pods_of_their_own_deployment():
+    monitor = read("podmonitor.yaml")["PodMonitor"]["spec"]
+    for name in WORKLOADS:
+        deployment = read(name)["Deployment"]
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        selector = deployment["spec"]["selector"]
+
+        assert selector["matchLabels"].items() | monitor["selector"]["matchLabels"].items() <= labels.items()
+        assert labels[monitor["jobLabel"]] == "reliq"
+        assert [one for one in WORKLOADS if read(one)["Deployment"]["spec"]["selector"] == selector] == [name]
+
+
+def test_worker_has_longer_to_stop_than_its_handlers_and_is_moved_one_at_a_time():
     spec, container = pod("worker.yaml")
     objects = read("worker.yaml")
     grace = Commands.load("worker").make_context("worker", container["args"][2:]).params["grace"]
+    scaled = read("scaledobject.yaml")["ScaledObject"]["spec"]["scaleTargetRef"]["name"]
 
     assert spec["terminationGracePeriodSeconds"] > grace + STOP_MARGIN_SECONDS
     assert objects["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
     assert objects["PodDisruptionBudget"]["spec"]["selector"] == objects["Deployment"]["spec"]["selector"]
-    assert (
-        read("scaledobject.yaml")["ScaledObject"]["spec"]["scaleTargetRef"]["name"]
-        == objects["Deployment"]["metadata"]["name"]
-    )
+    assert scaled == objects["Deployment"]["metadata"]["name"]
 
 
-@each_workload
-def test_a_pod_has_no_more_rights_than_it_needs(name):
-    spec, container = pod(name)
-
-    assert spec["automountServiceAccountToken"] is False
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["securityContext"]["runAsUser"] == int(dict(dockerfile.stages()[-1])["USER"])
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+def test_pods_have_no_rights_that_they_do_not_need():
+    for name in WORKLOADS:
+        spec, container = pod(name)
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] == int(dict(dockerfile.stages()[-1])["USER"])
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
 
 
 def answers(port, path):
-    """Return the status of a probe, None when nobody listens."""
+    """Return the status of a probe, None when nothing listens."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
             return answer.status
@@ -107,7 +89,8 @@ def answers(port, path):
         return None
 
 
-def test_the_probes_of_a_worker_whose_files_are_read_only_tell_its_start_an_outage_and_its_stop(tmp_path, server_path):
+@pytest.mark.slow
+def test_probes_of_a_worker_with_read_only_files_report_start_outage_and_stop(tmp_path, server_path):
     if not may_be_read_only(tmp_path):
         pytest.skip("this user may not make a namespace of mounts, or not mount in it")
     _, container = pod("worker.yaml")
@@ -129,7 +112,7 @@ def test_the_probes_of_a_worker_whose_files_are_read_only_tell_its_start_an_outa
     assert all(json.loads(line) for line in said.splitlines() if line.startswith("{"))
 
 
-def test_the_alerts_are_those_of_the_rules_but_one_that_is_left_out():
+def test_prometheus_rule_has_our_alerts_without_those_left_out():
     ours = yaml.safe_load((ROOT / "grafana" / "rules.yml").read_text("utf-8"))["groups"]
     every, fewer = (yaml.safe_load(rules(*words).stdout) for words in ((), ("--without", "ReliqNoWorkers")))
     [group], [left] = every["spec"]["groups"], fewer["spec"]["groups"]
@@ -152,28 +135,23 @@ QUEUES = [
 ]
 
 
-def test_from_zero_a_worker_is_wanted_for_what_waits_what_is_delivered_and_a_tick_that_comes(tmp_path):
-    """At each minute one of them changes; a message that is not due, and another environment, want no worker."""
+def test_scaling_from_zero_counts_backlog_deliveries_and_the_next_tick(tmp_path):
+    """At each minute one figure changes; a message that is not due, or of another environment, needs no worker."""
     if shutil.which("promtool") is None:
         must_run_in_ci("promtool is not installed (Debian: apt-get install prometheus)")
     triggers = read("scaledobject.yaml")["ScaledObject"]["spec"]["triggers"]
     messages, periodic = (one["metadata"]["query"] for one in triggers)
     wanted = {messages: (0, 3, 2, 0, 0), periodic: (0, 0, 0, 0, 1)}
     test = {
-        "rule_files": [],
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [{"series": name, "values": values} for name, values in QUEUES],
-                "promql_expr_test": [
-                    {"expr": query, "eval_time": f"{minute}m", "exp_samples": [{"labels": "{}", "value": value}]}
-                    for query, values in wanted.items()
-                    for minute, value in enumerate(values)
-                ],
-            }
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in QUEUES],
+        "promql_expr_test": [
+            {"expr": query, "eval_time": f"{minute}m", "exp_samples": [{"labels": "{}", "value": value}]}
+            for query, values in wanted.items()
+            for minute, value in enumerate(values)
         ],
     }
+    test = {"rule_files": [], "evaluation_interval": "1m", "tests": [test]}
     (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
 
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The units of examples/systemd: systemd accepts them, and their worker tells it what it waits for."""
+"""The units of examples/systemd: systemd accepts them, and worker and relay notify it of their state."""
 
 import os
 import re
@@ -27,12 +27,11 @@ from reliq.process.service_manager import EXIT_SECONDS, EXTEND_SECONDS, ServiceM
 
 WORKER, EXPORTER, RELAY = "reliq-worker.service", "reliq-exporter.service", "reliq-relay.service"
 GRACE = 25
-each_unit = pytest.mark.parametrize("name", [WORKER, EXPORTER, RELAY])
 
 
 @pytest.fixture
 def managed(tmp_path):
-    """Start a service under a manager of ours; what it leaves is ended."""
+    """Start services under a manager of ours, and end their processes."""
     started = []
 
     def start(words, url, **options):
@@ -44,28 +43,24 @@ def managed(tmp_path):
         one.close()
 
 
-@each_unit
-def test_systemd_accepts_a_unit_without_a_word(name, tmp_path):
+def test_systemd_accepts_the_units_and_reliq_their_commands(tmp_path, monkeypatch):
     if shutil.which("systemd-analyze") is None:
         must_run_in_ci("systemd-analyze is not installed (Debian: apt-get install systemd)")
-    text = (UNITS / name).read_text("utf-8")
-    assert text.count(PROGRAM) == 1
-    (tmp_path / name).write_text(text.replace(PROGRAM, OURS[PROGRAM]))
+    monkeypatch.setenv("RELIQ_DATABASE", "sqlite:///shop.db")  # of EnvironmentFile
+    units = [tmp_path / name for name in (WORKER, EXPORTER, RELAY)]
+    for unit in units:
+        text = (UNITS / unit.name).read_text("utf-8")
+        assert text.count(PROGRAM) == 1
+        unit.write_text(text.replace(PROGRAM, OURS[PROGRAM]))
+        _, word, *rest = command(unit.name, 9464)
+        Commands.load(word).make_context(word, rest)
 
-    done = subprocess.run(["systemd-analyze", "verify", tmp_path / name], capture_output=True, text=True, check=False)
+    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-@each_unit
-def test_the_command_of_a_unit_is_one_of_ours(name, monkeypatch):
-    monkeypatch.setenv("RELIQ_DATABASE", "sqlite:///shop.db")  # of EnvironmentFile
-    _, word, *rest = command(name, 9464)
-
-    Commands.load(word).make_context(word, rest)
-
-
-def test_a_stop_has_more_time_than_handlers_and_what_cannot_work_is_not_started_again():
+def test_worker_unit_has_longer_to_stop_than_its_handlers_and_no_futile_restart():
     unit = settings(WORKER)
     [grace] = re.findall(r"--grace (\d+)", unit["ExecStart"])
 
@@ -75,9 +70,8 @@ def test_a_stop_has_more_time_than_handlers_and_what_cannot_work_is_not_started_
     assert (unit["Restart"], unit["RestartPreventExitStatus"]) == ("always", "2 78")
 
 
-def test_a_worker_asks_for_time_while_redis_is_away_is_ready_alive_and_stopping_and_leaves_nothing(
-    managed, server_path
-):
+@pytest.mark.slow
+def test_worker_notifies_systemd_while_redis_is_away_ready_and_stopping(managed, server_path):
     port = free_port()
     service = managed(command(WORKER, free_port()), f"redis://127.0.0.1:{port}/0")
     service.hears(f"EXTEND_TIMEOUT_USEC={EXTEND_SECONDS * 1e6:.0f}")
@@ -112,7 +106,8 @@ def outbox(tmp_path, monkeypatch):
         yield connection
 
 
-def test_a_relay_is_ready_alive_while_redis_is_away_and_stopping_and_leaves_nothing(managed, outbox, server_path):
+@pytest.mark.slow
+def test_relay_notifies_systemd_while_redis_is_away_ready_and_stopping(managed, outbox, server_path):
     redis, port = free_port(), free_port()
     orders = Queue("orders", dict, url=f"redis://127.0.0.1:{redis}/0")
     orders.publish_in(outbox, {"order": 1})
@@ -136,8 +131,8 @@ def test_a_relay_is_ready_alive_while_redis_is_away_and_stopping_and_leaves_noth
     assert service.members() == []
 
 
-def test_a_relay_whose_round_does_not_end_gives_no_sign_of_life(monkeypatch, tmp_path):
-    """Nobody can wait for minutes: the clock of its pulse is set back."""
+def test_relay_with_a_hanging_round_sends_no_watchdog_message(monkeypatch, tmp_path):
+    """Its pulse is set back by five minutes."""
     heard = Manager(["true"], tmp_path, {**os.environ})
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     monkeypatch.setenv("WATCHDOG_USEC", "2")
@@ -168,7 +163,7 @@ def answer(port, path):
             return error.code
 
 
-def test_a_name_in_linuxs_own_namespace_is_an_address_too(monkeypatch):
+def test_abstract_socket_is_an_address_of_the_manager(monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(f"\0reliq-{os.getpid()}")
         monkeypatch.setenv("NOTIFY_SOCKET", f"@reliq-{os.getpid()}")
@@ -178,7 +173,7 @@ def test_a_name_in_linuxs_own_namespace_is_an_address_too(monkeypatch):
         assert heard.recv(4096) == b"READY=1\nSTATUS=processes: 0"
 
 
-def test_what_handlers_start_does_not_speak_for_the_worker(monkeypatch):
+def test_processes_of_handlers_inherit_no_address_of_the_manager(monkeypatch):
     for name, value in {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}.items():
         monkeypatch.setenv(name, value)
 
@@ -187,8 +182,12 @@ def test_what_handlers_start_does_not_speak_for_the_worker(monkeypatch):
     assert {name for name in os.environ if name.startswith(("NOTIFY_", "WATCHDOG_"))} == set()
 
 
-@pytest.mark.parametrize("address", ["", "/nowhere/notify", "vsock:2:1234", "@nobody-listens-there"])
-def test_a_manager_that_is_not_there_or_does_not_listen_changes_nothing(monkeypatch, address):
+@pytest.mark.parametrize(
+    "address",
+    ["", "/nowhere/notify", "vsock:2:1234", "@nobody-listens-there"],
+    ids=["empty", "path", "vsock", "abstract"],
+)
+def test_manager_that_does_not_listen_is_ignored(monkeypatch, address):
     monkeypatch.setenv("NOTIFY_SOCKET", address)
     manager = ServiceManager()
 

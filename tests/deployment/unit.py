@@ -36,7 +36,7 @@ def command(name, port):
 
 
 class Manager:
-    """A manager of one service: it listens to what the service tells, and starts and stops it as systemd does."""
+    """A manager of one service: it starts and stops the service as systemd does, and keeps its notifications."""
 
     def __init__(self, words, folder, environment, *, watchdog=1.0):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -67,7 +67,7 @@ class Manager:
         return [line for datagram in list(self.told) for line in datagram.splitlines()]
 
     def hears(self, line, times=1):
-        """Wait until the service has told `line`."""
+        """Wait until the service has sent `line`."""
         eventually(lambda: self.lines().count(line) >= times, f"{line} {times} times")
 
     def stop(self):

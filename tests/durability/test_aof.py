@@ -12,7 +12,7 @@ from reliq.embedded import bundled_server
 ALWAYS = {"appendonly": "yes", "appendfsync": "always"}
 
 
-def test_what_is_asked_of_redis():
+def test_durability_becomes_a_wait_command():
     assert commands.confirmation(Durability.replicas(2, timeout=0.5)).command == ("WAIT", 2, 500)
     assert commands.confirmation(Durability.aof()).command == ("WAITAOF", 1, 0, 2000)
     assert commands.confirmation(Durability.aof(local=False, replicas=2, timeout=1)).command == ("WAITAOF", 0, 2, 1000)
@@ -29,13 +29,13 @@ def test_what_is_asked_of_redis():
         (Durability.aof(replicas=1), [0, 1], (False, 1, False)),
         (Durability.aof(local=False, replicas=1), [0, 1], (True, 1, None)),
     ],
-    ids=str,
+    ids=["too few", "enough", "disk", "no disk", "disk alone", "replica alone", "replica's disk"],
 )
-def test_what_its_answer_says(durability, reply, confirmed):
+def test_reply_to_a_wait_is_read_as_a_confirmation(durability, reply, confirmed):
     assert commands.confirmation(durability).read(reply) == confirmed
 
 
-def test_a_server_that_is_too_old_is_told_with_both_versions_and_nothing_is_published(start, call):
+def test_aof_durability_on_an_old_server_is_refused_with_both_versions(start, call):
     server = start(bundled_server(), **ALWAYS)
     queue = Queue("q", url=server.url)
 
@@ -57,7 +57,7 @@ def writing(start, newest_server):
     return start(newest_server, **ALWAYS)
 
 
-def test_a_server_that_writes_nothing_down_is_told_and_nothing_is_published(start, newest_server, make_queue, call):
+def test_aof_durability_on_a_server_without_aof_is_refused(start, newest_server, make_queue, call):
     queue = make_queue(start(newest_server))
 
     with pytest.raises(ConfigurationError, match="needs `appendonly yes` in the server's redis.conf"):
@@ -66,7 +66,7 @@ def test_a_server_that_writes_nothing_down_is_told_and_nothing_is_published(star
     assert call(queue, "counts").totals == {}
 
 
-def test_what_is_on_disk_outlives_the_server(writing, make_queue, call):
+def test_message_on_disk_survives_a_kill_of_the_server(writing, make_queue, call):
     queue = make_queue(writing)
 
     receipts = [call(queue, "publish", {"n": n}, durability=Durability.aof(timeout=20)) for n in range(3)]
@@ -78,7 +78,7 @@ def test_what_is_on_disk_outlives_the_server(writing, make_queue, call):
         assert {job.id for job in jobs} == {receipt.id for receipt in receipts}
 
 
-def test_a_disk_that_is_not_there_in_time_is_a_shortfall(start, newest_server, make_queue, call):
+def test_disk_that_is_too_late_is_reported_as_not_durable(start, newest_server, make_queue, call):
     server = start(newest_server, appendonly="yes", appendfsync="no")
 
     receipt = call(make_queue(server), "publish", {}, durability=Durability.aof(timeout=0.1))
@@ -86,7 +86,7 @@ def test_a_disk_that_is_not_there_in_time_is_a_shortfall(start, newest_server, m
     assert (receipt.status, receipt.durable, receipt.on_disk) == ("published", False, False)
 
 
-def test_the_disks_of_replicas_count_for_themselves(replicated, newest_server, make_queue, call):
+def test_disks_of_replicas_are_counted_apart(replicated, newest_server, make_queue, call):
     primary, replica = replicated(newest_server, **ALWAYS)
     queue = make_queue(primary)
 
@@ -100,7 +100,7 @@ def test_the_disks_of_replicas_count_for_themselves(replicated, newest_server, m
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_server_that_is_away_when_it_is_asked_what_it_can_refuses_the_publish(call):
+def test_aof_durability_on_a_server_that_is_away_refuses_the_publish(call):
     nobody = Queue("q", url="redis://127.0.0.1:1/0")
 
     with pytest.raises(PublishFailed) as caught:

@@ -1,8 +1,12 @@
 """A primary of a Cluster is killed while its replica lags behind: what is lost, and what is not."""
 
+import pytest
 from waiting import eventually
 
-from reliq import Durability, PublishFailed, Queue
+from reliq import Admin, Durability, PublishFailed, Queue, RedisUnavailableError
+from reliq.shardmap import ShardMap
+
+pytestmark = pytest.mark.slow
 
 CONFIRMED, LOST = 100, 50
 #: More than the sockets between two servers hold: what is written after it stays with the primary.
@@ -19,7 +23,7 @@ def delivered(queue):
             ids |= {job.id for job in jobs}
 
 
-def test_what_a_replica_confirmed_outlives_its_primary_and_nothing_else_is_promised(cluster):
+def test_only_messages_that_a_replica_confirmed_survive_their_primary(cluster):
     queue = Queue("sturdy", bytes, url=cluster.url)
     primary, replica = cluster.primary_of(queue.keys.ready), cluster.replica_of(queue.keys.ready)
     confirmed = [queue.publish(b"", durability=Durability.replicas(1, timeout=20)) for _ in range(CONFIRMED)]
@@ -38,6 +42,23 @@ def test_what_a_replica_confirmed_outlives_its_primary_and_nothing_else_is_promi
     assert told.durable is False
     assert there & {one.id for one in (*careless, told)} == set()
     assert (queue.counts().alive, queue.counts().missing) == (0, 0)
+    queue.close()
+
+
+def test_resize_that_no_replica_confirms_is_refused(cluster):
+    queue = Queue("sturdy", bytes, url=cluster.url)
+    queue.publish(b"")
+    replica, admin = cluster.replica_of(queue.keys.map), Admin(cluster.url)
+
+    cluster.pause(replica)
+    with pytest.raises(RedisUnavailableError, match="no replica of .* confirms the change of the shards"):
+        admin.resize("sturdy", 8)
+    assert not cluster.client(cluster.primary_of(queue.keys.map)).exists(queue.keys.epoch), "the map is confirmed first"
+    cluster.resume(replica)
+    admin.resize("sturdy", 8)
+
+    assert admin.shards("sturdy").map == ShardMap(1, 8, 1, "growing")
+    admin.close()
     queue.close()
 
 

@@ -18,6 +18,8 @@ from waiting import eventually
 
 from reliq import Durability, PublishFailed, Queue
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 SERVICE = "shop"
 SECRET, SENTINEL_SECRET = "s3cret", "s3ntinel"
@@ -90,7 +92,7 @@ def knows_everybody(port):
     return (seen["num-other-sentinels"], seen["num-slaves"], seen["flags"]) == (2, 1, "master")
 
 
-def test_a_queue_goes_by_sentinel_blocking_and_async(sentinels, call):
+def test_queue_publishes_and_receives_by_sentinel(sentinels, call):
     queue = Queue("q", url=sentinels)
 
     receipt = call(queue, "publish", {"a": 1}, durability=Durability.replicas(1, timeout=20))
@@ -109,8 +111,9 @@ def test_a_queue_goes_by_sentinel_blocking_and_async(sentinels, call):
         ((SENTINEL_SECRET, "wr0ng"), "No master found"),
         ((f"/{SERVICE}/", "/another/"), "No master found for 'another'"),
     ],
+    ids=["password", "password of sentinels", "service"],
 )
-def test_what_does_not_fit_is_refused_and_no_password_shown(sentinels, call, change, said):
+def test_wrong_sentinel_url_is_refused_without_showing_a_password(sentinels, call, change, said):
     queue = Queue("q", url=sentinels.replace(*change))
 
     with pytest.raises(PublishFailed, match=said) as caught:
@@ -180,7 +183,7 @@ def noted(notes):
 
 
 @pytest.mark.timeout(240)
-def test_a_failover_costs_a_pause_and_nothing_that_was_confirmed(servers, sentinels, worker, capsys):
+def test_failover_by_sentinel_loses_no_confirmed_message(servers, sentinels, worker, capsys):
     process, notes = worker
     careful, careless = Publisher(sentinels, WAIT), Publisher(sentinels, Durability.NONE)
     publishers = [careful, careless]

@@ -13,7 +13,7 @@ from waiting import eventually
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ACCOUNT = re.compile(
-    r"Account: (\d+) published = (\d+) acked, (\d+) cancelled, (\d+) expired, (\d+) dead, (\d+) alive; (\d+) missing\."
+    r"Account of \S+: (\d+) published = (\d+) acked, (\d+) cancelled, (\d+) expired, (\d+) dead, (\d+) alive; (\d+) missing\."
 )
 
 

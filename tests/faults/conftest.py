@@ -1,6 +1,5 @@
 """Real workers and real servers, and hands to break them with."""
 
-import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -50,20 +49,17 @@ def faulty(server, monkeypatch):
     import faulty
 
     yield faulty
-    for queue in (faulty.DEEDS, faulty.COUNTED, faulty.STEADY, faulty.PAUSED, faulty.LONG, faulty.HELD):
+    for queue in (faulty.DEEDS, faulty.COUNTED, faulty.STEADY, faulty.PAUSED, faulty.LONG):
         queue.close()
 
 
 @pytest.fixture
 def worker(server):
-    """Start `reliq worker` processes that end with the test, of this version or of that in the folder `version`."""
+    """Start `reliq worker` processes that end with the test."""
     with ExitStack() as stack:
 
-        def start(*options, version=None):
-            environment = environment_for(HERE, server.url)
-            if version is not None:
-                environment["PYTHONPATH"] = os.pathsep.join([str(version), environment["PYTHONPATH"]])
-            worker = Worker("faulty:consumer", version or HERE, environment, *options)
+        def start(*options):
+            worker = Worker("faulty:consumer", HERE, environment_for(HERE, server.url), *options)
             stack.callback(worker.close)
             return worker
 

@@ -8,6 +8,8 @@ from waiting import eventually
 
 from reliq.transitions import CallNumber
 
+pytestmark = pytest.mark.slow
+
 HOUR = 3600
 
 
@@ -36,7 +38,7 @@ def hours_ahead(client):
     return round((client.time()[0] - time.time()) / HOUR)
 
 
-def test_a_clock_set_forward_ends_leases_and_delays_at_once_and_loses_nothing(worker, faulty, admin, clock):
+def test_redis_clock_set_forward_ends_leases_and_delays_and_loses_nothing(worker, faulty, admin, clock):
     process = worker("--queue", "long", "--queue", "counted", "--processes", "2")
     long = faulty.LONG.publish(3.0).id
     eventually(lambda: admin.hlen("note:started") == 1, "the job runs")
@@ -54,7 +56,7 @@ def test_a_clock_set_forward_ends_leases_and_delays_at_once_and_loses_nothing(wo
     assert not process.said("Traceback")
 
 
-def test_a_clock_set_back_keeps_nobody_from_work(worker, faulty, admin, clock):
+def test_redis_clock_set_back_stops_no_work(worker, faulty, admin, clock):
     process = worker("--queue", "long", "--queue", "counted", "--processes", "2")
     faulty.LONG.publish(3.0)
     eventually(lambda: admin.hlen("note:started") == 1, "the job runs")
@@ -70,7 +72,7 @@ def test_a_clock_set_back_keeps_nobody_from_work(worker, faulty, admin, clock):
     assert not process.said("Traceback")
 
 
-def test_a_dead_workers_lease_does_not_last_longer_because_the_clock_was_set_back(faulty, admin, clock):
+def test_redis_clock_set_back_does_not_prolong_a_lease(faulty, admin, clock):
     queue = faulty.COUNTED
     id = queue.publish(1).id
     queue.moves.claim(CallNumber("dead", 1), limit=1, lease_ms=300)

@@ -8,6 +8,8 @@ import redis
 from reliq import Queue
 from reliq.embedded import EmbeddedRedis
 
+pytestmark = pytest.mark.slow
+
 CUTS = 12
 
 
@@ -20,7 +22,7 @@ def places(client, keys):
     return [id for place in held for id in place], bodies, set(client.hkeys(keys.retries_left))
 
 
-def test_a_log_cut_at_a_random_byte_holds_whole_messages_alone(own_server, server_path, tmp_path, queue_at):
+def test_append_only_file_cut_at_any_byte_holds_whole_messages(own_server, server_path, tmp_path, queue_at):
     first = own_server()
     queue = queue_at(first)
     for number in range(150):

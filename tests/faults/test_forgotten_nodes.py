@@ -6,6 +6,8 @@ from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("which", ["primary", "replica"])
 def test_work_goes_on_while_a_node_is_forgotten_and_met_again(which, cluster, at_work):

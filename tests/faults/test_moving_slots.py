@@ -7,6 +7,8 @@ from waiting import eventually
 from reliq import PublishFailed, Queue
 from tests.cluster_servers import LiveCluster
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def queue(cluster):
@@ -50,18 +52,6 @@ def dump(client):
     return dict(zip(keys, values, strict=True))
 
 
-def test_work_goes_on_after_its_slot_has_moved(queue, cluster):
-    queue.publish("before")
-    move = SlotMove(cluster, queue.keys.ready)
-    move.begin()
-    move.end()
-
-    with queue.receive(wait=5) as [job]:
-        assert job.body == "before"
-    assert queue.publish("after").status == "published"
-    assert cluster.client(move.source).keys(queue.keys.ready.replace("ready", "*")) == []
-
-
 def test_a_slot_that_is_held_open_holds_up_no_other_queue_and_loses_nothing(cluster, at_work):
     work = at_work(cluster)
     held, free = (one.name for one in work.queues)
@@ -70,13 +60,11 @@ def test_a_slot_that_is_held_open_holds_up_no_other_queue_and_loses_nothing(clus
     move.begin()
     left = move.left()
     move.take(*left[: len(left) // 2])
-    before = len(work.ran[free])
     eventually(lambda: work.refused[held] >= 1, "a publish to the queue in the middle gives up, after two seconds")
-    meanwhile = len(work.ran[free]) - before
+    work.goes_on(free)
     move.end()
     work.goes_on(held)
 
-    assert meanwhile >= 50
     assert work.refused[free] == 0
     assert work.everything_ran()
 

@@ -11,11 +11,13 @@ from reliq.transitions import CallNumber
 from reliq.worker.delivery import HandlerCall, deliveries_of
 from reliq.worker.runner import Runner
 
+pytestmark = pytest.mark.slow
+
 #: More than a lease.
 PAUSE_SECONDS = 9.5
 
 
-def test_a_worker_that_was_paused_for_longer_than_a_lease_starts_nothing_that_it_held(worker, faulty, admin, hold):
+def test_worker_paused_beyond_its_leases_starts_no_prefetched_message(worker, faulty, admin, hold):
     faulty.PAUSED.publish_many(range(600))
     process = worker("--queue", "paused", "--processes", "2", "--concurrency", "1")
     eventually(lambda: faulty.PAUSED.counts().totals.get("acked", 0) > 50, "both work")
@@ -33,7 +35,7 @@ def test_a_worker_that_was_paused_for_longer_than_a_lease_starts_nothing_that_it
 
 
 @pytest.mark.parametrize("over", [True, False])
-def test_what_was_held_starts_only_while_its_lease_lasts(faulty, over):
+def test_prefetched_message_starts_only_while_its_lease_lasts(faulty, over):
     [handler] = faulty.consumer.chosen(["steady"])
     faulty.STEADY.publish(1)
     sent_at = time.monotonic() - (handler.lease_seconds if over else 0.0)

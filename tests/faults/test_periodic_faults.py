@@ -17,6 +17,8 @@ from reliq import Queue
 from reliq.crons import cron_states
 from reliq.transitions import register
 
+pytestmark = pytest.mark.slow
+
 PROCESSES = 8
 #: Of our seconds: a process that is stopped for so long is silent for more than a minute of the entries' time, which is
 #: longer than any window.
@@ -131,7 +133,7 @@ def fleet(server, admin, tmp_path):
     end_forked()
 
 
-def test_each_tick_is_published_once_or_counted_through_kills_stops_deploys_and_a_flush(fleet, request):
+def test_each_tick_is_published_once_or_counted_through_faults(fleet, request):
     processes, ledger = fleet
     rounds = 8 if request.config.getoption("--long") else 1
     ledger.begin("one")

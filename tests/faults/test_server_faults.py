@@ -2,7 +2,6 @@
 
 import os
 import random
-import time
 
 import pytest
 from publishing import Publisher
@@ -10,8 +9,10 @@ from waiting import eventually
 
 from reliq import Outgoing, PublishFailed
 
+pytestmark = pytest.mark.slow
+
 #: How often the run as a whole is disturbed.
-FAULTS = 16
+FAULTS = 8
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def done(admin) -> set[str]:
 
 
 @pytest.mark.timeout(400)
-def test_nothing_is_lost_whatever_happens_to_redis_and_to_its_workers(faults, worker, faulty, admin):
+def test_faults_of_redis_and_workers_lose_no_message(faults, worker, faulty, admin):
     chance = random.Random(5)
     process = worker("--queue", "counted", "--processes", "2", "--concurrency", "4", "--log-level", "error")
     eventually(lambda: len(process.children()) == 2, "the worker runs")
@@ -68,7 +69,7 @@ def test_nothing_is_lost_whatever_happens_to_redis_and_to_its_workers(faults, wo
     assert not process.said("Traceback"), "".join(process.lines)
 
 
-def test_without_memory_publishes_are_refused_and_workers_drain_the_queue_to_nothing(worker, faulty, admin):
+def test_redis_without_memory_refuses_publishes_and_workers_drain_it(worker, faulty, admin):
     faulty.DEEDS.publish_many(["good"] * 2000)
     faulty.DEEDS.publish_many(Outgoing(body="good", delay=0.5) for _ in range(100))
     admin.config_set("maxmemory", 1)
@@ -84,7 +85,8 @@ def test_without_memory_publishes_are_refused_and_workers_drain_the_queue_to_not
     assert (counts.alive, counts.dead, counts.missing, counts.totals["acked"]) == (0, 0, 0, 2100)
 
 
-def test_a_flush_in_the_middle_of_work_loses_what_was_there_and_nothing_that_comes_after(worker, faulty, admin):
+def test_flushall_under_load_loses_no_later_message(worker, faulty, admin, monkeypatch):
+    monkeypatch.setattr("reliq.publish.sender.PUBLISH_SECONDS", 60.0)  # the disk of a busy machine may stand still
     process = worker("--queue", "counted", "--queue", "long", "--concurrency", "4")
     faulty.LONG.publish(1.0)
     faulty.COUNTED.publish_many(range(50), chunk=5)
@@ -106,9 +108,7 @@ OUTAGES = [1, *([15, 60] if os.environ.get("RELIQ_LONG") else [])]
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("seconds", OUTAGES)
-def test_after_an_outage_a_worker_is_at_work_again_or_gone_and_never_alive_and_idle(
-    seconds, worker, faulty, server, hold
-):
+def test_worker_works_again_after_an_outage_of_redis(seconds, worker, faulty, server, hold):
     process = worker("--queue", "counted", "--processes", "2")
     faulty.COUNTED.publish(0)
     eventually(lambda: faulty.COUNTED.counts().totals.get("acked") == 1, "the worker works")
@@ -117,10 +117,8 @@ def test_after_an_outage_a_worker_is_at_work_again_or_gone_and_never_alive_and_i
     server.kill()
     hold(seconds)
     server.start()
-    back_at = time.monotonic()
     faulty.COUNTED.publish(1)
 
     eventually(lambda: faulty.COUNTED.counts().totals.get("acked") == 2, "the worker works again")
-    print(f"at work again {time.monotonic() - back_at:.2f} s after Redis, which was away for {seconds} s")
     assert process.process.poll() is None
     assert {child.pid for child in process.children()} == children

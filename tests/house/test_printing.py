@@ -1,66 +1,55 @@
-"""What is printed goes one way: what a foreign client wrote obeys no terminal, and forges no line."""
+"""Commands print foreign text in one way: it controls no terminal and forges no line."""
 
 import ast
 import re
 import sys
 import unicodedata
+from pathlib import Path
 
-import pytest
-from test_layers import PACKAGE, modules
-
+import reliq
 from reliq.cli.output import console, print_json, say
 from reliq.cli.tables import print_table
 from reliq.foreign import moment, printable, whole_number
 
-#: Where the one way is.
-THE_WAY = {"cli/output.py"}
-#: What a user asks for with --raw is its bytes; processes of the benchmark talk to each other, of its own queue.
-BYTES = {"cli/show.py", "cli/dead.py"}
-OF_ITS_OWN = {"bench/child.py", "bench/removal.py", "process/main.py"}
-
-#: What a terminal obeys, and what turns a line round or hides in it.
-HARMFUL = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x200B, 0x2010), *range(0x2028, 0x202F))]
-HARMFUL += [chr(code) for code in (0xAD, 0x61C, *range(0x2060, 0x2070), 0xFEFF, 0xDC80, 0xDCFF, 0xD800, 0xE0001)]
+PACKAGE = Path(reliq.__file__).parent
+#: The module that prints; commands whose --raw prints bytes; processes that print nothing foreign.
+MAY_WRITE = {"cli/output.py", "cli/show.py", "cli/dead.py", "bench/child.py", "bench/removal.py", "process/main.py"}
 
 
-def calls(path):
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func)
+def test_commands_print_only_through_the_module_that_escapes():
+    ways = {
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in PACKAGE.rglob("*.py")
+        if str(path.relative_to(PACKAGE)) not in MAY_WRITE
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and re.fullmatch(r"print|typer\.s?echo|Console|sys\.std(out|err)\..*write", ast.unparse(node.func))
+    }
+
+    assert ways == set(), "use say, print_json, print_table or console of reliq.cli.output"
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_one_module_prints(path):
-    name = str(path.relative_to(PACKAGE))
-    ways = {one for one in calls(path) if re.fullmatch(r"print|typer\.s?echo|Console|sys\.std(out|err)\..*write", one)}
+def test_printable_control_format_and_separator_characters_are_escaped():
+    kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    harmful = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in kinds]
+    shown = {one: printable(f"a{one}b") for one in harmful}
 
-    if name in BYTES:
-        ways -= {"sys.stdout.buffer.write"}
-    if name in OF_ITS_OWN:
-        ways -= {"sys.stdout.write", "sys.stderr.write"}
-    assert name in THE_WAY or ways == set(), "say it with reliq.cli.output.say, print_json, print_table or console()"
+    assert [one for one, text in shown.items() if not (text.isascii() and text.isprintable() and len(text) > 2)] == []
 
 
-@pytest.mark.parametrize("one", HARMFUL, ids=lambda one: f"{ord(one):04X}")
-def test_what_a_terminal_obeys_hides_or_turns_round_is_escaped(one):
-    shown = printable(f"a{one}b")
+def test_text_that_names_a_command_quotes_the_names_in_it():
+    """A name put into `reliq COMMAND {name}` by the text itself is not quoted for the shell of the person who copies it."""
+    nodes = [one for path in PACKAGE.rglob("*.py") for one in ast.walk(ast.parse(path.read_text("utf-8")))]
+    texts = [ast.unparse(one) for one in nodes if isinstance(one, ast.JoinedStr)]
 
-    assert shown.isprintable()
-    assert shown.isascii()
-    assert shown != "ab"
-
-
-def test_every_control_and_every_separator_of_lines_is_escaped():
-    escaped = [code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Cc", "Cf", "Cs")]
-
-    assert [code for code in escaped if printable(chr(code)) == chr(code)] == []
+    assert [text for text in texts if re.search(r"reliq (dead |cron )?[a-z]+ \{", text)] == [], "use reliq.text.typed"
 
 
-def test_what_people_write_stays_as_it_is():
+def test_printable_ordinary_text_stays_unchanged():
     assert printable("Zürich 東京 \N{PARTY POPPER} user:id:7 [b]") == "Zürich 東京 \N{PARTY POPPER} user:id:7 [b]"
 
 
-def test_names_of_emoji_and_markup_are_text(capsys):
+def test_tables_print_emoji_names_and_markup_as_text(capsys):
     print_table([":id:"], [["user:id:7 [b]x[/b] [fe80::1]"]], title=":id: [/b]")
     console().print(":id: [/b] [fe80::1]")
 
@@ -68,36 +57,25 @@ def test_names_of_emoji_and_markup_are_text(capsys):
     assert lines == [":id: [/b]", ":id:", "user:id:7 [b]x[/b] [fe80::1]", ":id: [/b] [fe80::1]"]
 
 
-def test_a_line_stays_one_line(capsys):
+def test_say_keeps_a_text_with_line_breaks_on_one_line(capsys):
     say("a\nreliq: all is well\r\x1b[2J\u2028")
 
     assert capsys.readouterr().out == "a\\nreliq: all is well\\r\\x1b[2J\\u2028\n"
 
 
-def test_json_is_ascii_and_says_the_same(capsys):
+def test_json_output_is_ascii_and_has_no_infinity(capsys):
     print_json({"id": "é\x7f\x9b\u202e\u2028\N{PARTY POPPER}", "n": float("inf")})
 
     out = capsys.readouterr().out
     assert out == '{"id":"\\u00e9\\u007f\\u009b\\u202e\\u2028\\ud83c\\udf89","n":null}\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("7", 7),
-        ("-1", -1),
-        ("9" * 19, 10**19 - 1),
-        ("9" * 20, None),
-        ("²", None),
-        ("٣", None),
-        ("", None),
-        ("1 ", None),
-    ],
-)
-def test_a_number_is_one_within_bounds(text, number):
-    assert (whole_number(text), whole_number(text.encode())) == (number, number)
+def test_whole_number_is_ascii_digits_within_bounds():
+    read = {"7": 7, "-1": -1, "9" * 19: 10**19 - 1, "9" * 20: None, "²": None, "٣": None, "": None, "1 ": None}
+
+    assert {text: whole_number(text) for text in read} == read
+    assert {text: whole_number(text.encode()) for text in read} == read
 
 
-@pytest.mark.parametrize(("score", "seconds"), [("inf", 253_402_300_799), ("-inf", 0), ("1e300", 253_402_300_799)])
-def test_a_score_is_a_time_that_has_a_date(score, seconds):
-    assert moment(float(score)) == seconds
+def test_moment_of_any_score_is_a_time_with_a_date():
+    assert [moment(float(score)) for score in ("inf", "-inf", "1e300")] == [253_402_300_799, 0, 253_402_300_799]

@@ -1,19 +1,16 @@
 """Real workers, a real exporter and a real Prometheus."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
-import threading
 from pathlib import Path
 
-import psutil
 import pytest
-from patience import Prometheus, end, eventually, get
+from patience import Prometheus, end, get
 from ports import free_port
 from required import must_run_in_ci
-from worker_process import works
+from waiting import eventually
+from worker_process import Command, environment_for
 
 HERE = Path(__file__).parent
 GRAFANA = HERE.parents[1] / "grafana"
@@ -24,8 +21,7 @@ def environment(url, monkeypatch):
     """The environment of a person whose jobs are here and whose Redis is the test's."""
     monkeypatch.setenv("RELIQ_URL", url)
     monkeypatch.syspath_prepend(str(HERE))
-    paths = [str(HERE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return environment_for(HERE, url)
 
 
 @pytest.fixture
@@ -34,38 +30,6 @@ def jobs(environment):
     import monitored
 
     return monitored
-
-
-class Running:
-    """A `reliq` command under way, with what it says."""
-
-    def __init__(self, environment, *arguments):
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "reliq", *arguments],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.lines = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def children(self):
-        return [one for one in psutil.Process(self.process.pid).children() if works(one)]
-
-    def wait(self):
-        """Wait for its end, and for the last of what it says."""
-        self.process.wait(150)
-        self._reader.join(30)
-
-    def close(self):
-        end(self.process)
-        self._reader.join(5)
-        self.process.stdout.close()
-
-    def _read(self):
-        self.lines.extend(self.process.stdout)
 
 
 @pytest.fixture
@@ -81,7 +45,7 @@ def command(environment):
     started = []
 
     def start(*arguments):
-        started.append(Running(environment, *arguments))
+        started.append(Command(HERE, environment, *arguments))
         return started[-1]
 
     yield start

@@ -1,26 +1,13 @@
-"""Waiting for other processes, and asking them by HTTP."""
+"""Asking other processes by HTTP, and ending them."""
 
 import contextlib
 import http.client
 import json
-import threading
-import time
 import urllib.parse
 
 import psutil
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import with_patience
-
-
-def eventually(condition, what, seconds=100.0):
-    """Wait until `condition` answers something true, and return that; fail with `what` when it does not come."""
-    deadline = time.monotonic() + seconds
-    while not (answer := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"this did not come within {seconds:g} s: {what}")
-        threading.Event().wait(0.05)
-    return answer
 
 
 def get(port, path):

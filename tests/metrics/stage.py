@@ -6,7 +6,7 @@ import time
 
 import yaml
 from panels import ANNOTATIONS, BY_TITLE, GRAFANA, PANELS, colour, filled, properties, row
-from patience import eventually
+from waiting import eventually
 
 #: A minute of the rules is a second of the story; what must hold for a while holds for much less.
 WINDOWS_FASTER, HOLDS_FASTER = 60, 1200
@@ -147,14 +147,6 @@ class Stage:
             lambda: self.silent_panels() <= may_be_silent,
             Told(lambda: f"{act}: these panels show something: {self.silent_panels() - may_be_silent}"),
         )
-
-    def queue_places(self):
-        """Return in which order each graph by queue has its queues; Grafana colours them by it."""
-        places = {}
-        for panel in PANELS:
-            if panel["type"] == "timeseries" and panel["targets"][0]["legendFormat"] == "{{queue}}":
-                places[panel["title"]] = [one["metric"]["queue"] for one in self._range(panel["targets"][0]["expr"])]
-        return places
 
     def _range(self, query):
         now = time.time()

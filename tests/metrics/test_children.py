@@ -1,4 +1,4 @@
-"""Many processes, one endpoint: what children measure is added up, and kept when they die."""
+"""One endpoint for many processes: figures of children are added up and outlive their process."""
 
 import itertools
 import os
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import end, eventually, get, scrape, value
+from patience import scrape, value
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from waiting import eventually
 
 from reliq.metrics.files import Files
 
@@ -31,7 +32,8 @@ def _exceeds(figure, before):
     return figure() == before + 1
 
 
-def test_a_child_killed_during_a_scrape_loop_fails_no_scrape_turns_no_counter_back_and_is_counted(worker, jobs):
+@pytest.mark.slow
+def test_children_killed_between_scrapes_turn_no_counter_back_and_are_counted(worker, jobs):
     running, port = worker()
     pages = [scrape(port)]
 
@@ -66,7 +68,8 @@ def test_a_child_killed_during_a_scrape_loop_fails_no_scrape_turns_no_counter_ba
         assert gone_back == set()
 
 
-def test_what_dead_children_measured_stays_in_the_sums_and_their_files_do_not(worker, jobs):
+@pytest.mark.slow
+def test_counts_of_replaced_children_stay_and_their_files_do_not(worker, jobs):
     running, port = worker("--max-jobs", "20", processes=1)
 
     def replaced():
@@ -86,7 +89,7 @@ def test_what_dead_children_measured_stays_in_the_sums_and_their_files_do_not(wo
 
 @pytest.fixture
 def dead_pid():
-    """Numbers of processes that are no more."""
+    """Pids that no process can have."""
     most = int(Path("/proc/sys/kernel/pid_max").read_text())
     return lambda number: most + 1 + number
 
@@ -102,45 +105,33 @@ def sums(files):
     return {sample.name: sample.value for family in files.collect() for sample in family.samples}
 
 
-def test_a_thousand_restarts_leave_one_file_of_each_kind_and_every_count(tmp_path, dead_pid):
-    files = Files(tmp_path / "figures")
+def test_sweep_after_many_restarts_keeps_one_file_of_each_kind_and_every_count(tmp_path, dead_pid):
+    files = Files(lambda: tmp_path / "figures")
     folder = tmp_path / "figures"
     write(folder, "counter", os.getpid(), {"jobs_total": 5})
 
-    for number in range(1000):
+    for number in range(200):
         write(folder, "counter", dead_pid(number), {"jobs_total": 1})
         write(folder, "gauge_livesum", dead_pid(number), {"slots": 16})
         if number % 10 == 0:
             write(folder, "gauge_max", dead_pid(number), {"peak": number})
         files.sweep()
 
-    assert sums(files) == {"jobs_total": 1005, "peak": 990}
+    assert sums(files) == {"jobs_total": 205, "peak": 190}
     assert len(list(folder.iterdir())) == 3
 
 
-def test_files_of_an_earlier_run_are_not_counted(tmp_path):
+def test_client_files_of_an_earlier_run_are_not_counted(tmp_path):
     write(tmp_path, "counter", 1, {"jobs_total": 5})
 
-    assert sums(Files(tmp_path)) == {}
+    assert sums(Files(lambda: tmp_path)) == {}
 
 
-def test_a_file_that_its_process_did_not_come_to_fill_disturbs_no_scrape(tmp_path, dead_pid):
-    files = Files(tmp_path)
+def test_client_file_that_is_empty_disturbs_no_scrape(tmp_path, dead_pid):
+    files = Files(lambda: tmp_path)
     write(tmp_path, "counter", os.getpid(), {"jobs_total": 5})
     (tmp_path / f"histogram_{dead_pid(1)}.db").touch()
 
     assert sums(files) == {"jobs_total": 5}
     files.sweep()
     assert sums(files) == {"jobs_total": 5}
-
-
-def test_the_endpoint_stops_with_its_worker_and_leaves_no_process(worker, jobs):
-    running, port = worker()
-    children = running.children()
-
-    running.process.send_signal(signal.SIGTERM)
-
-    assert running.process.wait(60) == 0
-    assert get(port, "/metrics")[0] == 0
-    assert not any(map(psutil.Process.is_running, children))
-    end(running.process)

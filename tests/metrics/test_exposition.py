@@ -1,13 +1,14 @@
-"""The page that Prometheus reads: both formats, exemplars, compression, and what is made once."""
+"""The page that Prometheus reads: both formats, exemplars and compression."""
 
 import gzip
 import http.client
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
-from patience import eventually, figures
+from patience import figures
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from waiting import eventually
 
 from reliq import Consumer, Queue, events
 from reliq.metrics import exposition, names
@@ -24,7 +25,7 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
 class Told(Collector):
-    """Whatever a test wants to be told."""
+    """Metrics that a test chooses."""
 
     def __init__(self, *told):
         self.told = told
@@ -44,7 +45,7 @@ def metrics():
 
 
 def read(page, accept=""):
-    """Return what is told in a format: {(name, labels): value}, as Prometheus' own client reads it."""
+    """Return a page in a format as Prometheus' own client reads it: {(name, labels): value}."""
     text = page.encode(accept)[0].decode()
     if not accept:
         return figures(text)
@@ -52,7 +53,7 @@ def read(page, accept=""):
     return {(one.name, tuple(sorted(one.labels.items()))): one.value for one in samples}
 
 
-def test_both_formats_and_a_registry_tell_the_same(metrics):
+def test_both_formats_and_a_registry_have_the_same_values(metrics):
     registry = CollectorRegistry()
     registry.register(metrics)
 
@@ -64,20 +65,20 @@ def test_both_formats_and_a_registry_tell_the_same(metrics):
     assert plain["reliq_handler_failures_total", (("exception", "ValueError"), ("queue", EVIL))] == 1
 
 
-def test_numbers_without_end_are_spelled_as_prometheus_reads_them():
+def test_infinity_and_nan_are_spelled_as_prometheus_reads_them():
     page = Page([Told(Family(names.OLDEST, {("q", "ready"): float("inf"), ("q", "retry"): float("nan")}))])
 
     assert '{queue="q",state="ready"} +Inf\n' in page.encode()[0].decode()
     assert '{queue="q",state="retry"} NaN\n' in page.encode()[0].decode()
 
 
-def test_a_name_that_no_text_can_hold_spoils_no_page():
+def test_label_with_a_lone_surrogate_is_replaced():
     page = Page([Told(Family(names.BACKLOG, {("\ud800",): 1, ("sound",): 2}))])
 
     assert read(page) == {("reliq_backlog", (("queue", "?"),)): 1, ("reliq_backlog", (("queue", "sound"),)): 2}
 
 
-def test_a_page_makes_what_stands_before_its_numbers_once_and_forgets_what_is_gone(metrics, monkeypatch):
+def test_page_builds_line_starts_once_and_forgets_those_of_gone_series(metrics, monkeypatch):
     made, make = [], exposition._line_starts
     monkeypatch.setattr(exposition, "_line_starts", lambda spec, labels: made.append(labels) or make(spec, labels))
     gone = Told(Family(names.BACKLOG, {("gone",): 1}))
@@ -95,7 +96,13 @@ def test_a_page_makes_what_stands_before_its_numbers_once_and_forgets_what_is_go
     assert made[first:] == [("gone",)]
 
 
-def test_what_else_is_in_a_registry_comes_after_and_the_page_ends_once(metrics):
+def test_malformed_accept_header_gets_the_text_format():
+    malformed = ["*/*;q=abc", "application/openmetrics-text;version=abc", "text/plain;version=1..0", "\xff;=,;;"]
+
+    assert {Page().encode(accept)[1].partition(";")[0] for accept in malformed} == {"text/plain"}
+
+
+def test_metrics_of_a_registry_follow_and_the_page_ends_once(metrics):
     registry = CollectorRegistry()
     Counter("mine", "of the application", registry=registry).inc(3)
     page = Page([metrics], registry)
@@ -111,14 +118,14 @@ def exemplars(page, accept=OPEN):
     return [(one.labels["queue"], one.labels["le"], told.labels["trace_id"], told.value) for one, told in found]
 
 
-def test_the_newest_trace_of_each_bucket_is_its_exemplar_also_from_another_process(tmp_path):
+def test_newest_trace_of_a_bucket_is_its_exemplar_across_processes(tmp_path):
     here, child = ProcessMetrics(), ProcessMetrics(path=file_of(tmp_path, 1))
     (tmp_path / "folder").mkdir()
     for metrics in (here, child):
         for seconds, trace in ((0.25, "1" * 32), (0.26, TRACE), (7.0, TRACE), (0.2501, "")):
             metrics(events.Handled("q", "id", 1, "ack", seconds, trace_id=trace))
         metrics.sample(None)
-    other = Children(tmp_path / "folder")
+    other = Children(lambda: tmp_path / "folder")
     for file in (*tmp_path.glob("1.*"),):
         file.rename(tmp_path / "folder" / file.name)
 
@@ -129,7 +136,7 @@ def test_the_newest_trace_of_each_bucket_is_its_exemplar_also_from_another_proce
     assert list((tmp_path / "folder").iterdir()) == []
 
 
-def test_exemplars_are_few_however_many_series_there_are(monkeypatch):
+def test_exemplars_are_limited_to_the_newest(monkeypatch):
     monkeypatch.setattr("reliq.metrics.exemplars.EXEMPLARS_LIMIT", 20)
     metrics = ProcessMetrics()
     for number in range(30):
@@ -138,7 +145,7 @@ def test_exemplars_are_few_however_many_series_there_are(monkeypatch):
     assert {queue for queue, *_ in exemplars(Page([metrics]))} == {f"q{number}" for number in range(10, 30)}
 
 
-def test_the_trace_of_a_handler_is_an_exemplar_of_the_page(url, patient_looks):
+def test_trace_of_a_handler_becomes_an_exemplar(url, patient_looks):
     queue, consumer, seen = Queue("traced", int, url=url), Consumer(), []
     consumer.handler(queue)(lambda body, job: seen.append(job.trace_id))
     instrument(consumer, tracer_provider=TracerProvider())
@@ -168,7 +175,7 @@ def fetched(port, **headers):
     return answer, body
 
 
-def test_a_page_is_compressed_for_who_takes_that_unless_it_is_one_packet(metrics):
+def test_page_larger_than_a_packet_is_compressed_on_request(metrics):
     told = Told()
     with Endpoint(0, None, page=Page([told]), live=str, ready=str) as endpoint:
         short, _ = fetched(endpoint.port, **{"Accept-Encoding": "gzip"})

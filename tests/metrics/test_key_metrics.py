@@ -1,4 +1,4 @@
-"""The figures of queues with keys: how many, which are largest; bounded in series, length and commands."""
+"""Metrics of queues with keys: their number, the largest, the longest held up; bounded in series and commands."""
 
 import pytest
 from patience import figures, value
@@ -36,18 +36,25 @@ def queue(url):
     return Queue("q", int, url=url)
 
 
+def test_paused_gauge_of_a_queue_that_a_handler_put_to_sleep_is_1(client, queue, page):
+    queue.publish(1, key="a")
+    assert value(page(queue), "reliq_paused", queue="q") == 0
+    client.zadd(queue.keys.asleep, {"": 4e9})
+    assert value(page(queue), "reliq_paused", queue="q") == 1
+
+
 def series(found, name):
     """The values of a metric by the label `key`, of the queue q."""
     return {dict(labels)["key"]: number for (one, labels), number in found.items() if one == name}
 
 
-def test_the_largest_keys_have_their_own_series_and_all_others_one(queue, page):
+def test_largest_keys_have_a_series_each_and_the_others_share_one(queue, page):
     queue.publish_many(Outgoing(body=1, key=f"k{at:02}") for at in range(15) for _ in range(at + 1))
 
     found = page(queue)
 
-    told = series(found, "reliq_key_waiting")
-    assert told == {f"k{at:02}": at + 1 for at in range(5, 15)} | {REST: 1 + 2 + 3 + 4 + 5}
+    waiting = series(found, "reliq_key_waiting")
+    assert waiting == {f"k{at:02}": at + 1 for at in range(5, 15)} | {REST: 1 + 2 + 3 + 4 + 5}
     assert value(found, "reliq_messages", queue="q", state="waiting") == 120
     assert value(found, "reliq_keys", queue="q", state="in_turn") == 15
     assert value(found, "reliq_keys", queue="q", state="asleep") == 0
@@ -55,7 +62,7 @@ def test_the_largest_keys_have_their_own_series_and_all_others_one(queue, page):
     assert value(found, "reliq_account_missing", queue="q") == 0
 
 
-def test_a_key_on_the_page_is_bounded_and_printable(queue, page):
+def test_key_label_is_bounded_and_printable(queue, page):
     queue.publish(1, key='say "\\" ' + "x" * 100)
     queue.publish(1, key="right\u202eto left")
 
@@ -66,7 +73,7 @@ def test_a_key_on_the_page_is_bounded_and_printable(queue, page):
     assert told["right\\u202eto left"] == 1
 
 
-def test_the_oldest_that_waits_is_that_of_the_key_whose_turn_is_next(queue, client, connection):
+def test_oldest_waiting_age_is_that_of_the_key_whose_turn_is_next(queue, client, connection):
     id = queue.publish(1, key="a").id
     seconds, _ = client.time()
     client.setrange(queue.keys.msg(id), 13, str((seconds - 9000) * 1000))
@@ -89,7 +96,7 @@ def held_up(queue, client, connection):
     return lambda seconds: reader.look((start + seconds) * 1000).queues[0].held_up
 
 
-def test_a_key_is_held_up_as_long_as_its_first_message_stays_where_it_is(queue, held_up, run):
+def test_key_is_held_up_while_its_first_message_stays(queue, held_up, run):
     queue.publish_many(Outgoing(body=1, key="slow") for _ in range(3))
     run(transitions.sleep(queue.keys, "slow", for_ms=None))
 
@@ -104,7 +111,7 @@ def test_a_key_is_held_up_as_long_as_its_first_message_stays_where_it_is(queue, 
     assert [held_up(at) for at in (500, 600)] == [0, 0]  # it waits for a worker
 
 
-def test_a_message_behind_one_that_failed_in_its_order_is_held_up(queue, client, held_up, run):
+def test_key_in_order_is_held_up_behind_a_failed_message(queue, client, held_up, run):
     client.hset(queue.keys.limits, mapping={"on": 1, "ordered": 1})
     queue.publish_many(Outgoing(body=1, key="account") for _ in range(2))
     [first] = run(claim(queue, 9, 1)).claimed
@@ -114,7 +121,7 @@ def test_a_message_behind_one_that_failed_in_its_order_is_held_up(queue, client,
     assert held_up(7200) == 7200
 
 
-def test_of_many_keys_those_held_up_for_longest_are_remembered(queue, held_up, run):
+def test_held_up_of_many_keys_keeps_the_longest(queue, held_up, run):
     queue.publish_many(Outgoing(body=1, key=f"k{at}") for at in range(3))
     for at in range(3):
         run(transitions.sleep(queue.keys, f"k{at}", for_ms=None))
@@ -130,7 +137,7 @@ def claim(queue, limit, number):
     return transitions.claim(queue.keys, transitions.CallNumber("w", number), limit=limit, lease_ms=9000, keyed=True)
 
 
-def test_claims_that_a_rate_held_back_are_counted(queue, page, client, run):
+def test_claims_held_back_by_a_rate_are_counted(queue, page, client, run):
     queue.publish_many(Outgoing(body=1, key="a") for _ in range(3))
     client.hset(queue.keys.limits, mapping={"rate_us": 10**9, "burst": 1})
 
@@ -139,7 +146,7 @@ def test_claims_that_a_rate_held_back_are_counted(queue, page, client, run):
     assert value(page(queue), "reliq_limited_claims_total", queue="q") == 1
 
 
-def test_a_queue_without_keys_has_no_such_series_and_costs_no_command_more(queue, url, client, page, connection):
+def test_queue_without_keys_has_no_key_series_and_no_extra_commands(queue, url, client, page, connection):
     plain = Queue("plain", int, url=url)
     plain.publish(1)
     queue.publish(1, key="a")

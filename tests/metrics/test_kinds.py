@@ -1,4 +1,4 @@
-"""What an observer says it wants is what it reads: an event it does not name is not made for it."""
+"""An observer names the kinds of events that it reads; an event that no observer names is not made."""
 
 import ast
 import inspect
@@ -18,7 +18,7 @@ from reliq.worker.runner import Runner
 
 
 @pytest.mark.parametrize("observer", [LogObserver, ProcessMetrics, PublishMetrics, Pulse])
-def test_an_observer_names_exactly_the_kinds_that_it_reads(observer):
+def test_observer_names_exactly_the_kinds_that_it_reads(observer):
     tree = ast.parse(inspect.getsource(observer))
     cases = [node.cls for node in ast.walk(tree) if isinstance(node, ast.MatchClass)]
     tests = [
@@ -29,7 +29,7 @@ def test_an_observer_names_exactly_the_kinds_that_it_reads(observer):
     assert {kind.__name__ for kind in observer.kinds} == read
 
 
-def test_whoever_names_no_kinds_is_told_everything():
+def test_observer_without_kinds_gets_every_event():
     def everything(event): ...
 
     pulse = Pulse()
@@ -39,8 +39,8 @@ def test_whoever_names_no_kinds_is_told_everything():
     assert wanting([LogObserver(), pulse], Started) == []
 
 
-def test_a_success_is_no_event_for_the_log_unless_its_level_is_debug_at_that_moment(caplog):
-    """Everything else is one: what a handler answers is logged at INFO."""
+def test_success_is_an_event_for_the_log_only_at_level_debug(caplog):
+    """A nack is one at INFO too."""
     caplog.set_level(logging.INFO, "reliq")
     consumer, told = Consumer(), []
 

@@ -1,4 +1,4 @@
-"""Publishes are measured where they are made: how long they took, and what became of their messages."""
+"""PublishMetrics measures each publish and counts its messages by outcome."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def registry():
 
 @pytest.fixture
 def told(registry):
-    """Return how many calls of a queue were measured, and the messages by what became of them."""
+    """Return how many calls of a queue were measured, and its messages by outcome."""
 
     def read(queue):
         samples = [one for family in registry.collect() for one in family.samples if one.labels.get("queue") == queue]
@@ -28,7 +28,7 @@ def told(registry):
     return read
 
 
-def test_every_call_is_measured_and_every_message_counted_by_what_became_of_it(url, registry, told):
+def test_publishes_are_measured_and_messages_counted_by_outcome(url, registry, told):
     queue = Queue("q", int, url=url, observers=[PublishMetrics(registry)])
 
     async def publish():
@@ -49,7 +49,7 @@ def test_every_call_is_measured_and_every_message_counted_by_what_became_of_it(u
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_call_that_failed_is_measured_too_and_its_messages_are_refused_or_nobody_knows(client, url, registry, told):
+def test_failed_publish_is_measured_and_its_messages_are_refused_or_unknown(client, url, registry, told):
     metrics = PublishMetrics(registry)
     away = Queue("away", int, url="redis://127.0.0.1:1/0", observers=[metrics])
     wrong = Queue("wrong", int, url=url, observers=[metrics])
@@ -67,7 +67,7 @@ def test_a_call_that_failed_is_measured_too_and_its_messages_are_refused_or_nobo
     assert told("wrong") == (1, {"refused": 1})
 
 
-def test_a_registry_takes_one_and_one_serves_many_queues(url, registry, told):
+def test_one_publish_metrics_serves_many_queues_of_a_registry(url, registry, told):
     metrics = PublishMetrics(registry)
     queues = [Queue(name, int, url=url, observers=[metrics]) for name in ("a", "b")]
 

@@ -1,4 +1,4 @@
-"""The port: where it listens, what it answers when Redis or a worker is in trouble, and the commands around it."""
+"""The metrics port: where it listens, what its probes answer in trouble, and the commands around it."""
 
 import os
 import signal
@@ -9,9 +9,10 @@ import threading
 
 import psutil
 import pytest
-from patience import eventually, figures, get, scrape, value
+from patience import figures, get, scrape, value
 from ports import free_port
 from prometheus_client import CollectorRegistry, Counter, generate_latest
+from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
 from reliq.embedded import EmbeddedRedis
@@ -44,22 +45,12 @@ def listeners(pid):
     return {place.laddr.ip for place in psutil.Process(pid).net_connections("tcp") if place.status == "LISTEN"}
 
 
-def test_it_listens_on_the_loopback_unless_told_otherwise(worker, command, environment):
-    running, _ = worker(processes=1)
-    port = free_port()
-    other = command("exporter", "--port", str(port), "--host", "0.0.0.0")
-    eventually(lambda: get(port, "/live")[0] == 200, "the exporter serves")
-
-    assert listeners(running.process.pid) == {"127.0.0.1"}
-    assert listeners(other.process.pid) == {"0.0.0.0"}
-
-
 @pytest.mark.parametrize(
     "arguments",
     [("worker", "monitored:consumer", "--metrics-port"), ("exporter", "--port")],
     ids=["worker", "exporter"],
 )
-def test_a_port_in_use_is_one_line_that_says_so(reliq, arguments):
+def test_port_in_use_is_reported_in_one_line(reliq, arguments):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = reliq(*arguments, port)
@@ -72,22 +63,22 @@ def test_a_port_in_use_is_one_line_that_says_so(reliq, arguments):
 @pytest.mark.parametrize(
     ("port", "host", "complaint"),
     [(70000, None, "metrics port must be 0 to 65535, not 70000"), (0, "192.0.2.1", "this machine has no such address")],
+    ids=["port", "host"],
 )
-def test_a_place_where_nobody_can_listen_is_refused(port, host, complaint):
+def test_impossible_port_or_host_is_refused(port, host, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
         Endpoint(port, host, page=Page(), live=str, ready=str)
 
 
-def test_other_pages_are_not_found_and_a_head_has_no_body():
+def test_endpoint_serves_probes_and_no_other_page():
     with Endpoint(0, None, page=Page(), live=str, ready=lambda: "starting") as endpoint:
         assert get(endpoint.port, "/")[0] == 404
         assert get(endpoint.port, "/live") == (200, "ok\n")
         assert get(endpoint.port, "/ready?x=1") == (503, "starting\n")
 
 
-def test_while_redis_is_away_a_scrape_answers_in_time_with_the_counters_and_the_worker_need_not_be_restarted(
-    worker, jobs, redis_server, reliq
-):
+@pytest.mark.slow
+def test_worker_during_an_outage_serves_its_counters_and_stays_alive(worker, jobs, redis_server, reliq):
     running, port = worker()
     jobs.SHOP.publish("good")
     eventually(lambda: value(scrape(port), "reliq_acked_total", queue="shop"), "the message is handled")
@@ -112,17 +103,7 @@ def test_while_redis_is_away_a_scrape_answers_in_time_with_the_counters_and_the_
     assert len(running.children()) == 2
 
 
-def test_a_worker_that_is_idle_or_paused_goes_on_completing_claim_rounds(worker, jobs):
-    jobs.SHOP.pause()
-    _, port = worker()
-    since = value(scrape(port), "reliq_last_claim_timestamp_seconds")
-
-    eventually(lambda: value(scrape(port), "reliq_last_claim_timestamp_seconds") > since + 1, "both claimed again")
-
-    assert get(port, "/live") == (200, "ok\n")
-
-
-def test_health_of_a_worker_that_is_not_there_is_a_failure_with_the_reason(reliq):
+def test_health_command_without_a_worker_fails_with_the_reason(reliq):
     port = free_port()
 
     done = reliq("health", "live", "--port", port)
@@ -131,13 +112,16 @@ def test_health_of_a_worker_that_is_not_there_is_a_failure_with_the_reason(reliq
     assert f"no answer from 127.0.0.1:{port}" in done.stderr
 
 
-def test_the_exporter_tells_of_queues_that_no_worker_serves_and_waits_for_redis(command, server_path, environment):
+@pytest.mark.slow
+def test_exporter_serves_queues_without_workers_and_waits_for_redis(command, server_path, environment):
     with EmbeddedRedis(server=server_path, port=free_port()) as server:
         Queue("lonely", int, url=server.url).publish(1)
         server.kill()
         port = free_port()
-        command("exporter", "--url", server.url, "--queue", "lonely", "--port", str(port))
+        options = ("--queue", "lonely", "--port", str(port), "--host", "0.0.0.0")
+        running = command("exporter", "--url", server.url, *options)
         eventually(lambda: get(port, "/live")[0] == 200, "it serves although Redis is away")
+        assert listeners(running.process.pid) == {"0.0.0.0"}
         assert value(scrape(port), "reliq_redis_up") == 0
         assert get(port, "/ready")[0] == 503
 
@@ -148,14 +132,16 @@ def test_the_exporter_tells_of_queues_that_no_worker_serves_and_waits_for_redis(
         eventually(lambda: get(port, "/ready")[0] == 200, "and is ready")
 
 
-def test_a_worker_may_leave_the_figures_of_queues_to_an_exporter(worker, jobs, client):
+@pytest.mark.slow
+def test_worker_without_queue_metrics_serves_those_of_processes_and_redis(worker, jobs, client):
     jobs.SHOP.publish("good")
-    _, port = worker("--no-queue-metrics", processes=1)
+    running, port = worker("--no-queue-metrics", processes=1)
 
     found = eventually(
         lambda: value(page := scrape(port), "reliq_lag_seconds_count", queue="shop") == 1 and page, "it is handled"
     )
 
+    assert listeners(running.process.pid) == {"127.0.0.1"}
     assert value(found, "reliq_redis_up") == 1
     assert value(found, "reliq_redis_memory_bytes") > 0
     assert {name for name, _ in found} & {"reliq_messages", "reliq_acked_total", "reliq_queues_left_out"} == set()
@@ -185,7 +171,7 @@ class TestOneProcess:
         consumer.stop()
         queue.close()
 
-    def test_it_serves_its_own_figures_while_it_runs(self, consumer, client):
+    def test_endpoint_serves_the_figures_of_a_running_consumer(self, consumer, client):
         with served(consumer, port=0) as endpoint:
             assert get(endpoint.port, "/ready") == (503, "starting: process 0\n")
             consumer.start(WorkerSettings(concurrency=3))
@@ -201,7 +187,14 @@ class TestOneProcess:
             client.set(consumer.queue.keys.pending, "no sorted set")
             eventually(
                 lambda: value(scrape(endpoint.port), "reliq_redis_errors_total", reason="refused") > 0,
-                "what Redis refuses is counted",
+                "refused commands are counted",
+            )
+            client.delete(consumer.queue.keys.pending)
+            consumer.queue.pause()
+            claimed = value(scrape(endpoint.port), "reliq_last_claim_timestamp_seconds")
+            eventually(
+                lambda: value(scrape(endpoint.port), "reliq_last_claim_timestamp_seconds") > claimed + 1,
+                "a paused worker goes on with its claim rounds",
             )
 
         assert value(found, "reliq_redis_errors_total", reason="refused") == 0
@@ -211,7 +204,7 @@ class TestOneProcess:
         assert value(found, "reliq_messages", queue="single", state="ready") == 0
         assert consumer.observers == []
 
-    def test_a_registry_handed_in_has_them_beside_its_own(self, consumer):
+    def test_registry_of_the_application_has_the_figures_while_the_consumer_runs(self, consumer):
         registry = CollectorRegistry(auto_describe=True)
         Counter("mine", "of the user", registry=registry).inc()
 
@@ -223,7 +216,7 @@ class TestOneProcess:
         assert value(found, "reliq_redis_up") == 1
         assert set(after) == {("mine_total", ())}
 
-    def test_a_worker_without_redis_is_alive_and_not_ready_and_goes_on_trying(self, server_path):
+    def test_consumer_without_redis_is_alive_not_ready_and_reconnects(self, server_path):
         with EmbeddedRedis(server=server_path, port=free_port()) as server:
             consumer, tries = Consumer(), []
             consumer.handler(Queue("single", int, url=server.url))(lambda body: None)
@@ -246,6 +239,7 @@ class TestOneProcess:
         assert value(found, "reliq_redis_errors_total", reason="away") >= 3
         assert value(found, "reliq_redis_reconnects_total") == 0
 
+    @pytest.mark.slow
     def test_run_serves_until_it_ends(self, environment, jobs):
         port = free_port()
         text = f"import monitored; raise SystemExit(monitored.consumer.run(metrics_port={port}))"
@@ -260,13 +254,13 @@ class TestOneProcess:
 
 
 class TestPulse:
-    """Alive is who completes claim rounds; who is starting, or without Redis, has longer."""
+    """A process that completes claim rounds is alive; a starting process, or one without Redis, has longer."""
 
     @staticmethod
     def stats(last_claim_at):
         return EngineStats(last_claim_at, False, 0, 0, 0.0, slots=1, busy_slots=0, hung_slots=0)
 
-    def test_a_process_that_claims_is_alive_and_one_that_stopped_claiming_is_not(self, tmp_path):
+    def test_process_without_claim_rounds_is_not_alive(self, tmp_path):
         pulse = Pulse(tmp_path / "pulse")
         start = pulse._read()[0]
         pulse.note(self.stats(start + 100))
@@ -275,7 +269,7 @@ class TestPulse:
         assert pulse.complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
         assert Pulse(tmp_path / "pulse").complaint(start + 101 + CLAIM_SECONDS) == "no claim round for 31 s"
 
-    def test_one_that_cannot_reach_redis_is_alive_as_long_as_it_tries(self):
+    def test_process_without_redis_is_alive_while_it_tries(self):
         pulse = Pulse()
         pulse._write(pulse._read()[0] - 10 * PATIENT_SECONDS, 0.0, ready=True)  # its last claim round was long ago
         for part in ("fetcher", "start"):
@@ -285,14 +279,14 @@ class TestPulse:
             assert pulse.complaint(tried + PATIENT_SECONDS - 1) == ""
             assert "no try to reach Redis" in pulse.complaint(tried + PATIENT_SECONDS + 1)
 
-    def test_tries_of_other_parts_hide_no_part_that_claims_and_hangs(self):
+    def test_tries_of_other_parts_hide_no_hung_claim_round(self):
         pulse = Pulse()
         pulse.note(self.stats(pulse._read()[0]))
         pulse(RedisAway("", "scheduler", "gone"))
 
         assert pulse.complaint(pulse._read()[0] + CLAIM_SECONDS + 1) == "no claim round for 31 s"
 
-    def test_one_that_has_reached_redis_again_has_as_long_as_any(self):
+    def test_process_that_reached_redis_again_has_the_usual_time(self):
         pulse = Pulse()
         pulse(RedisAway("", "fetcher", "gone"))
         claimed = pulse._read()[1] + 1
@@ -300,7 +294,7 @@ class TestPulse:
 
         assert pulse.complaint(claimed + CLAIM_SECONDS + 1) == "no claim round for 31 s"
 
-    def test_one_that_is_starting_has_as_long_and_one_that_starts_again_and_again_no_longer(self, tmp_path):
+    def test_process_that_starts_repeatedly_has_the_time_of_one_start(self, tmp_path):
         first = Pulse(tmp_path / "pulse")
         first.note(None)
         again = Pulse(tmp_path / "pulse")

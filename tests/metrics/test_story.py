@@ -1,21 +1,18 @@
-"""One story, seen by a real Prometheus: the first row says in each act what is wrong, and the alert of it fires."""
+"""Two stories, seen by a real Prometheus: in each act the dashboard's first row shows the fault, and its alert fires."""
 
 import signal
 
 import psutil
 import pytest
-import redis
-from patience import eventually
 from ports import free_port
 from stage import Stage, faster_rules
+from waiting import eventually
 
 from reliq.embedded import EmbeddedRedis
-from reliq.keys import Keys
 
-#: All that is waited for, one after the other, on a machine that is busy.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 PROCESSES, SLOTS, POISON = 2, 8, 12
-#: What only Redis knows, and a table shows nothing of while it is away.
+#: Panels without figures while Redis is away.
 OF_REDIS = {"The account", "Redis version", "Queues not shown"}
 #: No queue of the story has keys.
 OF_KEYS = {"Largest keys", "Keys in turn and asleep"}
@@ -51,14 +48,12 @@ def scene(staged, own_redis, worker, command, prometheus, tmp_path):
     other = free_port()
     command("exporter", "--port", str(other))
     stage = Stage(prometheus(tmp_path / "rules.yml", {"cluster": "test"}, reliq=(port, other)))
-    client = redis.Redis(unix_socket_path=str(own_redis.socket))
-    yield Scene(stage, staged, own_redis, client, running, tmp_path / "gate")
-    client.close()
+    return Scene(stage, staged, own_redis, running, tmp_path / "gate")
 
 
 class Scene:
-    def __init__(self, stage, staged, server, client, worker, gate):
-        self.stage, self.server, self.client, self.worker, self.gate = stage, server, client, worker, gate
+    def __init__(self, stage, staged, server, worker, gate):
+        self.stage, self.server, self.worker, self.gate = stage, server, worker, gate
         self.orders, self.reports = staged.ORDERS, staged.REPORTS
 
     def acked(self, queue, number):
@@ -66,28 +61,17 @@ class Scene:
             lambda: queue.counts().totals.get("acked", 0) >= number, f"{number} messages of {queue.name} are acked"
         )
 
-    def config(self, name, value):
-        self.client.config_set(name, value)
 
-
-def test_the_first_row_says_what_is_wrong_in_every_act_and_each_alert_comes_of_its_fault(scene):
-    for act in (
-        at_rest,
-        frozen_and_killed,
-        paused,
-        slow,
-        poisoned,
-        tampered_with,
-        ill_configured,
-        redis_away,
-        worker_dead,
-    ):
+@pytest.mark.parametrize("story", ["processes-and-slow-handlers", "messages-and-redis"])
+def test_dashboard_and_alerts_show_each_fault(scene, story):
+    stories = {
+        "processes-and-slow-handlers": (frozen_and_killed, paused, slow),
+        "messages-and-redis": (poisoned, redis_away, worker_dead),
+    }
+    for act in (at_rest, *stories[story]):
         act(scene)
         may_be_silent = {"Firing now"} | OF_KEYS | (OF_REDIS if act is redis_away else set())
         scene.stage.speaks(act.__name__, may_be_silent)
-        places = scene.stage.queue_places()
-        assert len(places) > 20
-        assert {tuple(order) for order in places.values()} == {("orders", "quiet", "reports")}, act.__name__
 
 
 def at_rest(scene):
@@ -105,7 +89,7 @@ def at_rest(scene):
     line = scene.stage.table("Queues now")["orders"]
     states = {state: line[state] for state in ("pending", "ready", "unack", "retry", "garbage", "dead", "paused")}
     assert set(states.values()) == {0}
-    eventually(lambda: account_of(scene, "orders") == (30, 30, 0, 0), "the account is that of the last scrape")
+    eventually(lambda: account_of(scene, "orders") == (30, 30, 0, 0), "the account has the last scrape")
     assert max(scene.stage.last("Last claim age").values()) < 3
     assert scene.stage.last("Since the last tick")["heartbeat",] < 60
 
@@ -165,7 +149,7 @@ def slow(scene):
     assert scene.stage.colours()["Fullest worker"] == "red"
     assert max(scene.stage.last("Slots used").values()) == 1
     assert scene.stage.last("In flight")["running",] == SLOTS
-    assert max(scene.stage.last("Longest running handler").values()) > 3
+    eventually(lambda: max(scene.stage.last("Longest running handler").values()) > 3, "the graph shows a long handler")
     scene.gate.unlink()
     scene.acked(scene.reports, SLOTS + 121)
     scene.stage.shows("quick again", Fullest_worker=lambda share: share < 0.8, Longest_wait=0)
@@ -185,35 +169,6 @@ def poisoned(scene):
     )
 
 
-def tampered_with(scene):
-    pending = Keys("orders").pending
-    id = scene.orders.publish("later", delay=600).id
-    (due,) = [score for _, score in scene.client.zrange(pending, 0, -1, withscores=True)]
-    scene.client.zrem(pending, id)
-
-    scene.stage.fires("ReliqAccountBroken")
-    eventually(lambda: scene.stage.table("The account")["orders"]["missing"] == 1, "the account says what is missing")
-    scene.client.zadd(pending, {id: due})
-    eventually(lambda: scene.stage.table("The account")["orders"]["missing"] == 0, "the account is whole again")
-
-
-def ill_configured(scene):
-    scene.config("maxmemory", int(scene.client.info("memory")["used_memory"] * 1.05))
-    scene.config("appendonly", "no")
-
-    scene.stage.fires("ReliqRedisMemoryHigh", "ReliqRedisAofOff")
-    scene.config("maxmemory", 0)
-    scene.config("maxmemory-policy", "allkeys-lru")
-    scene.stage.fires("ReliqRedisEvicts")
-    scene.config("maxmemory-policy", "noeviction")
-    scene.config("appendonly", "yes")
-    eventually(lambda: is_written(scene.client.info("persistence")), "Redis writes its file again")
-
-
-def is_written(facts):
-    return facts["aof_enabled"] and not facts["aof_rewrite_in_progress"] and not facts["aof_rewrite_scheduled"]
-
-
 def redis_away(scene):
     scene.server.kill()
 
@@ -228,7 +183,7 @@ def redis_away(scene):
 def worker_dead(scene):
     scene.server.start()
     scene.orders.publish("good")
-    scene.acked(scene.orders, 35)
+    scene.acked(scene.orders, 31)
     scene.stage.shows("Redis back", Redis=1, Longest_wait=0)
     supervisor = psutil.Process(scene.worker.process.pid)
     for one in (supervisor, *supervisor.children(recursive=True)):
@@ -246,6 +201,6 @@ def worker_dead(scene):
     assert {"ReliqTargetDown", "ReliqNoWorkers", "ReliqNobodyClaims"} <= set(scene.stage.table("Firing now"))
     colours = scene.stage.colours()
     assert {colours[title] for title in ("Targets down", "Processes", "Alerts")} == {"red"}
-    # What came due and was promoted by nobody waits too; what is due in ten minutes does not.
+    # A due message that no process promoted waits too.
     assert scene.stage.last("Backlog")["orders",] == 21
-    assert scene.stage.table("Queues now")["orders"]["pending"] == 2
+    assert scene.stage.table("Queues now")["orders"]["pending"] == 1

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from patience import eventually
+from waiting import eventually
 
 from reliq import Layout, Outgoing, Queue
 from reliq.errors import ConfigurationError, PublishFailed
@@ -39,7 +39,7 @@ def handled(environment):
     return run
 
 
-def test_a_handler_in_another_process_is_a_child_of_the_publish(published, handled, environment):
+def test_handler_span_in_another_process_is_a_child_of_the_publish(published, handled, environment):
     import traced
 
     receipt = traced.TRACED.publish("good", headers={"mine": "stays"})
@@ -67,7 +67,7 @@ def test_a_handler_in_another_process_is_a_child_of_the_publish(published, handl
     assert "secret" not in json.dumps(spans)
 
 
-def test_a_publish_is_a_producer_span_in_the_words_of_the_conventions(published, url):
+def test_publish_span_follows_the_conventions(published, url):
     queue = Queue("q", int, url=url)
 
     receipt = queue.publish(1)
@@ -83,7 +83,7 @@ def test_a_publish_is_a_producer_span_in_the_words_of_the_conventions(published,
     }
 
 
-def test_many_are_one_span_and_each_carries_it_with_headers_of_its_own(published, url):
+def test_publish_many_is_one_span_that_each_message_carries(published, url):
     queue = Queue("q", int, url=url)
 
     queue.publish_many(Outgoing(body=number, headers={"n": str(number)}) for number in range(3))
@@ -95,7 +95,7 @@ def test_many_are_one_span_and_each_carries_it_with_headers_of_its_own(published
         assert {job.headers["traceparent"].split("-")[1] for job in jobs} == {span["trace"]}
 
 
-def test_async_publishes_are_traced_as_well(published, url):
+def test_async_publishes_are_traced(published, url):
     queue = Queue("q", int, url=url)
 
     async def publish():
@@ -108,7 +108,7 @@ def test_async_publishes_are_traced_as_well(published, url):
     assert [span["name"] for span in published()] == ["publish q", "publish q"]
 
 
-def test_a_queue_of_bare_bodies_is_published_to_without_headers(published, url):
+def test_publish_of_bare_bodies_is_traced_without_headers(published, url):
     queue = Queue("q", bytes, url=url, layout=Layout.hdt3213())
 
     queue.publish(b"x")
@@ -119,7 +119,7 @@ def test_a_queue_of_bare_bodies_is_published_to_without_headers(published, url):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_publish_that_fails_is_an_error_by_its_class_alone(published):
+def test_failed_publish_is_an_error_span_with_its_class_only(published):
     queue = Queue("q", int, url="redis://127.0.0.1:1/0")
 
     with pytest.raises(ConfigurationError):
@@ -133,7 +133,7 @@ def test_a_publish_that_fails_is_an_error_by_its_class_alone(published):
     ]
 
 
-def test_without_instrumentation_nothing_is_imported_sent_or_wrapped(url):
+def test_tracing_without_instrument_imports_and_wraps_nothing(url):
     queue = Queue("q", int, url=url)
     queue.publish(1)
     text = "import sys, reliq, reliq.cli.app; print('reliq.tracing' in sys.modules)"

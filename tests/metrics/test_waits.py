@@ -1,4 +1,4 @@
-"""How long messages have waited that tell no time: what looks saw of them, and never more than is true."""
+"""Ages of messages without a due time: how long looks have seen them, never more than is true."""
 
 import pytest
 from go_original import GoProgram
@@ -46,7 +46,7 @@ def ready(go, count=1):
     return ids
 
 
-def test_the_first_look_knows_nothing_and_each_later_one_how_long_it_was_watched(go, look):
+def test_age_is_unknown_at_the_first_look_and_then_the_time_watched(go, look):
     ready(go, 500)
 
     assert "ready" not in look(0)
@@ -54,7 +54,7 @@ def test_the_first_look_knows_nothing_and_each_later_one_how_long_it_was_watched
     assert look(320)["ready"] == 320
 
 
-def test_what_came_later_is_younger_and_what_moves_is_forgotten(go, look):
+def test_age_is_that_of_the_oldest_message_still_there(go, look):
     ready(go, 3)
     look(0)
     ready(go, 3)
@@ -70,7 +70,7 @@ def test_what_came_later_is_younger_and_what_moves_is_forgotten(go, look):
     assert look(31)["ready"] == 0
 
 
-def test_a_queue_that_moves_all_the_time_is_as_late_as_its_longest_wait(go, look):
+def test_age_of_a_moving_queue_is_its_longest_wait(go, look):
     """A backlog of ten looks: each message is seen for nine, though the first one is another at each look."""
     ready(go, 10)
     ages = []
@@ -82,7 +82,7 @@ def test_a_queue_that_moves_all_the_time_is_as_late_as_its_longest_wait(go, look
     assert set(ages[20:]) == {9}
 
 
-def test_a_message_that_was_delivered_again_has_waited_since_then_and_in_the_other_list(go, look, client):
+def test_age_of_a_redelivery_counts_from_its_return_to_retry(go, look, client):
     [id] = ready(go)
     look(0)
     go.claim(1)
@@ -94,7 +94,7 @@ def test_a_message_that_was_delivered_again_has_waited_since_then_and_in_the_oth
     assert client.lrange(KEYS.retry, 0, -1) == [id.encode()]
 
 
-def test_a_message_of_reliqs_in_such_a_queue_is_not_late_since_it_was_published(url, look):
+def test_age_of_a_delayed_message_does_not_count_from_its_publish(url, look):
     """Its id tells when it was made, not when it was due: a delay of half an hour is not half an hour late."""
     queue = Queue("orders", bytes, url=url, layout=Layout.hdt3213())
     queue.publish(b"x", delay=0.001)
@@ -105,7 +105,7 @@ def test_a_message_of_reliqs_in_such_a_queue_is_not_late_since_it_was_published(
     assert look(7)["ready"] == 7
 
 
-def test_no_more_is_remembered_than_is_bounded_and_the_oldest_stays(go, look, snapshots):
+def test_marks_are_bounded_and_keep_the_oldest(go, look, snapshots):
     for second in range(3 * MARKS_LIMIT):
         ready(go)
         look(second)
@@ -114,7 +114,7 @@ def test_no_more_is_remembered_than_is_bounded_and_the_oldest_stays(go, look, sn
     assert look(1000)["ready"] == 1000
 
 
-def test_a_queue_that_is_looked_at_no_more_is_forgotten():
+def test_marks_of_a_queue_without_looks_are_forgotten():
     waits = Waits({"hdt3213 a": [], "hdt3213 b": []})
 
     waits.keep([Keys("b", Layout.hdt3213())])
@@ -122,7 +122,7 @@ def test_a_queue_that_is_looked_at_no_more_is_forgotten():
     assert waits.marks == {"hdt3213 b": []}
 
 
-def test_a_scrape_tells_of_a_queue_that_only_go_works_on(go, client, connection):
+def test_page_has_a_queue_that_only_go_works_on(go, client, connection):
     ready(go, 5)
     client.hset(QUEUES_KEY, KEYS.entry, "1")
     collector = QueueCollector(SnapshotReader(Client(connection.wire(5.0))).look)

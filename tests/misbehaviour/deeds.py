@@ -18,6 +18,7 @@ from reliq.transport.connection import default_url
 
 HELD = Queue("held", str, retries=0)
 LIMITED = Queue("limited", str, retries=0)
+AHELD = Queue("aheld", str, retries=0)
 HANGING = Queue("hanging", str, retries=0)
 SWALLOWING = Queue("swallowing", str, retries=0)
 WAITING = Queue("waiting", str, retries=3)
@@ -26,13 +27,11 @@ AGOOD = Queue("agood", int, retries=5)
 PLAIN = Queue("plain", str, retries=0)
 ASYNC = Queue("async", str, retries=0)
 SLOW = Queue("slow", str, retries=0)
-OVERDUE = Queue("overdue", str, retries=0)
-OVERDUE_ASYNC = Queue("overdue-async", str, retries=0)
 DEADLY = Queue("deadly", str, retries=0)
 DEADLY_ASYNC = Queue("deadly-async", str, retries=0)
 QUEUES = (
-    *(HELD, LIMITED, HANGING, SWALLOWING, WAITING, GOOD, AGOOD),
-    *(PLAIN, ASYNC, SLOW, DEADLY, DEADLY_ASYNC, OVERDUE, OVERDUE_ASYNC),
+    *(HELD, AHELD, LIMITED, HANGING, SWALLOWING, WAITING, GOOD, AGOOD),
+    *(PLAIN, ASYNC, SLOW, DEADLY, DEADLY_ASYNC),
 )
 #: A good handler, and as many slots as this, bound the rate of its queue, not the machine.
 GOOD_SECONDS, GOOD_SLOTS = 0.02, 4
@@ -56,13 +55,34 @@ def hold_the_interpreter(how: str) -> None:
     ctypes.PyDLL(None).sleep(seconds)
 
 
-@consumer.handler(HELD, lease=1, timeout=600)
+@consumer.handler(HELD, lease=3, timeout=600)
 def held(how: str, job: Job[str]) -> None:
     if how.startswith("with a child "):
         how = how.removeprefix("with a child ")
         notes().rpush("children", subprocess.Popen(["sleep", "1000"]).pid)
     notes().hincrby("started", job.id)
     hold_the_interpreter(how)
+
+
+async def held_in_a_task(how: str) -> None:
+    await asyncio.sleep(0.01)
+    hold_the_interpreter(how)
+
+
+@consumer.handler(AHELD, lease=3, timeout=600)
+async def aheld(how: str, job: Job[str]) -> None:
+    """Hold the interpreter in a task of one's own, or when cancelled; or sleep, for another coroutine to do so."""
+    await asyncio.to_thread(notes().hincrby, "started", job.id)
+    if how == "sleeps":
+        await asyncio.sleep(10)
+    elif how.startswith("cancelled "):
+        async with asyncio.timeout(0.01):
+            try:
+                await asyncio.sleep(10)
+            finally:
+                hold_the_interpreter(how.removeprefix("cancelled "))
+    else:
+        await asyncio.gather(held_in_a_task(how))
 
 
 @consumer.handler(LIMITED, lease=1, timeout=2)
@@ -85,7 +105,7 @@ async def swallowing(_: str, job: Job[str]) -> None:
     await table.swallow()
 
 
-@consumer.handler(WAITING, lease=1, timeout=600)
+@consumer.handler(WAITING, lease=3, timeout=600)
 def waiting(key: str, job: Job[str]) -> None:
     """Wait for the test, as for a slow server."""
     notes().hincrby("started", job.id)
@@ -93,12 +113,12 @@ def waiting(key: str, job: Job[str]) -> None:
     notes().hset("pid", job.id, os.getpid())
 
 
-@consumer.handler(GOOD, lease=1, backoff=wait_fixed(0.1), concurrency=GOOD_SLOTS)
+@consumer.handler(GOOD, lease=2, backoff=wait_fixed(0.1), concurrency=GOOD_SLOTS)
 def good(number: int) -> None:
     time.sleep(GOOD_SECONDS)
 
 
-@consumer.handler(AGOOD, lease=1, backoff=wait_fixed(0.1), concurrency=GOOD_SLOTS)
+@consumer.handler(AGOOD, lease=2, backoff=wait_fixed(0.1), concurrency=GOOD_SLOTS)
 async def agood(number: int) -> None:
     await asyncio.sleep(GOOD_SECONDS)
 
@@ -106,7 +126,7 @@ async def agood(number: int) -> None:
 def misbehave(queue: Queue[str], deeds: dict[str, table.Deed], **options: Any) -> None:
     """Register the handler whose messages name what it does."""
 
-    @consumer.handler(queue, lease=1, **options)
+    @consumer.handler(queue, **options)
     def do(name: str) -> Any:
         return deeds[name].do()
 
@@ -114,15 +134,15 @@ def misbehave(queue: Queue[str], deeds: dict[str, table.Deed], **options: Any) -
 def misbehave_async(queue: Queue[str], deeds: dict[str, table.Deed], **options: Any) -> None:
     """Register the coroutine whose messages name what it does."""
 
-    @consumer.handler(queue, lease=1, **options)
+    @consumer.handler(queue, **options)
     async def do(name: str) -> Any:
         return await deeds[name].do()
 
 
-misbehave(PLAIN, table.PLAIN | table.LASTING, timeout=60)
-misbehave(OVERDUE, table.OVERDUE, timeout=1)
-misbehave(DEADLY, table.DEADLY, timeout=600)
-misbehave_async(ASYNC, table.ASYNC, timeout=60)
-misbehave_async(SLOW, table.SLOW, timeout=2)
-misbehave_async(OVERDUE_ASYNC, table.OVERDUE_ASYNC, timeout=1)
-misbehave_async(DEADLY_ASYNC, table.DEADLY_ASYNC, timeout=60)
+#: A busy machine may have a process stand still for seconds: its messages have one attempt.
+PATIENT = {"lease": 20}
+misbehave(PLAIN, table.PLAIN | table.LASTING, timeout=60, **PATIENT)
+misbehave_async(ASYNC, table.ASYNC, timeout=60, **PATIENT)
+misbehave_async(SLOW, table.SLOW, timeout=6, **PATIENT)
+misbehave(DEADLY, table.DEADLY, timeout=600, lease=2)
+misbehave_async(DEADLY_ASYNC, table.DEADLY_ASYNC, timeout=60, **PATIENT)

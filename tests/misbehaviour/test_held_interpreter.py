@@ -6,13 +6,15 @@ import psutil
 import pytest
 from waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 
 def started(client, id):
     return int(client.hget("started", id) or 0)
 
 
-def test_the_message_of_a_handler_that_holds_the_interpreter_pays_and_its_neighbours_do_not(worker, deeds, client):
-    process = worker("--concurrency", "4", "--stall", "2")
+def test_only_the_message_that_holds_the_interpreter_pays(worker, deeds, client):
+    process = worker("--concurrency", "4", "--stall", "5")
     waiting = deeds.WAITING.publish("bell").id
     eventually(lambda: started(client, waiting) == 1, "a neighbour runs")
 
@@ -36,7 +38,22 @@ def test_the_message_of_a_handler_that_holds_the_interpreter_pays_and_its_neighb
     assert (started(client, waiting), started(client, bad)) == (2, 1)
 
 
-def test_a_handler_that_holds_the_interpreter_beyond_its_timeout_is_ended_then(worker, deeds, client):
+@pytest.mark.parametrize("how", ["re", "cancelled re"])
+def test_coroutine_that_holds_the_interpreter_is_named_and_pays_alone(worker, deeds, client, how):
+    process = worker("--concurrency", "4", "--stall", "5", "--queue", "aheld")
+    sleeping = [deeds.AHELD.publish("sleeps").id for _ in range(2)]
+    eventually(lambda: all(started(client, id) for id in sleeping), "the neighbours run")
+
+    bad = deeds.AHELD.publish(how).id
+
+    eventually(lambda: deeds.AHELD.counts().dead == 1, "the bad one ends")
+    eventually(lambda: process.said(f"It ran: aheld {bad}\n"), "the log names it alone")
+    eventually(lambda: all(started(client, id) == 2 for id in sleeping), "the neighbours run again, without a retry")
+    assert [one.id for one in deeds.AHELD.letters()] == [bad]
+    assert deeds.AHELD.counts().totals.get("retried_lease", 0) == 0
+
+
+def test_handler_that_holds_the_interpreter_ends_at_its_timeout(worker, deeds, client):
     process = worker("--concurrency", "4")  # --stall would be half a minute
     waiting = deeds.WAITING.publish("bell").id
     eventually(lambda: started(client, waiting) == 1, "a neighbour runs")
@@ -52,9 +69,7 @@ def test_a_handler_that_holds_the_interpreter_beyond_its_timeout_is_ended_then(w
 
 
 @pytest.mark.parametrize("queue", ["HANGING", "SWALLOWING"])
-def test_a_handler_that_goes_on_beyond_its_timeout_ends_with_its_process_while_others_work(
-    worker, deeds, client, queue
-):
+def test_handler_that_ignores_its_timeout_ends_with_its_process(worker, deeds, client, queue):
     hangs = getattr(deeds, queue)
     process = worker("--concurrency", "8")
     waiting = deeds.WAITING.publish("bell").id
@@ -76,21 +91,21 @@ def test_a_handler_that_goes_on_beyond_its_timeout_ends_with_its_process_while_o
     assert deeds.WAITING.counts().totals.get("retried_lease", 0) == 0
 
 
-def test_alone_in_its_process_it_keeps_its_lease_and_what_waits_behind_it_goes_to_others_unspent(worker, deeds, client):
+def test_single_handler_that_holds_the_interpreter_keeps_its_lease(worker, deeds, client):
     worker("--concurrency", "1", "--queue", "held", "--queue", "good")
-    bad = deeds.HELD.publish("4").id
+    bad = deeds.HELD.publish("8").id
     eventually(lambda: started(client, bad), "the handler holds the interpreter")
     deeds.GOOD.publish_many(range(20))
     worker("--concurrency", "1", "--queue", "held", "--queue", "good")
 
     eventually(lambda: deeds.GOOD.counts().totals.get("acked") == 20, "the good ones are worked")
-    eventually(lambda: deeds.HELD.counts().totals.get("acked") == 1, "four leases later it ends well")
+    eventually(lambda: deeds.HELD.counts().totals.get("acked") == 1, "it ends well after more than two leases")
 
     assert started(client, bad) == 1
     assert deeds.GOOD.counts().totals.get("retried_lease", 0) == 0
 
 
-def test_nothing_outlives_a_killed_supervisor_not_even_what_holds_the_interpreter(worker, deeds, client):
+def test_no_process_outlives_a_killed_supervisor(worker, deeds, client):
     process = worker("--concurrency", "4", "--stall", "1000")
     bad = deeds.HELD.publish("with a child re").id
     eventually(lambda: started(client, bad), "the handler holds the interpreter")

@@ -1,6 +1,7 @@
 """What the tests of the outbox and the inbox share."""
 
 from contextlib import closing
+from functools import partial
 
 import pytest
 from databases import Postgresql, Sqlite
@@ -17,7 +18,7 @@ def postgres():
     """A PostgreSQL server."""
     if programs() is None:
         must_run_in_ci("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    with Postgres() as server:
+    with Postgres(max_prepared_transactions="2") as server:
         yield server
 
 
@@ -50,14 +51,20 @@ def orders(url):
 
 
 @pytest.fixture
-def mover(database, url):
-    """A relay; each call of the fixture makes another one."""
+def mover_at(url):
+    """Make relays, each with the URL of its database."""
     made = []
 
-    def make(observers=(), **options):
-        made.append(OutboxMover(Relay(database.url, **options), Clients(url, observers)))
+    def make(place, observers=(), redis=url, **options):
+        made.append(OutboxMover(Relay(place, **options), Clients(redis, observers)))
         return made[-1]
 
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def mover(database, mover_at):
+    """Make relays of the database under test."""
+    return partial(mover_at, database.url)

@@ -8,18 +8,17 @@ import pytest
 from databases import all_of
 from waiting import eventually
 
-from reliq import BodyError, ConfigurationError, Consumer, Layout, Queue, Reject, Relay
-from reliq.client.client import Clients
+from reliq import BodyError, ConfigurationError, Consumer, Layout, Queue, Reject
+from reliq.admin import Admin, LetterFilter, RedriveOptions
 from reliq.outbox.effects import inbox_keep_ms
 from reliq.outbox.store import Store
-from reliq.relay.mover import OutboxMover
 from reliq.settings import HandlerSettings, QueueSettings
 
 DAY_MS = 86_400_000
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'transactionid'"
 
 
-def effect(tx, job, *, begin="BEGIN"):
+def effect(tx, job):
     """The handler of an order: its one effect is a row of the application's."""
     if tx.__class__.__module__ == "sqlite3":
         tx.execute("BEGIN IMMEDIATE")
@@ -42,7 +41,7 @@ def made(database):
     return sorted(id for (id,) in all_of(database, "SELECT id FROM effects"))
 
 
-def test_a_message_that_is_delivered_twice_has_one_effect(database, tx, orders):
+def test_message_delivered_twice_has_its_effect_once(database, tx, orders):
     orders.publish({}, id="order-1")
     for expected in (True, False):
         with orders.receive(wait=5) as [job]:
@@ -53,7 +52,7 @@ def test_a_message_that_is_delivered_twice_has_one_effect(database, tx, orders):
     assert made(database) == ["order-1"]
 
 
-def test_an_effect_that_was_rolled_back_is_made_by_the_next_delivery(database, tx, orders):
+def test_rolled_back_effect_is_made_by_the_next_delivery(database, tx, orders):
     orders.publish({}, id="order-1")
     for end in (tx.rollback, tx.commit):
         with orders.receive(wait=5) as [job]:
@@ -64,7 +63,7 @@ def test_an_effect_that_was_rolled_back_is_made_by_the_next_delivery(database, t
     assert made(database) == ["order-1"]
 
 
-def test_tomorrows_message_of_the_same_chosen_id_is_another_one(database, tx, url, client):
+def test_later_message_with_the_same_chosen_id_has_its_own_effect(database, tx, url, client):
     """By its id alone the second would be passed over."""
     reports = Queue("reports", dict, url=url, dedup=0.001)
     for _ in range(2):
@@ -76,7 +75,7 @@ def test_tomorrows_message_of_the_same_chosen_id_is_another_one(database, tx, ur
     assert made(database) == ["daily", "daily"]
 
 
-def test_a_letter_that_is_redriven_runs_and_has_its_effect_once(database, tx, orders):
+def test_redriven_letter_has_its_effect_once(database, tx, orders):
     orders.publish({}, id="order-1")
     with orders.receive(wait=5) as [job]:
         assert effect(tx, job)
@@ -99,11 +98,38 @@ def test_a_letter_that_is_redriven_runs_and_has_its_effect_once(database, tx, or
     assert made(database) == ["order-1"]
 
 
+def test_moved_message_has_its_effect_and_follow_up_once(database, tx, url, orders):
+    """It is moved while it waits for its next try, and its dead letter is redriven to a third queue."""
+    other, third, mails = (Queue(name, dict, url=url) for name in ("other", "third", "mails"))
+    for known in (other, third):
+        known.publish({}, id="x")
+        known.cancel("x")
+    seen = []
+
+    def deliver(queue):
+        with queue.receive(wait=5) as [job]:
+            seen.append((effect(tx, job), bool(job.publish(mails, {}))))
+            tx.commit()
+            job.nack(delay=600) if queue is orders else job.reject(reason="card")
+
+    orders.publish({}, id="order-1")
+    deliver(orders)
+    admin = Admin(url)
+    assert admin.move("orders", "other", "unack").moved == 1
+    other.reschedule("order-1")
+    deliver(other)
+    collect(other)
+    assert admin.redrive("other", LetterFilter(), RedriveOptions(), to="third").redriven == 1
+    deliver(third)
+
+    assert seen == [(True, True), (False, False), (False, False)]
+
+
 def collect(queue):
     queue.moves.collect(["order-1"], letters_max=10, letters_ms=DAY_MS)
 
 
-def test_of_two_deliveries_at_once_one_has_the_effect(postgresql, url):
+def test_concurrent_deliveries_have_the_effect_once(postgresql, url):
     """The second waits for the end of the first: when that is rolled back, the effect is its own."""
     queue = Queue("orders", dict, url=url)
     with closing(postgresql.connect()) as tx:
@@ -124,7 +150,16 @@ def test_of_two_deliveries_at_once_one_has_the_effect(postgresql, url):
     assert len(made(postgresql)) == 2
 
 
-def test_async_code_asks_the_inbox_too(database, orders):
+def test_aonce_without_await_raises_when_it_decides(orders):
+    """A coroutine counts as True: every delivery would make the effects again."""
+    orders.publish({})
+    with orders.receive(wait=5) as [job]:
+        with pytest.raises(TypeError, match="`await` is missing"):
+            assert not job.aonce(None)
+        job.ack()
+
+
+def test_async_code_uses_the_inbox(database, orders):
     from sqlalchemy import text
     from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
@@ -147,7 +182,7 @@ def test_async_code_asks_the_inbox_too(database, orders):
     assert len(made(database)) == 1
 
 
-def test_the_inbox_has_no_rows_of_who_would_commit_them_alone(postgresql, orders):
+def test_inbox_refuses_connections_without_a_transaction(postgresql, orders):
     import psycopg
 
     orders.publish({})
@@ -160,7 +195,7 @@ def test_the_inbox_has_no_rows_of_who_would_commit_them_alone(postgresql, orders
             job.once(tx, keep=0)
 
 
-def test_a_row_of_the_inbox_stays_until_its_message_can_come_no_more(database, tx, url, mover):
+def test_inbox_row_stays_while_its_message_can_be_delivered(database, tx, url, mover):
     settings = QueueSettings(ttl=3600, letters_ttl=7200, retries=0)
     kept = inbox_keep_ms(settings, HandlerSettings())
     assert kept == 2 * 3_600_000 + 7_200_000 + DAY_MS
@@ -178,6 +213,11 @@ def test_a_row_of_the_inbox_stays_until_its_message_can_come_no_more(database, t
     assert store.clean(0) == (0, 1)
     shift(database, kept - 62_000)
     assert store.clean(0) == (0, 0)
+    assert not one.once(tx, keep=1)  # it is delivered again, so that it may die and be redriven again
+    assert not one.once(tx)
+    tx.commit()
+    shift(database, kept - 1_000)
+    assert store.clean(0) == (0, 0)
     shift(database, 2_000)
     assert store.clean(0) == (0, 1)
 
@@ -188,7 +228,7 @@ def shift(database, ms):
         tx.commit()
 
 
-def test_the_longest_backoffs_count_for_how_long_a_row_stays():
+def test_inbox_row_stays_for_the_longest_backoffs():
     short, long = (inbox_keep_ms(QueueSettings(retries=retries), HandlerSettings()) for retries in (1, 100))
 
     assert long - short > 99 * 1800 * 1000
@@ -197,7 +237,7 @@ def test_the_longest_backoffs_count_for_how_long_a_row_stays():
 # ---- follow-ups
 
 
-def test_a_job_that_runs_twice_publishes_its_next_steps_once(url, orders):
+def test_job_that_runs_twice_publishes_its_follow_ups_once(url, orders):
     mails = Queue("mails", dict, url=url)
     orders.publish({})
     for expected in (True, False):
@@ -212,7 +252,7 @@ def test_a_job_that_runs_twice_publishes_its_next_steps_once(url, orders):
     assert (counts.ready, counts.pending) == (2, 1)
 
 
-def test_a_next_step_is_the_same_message_for_its_inbox_even_when_its_id_is_free_again(database, tx, url, orders):
+def test_repeated_follow_up_is_the_same_message_for_its_inbox(database, tx, url, orders):
     mails = Queue("mails", dict, url=url)
     orders.publish({})
     done = []
@@ -227,7 +267,7 @@ def test_a_next_step_is_the_same_message_for_its_inbox_even_when_its_id_is_free_
     assert done == [True, False]
 
 
-def test_follow_ups_of_two_messages_of_one_id_are_two(url):
+def test_follow_ups_of_messages_with_the_same_id_are_both_published(url):
     reports, mails = Queue("reports", dict, url=url, dedup=0.001), Queue("mails", dict, url=url)
     for _ in range(2):
         eventually(lambda: reports.publish({}, id="daily"), "the id is free")
@@ -237,7 +277,7 @@ def test_follow_ups_of_two_messages_of_one_id_are_two(url):
     assert mails.counts().ready == 2
 
 
-def test_a_handler_in_a_worker_has_all_of_it(database, url, orders):
+def test_handler_in_a_worker_uses_inbox_and_follow_ups(database, url, orders):
     mails, seen, done = Queue("mails", dict, url=url), [], threading.Event()
     consumer = Consumer(url)
 
@@ -273,7 +313,7 @@ def test_a_handler_in_a_worker_has_all_of_it(database, url, orders):
     [{"id": "x"}, {"incarnation": 1}, {"name": "a b"}, {"name": "x" * 65}, {"retries": -1}],
     ids=str,
 )
-def test_options_that_a_follow_up_cannot_have_are_refused(url, orders, options):
+def test_bad_option_of_a_follow_up_is_refused(url, orders, options):
     orders.publish({})
     with orders.receive(wait=5) as [job]:
         with pytest.raises(ConfigurationError):
@@ -282,15 +322,15 @@ def test_options_that_a_follow_up_cannot_have_are_refused(url, orders, options):
             job.publish(orders, {"this": object()})
 
 
-@pytest.mark.parametrize("incarnation", [-1, 2**53, "1", 1.5, True])
-def test_an_incarnation_is_a_number_beside_a_chosen_id(orders, incarnation):
-    with pytest.raises(ConfigurationError, match="incarnation must be"):
-        orders.publish({}, id="a", incarnation=incarnation)
+def test_bad_incarnation_is_refused(orders):
+    for incarnation in (-1, 2**53):
+        with pytest.raises(ConfigurationError, match="incarnation must be"):
+            orders.publish({}, id="a", incarnation=incarnation)
     with pytest.raises(ConfigurationError, match="incarnation needs an id"):
         orders.publish({}, incarnation=1)
 
 
-def test_a_bare_body_has_no_incarnation(url):
+def test_message_in_the_go_layout_has_no_incarnation(url):
     queue = Queue("mails", bytes, url=url, layout=Layout.hdt3213())
     queue.publish(b"x", id="chosen")
     with queue.receive() as [job]:
@@ -299,19 +339,17 @@ def test_a_bare_body_has_no_incarnation(url):
         queue.publish(b"x", id="chosen", incarnation=1)
 
 
-def test_a_message_that_a_relay_sends_again_is_the_same_incarnation(database, tx, orders, url):
+def test_row_sent_again_keeps_its_incarnation(tx, orders, mover):
     orders.publish_in(tx, {})
     orders.publish_in(tx, {}, id="chosen", incarnation=7)
     tx.commit()
-    mover = OutboxMover(Relay(database.url), Clients(url, ()))
-    seen = []
+    one, seen = mover(), []
     for _ in range(2):
-        mover.move_all()
+        one.move_all()
         with orders.receive(limit=2) as jobs:
             seen.append([(job.id, job.incarnation) for job in jobs])
         orders.connection().wire().exchange([("FLUSHDB",)])
-        mover.store.again(DAY_MS)
-    mover.close()
+        one.store.again(DAY_MS)
 
     assert seen[0] == seen[1]
     assert seen[0][1] == ("chosen", 7)

@@ -1,31 +1,66 @@
-"""Every committed order has one effect, and none without a commit, whichever process is killed at whichever moment."""
+"""Each committed order has its effect once, and no other order has one, whichever process is killed at any moment."""
 
 import os
 import random
-from contextlib import closing
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import kills
 import pytest
-from kills import Run
+from databases import all_of
+from waiting import eventually
 
-#: Process kills in CI; `--long` and the program of tests/outbox/kills.py make more.
+pytestmark = pytest.mark.slow
+
+#: Processes that are killed in CI, and with `--long`.
 KILLS, LONG_KILLS = 6, 200
+ROLES = ("worker-1", "worker-2", "relay", "producer")
 
 
-@pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
-def test_every_committed_order_has_one_effect_whichever_process_is_killed(kind, request, url, tmp_path, pytestconfig):
-    if kind == "postgresql":
-        server = request.getfixturevalue("postgres")
-        import psycopg
+@pytest.fixture
+def processes(url, database):
+    """Start a process of each role; yield them by role, and a function that starts a role again."""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment, running = {**os.environ, "RELIQ_URL": url, "PYTHONPATH": path}, {}
 
-        with psycopg.connect(server.url, autocommit=True) as connection:
-            connection.execute("DROP SCHEMA public CASCADE")
-            connection.execute("CREATE SCHEMA public")
-    place = server.url if kind == "postgresql" else f"sqlite:///{tmp_path}/shop.db"
-    seed = int(os.environ.get("RELIQ_SEED", "1"))
+    def start(role):
+        command = [sys.executable, kills.__file__, role, database.url]
+        running[role] = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 
-    with closing(Run(place, url)) as run:
-        run.kills(LONG_KILLS if pytestconfig.getoption("--long") else KILLS, random.Random(seed))
-        found = run.drain()
+    yield running, start
+    for process in running.values():
+        process.kill()
+        process.wait()
 
-    assert found.pop("orders") > KILLS
-    assert found == {"drained": True, "missing": 0, "twice": 0, "phantom": 0}
+
+def test_committed_orders_have_their_effect_once_despite_kills(database, tx, processes, pytestconfig):
+    tx.execute("CREATE TABLE shipped (id text NOT NULL)")
+    tx.commit()
+    (running, start), chance = processes, random.Random(int(os.environ.get("RELIQ_SEED", "1")))
+    for role in ROLES:
+        start(role)
+
+    def shipped():
+        return len(all_of(database, "SELECT * FROM shipped"))
+
+    for number in range(LONG_KILLS if pytestconfig.getoption("--long") else KILLS):
+        role = ROLES[number] if number < len(ROLES) else chance.choice(ROLES)
+        before = shipped()
+        eventually(lambda before=before: shipped() > before + 20, "orders are shipped")
+        time.sleep(chance.uniform(0.0, 0.5))
+        running[role].kill()
+        running[role].wait()
+        start(role)
+    running["producer"].kill()
+    running["producer"].wait()
+    missing = "SELECT id FROM orders WHERE id NOT IN (SELECT id FROM shipped)"
+    waiting = "SELECT id FROM reliq_outbox WHERE sent_ms IS NULL"
+    eventually(lambda: not all_of(database, missing) + all_of(database, waiting), "all orders are shipped")
+    for role in ROLES[:-1]:
+        running[role].kill()
+        running[role].wait()
+
+    assert sorted(all_of(database, "SELECT * FROM shipped")) == sorted(all_of(database, "SELECT * FROM orders"))
+    assert len(all_of(database, "SELECT * FROM orders")) > KILLS

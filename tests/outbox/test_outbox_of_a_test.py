@@ -26,7 +26,7 @@ def driven(database, driver):
     return database.url.replace("postgresql", "postgresql+psycopg").replace("sqlite", f"sqlite{driver}")
 
 
-def test_rows_of_a_transaction_that_never_commits_are_published(database, tx, reliq):
+def test_kit_publishes_rows_of_an_open_transaction(database, tx, reliq):
     id = ORDERS.publish_in(tx, 1, delay=dt.timedelta(days=2))
 
     assert (reliq.relay(tx), reliq.relay(tx)) == (1, 0)
@@ -36,7 +36,17 @@ def test_rows_of_a_transaction_that_never_commits_are_published(database, tx, re
     assert rows_of(database) == []
 
 
-def test_a_drain_moves_what_its_handlers_write_in_the_tests_own_session(database, reliq):
+def test_kit_accepts_a_connection_with_a_row_factory(database, tx, reliq):
+    from psycopg.rows import dict_row
+
+    ORDERS.publish_in(tx, 1)
+    tx.row_factory = dict_row if database.dialect == "postgresql" else lambda cursor, row: {"row": row}
+
+    assert reliq.relay(tx) == 1
+    reliq.assert_published(ORDERS, 1)
+
+
+def test_drain_moves_rows_of_handlers_in_the_session_of_the_test(database, reliq):
     engine, consumer, seen = create_engine(driven(database, "")), Consumer(), []
     with engine.connect() as connection, Session(connection) as session:
 
@@ -56,7 +66,7 @@ def test_a_drain_moves_what_its_handlers_write_in_the_tests_own_session(database
     assert rows_of(database) == []
 
 
-def test_async_tests_have_their_own_session_too(database, reliq):
+def test_async_drain_moves_rows_of_an_async_session(database, reliq):
     consumer, seen = Consumer(), []
     consumer.handler(ORDERS)(seen.append)
 
@@ -76,7 +86,7 @@ def test_async_tests_have_their_own_session_too(database, reliq):
     assert rows_of(database) == []
 
 
-def test_a_relay_moves_what_is_committed(database, tx, reliq):
+def test_drain_with_a_relay_moves_committed_rows(database, tx, reliq):
     consumer, seen = Consumer(), []
     consumer.handler(ORDERS)(seen.append)
     ORDERS.publish_in(tx, 7)
@@ -87,7 +97,7 @@ def test_a_relay_moves_what_is_committed(database, tx, reliq):
     assert (seen, unsent(database)) == ([7], 0)
 
 
-def test_what_is_no_outbox_is_refused(reliq, tmp_path):
+def test_object_that_is_no_outbox_is_refused(reliq, tmp_path):
     with pytest.raises(
         ConfigurationError, match="the transaction must be a Relay, or what publish_in takes; .*, not builtins.str"
     ):

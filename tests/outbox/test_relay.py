@@ -1,19 +1,28 @@
 """A relay moves each committed row to Redis once, whatever ends it, and however late the next one comes."""
 
+import json
+import signal
+import subprocess
+import sys
 import threading
 from contextlib import closing
 
 import pytest
-from databases import all_of, bodies, unsent
+from databases import Postgresql, Sqlite, all_of, bodies, unsent
 from ports import free_port
 from waiting import eventually
 
-from reliq import ConfigurationError, Consumer, Durability, Queue, Relay, events
+from reliq import ConfigurationError, Consumer, Durability, Queue, Relay, events, transitions
+from reliq.distribution import VERSION
 from reliq.errors import RedisUnavailableError
+from reliq.health import Pulse, ready
 from reliq.ids import home
 from reliq.outbox.store import Store
+from reliq.outbox.tables import now_ms
 from reliq.shardmap import ShardMap
 from reliq.transitions import CallNumber
+from reliq.worker.loop import Loop
+from tests.postgres import Postgres
 
 BODY = {"order": 42}
 
@@ -28,29 +37,19 @@ def publish(database, queue, *many, **options):
 
 def shift(database, column, ms):
     """Have the rows written, or the calls made, so long ago."""
-    table = {"made_ms": "reliq_outbox", "called_ms": "reliq_outbox_calls", "sent_ms": "reliq_outbox"}[column]
+    table = {"made_ms": "reliq_outbox", "again_ms": "reliq_outbox_calls", "sent_ms": "reliq_outbox"}[column]
     with closing(database.connect()) as tx:
         tx.execute(f"UPDATE {table} SET {column} = {column} - {ms}")
         tx.commit()
 
 
-class DiesError(Exception):
-    """The process ends here."""
+def die_before_noting(mover):
+    """End a relay after Redis has its rows, and before the database knows."""
+    mover.redis.sent.clear()
+    mover.store.database.close()
 
 
-@pytest.fixture
-def dies_before_noting(monkeypatch):
-    """Have the next relay end after Redis has its rows, and before the database knows."""
-
-    def die(mover):
-        monkeypatch.setattr(mover, "_take", lambda _: (_ for _ in ()).throw(DiesError))
-        mover.redis.sent.clear()
-        mover.store.database.close()
-
-    return die
-
-
-def test_rows_are_published_in_their_order_and_stay_for_a_while(database, orders, mover):
+def test_rows_are_published_in_order_and_kept_for_a_while(database, orders, mover):
     publish(database, orders, *({"n": n} for n in range(7)))
 
     assert mover(batch=3).move_all() == 7
@@ -61,7 +60,26 @@ def test_rows_are_published_in_their_order_and_stay_for_a_while(database, orders
     assert all_of(database, "SELECT count(*) FROM reliq_outbox_calls") == [(0,)]
 
 
-def test_rows_that_are_not_to_be_kept_are_deleted(database, orders, mover):
+def test_row_above_the_bytes_of_a_call_is_published_alone(database, orders, mover, monkeypatch):
+    monkeypatch.setattr("reliq.outbox.store.READ_BYTES", 100)
+    publish(database, orders, {"n": 1}, {"n": "x" * 200}, {"n": 3})
+
+    assert mover().move_all() == 3
+    assert [len(str(body["n"])) for body in bodies(orders)] == [1, 200, 1]
+
+
+def test_clean_deletes_in_pieces_until_nothing_old_is_left(database, orders, mover, monkeypatch):
+    monkeypatch.setattr("reliq.outbox.store.DELETE_LIMIT", 2)
+    publish(database, orders, *[BODY] * 5)
+    one = mover()
+    one.move_all()
+    shift(database, "sent_ms", 3_601_000)
+
+    assert one.store.clean(3_600_000) == (5, 0)
+    assert all_of(database, "SELECT count(*) FROM reliq_outbox") == [(0,)]
+
+
+def test_rows_without_keep_are_deleted(database, orders, mover):
     publish(database, orders)
 
     mover(keep=0).move_all()
@@ -69,7 +87,7 @@ def test_rows_that_are_not_to_be_kept_are_deleted(database, orders, mover):
     assert all_of(database, "SELECT count(*) FROM reliq_outbox") == [(0,)]
 
 
-def test_a_message_of_a_relay_costs_redis_what_a_publish_costs(database, orders, mover, client):
+def test_message_of_a_relay_leaves_no_more_in_redis_than_a_publish(database, orders, mover, client):
     """No id is remembered after its end: that a row is not sent twice is known by the number of its call."""
     publish(database, orders)
     mover().move_all()
@@ -81,11 +99,20 @@ def test_a_message_of_a_relay_costs_redis_what_a_publish_costs(database, orders,
     assert len(lanes) == 1
 
 
-def test_a_row_committed_late_with_a_lower_number_is_moved(postgresql, orders, url):
-    from reliq.client.client import Clients
-    from reliq.relay.mover import OutboxMover
+def test_call_of_a_relay_is_remembered_for_weeks_by_its_script_alone(database, orders, mover, client):
+    """A relay may be killed right after it: no further command is made."""
+    publish(database, orders)
+    one = mover()
+    one._take()
+    client.script_flush()
+    for _ in range(2):
+        [sending] = one.redis.unanswered
+        assert one.redis._clients.blocking().run(sending.call()).refused == {}
+        assert client.pttl(orders.keys.lane(sending.number.lane)) > 29 * 86_400_000
 
-    mover = OutboxMover(Relay(postgresql.url), Clients(url, ()))
+
+def test_row_committed_late_with_a_lower_number_is_moved(postgresql, orders, mover_at):
+    mover = mover_at(postgresql.url)
     with closing(postgresql.connect()) as late, closing(postgresql.connect()) as early:
         orders.publish_in(late, {"which": "late"})
         orders.publish_in(early, {"which": "early"})
@@ -93,12 +120,11 @@ def test_a_row_committed_late_with_a_lower_number_is_moved(postgresql, orders, u
         assert mover.move_all() == 1
         late.commit()
         assert mover.move_all() == 1
-    mover.close()
 
     assert bodies(orders) == [{"which": "early"}, {"which": "late"}]
 
 
-def test_a_delay_of_ten_seconds_that_is_relayed_after_seven_is_due_in_three(database, orders, mover, client):
+def test_delay_counts_from_the_insert_of_the_row(database, orders, mover, client):
     publish(database, orders, delay=10)
     shift(database, "made_ms", 7000)
 
@@ -109,32 +135,30 @@ def test_a_delay_of_ten_seconds_that_is_relayed_after_seven_is_due_in_three(data
     assert 1.0 < due - (seconds + micros / 1e6) <= 3.01
 
 
-def test_a_delay_goes_on_while_redis_is_away(database, orders, mover, monkeypatch):
+def test_delay_counts_while_redis_is_unreachable(database, orders, mover, monkeypatch):
     publish(database, orders, delay=10)
     one = mover()
-    one._take(10.0)
+    one._take()
     [sending] = one.redis.unanswered
     sending.taken_at -= 7.0
 
-    assert 2900 <= sending.call().args[3] <= 3000
+    assert 1000 <= sending.call().args[3] <= 3000
 
 
-def test_delays_that_are_near_each_other_share_a_call(database, orders, mover):
+def test_rows_with_similar_delays_share_a_call(database, orders, mover):
     publish(database, orders, *[BODY] * 50, delay=3600)
     one = mover()
-    one._take(10.0)
+    one._take()
 
     assert 1 <= len(one.redis.unanswered) <= 3
 
 
 @pytest.mark.parametrize("acked", [False, True], ids=["alive", "acked"])
-def test_a_relay_that_died_before_the_database_knew_is_followed_by_one_that_publishes_nothing_twice(
-    database, orders, mover, dies_before_noting, acked
-):
+def test_rows_of_a_relay_killed_after_its_publish_are_sent_once(database, orders, mover, acked):
     publish(database, orders, BODY, {"order": 43})
     first, second = mover(), mover()
     first.move()
-    dies_before_noting(first)
+    die_before_noting(first)
     if acked:
         assert len(bodies(orders)) == 2
     assert unsent(database) == 2
@@ -145,42 +169,40 @@ def test_a_relay_that_died_before_the_database_knew_is_followed_by_one_that_publ
     assert orders.counts().totals["published"] == 2
 
 
-def test_a_late_relay_publishes_nothing_twice_even_after_the_window_of_every_id(
-    database, url, mover, client, dies_before_noting
-):
+def test_late_relay_publishes_nothing_twice_after_the_dedup_window(database, url, mover, client):
     """Without the number of its call this would be published again: the id is free by then."""
     queue = Queue("orders", dict, url=url, dedup=0.001)
     publish(database, queue)
     publish(database, queue, id="chosen")
     first, second = mover(), mover()
     first.move()
-    dies_before_noting(first)
+    die_before_noting(first)
     assert len(bodies(queue)) == 2
     eventually(lambda: not list(client.scan_iter("*:dd:*")), "the window is over")
-    shift(database, "called_ms", 7 * 86_400_000)
+    shift(database, "again_ms", 7 * 86_400_000)
 
     second.move_all()
 
     assert queue.counts().totals["published"] == 2
 
 
-def test_a_relay_that_died_before_it_published_is_followed_by_one_that_does(database, orders, mover):
+def test_rows_of_a_relay_killed_before_its_publish_are_sent(database, orders, mover):
     publish(database, orders)
     dead, other = mover(), mover()
-    dead._take(10.0)
+    dead._take()
     dead.store.database.close()
 
     assert other.move() == 0  # it may yet come back
-    shift(database, "called_ms", 60_000)
+    shift(database, "again_ms", 60_000)
     other._due["overdue"] = 0.0
     assert other.move() == 1
     assert len(bodies(orders)) == 1
 
 
-def test_a_relay_that_comes_back_after_another_took_over_publishes_nothing_twice(database, orders, mover):
+def test_stalled_relay_publishes_nothing_twice_after_a_takeover(database, orders, mover):
     publish(database, orders)
     stalled, other = mover(), mover()
-    stalled._take(10.0)
+    stalled._take()
     other.move_all()
     assert bodies(orders) == [BODY]
 
@@ -192,11 +214,11 @@ def test_a_relay_that_comes_back_after_another_took_over_publishes_nothing_twice
     assert bodies(orders) == [{"order": 43}]
 
 
-def test_who_makes_a_call_again_after_its_lane_had_a_later_one_knows_that_it_was_made(database, orders, mover):
+def test_call_repeated_after_a_later_call_of_its_lane_is_done(database, orders, mover):
     publish(database, orders)
     owner, late = mover(), mover()
-    owner._take(10.0)
-    late._take(0.0)  # it has the same call in hand
+    owner._take()
+    late._take(every=True)  # it has the same call in hand
     owner.move_all()
     publish(database, orders, {"order": 43})
     owner.move_all()
@@ -220,7 +242,7 @@ def test_two_relays_move_each_row_once(database, orders, mover):
     assert sorted(body["n"] for body in bodies(orders)) == list(range(300))
 
 
-def test_redis_that_lost_its_writes_gets_them_again(database, orders, mover, client):
+def test_rows_that_redis_lost_are_sent_again(database, orders, mover, client):
     publish(database, orders, {"n": 1})
     mover().move_all()
     shift(database, "sent_ms", 3_600_000)
@@ -235,7 +257,7 @@ def test_redis_that_lost_its_writes_gets_them_again(database, orders, mover, cli
     assert bodies(orders) == [{"n": 2}, {"n": 3}]
 
 
-def test_what_redis_did_not_lose_is_not_published_again(database, orders, mover):
+def test_rows_that_redis_kept_are_not_published_again(database, orders, mover):
     """It is alive: a second place in a list would deliver it twice."""
     [id] = publish(database, orders)
     one = mover()
@@ -252,7 +274,7 @@ def test_what_redis_did_not_lose_is_not_published_again(database, orders, mover)
 # ---- trouble
 
 
-def test_rows_of_a_queue_that_redis_refuses_stay_and_do_not_hold_up_others(database, url, orders, mover, client):
+def test_rows_that_redis_refuses_stay_and_do_not_block_others(database, url, orders, mover, client):
     spoilt = Queue("spoilt", dict, url=url)
     client.set("{reliq:spoilt}:ready", "no list")
     publish(database, spoilt, *[BODY] * 3)
@@ -268,7 +290,95 @@ def test_rows_of_a_queue_that_redis_refuses_stay_and_do_not_hold_up_others(datab
     assert one.move_all() == 3
 
 
-def test_a_row_that_can_be_published_nowhere_is_refused_once_with_its_reason(database, orders, mover, caplog):
+@pytest.mark.parametrize("settled_by", ["another relay", "a DELETE"])
+def test_queue_is_taken_again_when_its_refused_call_is_settled_elsewhere(database, orders, mover, client, settled_by):
+    client.set(orders.keys.ready, "no list")
+    publish(database, orders, {"n": 1})
+    one = mover()
+    assert one.move() == 0
+    one._take()  # its failure is noted
+    publish(database, orders, {"n": 2})
+    assert one.move() == 0
+
+    client.delete(orders.keys.ready)
+    if settled_by == "another relay":
+        mover().move_all()
+    else:
+        with closing(database.connect()) as tx:
+            tx.execute("DELETE FROM reliq_outbox WHERE seq IN (SELECT min(seq) FROM reliq_outbox)")
+            tx.commit()
+        mover().move_all()
+    publish(database, orders, {"n": 3})
+
+    assert one.move() == 1
+    assert [body["n"] for body in bodies(orders)] == ([1, 2, 3] if settled_by == "another relay" else [2, 3])
+
+
+def publish_delayed(database, queue, count):
+    """Publish rows that need a call each, for their delays are too far from each other."""
+    with closing(database.connect()) as tx:
+        for number in range(count):
+            queue.publish_in(tx, BODY, delay=3600 + 2 * number)
+        tx.commit()
+
+
+def test_failed_calls_of_a_queue_are_all_made_again_after_its_first_success(database, orders, mover, client):
+    client.set(orders.keys.pending, "no sorted set")
+    publish_delayed(database, orders, 45)
+    one = mover()
+    assert (one.move(), len(one.redis.failed)) == (0, 45)
+    one._take()  # the failures are noted
+    shift(database, "again_ms", 5000)
+    one._due["overdue"] = 0.0
+    assert [one.move() or len(one.redis.failed) for _ in range(3)] == [20, 20, 5]
+    one._take()
+
+    client.delete(orders.keys.pending)
+    publish(database, orders)
+    with closing(database.connect()) as tx:
+        tx.execute(
+            "UPDATE reliq_outbox_calls SET again_ms = 0 WHERE call_number IN (SELECT min(call_number) FROM reliq_outbox_calls)"
+        )
+        tx.commit()
+    one._due["overdue"] = 0.0
+
+    assert [one.move() for _ in range(5)] == [1, 21, 20, 4, 0]
+
+
+def test_run_that_moves_all_rows_tries_every_earlier_call_once(database, url, orders, mover, client):
+    spoilt = Queue("spoilt", dict, url=url)
+    client.set(spoilt.keys.pending, "no sorted set")
+    publish_delayed(database, spoilt, 25)
+    dead, other = mover(), mover()
+    dead._take()
+    publish(database, orders)
+    dead._take()
+    dead.store.database.close()
+
+    assert other.move_all() == 1
+
+    assert unsent(database) == 25
+    assert all_of(database, "SELECT min(failures), max(failures) FROM reliq_outbox_calls") == [(1, 1)]
+
+
+def test_refused_call_backs_off_longer_each_time_on_every_relay(database, orders, mover, client):
+    client.set(orders.keys.ready, "no list")
+    publish(database, orders)
+    waits = []
+    for _ in range(3):
+        one = mover()
+        one.move()
+        one._take()
+        [(wait,)] = all_of(database, f"SELECT again_ms - {now_ms(database.dialect)} FROM reliq_outbox_calls")
+        waits.append(round(wait / 1000))
+        other = mover()
+        assert (other.move(), other.redis.failed) == (0, [])
+        shift(database, "again_ms", 100_000)
+
+    assert waits == [5, 10, 20]
+
+
+def test_impossible_row_is_refused_once_with_its_reason(database, orders, mover, caplog):
     with closing(database.connect()) as tx:
         columns = "INSERT INTO reliq_outbox (queue, id, value, terms, made_ms) VALUES"
         tx.execute(f"{columns} ('no queue', 'a', '', '{{}}', 0)")
@@ -281,11 +391,33 @@ def test_a_row_that_can_be_published_nowhere_is_refused_once_with_its_reason(dat
     assert mover().move_all() == 0
 
     notes = [note for (note,) in all_of(database, "SELECT note FROM reliq_outbox ORDER BY seq")]
-    assert [note.startswith("refused: ") for note in notes] == [True, True, True, False]
-    assert len([one for one in caplog.records if "cannot be published" in one.message]) == 3
+    assert [note.startswith(f"refused by reliq {VERSION}: ") for note in notes] == [True, True, True, False]
+    assert len([one for one in caplog.records if "is refused and stays" in one.message]) == 3
 
 
-def test_while_redis_is_away_no_transaction_is_open_and_nothing_is_lost(database, orders, mover, client):
+@pytest.mark.parametrize("note", ["", "again"])
+def test_row_refused_by_version_is_taken_by_a_newer_relay_alone(database, orders, mover, monkeypatch, note):
+    monkeypatch.setattr("reliq.relay.mover.VERSION", "0.9.0")
+    publish(database, orders)
+    with closing(database.connect()) as tx:
+        tx.execute(f'UPDATE reliq_outbox SET terms = \'{{"ttl_ms":5000,"retries":1,"later":1}}\', note = \'{note}\'')
+        tx.commit()
+    assert mover().move_all() == 0
+    with closing(database.connect()) as tx:
+        tx.execute('UPDATE reliq_outbox SET terms = \'{"ttl_ms":5000,"retries":1}\'')
+        tx.commit()
+
+    assert mover().move_all() == 0
+    monkeypatch.setattr("reliq.relay.mover.VERSION", "0.8.9")
+    assert mover().move_all() == 0
+    monkeypatch.setattr("reliq.relay.mover.VERSION", "0.10.0")
+    newer = mover()
+    newer._take()
+    assert [one.again for one in newer.redis.unanswered] == [note == "again"]
+    assert newer.redis.publish() == 1
+
+
+def test_unreachable_redis_keeps_no_transaction_open_and_loses_nothing(database, orders, mover, client):
     publish(database, orders)
     one = mover()
     client.config_set("maxclients", 1)
@@ -303,42 +435,64 @@ def test_while_redis_is_away_no_transaction_is_open_and_nothing_is_lost(database
     assert bodies(orders) == [BODY]
 
 
-def test_a_database_that_is_away_is_told_once_and_tried_until_it_is_back(tmp_path, url, orders, caplog):
-    from databases import Sqlite
-
-    from reliq.client.client import Clients
-    from reliq.relay.mover import OutboxMover
-
+def test_unreachable_database_is_logged_once_and_tried_until_it_returns(tmp_path, orders, mover_at, caplog):
     seen = []
-    mover = OutboxMover(Relay(f"sqlite:///{tmp_path}/late.db", poll=0.01), Clients(url, [seen.append]))
+    mover = mover_at(f"sqlite:///{tmp_path}/late.db", [seen.append], poll=0.01)
     caplog.set_level("INFO")
 
     assert mover.step() > 0
     assert mover.step() > 0
     publish(Sqlite(tmp_path / "late.db"), orders)
     assert mover.step() == 0.0
-    mover.close()
 
     assert bodies(orders) == [BODY]
     kinds = [type(one) for one in seen]
     assert kinds.count(events.DatabaseAway) == 2
     assert kinds.count(events.DatabaseBack) == 1
     said = [one.message for one in caplog.records if one.name.startswith("reliq.relay")]
-    assert ["away" in line for line in said] == [True, False]
+    assert ["failed" in line for line in said] == [True, False]
 
 
-def test_postgresql_that_ends_and_comes_back_loses_nothing(url, orders):
-    from databases import Postgresql
+def test_relay_goes_on_after_any_database_error_and_reports_it(database, orders, mover):
+    """A table that is away for a moment, as a read-only database, is none of the errors of a lost connection."""
+    seen = []
+    one = mover(observers=[seen.append], poll=0.01)
+    assert one.step() == 0.0
+    publish(database, orders)
+    with closing(database.connect()) as tx:
+        tx.execute("ALTER TABLE reliq_outbox RENAME TO away")
+        tx.commit()
+        one._well_at -= 31
+        one._looked_at -= 31
+        assert one.step() > 0
+        assert one.complaint().startswith("no round of the relay has succeeded for 31 s: ")
+        tx.execute("ALTER TABLE away RENAME TO reliq_outbox")
+        tx.commit()
 
-    from reliq.client.client import Clients
-    from reliq.relay.mover import OutboxMover
-    from tests.postgres import Postgres, programs
+    assert one.step() == 0.0
+    assert (one.complaint(), bodies(orders)) == ("", [BODY])
+    assert [event.oldest_seconds >= 31 for event in seen if isinstance(event, events.OutboxSeen)] == [
+        False,
+        True,
+        False,
+    ]
 
-    if programs() is None:
-        pytest.fail("see the fixture postgres")
+
+def test_outbox_figures_are_read_while_redis_is_unreachable(database, orders, mover):
+    seen = []
+    publish(database, orders)
+
+    with pytest.raises(RedisUnavailableError):
+        mover([seen.append], redis="redis://127.0.0.1:1/0").step()
+
+    assert [event.waiting for event in seen if isinstance(event, events.OutboxSeen)] == [1]
+
+
+@pytest.mark.slow
+def test_restart_of_postgresql_loses_nothing(postgres, orders, mover_at):
     with Postgres() as server:
         database = Postgresql(server)
-        mover = OutboxMover(Relay(server.url, poll=0.01), Clients(url, ()))
+        mover = mover_at(server.url, poll=0.01)
         publish(database, orders)
         assert mover.step() == 0.0
         server.stop(2)
@@ -347,16 +501,11 @@ def test_postgresql_that_ends_and_comes_back_loses_nothing(url, orders):
         eventually(lambda: mover.step() == 0.0, "the relay has its database back")
         publish(database, orders)
         eventually(lambda: mover.step() == 0.0 and orders.counts().ready == 2, "the second is moved")
-        mover.close()
 
 
-def test_a_commit_wakes_a_relay_that_waits(postgresql, url, orders):
+def test_commit_wakes_a_waiting_relay(postgresql, orders, mover_at):
     """Its next look by the clock would be in an hour."""
-    from reliq.client.client import Clients
-    from reliq.relay.mover import OutboxMover
-    from reliq.worker.loop import Loop
-
-    mover = OutboxMover(Relay(postgresql.url, poll=3600), Clients(url, ()))
+    mover = mover_at(postgresql.url, poll=3600)
     loop = Loop("relay", mover.step)
     loop.start()
     for count in range(1, 4):
@@ -365,10 +514,9 @@ def test_a_commit_wakes_a_relay_that_waits(postgresql, url, orders):
     loop.stop()
     mover.poke()
     assert loop.join(30)
-    mover.close()
 
 
-def test_rows_wait_until_they_are_as_durable_as_was_asked(database, orders, mover):
+def test_rows_stay_until_their_durability_is_confirmed(database, orders, mover):
     """There is no replica: what is published is not confirmed, and stays."""
     publish(database, orders, durability=Durability.replicas(1, timeout=0.01))
     publish(database, orders)
@@ -383,10 +531,25 @@ def test_rows_wait_until_they_are_as_durable_as_was_asked(database, orders, move
     assert orders.counts().totals["published"] == 2
 
 
+def test_queue_that_is_not_confirmed_is_waited_for_once_and_backs_off(database, url, orders, mover, client):
+    slow = Queue("slow", dict, url=url)
+    for ttl in (60, 61, 62):  # three calls
+        publish(database, slow, ttl=ttl, durability=Durability.replicas(1, timeout=0.01))
+    one = mover()
+    client.config_resetstat()
+    for _ in range(3):
+        publish(database, orders)
+        publish(database, slow, durability=Durability.replicas(1, timeout=0.01))
+        assert one.move() == 1
+
+    assert client.info("commandstats")["cmdstat_wait"]["calls"] == 1
+    assert unsent(database) == 6 + 1  # the last row of `orders` is noted by the next round
+
+
 # ---- as a part of a worker, and cleaning
 
 
-def test_a_worker_moves_rows_as_one_more_of_its_parts(database, url, orders):
+def test_worker_with_a_relay_moves_rows(database, url, orders):
     done = threading.Event()
     consumer = Consumer(url, relay=Relay(database.url, poll=0.05))
 
@@ -404,7 +567,28 @@ def test_a_worker_moves_rows_as_one_more_of_its_parts(database, url, orders):
     assert not any(thread.name == "reliq-relay" for thread in threading.enumerate())
 
 
-def test_a_relay_cleans_what_it_has_kept_long_enough_and_says_what_waits(database, url, orders, mover):
+def test_worker_with_a_stuck_relay_is_not_ready_and_says_why(database, url, orders, monkeypatch):
+    monkeypatch.setattr("reliq.relay.mover.STUCK_SECONDS", 1.0)
+    consumer, pulse = Consumer(url, relay=Relay(database.url, poll=0.05)), Pulse()
+    consumer.handler(orders)(lambda body: None)
+    consumer.start()
+
+    def unready():
+        pulse.note(consumer.stats())
+        return ready([pulse], lambda: True)
+
+    with closing(database.connect()) as tx:
+        tx.execute("ALTER TABLE reliq_outbox RENAME TO away")
+        tx.commit()
+        eventually(lambda: "no round of the relay has succeeded for" in unready(), "it is not ready")
+        assert "reliq_outbox" in unready()
+        tx.execute("ALTER TABLE away RENAME TO reliq_outbox")
+        tx.commit()
+    eventually(lambda: not unready(), "it is ready again")
+    consumer.stop()
+
+
+def test_relay_deletes_old_rows_and_reports_waiting_rows(database, url, orders, mover):
     publish(database, orders)
     seen = []
     one = mover(observers=[seen.append], keep=3600, poll=0.01)
@@ -427,23 +611,23 @@ def test_a_relay_cleans_what_it_has_kept_long_enough_and_says_what_waits(databas
 
 @pytest.mark.parametrize(
     "options",
-    [{"batch": 0}, {"batch": 10_001}, {"keep": -1}, {"poll": 0}, {"prefix": "a b"}, {"url": "http://x"}],
-    ids=str,
+    [{"batch": 0}, {"keep": -1}, {"poll": 0}, {"prefix": "a b"}, {"url": "http://x"}],
+    ids=lambda options: next(iter(options)),
 )
-def test_a_setting_that_is_not_allowed_is_refused(options):
+def test_bad_setting_of_a_relay_is_refused(options):
     with pytest.raises(ConfigurationError):
         Relay("sqlite:////tmp/x.db", **options)
 
 
 @pytest.mark.parametrize(
-    "url", ["mysql://x", "sqlite://", "sqlite:///:memory:", "shop.db", None, 5, "postgresql://[::"]
+    "url", ["mysql://x", "sqlite://", "sqlite:///:memory:", "shop.db", None, 5, "postgresql://[::"], ids=repr
 )
-def test_a_url_that_names_no_database_is_refused_without_its_password(url):
+def test_bad_database_url_is_refused(url):
     with pytest.raises(ConfigurationError, match="database URL must be postgresql"):
         Relay(url)
 
 
-def test_a_relay_takes_an_engine_of_sqlalchemy_by_its_url(tmp_path):
+def test_relay_accepts_an_engine_of_sqlalchemy(tmp_path):
     from sqlalchemy import create_engine
 
     engine = create_engine("postgresql+psycopg://me:secret@127.0.0.1:1/x")
@@ -453,17 +637,21 @@ def test_a_relay_takes_an_engine_of_sqlalchemy_by_its_url(tmp_path):
     assert "secret" not in str(told.value)
 
 
-def test_two_relays_that_take_rows_at_once_wait_for_each_other(postgresql, orders):
-    """Rows have no marks: who takes some must see the calls of who took some before."""
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_two_relays_that_take_rows_at_once_wait_for_each_other(postgresql, orders, isolation):
+    """Rows have no marks: a relay must see the calls of the relay before it, whatever isolation the database defaults to."""
+    from urllib.parse import quote
+
     from reliq.outbox.database import database as opened
 
     publish(postgresql, orders)
-    one, other = (Store(opened(postgresql.url), "reliq_") for _ in range(2))
+    option = quote("-c default_transaction_isolation=" + isolation.replace(" ", "\\ "))
+    one, other = (Store(opened(f"{postgresql.url}?options={option}"), "reliq_") for _ in range(2))
     one.begin()
-    [row] = one.waiting(5, ())
-    one.note_calls({"one.1": [row.seq]})
+    [row] = one.waiting(5)
+    one.note_call("one.1", row.queue, [row.seq])
     found = []
-    thread = threading.Thread(target=lambda: (other.begin(), found.append(other.waiting(5, ())), other.commit()))
+    thread = threading.Thread(target=lambda: (other.begin(), found.append(other.waiting(5)), other.commit()))
     thread.start()
     eventually(
         lambda: (
@@ -477,6 +665,19 @@ def test_two_relays_that_take_rows_at_once_wait_for_each_other(postgresql, order
     other.database.close()
 
     assert found == [[]]
+
+
+def test_relay_goes_on_while_another_is_frozen_in_its_transaction(postgresql, orders, mover_at, monkeypatch):
+    monkeypatch.setattr("reliq.outbox.database.STUCK_SECONDS", 1)
+    publish(postgresql, orders)
+    frozen, other = (mover_at(postgresql.url, poll=0.01) for _ in range(2))
+    frozen.store.begin()
+    frozen.store.waiting(5)
+
+    eventually(lambda: other.step() == 0.0, "the other relay moves the row")
+    assert bodies(orders) == [BODY]
+    assert frozen.step() > 0
+    assert frozen.step() == 0.0
 
 
 # ---- the commands
@@ -493,9 +694,7 @@ def reliq(capsys, monkeypatch, *words):
     return said.out + said.err, done.value.code
 
 
-def test_the_command_relay_moves_what_is_there_and_sends_again_what_redis_lost(
-    database, url, orders, client, capsys, monkeypatch
-):
+def test_command_relay_moves_rows_and_sends_lost_rows_again(database, url, orders, client, capsys, monkeypatch):
     publish(database, orders)
     relay = ("relay", "--database", database.url, "--url", url, "--once")
     assert reliq(capsys, monkeypatch, *relay) == ("moved 1 row\n", None)
@@ -507,14 +706,40 @@ def test_the_command_relay_moves_what_is_there_and_sends_again_what_redis_lost(
     assert bodies(orders) == [BODY]
 
 
-def test_the_command_relay_says_in_one_line_what_is_wrong(tmp_path, url, capsys, monkeypatch):
+def test_command_outbox_lists_and_retries_refused_rows(database, url, orders, capsys, monkeypatch):
+    [id] = publish(database, orders)
+    with closing(database.connect()) as tx:
+        tx.execute("UPDATE reliq_outbox SET queue = 'no queue'")
+        tx.commit()
+    relay = ("relay", "--database", database.url, "--url", url, "--once")
+    said, code = reliq(capsys, monkeypatch, *relay)
+    assert (code, "moved 0 rows" in said, "1 row remains" in said) == (3, True, True), said
+
+    said, _ = reliq(capsys, monkeypatch, "outbox", "refused", "--database", database.url)
+    assert (id in said, f"refused by reliq {VERSION}: 'no queue' is no queue" in said) == (True, True), said
+    said, _ = reliq(capsys, monkeypatch, "outbox", "refused", "--database", database.url, "--json")
+    assert json.loads(said)[0]["id"] == id
+    with closing(database.connect()) as tx:
+        tx.execute("UPDATE reliq_outbox SET queue = 'orders'")
+        tx.commit()
+    said, _ = reliq(capsys, monkeypatch, "outbox", "retry", "--database", database.url)
+
+    assert said == "1 row is tried again by the next round of a relay\n"
+    assert reliq(capsys, monkeypatch, *relay) == ("moved 1 row\n", None)
+    said, _ = reliq(capsys, monkeypatch, "outbox", "refused", "--database", database.url)
+    assert said == "no row is refused\n"
+    said, _ = reliq(capsys, monkeypatch, "outbox", "retry", "--database", database.url, "--json")
+    assert said == '{"retried":0}\n'
+
+
+def test_command_relay_reports_errors_in_one_line(tmp_path, url, capsys, monkeypatch):
     empty = tmp_path / "empty.db"
     empty.touch()
     for place, code, text in (
         (f"sqlite:///{empty}", 2, "no table reliq_outbox as reliq makes it"),
-        (f"sqlite:///{tmp_path}/none.db", 1, "the database is away: unable to open database file"),
+        (f"sqlite:///{tmp_path}/none.db", 1, "the database failed: unable to open database file"),
         ("mysql://me:secret@host/x", 2, "a database URL must be postgresql://"),
-        ("postgresql://me:secret@127.0.0.1:1/x", 1, "the database is away"),
+        ("postgresql://me:secret@127.0.0.1:1/x", 1, "the database failed"),
     ):
         said, exit_code = reliq(capsys, monkeypatch, "relay", "--once", "--url", url, "--database", place)
         assert (exit_code, text in said, "secret" in said, "Traceback" in said) == (code, True, False, False), said
@@ -530,11 +755,8 @@ def page(port):
         return b""
 
 
-def test_a_relay_process_ends_in_peace_and_leaves_nothing_over(database, url, orders, tmp_path):
-    import signal
-    import subprocess
-    import sys
-
+@pytest.mark.slow
+def test_relay_process_stops_by_sigterm_and_leaves_nothing(database, url, orders, tmp_path):
     port = str(free_port())
     relay = ["relay", "--database", database.url, "--url", url, "--metrics-port", port]
     publish(database, orders)
@@ -549,7 +771,7 @@ def test_a_relay_process_ends_in_peace_and_leaves_nothing_over(database, url, or
     assert all_of(database, "SELECT count(*) FROM reliq_outbox_calls") == [(0,)]
 
 
-def test_the_sql_of_the_command_is_what_makes_the_tables(capsys, monkeypatch):
+def test_command_outbox_sql_prints_the_tables(capsys, monkeypatch):
     for dialect in ("postgresql", "sqlite"):
         said, _ = reliq(capsys, monkeypatch, "outbox", "sql", "--dialect", dialect, "--prefix", "shop_")
         from reliq.outbox.tables import ddl
@@ -557,7 +779,7 @@ def test_the_sql_of_the_command_is_what_makes_the_tables(capsys, monkeypatch):
         assert said == "".join(f"{statement};\n" for statement in ddl(dialect, "shop_"))
 
 
-def test_the_command_clean_deletes_what_was_sent_long_ago(database, orders, mover, capsys, monkeypatch):
+def test_command_outbox_clean_deletes_old_rows(database, orders, mover, capsys, monkeypatch):
     publish(database, orders)
     mover().move_all()
     shift(database, "sent_ms", 3_601_000)
@@ -571,13 +793,13 @@ def test_the_command_clean_deletes_what_was_sent_long_ago(database, orders, move
 # ---- queues of several shards
 
 
-def test_rows_of_a_queue_with_shards_go_to_the_shards_of_their_ids(database, orders, mover, client):
+def test_rows_of_a_sharded_queue_go_to_the_shards_of_their_ids(database, orders, mover, client):
     """A relay that knows of no shards is told so by the first one of them, and publishes nothing twice."""
     one = mover()
     publish(database, orders, *[BODY] * 3)
     one.move_all()
     for shard in range(4):
-        client.set(orders.keys.of_shard(shard).epoch, "1")
+        client.set(orders.keys.of_shard(shard).epoch, "1 4 4")
     client.set(orders.keys.map, ShardMap(epoch=1, n=4, was=4).text)
     for number in range(20):
         publish(database, orders, id=f"order-{number}")
@@ -593,7 +815,7 @@ def test_rows_of_a_queue_with_shards_go_to_the_shards_of_their_ids(database, ord
     assert sum(client.llen(keys.ready) for keys in orders.shards()) == 28
 
 
-def test_while_shards_are_added_the_old_home_of_a_chosen_id_is_asked(database, orders, mover, client):
+def test_chosen_id_is_looked_up_in_its_old_home_while_shards_are_added(database, orders, mover, client):
     client.set(orders.keys.map, ShardMap(epoch=1, n=4, was=1, state="growing").text)
     moved = next(id for id in (f"order-{number}" for number in range(99)) if home(id, 4) == 3)
     orders.moves.publish([(moved, b',"r":3}\n{}')], CallNumber("p", 1), ttl_ms=60_000, retries=3, window_ms=1000)
@@ -602,3 +824,76 @@ def test_while_shards_are_added_the_old_home_of_a_chosen_id_is_asked(database, o
     assert mover().move_all() == 1
 
     assert [client.llen(keys.ready) for keys in orders.shards()] == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fences", "published", "shard"),
+    [
+        (ShardMap(1, 4, 4), ShardMap(3, 1, 1), ["3 1 1", "3 1 1 closed", "2 2 2 closed", "2 2 2 closed"], None, 0),
+        (ShardMap(), ShardMap(1, 4, 4), ["1 4 4"] * 4, 3, 3),
+        (ShardMap(1, 4, 1, "growing"), ShardMap(1, 4, 1, "growing"), ["1 4 1"] * 4, 0, 0),
+    ],
+    ids=["fewer", "more", "growing"],
+)
+def test_earlier_call_for_a_shard_that_is_not_the_home_publishes_nothing(
+    database, orders, mover, client, before, after, fences, published, shard
+):
+    """A relay wrote the call down by an earlier map and died, or died before it asked the old home of a chosen id."""
+    id = next(id for id in (f"order-{number}" for number in range(99)) if home(id, 4) == 3)
+    publish(database, orders, id=id)
+    client.set(orders.keys.map, before.text)
+    dead, other = mover(), mover()
+    dead.redis.shards(orders.keys).read()
+    dead._take()
+    dead.store.database.close()
+    client.set(orders.keys.map, after.text)
+    for number, fence in enumerate(fences):
+        client.set(orders.keys.of_shard(number).epoch, fence)
+    if published is not None:
+        keys, options = orders.keys.of_shard(published), {"ttl_ms": 60_000, "retries": 3, "window_ms": 1000}
+        call = transitions.publish(keys, [(id, b',"r":3}\n{}')], CallNumber("p", 1), fence=after.fence, **options)
+        other.redis._clients.blocking().run(call)
+
+    other.redis.shards(orders.keys).read()
+    other.move_all()
+
+    assert [client.llen(orders.keys.of_shard(number).ready) for number in range(4)] == [n == shard for n in range(4)]
+    assert [client.get(orders.keys.of_shard(number).epoch).decode() for number in range(4)] == fences
+    assert unsent(database) == 0
+
+
+def test_earlier_call_publishes_nothing_in_a_removed_shard_without_a_fence(database, orders, mover, client):
+    """A relay wrote the call down and died; then the queue was forgotten, or Redis lost the data of the shard."""
+    id = next(id for id in (f"order-{number}" for number in range(99)) if home(id, 4) == 3)
+    publish(database, orders, id=id)
+    client.set(orders.keys.map, ShardMap(1, 4, 4).text)
+    dead, other = mover(), mover()
+    dead.redis.shards(orders.keys).read()
+    dead._take()
+    dead.store.database.close()
+    client.delete(orders.keys.map)
+    orders.connection().maps.clear()
+
+    other.redis.shards(orders.keys).read()
+    other.move_all()
+
+    assert [client.llen(orders.keys.of_shard(number).ready) for number in range(4)] == [1, 0, 0, 0]
+    assert unsent(database) == 0
+
+
+def test_stopped_relay_publishes_nothing_that_another_relay_moved(database, orders, mover, client):
+    """The queue grew while the relay stood still between its commit and its call: another relay has moved the rows."""
+    wide = Queue("orders", dict, url=orders.target, shards=4)
+    publish(database, wide, *[BODY] * 4)
+    stopped, other = mover(), mover()
+    stopped.redis.shards(orders.keys).read()
+    stopped._take()
+    client.set(orders.keys.map, ShardMap(1, 4, 1, "growing").text)
+    for number in range(4):
+        client.set(orders.keys.of_shard(number).epoch, "1 4 1")
+
+    other.redis.shards(orders.keys).read()
+    other.move_all()
+    stopped.redis.publish()
+
+    assert [client.llen(orders.keys.of_shard(number).ready) for number in range(4)] == [1, 1, 1, 1]

@@ -29,8 +29,8 @@ def dead_letter(queue):
     return make
 
 
-@pytest.mark.parametrize("delay", [0, 60])
-def test_a_waiting_message_is_cancelled(queue, call, delay):
+@pytest.mark.parametrize("delay", [0, 60], ids=["ready", "pending"])
+def test_cancel_removes_a_waiting_message(queue, call, delay):
     queue.publish({}, id="m", delay=delay)
 
     assert call(queue, "cancel", "m") == "cancelled"
@@ -41,23 +41,23 @@ def test_a_waiting_message_is_cancelled(queue, call, delay):
     assert (counts.alive, counts.totals["cancelled"], counts.missing) == (0, 1, 0)
 
 
-def test_a_running_message_is_told_and_not_retried(queue, call):
+def test_cancelled_running_message_is_not_retried(queue):
     queue.publish({}, id="m")
 
     with queue.receive() as [job]:
-        assert call(queue, "cancel", "m") == "running"
+        assert queue.cancel("m") == "running"
         job.nack(delay=0)
 
     counts = queue.counts()
     assert (counts.alive, counts.totals["cancelled"]) == (0, 1)
 
 
-def test_what_is_not_there_is_not_found(queue, call):
+def test_cancel_and_reschedule_of_an_unknown_id_are_not_found(queue, call):
     assert call(queue, "cancel", "m") == "not_found"
     assert call(queue, "reschedule", "m") == "not_found"
 
 
-def test_a_waiting_message_gets_another_due_time(queue, call, client):
+def test_reschedule_changes_the_due_time_of_a_waiting_message(queue, call, client):
     queue.publish({}, id="m", delay=60)
     at = datetime.now(UTC) + timedelta(hours=1)
 
@@ -70,7 +70,7 @@ def test_a_waiting_message_gets_another_due_time(queue, call, client):
         assert call(queue, "reschedule", "m", delay=5) == "running"
 
 
-def test_counts_tell_every_place_at_one_moment(queue, call):
+def test_counts_have_every_state_at_the_same_moment(queue, call):
     queue.publish_many([{}, {}, {}])
     queue.publish({}, delay=60)
 
@@ -81,13 +81,13 @@ def test_counts_tell_every_place_at_one_moment(queue, call):
     assert (counts.alive, counts.missing, counts.totals["published"], counts.paused) == (4, 0, 4, False)
 
 
-def test_an_empty_queue_counts_nothing(queue, call):
-    counts = call(queue, "counts")
+def test_counts_of_an_empty_queue_are_zero(queue):
+    counts = queue.counts()
 
     assert (counts.alive, counts.missing, counts.dead, dict(counts.totals)) == (0, 0, 0, {})
 
 
-def test_a_paused_queue_is_not_claimed_until_it_is_resumed(queue, call):
+def test_paused_queue_is_not_claimed_until_resumed(queue, call):
     queue.publish({})
 
     call(queue, "pause", reason="the gateway is away")
@@ -101,16 +101,17 @@ def test_a_paused_queue_is_not_claimed_until_it_is_resumed(queue, call):
         assert len(jobs) == 1
 
 
-def test_a_pause_may_end_by_itself(queue, call, client):
-    call(queue, "pause", for_=timedelta(minutes=5))
+def test_pause_with_for_ends_by_itself(queue, client):
+    queue.pause(for_=timedelta(minutes=5))
 
     assert 240_000 < client.pttl(queue.keys.paused) <= 300_000
 
 
-def test_a_pause_says_who_when_and_why(queue, call, client):
+def test_pause_stores_person_time_and_reason(queue, client):
     before = time.time()
+    assert read_pause(queue) is None
 
-    call(queue, "pause", reason="the gateway is away", for_=60)
+    queue.pause(reason="the gateway is away", for_=60)
 
     written = json.loads(client.get(queue.keys.paused))
     pause = read_pause(queue)
@@ -120,28 +121,26 @@ def test_a_pause_says_who_when_and_why(queue, call, client):
     assert pause.until == pytest.approx(pause.at + 60)
 
 
-def test_a_queue_that_is_not_paused_has_no_pause(queue):
-    assert read_pause(queue) is None
-
-
-@pytest.mark.parametrize("value", ["1", "a deploy", '{"since": 5}', "[" * 100_000], ids=len)
-def test_what_something_else_wrote_is_the_reason_of_a_pause(queue, client, value):
+@pytest.mark.parametrize(
+    "value", ["1", "a deploy", '{"since": 5}', "[" * 100_000], ids=["number", "text", "JSON", "deep JSON"]
+)
+def test_foreign_text_in_the_pause_is_its_reason(queue, client, value):
     client.set(queue.keys.paused, value)
 
     assert read_pause(queue) == Pause("", None, value[:200])
 
 
-def test_a_dead_letter_tells_how_it_died(queue, call, dead_letter):
+def test_dead_letter_has_reason_error_and_attempts(queue, dead_letter):
     made = dead_letter("m", headers={"a": "b"})
 
-    [letter] = call(queue, "letters")
+    [letter] = queue.letters()
 
     assert letter == made
     assert (letter.id, letter.reason, letter.error, letter.attempts) == ("m", "rejected", "bad card", 1)
     assert (letter.payload, letter.header.headers) == (b'{"id":"m"}', {"a": "b"})
 
 
-def test_dead_letters_are_read_in_pages(queue, call, dead_letter):
+def test_letters_are_read_in_pages(queue, call, dead_letter):
     for id in ("a", "b", "c"):
         dead_letter(id)
 
@@ -151,7 +150,7 @@ def test_dead_letters_are_read_in_pages(queue, call, dead_letter):
     assert [letter.id for letter in first + second] == ["a", "b", "c"]
 
 
-def test_dead_letters_are_published_again(queue, call, dead_letter):
+def test_redrive_publishes_dead_letters_once(queue, call, dead_letter):
     letters = [dead_letter("a"), dead_letter("b")]
 
     assert call(queue, "redrive", letters) == 2
@@ -164,16 +163,18 @@ def test_dead_letters_are_published_again(queue, call, dead_letter):
     assert (counts.dead, counts.alive, counts.missing) == (0, 0, 0)
 
 
-def test_a_dead_letter_whose_id_is_alive_stays(queue, call, dead_letter):
+def test_redrive_keeps_a_letter_whose_id_is_alive(queue, dead_letter):
     letter = dead_letter("m")
     queue.publish({}, id="m", replace=True)
 
-    assert call(queue, "redrive", [letter]) == 0
+    assert queue.redrive([letter]) == 0
     assert [one.letter for one in queue.letters()] == [letter.letter]
 
 
-@pytest.mark.parametrize(("limit", "calls"), [(10_000, 1), (2_500, 2), (1_000, 4), (1, 4)])
-def test_a_redrive_is_split_by_the_bytes_of_its_bodies(queue, commands, call, monkeypatch, limit, calls):
+@pytest.mark.parametrize(
+    ("limit", "calls"), [(10_000, 1), (2_500, 2), (1_000, 4), (1, 4)], ids=["all", "two", "one", "less"]
+)
+def test_redrive_is_split_by_the_bytes_of_its_bodies(queue, commands, monkeypatch, limit, calls):
     """Four bodies of a thousand bytes each: a call carries as many as fit, and one alone that never would."""
     monkeypatch.setattr("reliq.redriving.LETTER_BYTES", limit)
     text = Queue("q", str, url=queue.target)
@@ -184,7 +185,7 @@ def test_a_redrive_is_split_by_the_bytes_of_its_bodies(queue, commands, call, mo
     queue.moves.collect(ids, letters_max=10, letters_ms=10**9)
     before = commands().get("evalsha", 0)
 
-    assert call(queue, "redrive", queue.letters()) == 4
+    assert queue.redrive(queue.letters()) == 4
 
     assert commands()["evalsha"] - before == calls
     with text.receive(limit=4) as jobs:

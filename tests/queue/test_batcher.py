@@ -34,7 +34,7 @@ class Rounds:
         return self._queue._clients.asynchronous(PATIENCE_SECONDS)
 
 
-def test_a_round_trip_carries_no_more_bytes_than_a_call(queue):
+def test_round_trip_has_at_most_the_bytes_of_a_call(queue):
     async def run():
         rounds = Rounds(queue)
         answers = await asyncio.gather(*rounds.make(30, weight=2**20))
@@ -48,7 +48,7 @@ def test_a_round_trip_carries_no_more_bytes_than_a_call(queue):
     assert begun == 4 + 3
 
 
-def test_a_round_trip_that_hangs_holds_up_nobody_else(own_server):
+def test_round_trip_that_hangs_does_not_block_others(own_server):
     server = own_server()
     queue = Queue("q", url=server.url)
 
@@ -73,8 +73,8 @@ def test_a_round_trip_that_hangs_holds_up_nobody_else(own_server):
     assert not any(done)
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2])
-def test_who_waits_is_answered_though_the_task_that_makes_the_calls_is_cancelled(queue, turns):
+@pytest.mark.parametrize("turns", [0, 1, 2], ids="after {} turns".format)
+def test_waiting_tasks_are_answered_when_the_batching_task_is_cancelled(queue, turns):
     async def run():
         rounds = Rounds(queue)
         tasks = rounds.make(600)

@@ -10,6 +10,7 @@ import subprocess
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -24,7 +25,6 @@ from reliq import Admin, ConfigurationError, Consumer, Durability, Layout, Login
 from reliq.embedded import EmbeddedRedis
 from reliq.transport.connection import Connection
 from reliq.transport.many import Exchange
-from reliq.transport.servers import ShardServers
 
 DEBIAN = Path("/usr/bin/redis-server")
 
@@ -41,20 +41,20 @@ def works(queue, call):
     return True
 
 
-def test_a_unix_socket_works(redis_server, url, call):
+def test_unix_socket_works(redis_server, url, call):
     assert works(Queue("q", url=f"unix://{redis_server.socket}?db=1"), call)
 
 
-def test_what_a_url_says_of_protocol_and_time_outs_does_not_matter(url, call):
+def test_protocol_and_timeouts_of_a_url_do_no_harm(url, call):
     assert works(Queue("q", url=f"{url}?protocol=3&socket_timeout=0.000001&max_connections=2"), call)
 
 
-def test_a_urls_bad_value_is_refused_by_name(url):
+def test_bad_option_of_a_url_is_refused_by_name(url):
     with pytest.raises(ConfigurationError, match="Invalid value for 'max_connections'"):
         Queue("q", url=f"{url}?max_connections=many").publish({})
 
 
-def test_a_client_with_text_replies_and_ten_retries_works_and_stays_as_it_is(url, call, proxy):
+def test_client_with_text_replies_and_retries_works_unchanged(url, call, proxy):
     theirs = redis.Redis.from_url(proxy.url, decode_responses=True, retry=Retry(ExponentialBackoff(), 10), protocol=3)
     theirs.set("theirs", "ü")
     before = dict(theirs.connection_pool.connection_kwargs)
@@ -68,7 +68,7 @@ def test_a_client_with_text_replies_and_ten_retries_works_and_stays_as_it_is(url
     theirs.close()
 
 
-def test_a_clients_hidden_retries_do_not_repeat_a_script(proxy, call, commands):
+def test_retries_of_a_client_do_not_repeat_a_script(proxy, call, commands):
     theirs = redis.Redis.from_url(proxy.url, retry=Retry(ExponentialBackoff(), 10))
     queue = Queue("q", url=theirs)
     call(queue, "publish", {})
@@ -83,7 +83,7 @@ def test_a_clients_hidden_retries_do_not_repeat_a_script(proxy, call, commands):
     theirs.close()
 
 
-def test_a_client_costs_one_connection_however_much_is_published(proxy):
+def test_client_needs_a_single_connection_for_many_publishes(proxy):
     theirs = redis.Redis.from_url(proxy.url)
     queue = Queue("q", url=theirs)
 
@@ -94,13 +94,13 @@ def test_a_client_costs_one_connection_however_much_is_published(proxy):
     queue.close()
 
 
-def test_a_client_for_asyncio_works(url, call):
+def test_client_for_asyncio_works(url, call):
     theirs = redis.asyncio.Redis.from_url(url)
 
     assert works(Queue("q", url=theirs), call)
 
 
-def test_one_try_connects_once():
+def test_call_connects_once():
     calls = []
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -121,7 +121,7 @@ def test_one_try_connects_once():
     listener.close()
 
 
-def test_one_try_connects_once_also_after_many_have_failed(own_server, monkeypatch):
+def test_call_connects_once_after_many_failures(own_server, monkeypatch):
     server, attempts = own_server(), []
     queue = Queue("q", url=server.url)
     queue.counts()
@@ -144,7 +144,7 @@ def test_one_try_connects_once_also_after_many_have_failed(own_server, monkeypat
     queue.close()
 
 
-def test_queues_of_one_url_share_one_pool(proxy):
+def test_queues_of_a_url_share_a_pool(proxy):
     queues = [Queue(f"q{n}", url=proxy.url) for n in range(10)]
 
     for queue in queues:
@@ -155,7 +155,7 @@ def test_queues_of_one_url_share_one_pool(proxy):
     queues[0].close()
 
 
-def test_a_closed_queue_comes_back_when_it_is_used(proxy, call):
+def test_closed_queue_connects_again_when_used(proxy, call):
     queue = Queue("q", url=proxy.url)
     call(queue, "publish", {})
     queue.close()
@@ -164,7 +164,7 @@ def test_a_closed_queue_comes_back_when_it_is_used(proxy, call):
     queue.close()
 
 
-def test_many_threads_share_a_bounded_pool(proxy):
+def test_threads_share_a_bounded_pool(proxy):
     queue = Queue("q", url=f"{proxy.url}?max_connections=3")
 
     threads = [threading.Thread(target=lambda: [queue.publish({}) for _ in range(20)]) for _ in range(10)]
@@ -178,7 +178,7 @@ def test_many_threads_share_a_bounded_pool(proxy):
     queue.close()
 
 
-def test_every_event_loop_has_connections_of_its_own(url):
+def test_event_loops_have_connections_of_their_own(url):
     queue = Queue("q", url=url)
 
     async def publish():
@@ -210,13 +210,13 @@ def tls(tls_options):
         yield port, certificate
 
 
-def test_tls_works_with_the_authority_that_the_url_names(tls, call):
+def test_tls_works_with_the_ca_of_the_url(tls, call):
     port, authority = tls
 
     assert works(Queue("q", url=f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority}"), call)
 
 
-def test_tls_works_in_a_cluster_by_its_url(tls_options):
+def test_tls_works_in_a_cluster(tls_options):
     port, authority, options = tls_options
     options |= {"cluster-enabled": "yes", "tls-cluster": "yes"}
     with EmbeddedRedis(server=DEBIAN, options=options) as node, redis.Redis(unix_socket_path=str(node.socket)) as admin:
@@ -231,7 +231,7 @@ def test_tls_works_in_a_cluster_by_its_url(tls_options):
             Queue("q", url=f"redis+cluster://127.0.0.1:{port}").moves.counts()
 
 
-def test_tls_works_with_a_clients_settings(tls, call):
+def test_tls_works_with_the_settings_of_a_client(tls, call):
     port, authority = tls
     theirs = redis.Redis(port=port, ssl=True, ssl_ca_certs=str(authority))
 
@@ -240,7 +240,7 @@ def test_tls_works_with_a_clients_settings(tls, call):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_certificate_that_nobody_vouches_for_is_refused(tls, call):
+def test_certificate_of_an_unknown_ca_is_refused(tls, call):
     port, _ = tls
     queue = Queue("q", url=f"rediss://127.0.0.1:{port}/0")
 
@@ -250,7 +250,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(tls, call):
     assert caught.value.outcome == "refused"
 
 
-def test_a_password_and_a_user_are_used_and_never_shown(own_server, call):
+def test_password_is_used_and_never_shown(own_server, call):
     server = own_server()
     with redis.Redis.from_url(server.url) as admin:
         admin.config_set("requirepass", "s3cret")
@@ -268,37 +268,41 @@ def test_a_password_and_a_user_are_used_and_never_shown(own_server, call):
     assert "s3cret" not in Connection.to(f"redis://:s3cret@{place}").name
 
 
-@pytest.mark.parametrize("place", ["redis://:nobody-asked@{}/0", "redis://nobody:x@{}/0", "redis://{}/99"])
-def test_a_url_that_redis_lets_nobody_in_by_is_no_server_that_is_away(url, call, place):
+@pytest.mark.parametrize(
+    "place",
+    ["redis://:nobody-asked@{}/0", "redis://nobody:x@{}/0", "redis://{}/99"],
+    ids=["password", "user", "database"],
+)
+def test_refused_login_raises_login_error(url, call, place):
     queue = Queue("q", url=place.format(url.removeprefix("redis://").partition("/")[0]))
 
     with pytest.raises(LoginError, match="user, password or database"):
         call(queue, "counts")
 
 
-def test_a_missing_password_is_told_too(own_server, call):
+def test_missing_password_raises_login_error(own_server):
     server = own_server()
     with redis.Redis.from_url(server.url) as admin:
         admin.config_set("requirepass", "s3cret")
 
     with pytest.raises(LoginError, match="Authentication required"):
-        call(Queue("q", url=server.url), "counts")
+        Queue("q", url=server.url).counts()
 
 
-def test_tls_to_a_port_without_it_says_so(url):
+def test_tls_to_a_plain_port_raises_a_clear_error(url):
     with pytest.raises(RedisUnavailableError, match="if that port speaks no TLS, the URL begins with redis://"):
         Queue("q", url=url.replace("redis://", "rediss://")).moves.counts()
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_port_that_wants_tls_is_told_too(tls, call):
+def test_plain_connection_to_a_tls_port_raises_a_clear_error(tls, call):
     port, _ = tls
 
     with pytest.raises(RedisUnavailableError, match="if that port speaks TLS, the URL begins with rediss://"):
         call(Queue("q", url=f"redis://127.0.0.1:{port}/0"), "counts")
 
 
-def test_what_a_server_that_is_away_is_told_by_names_no_command():
+def test_error_of_an_unreachable_server_contains_no_command():
     with pytest.raises(RedisUnavailableError) as caught:
         Queue("q", url="redis://127.0.0.1:1/0").moves.counts()
 
@@ -323,7 +327,7 @@ def sentinel(own_server, tmp_path):
     process.wait()
 
 
-def test_a_client_from_sentinel_works(sentinel, call):
+def test_client_from_sentinel_works(sentinel, call):
     theirs = redis.sentinel.Sentinel([("127.0.0.1", sentinel)])
     client = theirs.master_for("shop", decode_responses=True)
 
@@ -353,7 +357,7 @@ def cluster(node):
     return node.get_connection_kwargs()["port"]
 
 
-def test_a_cluster_client_works(cluster, call):
+def test_cluster_client_works(cluster, call):
     theirs = redis.RedisCluster(host="127.0.0.1", port=cluster, decode_responses=True)
 
     assert works(Queue("q", url=theirs), call)
@@ -362,7 +366,7 @@ def test_a_cluster_client_works(cluster, call):
     theirs.close()
 
 
-def test_a_layout_that_no_cluster_can_have_in_one_slot_is_refused_before_anything_is_sent(cluster):
+def test_layout_without_a_hash_tag_is_refused_in_a_cluster(cluster):
     theirs = redis.RedisCluster(host="127.0.0.1", port=cluster)
 
     for layout in map(Layout.parse, ("hdt3213", "hdt3213:prefix=shop", "hdt3213:tag,prefix=shop")):
@@ -376,7 +380,7 @@ def test_a_layout_that_no_cluster_can_have_in_one_slot_is_refused_before_anythin
     theirs.close()
 
 
-def test_in_a_cluster_a_wait_is_answered_too(cluster, call):
+def test_durable_publish_in_a_cluster_is_answered(cluster, call):
     theirs = redis.RedisCluster(host="127.0.0.1", port=cluster)
     queue = Queue("q", url=theirs)
 
@@ -387,8 +391,8 @@ def test_in_a_cluster_a_wait_is_answered_too(cluster, call):
     theirs.close()
 
 
-def test_a_wait_goes_to_the_server_of_what_it_is_for():
-    servers = ShardServers(["a", "b"], lambda *_: [])
+def test_wait_goes_to_the_server_of_its_command():
+    servers = SimpleNamespace(server_of=lambda command: "b" if "#1" in command[1] else "a")
     there, here, wait = ("LLEN", "{reliq:q#1.5}:ready"), ("LLEN", "{reliq:q}:ready"), ("WAIT", 1, 100)
 
     shares = Exchange(servers, [here, wait, there, wait, here]).shares
@@ -396,7 +400,7 @@ def test_a_wait_goes_to_the_server_of_what_it_is_for():
     assert [[one.command for one in shares[server]] for server in "ab"] == [[here, wait, here], [there, wait]]
 
 
-def test_a_consumer_takes_what_a_queue_takes(url):
+def test_consumer_accepts_the_clients_of_its_queues(url):
     client = redis.Redis.from_url(url)
     queue = Queue("q", url=client)
     consumer = Consumer()
@@ -410,7 +414,7 @@ def test_a_consumer_takes_what_a_queue_takes(url):
     client.close()
 
 
-def test_closing_a_queue_that_was_never_connected_does_nothing(monkeypatch):
+def test_close_of_a_queue_that_never_connected_does_nothing(monkeypatch):
     monkeypatch.delenv("RELIQ_URL", raising=False)
     queue = Queue("q")
 

@@ -60,7 +60,8 @@ def demote(server, port):
         eventually(lambda: admin.info("replication")["master_link_status"] == "up", "the replica follows")
 
 
-def test_after_a_failover_behind_one_address_a_publish_reaches_the_new_primary(proxy, own_server, publishes):
+@pytest.mark.slow
+def test_publish_reaches_the_new_primary_behind_the_same_address(proxy, own_server, publishes):
     old, new = own_server(), own_server(repl_diskless_sync_delay=0)
     proxy.port = old.port
     queue = Queue("q", url=proxy.url)
@@ -77,7 +78,8 @@ def test_after_a_failover_behind_one_address_a_publish_reaches_the_new_primary(p
     queue.close()
 
 
-def test_after_a_failover_behind_one_address_a_worker_works_at_the_new_primary(proxy, own_server):
+@pytest.mark.slow
+def test_worker_reaches_the_new_primary_behind_the_same_address(proxy, own_server):
     old, new = own_server(), own_server(repl_diskless_sync_delay=0)
     proxy.port = old.port
     queue, consumer, done = Queue("q", url=proxy.url), Consumer(), []
@@ -99,7 +101,7 @@ def test_after_a_failover_behind_one_address_a_worker_works_at_the_new_primary(p
 
 
 @pytest.mark.parametrize("resets", [True, False], ids=["reset", "silent"])
-def test_connections_that_were_dropped_fail_no_publish(proxy, publishes, queue, resets):
+def test_dropped_connections_fail_no_publish(proxy, publishes, queue, resets):
     through = Queue("q", url=proxy.url)
     before = []
 
@@ -114,9 +116,8 @@ def test_connections_that_were_dropped_fail_no_publish(proxy, publishes, queue, 
     through.close()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_reply_of_a_demoted_or_loading_server_is_recognised():
+    for text in (
         "READONLY You can't write against a read only replica.",
         "ERR READONLY You can't write against a read only replica.",
         "READONLY You can't write against a read only replica. script: 0123, on @user_script:60.",
@@ -125,28 +126,24 @@ def test_connections_that_were_dropped_fail_no_publish(proxy, publishes, queue, 
         "ERR LOADING Redis is loading the dataset in memory",
         "NOREPLICAS Not enough good replicas to write.",
         "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
-    ],
-)
-def test_a_reply_that_sends_us_elsewhere_is_known_as_redis_py_gives_it(text):
-    assert is_elsewhere([b"1", BaseParser.parse_error(text)])
+    ):
+        assert is_elsewhere([b"1", BaseParser.parse_error(text)]), text
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_other_refusals_keep_their_connection():
+    for text, said in (
         ("TRYAGAIN Multiple keys request during rehashing of slot", "TRYAGAIN"),
         ("CLUSTERDOWN The cluster is down", "CLUSTERDOWN"),
         ("BUSY Redis is busy running a script.", "BUSY"),
         ("OOM command not allowed when used memory > 'maxmemory'.", "command"),
         ("ERR unknown command 'READONLY'", "unknown"),
-    ],
-)
-def test_any_other_refusal_keeps_its_connection(text, said):
-    assert not is_elsewhere([BaseParser.parse_error(text)])
-    assert code(BaseParser.parse_error(text)) == said
+    ):
+        assert not is_elsewhere([BaseParser.parse_error(text)])
+        assert code(BaseParser.parse_error(text)) == said
 
 
-def test_an_event_loop_that_ends_takes_its_connections_along(queue, client):
+@pytest.mark.slow
+def test_ended_event_loop_closes_its_connections(queue, client):
     loops, process = weakref.WeakSet(), psutil.Process()
 
     async def publish():
@@ -155,23 +152,24 @@ def test_an_event_loop_that_ends_takes_its_connections_along(queue, client):
 
     queue.publish({})
     before = len(client.client_list()), process.num_fds()
-    for _ in range(300):
+    for _ in range(100):
         asyncio.run(publish())
     gc.collect()
 
-    assert queue.counts().ready == 301
+    assert queue.counts().ready == 101
     eventually(lambda: len(client.client_list()) <= before[0], "Redis sees them go")
     assert process.num_fds() <= before[1]
     assert len(loops) <= 1
     assert len(queue.connection()._loops) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_an_event_loop_that_is_closed_without_an_end_is_swept_by_the_next(queue):
+def test_abandoned_event_loop_is_swept_by_the_next(queue):
     loops, process = weakref.WeakSet(), psutil.Process()
     before = process.num_fds()
 
-    for _ in range(5):
+    for _ in range(3):
         loop = asyncio.new_event_loop()
         loops.add(loop)
         loop.run_until_complete(queue.apublish({}))
@@ -186,7 +184,8 @@ def test_an_event_loop_that_is_closed_without_an_end_is_swept_by_the_next(queue)
     assert len(loops) == 0
 
 
-def test_workers_that_publish_in_async_handlers_leave_nothing_open(url):
+@pytest.mark.slow
+def test_worker_that_publishes_in_async_handlers_leaves_nothing_open(url):
     queue, other, consumer = Queue("q", url=url), Queue("other", url=url), Consumer()
 
     @consumer.handler(queue)
@@ -219,7 +218,8 @@ print([queue.publish({}).status for _ in range(3)])
 """
 
 
-def test_where_there_is_no_poll_connections_are_kept_too(proxy):
+@pytest.mark.slow
+def test_connections_are_kept_where_poll_is_missing(proxy):
     ran = subprocess.run([sys.executable, "-c", PUBLISHES, proxy.url], capture_output=True, text=True, check=False)
 
     assert (ran.stdout.strip(), ran.stderr) == ("['published', 'published', 'published']", "")

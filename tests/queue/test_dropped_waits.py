@@ -18,7 +18,7 @@ def waits(url):
     waits.close()
 
 
-def test_a_wait_whose_connection_was_dropped_fails_and_is_begun_anew(waits, client):
+def test_wait_whose_connection_was_dropped_is_begun_again(waits, client):
     one, other = Keys("one"), Keys("other")
     for keys in (one, other):
         waits.begin(keys, keys.wake, commands.wake_token(keys, SECONDS), SECONDS)
@@ -36,7 +36,7 @@ def test_a_wait_whose_connection_was_dropped_fails_and_is_begun_anew(waits, clie
     assert waits.stands(one)
 
 
-def test_a_poke_of_waits_that_were_given_up_says_nothing(url):
+def test_poke_of_closed_waits_does_nothing(url):
     waits = Client.to(Connection.to(url), 5.0).standing_waits()
     waits.close()
 

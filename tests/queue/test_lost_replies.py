@@ -24,28 +24,19 @@ def through(proxy):
     queue.close()
 
 
-def test_a_publish_whose_reply_is_lost_runs_once(through, call, queue, proxy):
-    call(through, "publish", {"n": 0})
-    proxy.lose_reply_to("EVALSHA")
-
-    receipt = call(through, "publish", {"n": 1})
-
-    assert proxy.swallowed == 1
-    assert receipt.status == "published"
-    assert queue.counts().totals["published"] == 2
-
-
-def test_nothing_but_reliq_makes_a_call_again(through, call, proxy, commands):
+def test_publish_whose_reply_is_lost_runs_once(through, call, queue, proxy, commands):
     call(through, "publish", {"n": 0})
     before = commands()["evalsha"]
     proxy.lose_reply_to("EVALSHA")
 
-    call(through, "publish", {"n": 1})
+    receipt = call(through, "publish", {"n": 1})
 
-    assert commands()["evalsha"] == before + 2
+    assert (proxy.swallowed, commands()["evalsha"] - before) == (1, 2)  # the connection repeats nothing by itself
+    assert receipt.status == "published"
+    assert queue.counts().totals["published"] == 2
 
 
-def test_many_whose_replies_are_lost_are_published_once(through, call, queue, proxy):
+def test_publish_many_whose_replies_are_lost_runs_once(through, call, queue, proxy):
     call(through, "publish", {})
     proxy.lose_reply_to("EVALSHA", times=2)
 
@@ -55,9 +46,7 @@ def test_many_whose_replies_are_lost_are_published_once(through, call, queue, pr
     assert queue.counts().ready == 31
 
 
-def test_a_message_that_was_consumed_before_its_publish_was_confirmed_is_not_published_again(
-    through, call, queue, proxy, hurried
-):
+def test_publish_of_unknown_outcome_is_not_repeated_after_its_message_ran(through, call, queue, proxy, hurried):
     call(through, "publish", {})
     with queue.receive():
         pass
@@ -76,19 +65,19 @@ def test_a_message_that_was_consumed_before_its_publish_was_confirmed_is_not_pub
     assert queue.counts().totals["published"] == 2
 
 
-def test_another_body_under_the_id_of_an_unknown_publish_is_another_publish(through, call, queue, proxy, hurried):
-    call(through, "publish", {})
+def test_another_body_with_the_id_of_an_unknown_publish_is_published(through, queue, proxy, hurried):
+    through.publish({})
     with queue.receive():
         pass
     proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
     hurried(0.2)
     with pytest.raises(PublishFailed):
-        call(through, "publish", {"n": 1}, id="a", dedup=0)
+        through.publish({"n": 1}, id="a", dedup=0)
     proxy.lose_reply_to("", times=0)
     with queue.receive() as [job]:
         assert job.body == {"n": 1}
 
-    call(through, "publish", {"n": 2}, id="a", dedup=0)
+    through.publish({"n": 2}, id="a", dedup=0)
 
     with queue.receive() as [job]:
         assert job.body == {"n": 2}
@@ -101,18 +90,18 @@ def hurried(monkeypatch):
 
 
 @pytest.fixture
-def unknown(through, call, queue, proxy, monkeypatch):
+def unknown(through, queue, proxy, monkeypatch):
     """Publish body 1 as `a` so that it is worked and nobody heard of it; the id is free again at once."""
 
     def publish(**terms):
-        call(through, "publish", {})
+        through.publish({})
         with queue.receive():
             pass
         proxy.lose_reply_to("EVALSHA", times=FAILED_TRIES)
         with monkeypatch.context() as during:
             during.setattr("reliq.publish.sender.PUBLISH_SECONDS", 0.0)  # one try is enough to lose
             with pytest.raises(PublishFailed):
-                call(through, "publish", {"n": 1}, id="a", dedup=0, **terms)
+                through.publish({"n": 1}, id="a", dedup=0, **terms)
         proxy.lose_reply_to("", times=0)
         with queue.receive() as [job]:
             assert job.body == {"n": 1}
@@ -120,10 +109,10 @@ def unknown(through, call, queue, proxy, monkeypatch):
     return publish
 
 
-def test_the_same_publish_made_again_is_not_published_twice(unknown, through, call, queue):
+def test_same_publish_made_again_is_not_published_twice(unknown, through, queue):
     unknown(headers={"a": "b"})
 
-    receipt = call(through, "publish", {"n": 1}, id="a", dedup=0, headers={"a": "b"})
+    receipt = through.publish({"n": 1}, id="a", dedup=0, headers={"a": "b"})
 
     assert (receipt.status, queue.counts().alive) == ("published", 0)
 
@@ -142,24 +131,24 @@ def test_the_same_publish_made_again_is_not_published_twice(unknown, through, ca
     ],
     ids=lambda terms: next(iter(terms)),
 )
-def test_what_says_published_on_other_terms_is_published(unknown, through, call, queue, terms):
+def test_unknown_publish_made_again_with_other_options_is_published(unknown, through, queue, terms):
     unknown()
 
-    receipt = call(through, "publish", {"n": 1}, id="a", **({"dedup": 0} | terms))
+    receipt = through.publish({"n": 1}, id="a", **({"dedup": 0} | terms))
 
     assert (receipt.status, queue.counts().alive) == ("published", 1)
 
 
-def test_what_says_published_after_a_cancel_is_published(unknown, through, call, queue):
+def test_unknown_publish_made_again_after_a_cancel_is_published(unknown, through, queue):
     unknown()
-    call(through, "cancel", "a")
+    through.cancel("a")
 
-    receipt = call(through, "publish", {"n": 1}, id="a", dedup=0, replace=True)
+    receipt = through.publish({"n": 1}, id="a", dedup=0, replace=True)
 
     assert (receipt.status, queue.counts().alive) == ("published", 1)
 
 
-def test_a_cancel_ends_the_publish_whose_outcome_is_unknown(unknown, through, call):
+def test_cancel_forgets_a_publish_of_unknown_outcome(unknown, through, call):
     unknown()
 
     call(through, "cancel", "a")
@@ -167,15 +156,15 @@ def test_a_cancel_ends_the_publish_whose_outcome_is_unknown(unknown, through, ca
     assert not through._lanes.parked
 
 
-def test_a_publish_that_replaces_is_not_taken_for_the_one_before(unknown, through, call, queue):
+def test_replacing_publish_is_always_a_new_publish(unknown, through, queue):
     unknown(replace=True)
 
-    receipt = call(through, "publish", {"n": 1}, id="a", dedup=0, replace=True)
+    receipt = through.publish({"n": 1}, id="a", dedup=0, replace=True)
 
     assert (receipt.status, queue.counts().alive) == ("published", 1)
 
 
-def test_a_claim_whose_reply_is_lost_leaves_no_lease_that_nobody_knows(through, queue, proxy):
+def test_claim_whose_reply_is_lost_returns_the_same_messages(through, queue, proxy):
     queue.publish_many([{"n": n} for n in range(5)])
     through.counts()
     proxy.lose_reply_to("EVALSHA")
@@ -187,7 +176,7 @@ def test_a_claim_whose_reply_is_lost_leaves_no_lease_that_nobody_knows(through, 
     assert (counts.alive, counts.totals["acked"], counts.totals["claimed"]) == (0, 5, 5)
 
 
-def test_in_async_code_too_a_claim_whose_reply_is_lost_is_made_again(through, queue, proxy):
+def test_async_claim_whose_reply_is_lost_is_made_again(through, queue, proxy):
     queue.publish_many([{"n": n} for n in range(5)])
 
     async def receive():
@@ -203,7 +192,7 @@ def test_in_async_code_too_a_claim_whose_reply_is_lost_is_made_again(through, qu
     assert queue.counts().totals["acked"] == 5
 
 
-def test_the_settling_at_the_end_of_a_receive_is_made_again(through, queue, proxy):
+def test_settle_whose_reply_is_lost_is_made_again(through, queue, proxy):
     queue.publish({})
 
     with through.receive() as [_job]:
@@ -215,7 +204,7 @@ def test_the_settling_at_the_end_of_a_receive_is_made_again(through, queue, prox
 
 
 @pytest.mark.parametrize("name", ["cancel", "redrive", "resume"])
-def test_what_is_made_again_after_a_lost_reply_happens_once(name, through, call, queue, proxy):
+def test_call_made_again_after_a_lost_reply_happens_once(name, through, call, queue, proxy):
     queue.publish({}, id="m", delay=60 * (name == "cancel"))
     if name == "redrive":
         with queue.receive() as [job]:
@@ -239,7 +228,7 @@ def test_what_is_made_again_after_a_lost_reply_happens_once(name, through, call,
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_server_that_is_away_refuses(call):
+def test_publish_to_an_unreachable_server_is_refused(call):
     nobody = Queue("q", url="redis://127.0.0.1:1/0")
 
     with pytest.raises(PublishFailed) as caught:
@@ -251,11 +240,11 @@ def test_a_server_that_is_away_refuses(call):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_failed_publish_has_one_cause(call):
+def test_failed_publish_has_one_cause():
     nobody = Queue("q", url="redis://127.0.0.1:1/0")
 
     with pytest.raises(PublishFailed) as caught:
-        call(nobody, "publish", {})
+        nobody.publish({})
 
     shown = "".join(traceback.format_exception(caught.value))
     assert type(caught.value.__cause__) is RedisUnavailableError
@@ -266,7 +255,7 @@ def test_a_failed_publish_has_one_cause(call):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_every_other_call_says_that_the_server_is_away(call):
+def test_every_other_call_to_an_unreachable_server_raises(call):
     nobody = Queue("q", url="redis://127.0.0.1:1/0")
 
     for name, args in [("counts", ()), ("cancel", ("m",)), ("letters", ()), ("pause", ())]:
@@ -275,7 +264,7 @@ def test_every_other_call_says_that_the_server_is_away(call):
         assert not caught.value.maybe_ran
 
 
-def test_a_redis_that_is_away_for_a_second_and_a_half_fails_no_publish(away, queue):
+def test_publish_waits_for_a_redis_that_returns_within_its_time(away, queue):
     place, comes_back = away
     through = Queue("q", url=place)
     in_a_thread = []
@@ -296,7 +285,7 @@ def test_a_redis_that_is_away_for_a_second_and_a_half_fails_no_publish(away, que
     through.close()
 
 
-def test_a_server_that_is_frozen_leaves_it_unknown_and_publishing_again_is_safe(own_server, call):
+def test_publish_to_a_frozen_server_is_unknown_and_safe_to_repeat(own_server, call):
     server = own_server()
     queue, tries = Queue("q", url=server.url), []
     call(queue, "publish", {"n": 0})
@@ -319,7 +308,7 @@ def test_a_server_that_is_frozen_leaves_it_unknown_and_publishing_again_is_safe(
     queue.close()
 
 
-def test_a_server_without_memory_refuses_and_what_drains_goes_on(own_server, call):
+def test_server_without_memory_refuses_publishes_and_is_drained(own_server, call):
     server = own_server(maxmemory="3mb", maxmemory_policy="noeviction")
     queue = Queue("q", bytes, url=server.url)
 
@@ -335,9 +324,7 @@ def test_a_server_without_memory_refuses_and_what_drains_goes_on(own_server, cal
     queue.close()
 
 
-def test_a_failed_publish_of_many_says_what_was_confirmed_and_what_to_publish_again(
-    through, call, queue, proxy, hurried
-):
+def test_failed_publish_many_reports_confirmed_and_remaining_ids(through, call, queue, proxy, hurried):
     hurried(0.2)
     call(through, "publish", {})
 
@@ -403,7 +390,7 @@ def test_cancelled_tasks_leave_every_connection_clean(url, client):
     assert final.totals["published"] == final.ready == len(client.keys(queue.keys.msg("*")))
 
 
-def test_a_cancelled_task_does_not_cut_off_its_exchange(proxy):
+def test_cancelled_task_does_not_close_its_connection(proxy):
     queue = Queue("q", url=proxy.url)
 
     async def storm():
@@ -426,7 +413,7 @@ def test_a_cancelled_task_does_not_cut_off_its_exchange(proxy):
     queue.close()
 
 
-def test_a_receive_that_is_cancelled_gives_back_what_it_claimed(url, queue):
+def test_cancelled_receive_returns_its_messages(url, queue):
     queue.publish_many([{"n": n} for n in range(200)])
     asyncing = Queue("q", url=url)
 
@@ -453,7 +440,7 @@ def test_a_receive_that_is_cancelled_gives_back_what_it_claimed(url, queue):
         assert {job.retries_left for job in jobs} == {12}
 
 
-def test_a_forked_child_has_connections_of_its_own(queue):
+def test_forked_child_has_connections_of_its_own(queue):
     queue.publish({"from": "parent"})
 
     child = os.fork()
@@ -472,7 +459,7 @@ def test_a_forked_child_has_connections_of_its_own(queue):
         assert sum(job.body["from"] == "child" for job in jobs) == 20
 
 
-def test_a_child_that_is_forked_while_others_use_the_queue_is_not_held_up(queue):
+def test_child_forked_while_locks_are_held_publishes(queue):
     queue.publish({"from": "parent"})
     shared = connection._shared
 

@@ -13,7 +13,7 @@ import pytest
 from reliq import BodyError, Layout, Outgoing, PublishFailed, Queue
 
 
-def test_a_thread_that_outlives_the_main_one_publishes_everything(queue, url):
+def test_publish_many_in_a_thread_outlives_the_main_thread(queue, url):
     script = """
         import sys, threading
         from reliq import Queue
@@ -35,7 +35,7 @@ def test_a_thread_that_outlives_the_main_one_publishes_everything(queue, url):
     assert queue.counts().ready == 40
 
 
-def test_the_failure_of_a_call_comes_before_that_of_a_later_item(queue, call, client):
+def test_failed_call_is_raised_before_a_later_bad_item(queue, call, client):
     client.set(queue.keys.ready, "not a list")
 
     with pytest.raises(PublishFailed) as failed:
@@ -44,21 +44,15 @@ def test_the_failure_of_a_call_comes_before_that_of_a_later_item(queue, call, cl
     assert (failed.value.outcome, failed.value.confirmed) == ("refused", 0)
 
 
-def test_what_was_sent_before_a_wrong_item_is_published(queue, call):
+def test_items_before_a_bad_item_are_published(queue, call):
     with pytest.raises(BodyError):
         call(queue, "publish_many", [{"n": 1}, {"n": 2}, {"n": 3}, object()], chunk=2)
 
     assert queue.counts().ready == 2
 
 
-def kept(queue):
-    """What became of the messages: their numbers, in the order of their ids' publishes."""
-    with queue.receive(limit=100) as jobs:
-        return [job.body["n"] for job in jobs]
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 500])
-def test_after_a_failure_the_rest_goes_on_with_what_can_be_read_once(queue, call, client, chunk):
+@pytest.mark.parametrize("chunk", [1, 2, 500], ids="chunk={}".format)
+def test_rest_of_a_failed_publish_many_continues_an_iterator(queue, call, client, chunk):
     """A failure on the way leaves nothing out, and brings nothing twice."""
     client.set(queue.keys.pending, "not a sorted set")
     items = iter(
@@ -82,10 +76,11 @@ def test_after_a_failure_the_rest_goes_on_with_what_can_be_read_once(queue, call
     assert (rest[0].delay, [one.id for one in rest][: len(failed.value.ids)]) == (3600, list(failed.value.ids))
     done = call(queue, "publish_many", chain((replace(one, delay=0) for one in rest), items), chunk=chunk)
     assert (done.published, done.duplicates) == (4, ())
-    assert sorted(kept(queue)) == [0, 1, 2, 3, 4, 5]
+    with queue.receive(limit=100) as jobs:
+        assert sorted(job.body["n"] for job in jobs) == [0, 1, 2, 3, 4, 5]
 
 
-def test_the_rest_is_the_same_messages_with_all_their_options(queue, call, client):
+def test_rest_has_the_messages_with_all_their_options(queue, call, client):
     wanted = Outgoing(
         body={"n": 1},
         at=datetime(2026, 12, 1, 12, 30, 0, 125000, UTC),
@@ -107,7 +102,7 @@ def test_the_rest_is_the_same_messages_with_all_their_options(queue, call, clien
     assert pickle.loads(pickle.dumps(failed.value)).rest == ()
 
 
-def test_the_rest_of_a_queue_of_bare_bodies_is_published_again(url, client, call):
+def test_rest_of_a_queue_in_the_go_layout_is_published_again(url, client, call):
     queue = Queue("bare", bytes, url=url, layout=Layout.hdt3213())
     client.set(queue.keys.pending, "not a sorted set")
     with pytest.raises(PublishFailed) as failed:

@@ -7,7 +7,9 @@ import pytest
 import redis
 
 from reliq import Admin, Queue
-from reliq.lua import script, script_names
+from reliq.ids import home
+from reliq.keys import Keys
+from reliq.shardmap import ShardMap
 from reliq.transport.connection import Connection, redirected
 
 #: September 2026, in unix microseconds.
@@ -23,7 +25,7 @@ def other(url):
     Connection.to(there).close()
 
 
-def test_what_was_used_before_means_the_other_redis_meanwhile_and_its_own_again_after_it(url, other, call):
+def test_redirected_queues_use_the_other_redis_until_the_end(url, other, call):
     queue, given = Queue("q", url=url), redis.Redis.from_url(url)
     by_client = Queue("q", url=given)
     for one in (queue, by_client):
@@ -40,7 +42,21 @@ def test_what_was_used_before_means_the_other_redis_meanwhile_and_its_own_again_
     mine.close()
 
 
-def test_a_queue_is_named_in_the_registry_of_each_redis_that_it_means(url, other, call):
+def test_publish_to_another_redis_goes_by_the_map_of_that_redis(url, other, call):
+    """Its shards have no fence yet, so only the map says where a chosen id belongs."""
+    queue, there = Queue("q", url=url), Connection(other[0])
+    call(queue, "publish", {})
+    other[1].set(Keys("q").map, ShardMap(1, 8, 8).text)
+    id = next(id for id in (f"order-{n}" for n in range(99)) if home(id, 8) == 5)
+
+    with redirected(there):
+        call(queue, "publish", {}, id=id)
+
+    assert other[1].lrange(Keys("q", shard=5).ready, 0, -1) == [id.encode()]
+    there.close()
+
+
+def test_redirected_queue_is_registered_in_each_redis(url, other, call):
     queue = Queue("q", url=url)
     call(queue, "publish", {})
 
@@ -51,7 +67,7 @@ def test_a_queue_is_named_in_the_registry_of_each_redis_that_it_means(url, other
             assert [one.queue for one in Admin(url).queues(interval=0).queues] == ["q"]
 
 
-def test_a_forked_process_means_the_other_redis_too(url, other):
+def test_forked_process_stays_redirected(url, other):
     queue = Queue("q", url=url)
     with redirected(Connection(other[0])):
         queue.publish({})
@@ -65,11 +81,7 @@ def test_a_forked_process_means_the_other_redis_too(url, other):
     assert queue.counts().ready == 0
 
 
-def test_every_script_can_be_told_the_time():
-    assert {script(name).args[0] for name in script_names()} == {"clock"}
-
-
-def test_scripts_go_by_the_clock_of_their_connection(url, call):
+def test_scripts_use_the_clock_of_their_connection(url, call):
     queue, now = Queue("q", url=url), [THEN]
     with redirected(Connection(url, clock=lambda: now[0])):
         receipt = call(queue, "publish", {}, delay=60)

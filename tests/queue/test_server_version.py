@@ -50,13 +50,12 @@ def told(version):
     return b"$%d\r\n%s\r\n" % (len(text), text)
 
 
-@pytest.mark.parametrize("version", [b"5.0.14", b"6.0.16", b"3.2"])
-def test_a_server_that_is_too_old_is_refused_before_anything_is_written(old_server, call, version):
-    server = old_server(told(version))
+def test_server_before_6_2_is_refused_before_anything_is_written(old_server, call):
+    server = old_server(told(b"6.0.16"))
     queue = Queue("q", url=server.url)
 
     for name, args in [("publish", ({},)), ("counts", ()), ("publish", ({},))]:
-        with pytest.raises(ConfigurationError, match=f"^Redis must be 6.2 or newer, not {version.decode()}$"):
+        with pytest.raises(ConfigurationError, match="^Redis must be 6.2 or newer, not 6.0.16$"):
             call(queue, name, *args)
 
     assert server.asked == []
@@ -73,17 +72,17 @@ def test_a_server_that_is_too_old_is_refused_before_anything_is_written(old_serv
     ],
     ids=["no right", "nothing", "no number", "newer"],
 )
-def test_a_server_that_hides_its_version_is_trusted(old_server, call, info):
+def test_server_that_hides_its_version_is_accepted(old_server, info):
     server = old_server(info)
     queue = Queue("q", url=server.url)
 
-    assert call(queue, "resume") is True
+    assert queue.resume() is True
 
-    assert set(server.asked) == {b"GETRANGE", b"HMGET", b"DEL", b"RPUSH", b"LTRIM"}
+    assert set(server.asked) == {b"GETRANGE", b"HMGET", b"DEL", b"ZREM", b"RPUSH", b"LTRIM"}
     queue.close()
 
 
-def test_a_server_is_asked_for_its_version_once(url, commands, client):
+def test_version_of_a_server_is_read_once(url, commands, client):
     queue = Queue("q", url=f"{url}?client_name=once")
 
     for _ in range(10):
@@ -93,7 +92,7 @@ def test_a_server_is_asked_for_its_version_once(url, commands, client):
     queue.close()
 
 
-def test_an_answer_that_is_none_of_ours_leaves_a_publish_unknown(old_server, call):
+def test_foreign_reply_leaves_the_outcome_of_a_publish_unknown(old_server, call):
     server = old_server(told(b"7.0.0"))
     queue = Queue("q", url=server.url)
 

@@ -14,7 +14,9 @@ from reliq import ConfigurationError, Durability, Outgoing, PublishFailed, Queue
 from reliq.client import shards as shards_module
 from reliq.ids import home
 from reliq.keys import Keys
-from reliq.shardmap import ShardMap
+from reliq.publish.orders import Writer
+from reliq.publish.route import Route
+from reliq.shardmap import WITNESSES, ShardMap
 
 EIGHT = ShardMap(1, 8, 8, "steady")
 
@@ -46,7 +48,7 @@ def an_id_of(shard, number=8, start=0):
     return next(id for n in range(start, 10_000) if home(id := f"order-{n}", number) == shard)
 
 
-def test_single_messages_take_the_shards_in_turn_and_their_ids_say_which(queue, call, sharded, lengths):
+def test_generated_ids_take_the_shards_in_turn_and_contain_them(queue, call, sharded, lengths):
     sharded()
 
     receipts = [call(queue, "publish", {}) for _ in range(16)]
@@ -56,7 +58,7 @@ def test_single_messages_take_the_shards_in_turn_and_their_ids_say_which(queue, 
     assert all(("~" in one.id) == (home(one.id, 8) > 0) for one in receipts)
 
 
-def test_a_process_begins_at_any_shard(url, sharded):
+def test_queue_objects_begin_at_different_shards(url, sharded):
     sharded()
 
     begun = {home(Queue("q", url=url).publish({}).id, 8) for _ in range(40)}
@@ -64,7 +66,7 @@ def test_a_process_begins_at_any_shard(url, sharded):
     assert len(begun) > 3
 
 
-def test_one_call_of_many_goes_to_one_shard_and_the_next_to_the_next(queue, call, sharded, lengths, commands):
+def test_calls_of_publish_many_take_the_shards_in_turn(queue, call, sharded, lengths, commands):
     sharded()
 
     done = call(queue, "publish_many", ({"n": n} for n in range(1000)), chunk=125)
@@ -73,7 +75,7 @@ def test_one_call_of_many_goes_to_one_shard_and_the_next_to_the_next(queue, call
     assert commands()["evalsha"] <= 9  # one is made again in full when Redis does not know it
 
 
-def test_chosen_ids_go_home_whoever_publishes_them_and_however(queue, call, sharded, client, url):
+def test_chosen_ids_are_published_in_their_home_shard(queue, call, sharded, client, url):
     sharded()
     ids = [f"order-{n}" for n in range(200)]
 
@@ -85,7 +87,7 @@ def test_chosen_ids_go_home_whoever_publishes_them_and_however(queue, call, shar
     assert not any(call(queue, "publish", {}, id=id) for id in ids)
 
 
-def test_chosen_and_generated_ids_may_be_mixed_and_their_receipts_keep_order(queue, sharded, lengths):
+def test_chosen_and_generated_ids_may_be_mixed_in_publish_many(queue, sharded, lengths):
     sharded()
     items = [Outgoing(body={"n": n}, id=f"order-{n // 2}" if n % 2 else None) for n in range(100)]
 
@@ -94,7 +96,7 @@ def test_chosen_and_generated_ids_may_be_mixed_and_their_receipts_keep_order(que
     assert (done.published, sum(lengths()), done.duplicates) == (100, 100, ())
 
 
-def test_a_publish_that_is_due_later_and_durable_goes_to_a_shard_too(queue, call, sharded, lengths):
+def test_delayed_and_durable_publishes_go_to_shards(queue, call, sharded, lengths):
     sharded()
 
     one = call(queue, "publish", {}, delay=60, durability=Durability.replicas(1, timeout=0.01))
@@ -104,31 +106,62 @@ def test_a_publish_that_is_due_later_and_durable_goes_to_a_shard_too(queue, call
     assert sorted(lengths()) == [0] * 6 + [1, 1]
 
 
-def test_a_publisher_that_knows_of_one_shard_is_told_by_the_first_chosen_id(queue, call, sharded, lengths):
+def test_publisher_with_an_old_map_reads_it_at_the_first_chosen_id(queue, call, sharded, lengths):
     call(queue, "publish", {})
     id = an_id_of(5)
     sharded()
     for shard in range(8):
-        queue._clients.blocking().run(t.ask(Keys("q", shard=shard), [], epoch=1))
+        queue._clients.blocking().run(t.ask(Keys("q", shard=shard), [], fence="1 8 8"))
 
     assert call(queue, "publish", {}, id=id)
 
     assert lengths() == [1, 0, 0, 0, 0, 1, 0, 0]
 
 
-def test_a_publisher_that_knows_of_a_closed_shard_takes_another(queue, call, sharded, lengths, client):
+def test_publisher_avoids_a_closed_shard(queue, call, sharded, lengths, client):
     sharded()
     call(queue, "publish_many", [{}] * 8, chunk=1)
     sharded(ShardMap(2, 4, 8, "shrinking"))
     for shard in range(8):
-        queue._clients.blocking().run(t.ask(Keys("q", shard=shard), [], epoch=2, closing=shard > 3))
+        queue._clients.blocking().run(t.ask(Keys("q", shard=shard), [], fence="2 4 8", closing=shard > 3))
 
     done = call(queue, "publish_many", [{}] * 16, chunk=1)
 
     assert (done.published, sum(lengths()), lengths()[4:]) == (16, 24, [1] * 4)
 
 
-def test_an_id_whose_home_moved_is_asked_for_where_it_was(queue, call, sharded, lengths):
+@pytest.mark.parametrize("turns_of_others", [0, 1], ids=["next turn", "own turn again"])
+def test_detour_leads_to_another_shard(queue, sharded, turns_of_others):
+    sharded(ShardMap(1, 2, 2))
+    queue.shards()
+    shards = queue.known_shards
+    route = Route(shards, [Writer(shards, queue.codec, queue.settings).order({}, {}, shards.turn())])
+    [part] = route.parts()
+    for _ in range(turns_of_others):
+        shards.turn()
+
+    route.answered(part, None)
+
+    [other] = route.parts()
+    assert {part.keys.shard, other.keys.shard} == {0, 1}
+
+
+@pytest.mark.parametrize("ids", [["order-0", "order-1"], ["order-0", "order-0"]], ids=["two ids", "one id twice"])
+def test_publish_reads_the_map_again_when_the_old_home_is_stale(queue, call, sharded, lengths, client, url, ids):
+    sharded(ShardMap(1, 8, 1, "growing"))
+    fresh = Queue("q", url=url)
+    fresh.shards()
+    sharded(ShardMap(2, 8, 8))
+    client.set(Keys("q").epoch, "2 8 8")
+    assert home("order-0", 8) != 0 != home("order-1", 8)
+
+    done = call(fresh, "publish_many", [Outgoing(body={}, id=id) for id in ids])
+
+    assert done.published == len(set(ids))
+    assert lengths()[home("order-0", 8)] >= 1
+
+
+def test_id_whose_home_moved_is_looked_up_in_its_old_home(queue, call, sharded, lengths):
     id = an_id_of(5)
     assert call(queue, "publish", {}, id=id)
     sharded(ShardMap(1, 8, 1, "growing"))
@@ -141,7 +174,7 @@ def test_an_id_whose_home_moved_is_asked_for_where_it_was(queue, call, sharded, 
     assert lengths() == [1, 0, 0, 0, 0, 0, 1, 0]
 
 
-def test_a_failed_publish_is_made_again_in_its_lane_and_shard(proxy, sharded, lengths):
+def test_publish_whose_reply_is_lost_is_made_again_in_its_shard(proxy, sharded, lengths):
     sharded()
     queue = Queue("q", url=proxy.url)
     queue.publish({})
@@ -154,7 +187,7 @@ def test_a_failed_publish_is_made_again_in_its_lane_and_shard(proxy, sharded, le
     queue.close()
 
 
-def test_a_publish_whose_outcome_is_unknown_is_published_again_by_its_id_once(proxy, call, sharded, lengths):
+def test_publish_of_unknown_outcome_is_published_once_by_its_id(proxy, call, sharded, lengths):
     sharded()
     queue = Queue("q", url=proxy.url)
     queue.publish_many([{}] * 8, chunk=1)
@@ -180,7 +213,7 @@ def test_counts_are_those_of_all_shards(queue, call, sharded):
     assert (counts.ready, counts.pending, counts.totals["published"], counts.missing) == (30, 1, 31, 0)
 
 
-def test_a_message_is_cancelled_and_put_off_wherever_it_is(queue, call, sharded):
+def test_message_is_cancelled_and_rescheduled_in_any_shard(queue, call, sharded):
     sharded()
     generated = [call(queue, "publish", {}, delay=60).id for _ in range(8)]
     chosen = an_id_of(3)
@@ -192,7 +225,7 @@ def test_a_message_is_cancelled_and_put_off_wherever_it_is(queue, call, sharded)
     assert queue.counts().alive == 0
 
 
-def test_whoever_cancels_by_an_old_map_looks_again_before_the_answer_is_not_found(queue, call, sharded, url):
+def test_cancel_by_an_old_map_reads_the_map_before_not_found(queue, call, sharded, url):
     call(queue, "counts")
     sharded()
     id = an_id_of(5)
@@ -210,7 +243,7 @@ def test_whoever_cancels_by_an_old_map_looks_again_before_the_answer_is_not_foun
     assert call(queue, "reschedule", t_id, delay=1) == "rescheduled"
 
 
-def test_a_pause_holds_every_shard_and_a_resume_wakes_each(queue, call, sharded, client):
+def test_pause_and_resume_reach_every_shard(queue, call, sharded, client):
     sharded()
     all = [Keys("q", shard=k) for k in range(8)]
 
@@ -240,7 +273,7 @@ def letters_of(queue, client):
     return make
 
 
-def test_dead_letters_of_all_shards_are_listed_oldest_first_and_redriven(queue, call, sharded, letters_of, lengths):
+def test_letters_of_all_shards_are_listed_oldest_first_and_redriven(queue, call, sharded, letters_of, lengths):
     sharded()
     ids = [an_id_of(shard) for shard in (5, 0, 3, 7)]
 
@@ -254,7 +287,7 @@ def test_dead_letters_of_all_shards_are_listed_oldest_first_and_redriven(queue, 
     assert (lengths(), queue.letters()) == ([1, 0, 0, 1, 0, 1, 0, 1], [])
 
 
-def test_a_letter_whose_home_moved_is_redriven_there(queue, call, sharded, letters_of, lengths, client, url):
+def test_letter_whose_home_moved_is_redriven_in_its_new_home(queue, call, sharded, letters_of, lengths, client, url):
     moved, stays = an_id_of(5), an_id_of(0)
     letters = letters_of(moved, stays, dedup=3600)
     sharded(ShardMap(1, 8, 1, "growing"))
@@ -269,7 +302,7 @@ def test_a_letter_whose_home_moved_is_redriven_there(queue, call, sharded, lette
     assert call(fresh, "redrive", letters) == 0
 
 
-def test_a_letter_whose_id_lives_where_it_belongs_stays(queue, call, sharded, letters_of, url):
+def test_letter_whose_id_lives_in_its_new_home_stays(queue, call, sharded, letters_of, url):
     id = an_id_of(5)
     letters = letters_of(id, dedup=0)
     sharded(ShardMap(1, 8, 1, "growing"))
@@ -283,7 +316,7 @@ def test_a_letter_whose_id_lives_where_it_belongs_stays(queue, call, sharded, le
 
 
 @pytest.mark.parametrize("name", ["publish", "counts"])
-def test_a_number_of_shards_that_is_another_is_refused_with_both(url, call, sharded, name):
+def test_queue_with_another_number_of_shards_is_refused(url, call, sharded, name):
     sharded()
     queue = Queue("q", url=url, shards=16)
 
@@ -293,7 +326,7 @@ def test_a_number_of_shards_that_is_another_is_refused_with_both(url, call, shar
     assert call(Queue("q", url=url, shards=8), "counts").alive == 0
 
 
-def test_a_map_that_is_none_is_named(url, call, client):
+def test_corrupt_map_is_reported_by_its_redis_key(url, call, client):
     client.lpush(Keys("q").map, "x")
     with pytest.raises((WrongKeyTypeError, PublishFailed), match=r"'\{reliq:q\}:map'"):
         call(Queue("q", url=url), "publish", {})
@@ -304,16 +337,31 @@ def test_a_map_that_is_none_is_named(url, call, client):
         call(Queue("q", url=url), "publish", {})
 
 
-def test_objects_of_one_queue_read_one_map(url, sharded, commands):
+def test_process_keeps_its_map_when_redis_has_lost_it(queue, call, sharded, lengths, caplog):
+    sharded(ShardMap(3, 8, 8))
+    call(queue, "publish", {})
+
+    for earlier in (ShardMap(), ShardMap(2, 4, 4)):
+        sharded(earlier)
+        queue.known_shards.read()
+    call(queue, "publish_many", [{}] * 15, chunk=1)
+
+    assert queue.known_shards.map == ShardMap(3, 8, 8, "lost")
+    assert lengths() == [2] * 8
+    [warning] = caplog.messages
+    assert "Write the map again: reliq check q --repair" in warning
+
+
+def test_objects_of_a_queue_share_a_read_of_the_map(url, sharded, commands):
     sharded()
 
     for _ in range(20):
         Queue("q", url=url).publish({})
 
-    assert commands()["getrange"] == 1
+    assert commands()["getrange"] == 1 + WITNESSES
 
 
-def test_the_first_publishes_of_many_tasks_share_one_read_of_the_map(queue, sharded, commands):
+def test_first_publishes_of_many_tasks_share_a_read_of_the_map(queue, sharded, commands):
     sharded()
 
     async def all_at_once():
@@ -322,10 +370,10 @@ def test_the_first_publishes_of_many_tasks_share_one_read_of_the_map(queue, shar
 
     asyncio.run(all_at_once())
 
-    assert commands()["getrange"] == 1
+    assert commands()["getrange"] == 1 + WITNESSES
 
 
-def test_who_is_cancelled_cancels_the_read_of_the_map_for_nobody_else(queue, sharded):
+def test_cancelled_task_does_not_cancel_the_read_of_the_map(queue, sharded):
     sharded()
 
     async def one_leaves():
@@ -340,7 +388,7 @@ def test_who_is_cancelled_cancels_the_read_of_the_map_for_nobody_else(queue, sha
     assert queue.known_shards.map == EIGHT
 
 
-def test_a_read_of_the_map_that_fails_when_all_have_gone_is_no_error_of_asyncio(caplog):
+def test_failed_read_of_the_map_without_waiters_logs_nothing(caplog):
     queue = Queue("q", url="redis://127.0.0.1:1")
 
     async def all_leave():
@@ -360,7 +408,7 @@ def test_a_read_of_the_map_that_fails_when_all_have_gone_is_no_error_of_asyncio(
     assert (told, caplog.messages) == ([], [])
 
 
-def test_each_event_loop_reads_the_map_for_itself_and_is_kept_by_nobody(queue, sharded):
+def test_event_loops_read_the_map_each_and_are_not_kept_alive(queue, sharded):
     sharded()
     loops = weakref.WeakSet()
 
@@ -378,7 +426,7 @@ def test_each_event_loop_reads_the_map_for_itself_and_is_kept_by_nobody(queue, s
     assert not loops
 
 
-def test_a_map_is_read_again_when_it_is_old(url, sharded, lengths, monkeypatch):
+def test_old_map_is_read_again(url, sharded, lengths, monkeypatch):
     queue = Queue("q", url=url)
     queue.publish({})
     sharded()
@@ -390,19 +438,7 @@ def test_a_map_is_read_again_when_it_is_old(url, sharded, lengths, monkeypatch):
     assert lengths() == [2, 1, 1, 1, 1, 1, 1, 1]
 
 
-def test_tasks_of_one_loop_share_round_trips_over_all_shards(queue, sharded, lengths):
-    sharded()
-
-    async def storm():
-        await asyncio.gather(*(queue.apublish({"n": n}) for n in range(80)))
-        await queue.aclose()
-
-    asyncio.run(storm())
-
-    assert lengths() == [10] * 8
-
-
-def test_a_receive_takes_what_any_shard_has(queue, sharded, lengths):
+def test_receive_takes_messages_of_any_shard(queue, sharded, lengths):
     sharded()
     ids = [queue.publish({}).id for _ in range(16)]
     got = []
@@ -417,7 +453,7 @@ def test_a_receive_takes_what_any_shard_has(queue, sharded, lengths):
     assert (queue.counts().totals["acked"], queue.counts().missing) == (16, 0)
 
 
-def test_an_async_receive_takes_what_any_shard_has(queue, sharded):
+def test_async_receive_takes_messages_of_any_shard(queue, sharded):
     sharded()
 
     async def take():
@@ -432,7 +468,7 @@ def test_an_async_receive_takes_what_any_shard_has(queue, sharded):
     assert asyncio.run(take())
 
 
-def test_a_receive_waits_for_a_message_of_any_shard(queue, url, sharded):
+def test_receive_waits_for_a_message_of_any_shard(queue, url, sharded):
     sharded()
     other = Queue("q", url=url)
     for _ in range(8):
@@ -442,7 +478,7 @@ def test_a_receive_waits_for_a_message_of_any_shard(queue, url, sharded):
             assert taken.result() == [receipt.id]
 
 
-def test_one_wait_of_a_receive_is_for_every_shard_where_they_lie_together(queue, sharded, client):
+def test_receive_waits_for_all_shards_of_a_server_by_one_command(queue, sharded, client):
     sharded()
     queue.shards()
     batch, client_of = queue._receiver.batch(limit=1, lease=30), queue._clients.blocking()
@@ -460,7 +496,7 @@ def receive_one(queue):
         return [job.id for job in jobs]
 
 
-def test_a_publish_of_many_that_failed_tells_what_it_had_read_for_other_shards_too(queue, call, client, sharded):
+def test_rest_of_a_failed_publish_many_includes_other_shards(queue, call, client, sharded):
     sharded()
     for shard in range(8):
         client.set(Keys("q", shard=shard).ready, "not a list")

@@ -70,7 +70,7 @@ def ids(answers):
     return [one.id for one in answers[-1].claimed]
 
 
-def test_a_script_that_redis_lacks_runs_before_those_behind_it(queue, client, knows, trips):
+def test_missing_script_runs_before_the_scripts_behind_it(queue, client, knows, trips):
     due(queue, client, "m")
     knows(script("claim"))
 
@@ -79,7 +79,7 @@ def test_a_script_that_redis_lacks_runs_before_those_behind_it(queue, client, kn
     assert ids(answers) == ["m"]
 
 
-def test_one_that_is_lost_with_a_restart_runs_before_those_behind_it(queue, client, knows, trips):
+def test_script_lost_by_a_restart_runs_before_the_scripts_behind_it(queue, client, knows, trips):
     due(queue, client, "m1")
 
     def restart():
@@ -92,7 +92,7 @@ def test_one_that_is_lost_with_a_restart_runs_before_those_behind_it(queue, clie
     assert (ids(first), ids(second)) == (["m1"], ["m2"])
 
 
-def test_a_round_trip_to_a_server_that_has_the_scripts_is_of_digests_alone(queue, client, knows, trips):
+def test_round_trip_to_a_server_with_the_scripts_sends_digests_only(queue, client, knows, trips):
     ran = {}
 
     def count():
@@ -105,9 +105,7 @@ def test_a_round_trip_to_a_server_that_has_the_scripts_is_of_digests_alone(queue
     assert (ran["cmdstat_evalsha"], ran["cmdstat_eval"]) == (4, 2)  # in full in the first trip
 
 
-def test_a_user_who_may_not_eval_makes_round_trips_in_their_order_once_the_scripts_are_loaded(
-    queue, client, knows, trips, url, monkeypatch
-):
+def test_user_without_eval_runs_loaded_scripts_in_order(queue, client, knows, trips, url, monkeypatch):
     knows(script("promote"), script("claim"))
     client.acl_setuser("strict", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-eval"])
     due(queue, client, "m1")
@@ -130,7 +128,7 @@ def test_a_user_who_may_not_eval_makes_round_trips_in_their_order_once_the_scrip
 
 
 @pytest.mark.parametrize("lost", ["all", "limit", "promote", "reclaim"])
-def test_an_ordered_queue_is_received_as_ever_whenever_redis_loses_scripts(url, client, monkeypatch, lost):
+def test_ordered_queue_is_received_whenever_redis_loses_scripts(url, client, monkeypatch, lost):
     def receive(at):
         queue, rounds = Queue(f"q{at}", str, url=url, ordered=True), []
         queue.publish_many([Outgoing(body=body, id=body, key=body[0]) for body in ("a0", "a1", "b0")])
@@ -151,7 +149,7 @@ def test_an_ordered_queue_is_received_as_ever_whenever_redis_loses_scripts(url, 
     assert with_scripts_lost(client, lost, monkeypatch, receive) >= 15
 
 
-def test_over_a_connection_that_was_closed_meanwhile_scripts_go_in_full_again():
+def test_scripts_go_in_full_over_a_new_connection():
     known, connection, link = KnownScripts(), redis.Connection(), socket.socket()
     commands = [("EVALSHA", script("publish").sha, 0), ("PING",)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 import yaml
-from pages import README, ROOT, commands, programs
+from pages import EXAMPLE, ROOT, programs
 from written import imported_from, parse, write_down
 
 from reliq.cli.app import main
@@ -23,7 +23,7 @@ import httpx
 module, _, name = sys.argv[1].partition(":")
 transport = httpx.ASGITransport(getattr(importlib.import_module(module), name))
 async def ask():
-    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         print((await client.get("/ops/reliq/health")).text, (await client.get("/ops/reliq/")).status_code)
 asyncio.run(ask())
 """
@@ -35,18 +35,20 @@ KIT_DATABASE = 6
 
 @pytest.fixture
 def shop(tmp_path, url, monkeypatch, capsys):
-    """Write down the programs of the README and of a page; return what makes a command there."""
+    """Write the programs of the example and of a page into a folder; return a function that runs a command there."""
     monkeypatch.setenv("RELIQ_URL", url)
     monkeypatch.setenv("RELIQ_WEB_TOKEN", "a token that nobody guesses")
     monkeypatch.chdir(tmp_path)
 
     def written(page):
         Path("shop").mkdir()
-        for name, text in (programs(README) | programs(page)).items():
+        example = programs(EXAMPLE)
+        used = {name: example[name] for name in ("shop/queues.py", "shop/jobs.py")}
+        for name, text in (used | programs(page)).items():
             Path(name).write_text(text)
-        return lambda line: run(line, known=() if page == README else commands(README))
+        return run
 
-    def run(line, known):
+    def run(line):
         words = shlex.split(line)
         if words[:2] == ["docker", "compose"]:
             return composed(*words[2:])
@@ -54,7 +56,7 @@ def shop(tmp_path, url, monkeypatch, capsys):
             return deployed(words)
         if words[0] == "uvicorn":
             words = ["python", "-c", ASK_HEALTH, *words[1:]]
-        if line in known or words[1] in ONLY_PARSED or "--metrics-port" in words:
+        if words[1] in ONLY_PARSED or "--metrics-port" in words:
             parse(words[1:])
             return ""
         code, out, error = start(*words) if words[0] == "python" or "worker" in words else typed(*words)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-#: The front page tells no task.
-FRONT = ROOT / "docs" / "index.md"
+#: The page whose queue and handler the programs of other pages use.
+EXAMPLE = ROOT / "docs" / "publishing.md"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 
 #: Pages whose programs need more than a folder `shop`, and the test that runs what they show: page -> file in tests/.
@@ -19,7 +19,7 @@ OF_THEIR_OWN: dict[str, str] = {
 OF_THEIR_OWN["tutorial.md"] = "readme/test_tutorial.py"
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"# (shop/\w+\.py)\n")
+_FILE = re.compile(r"# ((?:shop/)?\w+\.py)\n")
 _PRINTED = re.compile(r"print\(.*\)  # (.+)$", re.MULTILINE)
 
 

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 import yaml
 from go_original import GoProgram
-from pages import BLOCK, DOCS, FRONT, OF_THEIR_OWN, README, ROOT, blocks, commands, name_of, printed, programs
+from pages import BLOCK, DOCS, OF_THEIR_OWN, README, ROOT, blocks, commands, name_of, printed, programs
 
 from reliq import Admin, Layout, Outgoing, Queue
 from reliq.cli.app import Commands
@@ -145,14 +145,6 @@ def test_a_page_that_has_a_test_of_its_own_is_there_and_is_read_by_it():
     for page, file in OF_THEIR_OWN.items():
         assert (ROOT / "docs" / page).is_file()
         assert page.rpartition("/")[2] in (ROOT / "tests" / file).read_text("utf-8")
-
-
-@each_page
-def test_a_page_begins_with_what_its_reader_can_do_after_it(page):
-    title, _, first = page.read_text("utf-8").split("\n", 3)[:3]
-
-    assert title.startswith("# ")
-    assert page == FRONT or first.startswith("After this page you ")
 
 
 @each_text

@@ -107,10 +107,12 @@ def test_the_program_that_works_beside_its_own_coroutines_ends_at_a_signal(writt
 
 
 DJANGO = """
-import shlex, sys, manage
+import os, shlex, sys, manage
 from django.core.management import execute_from_command_line
+url = os.environ["RELIQ_URL"]
 for line in sys.argv[1:]:
     execute_from_command_line(shlex.split(line)[1:])
+os.environ["RELIQ_URL"] = url  # the tests have taken it away, and what serves the pages is another process
 
 from shop.asgi import application
 from django.contrib.auth.models import User

@@ -1,106 +1,163 @@
-"""The tutorial as a reader goes through it: each command is typed, and each text that follows is seen."""
+"""The steps that docs/tutorial.md and `reliq init` print, typed line by line after an installation from a checkout."""
 
+import contextlib
 import os
 import re
-import shlex
+import shutil
 import subprocess
-import sys
+import sysconfig
 
+import psutil
 import pytest
-from pages import BLOCK
+import redis
+from pages import BLOCK, README, ROOT, blocks
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from waiting import eventually
-from written import run_module, run_tests
+from written import write_down
 
-from reliq import Admin, Queue
-from reliq.cli.app import main
+from reliq import Queue
+from reliq.distribution import VERSION
+from reliq.embedded import free_port
 
-#: A reader's machine is prepared by these; here the server, the environment and the folder are there.
-PREPARED = (
-    "python3 -m venv .venv && . .venv/bin/activate",
-    "pip install 'reliq-queue[testing]' pytest",
-    "redis-server --port 6390 --appendonly yes --daemonize yes",
-    "export RELIQ_URL=redis://127.0.0.1:6390/0",
-    "mkdir shop",
-    ". .venv/bin/activate && export RELIQ_URL=redis://127.0.0.1:6390/0",
-)
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+#: pip builds and installs the checkout here; every other package, pip too, is that of the environment under test.
+OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
-class Reader:
-    """Types what the tutorial says, with more slots than it has: a test is in a hurry, a reader has to find the process."""
+class Terminal:
+    """A shell with its own HOME, in which lines are typed."""
 
-    def __init__(self, folder, url, kit_url, monkeypatch, capsys):
-        self.url, self.kit_url, self.monkeypatch, self.capsys = url, kit_url, monkeypatch, capsys
-        self.log, self.said, self.seen, self.prepared = folder / "worker.log", "", 0, []
-        self.worker, self.killed = None, "nobody"
-        self.mails = Queue("mails", url=url)
-
-    def types(self, line):
-        words = shlex.split(line)
-        self.capsys.readouterr()
-        if line in PREPARED:
-            self.prepared.append(line)
-        elif words[:2] == ["reliq", "worker"]:
-            self.starts_the_worker(words)
-        elif words[0] == "reliq":
-            self.asks(words)
-        elif words[:3] == ["python", "-m", "pytest"]:
-            assert run_tests(*words[3:], server=self.kit_url) == 0
-        elif words[0] == "python":
-            run_module(words[2])
-        elif words[0] == "kill":
-            self.killed = str(Admin(self.url).workers()[0].pid)
-            os.kill(int(self.killed), 9)
-        else:
-            subprocess.run(words, check=True)
-        self.said = self.capsys.readouterr().out
-
-    def starts_the_worker(self, words):
-        slots = words.index("--concurrency") + 1
-        assert words[slots] == "4"
-        words[slots] = "64"
+    def __init__(self, home, folder):
+        self.home = home
+        self.log = home / f"terminal-{free_port()}.log"
+        path = os.pathsep.join([sysconfig.get_path("scripts"), "/usr/bin", "/bin"])
+        environment = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "COLUMNS": "160", **OFFLINE}
         with self.log.open("w") as log:
-            self.worker = subprocess.Popen([sys.executable, "-m", *words], stdout=log, stderr=subprocess.STDOUT)
+            self.shell = subprocess.Popen(
+                ["bash"], stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, cwd=folder, text=True
+            )
 
-    def asks(self, words):
-        if words[1] == "account":
-            eventually(lambda: self.mails.counts().alive == 0, "the worker is quiet")
-        self.monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert not ended.value.code, words
+    @property
+    def text(self):
+        return self.log.read_text("utf-8")
 
-    def sees(self, text):
-        """Find each line of `text`, in its order, in what was said last or in what the worker says."""
-        if "How do you like it" in text:
-            self.mails.reschedule("survey-ann", delay=0)  # a reader waits for twenty seconds
-        text = text.replace("of 4 on redis://127.0.0.1:6390/0", f"of 64 on {self.url}").replace("4711", self.killed)
-        wanted = re.compile(".*".join(map(as_pattern, text.strip().splitlines())), re.DOTALL)
-        if not wanted.search(plain(self.said)):
-            eventually(lambda: wanted.search(plain(self.log.read_text())), f"{text} (there was: {self.said})")
+    def type(self, line):
+        self.shell.stdin.write(f"{line}\n")
+        self.shell.stdin.flush()
 
+    def run(self, line):
+        """Type `line`, wait until it ends well, and return its output."""
+        before = len(self.text)
+        self.type(f'{line}\necho "[exit $?]"')
+        eventually(lambda: re.search(r"\[exit \d+\]\n", self.text[before:]), f"the end of {line!r}")
+        output, code = re.match(r"(.*)\[exit (\d+)\]\n", self.text[before:], re.DOTALL).groups()
+        assert code == "0", (line, output)
+        return output
 
-def as_pattern(line):
-    return r"[^\n]*".join(re.escape(part) for part in plain(line).split("…"))
-
-
-def plain(text):
-    return re.sub(" +", " ", text)
+    def close(self):
+        for process in psutil.Process(self.shell.pid).children():
+            process.terminate()
+        self.shell.stdin.close()
+        self.shell.wait(60)
 
 
-def test_the_tutorial_goes_as_it_is_written(written, tmp_path, url, kit_url, monkeypatch, capsys):
-    page = written("tutorial.md")
-    reader = Reader(tmp_path, url, kit_url, monkeypatch, capsys)
-    try:
-        for language, block in BLOCK.findall(page.read_text("utf-8")):
-            if language == "sh":
-                for line in block.splitlines():
-                    reader.types(line)
-            elif language == "text":
-                reader.sees(block)
-    finally:
-        if reader.worker:
-            reader.worker.terminate()
-            reader.worker.wait(60)
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """Return a copy of the files that a wheel needs, installed there by the first block of tutorial.md."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    shutil.copytree(ROOT / "reliq", copy / "reliq", ignore=shutil.ignore_patterns("__pycache__"))
+    make, install = blocks(TUTORIAL, "sh")[0].splitlines()
+    terminal = Terminal(copy, copy)
+    terminal.run(make.replace("-m venv", "-m venv --without-pip"))  # to install pip takes four seconds
+    [site] = copy.glob(".venv/lib/python*/site-packages")
+    (site / "others.pth").write_text(sysconfig.get_path("purelib"))
+    pip = copy / ".venv" / "bin" / "pip"
+    pip.write_text(
+        f"#!{pip.with_name('python')}\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n"
+    )
+    pip.chmod(0o755)
+    terminal.run(install)
+    terminal.close()
+    return copy
 
-    assert tuple(reader.prepared) == PREPARED
-    assert reader.worker.returncode == 0
+
+@pytest.fixture
+def terminals(tmp_path):
+    """Return what opens a terminal in a folder, and a port; end the programs that were started in terminals."""
+    opened, port = [], free_port()
+
+    def opens(folder):
+        opened.append(Terminal(tmp_path, folder))
+        return opened[-1]
+
+    yield opens, str(port)
+    for terminal in opened:
+        terminal.close()
+    with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as client, contextlib.suppress(redis.ConnectionError):
+        client.shutdown(nosave=True)
+
+
+def as_pattern(text):
+    """Return a pattern of lines: … is a part of a line, alone any lines; the number of spaces does not matter."""
+    lines = [" +".join(map(re.escape, line.split())).replace("…", ".*") for line in text.splitlines()]
+    return "".join("(?:.*\n)*" if line == ".*" else f" *{line} *\n" for line in lines)
+
+
+def test_tutorial_typed_from_a_checkout_prints_what_it_shows(checkout, terminals, tmp_path):
+    """The rest of tutorial.md is typed as it stands, with another port; a second worker saves a minute at the end."""
+    opens, port = terminals
+    url, first, worker, output = f"redis://127.0.0.1:{port}/0", opens(checkout), opens(checkout), ""
+    first.run(". .venv/bin/activate")
+    write_down(TUTORIAL, tmp_path / "reliq-tutorial")
+    _, *rest = [one for one in BLOCK.findall(TUTORIAL.read_text("utf-8").replace("6390", port)) if one[0] != "python"]
+
+    for language, block in rest:
+        if language == "sh" and "reliq worker shop" in block:
+            start = block
+            worker.type(start)
+        elif language == "sh":
+            if "reliq account" in block:
+                opens(checkout).type(start.replace("--processes 2 --concurrency 4", "--concurrency 400"))
+                eventually(lambda: Queue("mails", url=url).counts().alive == 0, "the worker is quiet")
+            output = "".join(map(first.run, block.splitlines()))
+        else:
+            wanted = as_pattern(block)
+            if not re.fullmatch(wanted, output):
+                eventually(lambda: re.search(wanted, worker.text), f"{block}after: {output}", 30)  # noqa: B023
+
+
+def test_redis_line_of_the_first_pages_reports_that_its_port_is_in_use(terminals, tmp_path):
+    opens, port = terminals
+    pages = README, TUTORIAL, ROOT / "reliq" / "cli" / "init.py"
+    [line] = {one for page in pages for one in re.findall(r"redis-server --port 6390 .*&", page.read_text("utf-8"))}
+    first, second = opens(tmp_path), opens(tmp_path)
+    first.type(line.replace("6390", port))
+    eventually(lambda: second.run(f"redis-cli -p {port} ping || true") == "PONG\n", "Redis answers")
+    second.type(line.replace("6390", port))
+
+    eventually(lambda: f"no Redis: is port {port} in use?\n" in second.text, "the complaint")
+    assert first.text == ""
+
+
+def test_init_steps_typed_after_an_installation_from_a_checkout_work(checkout, terminals):
+    opens, port = terminals
+    terminal = opens(checkout)
+    terminal.run(". .venv/bin/activate && cd ~")
+    _, _, steps = terminal.run("reliq init 'my shop'").replace("6390", port).partition("\n\n")
+    steps, _, in_a_container = steps.partition("\n\n# Or with a worker in a container:\n")
+    *steps, work = steps.splitlines()
+    make_wheel, *compose = in_a_container.splitlines()
+
+    told = [terminal.run(step) for step in steps]
+    terminal.run(make_wheel)
+    terminal.type(work)
+
+    eventually(lambda: "Hello, Ada!" in terminal.text, "the worker greets")
+    assert steps[1].split()[:2] == ["pip", "install"]
+    assert [step.split()[2] for step in compose] == ["up", "exec", "logs"]
+    assert "2 passed" in told[4]
+    assert told[5].startswith("published ")
+    assert [path.name for path in terminal.home.glob("my shop/wheels/*")] == [f"reliq_queue-{VERSION}-py3-none-any.whl"]

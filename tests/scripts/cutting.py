@@ -45,7 +45,7 @@ def run_by(client, call):
     text = LISTENING.format(text=re.sub(r"\bredis\.(p?call)\(", r"heard_\1(", text))
     ran = [one.decode().partition(" ") for one in client.execute_command("EVAL", text, count, *rest)]
     one = call.script
-    items = (len(call.args) - len(one.args)) // max(1, len(one.tail_args))
+    items = (len(call.args) - len(one.args)) // len(one.tail_args) if one.tail_args else len(call.keys) - len(one.keys)
     names = dict(zip(call.keys, (*one.keys, *(name for name in one.tail_keys for _ in range(items))), strict=False))
     lines = next((key for key, name in names.items() if name == "line"), " ")
     return {(command, "line" if key.startswith(lines) else names[key] if key else "") for command, _, key in ran}

@@ -45,21 +45,25 @@ def stage_keyed(run, keys):
 
     limits = {"per_key": "9", "concurrency": "99", "rate_us": "1000", "burst": "50", "weight:b": "2"}
     run(t.limit(keys, limits, declared="staged", clock=NOON))
-    run(publish("a", "k-acked", "k-nacked", "k-rejected", "k-released", "k-snoozed", "k-cancelled"))
+    run(publish("a", "k-acked", "k-nacked", "k-rejected", "k-unread", "k-released", "k-snoozed", "k-cancelled"))
     by_id = {one.id: one for one in run(claim(10)).claimed}
     run(t.cancel(keys, ["k-cancelled"], clock=NOON))
     run(publish("b", "k-overdue"))
     run(claim(1, lease_ms=40_000))
     run(publish("c", "k-due", delay_ms=1000))
     run(publish("c", "k-waiting", "k-too"))
+    run(publish("e", "k-again"))
+    run(publish("", "k-moved"))
+    run(t.cancel(keys, ["k-again", "k-moved"], clock=NOON))
     nacked, rejected = by_id["k-nacked"], by_id["k-rejected"]
     failures = [(nacked, 5, "failed 1 x", b""), (rejected, 0, "rejected 1 x", b"value")]
+    failures.append((by_id["k-unread"], -2, "undecodable 1 x", b""))
     return {
         "ack": t.ack(keys, [(by_id["k-acked"], WINDOW_MS)], history=5, took_ms=[7], clock=LATER),
         "claim": claim(10, lease_ms=1000, clock=LATER),
         "nack": t.nack(keys, [*failures, (by_id["k-cancelled"], 0, "failed 1 x", b"")], clock=LATER),
         "promote": t.promote(keys, keyed=True, clock=LATER),
-        "publish": publish("d", "k-new", "k-new-too").at(LATER),
+        "publish": publish("d", "k-new", "k-again", "k-moved").at(LATER),
         "reclaim": t.reclaim(keys, keyed=True, clock=LATER),
         "release": t.release(keys, [by_id["k-released"], by_id["k-cancelled"]], sleep_ms=5000, clock=LATER),
         "snooze": t.snooze(keys, [(by_id["k-snoozed"], 5), (by_id["k-cancelled"], 5)], clock=LATER),
@@ -88,7 +92,7 @@ def stage(run, client, keys):
         assert len(claimed) == limit
         return claimed
 
-    held = claim("acked", "nacked", "rejected", "extended", "released", "snoozed", "cancelled-running")
+    held = claim("acked", "nacked", "rejected", "unread", "extended", "released", "snoozed", "cancelled-running")
     run(t.cancel(keys, ["cancelled-running"], clock=NOON))
     waiting, *dying = claim("waiting", "died", "died-too", "in-garbage", "purged")
     run(t.nack(keys, [(waiting, 1_800_000, "failed 1 x", b"")], clock=NOON))
@@ -117,7 +121,8 @@ def stage(run, client, keys):
     return {
         "ack": t.ack(keys, [(by_id["acked"], WINDOW_MS)], history=5, took_ms=[7], clock=LATER),
         "arrive": t.arrive(keys, away, ["away"], origin=1, clock=LATER),
-        "ask": t.ask(keys, ["cancelled-running", "died", "ready", "unknown"], epoch=2, closing=True, clock=LATER),
+        "ask": t.ask(keys, ["cancelled-running", "died", "ready", "unknown"], fence="2 4 2", closing=True, clock=LATER),
+        "bodies": t.bodies(keys, ["ready", "unknown"], max_body=1000, clock=LATER),
         "cancel": t.cancel(keys, ["cancelled", "waiting", "ready", "extended", "unknown"], clock=LATER),
         "check": check_ids(keys, ["no-count"], part="both", wishes=wish, clock=LATER),
         "check_keys": check_keys(keys, [("a", "nobody"), ("a", "extended"), ("b", "")], repair=True, clock=LATER),
@@ -138,6 +143,7 @@ def stage(run, client, keys):
             [
                 (by_id["nacked"], 5, "failed 1 x", b""),
                 (by_id["rejected"], 0, "rejected 1 x", b"value"),
+                (by_id["unread"], -2, "undecodable 1 x", b""),
                 (by_id["cancelled-running"], 0, "failed 1 x", b""),
             ],
             clock=LATER,

@@ -15,7 +15,7 @@ from redis.exceptions import NoScriptError
 from reliq import transitions as t
 from reliq.keys import Keys
 from reliq.message import PRIORITY_LINES
-from reliq.wireformat import ENVELOPE_START, envelope_rest, is_key
+from reliq.wireformat import ENVELOPE_START, envelope_rest, is_key, open_envelope
 
 #: Ids that are chosen, and used again and again; others are new each time.
 IDS = [f"m{number}" for number in range(5)]
@@ -129,7 +129,9 @@ class KeyedMachine(RuleBasedStateMachine):
             if at not in answer.refused:
                 revived = id in self.oracle.alive
                 assert not revived or id in self.oracle.cancelled
-                self.oracle.enter(id, key, in_order=not delay_ms and not revived)
+                before, due = self.state.key_of(id), answer.due_ms if delay_ms else 0
+                moved = id in (self.state.lines.get(before, ()) if before else self.state.ready)
+                self.oracle.enter(id, key, in_order=moved or not revived, due=due)
 
     @precondition(lambda self: self.last_publish)
     @rule()
@@ -147,11 +149,13 @@ class KeyedMachine(RuleBasedStateMachine):
 
     @rule(delay_ms=delays, left=st.sampled_from([0, 2]))
     def redrive(self, delay_ms, left):
-        letters = [(name.decode(), row[b"id"].decode(), left) for name, row in self.client.xrange(self.keys.dead)[:3]]
+        rows = self.client.xrange(self.keys.dead)[:3]
+        letters = [(name.decode(), row[b"id"].decode(), left) for name, row in rows]
         answers = self.run(t.redrive(self.keys, letters, ttl_ms=FOR_EVER_MS, delay_ms=delay_ms, clock=self.clock))
-        for (_, id, _), answer in zip(letters, answers, strict=True):
+        for (_, row), answer in zip(rows, answers, strict=True):
+            key = open_envelope(row[b"value"])[0].line
             if answer == "redriven":
-                self.oracle.enter(id, self.oracle.key_of[id], in_order=False)
+                self.oracle.enter(row[b"id"].decode(), key or "", in_order=False)
 
     # ---- claim and settle ---------------------------------------------------
 
@@ -219,8 +223,11 @@ class KeyedMachine(RuleBasedStateMachine):
         self.ack_these(self.chosen(picked), kind)
 
     def ack_these(self, receipts, kind="acked"):
+        receipts = [one for one in receipts if kind == "acked" or one.id in self.oracle.started]
         rows = [(one, WINDOW_MS) for one in receipts]
         for one in self.settled(receipts, self.run(t.ack(self.keys, rows, kind=kind, clock=self.clock))):
+            if kind == "expired":
+                self.oracle.take_back(one.id)
             self.oracle.end(one.id)
 
     @rule(picked=picks, delay_ms=delays, reject=st.booleans())
@@ -351,7 +358,9 @@ class KeyedMachine(RuleBasedStateMachine):
 
     @rule(limit=limits)
     def a_worker_that_knows_no_keys_promotes(self, limit):
+        before = self.state.pending.keys()
         self.run(t.promote(self.keys, limit=limit, clock=self.clock))
+        self.oracle.order |= dict.fromkeys(before - KeyedState(self.client, self.keys).pending.keys())
 
     @rule(limit=limits)
     def a_worker_that_knows_no_keys_reclaims(self, limit):
@@ -381,6 +390,31 @@ class KeyedMachine(RuleBasedStateMachine):
         self.then(self.publish, [("new", keys[2])])
         self.then(self.claim, limit)
         self.then(self.claim, limit)
+
+    @rule(key=st.sampled_from(KEYS), ids=st.permutations(IDS), delay_ms=st.sampled_from([1, 500]), limit=limits)
+    def messages_of_an_ordered_key_have_one_due_time(self, key, ids, delay_ms, limit):
+        self.then(self.change_limits, {"ordered": 1})
+        self.then(self.publish, [(ids[0], key), (ids[1], key), (ids[2], "B")], delay_ms)
+        self.then(self.publish, [("new", key)], delay_ms)
+        self.then(self.publish, [(ids[3], key), (ids[4], key)], delay_ms)
+        self.then(self.pass_time, delay_ms * 1000)
+        self.then(self.promote, limit)
+        for _ in range(3):
+            self.then(self.claim)
+            self.then(self.ack, [0, 1, 2, 3], "acked")
+
+    @rule(key=st.sampled_from(KEYS), id=st.sampled_from(IDS), delay_ms=st.sampled_from([0, 500]))
+    def a_cancelled_message_of_an_ordered_key_is_published_again(self, key, id, delay_ms):
+        self.then(self.change_limits, {"ordered": 1})
+        self.then(self.publish, [(id, key), ("m5", key)])
+        self.then(self.cancel_these, [id])
+        self.then(self.publish, [("new", key)], delay_ms)
+        self.then(self.publish, [(id, key)], delay_ms)
+        self.then(self.pass_time, delay_ms * 1000)
+        self.then(self.promote)
+        for _ in range(3):
+            self.then(self.claim)
+            self.then(self.ack, [0, 1, 2, 3], "acked")
 
     @rule(key=st.sampled_from(KEYS), times=st.integers(1, 3))
     def workers_die_with_the_messages_of_a_key(self, key, times):

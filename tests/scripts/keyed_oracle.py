@@ -15,7 +15,8 @@ class Oracle:
         now: unix us.
         key_of: id -> the key that it was last published with, empty without one.
         alive: ids that have not ended; those that were `cancelled` end when they are met.
-        order: id -> its number in the order of its key, None where none is promised.
+        order: id -> its due time if it was delayed, else 0, and its number among those: a message starts before others of
+            its key with one due time and a higher number. None where no order is promised.
         limits: the fields of the hash `limits`.
     """
 
@@ -27,7 +28,14 @@ class Oracle:
 
     def forget_starts(self):
         """From now on count anew: the limits are others, or the clock went back."""
-        self.starts, self.starts_of = [], {}
+        self.starts, self.starts_of, self.started = [], {}, {}
+
+    def take_back(self, id):
+        """A message that was claimed had expired: its start counts for no rate."""
+        key, at = self.started.pop(id)
+        self.starts.remove(at)
+        if is_key(key):
+            self.starts_of[key].remove(at)
 
     def number(self, name, default=0):
         return int(self.limits.get(name, default))
@@ -69,12 +77,12 @@ class Oracle:
         self.limits = fields
         self.forget_starts()
 
-    def enter(self, id, key, *, in_order):
+    def enter(self, id, key, *, in_order, due=0):
         self.published += 1
         self.alive.add(id)
         self.cancelled.discard(id)
         self.garbage.discard(id)
-        self.key_of[id], self.order[id] = key, self.published if in_order else None
+        self.key_of[id], self.order[id] = key, (due, self.published) if in_order else None
 
     def end(self, id):
         self.alive.discard(id)
@@ -93,6 +101,7 @@ class Oracle:
                 continue
             self._check_order(id)
             self.starts.append(self.now)
+            self.started[id] = self.key_of[id], self.now
             if self.number("rate_us"):
                 check_rate(self.starts, self.number("rate_us"), self.number("burst", 1))
             if is_key(key := self.key_of[id]):
@@ -102,7 +111,8 @@ class Oracle:
                     check_rate(starts, self.number("key_rate_us"), self.number("key_burst", 1))
 
     def _check_order(self, id):
-        key, number = self.key_of[id], self.order[id]
-        if self.ordered and is_key(key) and number is not None:
-            same = {one: self.order[one] for one in self.alive - self.cancelled - {id} if self.key_of[one] == key}
-            assert not [one for one, other in same.items() if other is not None and other < number], id
+        key, order = self.key_of[id], self.order[id]
+        if self.ordered and is_key(key) and order:
+            due, number = order
+            same = [self.order[one] for one in self.alive - self.cancelled - {id} if self.key_of[one] == key]
+            assert not [other for other in same if other and other[0] == due and other[1] < number], id

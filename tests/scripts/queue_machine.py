@@ -192,8 +192,9 @@ class Moves(RuleBasedStateMachine):
                 rows = [(one, WINDOW_MS) for one in receipts]
                 answer = self.run(t.ack(self.keys, rows, history=HISTORY, **options, **clock))
             case "nack":
-                values = [last if options["reject"] or not one.left else b"" for one in receipts]
-                rows = [(one, options["delay_ms"], "failed 1 x", v) for one, v in zip(receipts, values, strict=True)]
+                again, end = (options["delay_ms"], "failed 1 x", b""), (0, "failed 1 x", last)
+                end = (-2, "undecodable 1 x", b"") if options.get("unread") else end
+                rows = [(one, *(end if options["reject"] or not one.left else again)) for one in receipts]
                 answer = self.run(t.nack(self.keys, rows, **clock))
             case "extend":
                 answer = self.run(t.extend(self.keys, receipts, **options, **clock))
@@ -208,9 +209,9 @@ class Moves(RuleBasedStateMachine):
     def ack(self, picked, kind):
         self.settle("ack", self.chosen(picked), kind=kind)
 
-    @rule(picked=picks, delay_ms=delays, reject=st.booleans())
-    def nack(self, picked, delay_ms, reject):
-        self.settle("nack", self.chosen(picked), delay_ms=delay_ms, reject=reject)
+    @rule(picked=picks, delay_ms=delays, reject=st.booleans(), unread=st.booleans())
+    def nack(self, picked, delay_ms, reject, unread=False):
+        self.settle("nack", self.chosen(picked), delay_ms=delay_ms, reject=reject, unread=unread)
 
     @rule(picked=picks, lease_ms=st.sampled_from([1, LEASE_MS, 2 * LEASE_MS]))
     def extend(self, picked, lease_ms):

@@ -215,7 +215,7 @@ class Model(ExpiringKeys, Account):
                 then(one)
         return lost, tuple(stopped)
 
-    def nack(self, receipts, delay_ms, reject):
+    def nack(self, receipts, delay_ms, reject, unread=False):
         def put(good):
             return self.unack, {one.id: self.up + delay_ms for one in good if one.left and not reject}
 
@@ -226,7 +226,10 @@ class Model(ExpiringKeys, Account):
                 self.postpone(one.id, delay_ms, self.up + delay_ms)
             else:
                 self.bury(one.id)
-                self.bodies[one.id] = Body("last", self.down)
+                if not unread:
+                    self.bodies[one.id] = Body("last", self.down)
+                elif one.id in self.bodies:
+                    self.bodies[one.id].until = inf
 
         return self.let_go(receipts, then, put=put)
 

@@ -22,7 +22,7 @@ STATES, LONG_STATES, STEPS = 6, 150, 40
 #: A claim takes so many in its hand, and puts those back that must wait.
 LIMIT = 4
 #: They only look, or write once; `check`, which acts on what is unsound, is made again where one of these was cut off.
-LOOKS = {"ask", "counts", "forget", "held_up", "lines", "remap"}
+LOOKS = {"ask", "bodies", "counts", "forget", "held_up", "lines", "remap"}
 #: They are three steps of one move: test_relocation.py cuts them off.
 MOVES = {"depart", "arrive", "leave"}
 #: Of queues with keys alone: test_keyed_cut_off.py cuts it off.
@@ -90,7 +90,9 @@ def _step(one, chance):
     steps = {
         lambda: one.publish(ids, delay_ms, chance.choice([0, 1, 3]), chance.random() < 0.8): 4,
         lambda: one.claim(chance.choice([1, 2, 4]), chance.choice(["ready", "retry"])): 4,
-        lambda: one.settle("nack", receipts, delay_ms=delay_ms, reject=chance.random() < 0.4): 3,
+        lambda: one.settle(
+            "nack", receipts, delay_ms=delay_ms, reject=chance.random() < 0.4, unread=chance.random() < 0.3
+        ): 3,
         lambda: one.settle("release", receipts): 1,
         lambda: one.settle("snooze", receipts, delay_ms=delay_ms): 1,
         lambda: one.pass_time(chance.choice([500_000, 20_000_000])): 2,
@@ -108,7 +110,10 @@ def _calls(one, chance):
     keys, clock = one.keys, one.clock
     ids = chance.sample([f"m{number}" for number in range(6)], 4)
     receipts = one.chosen(range(8))
-    failures = [(held, 5, "failed 1 x", b"" if held.left and chance.random() < 0.6 else b"last") for held in receipts]
+    again, last, unread = (5, "failed 1 x", b""), (5, "failed 1 x", b"last"), (-2, "undecodable 1 x", b"")
+    failures = [
+        (held, *chance.choice([again, again, last, unread] if held.left else [last, unread])) for held in receipts
+    ]
     letters = [(name.decode(), letter[b"id"].decode(), 3) for name, letter in one.client.xrange(keys.dead)]
     turn = lambda lane: t.CallNumber(lane, one.numbers[lane] + 1)  # noqa: E731
     options = {"left": 2, "replace": chance.random() < 0.5}

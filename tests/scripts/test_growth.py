@@ -72,7 +72,7 @@ def resharder(before, after):
     """Write the next map, tell each shard its epoch, and finish when nothing is left at the old home."""
     yield t.remap(Keys("q"), before.text if before.epoch else b"", after.text, clock=NOON)
     for shard in range(after.served):
-        yield t.ask(Keys("q", shard=shard), [], epoch=after.epoch, closing=shard >= after.n, clock=NOON)
+        yield t.ask(Keys("q", shard=shard), [], fence=after.fence, closing=shard >= after.n, clock=NOON)
     old = Keys("q", shard=home(ID, before.n))
     if not (yield queries.is_alive(old, ID)) and not (yield queries.marker(old, ID)):
         yield t.remap(Keys("q"), after.text, replace(after, was=after.n, state="steady").text, clock=NOON)

@@ -104,6 +104,26 @@ def test_raised_limits_serve_the_keys_that_had_no_place(publish_under, serve, li
     assert {*serve()} == {"a2", "a3", "b2"}
 
 
+def test_raised_per_key_reaches_thousands_of_keys_whose_first_message_runs(publish_under, serve, run, keys, limit):
+    """A change looks at 1,000 keys, and promotes go on with the others: each key starts its second message."""
+    limit(per_key=1)
+    names = [f"key-{number}" for number in range(3000)]
+    for name in names:
+        publish_under(name, f"{name}.1", f"{name}.2")
+    while serve(500):
+        pass
+
+    limit(per_key=2)
+    for _ in range(40):
+        if run(t.promote(keys, keyed=True, clock=NOON))[1] != 0:
+            break
+    started = set()
+    while some := serve(500):
+        started |= {*some}
+
+    assert started == {f"{name}.2" for name in names}
+
+
 def test_lowered_limits_hold_from_then_on(publish_under, serve, limit, ack):
     publish_under("a", "a1", "a2", "a3")
     held = serve(2)

@@ -1,9 +1,11 @@
 """Messages with keys come in order: of their publish, of their due times, and again after a failure."""
 
-import pytest
-from held_clock import HOUR_MS, NOON, micros
+from itertools import islice
 
-from reliq import transitions as t
+import pytest
+from held_clock import HOUR_MS, NOON, micros, millis
+
+from reliq import commands, transitions as t
 
 
 def test_messages_of_a_key_come_in_the_order_of_their_publish_and_keys_take_turns(publish_under, serve):
@@ -79,6 +81,24 @@ def test_a_failing_message_holds_its_own_key_until_it_ends(publish_under, serve,
     assert [*serve()] == ["a2"]
 
 
+def test_clock_that_goes_back_prolongs_a_backoff_and_holds_up_its_ordered_key_alone(
+    publish_under, serve, limit, nack, ack, run, keys
+):
+    limit(ordered=1)
+    publish_under("a", "a1", "a2")
+    nack(serve()["a1"], delay_ms=1000)
+    publish_under("b", "b1")
+    hour_ago, due = micros(ms=5000 - HOUR_MS), micros(ms=1000)
+
+    assert run(t.reclaim(keys, keyed=True, clock=hour_ago)).count == 0
+    held = serve(clock=hour_ago)
+    assert [*held] == ["b1"]
+    ack(held["b1"], clock=hour_ago)
+
+    assert run(t.reclaim(keys, keyed=True, clock=due)).count == 1
+    assert [*serve(clock=due)] == ["a1"]
+
+
 def test_without_order_a_failing_message_lets_others_of_its_key_pass(publish_under, serve, limit, nack):
     limit(per_key=1)
     publish_under("a", "a1", "a2")
@@ -144,6 +164,56 @@ def test_delayed_messages_come_in_the_order_of_their_due_times(publish_under, ru
     assert [*serve()] == ["now", "early", "late"]
 
 
+@pytest.mark.parametrize("due", [{"delay_ms": 300}, {"at_ms": millis(300)}])
+def test_messages_with_one_due_time_start_in_the_order_of_their_publishes(due, publish_under, run, keys, serve):
+    publish_under("a", "event-1", "event-10", "event-2", **due)
+    publish_under("b", "other", **due)
+    publish_under("a", "0", **due)
+    publish_under("", "plain", **due)
+    publish_under("a", "00", "event-11", **due)
+
+    assert run(t.promote(keys, keyed=True, clock=micros(ms=299)))[0] == 0
+    assert run(t.promote(keys, keyed=True, clock=micros(ms=300)))[0] == 8
+
+    assert [id for id, one in serve().items() if one.key == "a"] == [
+        *("event-1", "event-10", "event-2", "0", "00", "event-11")
+    ]
+
+
+def test_thousands_of_messages_with_one_due_time_start_in_order(publish_under, run, keys, lines):
+    ids = [f"event-{number}" for number in range(3000)]
+    left = iter(ids)
+    for size in (500, 500, 493, 500, 7, 499, 1, 500):
+        publish_under("a", *islice(left, size), at_ms=millis(300))
+    publish_under("a", "next", at_ms=millis(400))
+
+    while run(t.promote(keys, keyed=True, clock=micros(ms=310)))[0]:
+        pass
+
+    assert lines() == {"a": ids}
+
+
+def test_the_order_of_one_due_time_changes_no_due_time_that_is_read(publish_under, client, keys):
+    ids = [f"event-{number}" for number in range(300)]
+    publish_under("a", *ids, at_ms=millis(300))
+    publish_under("a", "last", at_ms=millis(300))
+    client.zrem(keys.pending, *ids)
+
+    all_scores, first_score = commands.scores(keys, "pending", ["last"]), commands.first_score(keys, "pending")
+    assert all_scores.parse(client.execute_command(*all_scores.command)) == [millis(300) / 1000]
+    assert first_score.parse(client.execute_command(*first_score.command)) == millis(300) / 1000
+
+
+def test_only_the_soonest_due_time_of_a_key_wakes_a_worker(publish_under, token):
+    publish_under("a", "first", delay_ms=300)
+    assert token()
+    publish_under("a", "same", delay_ms=300)
+    publish_under("a", "later", delay_ms=301)
+    assert not token()
+    publish_under("a", "sooner", delay_ms=299)
+    assert token()
+
+
 def test_a_delayed_message_that_an_earlier_version_promoted_finds_its_line(
     publish_under, run, keys, serve, lines, where
 ):
@@ -168,6 +238,18 @@ def test_a_snoozed_message_that_an_earlier_version_promoted_does_not_hold_its_ow
     assert [*serve()] == ["a2"]
 
 
+def test_a_purged_message_that_an_earlier_version_promoted_gives_its_place_up(
+    publish_under, run, keys, serve, limit, nothing_is_left
+):
+    limit(ordered=1)
+    publish_under("a", "a1")
+    run(t.snooze(keys, [(serve()["a1"], 100)], clock=NOON))
+    run(t.promote(keys, clock=micros(ms=100)))
+
+    assert run(t.purge(keys, ["a1"], state="ready", clock=NOON)) == 1
+    assert nothing_is_left() == []
+
+
 def test_a_cancelled_message_of_a_line_is_dropped_where_it_is_met(publish_under, run, keys, serve, lines, total):
     publish_under("a", "a1", "a2")
 
@@ -186,21 +268,63 @@ def test_a_cancelled_message_that_waits_for_its_retry_gives_its_place_up(publish
     assert [*serve()] == ["a2"]
 
 
-def test_a_cancelled_message_that_is_published_under_another_key_moves_there_when_it_is_met(
-    publish_under, run, keys, serve, limit, lines
-):
-    limit(per_key=1)
-    publish_under("b", "b1")
-    publish_under("a", "a1", window_ms=HOUR_MS)
-    held = serve(1)
-    run(t.cancel(keys, ["a1"], clock=NOON))
-    publish_under("b", "a1", window_ms=HOUR_MS)
+@pytest.fixture
+def publish_again(publish_under, run, keys):
+    """Cancel messages, then publish them again under a key."""
 
-    assert [*held] == ["b1"]
-    assert serve() == {}
-    assert lines() == {"b": ["a1"]}
-    run(t.ack(keys, [(held["b1"], None)], clock=NOON))
-    assert {id: one.key for id, one in serve().items()} == {"a1": "b"}
+    def make(key, *ids, **options):
+        run(t.cancel(keys, ids, clock=NOON))
+        return publish_under(key, *ids, window_ms=HOUR_MS, **options)
+
+    return make
+
+
+def test_a_cancelled_message_that_is_published_again_goes_to_the_end_of_its_key(
+    publish_under, publish_again, serve, lines, total
+):
+    publish_under("a", "a1", "a2", window_ms=HOUR_MS)
+    publish_again("a", "a1", "a3")
+    publish_again("a", "a2")
+
+    assert lines() == {"a": ["a1", "a3", "a2"]}
+    assert [*serve()] == ["a1", "a3", "a2"]
+    assert (total("published"), total("cancelled")) == (5, 2)
+
+
+@pytest.mark.parametrize(("old", "new"), [("a", "b"), ("a", ""), ("", "a")])
+def test_a_cancelled_message_published_again_under_another_key_goes_to_its_end(
+    old, new, publish_under, publish_again, serve, ack, limit, nothing_is_left
+):
+    limit(per_key=2)
+    publish_under(old, "one", window_ms=HOUR_MS)
+    publish_under(new, "two")
+    publish_again(new, "one")
+
+    held = serve()
+    assert {id: one.key for id, one in held.items()} == {"two": new, "one": new}
+    assert [*held] == ["two", "one"]
+    ack(*held.values())
+    assert nothing_is_left() == []
+
+
+def test_a_cancelled_message_that_is_published_again_for_later_is_pending_at_once(
+    publish_under, publish_again, where, lines, word, due, keys
+):
+    publish_under("a", "a1", "a2", window_ms=HOUR_MS)
+    publish_again("a", "a1", delay_ms=300)
+
+    assert (lines(), where()) == ({"a": ["a2"]}, {"pending": ["a1"]})
+    assert (word("a1"), due(keys.pending, "a1")) == (None, millis(300))
+
+
+def test_a_cancelled_message_far_from_the_head_of_its_key_keeps_its_place(publish_under, lines, run, keys):
+    ids = [f"a{number}" for number in range(202)]
+    publish_under("a", *ids, "new", window_ms=HOUR_MS)
+    run(t.cancel(keys, [ids[199], ids[200], ids[201]], clock=NOON))
+    more = [f"more{number}" for number in range(497)]
+    publish_under("a", ids[199], ids[200], ids[201], *more, window_ms=HOUR_MS)
+
+    assert lines() == {"a": [*ids[:199], *ids[200:], "new", ids[199], *more]}
 
 
 def test_a_rescheduled_message_of_a_line_moves_to_pending_where_it_is_met(publish_under, run, keys, serve, where):

@@ -1,5 +1,6 @@
 """Rates: starts are those that a bucket of permits allows, by the server's clock, and nobody looks in vain."""
 
+import pytest
 from held_clock import HOUR_MS, NOON, micros
 
 from reliq import transitions as t
@@ -183,6 +184,56 @@ def test_a_faster_rate_wakes_the_keys_that_slept_for_the_slower_one(publish_unde
     assert serve() == {}
     assert run(t.promote(keys, keyed=True, clock=micros(ms=1)))[0] == 0
     assert [*serve(clock=micros(ms=1))] == ["a2"]
+
+
+@pytest.mark.parametrize("limits", [{"rate_us": 10**6, "burst": 2}, {"key_rate_us": 10**6, "key_burst": 2}])
+@pytest.mark.parametrize("cancelled", [[], ["a1"], ["a1", "a2"]])
+def test_messages_that_expire_or_are_cancelled_spend_no_rate(
+    limits, cancelled, publish_under, serve, run, keys, limit, token
+):
+    limit(**limits)
+    publish_under("a", *(f"a{number}" for number in range(1, 8)))
+    gone = [(one, None) for one in serve().values()]
+    run(t.cancel(keys, cancelled, clock=NOON))
+    token()
+
+    run(t.ack(keys, gone, kind="expired", clock=micros(ms=5)))
+
+    assert token()
+    late = [(one, None) for one in serve(clock=micros(ms=5)).values()]
+    assert [one.id for one, _ in late] == ["a3", "a4"]
+    assert serve(clock=micros(ms=5)) == {}
+    # One of both starts has filled up by itself until now, and is used: it is not given back once more.
+    run(t.promote(keys, keyed=True, clock=micros(ms=1005)))
+    assert [*serve(clock=micros(ms=1005))] == ["a5"]
+    run(t.ack(keys, late, kind="expired", clock=micros(ms=1005)))
+    assert [*serve(clock=micros(ms=1005))] == ["a6"]
+    assert serve(clock=micros(ms=1005)) == {}
+
+
+@pytest.mark.parametrize("rate", ["", 1000])
+def test_limits_changed_twice_reach_thousands_of_sleeping_keys(rate, publish_under, serve, run, keys, limit, client):
+    """Changes reach keys beyond the first 1,000, also a change that the next follows; told sleeps and pauses last."""
+    limit(key_rate_us=HOUR_MS * 1000, key_burst=1, per_key=1)
+    names = [f"key-{number}" for number in range(4000)]
+    for part in range(0, 4000, 500):
+        for name in names[part : part + 500]:
+            publish_under(name, f"{name}.1", f"{name}.2")
+    while serve(500):
+        pass
+    assert client.zcard(keys.asleep) == 4000
+    run(t.sleep(keys, "key-7", for_ms=None, clock=NOON))
+    run(t.sleep(keys, "key-8", for_ms=9 * HOUR_MS, clock=NOON))
+
+    limit(key_rate_us=HOUR_MS * 900)
+    limit(key_rate_us=rate, per_key=2)
+    for ms in range(40):
+        if not 0 <= run(t.promote(keys, keyed=True, clock=micros(ms=ms)))[1] < 1000:
+            break
+
+    assert ms < 39
+    assert {*client.zrange(keys.asleep, 0, -1)} == {b"key-7", b"key-8"}
+    assert client.zcard(keys.ring) == 3998
 
 
 def test_buckets_that_are_full_are_forgotten(publish_under, serve, run, keys, limit, client):

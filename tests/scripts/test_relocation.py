@@ -84,7 +84,7 @@ def held_by(client, number=4):
 
 def is_in_two(client):
     """Nothing is where only four shards look for it."""
-    assert client.get(Keys("q").map) == ShardMap(2, 2, 2, "steady").text
+    assert client.get(Keys("q").map) == ShardMap(2, 2, 2, "steady", most=4).text
     for shard in (2, 3):
         keys = Keys("q", shard=shard)
         places = (keys.pending, keys.ready, keys.retry, keys.unack, keys.retries_left, keys.lease)
@@ -159,7 +159,7 @@ def test_one_whose_id_lives_where_it_belongs_stays_where_it_was(admin, queue, cl
     admin.resize("q", 2)
     there = Keys("q", shard=1)  # a publisher of an earlier version did not ask
     moves_of(queue)(
-        t.publish(there, [(id, b"other")], CallNumber("p", 1), ttl_ms=10**6, retries=1, window_ms=1, epoch=2)
+        t.publish(there, [(id, b"other")], CallNumber("p", 1), ttl_ms=10**6, retries=1, window_ms=1, fence="2 2 1")
     )
     before = held_by(client)
 

@@ -15,6 +15,7 @@ from reliq.admin.acl.roles import COMMANDS, ROLES, SCRIPTS, uses_of
 from reliq.admin.acl.rule import acl_rule
 from reliq.admin.fsck.ids import check_ids, check_keys
 from reliq.rights import USES
+from reliq.settings import INLINE_BYTES
 
 #: What a connection says of itself, and what the test asks.
 GREETINGS = {"info", "config", "client", "hello", "eval", "evalsha", "acl", "select"}
@@ -48,6 +49,8 @@ def calls(run, client, keys):
     calls["cancel"].append(replace(cancel, args=(cancel.args[0], "1", *cancel.args[2:])))  # of a bare body
     calls["publish"] += [*calls["publish"], *_publishes(client, keys)]  # the first is repeated
     calls["claim"].append(t.claim(keys, t.CallNumber("w", 99), limit=10, lease_ms=1000, watcher="me", clock=LATER))
+    client.set(keys.msg("large"), "x" * 2 * INLINE_BYTES)
+    calls["bodies"].append(t.bodies(keys, ["large", "ready"], max_body=1000))
     calls["collect"].append(t.collect(keys, ["gone"], letters_max=2, letters_ms=1, clock=FAR))
     calls["purge"] += [
         t.purge(keys, [id], state=state) for id, state in (("no", "pending"), ("no", "ready"), ("in-retry", "retry"))
@@ -56,17 +59,17 @@ def calls(run, client, keys):
     calls["check_keys"] += _mendings_of_keys(client, keys)
     letter = client.xadd(keys.dead, {"id": "x", "value": b'RELIQ/1 {"d":1,"r":1}\n', "note": "failed 1 x"}).decode()
     calls["redrive"].append(t.redrive(keys, [(letter, "x", 1)], ttl_ms=HOUR_MS))
-    calls["redrive"].append(t.redrive(keys, [("1-1", "no", 1)], ttl_ms=1, epoch=8))
+    calls["redrive"].append(t.redrive(keys, [("1-1", "no", 1)], ttl_ms=1, fence="8 8 4"))
     value = b'RELIQ/1 {"d":1800000000000,"r":1,"k":"e"}\nbody'
     letter = client.xadd(keys.dead, {"id": "k-died", "value": value, "note": "failed 1 x"}).decode()
-    calls["redrive"].append(t.redrive(keys, [(letter, "k-died", 1)], ttl_ms=HOUR_MS, epoch=99))
+    calls["redrive"].append(t.redrive(keys, [(letter, "k-died", 1)], ttl_ms=HOUR_MS, fence="99 8 4"))
     calls["purge"].append(t.purge(keyed_queue(keys), ["k-waiting"], state="line", line="c"))
     calls["promote (keyed)"].append(t.promote(keys, keyed=True, clock=LATER))
     calls["claim (keyed)"].append(
         replace(calls["claim (keyed)"][0], args=(LATER, 100, *calls["claim (keyed)"][0].args[2:]))
     )
     client.hset(keys.lease, "in-garbage", "suspect")
-    calls["ask"].append(t.ask(keys, ["again"], epoch=9))
+    calls["ask"].append(t.ask(keys, ["again"], fence="9 8 4"))
     third = keys.of_shard(2)
     run(t.publish(third, [("empty", b"body")], t.CallNumber("p", 1), ttl_ms=9, retries=1))
     client.delete(third.msg("empty"))
@@ -83,7 +86,7 @@ def calls(run, client, keys):
 def _of_keys(client, keys):
     """Looks at the lines of one key, and of the largest; a key put to sleep and woken, beside another in the ring."""
     client.hset(keys.limits, mapping={"on": 1, "per_key": 2, "rate_us": 5, "burst": 9, "weighted": 1})
-    client.hset(keys.limits, mapping={"concurrency": 9, "weight:tenant": 2})
+    client.hset(keys.limits, mapping={"concurrency": 9, "weight:tenant": 2, "walk": "0 0"})
     client.lpush(keys.line("tenant"), "of-tenant")
     client.zadd(keys.ring, {"tenant": 1, "other": 2})
     spans = (60_000, 0, None, 0)
@@ -95,7 +98,7 @@ def _publishes(client, keys):
     client.lpush(keys.ready, "again")
     client.hset(keys.retries_left, "again", 3)
     client.hset(keys.lease, "again", "!")
-    kinds = [("now", {}), ("sooner", {"delay_ms": 1}), ("again", {"delay_ms": 1, "window_ms": 9, "epoch": 7})]
+    kinds = [("now", {}), ("sooner", {"delay_ms": 1}), ("again", {"delay_ms": 1, "window_ms": 9, "fence": "7 8 4"})]
     return [
         t.publish(keys, [(id, b',"r":3}\nbody')], t.CallNumber("p", 100 + at), ttl_ms=HOUR_MS, retries=3, **options)
         for at, (id, options) in enumerate(kinds)
@@ -160,7 +163,9 @@ def play(client, keys, url):
 #: The calls above come to none of these; redrive never comes to its two of `msg`, which stand in a helper that it shares.
 UNREACHED = {
     "ack": "ends:XADD errors:HMGET",
-    "ack (keyed)": "ends:XADD errors:HMGET limits:HGET ready:EXISTS retry:EXISTS ring:ZADD wake:LPUSH",
+    "ack (keyed)": (
+        "asleep:ZREM ends:XADD errors:HMGET limits:HGET rates:ZADD ready:EXISTS retry:EXISTS ring:ZADD wake:LPUSH"
+    ),
     "arrive": (
         "dead:XADD errors:HSET lease:HSET pending:ZADD pending:ZRANGE retry:LPUSH unack:ZADD unack:ZRANGE watch:DEL "
         "windows:HSET"
@@ -169,10 +174,9 @@ UNREACHED = {
     "check": "dedup:SET errors:HMGET pending:ZADD pending:ZRANGE ready:LPUSH retry:LREM",
     "claim": "pending:ZADD ready:LPUSH retry:LPUSH wake:LPUSH wake:LTRIM",
     "claim (keyed)": (
-        "asleep:ZADD asleep:ZMSCORE ends:XADD errors:HDEL errors:HMGET held:ZREM lease:HDEL lease:HGET line:EXISTS "
-        "line:LPUSH pending:ZADD rates:ZRANGEBYSCORE rates:ZREM ready:EXISTS ready:LPUSH ready:LRANGE ready:LTRIM "
-        "retries_left:HDEL retries_left:HGET retry:EXISTS retry:LPUSH retry:LRANGE retry:LTRIM ring:EXISTS ring:ZADD "
-        "unack:ZSCORE wake:LPUSH wake:LTRIM"
+        "asleep:ZADD asleep:ZMSCORE held:ZREM lease:HGET line:EXISTS line:LPUSH pending:ZADD rates:ZRANGEBYSCORE "
+        "rates:ZREM ready:LPUSH retries_left:HGET retry:EXISTS retry:LPUSH retry:LRANGE retry:LTRIM ring:EXISTS "
+        "ring:ZADD unack:ZSCORE wake:LPUSH wake:LTRIM"
     ),
     "depart": (
         "dead:XDEL dead:XRANGE ends:XADD errors:HDEL errors:HMGET retry:LRANGE retry:LTRIM totals:HINCRBY unack:ZSCORE"
@@ -187,21 +191,16 @@ UNREACHED = {
         "ends:XADD errors:HMGET lease:HSET pending:ZADD pending:ZRANGE ready:LPUSH retry:LPUSH unack:ZADD "
         "unack:ZRANGE wake:LPUSH watch:DEL"
     ),
-    "limit": "asleep:ZREM asleep:ZSCORE held:ZLEXCOUNT limits:HGET rates:ZSCORE ring:ZADD wake:LPUSH",
+    "limit": (
+        "asleep:ZADD asleep:ZREM asleep:ZSCORE held:ZLEXCOUNT limits:HGET rates:ZADD rates:ZSCORE ring:ZADD wake:LPUSH"
+    ),
     "nack": "wake:LPUSH watch:DEL",
     "nack (keyed)": "held:ZADD limits:HGET ready:EXISTS retry:EXISTS ring:ZADD wake:LPUSH watch:DEL",
-    "promote (keyed)": (
-        "asleep:ZREM held:ZREM limits:HGET line:EXISTS line:RPUSH rates:ZADD retry:EXISTS ring:EXISTS "
-        "ring:ZADD ring:ZRANGE"
-    ),
+    "promote (keyed)": "asleep:ZADD asleep:ZREM held:ZREM limits:HSET line:RPUSH rates:ZADD retry:EXISTS ring:EXISTS",
     "publish (keyed)": (
-        "ends:XADD epoch:SET lane:PEXPIRE lease:HGET lease:HSET pending:ZADD pending:ZCARD pending:ZRANGE ready:LPUSH "
-        "unack:ZSCORE wake:LPUSH watch:DEL"
+        "epoch:SET lane:PEXPIRE lease:HSET pending:ZADD pending:ZCARD pending:ZRANGE ready:LPUSH wake:LPUSH watch:DEL"
     ),
-    "purge": (
-        "asleep:ZMSCORE asleep:ZSCORE held:ZLEXCOUNT held:ZREM limits:HGET limits:HMGET rates:ZSCORE ready:EXISTS "
-        "retry:EXISTS ring:EXISTS ring:ZADD ring:ZRANGE ring:ZREM wake:LPUSH"
-    ),
+    "purge": "ready:EXISTS retry:EXISTS ring:ZREM",
     "reclaim": "ends:XADD errors:HDEL garbage:SADD lease:HDEL retries_left:HDEL unack:ZADD",
     "reclaim (keyed)": (
         "ends:XADD errors:HDEL garbage:SADD held:ZADD lease:HDEL ready:EXISTS retries_left:HDEL retry:EXISTS "

@@ -10,7 +10,7 @@ from reliq.keys import Keys
 
 #: In the words of 6.2, and of 7.0.
 OOM = r"OOM|maxmemory"
-READERS = {"counts", "held_up", "lines"}
+READERS = {"bodies", "counts", "held_up", "lines"}
 #: They drain nothing, and may be refused at maxmemory.
 ADDING = {"publish", "publish (keyed)", "ask", "remap", "register", "tick", "limit", "sleep", "depart", "arrive"}
 WRITERS = [name for name in NAMES if name not in READERS]

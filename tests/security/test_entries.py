@@ -1,4 +1,4 @@
-"""Every entrance refuses what it cannot take: before anything is sent, with an error of ours, by the field's name."""
+"""Each call refuses a bad argument before anything is sent, names the argument and shows no secret."""
 
 import asyncio
 import math
@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 import pytest
 
@@ -16,7 +16,6 @@ from reliq import (
     ConfigurationError,
     Consumer,
     Durability,
-    Layout,
     Letter,
     Outgoing,
     Queue,
@@ -34,23 +33,6 @@ BYTES = Queue("q", bytes, url=NOBODY)
 ADMIN = Admin(NOBODY)
 OTHERS_LETTER = Letter("1-0", "a", "failed", "", 1, 0.0, BARE, SECRET.encode())
 
-NO_IDS = ["", "a b", "a\n", "a\0", "a*", "ä", "a/b", "a" * 129, "{a}", 5, b"a", None]
-NO_NAMES = ["", "a:b", "a b", "a\n", "{a}", "a" * 129, "ä", 5, b"a", None]
-NO_DURATIONS = [True, math.nan, math.inf, -1, timedelta(days=-1), timedelta(days=4000), 10**30, "5", b"5"]
-NO_COUNTS = [True, -1, 1.5, "5", 10**30, None]
-NO_HEADERS = [
-    {"a b": "x"},
-    {"": "x"},
-    {"a" * 65: "x"},
-    {5: "x"},
-    {"a": 5},
-    {"a": SECRET * 2000},
-    {"a": "\udc80"},
-    ["a"],
-]
-FAR = datetime.now(UTC) + timedelta(days=4000)
-NO_TIMES = [datetime(2026, 1, 1), FAR, datetime(1900, 1, 1, tzinfo=UTC), 5, "now"]  # noqa: DTZ001  what is refused
-
 
 def receive(**options):
     with QUEUE.receive(**options):
@@ -61,145 +43,113 @@ def handler(**options):
     Consumer(NOBODY).handler(QUEUE, **options)
 
 
-#: What is called with each value, the beginning of what is said, and the values.
-TABLE = [
-    (Queue, "queue name must be", NO_NAMES),
-    (lambda name: Admin(NOBODY).redis_keys(name), "queue name must be", NO_NAMES),
-    (lambda name: QUEUE.publish({}, id=name), "id must be", [one for one in NO_IDS if one is not None]),
-    (lambda name: QUEUE.publish_many([Outgoing(body={}, id=name)]), "id must be", NO_IDS[:-1]),
-    (QUEUE.cancel, "id must be", NO_IDS),
-    (QUEUE.reschedule, "id must be", NO_IDS),
-    (QUEUE.publish, "body must be dict", [SECRET, b"x", 5, None, [1], object()]),
-    (TEXTS.publish, "body ", [b"x", 5, None, "\udc80" + SECRET]),
-    (BYTES.publish, "body ", [SECRET, 5, None, SECRET.encode() * 300_000]),
-    (
-        QUEUE.publish,
-        "body of type dict cannot",
-        [{"a": math.nan}, {"a": object()}, {SECRET: "\udc80"}],
-    ),
-    (lambda delay: QUEUE.publish({}, delay=delay), "delay must be", NO_DURATIONS),
-    (lambda at: QUEUE.publish({}, at=at), "at must ", NO_TIMES),
-    (lambda ttl: QUEUE.publish({}, ttl=ttl), "ttl must be", [0, 0.0009, *NO_DURATIONS]),
-    (lambda dedup: QUEUE.publish({}, id="a", dedup=dedup), "dedup must be", NO_DURATIONS),
-    (lambda retries: QUEUE.publish({}, retries=retries), "retries must be", [1001, *NO_COUNTS[:-1]]),
-    (lambda headers: QUEUE.publish({}, headers=headers), ("header", "a header's name"), NO_HEADERS),
-    (lambda given: QUEUE.publish({}, durability=given), "durability must be", ["all", 1, True, Durability]),
-    (Durability.replicas, "replicas must be", [0, 101, *NO_COUNTS]),
-    (lambda timeout: Durability.replicas(1, timeout), "timeout must be", [0, 61, *NO_DURATIONS]),
-    (lambda timeout: Durability.aof(timeout=timeout), "timeout must be", [0, 61, *NO_DURATIONS]),
-    (lambda chunk: QUEUE.publish_many([], chunk=chunk), "chunk must be", [0, 501, *NO_COUNTS]),
-    (QUEUE.publish_many, "items must be", [SECRET, b"x", {"a": 1}, 5, None, Outgoing(body={})]),
-    (lambda limit: receive(limit=limit), "limit must be", [0, 501, *NO_COUNTS]),
-    (lambda lease: receive(lease=lease), "lease must be", [0, 86_401, *NO_DURATIONS]),
-    (lambda wait: receive(wait=wait), "wait must be", NO_DURATIONS),
-    (lambda limit: QUEUE.letters(limit=limit), "limit must be", [0, 501, *NO_COUNTS]),
-    (lambda after: QUEUE.letters(after=after), "after must be", [SECRET, "1-0\n", None, 5]),
-    (
-        QUEUE.redrive,
-        ("letters must be", "number of letters"),
-        [OTHERS_LETTER, [SECRET], [None]],
-    ),
-    (QUEUE.redrive, "number of letters must be", [[OTHERS_LETTER] * 501]),
-    (lambda delay: QUEUE.redrive([OTHERS_LETTER], delay=delay), "delay must be", NO_DURATIONS),
-    (lambda reason: QUEUE.pause(reason=reason), "reason must be", ["a\nb", "a" * 201, 5, None]),
-    (lambda for_: QUEUE.pause(for_=for_), "for_ must be", [0, *NO_DURATIONS]),
-    (lambda value: Queue("q", retries=value), "retries must be", [1001, *NO_COUNTS]),
-    (lambda value: Queue("q", ttl=value), "ttl must be", [0, *NO_DURATIONS]),
-    (lambda value: Queue("q", max_body=value), "max_body must be", [0, 16 * 2**20 + 1, *NO_COUNTS]),
-    (lambda value: Queue("q", letters_max=value), "letters_max must be", NO_COUNTS),
-    (lambda value: Queue("q", letters_ttl=value), "letters_ttl must be", [0, *NO_DURATIONS]),
-    (lambda value: Queue("q", value), "body type ", [5, object()]),
-    (lambda value: handler(lease=value), "lease must be", [0, 86_401, *NO_DURATIONS]),
-    (lambda value: handler(timeout=value), "timeout must be", [0, *NO_DURATIONS]),
-    (lambda value: handler(concurrency=value), "concurrency must be", [0, 10_001, *NO_COUNTS[:-1]]),
-    (lambda value: WorkerSettings(concurrency=value), "concurrency must be", [0, 10_001, *NO_COUNTS]),
-    (lambda value: WorkerSettings(grace=value), "grace must be", NO_DURATIONS),
-    (lambda url: Queue("q", url=url), "Redis URL ", ["", SECRET, f"http://:{SECRET}@h", f"redis://:{SECRET}@h/x"]),
-    (
-        lambda url: Queue("q", url=url),
-        "Redis URL ",
-        [f"redis://h?{name}=1" for name in ("dbb", "retry", "host", "path")],
-    ),
-    (lambda url: Queue("q", url=url), "url must be", [5, b"redis://h", object()]),
-    (ADMIN.account, "queue name must be", NO_NAMES),
-    (ADMIN.running, "queue name must be", NO_NAMES),
-    (ADMIN.ends, "queue name must be", NO_NAMES),
-    (lambda name: ADMIN.show(name, "a"), "queue name must be", NO_NAMES),
-    (lambda name: ADMIN.queues([name]), "queue name must be", NO_NAMES),
-    (lambda name: ADMIN.watch([name]), "queue name must be", NO_NAMES),
-    (lambda value: ADMIN.queues(interval=value), "interval must be", [61, *NO_DURATIONS]),
-    (lambda value: ADMIN.running("q", longer_than=value), "longer_than must be", NO_DURATIONS),
-    (lambda value: ADMIN.ends("q", limit=value), "limit must be", [0, 100_001, *NO_COUNTS]),
-    (lambda value: ADMIN.ends("q", kind=value), "kind must be one of", ["gone", "", 5]),
-    (Admin, ("Redis URL ", "url must be"), ["", f"me:{SECRET}@h", 5]),
-]
-ROWS = [
-    pytest.param(enter, said, value, id=f"{number}-{at}")
-    for number, (enter, said, values) in enumerate(TABLE)
-    for at, value in enumerate(values)
-]
+#: Call -> the beginning of the error, and a function that makes the call. tests/unit has every bad value of each check.
+BAD_CALLS = {
+    "Queue name": ("queue name must be", lambda: Queue("a:b")),
+    "Queue body": ("body type ", lambda: Queue("q", 5)),
+    "Queue retries": ("retries must be", lambda: Queue("q", retries=1001)),
+    "Queue ttl": ("ttl must be", lambda: Queue("q", ttl=0)),
+    "Queue max_body": ("max_body must be", lambda: Queue("q", max_body=0)),
+    "Queue letters_max": ("letters_max must be", lambda: Queue("q", letters_max=-1)),
+    "Queue letters_ttl": ("letters_ttl must be", lambda: Queue("q", letters_ttl=0)),
+    "Queue durability": ("durability must be", lambda: Queue("q", durability="always")),
+    "Queue url": ("Redis URL ", lambda: Queue("q", url=f"http://:{SECRET}@h")),
+    "Queue url of another type": ("url must be", lambda: Queue("q", url=5)),
+    "publish id": ("id must be", lambda: QUEUE.publish({}, id="a b")),
+    "publish body": ("body must be dict", lambda: QUEUE.publish(SECRET)),
+    "publish text": ("body ", lambda: TEXTS.publish("\udc80" + SECRET)),
+    "publish large bytes": ("body ", lambda: BYTES.publish(SECRET.encode() * 300_000)),
+    "publish body that JSON cannot hold": ("body of type dict cannot", lambda: QUEUE.publish({SECRET: "\udc80"})),
+    "publish delay": ("delay must be", lambda: QUEUE.publish({}, delay=math.nan)),
+    "publish at": ("at must ", lambda: QUEUE.publish({}, at=datetime(2026, 1, 1))),  # noqa: DTZ001  it is refused
+    "publish ttl": ("ttl must be", lambda: QUEUE.publish({}, ttl=0)),
+    "publish dedup": ("dedup must be", lambda: QUEUE.publish({}, id="a", dedup=-1)),
+    "publish retries": ("retries must be", lambda: QUEUE.publish({}, retries=1001)),
+    "publish headers": ("header", lambda: QUEUE.publish({}, headers={"a": SECRET * 2000})),
+    "publish durability": ("durability must be", lambda: QUEUE.publish({}, durability=True)),
+    "publish_many items": ("items must be", lambda: QUEUE.publish_many(SECRET)),
+    "publish_many id": ("id must be", lambda: QUEUE.publish_many([Outgoing(body={}, id="a b")])),
+    "publish_many chunk": ("chunk must be", lambda: QUEUE.publish_many([], chunk=501)),
+    "publish_many durability": ("durability must be", lambda: QUEUE.publish_many([], durability=1)),
+    "cancel id": ("id must be", lambda: QUEUE.cancel("a b")),
+    "reschedule id": ("id must be", lambda: QUEUE.reschedule("a b")),
+    "receive limit": ("limit must be", lambda: receive(limit=501)),
+    "receive lease": ("lease must be", lambda: receive(lease=86_401)),
+    "receive wait": ("wait must be", lambda: receive(wait=-1)),
+    "letters limit": ("limit must be", lambda: QUEUE.letters(limit=0)),
+    "letters after": ("after must be", lambda: QUEUE.letters(after=SECRET)),
+    "redrive letter": ("letters must be", lambda: QUEUE.redrive([SECRET])),
+    "redrive letters": ("number of letters must be", lambda: QUEUE.redrive([OTHERS_LETTER] * 501)),
+    "redrive delay": ("delay must be", lambda: QUEUE.redrive([OTHERS_LETTER], delay=-1)),
+    "pause reason": ("reason must be", lambda: QUEUE.pause(reason="a\nb")),
+    "pause for_": ("for_ must be", lambda: QUEUE.pause(for_=0)),
+    "handler lease": ("lease must be", lambda: handler(lease=0)),
+    "handler timeout": ("timeout must be", lambda: handler(timeout=0)),
+    "handler concurrency": ("concurrency must be", lambda: handler(concurrency=0)),
+    "WorkerSettings concurrency": ("concurrency must be", lambda: WorkerSettings(concurrency=0)),
+    "WorkerSettings grace": ("grace must be", lambda: WorkerSettings(grace=-1)),
+    "Durability.replicas": ("replicas must be", lambda: Durability.replicas(0)),
+    "Durability.replicas timeout": ("timeout must be", lambda: Durability.replicas(1, 61)),
+    "Durability.aof timeout": ("timeout must be", lambda: Durability.aof(timeout=0)),
+    "Admin url": ("Redis URL ", lambda: Admin(f"me:{SECRET}@h")),
+    "Admin.redis_keys": ("queue name must be", lambda: ADMIN.redis_keys("a:b")),
+    "Admin.account": ("queue name must be", lambda: ADMIN.account("a:b")),
+    "Admin.show": ("queue name must be", lambda: ADMIN.show("a:b", "a")),
+    "Admin.watch": ("queue name must be", lambda: ADMIN.watch(["a:b"])),
+    "Admin.queues": ("queue name must be", lambda: ADMIN.queues(["a:b"])),
+    "Admin.queues interval": ("interval must be", lambda: ADMIN.queues(interval=61)),
+    "Admin.running": ("queue name must be", lambda: ADMIN.running("a:b")),
+    "Admin.running longer_than": ("longer_than must be", lambda: ADMIN.running("q", longer_than=-1)),
+    "Admin.ends": ("queue name must be", lambda: ADMIN.ends("a:b")),
+    "Admin.ends limit": ("limit must be", lambda: ADMIN.ends("q", limit=0)),
+    "Admin.ends kind": ("kind must be one of", lambda: ADMIN.ends("q", kind="gone")),
+}
 
 
-@pytest.fixture
-def nobody_connects(monkeypatch):
-    """Fail as soon as anybody wants a connection."""
-
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_argument_is_refused_before_anything_is_sent(monkeypatch, name):
     def refuse(*_, **__):
         pytest.fail("something was sent before it was checked")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", refuse)
+    said, call = BAD_CALLS[name]
 
-
-@pytest.mark.parametrize(("enter", "said", "value"), ROWS)
-def test_it_is_refused_by_name_and_nothing_secret_is_shown(nobody_connects, enter, said, value):
     with pytest.raises((ConfigurationError, BodyError)) as caught:
-        enter(value)
+        call()
 
     assert str(caught.value).startswith(said)
-    assert len(str(caught.value)) < 600
-    if not (isinstance(value, str) and "letter" in str(caught.value)):
-        assert SECRET not in str(caught.value)
+    assert SECRET not in str(caught.value)
 
 
-def test_a_body_in_the_clothes_of_an_envelope_is_refused_where_it_would_be_taken_for_one(nobody_connects):
-    bare = Queue("q", bytes, url=NOBODY, layout=Layout.hdt3213())
-
-    with pytest.raises(BodyError, match="must not begin with 'RELIQ/1 '"):
-        bare.publish(b"RELIQ/1 " + SECRET.encode())
-
-
-def test_an_undecodable_body_is_told_by_path_and_type_alone():
+def test_undecodable_body_is_reported_without_its_value():
     with pytest.raises(UndecodableError) as caught:
         Queue("q", dict[str, int]).codec.decode(b'{"a":"%s"}' % SECRET.encode())
 
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "shown", [repr, str, lambda queue: queue.connection().name, lambda queue: repr(queue.connection())]
-)
-def test_a_url_with_a_password_is_shown_without(shown):
-    assert SECRET not in shown(QUEUE)
+def test_queue_and_connection_show_their_url_without_its_password():
+    connection = QUEUE.connection()
+
+    shown = [repr(QUEUE), str(QUEUE), connection.name, repr(connection)]
+
+    assert [text for text in shown if SECRET in text] == []
     assert SECRET not in repr(Connection.to(NOBODY).__dict__.get("_wires"))
 
 
-COMMANDS = [
-    (["worker", "no_such_module:consumer"], "cannot import 'no_such_module'"),
-    (["worker", "os:path"], "must have a Consumer named 'path'"),
-    (["worker", "x", "--processes", "0"], "--processes must be 1 to 1000, not 0"),
-    (["worker", "x", "--grace", "nan"], "grace must be seconds"),
-    (["exporter", "--url", f"redis://:{SECRET}@host/zero"], "Redis URL must end in a database number"),
-    (
-        ["exporter", "--url", f"rediss://:{SECRET}@host?ssl_cert_reqs=none"],
-        "Redis URL would take anybody's certificate",
-    ),
-    (["exporter", "--url", NOBODY, "--port", "70000"], "metrics port must be 0 to 65535, not 70000"),
-]
+BAD_COMMANDS = {
+    "a module without a consumer": (["worker", "os:path"], "must have a Consumer named 'path'"),
+    "a setting": (["worker", "x", "--grace", "nan"], "grace must be seconds"),
+    "a URL": (["exporter", "--url", f"redis://:{SECRET}@host/zero"], "Redis URL must end in a database number"),
+    "a port": (["exporter", "--url", NOBODY, "--port", "70000"], "metrics port must be 0 to 65535, not 70000"),
+}
 
 
-@pytest.mark.parametrize(("arguments", "said"), COMMANDS, ids=range(len(COMMANDS)))
-def test_a_command_that_is_asked_for_wrongly_says_so_in_a_line_and_exits_2(arguments, said):
+@pytest.mark.parametrize("name", BAD_COMMANDS)
+def test_command_with_a_bad_option_ends_in_one_line_and_exit_code_2(name):
+    arguments, said = BAD_COMMANDS[name]
+
     done = subprocess.run(
         [sys.executable, "-m", "reliq", *arguments],
         env={**os.environ, "RELIQ_URL": NOBODY},
@@ -210,5 +160,5 @@ def test_a_command_that_is_asked_for_wrongly_says_so_in_a_line_and_exits_2(argum
 
     assert done.returncode == 2
     assert said in done.stderr
+    assert done.stderr.count("\n") == 1
     assert SECRET not in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr

@@ -77,7 +77,7 @@ def publish_anything(client, keys, chance, number):
 
 
 @pytest.mark.parametrize("undecodable", ["retry", "reject"])
-def test_whatever_is_published_ends_and_the_worker_goes_on(url, client, undecodable):
+def test_every_foreign_message_ends_and_the_worker_goes_on(url, client, undecodable):
     chance = random.Random(SEED)
     queue = Queue("q", Order, url=url)
     worked = threading.Event()
@@ -129,14 +129,12 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("kind", [dict, list, Order, int, float, str, dict[str, int], list[Order], object], ids=str)
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_body_made_to_harm_decodes_or_is_refused_in_a_line(kind, bomb):
-    codec = Codec(kind)
-
-    try:
-        codec.decode(BOMBS[bomb])
-    except UndecodableError as error:
-        assert len(str(error)) < 300
-        assert "aaaa" not in str(error)
-        assert "1111" not in str(error)
+def test_body_made_to_harm_decodes_or_is_refused_in_a_line(bomb):
+    for kind in (dict, list, Order, int, float, str, dict[str, int], list[Order], object):
+        try:
+            Codec(kind).decode(BOMBS[bomb])
+        except UndecodableError as error:
+            assert len(str(error)) < 300, kind
+            assert "aaaa" not in str(error), kind
+            assert "1111" not in str(error), kind

@@ -29,6 +29,7 @@ LEFT = moves.Departure(1, {"a": b""}, letters=False)
 #: One request of every kind that there is, by what reads its reply.
 REQUESTS = [
     moves.publish(KEYS, [("a", b"x")], TURN, ttl_ms=1000, retries=1),
+    moves.bodies(KEYS, ["a"], max_body=1000),
     moves.promote(KEYS),
     moves.claim(KEYS, TURN, limit=5, lease_ms=30_000),
     moves.claim(KEYS, TURN, limit=5, lease_ms=30_000, keyed=True),
@@ -48,7 +49,7 @@ REQUESTS = [
     moves.tidy(KEYS),
     moves.register(KEYS, [("daily", "every 60")]),
     moves.tick(KEYS, DAILY, ttl_ms=1000, retries=1),
-    moves.ask(KEYS, ["a"], epoch=1),
+    moves.ask(KEYS, ["a"], fence="1 2 1"),
     moves.remap(KEYS, b"", b"{}"),
     moves.depart(KEYS, ["a"], state="ready"),
     moves.arrive(KEYS, LEFT, ["a"], origin=1),
@@ -96,20 +97,31 @@ replies = atoms | st.lists(atoms, max_size=12) | st.lists(atoms | st.lists(atoms
         (commands.confirmation(Durability.replicas(1)), b""),
         (commands.confirmation(Durability.aof()), [1]),
     ],
-    ids=range(10),
+    ids=[
+        "ack with a number",
+        "ack",
+        "extend",
+        "no cancel",
+        "two cancels",
+        "cancel",
+        "publish",
+        "stale",
+        "WAIT",
+        "WAITAOF",
+    ],
 )
-def test_a_reply_to_another_question_is_none(request_, reply):
+def test_malformed_reply_raises_protocol_error(request_, reply):
     with pytest.raises(ProtocolError):
         request_.read(reply)
 
 
-def test_every_script_is_asked():
+def test_every_script_has_a_request_here():
     assert {request.script.name for request in REQUESTS if isinstance(request, Call)} == {*script_names(), "check"}
 
 
 @SEEDED
 @given(replies)
-def test_a_reader_of_replies_answers_or_says_that_it_is_none(reply):
+def test_reader_of_any_reply_answers_or_raises_protocol_error(reply):
     for request in REQUESTS:
         try:
             list(request.events(request.read(reply)))

@@ -24,7 +24,9 @@ from reliq.logs.observer import LogObserver
 from reliq.logs.setup import JsonFormatter, TextFormatter
 from reliq.metrics.process import ProcessMetrics
 
-ROUNDS, LONG_ROUNDS = 60, 2000
+pytestmark = pytest.mark.slow
+
+ROUNDS, LONG_ROUNDS = 20, 2000
 GOOD, EVIL = 200, 40
 PATIENCE_SECONDS = 60
 #: Rounds between two looks at the size of the process.
@@ -79,11 +81,13 @@ def quiet_log():
     formatted = Formatted()
     for one in loggers:
         one.addHandler(formatted)
-        one.propagate, one.level = False, logging.DEBUG
+        one.propagate = False
+        one.setLevel(logging.DEBUG)  # which forgets what the logger knew to be enabled
     yield
     for one, (propagate, level) in zip(loggers, before, strict=True):
         one.removeHandler(formatted)
-        one.propagate, one.level = propagate, level
+        one.propagate = propagate
+        one.setLevel(level)
 
 
 @pytest.fixture

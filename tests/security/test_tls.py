@@ -48,12 +48,12 @@ def refused(queue, call):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_server_that_the_authority_vouches_for_is_talked_to(server, authority, call, host):
+def test_certificate_of_a_known_authority_is_accepted(server, authority, call, host):
     assert works(Queue("q", url=f"rediss://{host}:{server}/0?ssl_ca_certs={authority.certificate}"), call)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_an_authority_that_nobody_named_is_not_believed(server, call):
+def test_certificate_of_an_unknown_authority_is_refused(server, call):
     assert "certificate verify failed" in refused(Queue("q", url=f"rediss://127.0.0.1:{server}/0"), call)
 
 
@@ -65,7 +65,7 @@ def test_a_certificate_for_another_place_is_refused(server_elsewhere, authority,
 
 
 @pytest.mark.parametrize("option", ["ssl_cert_reqs=none", "ssl_check_hostname=false"])
-def test_the_checks_go_off_only_by_a_url_that_calls_itself_insecure(server_elsewhere, authority, call, option):
+def test_certificate_checks_are_off_only_with_insecure_true(server_elsewhere, authority, call, option):
     url = f"rediss://127.0.0.1:{server_elsewhere}/0?ssl_ca_certs={authority.certificate}&{option}"
 
     with pytest.raises(ConfigurationError, match="would take anybody's certificate"):
@@ -73,7 +73,7 @@ def test_the_checks_go_off_only_by_a_url_that_calls_itself_insecure(server_elsew
     assert works(Queue("q", url=f"{url}&insecure=true"), call)
 
 
-def test_a_client_that_checks_nothing_is_warned_of(server_elsewhere):
+def test_redis_py_client_without_certificate_checks_warns(server_elsewhere):
     theirs = redis.Redis(port=server_elsewhere, ssl=True, ssl_cert_reqs="none")
 
     with pytest.warns(InsecureWarning, match="takes anybody's certificate"):
@@ -84,7 +84,7 @@ def test_a_client_that_checks_nothing_is_warned_of(server_elsewhere):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_client_shows_its_own_certificate_where_that_is_wanted(server_for_known_clients, authority, call):
+def test_client_certificate_is_sent_to_a_server_that_requires_it(server_for_known_clients, authority, call):
     key, certificate = authority.vouch_for("worker", *HERE)
     url = f"rediss://127.0.0.1:{server_for_known_clients}/0?ssl_ca_certs={authority.certificate}"
 
@@ -93,7 +93,7 @@ def test_a_client_shows_its_own_certificate_where_that_is_wanted(server_for_know
 
 
 @pytest.mark.usefixtures("impatient")
-def test_the_oldest_version_of_tls_may_be_raised(server_with_tls_12, authority, call):
+def test_oldest_tls_version_may_be_raised(server_with_tls_12, authority, call):
     url = f"rediss://127.0.0.1:{server_with_tls_12}/0?ssl_ca_certs={authority.certificate}"
 
     assert works(Queue("q", url=url), call)
@@ -118,7 +118,7 @@ def test_tls_is_1_2_at_least(target, asynchronous):
     assert settings["ssl_min_version"] == ssl.TLSVersion.TLSv1_2
 
 
-def test_sentinels_are_spoken_to_by_tls_too():
+def test_connections_to_sentinels_use_tls():
     made = pool("rediss+sentinel://:p@h:1/shop?ssl_ca_certs=/a&sentinel_password=s", 1.0, asynchronous=False)
     (sentinel,) = made.sentinel_manager.sentinels
 
@@ -138,7 +138,7 @@ def test_sentinels_are_spoken_to_by_tls_too():
     ],
     ids=["url", "sentinel", "client"],
 )
-def test_a_password_that_crosses_a_network_in_the_clear_is_warned_of_once(target):
+def test_password_sent_in_the_clear_warns_once(target):
     with pytest.warns(InsecureWarning, match="crosses the network in the clear") as warned:
         Connection.to(target)
     Connection.to(target)

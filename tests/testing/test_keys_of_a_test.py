@@ -10,7 +10,7 @@ from waiting import eventually
 from reliq import Admin, Consumer, Job, Nack, Outgoing, Queue, RateLimited
 
 
-def test_what_was_published_tells_its_key_and_its_priority(reliq):
+def test_published_message_has_its_key_and_priority(reliq):
     mail = Queue("mail")
     first = mail.publish({"n": 1}, key="a")
     mail.publish({"n": 2}, key="b", delay=60)
@@ -56,7 +56,7 @@ def publish(queue, *rows):
     queue.publish_many(Outgoing(body={"n": number}, key=key) for key, number in rows)
 
 
-def test_a_handler_that_is_called_here_and_now_sees_its_key(reliq, consumer_of):
+def test_perform_passes_the_key_to_the_handler(reliq, consumer_of):
     mail = Queue("mail")
     consumer, seen = consumer_of(mail)
 
@@ -66,7 +66,7 @@ def test_a_handler_that_is_called_here_and_now_sees_its_key(reliq, consumer_of):
     assert seen == [("tenant-7", 1), (None, 2)]
 
 
-def test_a_drain_of_an_ordered_queue_has_a_failing_message_hold_up_its_own_key(reliq, consumer_of):
+def test_drain_of_an_ordered_queue_blocks_the_key_of_a_failure(reliq, consumer_of):
     mail = Queue("mail", ordered=True)
     consumer, seen = consumer_of(mail, fail={1})
     publish(mail, ("a", 1), ("a", 2), ("b", 3), ("b", 4))
@@ -79,7 +79,7 @@ def test_a_drain_of_an_ordered_queue_has_a_failing_message_hold_up_its_own_key(r
     assert seen[3:] == [("a", 1), ("a", 2)]
 
 
-def test_a_drain_ends_where_a_rate_permits_no_start_and_one_that_travels_works_on(reliq, consumer_of):
+def test_drain_ends_at_the_rate_limit_unless_it_travels(reliq, consumer_of):
     mail = Queue("mail", rate="1/s")
     consumer, _ = consumer_of(mail)
     publish(mail, *((f"k{n % 3}", n) for n in range(50)))
@@ -92,7 +92,7 @@ def test_a_drain_ends_where_a_rate_permits_no_start_and_one_that_travels_works_o
     assert 49 <= reliq.now - began <= 50
 
 
-def test_a_key_that_is_limited_by_somebody_else_sleeps_and_others_go_on(reliq, consumer_of):
+def test_drain_throttles_a_rate_limited_key_and_continues_others(reliq, consumer_of):
     mail = Queue("mail")
     consumer, seen = consumer_of(mail, too_fast={1})
     publish(mail, ("a", 1), ("a", 2), ("b", 3))
@@ -107,7 +107,7 @@ def test_a_key_that_is_limited_by_somebody_else_sleeps_and_others_go_on(reliq, c
     assert 30 <= reliq.now - began <= 31
 
 
-def test_a_batch_of_a_drain_is_of_one_key(reliq):
+def test_drain_keeps_batches_to_a_single_key(reliq):
     mail, consumer, seen = Queue("mail"), Consumer(), []
 
     @consumer.handler(mail, batch=10, batch_by_key=True)
@@ -120,7 +120,7 @@ def test_a_batch_of_a_drain_is_of_one_key(reliq):
     assert sorted(map(sorted, seen)) == [["a"], ["b"]]
 
 
-def test_a_drain_writes_the_limits_that_a_queue_declares_as_a_worker_does(reliq, consumer_of):
+def test_drain_writes_the_declared_limits(reliq, consumer_of):
     mail = Queue("mail", per_key=2, key_weights={"vip": 4})
     consumer, _ = consumer_of(mail)
     mail.publish({"n": 1})
@@ -131,7 +131,7 @@ def test_a_drain_writes_the_limits_that_a_queue_declares_as_a_worker_does(reliq,
     assert (found.per_key, found.key_weights) == (2, {"vip": 4})
 
 
-def test_a_worker_starts_what_a_rate_permits_after_travelling(reliq, consumer_of):
+def test_worker_starts_rate_limited_messages_after_travel(reliq, consumer_of):
     mail = Queue("mail", key_rate="1/h")
     consumer, seen = consumer_of(mail)
     publish(mail, ("a", 1), ("a", 2))
@@ -145,7 +145,7 @@ def test_a_worker_starts_what_a_rate_permits_after_travelling(reliq, consumer_of
         consumer.stop()
 
 
-def test_a_drain_in_async_code_obeys_limits_too(reliq, consumer_of):
+def test_async_drain_obeys_limits(reliq, consumer_of):
     mail = Queue("mail", ordered=True)
     consumer, seen = consumer_of(mail)
     publish(mail, ("a", 1), ("a", 2), ("b", 3))

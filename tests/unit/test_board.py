@@ -28,7 +28,7 @@ def sides(tmp_path):
     return board, view, begin
 
 
-def test_what_has_ended_is_cleared(sides):
+def test_ended_call_is_cleared_from_the_board(sides):
     board, view, begin = sides
     begin("ended")
 
@@ -37,7 +37,7 @@ def test_what_has_ended_is_cleared(sides):
     assert view.rows() == []
 
 
-def test_what_goes_on_stays_with_the_timeout_that_it_was_given_since(sides, monkeypatch):
+def test_running_call_stays_with_its_extended_timeout(sides, monkeypatch):
     board, view, begin = sides
     run = begin("goes on")
     monkeypatch.setattr(board._consumer, "running", lambda: [run])
@@ -50,7 +50,7 @@ def test_what_goes_on_stays_with_the_timeout_that_it_was_given_since(sides, monk
     ]
 
 
-def test_what_begins_during_a_look_stays_on_the_board(sides, monkeypatch):
+def test_call_that_begins_during_an_update_stays_on_the_board(sides, monkeypatch):
     board, view, begin = sides
     begin("ended")
 
@@ -65,7 +65,7 @@ def test_what_begins_during_a_look_stays_on_the_board(sides, monkeypatch):
     assert [row.id for row in view.rows()] == ["begun"]
 
 
-def test_what_begins_while_a_row_is_cleared_is_not_cleared(sides, monkeypatch):
+def test_call_that_begins_while_a_row_is_cleared_stays(sides, monkeypatch):
     board, view, begin = sides
     begin("ended")
     change = board._change
@@ -76,7 +76,21 @@ def test_what_begins_while_a_row_is_cleared_is_not_cleared(sides, monkeypatch):
     assert [row.id for row in view.rows()] == ["begun"]
 
 
-def test_a_handler_that_begins_is_a_sign_of_life(sides):
+def test_board_of_very_many_queues_has_a_lane_for_each(tmp_path):
+    consumer, path = Consumer(), tmp_path / "board"
+    names = [f"{number:038}" for number in range(2000)]
+    for name in reversed(names):
+        consumer.handler(Queue(name, str))(lambda body: None)
+    view = BoardView(path, names, 1)
+    board = Board(path, consumer, consumer.handlers, 1)
+    board._lanes = {name: f"lane-of-{name[-5:]}" for name in names}
+
+    board._note_lanes()
+
+    assert view.lanes == board._lanes
+
+
+def test_handler_that_begins_ends_the_silence_of_its_process(sides):
     """Threads are compared from then on: what began after the first of two looks at them is not passed over."""
     board, view, begin = sides
     board.look()
@@ -92,7 +106,7 @@ def test_a_handler_that_begins_is_a_sign_of_life(sides):
     assert not silence._before
 
 
-def test_a_look_that_fails_is_made_again(sides, caplog, monkeypatch):
+def test_failed_update_of_the_board_is_repeated(sides, caplog, monkeypatch):
     board, view, _ = sides
     fails = iter([MemoryError(), None])
 

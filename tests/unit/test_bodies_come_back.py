@@ -147,16 +147,15 @@ COMES_BACK = [
     (Mail, {"to": "ann", "size": 3}),
 ]
 
-#: What an annotation leaves open comes back as JSON has it.
-AS_JSON_HAS_IT = [
-    (Parcel, Parcel(Address("here"), notes={"at": NOW, "in": (1, 2), 5: {1}}, stops=["a"])),
-    (Owner, Owner(more={"at": NOW, "in": (1, 2), "pet": Cat()})),
-    (Event, Event(NOW, of=Path)),
+#: Fields whose annotation is open are decoded as plain JSON.
+UNTYPED_FIELDS = [
+    Parcel(Address("here"), notes={"at": NOW, "in": (1, 2), 5: {1}}, stops=["a"]),
+    Owner(more={"at": NOW, "in": (1, 2), "pet": Cat()}),
 ]
 
 
 @pytest.mark.parametrize(("kind", "body"), COMES_BACK, ids=lambda one: str(one)[:40])
-def test_a_body_as_people_write_them_comes_back_as_it_was_sent(kind, body):
+def test_body_of_a_users_class_is_decoded_as_it_was_encoded(kind, body):
     codec = Codec(kind)
 
     back = codec.decode(codec.encode(body))
@@ -165,21 +164,21 @@ def test_a_body_as_people_write_them_comes_back_as_it_was_sent(kind, body):
     assert type(back) is type(body)
 
 
-@pytest.mark.parametrize(("kind", "body"), AS_JSON_HAS_IT[:2], ids=["dataclass", "model"])
-def test_what_the_annotation_leaves_open_may_come_back_as_json_has_it(kind, body):
-    codec = Codec(kind)
+@pytest.mark.parametrize("body", UNTYPED_FIELDS, ids=["dataclass", "model"])
+def test_untyped_fields_may_be_decoded_as_plain_json(body):
+    codec = Codec(type(body))
 
-    assert isinstance(codec.decode(codec.encode(body)), kind)
+    assert isinstance(codec.decode(codec.encode(body)), type(body))
 
 
-def test_a_private_attribute_is_no_part_of_the_body():
+def test_private_attribute_is_not_part_of_the_body():
     body = Cached(number=1)
     body._seen.append(3)
 
     assert Codec(Cached).decode(Codec(Cached).encode(body)).number == 1
 
 
-def test_aliases_are_what_json_has():
+def test_aliases_are_the_names_in_json():
     assert Codec(Signup).encode(Signup(user_name="ann")) == b'{"userName":"ann","referredBy":null}'
     assert Codec(Parcel).decode(b'{"to": {"street": "x"}, "signup": {"userName": "ann"}}').signup.user_name == "ann"
 
@@ -217,8 +216,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "body", "said"), REFUSED, ids=range(len(REFUSED)))
-def test_a_body_that_would_not_come_back_is_refused_with_field_and_reason(kind, body, said):
+@pytest.mark.parametrize(
+    ("kind", "body", "said"), REFUSED, ids=[f"{type(body).__name__}: {said}" for _, body, said in REFUSED]
+)
+def test_body_that_would_be_decoded_otherwise_is_refused_with_field(kind, body, said):
     with pytest.raises(BodyError) as caught:
         Codec(kind).encode(body)
 
@@ -227,7 +228,7 @@ def test_a_body_that_would_not_come_back_is_refused_with_field_and_reason(kind, 
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-def test_a_body_of_a_class_that_was_defined_again_is_told_from_one_of_another_class():
+def test_body_of_a_redefined_class_is_refused_with_advice():
     again = dataclass(type("Address", (), {"__annotations__": {"street": str}}))
 
     with pytest.raises(
@@ -238,7 +239,7 @@ def test_a_body_of_a_class_that_was_defined_again_is_told_from_one_of_another_cl
         Codec(Address).encode(SECRET)
 
 
-def test_without_validation_a_body_is_only_encoded():
+def test_body_without_validation_is_only_encoded():
     codec = Codec(Address, validate=False)
 
     payload = codec.encode(Address(street=5))

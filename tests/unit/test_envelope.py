@@ -4,7 +4,7 @@ import math
 
 import pytest
 from hypothesis import given, strategies as st
-from tenacity import wait_exponential, wait_exponential_jitter
+from tenacity import wait_exponential
 
 from reliq.errors import ConfigurationError
 from reliq.message import BARE, PRIORITY_LINES, Claimed, Delivery
@@ -32,7 +32,7 @@ def sealed(body, **parts):
 
 
 @given(st.binary(), st.integers(0, 1000))
-def test_an_envelope_gives_back_its_body_and_what_it_says(body, retries):
+def test_envelope_returns_its_body_and_header(body, retries):
     header, payload = open_envelope(sealed(body, retries=retries))
 
     assert payload == body
@@ -40,19 +40,15 @@ def test_an_envelope_gives_back_its_body_and_what_it_says(body, retries):
 
 
 @given(st.dictionaries(NAMES, TEXTS, max_size=8), st.integers(0, 10**10))
-def test_headers_and_the_window_come_back(headers, window):
+def test_envelope_returns_headers_and_window(headers, window):
     header, payload = open_envelope(sealed(b"x", retries=3, enqueued=5, window_ms=window, headers=headers))
 
     assert payload == b"x"
     assert (header.headers, header.window_ms, header.enqueued) == (headers, window, 5)
 
 
-def test_by_default_the_line_is_at_most_36_bytes():
-    assert len(sealed(b"", retries=999)) <= 36
-
-
-@pytest.mark.parametrize("body", [b"RELIQ/1 ", b'RELIQ/1 {"d":1,"r":2}\nbody', b"\n", b""])
-def test_a_body_that_looks_like_an_envelope_comes_back_whole(body):
+@pytest.mark.parametrize("body", [b"RELIQ/1 ", b'RELIQ/1 {"d":1,"r":2}\nbody', b"\n", b""], ids=repr)
+def test_body_that_looks_like_an_envelope_is_returned_whole(body):
     assert open_envelope(sealed(body, retries=1))[1] == body
 
 
@@ -78,45 +74,41 @@ def test_any_bytes_are_an_envelope_or_a_bare_body(value):
         b'RELIQ/1 {"d":1,"r":1,"x":"' + b"x" * 20_000 + b'"}\nx',
         b'RELIQ/2 {"d":1,"r":1}\nx',
     ],
-    ids=range(7),
+    ids=["no retries", "text as due", "no line end", "array", "number as header", "20 KB", "version 2"],
 )
-def test_a_first_line_that_is_not_ours_is_part_of_a_bare_body(value):
+def test_foreign_first_line_is_part_of_a_bare_body(value):
     assert open_envelope(value) == (BARE, value)
 
 
-@pytest.mark.parametrize(
-    "number", ["-1", "9007199254740992", "1" + "0" * 400, "-1" + "0" * 4300, "1.5", "1e300", "true", "null"]
-)
 @pytest.mark.parametrize("name", ["d", "r", "e", "w"])
-def test_an_envelope_with_a_number_that_none_of_ours_has_is_a_bare_body(name, number):
-    numbers = {"d": "5", "r": "3", "e": "5", "w": "7"} | {name: number}
-    value = MAGIC + "{{{}}}\n".format(",".join(f'"{key}":{text}' for key, text in numbers.items())).encode() + b"x"
+def test_envelope_with_a_bad_number_is_a_bare_body(name):
+    for number in ("-1", "9007199254740992", "1" + "0" * 400, "-1" + "0" * 4300, "1.5", "1e300", "true", "null"):
+        numbers = {"d": "5", "r": "3", "e": "5", "w": "7"} | {name: number}
+        value = MAGIC + "{{{}}}\n".format(",".join(f'"{key}":{text}' for key, text in numbers.items())).encode() + b"x"
 
-    header, payload = open_envelope(value)
+        header, payload = open_envelope(value)
 
-    if number == "null" and name in "ew":
-        assert payload == b"x"
-    else:
-        assert (header, payload) == (BARE, value)
+        if number == "null" and name in "ew":
+            assert payload == b"x"
+        else:
+            assert (header, payload) == (BARE, value), number
 
 
-def test_no_more_retries_are_read_than_may_be_published():
+def test_envelope_with_over_1000_retries_is_a_bare_body():
     assert open_envelope(b'RELIQ/1 {"d":1,"r":1000}\nx')[1] == b"x"
     assert open_envelope(b'RELIQ/1 {"d":1,"r":1001}\nx')[0] is BARE
 
 
-@pytest.mark.parametrize(
-    ("left", "attempt"), [(3, 1), (0, 4), (5, 1), (-997, 1001), (-(10**12), 1001), (-(2**63), 1001)]
-)
-def test_a_count_that_something_else_wrote_makes_no_attempt_beyond_the_most_retries(left, attempt):
+def test_attempt_is_within_the_most_retries_whatever_count_redis_has():
     header = open_envelope(b'RELIQ/1 {"d":1,"r":3}\nx')[0]
+    attempts = {3: 1, 0: 4, 5: 1, -997: 1001, -(10**12): 1001, -(2**63): 1001}
 
-    assert Delivery(Claimed("m", "n", left), b"", header, b"").attempt == attempt
+    assert {left: Delivery(Claimed("m", "n", left), b"", header, b"").attempt for left in attempts} == attempts
 
 
-@pytest.mark.parametrize("attempt", [1, 1001, 10**12, 10**400])
-@pytest.mark.parametrize("backoff", [DEFAULT_BACKOFF, wait_exponential(), wait_exponential_jitter()])
-def test_a_backoff_is_asked_for_no_attempt_that_takes_long_to_compute(attempt, backoff):
+@pytest.mark.parametrize("attempt", [1, 1001, 10**12, 10**400], ids=["1", "1001", "10**12", "10**400"])
+@pytest.mark.parametrize("backoff", [DEFAULT_BACKOFF, wait_exponential()], ids=["default", "exponential"])
+def test_backoff_is_computed_for_at_most_attempt_1001(attempt, backoff):
     asked = []
 
     def spied(state):
@@ -128,11 +120,11 @@ def test_a_backoff_is_asked_for_no_attempt_that_takes_long_to_compute(attempt, b
 
 
 @pytest.mark.parametrize("wait", [math.inf, 1e300, -1.0, math.nan])
-def test_a_backoff_that_makes_no_sense_is_a_wait_that_redis_can_hold(wait):
+def test_senseless_backoff_becomes_a_wait_that_redis_can_store(wait):
     assert 0 <= seconds_after(lambda state: wait, 1) <= LONGEST_WAIT_SECONDS
 
 
-def test_a_newer_envelope_with_more_fields_is_read():
+def test_envelope_with_unknown_fields_is_read():
     assert open_envelope(b'RELIQ/1 {"d":1,"r":2,"z":[1]}\nx')[1] == b"x"
 
 
@@ -149,15 +141,15 @@ def test_a_newer_envelope_with_more_fields_is_read():
         ({"a": "x" * HEADERS_LIMIT}, "headers must be at most 8192 bytes"),
         ([("a", "x")], "headers must be a mapping"),
     ],
-    ids=range(9),
+    ids=["empty", "space", "65 letters", "int", "int value", "None value", "surrogate", "too large", "no mapping"],
 )
-def test_headers_that_are_not_allowed_are_refused_by_name(headers, said):
+def test_bad_headers_are_refused_by_name(headers, said):
     with pytest.raises(ConfigurationError, match=said):
         encoded_headers(headers)
 
 
-@pytest.mark.parametrize("text", ["\x00", "\N{SNOWMAN}", "\N{PILE OF POO}", '"', "x"])
-def test_the_largest_headers_that_are_allowed_come_back(text):
+@pytest.mark.parametrize("text", ["\x00", "\N{SNOWMAN}", "\N{PILE OF POO}", '"', "x"], ids=ascii)
+def test_largest_allowed_headers_are_returned(text):
     longest = next(
         size for size in range(HEADERS_LIMIT, 0, -1) if len(text.encode()) * size <= HEADERS_LIMIT and fits(text * size)
     )
@@ -179,7 +171,7 @@ KEYS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_s
 
 
 @given(KEYS, st.integers(0, 1000))
-def test_a_key_comes_back_from_the_envelope_and_from_the_count(key, left):
+def test_key_is_read_from_envelope_and_count(key, left):
     header, payload = open_envelope(sealed(b"x", retries=3, line=key))
 
     assert (header.key, header.priority, payload) == (key, "normal", b"x")
@@ -187,7 +179,7 @@ def test_a_key_comes_back_from_the_envelope_and_from_the_count(key, left):
 
 
 @pytest.mark.parametrize("priority", ["high", "low"])
-def test_a_priority_is_no_key(priority):
+def test_priority_is_not_a_key(priority):
     header, _ = open_envelope(sealed(b"x", retries=3, line=PRIORITY_LINES[priority]))
 
     assert (header.key, header.priority) == (None, priority)
@@ -195,12 +187,12 @@ def test_a_priority_is_no_key(priority):
         check_key(PRIORITY_LINES[priority])
 
 
-def test_a_count_without_a_key_is_a_number_alone():
+def test_count_without_a_key_is_a_number():
     assert (count_text(12), read_count(b"12"), read_count(None)) == ("12", (12, ""), (None, ""))
 
 
-@pytest.mark.parametrize("line", ["", "a\x00b", "x" * 129, "\x01medium"])
-def test_an_envelope_with_a_key_that_nobody_can_have_is_none(line):
+@pytest.mark.parametrize("line", ["", "a\x00b", "x" * 129, "\x01medium"], ids=ascii)
+def test_envelope_with_an_impossible_key_is_a_bare_body(line):
     envelope = b'RELIQ/1 {"d":1800000000000,"r":3,"k":"%s"}\nx' % line.encode("unicode_escape").replace(
         b"\\x", b"\\u00"
     )
@@ -217,7 +209,8 @@ def test_an_envelope_with_a_key_that_nobody_can_have_is_none(line):
         ("a\nb", r"not 'a\\nb'"),
         ("\ud800", "UTF-8"),
     ],
+    ids=["int", "empty", "130 bytes", "line end", "surrogate"],
 )
-def test_a_key_that_is_refused_is_named_with_what_is_wanted(key, wanted):
+def test_bad_key_is_refused_with_what_is_allowed(key, wanted):
     with pytest.raises(ConfigurationError, match=wanted):
         check_key(key)

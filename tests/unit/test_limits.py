@@ -21,9 +21,11 @@ LIMITS = st.one_of(
 
 
 @pytest.mark.parametrize(
-    ("text", "us"), [("100/s", 10_000), ("5/m", 12_000_000), ("1000/h", 3_600_000), ("3/s", 333_334)]
+    ("text", "us"),
+    [("100/s", 10_000), ("5/m", 12_000_000), ("1000/h", 3_600_000), ("3/s", 333_334)],
+    ids=str,
 )
-def test_a_rate_is_microseconds_between_two_starts_and_never_permits_more_than_it_says(text, us):
+def test_rate_is_microseconds_between_starts_rounded_up(text, us):
     assert Limits.parse_rate(text) == us
 
 
@@ -38,8 +40,9 @@ def test_a_rate_is_microseconds_between_two_starts_and_never_permits_more_than_i
         ("10001/s", "at most 10000/s, not '10001/s'"),
         ("99999999/h", "at most 10000/s"),
     ],
+    ids=["int", "no unit", "zero", "fraction", "day", "too fast", "too fast by the hour"],
 )
-def test_a_rate_that_is_none_is_refused_with_what_is_wanted(rate, wanted):
+def test_bad_rate_is_refused_with_what_is_allowed(rate, wanted):
     with pytest.raises(ConfigurationError, match=wanted):
         Limits(rate=rate)
 
@@ -60,18 +63,33 @@ def test_a_rate_that_is_none_is_refused_with_what_is_wanted(rate, wanted):
         ({"key_weights": {"": 2}}, "key must be 1 to 128 bytes"),
         ({"key_weights": dict.fromkeys(map(str, range(1001)), 1)}, "number of key_weights must be 0 to 1000, not 1001"),
     ],
+    ids=[
+        "ordered",
+        "ordered and per_key",
+        "per_key",
+        "concurrency",
+        "burst alone",
+        "key_burst alone",
+        "burst",
+        "key_rate",
+        "weights of a list",
+        "weight",
+        "weight of no key",
+        "too many weights",
+    ],
 )
-def test_what_is_not_allowed_is_named_with_what_is_wanted(given, wanted):
+def test_bad_limit_is_refused_by_name(given, wanted):
     with pytest.raises(ConfigurationError, match=wanted):
         Limits(**given)
 
 
-@pytest.mark.parametrize(("rate", "burst"), [("100/s", "10"), ("5/m", "1"), ("25/s", "2"), ("10000/s", "1000")])
-def test_a_rate_without_a_burst_permits_at_once_a_tenth_of_a_second_of_it_and_one_at_least(rate, burst):
-    assert Limits(rate=rate).fields()["burst"] == burst
+def test_burst_is_a_tenth_of_a_second_and_at_least_1_by_default():
+    bursts = {"100/s": "10", "5/m": "1", "25/s": "2", "10000/s": "1000"}
+
+    assert {rate: Limits(rate=rate).fields()["burst"] for rate in bursts} == bursts
 
 
-def test_the_fields_in_redis_are_those_that_scripts_read():
+def test_fields_in_redis_are_those_that_scripts_read():
     limits = Limits(
         per_key=2, rate="100/s", burst=20, key_rate="5/s", key_burst=1, concurrency=50, key_weights={"vip": 4}
     )
@@ -91,7 +109,7 @@ def test_the_fields_in_redis_are_those_that_scripts_read():
 
 
 @given(LIMITS)
-def test_what_is_read_back_from_redis_is_the_same(limits):
+def test_limits_are_read_back_as_written(limits):
     stored = {name.encode(): value.encode() for name, value in limits.fields().items()}
     found = Limits.read({**stored, b"on": b"1", b"declared": limits.declared.encode(), b"foreign": b"x"})
 
@@ -99,20 +117,19 @@ def test_what_is_read_back_from_redis_is_the_same(limits):
     assert found.declared == limits.declared
 
 
-@pytest.mark.parametrize("text", ["100/s", "7/s", "5/m", "1000/h", "60/h"])
-def test_a_rate_is_read_back_as_somebody_would_write_it(text):
-    wanted = {"60/h": "1/m"}.get(text, text)
+def test_rate_is_read_back_in_the_unit_a_person_would_write():
+    rates = {"100/s": "100/s", "7/s": "7/s", "5/m": "5/m", "1000/h": "1000/h", "60/h": "1/m"}
 
-    assert Limits.read(Limits(rate=text).fields()).rate == wanted
+    assert {rate: Limits.read(Limits(rate=rate).fields()).rate for rate in rates} == rates
 
 
-def test_another_declaration_is_told_from_the_same_one():
+def test_declaration_changes_with_its_values_and_not_with_their_order():
     same = [Limits(per_key=2, key_weights={"a": 2, "b": 3}), Limits(per_key=2, key_weights={"b": 3, "a": 2})]
 
     assert same[0].declared == same[1].declared
     assert same[0].declared != Limits(per_key=3, key_weights={"a": 2, "b": 3}).declared
 
 
-def test_a_number_in_redis_that_is_none_is_named():
+def test_bad_number_in_redis_is_refused_by_name():
     with pytest.raises(ConfigurationError, match="have 'many' as per_key, which must be a whole number"):
         Limits.read({b"per_key": b"many"})

@@ -1,96 +1,135 @@
-"""Every setting says what it takes."""
+"""Settings and options: the values that each check allows, and those that it refuses by name."""
 
 import dataclasses
 import math
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 
 import pytest
 from hypothesis import given, strategies as st
 from tenacity import wait_fixed, wait_random_exponential
 
+from reliq.control import pause_by
 from reliq.errors import ConfigurationError
-from reliq.settings import HandlerSettings, QueueSettings, WorkerSettings, milliseconds, seconds, whole
+from reliq.publish.options import unix_ms
+from reliq.redriving import listing
+from reliq.settings import Durability, HandlerSettings, QueueSettings, WorkerSettings, milliseconds, seconds, whole
 
-NO_SECONDS = [
-    True,
-    False,
-    math.nan,
-    math.inf,
-    -math.inf,
-    -1,
-    -0.001,
-    "5",
-    None,
-    b"5",
-    Decimal(5),
-    1j,
-    10**400,
-    -(10**5000),
-]
-NO_SECONDS += [timedelta(days=-1), timedelta.max]
-NO_WHOLE = [True, 1.0, "1", None, -1, 10**5000, -(10**5000), math.nan]
+NOW = datetime.now(UTC)
+TEN_YEARS = 3650 * 86_400
 
-DURATIONS = [
-    (QueueSettings, "ttl"),
-    (QueueSettings, "dedup"),
-    (QueueSettings, "letters_ttl"),
-    (HandlerSettings, "lease"),
-    (HandlerSettings, "timeout"),
-    (WorkerSettings, "grace"),
-]
-NUMBERS = [
-    (QueueSettings, "retries"),
-    (QueueSettings, "max_body"),
-    (QueueSettings, "letters_max"),
-    (HandlerSettings, "concurrency"),
-    (HandlerSettings, "weight"),
-    (WorkerSettings, "concurrency"),
-    (WorkerSettings, "max_jobs"),
-]
-UNLIMITED = [(HandlerSettings, "timeout"), (HandlerSettings, "concurrency"), (WorkerSettings, "max_jobs")]
+BAD_SECONDS = {
+    "True": (True, "seconds or a timedelta, not True"),
+    "nan": (math.nan, "seconds or a timedelta, not nan"),
+    "text": ("5", "seconds or a timedelta, not a str"),
+    "bytes": (b"5", "seconds or a timedelta, not a bytes"),
+    "None": (None, "seconds or a timedelta, not a NoneType"),
+    "Decimal": (Decimal(5), "seconds or a timedelta, not a Decimal"),
+    "complex": (1j, "seconds or a timedelta, not a complex"),
+    "infinity": (math.inf, "0 to 315360000 seconds, not inf"),
+    "negative": (-0.001, "0 to 315360000 seconds, not -0.001"),
+    "over ten years": (TEN_YEARS + 1, "0 to 315360000 seconds, not 315360001"),
+    "400 digits": (10**400, "0 to 315360000 seconds, not a number of more than 20 digits"),
+    "5000 negative digits": (-(10**5000), "0 to 315360000 seconds, not a number of more than 20 digits"),
+    "negative timedelta": (timedelta(days=-1), "0 to 315360000 seconds, not -86400.0"),
+    "longest timedelta": (timedelta.max, "0 to 315360000 seconds, not "),
+}
 
 
-def refused(settings, values):
-    """Every setting with every value, None left out where it says that there is no limit."""
-    return [
-        pytest.param(kind, name, value, id=f"{kind.__name__}.{name}-{number}")
-        for kind, name in settings
-        for number, value in enumerate(values)
-        if value is not None or (kind, name) not in UNLIMITED
-    ]
+@pytest.mark.parametrize("name", BAD_SECONDS)
+def test_bad_duration_is_refused_with_its_name_and_value(name):
+    value, said = BAD_SECONDS[name]
+
+    with pytest.raises(ConfigurationError) as caught:
+        seconds("delay", value)
+
+    assert str(caught.value).startswith(f"delay must be {said}")
 
 
-@pytest.mark.parametrize(("kind", "name", "value"), refused(DURATIONS, NO_SECONDS) + refused(NUMBERS, NO_WHOLE))
-def test_what_is_no_duration_or_number_is_refused_by_name(kind, name, value):
-    with pytest.raises(ConfigurationError, match=f"^{name} must be "):
-        kind(**{name: value})
+BAD_WHOLE = {
+    "True": (True, "a whole number, not True"),
+    "float": (1.0, "a whole number, not 1.0"),
+    "nan": (math.nan, "a whole number, not nan"),
+    "text": ("1", "a whole number, not a str"),
+    "None": (None, "a whole number, not a NoneType"),
+    "negative": (-1, "0 to 1000, not -1"),
+    "too large": (1001, "0 to 1000, not 1001"),
+    "5000 digits": (10**5000, "0 to 1000, not a number of more than 20 digits"),
+}
 
 
-@pytest.mark.parametrize(("kind", "name"), UNLIMITED)
-def test_none_says_that_there_is_no_limit(kind, name):
-    assert getattr(kind(**{name: None}), name) is None
+@pytest.mark.parametrize("name", BAD_WHOLE)
+def test_bad_whole_number_is_refused_with_its_name_and_value(name):
+    value, said = BAD_WHOLE[name]
+
+    with pytest.raises(ConfigurationError) as caught:
+        whole("retries", value, most=1000)
+
+    assert str(caught.value) == f"retries must be {said}"
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "least", "most"),
-    [
-        (QueueSettings, "retries", 0, 1000),
-        (QueueSettings, "max_body", 1, 16 * 1_048_576),
-        (QueueSettings, "letters_max", 0, 10_000_000),
-        (QueueSettings, "ttl", 0.001, 3650 * 86_400),
-        (QueueSettings, "dedup", 0, 3650 * 86_400),
-        (HandlerSettings, "lease", 0.05, 86_400),
-        (HandlerSettings, "timeout", 0.001, 3650 * 86_400),
-        (HandlerSettings, "concurrency", 1, 10_000),
-        (HandlerSettings, "weight", 1, 1000),
-        (WorkerSettings, "concurrency", 1, 10_000),
-        (WorkerSettings, "max_jobs", 1, 10**9),
-        (WorkerSettings, "grace", 0, 3650 * 86_400),
-    ],
-    ids=str,
-)
-def test_the_bounds_are_allowed_and_what_lies_beyond_is_refused_with_them(kind, name, least, most):
+@given(st.integers() | st.floats() | st.timedeltas() | st.text() | st.none() | st.booleans())
+def test_any_duration_is_accepted_or_refused_by_name(value):
+    try:
+        assert 0 <= seconds("delay", value) <= TEN_YEARS
+    except ConfigurationError as error:
+        assert str(error).startswith("delay must be ")
+
+
+BAD_TIMES = {
+    "naive": (datetime(2026, 1, 1), "an aware datetime"),  # noqa: DTZ001  it is refused
+    "number": (5, "an aware datetime"),
+    "text": ("now", "an aware datetime"),
+    "over ten years ahead": (NOW + timedelta(days=4000), "between 1970 and ten years from now"),
+    "before 1970": (datetime(1900, 1, 1, tzinfo=UTC), "between 1970 and ten years from now"),
+    "latest": (datetime.max.replace(tzinfo=timezone(timedelta(hours=-12))), "between 1970 and ten years from now"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TIMES)
+def test_bad_due_time_is_refused(name):
+    value, said = BAD_TIMES[name]
+
+    with pytest.raises(ConfigurationError, match=f"^at must (be|lie) {said}"):
+        unix_ms(value)
+
+
+@pytest.mark.parametrize("reason", ["a\nb", "a" * 201, 5], ids=["two lines", "too long", "number"])
+def test_bad_reason_of_a_pause_is_refused(reason):
+    with pytest.raises(ConfigurationError, match="^reason must be one line of at most 200 characters"):
+        pause_by("me", reason)
+
+
+@pytest.mark.parametrize("after", ["x", "1-", None, 5], ids=str)
+def test_bad_place_in_the_dead_letters_is_refused(after):
+    with pytest.raises(ConfigurationError, match="^after must be the `letter` of a dead letter"):
+        listing(None, 1, after)
+
+
+BOUNDS = {
+    "QueueSettings.retries": (QueueSettings, "retries", 0, 1000),
+    "QueueSettings.max_body": (QueueSettings, "max_body", 1, 16 * 1_048_576),
+    "QueueSettings.letters_max": (QueueSettings, "letters_max", 0, 10_000_000),
+    "QueueSettings.history": (QueueSettings, "history", 0, 100_000),
+    "QueueSettings.ttl": (QueueSettings, "ttl", 0.001, TEN_YEARS),
+    "QueueSettings.dedup": (QueueSettings, "dedup", 0, TEN_YEARS),
+    "QueueSettings.letters_ttl": (QueueSettings, "letters_ttl", 1, TEN_YEARS),
+    "Durability.timeout": (Durability, "timeout", 0.001, 60),
+    "HandlerSettings.lease": (HandlerSettings, "lease", 0.05, 86_400),
+    "HandlerSettings.timeout": (HandlerSettings, "timeout", 0.001, TEN_YEARS),
+    "HandlerSettings.concurrency": (HandlerSettings, "concurrency", 1, 10_000),
+    "HandlerSettings.weight": (HandlerSettings, "weight", 1, 1000),
+    "HandlerSettings.batch": (HandlerSettings, "batch", 1, 500),
+    "WorkerSettings.concurrency": (WorkerSettings, "concurrency", 1, 10_000),
+    "WorkerSettings.max_jobs": (WorkerSettings, "max_jobs", 1, 10**9),
+    "WorkerSettings.grace": (WorkerSettings, "grace", 0, TEN_YEARS),
+}
+
+
+@pytest.mark.parametrize("setting", BOUNDS)
+def test_setting_accepts_its_bounds_and_refuses_values_beyond(setting):
+    kind, name, least, most = BOUNDS[setting]
+
     for allowed in (least, most):
         assert getattr(kind(**{name: allowed}), name) == allowed
     for beyond in (least - 0.0009 if isinstance(least, float) else least - 1, most + 1):
@@ -98,64 +137,49 @@ def test_the_bounds_are_allowed_and_what_lies_beyond_is_refused_with_them(kind, 
             kind(**{name: beyond})
 
 
-@pytest.mark.parametrize("duration", [timedelta(hours=2), 7200, 7200.0])
-def test_a_duration_may_be_a_number_or_a_timedelta(duration):
+def test_settings_that_may_be_unlimited_accept_none():
+    assert HandlerSettings(timeout=None, concurrency=None).timeout is None
+    assert WorkerSettings(max_jobs=None).max_jobs is None
+
+
+@pytest.mark.parametrize("duration", [timedelta(hours=2), 7200, 7200.0], ids=["timedelta", "int", "float"])
+def test_duration_may_be_a_number_or_a_timedelta(duration):
     assert QueueSettings(ttl=duration).ttl == 7200.0
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("backoff", 5, "backoff must be one of tenacity's wait strategies"),
-        ("undecodable", "drop", "undecodable must be 'retry' or 'reject', not 'drop'"),
-        ("retry_on", (5,), "retry_on must be exception classes"),
-        ("reject_on", (KeyboardInterrupt,), "reject_on must be exception classes"),
-        ("reject_on", "ValueError", "reject_on must be exception classes"),
+        pytest.param("backoff", 5, "backoff must be one of tenacity's wait strategies", id="backoff"),
+        pytest.param("undecodable", "drop", "undecodable must be 'retry' or 'reject', not 'drop'", id="undecodable"),
+        pytest.param("retry_on", (5,), "retry_on must be exception classes", id="number"),
+        pytest.param("reject_on", (KeyboardInterrupt,), "reject_on must be exception classes", id="BaseException"),
+        pytest.param("reject_on", "ValueError", "reject_on must be exception classes", id="text"),
     ],
 )
-def test_a_handlers_other_settings_are_refused_by_name(name, value, said):
+def test_bad_setting_of_a_handler_is_refused_by_name(name, value, said):
     with pytest.raises(ConfigurationError, match=said):
         HandlerSettings(**{name: value})
 
 
-def test_one_exception_class_stands_for_a_tuple():
+def test_one_exception_class_may_stand_for_a_tuple():
     assert HandlerSettings(retry_on=OSError).retry_on == (OSError,)
 
 
-@pytest.mark.parametrize("backoff", [wait_fixed(5), wait_random_exponential(), wait_fixed(1) + wait_fixed(2)])
-def test_any_wait_strategy_is_a_backoff(backoff):
-    assert HandlerSettings(backoff=backoff).backoff is backoff
+def test_every_wait_strategy_of_tenacity_is_accepted_as_backoff():
+    for backoff in (wait_fixed(5), wait_random_exponential(), wait_fixed(1) + wait_fixed(2)):
+        assert HandlerSettings(backoff=backoff).backoff is backoff
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [(QueueSettings, "ttl"), (HandlerSettings, "lease"), (WorkerSettings, "grace")]
-)
-def test_settings_are_frozen_and_given_by_name(kind, name):
-    settings = kind()
-
+@pytest.mark.parametrize("kind", [QueueSettings, HandlerSettings, WorkerSettings])
+def test_settings_are_frozen_and_passed_by_name(kind):
     with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(settings, name, 1)
+        setattr(kind(), dataclasses.fields(kind)[0].name, 1)
     with pytest.raises(TypeError):
         kind(1)
 
 
 @given(st.floats(0, 10**8))
-def test_milliseconds_never_cut_a_wait_short(value):
+def test_milliseconds_are_rounded_up(value):
     # Beside 1e8 the next float is 1.5e-8 away.
     assert value - 1e-7 <= milliseconds(value) / 1000 < value + 0.001001
-
-
-@given(st.integers() | st.floats() | st.timedeltas() | st.text() | st.none() | st.booleans())
-def test_a_duration_is_taken_or_refused_and_nothing_else(value):
-    try:
-        assert 0 <= seconds("delay", value) <= 3650 * 86_400
-    except ConfigurationError as error:
-        assert str(error).startswith("delay must be ")
-
-
-@given(st.integers() | st.floats() | st.text() | st.none() | st.booleans())
-def test_a_whole_number_is_taken_or_refused_and_nothing_else(value):
-    try:
-        assert 0 <= whole("retries", value, most=1000) <= 1000
-    except ConfigurationError as error:
-        assert str(error).startswith("retries must be ")

@@ -39,18 +39,19 @@ from reliq.wireformat import (
         ("w7.15:" + "9" * 5000, StateWord()),
         ("@" + "9" * 5000, StateWord()),
     ],
+    ids=lambda value: ascii(value)[:24],
 )
-def test_a_state_word_is_read_as_it_was_written(text, word):
+def test_state_word_is_read_as_written(text, word):
     assert StateWord.parse(text) == word
     assert word.waits == isinstance(word, Backoff | Suspect)
 
 
-@pytest.mark.parametrize("deaths", [0, 1, 99])
-def test_the_nonce_of_a_receipt_says_its_lane_and_its_deaths(deaths):
-    nonce = receipt_nonce(claim_nonce("w7", 15, 30_000), deaths)
+def test_nonce_of_a_receipt_contains_lane_and_deaths():
+    for deaths in (0, 1, 99):
+        nonce = receipt_nonce(claim_nonce("w7", 15, 30_000), deaths)
 
-    assert StateWord.parse(nonce) == Held(False, deaths, nonce, "w7", 30_000)
-    assert (lane_of(nonce), lane_of("nacked"), lane_of("")) == ("w7", "", "")
+        assert StateWord.parse(nonce) == Held(False, deaths, nonce, "w7", 30_000)
+        assert (lane_of(nonce), lane_of("nacked"), lane_of("")) == ("w7", "", "")
 
 
 @pytest.mark.parametrize(
@@ -62,15 +63,16 @@ def test_the_nonce_of_a_receipt_says_its_lane_and_its_deaths(deaths):
         (b"\xff x y", FailureNote("�", None, "y"), "�: y"),
         (None, FailureNote(), ""),
     ],
+    ids=["whole", "no attempt", "kind", "bytes", "None"],
 )
-def test_a_failure_note_is_read_as_far_as_it_has_the_parts(text, note, summary):
+def test_failure_note_is_read_with_missing_parts(text, note, summary):
     assert FailureNote.parse(text) == note
     assert note.summary == summary
 
 
-@pytest.mark.parametrize("note", [FailureNote("failed", 1, "a b"), FailureNote("lease", None, "")])
-def test_a_failure_note_comes_back_as_it_was_written(note):
-    assert FailureNote.parse(str(note)) == note
+def test_failure_note_is_parsed_from_its_own_text():
+    for note in (FailureNote("failed", 1, "a b"), FailureNote("lease", None, "")):
+        assert FailureNote.parse(str(note)) == note
 
 
 @pytest.mark.parametrize(
@@ -82,12 +84,13 @@ def test_a_failure_note_comes_back_as_it_was_written(note):
         (b"body", None),
         (b"", None),
     ],
+    ids=["due", "no retries", "too large", "bare", "empty"],
 )
-def test_the_start_of_a_value_says_when_it_is_due(start, due):
+def test_start_of_a_value_contains_its_due_time(start, due):
     assert envelope_due(start) == due
 
 
-def test_a_server_older_than_six_two_is_refused_and_one_that_hides_its_version_is_not():
+def test_server_before_6_2_is_refused_and_a_hidden_version_accepted():
     for text in ("6.2", "6.2.14", "7.0.15", "8.0.0-rc1", "", "unknown"):
         ServerVersion.read({"redis_version": text}).check()
 
@@ -95,7 +98,7 @@ def test_a_server_older_than_six_two_is_refused_and_one_that_hides_its_version_i
         ServerVersion.read({"redis_version": "6.0.20"}).check()
 
 
-def test_valkey_says_its_own_version_and_that_of_the_commands_it_has():
+def test_valkey_has_a_version_and_a_redis_version():
     facts = {"redis_version": "7.2.4", "valkey_version": "9.0.1"}
 
     assert ServerVersion.read(facts).numbers == (7, 2, 4)
@@ -104,7 +107,7 @@ def test_valkey_says_its_own_version_and_that_of_the_commands_it_has():
     assert ServerVersion.read(facts).is_before((8, 0))
 
 
-def test_a_value_of_notes_is_read_newest_first_and_at_most_ten_of_them():
+def test_ten_failure_notes_are_read_newest_first():
     newest = FailureNote("failed", 3, "ValueError: no", "ValueError at jobs.py:31", "db1:7", 12, 1_800_000_000_000)
     value = "\x1e".join([str(newest), *(str(FailureNote("lease", None, f"{n}")) for n in range(20))])
 
@@ -114,7 +117,7 @@ def test_a_value_of_notes_is_read_newest_first_and_at_most_ten_of_them():
     assert (newest.error, newest.summary) == ("ValueError: no (at jobs.py:31)", f"failed: {newest.error}")
 
 
-def test_a_text_with_separators_stays_one_note():
+def test_failure_text_with_separators_stays_a_single_note():
     note = FailureNote("failed", 1, "a\x1eb\x1fc\x1dd", "E at\x1e x.py:1")
 
     assert FailureNote.parse_all(str(note)) == [FailureNote("failed", 1, "a b c d", "E at  x.py:1")]

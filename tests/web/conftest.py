@@ -55,7 +55,7 @@ def alive(client):
 
     def write(id):
         now = time.time()
-        for beat in commands.write_worker(Worker(id, "shop", 7, "1.2", ("orders",), 4, 0, now, now, now, keys=True)):
+        for beat in commands.write_worker(Worker(id, "shop", 7, "1.2", ("orders",), 4, 0, now, now, now)):
             client.execute_command(*beat.command)
 
     return write

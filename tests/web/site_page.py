@@ -44,15 +44,15 @@ class Site:
     def browser(self):
         """A client that has a cookie, and sends what a browser sends with a form of the page itself."""
         client = self.client(Sec_Fetch_Site="same-origin")
-        assert client.get(f"/enter/{self.desk.token.once()}").status_code == 303
+        assert client.post(f"/enter/{self.desk.token.once()}").status_code == 303
         return client
 
 
 @contextmanager
-def serving(served, *, mounted=None, prefix=""):
+def serving(served, *, mounted=None, prefix="", proxy=None):
     """Serve a page, or the application in which it is `mounted`, from a thread; yield the site."""
     with listen("127.0.0.1", 0) as listener, ExitStack() as clients:
-        server = PageServer(served)
+        server = PageServer(served, proxy=proxy)
         if mounted is not None:
             server.config.app = mounted
         loop = asyncio.new_event_loop()

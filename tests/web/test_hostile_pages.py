@@ -1,13 +1,14 @@
 """Every page over a queue of 300 hostile messages: nothing breaks, and nothing in it hides, moves or runs."""
 
+import html
 import re
 
 import pytest
 
-from reliq import Queue
+from reliq import Layout, Queue
 from reliq.web.access import Access
 from reliq.web.routes import PAGES
-from tests.admin.hostile import TEXTS, complaints, spoil
+from tests.admin.hostile import NAMES, TEXTS, complaints, spoil
 
 #: What stands for each part of an address.
 PARTS = {"queue": "q", "state": "ready", "id": "w1"}
@@ -41,3 +42,25 @@ def test_a_page_shows_text_alone(page, site, ids):
         assert answer.status_code in {200, 404}, (path, query, answer.text[:500])
         assert complaints(answer.text) == [], (path, query)
         assert re.search(r"<script(?! src=)|javascript:|\son\w+=", answer.text) is None, (path, query)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "orders/v2", "a?b#c%2f&d", "..", "."])
+def test_links_and_forms_reach_a_queue_with_a_hostile_name(name, site, url, client):
+    """A queue of the Go layout may have any printable name; its pages are found from those that list all queues."""
+    queue = Queue(name, bytes, url=url, layout=Layout.hdt3213())
+    queue.publish(b"x", id="m")
+    client.hset(queue.keys.cron, "daily schedule", "every 60")
+    browser, ways, seen = site.browser(), ["/", "/account", "/periodic", "/doctor", "/workers"], {}
+    while ways:
+        answer = browser.get(way := ways.pop())
+        seen[way] = answer.status_code
+        found = {html.unescape(link) for link in re.findall(r'href="([^"]*/queues/[^"]*)"', answer.text)}
+        ways += sorted(found - seen.keys() - {*ways})
+    [own] = [way for way in seen if re.fullmatch(r"/queues/[^/?]+\?layout=hdt3213", way)]
+    form = re.search(r'action="([^"]*/pause[^"]*)".*?</form>', browser.get(own).text, re.DOTALL)
+    fields = dict(re.findall(r'name="([^"]+)" value="([^"]*)"', form[0]))
+    paused = browser.post(html.unescape(form[1]), data=fields)
+
+    assert {way: status for way, status in seen.items() if status != 200} == {}
+    assert len(seen) > 10
+    assert (paused.status_code, queue.counts().paused) == (303, True)

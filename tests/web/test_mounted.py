@@ -71,7 +71,7 @@ def test_every_link_stays_under_the_prefix(url, orders, mount):
 def test_the_cookie_is_for_the_page_alone(url):
     page = app(url, token=TOKEN)
     with serving(page, mounted=in_fastapi(page), prefix=PREFIX) as site:
-        answer = site.client().get(f"/enter/{site.desk.token.once()}")
+        answer = site.client(Sec_Fetch_Site="same-origin").post(f"/enter/{site.desk.token.once()}")
 
     assert f"path={PREFIX};" in answer.headers["set-cookie"].lower()
     assert answer.headers["location"] == f"{PREFIX}/"

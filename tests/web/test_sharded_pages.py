@@ -8,6 +8,7 @@ import pytest
 from reliq import Outgoing, Queue
 from reliq.keys import Keys
 from reliq.shardmap import ShardMap
+from reliq.web import reading
 
 SHARDS, MESSAGES = 4, 130
 
@@ -45,7 +46,8 @@ def test_a_list_has_the_messages_of_all_page_by_page(path, number, sharded, site
     assert (len(ids), len(set(ids))) == (number, number)
 
 
-def test_the_pages_count_all(sharded, site):
+def test_the_pages_count_all(sharded, site, monkeypatch):
+    monkeypatch.setattr(reading, "GROUPS_SECONDS", 60)
     program = site.program()
 
     assert "Its 4 shards together." in program.get("/queues/freight").text

@@ -3,15 +3,18 @@
 import asyncio
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
+from site_page import serving
 from streams import viewing
 from waiting import eventually
 
 from reliq import Queue
 from reliq.admin import dead
-from reliq.web import reading
-from reliq.web.works import RUNNING_LIMIT, Work, Works
+from reliq.web import Access, app, reading
+from reliq.web.works import CHECKS_PER_VISITOR, RUNNING_LIMIT, Work, Works
 
 
 @pytest.fixture
@@ -131,3 +134,89 @@ def test_only_so_many_works_run_at_once():
 
     assert started == [True] * RUNNING_LIMIT + [False]
     assert works.stop("0") is False
+
+
+# ---- several visitors at once -------------------------------------------------
+
+
+class Meeting(int):
+    """A limit that waits when it is compared, until two threads compare it or no second one comes."""
+
+    def __new__(cls, limit):
+        """Return the limit, and a barrier for two."""
+        one = super().__new__(cls, limit)
+        one.barrier = threading.Barrier(2)
+        return one
+
+    def __le__(self, count):
+        """Say whether so many are at the limit, after the wait."""
+        with suppress(threading.BrokenBarrierError):
+            self.barrier.wait(0.2)
+        return int(self) <= count
+
+
+@pytest.mark.parametrize(
+    ("limit", "running", "only_reads"), [("RUNNING_LIMIT", RUNNING_LIMIT, False), ("CHECKS_PER_VISITOR", 2, True)]
+)
+def test_works_begun_at_once_keep_to_the_limit(monkeypatch, limit, running, only_reads):
+    works, go_on, begun = Works(), threading.Event(), []
+
+    def begin(name):
+        work = work_of(name)
+        work.visitor, work.only_reads = "alice@127.0.0.1", only_reads
+        begun.append(works.start(work, lambda _step: str(go_on.wait())))
+
+    for number in range(running - 1):
+        begin(str(number))
+    monkeypatch.setattr(f"reliq.web.works.{limit}", Meeting(running))
+    two = [threading.Thread(target=begin, args=(name,)) for name in ("one", "the other")]
+    for thread in two:
+        thread.start()
+    for thread in two:
+        thread.join()
+    go_on.set()
+    eventually(lambda: all(work.state == "finished" for work in works.all()), "they end")
+
+    assert (begun.count(True), begun.count(False)) == (running, 1)
+
+
+def test_work_whose_thread_does_not_start_takes_no_place(monkeypatch):
+    def fail(_thread):
+        raise RuntimeError("can't start new thread")
+
+    works = Works()
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError):
+        works.start(work_of("w"), lambda _step: "done")
+
+    assert works.all() == []
+
+
+def test_checks_begun_at_once_are_limited_for_each_visitor(url, orders, monkeypatch):
+    monkeypatch.setattr("reliq.web.works.Works._run", lambda *_: None)  # every check goes on
+    access = lambda request: Access.READ.by(request.headers["x-user"])  # noqa: E731
+    with serving(app(url, access=access)) as site, ThreadPoolExecutor(12) as pool:
+
+        def check(who):
+            return site.client(X_User=who, Sec_Fetch_Site="same-origin").post("/queues/orders/check").status_code
+
+        asked = ["alice", "bob", "carol"] * 4
+        answers = list(zip(asked, pool.map(check, asked), strict=True))
+
+    for who in ("alice", "bob", "carol"):
+        assert [answers.count((who, status)) for status in (303, 429)] == [CHECKS_PER_VISITOR, 4 - CHECKS_PER_VISITOR]
+
+
+def test_work_stopped_by_two_visitors_at_once_ends_once(letters, admin, site):
+    first, second = site.browser(), site.browser()
+    location = first.post("/queues/orders/dead/redrive", data={"rate": "10", "delay": "1h"}).headers["location"]
+    work = site.desk.works.get(location.rpartition("/")[2])
+    with ThreadPoolExecutor(2) as pool:
+        stops = list(pool.map(lambda browser: browser.post(f"{location}/stop"), (first, second)))
+    eventually(lambda: work.state != "running", "the work ends")
+
+    assert [one.status_code for one in stops] == [303, 303]
+    assert work.state == "stopped"
+    assert site.desk.works.stop(work.id) is False
+    assert admin.size("orders", "pending") + admin.size("orders", "dead") == 30
+    assert admin.account("orders").balanced

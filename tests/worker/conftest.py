@@ -199,6 +199,8 @@ def put(caller):
 
     def make(keys, bodies, *, delay_ms=0, by=caller):
         items = [(new_id(keys.shard), envelope_rest(3) + body.encode()) for body in bodies]
-        by.run(publish(keys, items, CallNumber(token(), 1), ttl_ms=60_000, retries=3, delay_ms=delay_ms, epoch=1))
+        by.run(
+            publish(keys, items, CallNumber(token(), 1), ttl_ms=60_000, retries=3, delay_ms=delay_ms, fence="1 16 16")
+        )
 
     return make

@@ -2,6 +2,7 @@
 
 import pytest
 
+from reliq.call import Call
 from reliq.settings import MIB
 from reliq.transitions import CallNumber
 from reliq.worker.bodies import BodyReader
@@ -11,21 +12,23 @@ from reliq.worker.loop import QueueBackoff
 
 
 class NotingClient:
-    """Notes how many commands of which length went in each round trip."""
+    """Notes which calls for how many bodies went in each round trip."""
 
     def __init__(self, caller):
         self._client = caller
         self.trips = []
 
     def run_all(self, requests):
-        self.trips.append([len(request.command) - 1 for request in requests])
+        self.trips.append(
+            [("asked", len(one.keys)) if isinstance(one, Call) else ("read", len(one.command) - 1) for one in requests]
+        )
         return self._client.run_all(requests)
 
 
 def read(reader, caller):
     """Read everything, and start what each round trip has brought."""
     while reads := reader.next_reads():
-        reader.take(reads, caller.run_all(reader.requests(reads)))
+        reader.take(reads, caller.run_all([one.request for one in reads]))
         reader.start()
 
 
@@ -47,7 +50,7 @@ def parts(caller):
     return make
 
 
-def test_the_first_body_of_a_queue_is_read_alone_for_nobody_knows_how_large_it_is(make_queue, consumer, parts):
+def test_small_bodies_come_in_one_round_trip(make_queue, consumer, parts):
     queue = make_queue(max_body=MIB)
     queue.publish_many(["x"] * 300)
     consumer.handler(queue)(lambda body: None)
@@ -55,45 +58,50 @@ def test_the_first_body_of_a_queue_is_read_alone_for_nobody_knows_how_large_it_i
 
     read(reader, noted)
 
-    assert noted.trips == [[1], [299]]
-    assert groups == [(1, 1), (2, 299)]  # what was read starts before the rest is read
+    assert noted.trips == [[("asked", 300)]]
+    assert groups == [(1, 300)]
 
 
 def test_large_bodies_are_read_a_few_at_a_time(make_queue, consumer, parts):
     queue = make_queue(max_body=MIB)
     queue.publish_many(["x" * (MIB // 2)] * 40)
     consumer.handler(queue)(lambda body: None)
-    reader, noted, _, _ = parts(consumer, 40)
+    reader, noted, groups, _ = parts(consumer, 40)
 
     read(reader, noted)
 
-    assert noted.trips == [[1], [15], [15], [9]]  # with its header a body is a little more than half a MiB
+    # With its header a body is a little more than half a MiB. What is there starts before the rest is read.
+    assert noted.trips == [[("asked", 40)], [("read", 15)], [("read", 15)], [("read", 10)]]
+    assert groups == [(2, 15), (3, 15), (4, 10)]
 
 
-def test_messages_without_a_body_say_nothing_of_the_others(make_queue, consumer, parts, client):
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_messages_without_a_body_hold_up_no_others(make_queue, consumer, parts, client, size):
     queue = make_queue(max_body=MIB)
     for number in range(40):
-        queue.publish("x", id=str(number))
+        queue.publish("x" * size, id=str(number))
     consumer.handler(queue)(lambda body: None)
-    reader, noted, _, _ = parts(consumer, 40)
-    client.delete(*(queue.keys.msg(id) for id in map(str, range(8))))
+    reader, noted, groups, _ = parts(consumer, 40)
+    client.delete(*(queue.keys.msg(id) for id in map(str, range(7))))
+    client.delete(queue.keys.msg("7"))
+    client.sadd(queue.keys.msg("7"), "no body")
 
     read(reader, noted)
 
-    assert noted.trips == [[1], [8], [31]]
+    assert [messages for _, messages in groups] == [32]
 
 
 def test_many_queues_share_what_one_round_trip_may_bring(make_queue, consumer, parts):
     for number in range(3):
         queue = make_queue(f"q{number}", max_body=2 * MIB)
-        queue.publish_many(["x"] * 3)
+        queue.publish_many(["x" * MIB] * 4)
         consumer.handler(queue)(lambda body: None)
-    reader, noted, groups, _ = parts(consumer, 3)
+    reader, noted, groups, _ = parts(consumer, 4)
 
     read(reader, noted)
 
-    assert noted.trips == [[1, 1, 1], [2, 2, 2]]
-    assert sum(messages for _, messages in groups) == 9
+    assert noted.trips == [[("asked", 4)] * 3, [("read", 4), ("read", 3), ("read", 1)], [("read", 1), ("read", 3)]]
+    assert sum(messages for _, messages in groups) == 12
 
 
 def test_a_read_that_fails_is_made_again_and_loses_nothing(make_queue, consumer, parts, client):
@@ -102,10 +110,8 @@ def test_a_read_that_fails_is_made_again_and_loses_nothing(make_queue, consumer,
         queue.publish_many(["x"] * 4)
         consumer.handler(queue)(lambda body: None)
     reader, noted, groups, troubles = parts(consumer, 4)
-    first = reader.next_reads()
-    reader.take(first, noted.run_all(reader.requests(first)))
     reads = reader.next_reads()
-    replies = noted.run_all(reader.requests(reads))
+    replies = noted.run_all([one.request for one in reads])
 
     failures = reader.take(reads, [ValueError("none of its replies"), replies[1]])
     reader.start()
@@ -115,4 +121,4 @@ def test_a_read_that_fails_is_made_again_and_loses_nothing(make_queue, consumer,
     troubles.over(broken.keys)
     read(reader, noted)
 
-    assert [messages for _, messages in groups] == [5, 3]  # with the first of each
+    assert [messages for _, messages in groups] == [4, 4]

@@ -1,16 +1,21 @@
 """A failure can be seen: its traceback in the log, its place in the dead letter, and by whoever asked to be told."""
 
+import asyncio
 import logging
 import pickle
 import re
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
 from tenacity import wait_fixed
+from waiting import eventually
 
 from reliq import Answer, ConfigurationError, Consumer, Nack, Reject, Snooze, UndecodableError
 from reliq.error_text import placed, traceback_of
 from reliq.events import Acked, Collected, Handled
+from reliq.logs.observer import LogObserver
 
 SECRET = "card 4242"
 SOON = wait_fixed(0.01)
@@ -81,6 +86,9 @@ def test_the_first_failure_of_a_kind_has_its_traceback_and_the_last_its_exceptio
     assert isinstance(last.exc_info[1], ValueError)
     assert "in look_up" in formatted(last)
     assert [SECRET in formatted(one) for one in (first, second, last)] == [error_text] * 3
+    hint = "(text hidden: see `reliq show QUEUE ID`, or use --log-error-text)"
+    hints = [one.getMessage().endswith(hint) for one in (first, second, last)]
+    assert hints == [not error_text, False, not error_text]
     assert re.match(r"\S+ m attempt 1 of 3 failed after \d\.\d{3} s, again in 10ms: ValueError", first.getMessage())
     assert re.match(r"\S+ m attempt 3 of 3 failed after \d\.\d{3} s, now a dead letter: ValueErr", last.getMessage())
 
@@ -155,6 +163,41 @@ def test_an_answer_is_no_failure_unless_it_was_the_last_nack(make_queue, consume
     assert [(id, type(error), str(error), final) for id, error, final in told] == [("m", Nack, "gateway busy", True)]
 
 
+@pytest.mark.parametrize("error_text", [False, True])
+def test_the_reason_of_an_answer_is_logged_only_with_the_error_text(
+    make_queue, consumer, start, recorder, records, as_kind, error_text
+):
+    queue = make_queue(retries=0)
+    consumer.observers.append(LogObserver(error_text=error_text))
+    consumer.handler(queue)(as_kind(lambda body, job: Reject(SECRET) if body == "reject" else Nack(60, SECRET)))
+    queue.publish("reject")
+    queue.publish("nack")
+    queue.publish("nack", retries=1)
+    start(log_error_text=error_text)
+    recorder.wait_for(Collected, 2)
+    eventually(lambda: len(records()) == 3, "every answer is logged")
+
+    assert [SECRET in formatted(one) for one in records()] == [error_text] * 3
+
+
+def test_a_task_that_ends_the_event_loop_is_logged_without_its_text(queue, consumer, start, recorder, caplog):
+    @consumer.handler(queue)
+    async def handle(body):
+        with suppress(SystemExit):
+            await asyncio.create_task(leave())
+
+    async def leave():
+        sys.exit(SECRET)
+
+    queue.publish("x")
+    start()
+    recorder.wait_for(Acked)
+
+    [line] = [formatted(one) for one in caplog.records if "end the event loop" in one.getMessage()]
+    assert line.startswith("a task tried to end the event loop of the handlers: SystemExit at ")
+    assert SECRET not in line
+
+
 def test_a_hook_is_told_of_each_message_of_a_batch(queue, consumer, start, recorder, told):
     consumer.handler(queue, batch=3, linger=1, reject_on=ValueError)(lambda bodies: charge(bodies[0]))
     queue.publish_many(["x"] * 3)
@@ -205,7 +248,8 @@ def test_a_hook_is_told_of_a_thread_that_overran_and_where_it_stands(queue, cons
     [record] = records()
     assert record.reliq["outcome"] == "timeout"
     assert re.search(
-        r"m attempt 1 of \d+ overran its time after \S+ s, again when its lease ends: ", record.getMessage()
+        r"m attempt 1 of \d+ overran its time after \S+ s, again when its lease ends: TimeoutError$",
+        record.getMessage(),
     )
 
 

@@ -1,6 +1,7 @@
 """Whatever breaks around a worker, nothing is lost and the rest goes on."""
 
 import logging
+import shlex
 import threading
 import time
 
@@ -13,6 +14,8 @@ from waiting import eventually
 from reliq import Consumer, Queue, WorkerSettings
 from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.events import Acked, Handled, Lost, Nacked, RedisAway, Snoozed, Started
+from reliq.health import Pulse, ready
+from reliq.logs.observer import LogObserver
 from reliq.worker.engine import reply_seconds
 
 SOON = wait_fixed(0.01)
@@ -44,6 +47,40 @@ def test_work_goes_on_when_redis_was_killed_and_started_again(own_server, record
     assert sorted(recorder.ids(Acked)) == ["x", "y"]
     counts = queue.counts()
     assert (counts.alive, counts.missing, counts.totals["claimed"]) == (0, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "refuse", "accept"),
+    [
+        ("READONLY", ["REPLICAOF 127.0.0.1 1"], "REPLICAOF NO ONE"),
+        ("NOREPLICAS", ["CONFIG SET min-replicas-to-write 1"], "CONFIG SET min-replicas-to-write 0"),
+        ("MISCONF", ["CONFIG SET save '3600 1'", "BGSAVE"], "CONFIG SET stop-writes-on-bgsave-error no"),
+    ],
+)
+def test_a_worker_whose_claims_are_all_refused_is_not_ready(own_server, recorder, caplog, code, refuse, accept):
+    caplog.set_level(logging.INFO, "reliq")
+    consumer, pulse = Consumer(own_server.url, observers=[LogObserver(), recorder]), Pulse()
+    for name in ("q", "other"):
+        consumer.handler(Queue(name, str, url=own_server.url))(lambda body: None)
+    consumer.start()
+
+    def unready():
+        pulse.note(consumer.stats())
+        return ready([pulse], lambda: True)
+
+    with redis.Redis.from_url(own_server.url) as admin:
+        (own_server.folder / "dump.rdb").mkdir()  # so that a BGSAVE fails
+        for command in refuse:
+            admin.execute_command(*shlex.split(command))
+        eventually(lambda: code in unready(), "it is not ready", 15)
+        recorder.wait_for(RedisAway, 8, part="fetcher")
+        told = "\n".join(caplog.messages)
+        admin.execute_command(*shlex.split(accept))
+    eventually(lambda: unready() == "", "it is ready again", 15)
+    consumer.stop()
+
+    assert told.count(f"q: its server refuses: {code}, trying again") == 1
+    assert "is back after" not in told
 
 
 def test_redis_dies_again_and_again_in_the_middle_of_work(own_server, recorder):

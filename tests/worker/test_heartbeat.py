@@ -1,18 +1,15 @@
 """Each worker process says in one record who it is and what runs; the record goes with it."""
 
-import json
 import os
 import socket
 import threading
 import time
 
-import msgspec
 import pytest
 
 from reliq import Queue, commands, stacks
 from reliq.errors import RedisRefusedError, RedisUnavailableError
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Layout
-from reliq.replies import read_worker
 from reliq.roster import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT
 from reliq.stacks import StackReport
 from reliq.worker.fetcher import POLL_SECONDS, Fetcher
@@ -75,20 +72,6 @@ def test_a_worker_that_starts_says_who_it_is(consumer, queue, start, workers, ev
     assert one.started <= one.seen
     assert abs(one.last_claim - one.seen) < 60
     assert 0 < client.pttl(f"reliq:worker:{one.id}") <= RECORD_MS
-
-
-def test_the_record_says_that_the_worker_knows_keys_which_that_of_an_older_version_does_not(
-    consumer, queue, start, workers, eventually
-):
-    consumer.handler(queue)(lambda body: None)
-    start()
-
-    (one,) = eventually(workers)
-    older = json.loads(msgspec.json.encode(one))
-    del older["keys"]
-
-    assert one.keys
-    assert not read_worker(json.dumps(older).encode()).keys
 
 
 def test_the_record_has_what_runs(consumer, queue, start, workers, gate, client, heartbeat):

@@ -8,10 +8,9 @@ from collections import defaultdict
 import pytest
 from waiting import eventually
 
-from reliq import ConfigurationError, Consumer, Nack, commands
+from reliq import ConfigurationError, Consumer, Nack
 from reliq.events import Acked, Claimed, Lost, Released
 from reliq.lua import script
-from reliq.roster import Worker
 from reliq.transitions import ClaimAnswer, Suspects
 from reliq.worker.claims import Capacity, QueueClaims
 from reliq.worker.fetcher import POLL_SECONDS, Fetcher
@@ -271,23 +270,6 @@ def test_what_was_changed_since_stays_until_the_code_declares_something_else(
     start(newer)
     stored = limits_of(client, make_queue())
     assert (stored.get("per_key"), stored["concurrency"]) == (None, "3")
-
-
-def test_limits_are_not_written_while_a_worker_of_an_older_version_is_alive(
-    make_queue, consumer, start, client, caller, caplog, monkeypatch
-):
-    """It would bury the messages with keys that come then."""
-    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
-    queue, now = make_queue(per_key=2), time.time()
-    caller.run_all(commands.write_worker(Worker("old", "web-1", 7, "0.1.0", ("q",), 1, 0, now, now, now)))
-    consumer.handler(queue)(lambda body: None)
-    start()
-    assert limits_of(client, queue) == {}
-    assert "q: its limits are not written until every worker of an older version has stopped" in caplog.messages
-
-    caller.run_all(commands.remove_worker("old"))
-
-    eventually(lambda: limits_of(client, queue).get("per_key") == "2", "the limits hold")
 
 
 def test_limits_that_redis_has_lost_are_written_again(make_queue, consumer, start, client, monkeypatch):

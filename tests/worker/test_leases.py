@@ -109,6 +109,32 @@ def test_a_renewal_that_this_process_makes_late_is_told(queue, consumer, start, 
     assert event.cause == "process"
 
 
+def test_a_blocked_observer_delays_neither_renewals_nor_outcomes(make_queue, consumer, start, gate, recorder):
+    slow, other, overrun = make_queue("slow"), make_queue("other"), threading.Event()
+    blocked = threading.Event()
+
+    def observe(event):
+        if isinstance(event, Handled) and event.outcome == "timeout":
+            blocked.set()
+            gate.pass_through()
+
+    consumer.observers.append(observe)
+    consumer.handler(slow, lease=60, timeout=0.1)(lambda body: overrun.wait(60))
+    consumer.handler(other, lease=LEASE)(lambda body: overrun.wait(60) if body == "held" else None)
+    slow.publish("overruns")
+    other.publish("held", id="held")
+    engine = start(concurrency=4)
+    assert blocked.wait(30)
+
+    (held,) = (one for one in engine.inflight.deliveries() if one.delivery.id == "held")
+    renewed_until = held.lease_until
+    other.publish("ends")
+
+    eventually(lambda: other.counts().totals.get("acked") == 1, "another message is settled", 15)
+    eventually(lambda: held.lease_until > renewed_until + 2 * LEASE, "the lease is renewed", 15)
+    overrun.set()
+
+
 def test_a_renewal_is_not_told_as_late_while_redis_is_away(own_server, recorder, gate):
     queue = Queue("q", str, url=own_server.url)
     consumer = Consumer(observers=[recorder])
@@ -371,21 +397,20 @@ def test_a_renewal_that_waited_for_a_slow_redis_is_not_blamed_on_this_process(ow
 
 
 def test_a_process_takes_no_lease_back_whose_renewal_it_has_yet_to_send(
-    queue, consumer, start, gate, recorder, caller, client
+    queue, consumer, start, gate, recorder, caller, client, monkeypatch
 ):
     """As when Redis hung, or this process, and both a renewal and a look at what is overdue are to be made."""
     held_up = threading.Event()
-    consumer.observers.append(lambda event: isinstance(event, RenewalLate) and held_up.wait(60))
     consumer.handler(queue, lease=60)(lambda body: gate.pass_through())
     queue.publish("x", id="x")
     engine = start(concurrency=2)
     gate.wait_for()
+    monkeypatch.setattr(engine._renewer._watchdog, "look", lambda now: held_up.wait(60))
     scheduler = Scheduler(caller, consumer.handlers, lambda: None, engine._scheduler._is_behind)
     scheduler._spared_at.clear()  # its start is long ago
     (held,) = engine.inflight.deliveries()
     held.renew_at, held.lease_until = held.renew_at - 60, held.lease_until - 60
     client.zadd(queue.keys.unack, {"x": 1})  # its lease is over
-    recorder.wait_for(RenewalLate)
 
     scheduler.note(queue.keys, ClaimAnswer(NOTHING_DUE, 0, 0, []), time.monotonic())
     wait = scheduler.step()

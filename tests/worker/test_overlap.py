@@ -43,11 +43,6 @@ def be_quick(inflight, queue):
     inflight._table.queues[queue.name].learn(1e-6)
 
 
-def knows_the_size(fetcher, queue):
-    """Have a first body have come: it is read alone."""
-    fetcher._reader._largest[queue.name] = 1
-
-
 def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(no_heartbeat, make_queue, consumer, caller):
     queue = make_queue(max_body=1000)
     queue.publish_many(["x"] * 1600)
@@ -61,16 +56,14 @@ def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(no_heartb
         noting, Served(consumer.handlers), inflight, scheduler, submit, lambda deliveries, outcome: None, no_heartbeat
     )
 
-    knows_the_size(fetcher, queue)
-
     for _ in range(4):
         fetcher.step()
 
     assert notes == [
         *("EVALSHA", "answered"),
-        *("MGET+EVALSHA", "answered", 500),
-        *("MGET+EVALSHA", "answered", 500),
-        *("MGET", "answered", 500),  # there is no room for more
+        *("EVALSHA+EVALSHA", "answered", 500),
+        *("EVALSHA+EVALSHA", "answered", 500),
+        *("EVALSHA", "answered", 500),  # there is no room for more
     ]
 
 
@@ -100,8 +93,6 @@ def test_what_has_been_read_starts_also_when_redis_could_not_answer_the_claim_be
         lambda deliveries, outcome: None,
         no_heartbeat,
     )
-    knows_the_size(fetcher, queue)
-
     fetcher.step()
     fetcher.step()
 

@@ -309,6 +309,16 @@ def test_an_old_process_that_starts_in_a_deploy_has_the_entry_while_it_lasts_and
     assert ids() == [f"cron.e.{SIX + 1800}"]
 
 
+def test_a_tick_while_an_old_process_starts_and_ends_is_made_up_for(entry, process, ids):
+    new = process(entry("0 * * * *"), SIX + 60)
+    process(entry("59 5 * * *"), SIX + HOUR - 10)  # it is gone when it has registered
+
+    for second in range(-5, 60, 5):
+        new.at(SIX + HOUR + second)
+
+    assert ids() == [f"cron.e.{SIX + HOUR}"]
+
+
 def test_in_a_redis_that_has_lost_its_data_an_entry_is_as_new(entry, process, client, ids):
     one = process(entry(catch_up="all"))
     one.at(SIX + HOUR)

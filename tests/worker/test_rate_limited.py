@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from reliq import ConfigurationError, Outgoing, RateLimited
+from reliq import Admin, ConfigurationError, Outgoing, RateLimited
 from reliq.events import Acked, Handled, Released, Snoozed, Throttled
 from reliq.logs.observer import LogObserver
 from reliq.settings import HandlerSettings
@@ -88,6 +88,28 @@ def test_a_message_without_a_key_puts_its_queue_to_sleep(make_queue, consumer, s
     assert starts[1][1] - starts[0][1] >= SLEEP_SECONDS
 
 
+def test_resume_has_a_running_worker_go_on_with_a_queue_that_a_handler_put_to_sleep(
+    make_queue, consumer, start, recorder, url
+):
+    queue, starts = make_queue(concurrency=1), []
+
+    @consumer.handler(queue)
+    def handle(body, job):
+        starts.append(body)
+        if len(starts) == 1:
+            raise RateLimited(delay=3600)
+
+    queue.publish("first")
+    queue.publish("keyed", key="a")
+    start()
+    recorder.wait_for(Throttled)
+
+    assert Admin(url).resume("q")
+
+    recorder.wait_for(Acked, 2)
+    assert sorted(starts) == ["first", "first", "keyed"]
+
+
 def test_each_message_of_a_batch_may_answer_that_it_was_rate_limited(make_queue, consumer, start, recorder):
     queue, calls = make_queue(per_key=5), []
 
@@ -144,4 +166,7 @@ def test_a_wait_that_is_none_is_refused_and_one_of_nothing_is_the_shortest():
     with pytest.raises(ConfigurationError, match="delay must be 0 to"):
         raised(RateLimited(delay=-1), 1, HandlerSettings())
 
+    with pytest.raises(ConfigurationError, match="must be at most 3600 seconds, not 30000: .* give max_delay=30000"):
+        raised(RateLimited(delay=30_000), 1, HandlerSettings())
+    assert raised(RateLimited(delay=30_000, max_delay=30_000), 1, HandlerSettings()).delay_ms == 30_000_000
     assert raised(RateLimited(delay=0), 1, HandlerSettings()).delay_ms == 1  # 0 would be served again at once

@@ -6,9 +6,10 @@ from contextlib import ExitStack
 
 import pytest
 from overheard import Overheard, claims_in, tokens_in
+from waiting import eventually
 
-from reliq import Consumer, Outgoing
-from reliq.events import Acked, Claimed
+from reliq import Admin, Consumer, Outgoing
+from reliq.events import Acked, Claimed, Expired
 
 RATE, BURST = 100, 5
 
@@ -88,3 +89,31 @@ def test_a_key_that_has_used_up_its_rate_does_not_keep_other_keys_from_work(make
 
     recorder.wait_for(Acked, 5)
     assert client.llen(queue.keys.line("loud")) == queue.counts().waiting == 48
+
+
+@pytest.mark.parametrize("limits", [{"rate": "1/h", "burst": 2}, {"key_rate": "1/h", "key_burst": 2}])
+def test_expired_messages_leave_the_starts_of_a_rate_to_those_behind_them(
+    limits, make_queue, workers, recorder, client
+):
+    queue, gone = make_queue(**limits), [f"gone-{number}" for number in range(20)]
+    queue.publish_many([Outgoing(body="x", key="a", id=id) for id in [*gone, "first", "second", "third"]])
+    client.delete(*map(queue.keys.msg, gone))
+
+    workers(1, queue)
+
+    recorder.wait_for(Acked, 2)
+    recorder.wait_for(Expired, len(gone))
+    assert sorted(recorder.ids(Expired)) == sorted(gone)
+    assert (recorder.ids(Acked), queue.counts().waiting) == (["first", "second"], 1)
+
+
+def test_running_worker_wakes_every_key_that_sleeps_for_a_rate_that_is_cleared(make_queue, workers, client, url):
+    queue, count = make_queue(key_rate="1/h", key_burst=1), 2200
+    queue.publish_many(Outgoing(body="x", key=f"key-{number}") for number in range(count) for _ in range(2))
+    workers(1, queue)
+    eventually(lambda: client.zcard(queue.keys.asleep) == count, "each key has used up its rate")
+
+    Admin(url).set_limits("q", clear=["key_rate"])
+
+    eventually(lambda: queue.counts().alive == 0, "each key starts its second message")
+    assert queue.counts().totals["acked"] == 2 * count

@@ -1,9 +1,15 @@
-"""A Redis that does not let a worker in ends it with one line: trying again would not help."""
+"""A Redis that does not let a worker in ends its start with one line; a worker that runs tries again, in few lines."""
+
+from collections import Counter
 
 import pytest
+import redis
+from tenacity import wait_fixed
+from waiting import eventually
 from worker_process import Worker, environment_for
 
-from reliq import Consumer, LoginError
+from reliq import Consumer, LoginError, Queue
+from reliq.events import Acked, RedisRefused
 
 JOBS = """
 from reliq import Consumer
@@ -38,3 +44,27 @@ def test_a_worker_that_may_not_log_in_ends_with_78_and_one_line(url, tmp_path):
     assert len(worker.lines) == 1, worker.lines
     assert "Redis lets nobody in by this user, password or database" in worker.lines[0]
     assert "wrong@" not in worker.lines[0]
+
+
+def test_worker_whose_password_is_rotated_logs_few_of_many_refused_logins(own_server, recorder, caplog, monkeypatch):
+    """Each part logs its 1st, 2nd, 4th, 8th ... failure, without a traceback."""
+    monkeypatch.setattr("reliq.worker.loop.RECONNECT", wait_fixed(0.01))
+    with redis.Redis.from_url(own_server.url) as admin:
+        admin.execute_command("ACL SETUSER", "shop", "on", ">old", "~*", "&*", "+@all")
+        consumer = Consumer(own_server.url.replace("://", "://shop:old@"), observers=[recorder])
+        consumer.handler(Queue("q", str))(lambda body: None)
+        consumer.start()
+        admin.execute_command("ACL SETUSER", "shop", "resetpass", ">new")
+        admin.execute_command("CLIENT KILL", "USER", "shop")
+        eventually(lambda: len(recorder.of(RedisRefused)) >= 500, "logins are refused")
+        told, tries = list(caplog.records), len(recorder.of(RedisRefused))
+        admin.execute_command("ACL SETUSER", "shop", ">old")
+        Queue("q", str, url=own_server.url).publish("x")
+        recorder.wait_for(Acked)
+        consumer.stop()
+
+    lines = Counter(one.getMessage() for one in told if one.name.startswith("reliq"))
+    assert any("the fetcher failed and tries again: Redis lets nobody in" in line for line in lines)
+    assert max(lines.values()) <= tries.bit_length()
+    assert len(lines) <= 6, "one for each part"
+    assert not any(one.exc_info for one in told)

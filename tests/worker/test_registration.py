@@ -218,11 +218,17 @@ def test_an_included_consumer_brings_its_server_and_its_observers():
         ("shop/jobs.py:c", r"not 'shop/jobs.py'; write shop.jobs:c"),
         ("shop/jobs.py", r"not 'shop/jobs.py'; write shop.jobs"),
         (":consumer", "a module is named like shop.jobs, not ''"),
-        ("shop_billing:jobs", "a Consumer named 'jobs'"),
-        ("json", "exactly one Consumer"),
+        ("shop_billing:jobs", r"a Consumer named 'jobs'; it has: consumer \(write shop_billing:consumer\)"),
+        ("json:jobs", "a Consumer named 'jobs'; it has none$"),
+        ("json", "exactly one Consumer; it has none$"),
+        ("two_consumers", r"exactly one Consumer; it has: mails, orders \(write two_consumers:mails\)"),
     ],
 )
-def test_a_consumer_that_is_not_there_is_named(billing, place, complaint):
+def test_a_consumer_that_is_not_there_is_named(billing, monkeypatch, place, complaint):
+    two = types.ModuleType("two_consumers")
+    two.mails, two.orders = Consumer(), Consumer()
+    monkeypatch.setitem(sys.modules, "two_consumers", two)
+
     with pytest.raises(ConfigurationError, match=complaint):
         load_consumer(place)
 

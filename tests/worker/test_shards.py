@@ -9,6 +9,7 @@ from reliq import Admin, Consumer, Nack, Outgoing, Queue, Reject
 from reliq.client.client import Client
 from reliq.events import Acked, Collected, Started
 from reliq.ids import home
+from reliq.shardmap import ShardMap
 from reliq.transitions import ClaimAnswer, Suspects
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.worker.claims import Capacity, QueueClaims
@@ -100,6 +101,51 @@ def test_a_worker_notices_that_there_are_more_shards_and_fewer(
     eventually(lambda: len(engine._fetcher._queues) == 2, "it serves two")
     put(shards[1], ["two"])
     recorder.wait_for(Acked, 10)
+
+
+@pytest.mark.parametrize("text", [b"", b"junk"], ids=["no map", "a corrupt map"])
+@pytest.mark.parametrize("is_fresh", [False, True], ids=["a worker that runs", "a worker that starts"])
+def test_a_worker_serves_every_shard_after_redis_has_lost_the_map(
+    is_fresh, text, queue, consumer, start, recorder, put, url, client, caplog, monkeypatch
+):
+    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
+    queue.publish("one")
+    Admin(url).resize("q", 8)
+    client.set(queue.keys.map, ShardMap(1, 8, 8).text)
+    shards = [queue.keys.of_shard(shard) for shard in range(8)]
+    consumer.handler(queue)(lambda body: None)
+    if not is_fresh:
+        start()
+        recorder.wait_for(Acked)
+    client.delete(queue.keys.map, queue.keys.epoch)
+    if text:
+        client.set(queue.keys.map, text)
+    if is_fresh:
+        start()
+
+    eventually(lambda: "Redis has lost the map of its shards" in caplog.text, "the worker logs it")
+    for keys in shards:
+        put(keys, ["eight"])
+
+    recorder.wait_for(Acked, 9)
+    assert caplog.text.count("Redis has lost the map of its shards") == 1
+
+
+def test_worker_that_starts_without_a_map_finds_it_by_a_later_fence(
+    queue, consumer, start, recorder, put, client, monkeypatch
+):
+    """After Redis has lost everything, a publisher that knows the map writes it with the fences."""
+    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("reliq.worker.served.FENCES_SECONDS", 0.0)
+    consumer.handler(queue)(lambda body: None)
+    start()
+    queue.publish("one")
+    recorder.wait_for(Acked)
+
+    client.set(queue.keys.of_shard(1).epoch, "1 8 8")
+    put(queue.keys.of_shard(7), ["eight"])
+
+    recorder.wait_for(Acked, 2)
 
 
 def test_a_worker_ends_a_change_of_the_number_of_shards_without_an_operator(
@@ -293,7 +339,12 @@ def test_a_message_of_one_of_many_shards_costs_what_one_of_an_unsharded_queue_do
         eventually(lambda: client.info("clients")["blocked_clients"], "it waits again")
 
     made = {name: calls(name) - count for name, count in before.items()}
-    assert made == {"evalsha": 3 * 20, "mget": 20, "lpop": 0, "blpop": 20}  # publish, claim and ack; a read; a wait
+    assert made == {
+        "evalsha": 4 * 20,
+        "mget": 20,
+        "lpop": 0,
+        "blpop": 20,
+    }  # publish, claim, read and ack; in the read; a wait
 
 
 def test_idle_shards_cost_many_workers_next_to_nothing(queue, workers, spread, client):

@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
+from waiting import eventually
 
 from reliq import Consumer, Outgoing, WorkerSettings
 from reliq.events import Acked, Released, Started
@@ -47,6 +48,35 @@ def test_a_full_queue_goes_on_as_soon_as_its_slot_is_free_though_another_is_idle
     capped.publish_many(["x"] * 10)
 
     recorder.wait_for(Acked, 10)
+
+
+def test_queue_that_holds_all_slots_while_others_wait_is_logged_once(
+    make_queue, consumer, start, recorder, gate, caplog, monkeypatch
+):
+    monkeypatch.setattr("reliq.worker.fetcher.HELD_SECONDS", 0.0)
+    hanging, waiting, idle = make_queue("hanging"), make_queue("waiting"), make_queue("idle")
+    consumer.handler(hanging)(lambda body: gate.pass_through())
+    for queue in (waiting, idle):
+        consumer.handler(queue)(lambda body: None)
+    hanging.publish_many(["x"] * 10)
+    engine = start(concurrency=3)
+    gate.wait_for(3)
+
+    def rounds(number):
+        for _ in range(number):
+            before = engine.last_claim_at
+            eventually(lambda before=before: engine.last_claim_at > before, "a round is over")
+
+    rounds(4)
+    assert not caplog.messages
+    waiting.publish("x")
+    eventually(lambda: caplog.messages, "the log names the queue")
+    rounds(4)
+    gate.open()
+    recorder.wait_for(Acked, queue="waiting")
+
+    (line,) = caplog.messages
+    assert line.startswith("all 3 slots have been held for 0 s, 3 of them by hanging, while messages wait in waiting: ")
 
 
 def stream(gate):

@@ -63,6 +63,18 @@ def test_one_wait_sees_every_note_before_it():
     assert not notes.wait(0)
 
 
+def test_echo_of_a_signal_within_a_second_counts_once(monkeypatch):
+    notes = SignalNotes()
+    for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+        notes.note(number)
+    assert notes.numbers == [signal.SIGHUP, signal.SIGTERM]
+
+    monkeypatch.setattr("reliq.consumer.signals.ECHO_SECONDS", 0.0)
+    notes.note(signal.SIGTERM)
+
+    assert notes.numbers == [signal.SIGHUP, signal.SIGTERM, signal.SIGTERM]
+
+
 def test_a_consumer_may_be_interrupted_while_it_waits_for_the_signal_to_stop():
     with StopSignals(patient=True) as signals:
         signals.works()

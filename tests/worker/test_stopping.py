@@ -11,6 +11,7 @@ from reliq import Consumer, Nack, Queue, Stopped, WorkerSettings
 from reliq.errors import ConfigurationError
 from reliq.events import Acked, Claimed, Collected, Handled, Released, Started, WorkerReady, WorkerStopping
 from reliq.logs.observer import LogObserver
+from reliq.process.main import stacks
 from reliq.transitions import CallNumber
 
 
@@ -27,6 +28,35 @@ def test_a_stop_lets_running_handlers_finish(queue, consumer, gate, recorder):
     stopped.join()
     assert len(recorder.ids(Acked)) == 1
     assert queue.counts().alive == 0
+
+
+def test_stacks_during_a_stop_name_messages_and_places_of_coroutines(make_queue, consumer, start, gate, recorder):
+    plain, coroutines, ended = make_queue("plain"), make_queue("coroutines"), threading.Event()
+
+    async def wait_for_the_end():
+        await asyncio.to_thread(ended.wait, 60)
+
+    @consumer.handler(coroutines)
+    async def handle(body):
+        await wait_for_the_end()
+
+    consumer.handler(plain)(lambda body: gate.pass_through())
+    coroutines.publish("x", id="c")
+    plain.publish("x", id="p")
+    start()
+    gate.wait_for()
+    recorder.wait_for(Started, 2)
+    stopped = threading.Thread(target=consumer.stop)
+    stopped.start()
+    recorder.wait_for(WorkerStopping)
+
+    told = stacks(consumer)
+
+    ended.set()
+    gate.open()
+    stopped.join()
+    assert "on plain p\n" in told
+    assert "in wait_for_the_end" in told.partition("task on coroutines c\n")[2]
 
 
 def test_a_worker_tells_when_it_is_ready_and_when_it_stops(queue, consumer, gate, recorder):
@@ -248,7 +278,7 @@ def test_a_drain_takes_what_a_dead_worker_held(queue, consumer, recorder):
     queue.publish("x", id="x")
     queue.publish("y", id="y", retries=0)
     queue.moves.claim(CallNumber("dead", 1), limit=2, lease_ms=50)
-    consumer.handler(queue, lease=0.3)(lambda body: None)
+    consumer.handler(queue, lease=3.0)(lambda body: None)
 
     consumer.drain()
 

@@ -9,6 +9,7 @@ from waiting import eventually
 
 from reliq import Consumer, Nack, WorkerSettings
 from reliq.client.client import Client
+from reliq.consumer.consumer import EXIT_REPLACE
 from reliq.events import Acked, Claimed, Handled, Promoted, Reclaimed, Started
 from reliq.ids import token
 from reliq.transitions import CallNumber
@@ -161,9 +162,7 @@ def test_a_publish_wakes_one_idle_worker_of_several(no_looks, queue, url, record
         assert commands_of(client)["blpop"] - before <= 2
 
 
-def test_a_message_of_one_queue_costs_three_scripts_a_read_and_a_wait(
-    no_looks, queue, consumer, start, recorder, client
-):
+def test_a_message_of_one_queue_costs_four_scripts_and_a_wait(no_looks, queue, consumer, start, recorder, client):
     consumer.handler(queue)(lambda body: None)
     start()
     eventually(lambda: commands_of(client).get("srandmember"), "the first round of the janitor is over")
@@ -176,7 +175,7 @@ def test_a_message_of_one_queue_costs_three_scripts_a_read_and_a_wait(
 
     eventually(lambda: commands_of(client)["blpop"] - before["blpop"] == 20, "it waits again")
     made = {name: calls - before.get(name, 0) for name, calls in commands_of(client).items()}
-    assert (made["evalsha"], made["mget"], made.get("lpop", 0)) == (3 * 20, 20, 0)  # publish, claim, ack
+    assert (made["evalsha"], made["mget"], made.get("lpop", 0)) == (4 * 20, 20, 0)  # publish, claim, read, ack
 
 
 def test_what_nobody_announced_is_found_by_the_next_look(queue, consumer, start, recorder, client):
@@ -332,7 +331,7 @@ def test_a_token_says_which_queue_has_work(make_queue, consumer, parts, client, 
         fetcher.step()
 
     assert [one.handler.queue.name for one in held] == ["q7"]
-    assert commands_of(client)["evalsha"] == before + 1
+    assert commands_of(client)["evalsha"] == before + 2  # the claim, the body
 
 
 def test_names_of_processes_differ():
@@ -349,6 +348,44 @@ def test_max_jobs_are_counted_when_they_start(queue, consumer, start, recorder):
     recorder.wait_for(Handled, 5)
     assert engine.inflight.started == 5
     assert WorkerSettings().concurrency == 16
+
+
+@pytest.mark.parametrize("names", [["plain"], ["coroutine"], ["plain", "coroutine"]])
+def test_worker_with_max_jobs_starts_exactly_so_many(make_queue, consumer, recorder, names):
+    async def handle(body):
+        pass
+
+    handlers = {"plain": lambda body: None, "coroutine": handle}
+    queues = [make_queue(name) for name in names]
+    for queue in queues:
+        consumer.handler(queue)(handlers[queue.name])
+        queue.publish_many(["x"] * 100)
+
+    assert consumer.run(WorkerSettings(max_jobs=5)) == EXIT_REPLACE
+
+    assert len(recorder.of(Started)) == 5
+    counts = [queue.counts() for queue in queues]
+    assert sum(one.totals.get("acked", 0) for one in counts) == 5
+    assert (sum(one.ready for one in counts), sum(one.unack for one in counts)) == (100 * len(names) - 5, 0)
+
+
+def test_worker_with_max_jobs_and_no_room_for_a_successor_goes_on(queue, consumer, recorder):
+    consumer.handler(queue)(lambda body: None)
+    consumer.must_stay = True
+    queue.publish_many(["x"] * 100)
+
+    assert consumer.run(WorkerSettings(max_jobs=5, burst=True)) == 0
+
+    assert len(recorder.of(Started)) == 100
+
+
+def test_consumer_that_is_not_run_starts_more_than_max_jobs(queue, consumer, start, recorder):
+    consumer.handler(queue)(lambda body: None)
+    queue.publish_many(["x"] * 20)
+
+    start(max_jobs=5)
+
+    recorder.wait_for(Acked, 20)
 
 
 def test_many_tokens_at_once_are_taken_together(make_queue, consumer, parts, monkeypatch):

@@ -8,7 +8,6 @@ from reliq import commands, crons, minutes, shardmap, stacks
 from reliq.admin import key_queries, queries, queue_queries, server
 from reliq.admin.fsck.ids import CHECK, CHECK_KEYS
 from reliq.lua import script
-from reliq.relay import lanes
 from reliq.rights import USES
 
 if TYPE_CHECKING:
@@ -34,11 +33,23 @@ _TO_RESHARD = ("arrive", "ask", "cancel", "depart", "leave", "remap")
 _TRANSITIONS: dict[Role, tuple[str, ...]] = {
     "producer": ("publish", "ask"),
     "consumer": (
-        *(*_TO_RESHARD, "ack", "claim", "collect", "counts", "extend", "held_up", "limit", "lines", "nack"),
+        *(*_TO_RESHARD, "ack", "bodies", "claim", "collect", "counts", "extend", "held_up", "limit", "lines", "nack"),
         *("promote", "reclaim", "register", "release", "snooze", "tick", "tidy"),
     ),
     "operator": (
-        *("counts", "forget", "held_up", "limit", "lines", "publish", "purge", "redrive", "reschedule", "sleep"),
+        *(
+            "counts",
+            "forget",
+            "held_up",
+            "limit",
+            "lines",
+            "publish",
+            "purge",
+            "redrive",
+            "reschedule",
+            "sleep",
+            "tick",
+        ),
         *_TO_RESHARD,
     ),
     "viewer": ("counts", "lines"),
@@ -58,28 +69,21 @@ def _reads(use: Use) -> bool:
     return command in ONLY_READ or not key
 
 
-_TO_PUBLISH = (
-    commands.register,
-    commands.worker_ids,
-    commands.worker_records,
-    shardmap.shard_map,
-    shardmap.declaration,
-)
+_TO_PUBLISH = (commands.register, shardmap.shard_map, shardmap.fence, shardmap.declaration)
 _TO_LOOK = (
     *(commands.body_start, commands.state_words, commands.retries_left, commands.scores, commands.first_score),
     *(commands.held_sample, commands.end_of, commands.due_count),
     *(commands.registry_size, commands.registry_page, commands.server_facts, commands.server_ms),
-    *(shardmap.shard_map, shardmap.declaration, crons.cron_states),
+    *(shardmap.shard_map, shardmap.fence, shardmap.declaration, crons.cron_states),
 )
 COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
-    "producer": (*_TO_PUBLISH, lanes.remember),
+    "producer": _TO_PUBLISH,
     "consumer": (
         *(commands.bodies, commands.state_words, commands.retries_left, commands.first_score, commands.held),
         *(commands.garbage, commands.claims),
         *(commands.wake_token, commands.wake_token_at_once, commands.first_wake_token, commands.push_wake_token),
         *(commands.poke, commands.drop_watch),
         *(commands.register, commands.write_worker, commands.remove_worker, commands.workers_alive),
-        *(commands.worker_ids, commands.worker_records),
         *(*_TO_LOOK, minutes.noted, minutes.note, stacks.take_request, stacks.write_report),
         *(shardmap.map_text, commands.letters_between, server.keys_scanned, queries.ids_scanned, queries.ids_at),
         *(queries.leaving, queries.marker, queries.marker_ms, queries.take_id, queries.free_id, queries.at_a_replica),
@@ -87,8 +91,9 @@ COMMANDS: dict[Role, tuple[Callable[..., Any], ...]] = {
     "operator": (
         *(*_TO_PUBLISH, *_TO_LOOK),
         *(commands.delete_letters, commands.letters_between, commands.claims),
+        *(commands.worker_ids, commands.worker_records),
         shardmap.map_text,
-        *(commands.pause, commands.paused, commands.unpause, commands.push_wake_token),
+        *(commands.pause, commands.paused, commands.resume_queue),
         *(made for made in USES if made.__module__ in (queries.__name__, queue_queries.__name__, key_queries.__name__)),
         *(server.keys_scanned, server.type_of_key, minutes.noted, stacks.request, stacks.look),
         *(crons.pause_cron, crons.resume_cron, crons.ask_run, crons.asked_run, crons.withdraw_run, crons.forget_cron),

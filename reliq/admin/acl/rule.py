@@ -85,7 +85,6 @@ def acl_rule(
     Return the least rule for a user who plays `roles` on `queues`.
 
     Args:
-        queues: another shard than the first stands for all others of its queue.
         user: its name, by default reliq-ROLE.
         selectors: whether the server is 7.0 or newer.
         select: whether its URL names another database than 0.
@@ -95,6 +94,7 @@ def acl_rule(
     Raises:
         ConfigurationError: there is no role or no queue, or a role is none of `ROLES`.
     """
+    queues = [*queues, *(one.of_shard(1) for one in queues if not one.bare)]  # which stands for all other shards
     known = acl_roles(roles)
     if not known:
         raise ConfigurationError(f"an ACL rule needs at least one role of {', '.join(ROLES)}")

@@ -9,22 +9,20 @@ from reliq.admin import queue_queries
 from reliq.admin.discover import chosen
 from reliq.admin.doctor.facts import Finding
 from reliq.admin.parts import ask_each
-from reliq.admin.workers import workers_alive
 from reliq.errors import ConfigurationError, RedisRefusedError
 from reliq.limits import Limits
 from reliq.message import Counts
 from reliq.readable import spoken
 from reliq.snapshot.shard_maps import ShardMaps
-from reliq.text import count_of
+from reliq.text import count_of, typed
 from reliq.transitions import KeyLines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from reliq.admin.session import Session
     from reliq.call import Call, Command
     from reliq.keys import Keys
-    from reliq.roster import Worker
 
 #: A key with so many waiting messages, and more than this part of all that wait, takes most of a queue.
 MANY_MESSAGES, MOST_OF_ALL = 1000, 0.5
@@ -42,7 +40,6 @@ class Keyed(NamedTuple):
         shards: how many it has.
         waiting: messages in lines.
         stored: its limits as Redis has them.
-        workers: those that serve it.
         now: unix seconds by Redis' clock.
     """
 
@@ -51,7 +48,6 @@ class Keyed(NamedTuple):
     waiting: int
     lines: KeyLines
     stored: dict[str, str]
-    workers: Sequence[Worker]
     now: float
 
 
@@ -69,13 +65,14 @@ def key_findings(session: Session) -> list[Finding]:
 
 def _keyed(session: Session) -> Iterator[Keyed]:
     known = chosen(session, ()).queues
-    answers, _ = ask_each(session, known, transitions.counts, ShardMaps())
+    maps = ShardMaps()
+    answers, _ = ask_each(session, known, transitions.counts, maps)
     found = {
         keys: parts
         for keys, parts in zip(known, answers, strict=True)
         if any(isinstance(part, Counts) and part.keyed for part in parts)
     }
-    workers, [now_ms] = (workers_alive(session), session.run_all([commands.server_ms()])) if found else ([], [0])
+    [now_ms] = session.run_all([commands.server_ms()]) if found else [0]
     for keys, parts in found.items():
         asked: list[Call[Any] | Command[Any]] = [
             transitions.lines(keys, most=LINES),
@@ -83,15 +80,13 @@ def _keyed(session: Session) -> Iterator[Keyed]:
         ]
         lines, stored = session.try_all(asked)
         if isinstance(lines, KeyLines) and isinstance(stored, dict):
-            mine = [worker for worker in workers if keys.name in worker.queues]
             waiting = Counts.sum([part for part in parts if isinstance(part, Counts)]).waiting
-            yield Keyed(keys, len(parts), waiting, lines, stored, mine, now_ms / 1000)
+            yield Keyed(keys, maps.served(keys), waiting, lines, stored, now_ms / 1000)
 
 
 def judged(queue: Keyed) -> Iterator[Finding]:
     """Yield what is wrong with a queue."""
     yield from _of_home(queue)
-    yield from _of_workers(queue)
     yield from _of_limits(queue)
     yield from _of_lines(queue)
 
@@ -112,20 +107,7 @@ def _of_home(queue: Keyed) -> Iterator[Finding]:
             "bad",
             f"{name} has keys or limits, and {queue.shards} shards",
             "limits hold in the first shard alone, and messages of one key may lie in several",
-            f"reliq shards {name} 1",
-        )
-
-
-def _of_workers(queue: Keyed) -> Iterator[Finding]:
-    old = [worker for worker in queue.workers if not worker.keys]
-    if old:
-        one, others = old[0], f", and {len(old) - 1} more" if len(old) > 1 else ""
-        yield Finding(
-            "keys",
-            "bad",
-            f"worker {one.id} of {queue.keys.name} (reliq {one.version}, pid {one.pid} on {one.host}){others} does not know keys",
-            "it serves no message with a key, and starts others past the limits",
-            "stop it, and start it anew with the version of the other workers",
+            typed("shards", name, "1"),
         )
 
 
@@ -139,7 +121,7 @@ def _of_limits(queue: Keyed) -> Iterator[Finding]:
             "bad",
             f"the limits of {name} make no sense: {error}",
             "nothing of the queue may start, or more than was meant",
-            f"reliq limits {name} --clear NAME",
+            typed("limits", name, options=["--clear", "NAME"]),
         )
     until = queue.lines.asleep_until
     if until is not None and until - queue.now > LONG_SECONDS:
@@ -148,7 +130,7 @@ def _of_limits(queue: Keyed) -> Iterator[Finding]:
             "warning",
             f"{name} sleeps for {spoken(until - queue.now)} more: a handler has raised RateLimited for a message without key",
             "no message of it starts until then",
-            f"raise it with a key, or delete the member '' of {queue.keys.asleep}",
+            f"{typed('resume', name)}; publish its messages with a key",
         )
 
 
@@ -162,7 +144,7 @@ def _of_lines(queue: Keyed) -> Iterator[Finding]:
             f"{count_of(len(standing), 'line')} of {name} {'stands' if len(standing) == 1 else 'stand'}, as that of key "
             f"{standing[0].key!r} with {count_of(standing[0].waiting, 'message')}",
             "nothing holds them up, and nobody serves them: a write was lost, or something else has changed a key",
-            f"reliq check {name} --repair",
+            typed("check", name, options=["--repair"]),
         )
     first = next(iter(largest), None)
     if (
@@ -176,5 +158,5 @@ def _of_lines(queue: Keyed) -> Iterator[Finding]:
             "warning",
             f"key {first.key!r} has {first.waiting:,} of the {queue.waiting:,} messages that wait in {name}",
             "others have their turns beside it; its own messages wait for each other",
-            f"reliq limits {name} shows what it may; reliq purge {name} --key deletes what need not run",
+            f"{typed('limits', name)} shows what it may; {typed('purge', name, options=['--key', first.key])} deletes what need not run",
         )

@@ -1,8 +1,9 @@
-"""The doctor's findings of queues with several shards: who publishes past their fence, and how they are spread."""
+"""The doctor's findings of queues with several shards: lost maps, who publishes past their fence, how they are spread."""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,14 @@ from reliq.admin.discover import chosen
 from reliq.admin.doctor.facts import Finding, unknown
 from reliq.errors import RedisRefusedError
 from reliq.ids import home
-from reliq.shardmap import ShardMap, shard_map
-from reliq.text import count_of
+from reliq.shardmap import UNSHARDED, WITNESSES, ShardMap, shard_map, witnesses
+from reliq.text import count_of, typed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from reliq.admin.session import Session
+    from reliq.keys import Keys
 
 #: A server with so many times its share of a queue's shards has too many.
 TOO_MANY = 1.5
@@ -27,18 +29,33 @@ IDS_LOOKED_AT = 1000
 
 def shard_findings(session: Session) -> list[Finding]:
     """
-    Return a finding for each queue that has messages in its first shard which belong in others.
+    Return a finding for each queue whose map is lost, or that has messages in its first shard which belong in others.
 
-    While the number of shards changes there are such; before and after, an older producer alone leaves any.
+    While the number of shards changes there are such messages; before and after, an older producer alone leaves any.
     """
     try:
-        return list(_strays(session))
+        queues = [keys for keys in chosen(session, ()).queues if not keys.bare]
+        return [*_lost(session, queues), *_strays(session, queues)]
     except RedisRefusedError:
         return []
 
 
-def _strays(session: Session) -> Iterator[Finding]:
-    queues = [keys for keys in chosen(session, ()).queues if not keys.bare]
+def _lost(session: Session, queues: Sequence[Keys]) -> Iterator[Finding]:
+    told = iter(session.try_all([one for keys in queues for one in witnesses(keys)]))
+    # The map is read after the fences: meanwhile it may only become later.
+    for keys, found in zip(queues, session.try_all([shard_map(keys) for keys in queues]), strict=True):
+        known = UNSHARDED.or_later(islice(told, WITNESSES))
+        if isinstance(found, ShardMap) and known.unless(found).is_lost:
+            yield Finding(
+                "shards",
+                "bad",
+                f"Redis has lost the map of the shards of {keys.name}: epoch {known.epoch}, {count_of(known.n, 'shard')}",
+                "a failover or a deletion took it; processes go on by what the shards have, until these are lost too",
+                typed("check", keys.name, options=["--repair"]),
+            )
+
+
+def _strays(session: Session, queues: Sequence[Keys]) -> Iterator[Finding]:
     maps = session.try_all([shard_map(keys) for keys in queues])
     sharded = [(keys, map) for keys, map in zip(queues, maps, strict=True) if isinstance(map, ShardMap) and map.n > 1]
     looks = session.try_all([queries.ids_scanned(keys, "retries_left", 0, IDS_LOOKED_AT) for keys, _ in sharded])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,14 @@ from reliq.admin.fsck.repair import repair_of
 from reliq.admin.fsck.report import CheckReport, FaultTally, sum_of
 from reliq.admin.fsck.state import IdState, faults_of, read_state
 from reliq.admin.places import TYPES
+from reliq.admin.shard_change import ShardChange
 from reliq.call import id_text
 from reliq.chunks import chunked
 from reliq.commands import LISTS
+from reliq.errors import RedisUnavailableError
 from reliq.foreign import whole_number
 from reliq.settings import seconds
+from reliq.shardmap import fence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,7 +56,15 @@ ROUNDS = 3
 def check(queue: QueueSession, *, repair: bool, patience: Duration, progress: OnProgress) -> CheckReport:
     """Check a queue; in a layout of the Go original a fault is reported when it is still there after `patience` seconds."""
     wait = partial(time.sleep, seconds("patience", patience, most=3600))
-    return sum_of([Checker(part, repair=repair, progress=progress, wait=wait).run() for part in queue.parts])
+    reports, away = list[CheckReport](), dict[int, RedisUnavailableError]()
+    for part in queue.parts:
+        try:
+            reports.append(Checker(part, repair=repair, progress=progress, wait=wait).run())
+        except RedisUnavailableError as error:
+            away[part.keys.shard] = error
+    if not reports:
+        raise next(iter(away.values()))
+    return replace(sum_of(reports), away=tuple(away))
 
 
 class Checker:
@@ -82,6 +94,7 @@ class Checker:
     def run(self) -> CheckReport:
         """Look at everything; return what was found."""
         if self._check_types():
+            self._check_fence()
             self._read_lists()
             self._read_lines()
             self._read_scored()
@@ -106,6 +119,28 @@ class Checker:
             else:
                 all_right = False
         return all_right
+
+    def _check_fence(self) -> None:
+        """Compare the fence of the shard with the map."""
+        if self._keys.bare:
+            return
+        known, fenced = self._queue.map, self._queue.run(fence(self._keys))
+        if fenced is None:
+            self._tally.found("bad-fence", self._keys.epoch)
+            if self._repair and self._queue.run(
+                queue_queries.put_aside(self._keys, "epoch", time.time_ns() // 1_000_000)
+            ):
+                ShardChange(self._queue).restore()
+                self._tally.was_mended("bad-fence")
+        elif fenced.epoch > known.epoch or (known.is_lost and self._keys.shard == 0):
+            change = ShardChange(self._queue)
+            if change.map.is_lost:  # else somebody has changed it since the check began
+                self._tally.found(
+                    "lost-map", f"{self._keys.of_shard(0).map}: {change.map.n} shards, epoch {change.map.epoch}"
+                )
+                if self._repair:
+                    change.restore()
+                    self._tally.was_mended("lost-map")
 
     def _read_lists(self) -> None:
         """Read ready and retry, from the end where ids come in: what comes in meanwhile hides nothing."""
@@ -236,8 +271,11 @@ class Checker:
             self._tally.found("bad-total", id_text(name))
         if bad or self._keys.bare:  # the Go original keeps no account
             return
-        missing = self._queue.run(transitions.counts(self._keys)).missing
-        if missing:
+        counts = self._queue.run(transitions.counts(self._keys))
+        until = counts.keyed and self._queue.run(transitions.lines(self._keys)).asleep_until
+        if until:
+            self._tally.found("asleep", f"until unix time {until:.0f}")
+        if missing := counts.missing:
             self._tally.found("account", f"{abs(missing)} too {'few' if missing > 0 else 'many'}", abs(missing))
 
     def _note(self, states: Sequence[IdState], now_ms: int, part: Part, piece: tuple[int, int] = (1, 0)) -> None:

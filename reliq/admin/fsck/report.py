@@ -34,6 +34,14 @@ FAULT_KINDS: dict[FaultName, FaultKind] = {
     "wrong-type": FaultKind(
         "a key of the queue holds another type, so that scripts refuse to run", "renames the key, and keeps it"
     ),
+    "lost-map": FaultKind(
+        "the map of the shards is lost, corrupt or earlier than that of the shards: processes that start may serve too few",
+        "writes the latest map that a shard has",
+    ),
+    "bad-fence": FaultKind(
+        "a fence of a shard is no map that reliq writes, so that it stops no publisher with an old map",
+        "renames the key, and writes the fence of the map",
+    ),
     "twice": FaultKind("an id is in two places, and may be delivered from each", "keeps the one that is further on"),
     "lost": FaultKind(
         "a message is in no place, so that nobody will ever claim it",
@@ -74,6 +82,11 @@ FAULT_KINDS: dict[FaultName, FaultKind] = {
     "stuck-key": FaultKind("messages of a key wait, and nobody will ever serve it", "puts the key into the ring"),
     "stray-turn": FaultKind("a key has a turn in the ring, and no message waits", "takes it out of the ring"),
     "long-sleep": FaultKind("a key sleeps until a time that is none", "wakes it"),
+    "asleep": FaultKind(
+        "the whole queue sleeps: a handler raised RateLimited for a message without a key",
+        "nothing: `reliq resume QUEUE` wakes it",
+        passes=True,
+    ),
     "bad-total": FaultKind(
         "a total is spoilt: no number, or below zero, so that the account cannot be kept",
         "nothing: what it was is unknown",
@@ -118,17 +131,21 @@ class CheckReport:
     Attributes:
         looked_at: how many ids were looked at.
         unproved: ids that may be wrong, in lists that are too long to be read at one moment.
+        away: the shards that were not checked, or not to the end, because their Redis is away.
     """
 
     queue: str
     looked_at: int
     faults: tuple[Fault, ...]
     unproved: int = 0
+    away: tuple[int, ...] = ()
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong, or nothing any more: what passes by itself does not count."""
-        return not self.unproved and all(fault.passes or fault.mended == fault.count for fault in self.faults)
+        """Whether nothing is wrong, or nothing any more, in any shard: what passes by itself does not count."""
+        return not (self.unproved or self.away) and all(
+            fault.passes or fault.mended == fault.count for fault in self.faults
+        )
 
 
 @dataclass(slots=True)

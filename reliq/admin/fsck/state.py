@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FaultName = Literal[
+    "lost-map",
+    "bad-fence",
     "twice",
     "lost",
     "stray-body",
@@ -34,6 +36,7 @@ FaultName = Literal[
     "stuck-key",
     "stray-turn",
     "long-sleep",
+    "asleep",
     "wrong-type",
     "bad-total",
     "account",

@@ -32,10 +32,11 @@ local function in_flight(key) return redis.call('ZLEXCOUNT', held, '[' .. key ..
 
 local function limits_now()
   if limits_read then return limits_read end
-  local names = { 'per_key', 'rate_us', 'burst', 'key_rate_us', 'key_burst', 'concurrency', 'ordered', 'weighted' }
+  local names = { 'per_key', 'rate_us', 'burst', 'key_rate_us', 'key_burst', 'concurrency', 'ordered', 'weighted', 'walk' }
   local found = redis.call('HMGET', limits, unpack(names))
   limits_read = {}
   for i, name in ipairs(names) do limits_read[name] = tonumber(found[i] or '') end
+  limits_read.walk = found[#names]
   if limits_read.ordered == 1 then limits_read.per_key = 1 end
   return limits_read
 end
@@ -108,10 +109,46 @@ local function line_up(ids)
   ring_in(woken)
 end
 
--- Messages that nobody holds come in: each to its line, or into pending when they are due later.
+-- Messages that nobody holds come in: each to its line, or into pending when they are due later. Messages of a key that
+-- have one due time stay in the order of their publishes: the score of each is half a us or more above the one before.
+-- A call takes up to 500 such steps, a ms has 1,000: when 500 are taken, the next ms gives room, for 20 ms at most.
 local function enter(ids, due)
-  if due > now_down then return put(pending, due, ids) end
-  line_up(ids)
+  if due <= now_down then return line_up(ids) end
+  local ms, base, rows, last, first, before = due, score(due), {}, {}, nil, nil
+  while not first do
+    before = redis.call('ZRANGE', pending, '(' .. base .. '5', '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')[2]
+    first = before and before - base or -1
+    first = first < 0 and 0 or math.floor(first * 2e6 + 1.98)
+    if first >= 500 and ms < due + 19 then ms, base, first = ms + 1, score(ms + 1), nil end
+  end
+  local text, step = base, 0
+  for _, id in ipairs(ids) do
+    local key = key_of[id]
+    local n = key == '' and 0 or last[key] and last[key] + 1 or first
+    if n ~= step then text, step = n == 0 and base or base .. string.format('%04d', 5 * n), n end
+    last[key] = n
+    pair(rows, text, id)
+  end
+  if run('ZADD', pending, rows) and not before then
+    redis.call('DEL', watch)
+    push_token()
+  end
+end
+
+-- The list in which a cancelled message still is, and the key of that; nil for one that is far from the head.
+local function old_place(id)
+  local key = key_in(redis.call('HGET', retries_left, id))
+  local list = key == '' and ready or line .. key
+  return read('LPOS', list, id, 'RANK', -1, 'MAXLEN', math.ceil(100000 / ITEMS)) and { list, key } or nil
+end
+
+-- Cancelled messages have come in anew, at the end of their keys: they leave their old places.
+local function leave_old(places, ids)
+  for id, from in pairs(places) do
+    redis.call('LREM', from[1], -1, id)
+    if redis.call('EXISTS', from[1]) == 0 then redis.call('ZREM', ring, from[2]) end
+    ids[#ids + 1] = id
+  end
 end
 
 -- Messages come back to the heads of their lines, the last of `ids` foremost; those without a key are left out.
@@ -273,6 +310,47 @@ local function sleeps_for(conf, full, until_then)
   return due and math.abs(due - ms_of(until_then)) < 2
 end
 
+-- Look at some of the keys that had no place under earlier limits, and of those that sleep for an earlier rate. `walk`
+-- is how far that has come in `held` and in `asleep` (`-`: to the end), then the earlier rates.
+local function walk_on()
+  local conf, keys, awake, sleeps, buckets, lasts = limits_now(), {}, {}, {}, {}, {}
+  local held_at, asleep_at, earlier = (conf.walk or ''):match('^(%S+) (%S+)(.*)$')
+  if not held_at then return end
+  if held_at ~= '-' then
+    local part = redis.call('ZSCAN', held, held_at, 'COUNT', 1000)
+    held_at = part[1] == '0' and '-' or part[1]
+    for i = 1, #part[2], 2 do keys[part[2][i]:match('^[^%z]*')] = true end
+  end
+  if asleep_at ~= '-' then
+    local part = redis.call('ZSCAN', asleep, asleep_at, 'COUNT', 1000)
+    asleep_at = part[1] == '0' and '-' or part[1]
+    for i = 1, #part[2], 2 do
+      local key, full = part[2][i], redis.call('ZSCORE', rates, part[2][i])
+      for every, burst in earlier:gmatch('(%d+):(%d+)') do
+        if sleeps_for({ key_rate_us = tonumber(every), key_burst = tonumber(burst) }, full, part[2][i + 1]) then lasts[key] = full end
+      end
+    end
+  end
+  for key, full in pairs(lasts) do
+    local may, now_full = 1, nil
+    if conf.key_rate_us then may, now_full = permitted(full, conf.key_rate_us, conf.key_burst or 1) end
+    if may > 0 then
+      awake[#awake + 1], keys[key] = key, true
+    else
+      pair(sleeps, score(next_at(now_full, conf.key_rate_us, conf.key_burst or 1)), key)
+      pair(buckets, string.format('%.0f', now_full), key)
+    end
+  end
+  local some, is_over = {}, held_at == '-' and asleep_at == '-'
+  for key in pairs(keys) do some[#some + 1] = key end
+  run('ZADD', rates, buckets)
+  run('ZADD', asleep, sleeps)
+  for from = 1, #awake, 1000 do run('ZREM', asleep, { unpack(awake, from, from + 999) }) end
+  for from = 1, #some, 1000 do ring_in({ unpack(some, from, from + 999) }) end
+  conf.walk = not is_over and held_at .. ' ' .. asleep_at .. earlier
+  if is_over then redis.call('HDEL', limits, 'walk') else redis.call('HSET', limits, 'walk', conf.walk) end
+end
+
 -- Forget some buckets that are full: they are as good as none. But by that of a key that still sleeps for it a clock is
 -- known that went back.
 local function forget_buckets(most)
@@ -310,6 +388,33 @@ local function spend(rows, full, n)
   return is_sooner, is_limited
 end
 
+-- Give the starts of messages that never ran back to the rates, and wake the keys that sleep for them. A bucket that
+-- was full in the meantime has got some back already: at most what has filled up since the oldest claim.
+local function give_back(ids, more)
+  local conf, buckets, awake, since = limits_now(), {}, {}, 0
+  for _, id in ipairs(more) do ids[#ids + 1] = id end
+  for i = 1, ITEMS do
+    local claimed_at = tonumber(arg(i, TOOK_MS)) or 0
+    since = math.max(since, claimed_at <= us and us - claimed_at or math.huge)
+  end
+  local function refund(key, n, every, burst)
+    local full = every and n * every > since and redis.call('ZSCORE', rates, key)
+    if not full then return end
+    local _, stored = permitted(full, every, burst or 1)
+    pair(buckets, string.format('%.0f', stored - n * every + since), key)
+    if sleeps_for(conf, full, redis.call('ZSCORE', asleep, key)) then awake[#awake + 1] = key end
+  end
+  refund('', #ids, conf.rate_us, conf.burst)
+  local keys, some = by_key(ids)
+  for _, key in ipairs(keys) do
+    if not priorities[key] then refund(key, #some[key], conf.key_rate_us, conf.key_burst) end
+  end
+  run('ZADD', rates, buckets)
+  run('ZREM', asleep, awake)
+  ring_in(awake)
+  if #buckets > 0 and redis.call('EXISTS', ring, ready, retry) > 0 then offer() end
+end
+
 -- How many ids and keys may be served now.
 local function waiting_now()
   if queue_room() == 0 then return 0 end
@@ -319,6 +424,7 @@ end
 -- The least of a wait and of that for the next that sleeps, or for the queue's rate; -1: nothing is waited for.
 local function until_more(wait)
   local conf, due = limits_now(), head(asleep)
+  if conf.walk and wait ~= -2 then return 0 end
   local may, full = math.huge, nil
   if conf.rate_us then may, full = permitted(redis.call('ZSCORE', rates, ''), conf.rate_us, conf.burst or 1) end
   if may == 0 then due = math.min(due or math.huge, next_at(full, conf.rate_us, conf.burst or 1)) end

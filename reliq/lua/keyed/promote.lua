@@ -3,15 +3,16 @@
 -- KEYS  pending ready totals wake retry retries_left limits ring held asleep rates line
 -- ARGV  clock limit
 -- Runs  pending:ZRANGE,ZRANGEBYSCORE,ZREM ready:EXISTS,LPUSH totals:HINCRBY wake:LLEN,LPUSH retry:EXISTS
---       retries_left:HMGET limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM,ZSCORE
---       asleep:ZMSCORE,ZRANGE,ZRANGEBYSCORE,ZREM,ZSCORE rates:ZADD,ZRANGEBYSCORE,ZREM,ZSCORE line:EXISTS,LPUSH,RPUSH
+--       retries_left:HMGET limits:HDEL,HGET,HMGET,HSET ring:EXISTS,ZADD,ZRANGE
+--       held:ZCARD,ZLEXCOUNT,ZREM,ZSCAN,ZSCORE asleep:ZADD,ZMSCORE,ZRANGE,ZRANGEBYSCORE,ZREM,ZSCAN,ZSCORE rates:ZADD,ZRANGEBYSCORE,ZREM,ZSCORE line:EXISTS,LPUSH,RPUSH
 -- Returns  how many moved, and the ms until the next is due, wakes, or is permitted by the queue's rate (-1: none)
 -- Nothing to do: 0 and that wait.
 --
+-- The score of a message with a key lies up to half a ms after its due time: by its place among those of one due time.
 -- A message that has kept its place while it was put off comes to the head of its line, others to the tail. A key that
 -- sleeps longer than its rate can have it sleep is woken: the clock went back. One that was told to sleep sleeps on.
 
-local ids = redis.call('ZRANGEBYSCORE', pending, '-inf', score(now_down), 'LIMIT', 0, limit)
+local ids = redis.call('ZRANGEBYSCORE', pending, '-inf', score(now_down) .. '5', 'LIMIT', 0, limit)
 local texts, fresh, kept, conf, buckets = run('HMGET', retries_left, ids), {}, {}, limits_now(), {}
 for i, id in ipairs(ids) do
   key_of[id] = key_in(texts[i])
@@ -39,6 +40,7 @@ run('ZREM', pending, ids)
 free_places(kept)
 run('ZREM', asleep, awake)
 ring_in(awake)
+walk_on()
 forget_buckets(100)
 add('promoted', #ids)
 if redis.call('EXISTS', ready, retry, ring) > 0 then offer() end

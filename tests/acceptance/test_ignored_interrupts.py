@@ -1,0 +1,109 @@
+"""
+A command that a script starts by `command &` inherits SIGINT as ignored, and under `nohup` SIGHUP too.
+
+It leaves them ignored, as other programs do: a Ctrl-C in the terminal is for the script. SIGTERM stops it.
+"""
+
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+import worker_process
+from ports import free_port
+from waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+IGNORING = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh", sys.executable, "-m", "reliq"]
+#: Command -> its words, and its exit code after SIGTERM.
+COMMANDS = {
+    "worker": (["worker", "jobs:consumer", "--processes", "2"], 0),
+    "relay": (["relay", "--database", "sqlite:///outbox.db"], 0),
+    "exporter": (["exporter", "--port", "{port}"], 0),
+    "web": (["web", "--port", "{port}"], 0),
+    "watch": (["watch"], 0),
+    "demo": (["demo", "--jobs", "20000"], 130),
+    "bench": (["bench", "--only", "drain", "--yes"], -signal.SIGTERM),
+}
+
+
+def signals_of(process, field):
+    """Return the signals in a field of the process's status, such as SigIgn or SigCgt."""
+    lines = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    return {number for number in signal.Signals if int(lines[field], 16) >> (number - 1) & 1}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_with_ignored_sigint_stops_on_sigterm(name, url, client, environment):
+    words, code = COMMANDS[name]
+    with tempfile.TemporaryDirectory(prefix="reliq-") as folder:
+        if name == "relay":
+            make_outbox(f"{folder}/outbox.db")
+        own = {"RELIQ_URL": ""} if name == "demo" else {}
+        process = subprocess.Popen(
+            [*IGNORING, *(word.format(port=free_port()) for word in words)],
+            cwd=folder,
+            env=environment | own | {"TMPDIR": folder},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            eventually(lambda: process.poll() is not None or works(name, process, client), f"{name} works")
+            others = psutil.Process(process.pid).children(recursive=True)
+            ignored = signals_of(process, "SigIgn")
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGHUP)
+            process.send_signal(signal.SIGTERM)
+
+            assert process.wait(60) == code
+            assert {signal.SIGINT, signal.SIGHUP} <= ignored
+            assert psutil.wait_procs(others, 60)[1] == []
+            assert [one.name for one in Path(folder).iterdir() if not one.name.startswith("outbox.db")] == []
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("name", ["relay", "exporter"])
+def test_command_interrupted_while_it_notes_a_signal_still_stops(name, environment, tmp_path):
+    """SIGTERM may come while the handler of SIGINT runs: neither may wait for a lock that the other holds."""
+    make_outbox(tmp_path / "outbox.db")
+    words = [word.format(port=free_port()) for word in COMMANDS[name][0]]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "reliq", *words], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL
+    )
+    try:
+        eventually(lambda: signal.SIGTERM in signals_of(process, "SigCgt"), f"{name} works")
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def works(name, process, client):
+    """Say whether the command does its work, and has set the handlers that it sets."""
+    match name:
+        case "bench":
+            return client.keys("*:ready")
+        case "demo":
+            return sum(map(worker_process.works, psutil.Process(process.pid).children(recursive=True))) == 2
+        case "worker":
+            return client.exists("reliq:workers")
+    return signal.SIGTERM in signals_of(process, "SigCgt")
+
+
+def make_outbox(path):
+    from sqlalchemy import create_engine
+
+    from reliq import outbox
+
+    engine = create_engine(f"sqlite:///{path}")
+    outbox.metadata().create_all(engine)
+    engine.dispose()

@@ -1,1 +1,0 @@
-"""A Jepsen-style run: producers, consumers, faults and a checker of what they wrote down. `python -m tests.chaos`."""

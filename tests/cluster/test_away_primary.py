@@ -1,0 +1,229 @@
+"""One primary stands still, and no replica takes its place: a sharded queue goes on with the shards that answer."""
+
+import asyncio
+
+import pytest
+from test_failing_nodes import allow
+from typer.testing import CliRunner
+from waiting import eventually
+
+from reliq import Admin, Consumer, Queue, RedisUnavailableError, WorkerSettings, web
+from reliq.admin import session
+from reliq.cli.app import app
+from reliq.cli.screen import Screen
+from reliq.cli.watch import line_of
+from reliq.client.client import Client
+from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys
+from reliq.metrics import names
+from reliq.metrics.queues import QueueCollector
+from reliq.shardmap import ShardMap
+from reliq.snapshot.snapshot import SnapshotReader
+from reliq.transport.connection import Connection
+from tests.cluster_moves import SlotMove, my_id
+from tests.cluster_servers import NODE_TIMEOUT_MS
+from tests.web.site_page import serving
+
+pytestmark = pytest.mark.slow
+
+SHARDS = 8
+
+
+@pytest.fixture
+def queue(cluster):
+    """A sharded queue, whose map this process has read, and one message in each shard."""
+    keys = Keys("q")
+    map = ShardMap(1, SHARDS, SHARDS)
+    fences = [("SET", keys.of_shard(shard).epoch, map.fence) for shard in range(SHARDS)]
+    Connection.to(cluster.url).wire().exchange([("SET", keys.map, map.text), *fences])
+    queue = Queue("q", int, url=cluster.url)
+    queue.publish_many(range(SHARDS), chunk=1)
+    yield queue
+    queue.close()
+
+
+@pytest.fixture
+def away(cluster, queue):
+    """Stop the primary of a shard, or of another Redis key; return the shards that lie there."""
+    stopped = []
+
+    def stop(place):
+        server = cluster.primary_of(place if isinstance(place, str) else Keys("q", shard=place).ready)
+        there = [at for at in range(SHARDS) if cluster.primary_of(Keys("q", shard=at).ready) == server]
+        allow(cluster, 60_000)
+        cluster.pause(server)
+        stopped.append(server)
+        return there
+
+    yield stop
+    cluster.resume(stopped[0])
+    cluster.wait_until_ok()
+    allow(cluster, NODE_TIMEOUT_MS)
+
+
+@pytest.fixture
+def registries_apart(cluster, queue):
+    """Have the registries of queues and of workers lie on two nodes."""
+    source = cluster.primary_of(WORKERS_KEY)
+    target = next(one for one in cluster.primaries() if one != cluster.primary_of(QUEUES_KEY))
+    for node in (target, source):
+        move = SlotMove(cluster, WORKERS_KEY, node)
+        move.begin()
+        move.end()
+        if node == target:
+            yield
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def receive(request, queue):
+    """Receive so often, in blocking or async code, without a wait; return the bodies."""
+
+    def blocking(times):
+        bodies = []
+        for _ in range(times):
+            with queue.receive() as jobs:
+                bodies += [job.body for job in jobs]
+        return bodies
+
+    async def asynchronous(times):
+        bodies = []
+        for _ in range(times):
+            async with queue.areceive() as jobs:
+                bodies += [job.body for job in jobs]
+        await queue.aclose()
+        return bodies
+
+    return blocking if request.param == "blocking" else lambda times: asyncio.run(asynchronous(times))
+
+
+def test_a_receive_serves_the_other_shards_while_a_primary_is_away(queue, receive, away):
+    there = away(0)
+
+    bodies = receive(SHARDS + 2)
+
+    assert len(set(bodies)) == len(bodies) == SHARDS - len(there)
+    spared = {shard for shard in range(SHARDS) if queue._receiver.spares_leases(queue.known_shards.keys(shard))}
+    assert spared
+    assert spared <= set(there)
+
+
+def test_an_operator_sees_the_reachable_part_while_a_primary_is_away(cluster, queue, away, monkeypatch, call):
+    monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.1)
+    home = cluster.primary_of(queue.keys.ready)
+    other = next(at for at in range(SHARDS) if cluster.primary_of(Keys("q", shard=at).ready) != home)
+    well = next(name for name in map(str, range(99)) if cluster.primary_of(Keys(name).ready) == home)
+    Queue(well, int, url=cluster.url).publish(1)
+    queues, admin = [queue.keys, Keys(well)], Admin(cluster.url)
+    reader = SnapshotReader(Client.to(Connection.to(cluster.url), 1.0), lambda: queues)
+    for shard in range(SHARDS):
+        dead = Keys("q", shard=shard).dead
+        fields = {"id": f"letter-{shard}", "value": b"RELIQ/1 {}\n{}", "note": "failed 1 x"}
+        cluster.client(cluster.primary_of(dead)).xadd(dead, fields)
+    there = tuple(away(other))
+    here = [at for at in range(SHARDS) if at not in there]
+
+    counts, [account], look = call(queue, "counts"), admin.accounts(["q"])[0], reader.look()
+    views = admin.queues(["q", well], interval=0).queues
+    commands = (["queues"], ["account"], ["shards"], ["dead", "list"], ["dead", "list", "--group"], ["check"])
+    shown = [CliRunner().invoke(app, [*command, "q", "--url", cluster.url]) for command in commands]
+    by_shard = admin.shards("q")
+    with pytest.raises(RedisUnavailableError) as half:
+        call(queue, "pause")
+
+    assert counts.away == account.away == there
+    assert counts.ready == account.published == len(here)
+    assert [(view.queue, view.away, view.ready) for view in views] == [("q", there, len(here)), (well, (), 1)]
+    assert [at for at, one in enumerate(by_shard.counts) if one and one.ready] == here
+    assert by_shard.away == there
+    assert [one.exit_code for one in shown] == [0, 0, 0, 0, 0, 1]
+    assert all(f"letter-{shard}" in shown[3].output for shard in here)
+    assert [one.count for one in admin.dead_groups("q", without=there).groups] == [len(here)]
+    assert all(f"partial: without shard{'s' * (len(there) > 1)} {there[0]}" in one.output for one in shown)
+    assert f"in the shards {str(here)[1:-1]}, and not in {str(there)[1:-1] if len(there) > 1 else there[0]}" in str(
+        half.value
+    )
+    assert admin.in_shard(here[0]).queues(["q"], interval=0).queues[0].pause
+    [backlog] = [one for one in QueueCollector(lambda: look).families() if one.spec is names.BACKLOG]
+    assert backlog.rows == {(well,): 1}  # totals of some shards alone look as if they went back
+
+
+def test_resume_while_a_primary_is_away_reports_each_shard_not_reached(cluster, queue, away, monkeypatch, call):
+    monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.1)
+    admin = Admin(cluster.url)
+    admin.pause("q")
+    server, there = cluster.primary_of(Keys("q", shard=5).ready), away(5)
+    here = [at for at in range(SHARDS) if at not in there]
+
+    failures = []
+    for resume in (lambda: call(queue, "resume"), lambda: admin.resume("q")):
+        with pytest.raises(RedisUnavailableError) as failure:
+            resume()
+        failures.append(str(failure.value))
+
+    reached, missed = (", ".join(map(str, shards)) for shards in (here, there))
+    report = f"queue 'q' is resumed in the shards {reached}, and not in {missed}, whose Redis is away: "
+    assert [failure.startswith(report) for failure in failures] == [True, True], failures
+    assert [at for at in here if admin.in_shard(at).queues(["q"], interval=0).queues[0].pause] == []
+    cluster.resume(server)
+    cluster.wait_until_ok()
+    admin.resume("q")
+    assert [at for at in range(SHARDS) if admin.in_shard(at).queues(["q"], interval=0).queues[0].pause] == []
+
+
+def test_process_that_starts_without_shard_0_serves_the_other_shards(cluster, away, monkeypatch):
+    monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.1)
+    there = tuple(away(0))
+    Connection.to(cluster.url).maps.clear()
+    fresh, admin, consumer, done = Queue("q", int, url=cluster.url), Admin(cluster.url), Consumer(cluster.url), []
+    reader = SnapshotReader(Client.to(Connection.to(cluster.url), 1.0), lambda: [fresh.keys])
+
+    assert admin.account("q").away == admin.check("q").away == there
+    assert [one.counts.away for one in reader.look().queues] == [there]
+    with fresh.receive() as jobs:
+        done += [job.body for job in jobs]
+    assert len(done) == 1
+    consumer.handler(fresh)(done.append)
+    consumer.start(WorkerSettings())
+    try:
+        eventually(lambda: len(done) == SHARDS - len(there), "the worker serves the other shards")
+    finally:
+        consumer.stop(grace=0)
+
+
+def test_queues_are_shown_while_the_registry_of_workers_is_away(cluster, queue, registries_apart, away, monkeypatch):
+    monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.1)
+    admin, there = Admin(cluster.url), away(WORKERS_KEY)
+
+    [view], workers = admin.queues(interval=0).queues, admin.overview().workers
+    shown = CliRunner().invoke(app, ["queues", "--url", cluster.url])
+    moment = admin.watch().look()
+    with serving(web.app(cluster.url, access=lambda _request: web.Access.READ)) as site:
+        pages = [site.client().get(path) for path in ("/", "/queues/q", "/workers")]
+
+    assert (view.ready, view.workers, view.slots, view.busy, workers) == (SHARDS - len(there), None, None, None, None)
+    assert shown.exit_code == 0
+    assert "The workers are unknown: the Redis of their registry is away." in shown.output
+    assert "workers=? busy=?" in line_of(moment)
+    assert "workers unknown" in "".join(line.plain for line in Screen(moment, "", 1.0).lines(200, 50))
+    assert [(page.status_code, "unknown" in page.text, "no worker" in page.text.lower()) for page in pages] == [
+        (200, True, False)
+    ] * 3
+
+
+def test_a_look_asks_another_node_for_the_time_when_the_first_is_away(cluster, queue, away):
+    [asked] = Connection.to(cluster.url).wire().exchange([("CLUSTER", "MYID")])
+    [node] = [one for one in cluster.primaries() if my_id(cluster, one) == asked]
+    there = away(next(at for at in range(SHARDS) if cluster.primary_of(Keys("q", shard=at).ready) == node))
+
+    [seen] = SnapshotReader(Client.to(Connection.to(cluster.url), 1.0), lambda: [queue.keys]).look().queues
+
+    assert seen.counts.ready == SHARDS - len(there)
+
+
+def test_a_list_of_queues_says_that_its_registry_is_away(cluster, queue, away):
+    away(QUEUES_KEY)
+
+    with pytest.raises(
+        RedisUnavailableError,
+        match=r"^the Redis of the queue registry, reliq:queues, is away .*; name the queues to show$",
+    ):
+        Admin(cluster.url).queues(interval=0)

@@ -1,0 +1,126 @@
+"""One producer process: publishes at a steady rate until its time is over, and writes down what it was told."""
+
+import itertools
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from reliq import Durability, Outgoing, PublishFailed, ReliqError
+from tests.harness.chaos.history import Journal
+from tests.harness.chaos.workload import QUEUES, SHARES, Wish, wish
+
+#: How long a publish without an answer is repeated under the same id.
+INSIST_SECONDS = 3.0
+#: So many messages waiting are more than the consumers can be expected to work off in good time.
+BACKLOG_LIMIT = 3000
+LOOK_SECONDS = 1.0
+#: What a publish to a Cluster waits for, when it waits.
+WAIT = Durability.replicas(1, timeout=0.3)
+
+
+class Producer:
+    """
+    Publishes what the seed says, step by step.
+
+    Args:
+        shares: the queues to publish to, and how often each is meant.
+        calls: numbers that no other producer of the process gets.
+    """
+
+    def __init__(
+        self, name: str, seed: int, journal: Journal, shares: Mapping[str, int], calls: Iterator[int], *, waits: bool
+    ) -> None:
+        self._name, self._seed, self._journal = name, seed, journal
+        self._shares, self._calls, self._waits = shares, calls, waits
+        self._last: deque[tuple[str, str]] = deque(maxlen=5)  # queue and id of the last confirmed
+        self._looked_at = time.monotonic()
+
+    def work(self, rate: float, until: float) -> None:
+        """Publish `rate` messages a second until the monotonic clock says `until`."""
+        start, published, number = time.monotonic(), 0, 0
+        while (now := time.monotonic()) < until:
+            if now - self._looked_at > LOOK_SECONDS:
+                start += self._wait_for_consumers(until)
+            ahead = start + published / rate - now
+            if ahead > 0:
+                time.sleep(min(ahead, max(0.0, until - now)))
+            one = wish(self._seed, self._name, number, self._shares)
+            self._publish(one)
+            if one.cancels and len(self._last) >= one.cancels:
+                self._cancel(*self._last[-one.cancels])
+            published, number = published + len(one.names), number + 1
+
+    def _publish(self, one: Wish) -> None:
+        call = next(self._calls)
+        self._journal.write("publish", call=call, names=one.names, queue=one.queue, delay=one.delay, key=one.key)
+        until, unknown = time.monotonic() + INSIST_SECONDS, False
+        ids: tuple[str, ...] = one.names if one.chosen else ()
+        while True:
+            try:
+                ids, durable = self._send(one, ids)
+            except PublishFailed as failure:
+                # Of several shards a failure names the messages of those that failed; chosen ids are published again whole.
+                ids, unknown = ids or failure.ids, unknown or failure.outcome == "unknown"
+                if time.monotonic() < until:
+                    continue
+                self._journal.write("unpublished", call=call, ids=ids, unknown=unknown)
+                return
+            self._journal.write("published", call=call, ids=ids, durable=durable)
+            self._last.extend((one.queue, id) for id in ids)
+            return
+
+    def _send(self, one: Wish, ids: tuple[str, ...]) -> tuple[tuple[str, ...], bool | None]:
+        """Publish once; return the ids that are published now, and whether replicas have them."""
+        queue, padding = QUEUES[one.queue], "x" * one.padding
+        durability = WAIT if self._waits and one.waits else None
+        bodies = [{"name": name, "delay": one.delay, "padding": padding} for name in one.names]
+        if len(bodies) == 1:
+            id = ids[0] if ids else None
+            receipt = queue.publish(bodies[0], delay=one.delay, id=id, key=one.key or None, durability=durability)
+            return (receipt.id,), receipt.durable
+        options = {"delay": one.delay, "key": one.key or None}
+        items = [Outgoing(body=body, id=id, **options) for body, id in zip(bodies, ids, strict=True)]
+        return ids, queue.publish_many(items, durability=durability).durable
+
+    def _cancel(self, queue: str, id: str) -> None:
+        call = next(self._calls)
+        self._journal.write("cancel", call=call, queue=queue, id=id)
+        try:
+            answer = QUEUES[queue].cancel(id)
+        except ReliqError:
+            answer = "unknown"
+        self._journal.write("cancel_answered", call=call, id=id, answer=answer)
+
+    def _wait_for_consumers(self, until: float) -> float:
+        """Wait while too many messages wait; return for how long."""
+        self._looked_at = since = time.monotonic()
+        while time.monotonic() < until:
+            with suppress(ReliqError):
+                if sum(QUEUES[name].counts().alive for name in self._shares) < BACKLOG_LIMIT:
+                    break
+            time.sleep(0.2)
+        waited = time.monotonic() - since
+        return waited if waited > 0.2 else 0.0
+
+
+def main(path: str, seed: str, rate: str, until: str, kind: str) -> int:
+    name, shares, calls = Path(path).stem.replace("producer-", "p"), SHARES[kind], itertools.count(1)
+    # In a Cluster a thread for each queue, so that one whose node is away holds up none of the others.
+    parts = {name: shares} if kind != "cluster" else {f"{name}-{queue}": {queue: shares[queue]} for queue in shares}
+    threads = []
+    for part, own in parts.items():
+        one = Producer(part, int(seed), Journal(Path(path)), own, calls, waits=kind == "cluster")
+        share = float(rate) * sum(own.values()) / sum(shares.values())
+        threads.append(threading.Thread(target=one.work, args=(share, float(until))))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""Somebody who knows the keys and nothing of the rules: hostile messages beside those of the run, accounted apart."""
+
+import random
+
+import redis
+
+from reliq.keys import Keys
+from tests.harness.chaos.workload import QUEUES, SHARES
+from tests.security.worker_vandal import SCORES, Vandal
+
+#: So do the ids of hostile messages begin.
+MARK = "evil~"
+#: How many of them the queue's totals count under, since nobody published them.
+FOREIGN = "foreign"
+MESSAGES, FAR = 20, 3
+#: What ends in time: with a retry left at most, or what is read as none.
+COUNTS = ["0", "1", "2", "-1", "x", "", "-" + "9" * 4300, "1e300", "\u00b2"]
+TAILS = ["", " ", "\t", "*", "\u202e", "\x1b[2J", "{x}", "%s", "i" * 3000]
+
+#: Take back what waits in pending, and what was noted of it.
+_TAKE_BACK = """
+local gone = 0
+for _, id in ipairs(ARGV) do
+  if redis.call('ZREM', KEYS[1], id) == 1 then
+    redis.call('HDEL', KEYS[2], id)
+    redis.call('UNLINK', KEYS[4] .. id)
+    gone = gone + 1
+  end
+end
+redis.call('HINCRBY', KEYS[3], 'foreign', -gone)
+"""
+
+
+def write(client: redis.Redis, seed: int, victim: int) -> list[str]:
+    """Write hostile messages to one of the queues, each with its place in the account; return those due never."""
+    chance = random.Random(f"{seed} vandal")
+    keys, vandal = _keys(victim), Vandal(client, chance)
+    ids = [f"{MARK}{seed}-{number}{chance.choice(TAILS)}" for number in range(MESSAGES)]
+    with client.pipeline(transaction=True) as pipe:
+        for number, id in enumerate(ids):
+            pipe.set(keys.msg(id), vandal.value(), px=600_000)
+            pipe.hset(keys.retries_left, id, chance.choice(COUNTS))
+            if number < FAR:
+                pipe.zadd(keys.pending, {id: max(9.3e9, abs(chance.choice(SCORES)))})
+            elif chance.random() < 0.2:
+                pipe.zadd(keys.pending, {id: chance.choice([0.0, -1e300, float("-inf")])})
+            else:
+                pipe.lpush(chance.choice([keys.ready, keys.ready, keys.retry]), id)
+        pipe.hincrby(keys.totals, FOREIGN, len(ids))
+        pipe.execute()
+    return ids[:FAR]
+
+
+def take_back(client: redis.Redis, victim: int, ids: list[str]) -> None:
+    """Remove what no worker would ever see."""
+    keys = _keys(victim)
+    client.eval(_TAKE_BACK, 4, keys.pending, keys.retries_left, keys.totals, keys.msg(""), *ids)
+
+
+def _keys(victim: int) -> Keys:
+    names = list(SHARES["server"])
+    return QUEUES[names[victim % len(names)]].keys

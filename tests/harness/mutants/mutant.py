@@ -1,0 +1,35 @@
+"""One mutant: a fault that is written into a copy of the package, and who is to notice it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+MODEL, KEYED, HARNESS = "model", "keyed model", "harness"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """
+    One fault.
+
+    Attributes:
+        file: below `reliq`.
+        old, new: the text that is replaced, which must be there exactly once.
+        by: who must notice: the model, that of queues with keys, the harness, or a test's file.
+        examples: of the model, in which it must be found; 0 when that takes too long for a quick check.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    by: str = MODEL
+    examples: int = 0
+
+    def apply(self, package: Path) -> None:
+        """Write the fault into a copy of the package; raise ValueError when its text is not there once."""
+        path = package / self.file
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"mutant {self.name!r}: its text is {text.count(self.old)} times in {self.file}, not once")
+        path.write_text(text.replace(self.old, self.new))

@@ -1,0 +1,82 @@
+"""One mutant on trial: a copy of the tree, the fault in it, and whoever is to notice."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.harness.mutants.mutant import HARNESS, KEYED, MODEL, ROOT, Mutant
+
+#: Examples of the model when there is time.
+PATIENT_EXAMPLES = 3000
+HARNESS_SECONDS = 20
+TIMEOUT_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Whether a mutant was caught, after how many seconds, and by which words."""
+
+    mutant: Mutant
+    caught: bool
+    seconds: float
+    words: str
+
+
+def try_out(mutant: Mutant, *, examples: int = PATIENT_EXAMPLES, by: str = "") -> Outcome:
+    """Have the one who must notice `mutant`, or `by`, look at a copy of the tree that has it."""
+    with tempfile.TemporaryDirectory(prefix="reliq-mutant-") as folder:
+        copy = Path(folder) / "tree"
+        copy.mkdir()
+        for part in ("reliq", "tests"):
+            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        mutant.apply(copy / "reliq")
+        start = time.monotonic()
+        code, output = _run(_command(by or mutant.by, examples), copy)
+        return Outcome(mutant, code != 0, time.monotonic() - start, _last_words(output) if code else "")
+
+
+def _command(by: str, examples: int) -> list[str]:
+    if by in (MODEL, KEYED):
+        return ["-m", "tests.harness.mutants.try_model", by, str(examples)]
+    if by == HARNESS:
+        return ["-m", "tests.harness.chaos", "--seconds", str(HARNESS_SECONDS), "--seed", "1", "--drain", "30"]
+    return ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", by]
+
+
+def _run(arguments: list[str], folder: Path) -> tuple[int, str]:
+    """Run Python in the copy; what takes too long was noticed too."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return 1, "it took too long"
+    return process.returncode, output
+
+
+def _last_words(output: str) -> str:
+    """Return what was wrong: the harness's counts, or the first assertion that did not hold."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    counts = re.findall(r"^\| (.+) \| ([1-9]\d*) \| 0 \|$", output, re.MULTILINE)
+    if verdict := re.search(r"^# Chaos, seed \d+: (\w+)$", output, re.MULTILINE):
+        return f"{verdict[1]}: " + ", ".join(f"{name} {found}" for name, found in counts)
+    asserted = [line.removeprefix("> ").strip() for line in lines if re.match(r"(> +)?assert ", line)]
+    failed = [line for line in lines if line.startswith("FAILED ")]
+    return (failed or asserted or lines)[-1 if not failed else 0]

@@ -1,0 +1,34 @@
+"""The model, or that of queues with keys, against the package of this folder, without looking for the shortest way to a failure."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import redis
+from hypothesis import Phase
+
+from reliq.embedded import EmbeddedRedis, find_server
+
+TESTS = Path(__file__).parents[2]
+sys.path[:0] = [str(TESTS / "scripts"), str(TESTS)]
+
+
+def main(which: str, examples: str) -> None:
+    from held_clock import NOON
+    from held_server import held_clock
+    from test_keyed_model import check_keyed_model
+    from test_model import check_model
+
+    from tests.harness.mutants.mutant import MODEL
+
+    with tempfile.TemporaryDirectory() as folder:
+        held = held_clock(Path(folder), NOON)
+        server = EmbeddedRedis(server=held.server(find_server()) if held else None)
+        with server, redis.Redis(unix_socket_path=str(server.socket)) as client:
+            options = {"max_examples": int(examples), "derandomize": True, "phases": [Phase.generate]}
+            check = check_model if which == MODEL else check_keyed_model
+            check(client, held, stateful_step_count=50, **options)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

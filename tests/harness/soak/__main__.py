@@ -1,0 +1,119 @@
+"""A load on a real worker, steady or as much as it takes; every few seconds a look at everything that could grow."""
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import redis
+
+from reliq.embedded import EmbeddedRedis
+from reliq.errors import PublishFailed
+from tests.harness.soak import trend
+from tests.harness.soak.gauges import Sample, look
+from tests.harness.soak.jobs import SOAK
+
+#: Between two looks.
+LOOK_SECONDS = 5.0
+#: Between two publishes.
+TICK_SECONDS = 0.05
+DRAIN_SECONDS = 120.0
+#: What waits under full load: enough that the worker never has to.
+FULL_BACKLOG = 5000
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--rate", type=float, default=2000, help="messages a second; 0: as many as it takes")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="write the samples there, one JSON object a line")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = options()
+    with EmbeddedRedis(port=None) as server:
+        os.environ["RELIQ_URL"] = server.url
+        command = [sys.executable, "-m", "reliq", "worker", "tests.harness.soak.jobs:consumer", "--log-level", "error"]
+        worker = subprocess.Popen([*command, "--processes", str(given.processes)])
+        try:
+            with redis.Redis.from_url(server.url) as client:
+                return soak(given, psutil.Process(worker.pid), client)
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            worker.wait()
+
+
+def soak(given: argparse.Namespace, supervisor: psutil.Process, client: redis.Redis) -> int:
+    publish(given.rate, 5.0)
+    drain()
+    before = look(0.0, supervisor, client, SOAK)
+    samples = load(given, supervisor, client)
+    drain()
+    after = look(samples[-1].at, supervisor, client, SOAK)
+    if given.out:
+        given.out.write_text("".join(json.dumps(one.row()) + "\n" for one in [before, *samples, after]))
+    wrong = trend.faults(samples)
+    if after.redis_mib > before.redis_mib * 1.1 + 1:
+        wrong.append(f"Redis holds {after.redis_mib:.1f} MiB, {before.redis_mib:.1f} before the run")
+    if SOAK.counts().missing:
+        wrong.append(f"the account is off by {SOAK.counts().missing}")
+    print(table(before, samples, after))
+    print("\n".join(wrong) or "Nothing grew.")
+    return 1 if wrong else 0
+
+
+def load(given: argparse.Namespace, supervisor: psutil.Process, client: redis.Redis) -> list[Sample]:
+    """Publish at the rate for the whole time; return the samples taken meanwhile."""
+    samples: list[Sample] = []
+    start = time.monotonic()
+    while (past := time.monotonic() - start) < given.minutes * 60:
+        publish(given.rate, LOOK_SECONDS)
+        samples.append(look(past, supervisor, client, SOAK))
+    return samples
+
+
+def publish(rate: float, seconds: float) -> None:
+    """Publish `rate` messages a second for so long, or with a `rate` of 0 as many as are worked."""
+    start, done = time.monotonic(), 0
+    if not rate:
+        numbers = itertools.takewhile(lambda _: time.monotonic() - start < seconds, itertools.count())
+        with suppress(PublishFailed):  # a machine that is too busy for Redis to answer in time; the load goes on
+            SOAK.publish_many(numbers, max_backlog=FULL_BACKLOG)
+    while rate and (past := time.monotonic() - start) < seconds:
+        wanted = int(past * rate)
+        SOAK.publish_many(range(done, wanted))
+        done = max(done, wanted)
+        time.sleep(TICK_SECONDS)
+
+
+def drain() -> None:
+    """Wait until nothing is alive."""
+    until = time.monotonic() + DRAIN_SECONDS
+    while SOAK.counts().alive:
+        if time.monotonic() > until:
+            raise SystemExit(f"not drained in {DRAIN_SECONDS:.0f} s: {SOAK.counts()}")
+        time.sleep(0.2)
+
+
+def table(before: Sample, samples: list[Sample], after: Sample) -> str:
+    """Return what a reader wants to know, as a Markdown table."""
+    rows = ["| figure | empty, before | 2nd fifth | last fifth | slope per hour | empty, after |", "| --- " * 6 + "|"]
+    for name in (*trend.ALLOWED, "keys", "alive"):
+        cells = [getattr(before, name), trend.fifth(samples, 2, name), trend.fifth(samples, 5, name)]
+        cells += [trend.per_hour(samples, name), getattr(after, name)]
+        rows.append(f"| {name} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
+    done = after.acked - before.acked
+    return "\n".join([f"{done} messages in {samples[-1].at / 60:.1f} minutes.", "", *rows])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

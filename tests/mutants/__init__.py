@@ -1,1 +1,0 @@
-"""Faults put into reliq on purpose, one at a time, and who notices. `python -m tests.mutants`."""

@@ -1,1 +1,0 @@
-"""A long run at a steady rate: nothing may grow. `python -m tests.soak --minutes 30`."""

@@ -1,0 +1,211 @@
+"""Strangers at the web pages: many connections, foreign host names, forged addresses, guesses, spoilt data."""
+
+import logging
+import socket
+from contextlib import suppress
+
+import httpx
+import pytest
+from site_page import BEARER, EVERYTHING, TOKEN, serving, site_of
+from waiting import eventually
+
+from reliq.web import Access, app, serve
+from reliq.web.access import Visitor
+from reliq.web.live import PARTS_PER_VISITOR, VIEWERS_PER_VISITOR
+
+
+@pytest.fixture
+def few_connections(monkeypatch):
+    monkeypatch.setattr(serve, "CONNECTIONS_LIMIT", 8)
+
+
+@pytest.fixture
+def connect():
+    """Return what connects to a site and sends these bytes; every connection is closed with the test."""
+    opened = []
+
+    def to(site, sent=b""):
+        one = socket.create_connection(("127.0.0.1", int(site.url.rpartition(":")[2])), timeout=30)
+        opened.append(one)
+        with suppress(ConnectionError):  # it may be closed already
+            one.sendall(sent)
+        return one
+
+    yield to
+    for one in opened:
+        one.close()
+
+
+def is_closed(connection):
+    with suppress(ConnectionResetError):
+        return connection.recv(1) == b""
+    return True
+
+
+@pytest.mark.usefixtures("few_connections")
+def test_page_with_many_silent_connections_still_answers(url, connect):
+    with site_of(url) as site:
+        silent = [connect(site, b"GET / HTTP/1.1\r\n") for _ in range(30)]
+
+        assert [site.client().get("/health").status_code for _ in range(3)] == [200] * 3
+        assert is_closed(silent[0])  # the oldest made room
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\nX: ", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET "]
+)
+def test_connection_that_sends_no_whole_head_is_cut_off(url, connect, monkeypatch, sent):
+    monkeypatch.setattr(serve, "HEADER_SECONDS", 0.2)
+    with site_of(url) as site:
+        slow = connect(site, sent)
+        eventually(lambda: is_closed(slow), "it is closed")
+
+
+def test_client_that_reads_no_answers_is_cut_off(url, connect, monkeypatch):
+    monkeypatch.setattr(serve, "HEADER_SECONDS", 0.2)
+    with site_of(url) as site:
+        deaf = connect(site)
+        with suppress(ConnectionError):
+            while True:  # until the server resets the connection
+                deaf.sendall(b"GET /login HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
+
+
+def test_form_that_never_ends_is_refused(url, connect, monkeypatch):
+    monkeypatch.setattr("reliq.web.application.FORM_SECONDS", 0.2)
+    head = "POST /login HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: same-origin\r\nContent-Length: 99\r\n\r\ntoken="
+    with site_of(url) as site:
+        assert b"408" in connect(site, head.encode()).recv(4096)
+
+
+def test_server_limits_the_lines_of_its_libraries(url, caplog):
+    with serving(app(url, token=TOKEN)):
+        for name in ("asyncio", "uvicorn.error"):
+            for _ in range(30):
+                logging.getLogger(name).error("accept failed")
+
+    assert 2 <= caplog.text.count("accept failed") <= 25
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:9470", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:9470", 200),
+        ("ops.example.com", 200),
+        ("OPS.example.com.:443", 200),
+        ("evil.test:9470", 400),
+        ("127.0.0.1.evil.test", 400),
+        ("ops.example.com.evil.test", 400),
+        ("", 400),
+    ],
+)
+def test_page_answers_under_known_host_names_alone(url, host, status):
+    page = app(url, access=lambda _request: Access.READ, hosts=["ops.example.com"])
+    with serving(page) as site:
+        assert site.client(Host=host).get("/").status_code == status
+        assert site.client(Host=host).get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("proxy", "forwarded", "logged"),
+    [
+        (None, "192.0.2.7", "127.0.0.1"),
+        ("127.0.0.1", "192.0.2.7", "192.0.2.7"),
+        ("127.0.0.1", "198.51.100.9, 192.0.2.7", "192.0.2.7"),
+        ("127.0.0.1", "1.2.3.4 at nowhere", "an unknown address"),
+        ("203.0.113.5", "192.0.2.7", "127.0.0.1"),
+    ],
+)
+def test_forwarded_address_counts_from_the_named_proxy_alone(url, caplog, proxy, forwarded, logged):
+    caplog.set_level(logging.INFO, "reliq")
+    with serving(app(url, token=TOKEN, grants=EVERYTHING), proxy=proxy) as site:
+        site.client(X_Forwarded_For=forwarded, Sec_Fetch_Site="same-origin").post("/login", data={"token": TOKEN})
+
+    assert f"login from {logged}" in caplog.text
+
+
+def test_failed_logins_are_delayed_and_logged_within_a_limit(url, caplog, monkeypatch):
+    delays = []
+
+    async def sleep(seconds):
+        delays.append(seconds)
+
+    monkeypatch.setattr("reliq.web.application.sleep", sleep)
+    with site_of(url) as site:
+        browser = site.client(Sec_Fetch_Site="same-origin")
+        answers = [browser.post("/login", data={"token": f"guess {n}"}).status_code for n in range(30)]
+
+    assert answers == [401] * 30
+    assert delays == [1.0] * 30
+    assert 1 <= caplog.text.count("failed login from 127.0.0.1") <= 22
+
+
+def test_resolver_that_fails_lets_nobody_in_and_logs_a_line(url, caplog):
+    page = app(url, access=lambda request: Access.WRITE.by(request.headers["x-user"]))
+    with serving(page) as site:
+        answers = {site.client().get("/").status_code for _ in range(30)}
+
+    assert answers == {500}
+    assert 1 <= caplog.text.count("access resolver failed") <= 22
+    assert "Traceback" not in caplog.text
+
+
+def test_printed_address_is_spent_by_its_button_alone(site):
+    path = f"/enter/{site.desk.token.once()}"
+    previews = [httpx.get(site.url + path, headers={"Sec-Purpose": purpose}) for purpose in ("prefetch", "")]
+    foreign = httpx.post(site.url + path, headers={"Sec-Fetch-Site": "cross-site"})
+    person = httpx.post(site.url + path, headers={"Sec-Fetch-Site": "same-origin"})
+
+    assert [one.status_code for one in previews] == [200, 200]
+    assert all(path in one.text and "set-cookie" not in one.headers for one in previews)
+    assert (foreign.status_code, person.status_code) == (403, 303)
+    assert "set-cookie" in person.headers
+
+
+def test_page_of_spoilt_data_says_so(client, orders, site, caplog):
+    client.set(orders.keys.map, b"x")
+
+    answer = site.client(**BEARER).get("/queues/orders")
+
+    assert answer.status_code == 503
+    assert "orders" in answer.text
+    assert "Traceback" not in caplog.text
+
+
+def test_reader_with_many_streams_leaves_room_for_others(url):
+    with serving(app(url, access=lambda request: Visitor(Access.READ, request.headers["x-user"]))) as site:
+        same = [
+            site.clients.enter_context(site.client(X_User="carol").stream("GET", "/stream?page=queues"))
+            for _ in range(VIEWERS_PER_VISITOR + 1)
+        ]
+        assert [one.status_code for one in same] == [200] * VIEWERS_PER_VISITOR + [429]
+        streams = [
+            site.clients.enter_context(site.client(X_User="alice").stream("GET", f"/stream?page=worker&id={n}"))
+            for n in range(PARTS_PER_VISITOR + 5)
+        ]
+        bob = site.clients.enter_context(site.client(X_User="bob").stream("GET", "/stream?page=queues"))
+
+        assert [one.status_code for one in streams] == [200] * PARTS_PER_VISITOR + [429] * 5
+        assert bob.status_code == 200
+
+
+def test_checks_of_readers_leave_room_for_writes(url, orders, monkeypatch):
+    held = []
+    monkeypatch.setattr("reliq.web.works.Works._run", lambda *run: held.append(run))  # every work goes on
+    access = lambda request: (Access.WRITE if request.headers["x-user"] == "carol" else Access.READ).by(  # noqa: E731
+        request.headers["x-user"]
+    )
+    with serving(app(url, access=access)) as site:
+
+        def post(who, path):
+            return site.client(X_User=who, Sec_Fetch_Site="same-origin").post(path)
+
+        checks = [post("alice", "/queues/orders/check") for _ in range(4)]
+        eventually(lambda: len(held) == 2, "two checks run")
+        write = post("carol", "/queues/orders/dead/redrive")
+        stopped = post("alice", checks[0].headers["location"].partition("?")[0] + "/stop")
+        refused = post("alice", write.headers["location"].partition("?")[0] + "/stop")
+
+    assert [one.status_code for one in checks] == [303, 303, 429, 429]
+    assert (write.status_code, stopped.status_code, refused.status_code) == (303, 303, 403)

@@ -1,0 +1,96 @@
+"""Bodies of more than `max_body` bytes, which another program wrote: Redis keeps them, and no worker reads them."""
+
+import pytest
+from tenacity import wait_none
+
+from reliq import Layout
+from reliq.commands import letters_between
+from reliq.events import Acked, Collected, Handled
+from reliq.settings import MIB
+
+GIANT = 32 * MIB
+ENVELOPE = b'RELIQ/1 {"d":1700000000000,"r":%d,"h":{"from":"elsewhere"}}\n'
+
+
+@pytest.fixture
+def put_giant(client):
+    """Write a message with a giant body as a program does that knows no limit."""
+
+    def put(queue, id, retries=0):
+        value = (b"" if queue.keys.bare else ENVELOPE % retries) + b"x" * GIANT
+        client.set(queue.keys.msg(id), value, px=60_000)
+        client.hset(queue.keys.retries_left, id, retries)
+        client.lpush(queue.keys.ready, id)
+
+    return put
+
+
+@pytest.fixture
+def sent(client):
+    """The bytes that Redis has sent to anybody since the last look."""
+    last = [client.info("stats")["total_net_output_bytes"]]
+
+    def look():
+        before, last[0] = last[0], client.info("stats")["total_net_output_bytes"]
+        return last[0] - before
+
+    return look
+
+
+@pytest.mark.parametrize("layout", [Layout.RELIQ, Layout.hdt3213()])
+def test_oversized_bodies_become_dead_letters_unread(
+    make_queue, consumer, start, recorder, caller, put_giant, sent, layout
+):
+    queue, handled = make_queue(body=bytes, layout=layout), []
+    consumer.handler(queue)(handled.append)
+    put_giant(queue, "giant")
+    put_giant(queue, "giant-too")
+    queue.publish(b"neighbour")
+    sent()
+
+    start()
+    recorder.wait_for(Acked)
+    recorder.wait_for(Collected, count=2)
+
+    assert sent() < MIB
+    assert handled == [b"neighbour"]
+    why = f"body must be at most {MIB} bytes (max_body), not {GIANT}"
+    found = {
+        letter.id: (letter.reason, letter.error, len(letter.payload))
+        for letter in caller.run(letters_between(queue.keys, "-", "+", count=9))
+    }
+    assert found == dict.fromkeys(("giant", "giant-too"), ("undecodable", why, GIANT))
+
+
+def test_an_oversized_body_is_retried_unread_with_its_attempts_and_headers(
+    make_queue, consumer, start, recorder, put_giant, sent
+):
+    queue, failed = make_queue(body=bytes), []
+    consumer.handler(queue, backoff=wait_none())(lambda body: None)
+    consumer.on_error(lambda job, error, final: failed.append((job.attempt, job.headers, job.body, str(error), final)))
+    put_giant(queue, "giant", retries=2)
+    sent()
+
+    start()
+    recorder.wait_for(Collected)
+
+    assert sent() < MIB
+    why = f"message 'giant' of queue 'q': body must be at most {MIB} bytes (max_body), not {GIANT}"
+    assert failed == [(attempt, {"from": "elsewhere"}, b"", why, attempt == 3) for attempt in (1, 2, 3)]
+    assert [event.failed for event in recorder.of(Handled)] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("size", "ended"), [(1000, Acked), (1001, Collected), (100_000, Collected), (200_000, Collected)]
+)
+def test_max_body_is_the_limit_of_a_body_without_its_headers(make_queue, consumer, start, recorder, size, ended):
+    queue = make_queue(body=bytes, max_body=1000)
+    consumer.handler(queue, undecodable="reject")(lambda body: None)
+    make_queue(body=bytes).publish(b"x" * size, headers={"long": "h" * 8000})
+
+    start()
+    recorder.wait_for(ended)
+
+    assert [(len(letter.payload), letter.error) for letter in queue.letters()] == [
+        (size, f"body must be at most 1000 bytes (max_body), not {size}")
+    ] * (ended is Collected)
