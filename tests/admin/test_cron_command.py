@@ -31,7 +31,8 @@ def ticker(url, reports):
     consumer = Consumer()
     consumer.cron("0 6 * * *", queue=reports, body={}, name="daily", tz="Europe/Berlin")
     consumer.every(3600, queue=reports, body={}, name="hourly", overlap="skip")
-    one = Ticker(Client(Connection.to(url).wire()), consumer.periodic)
+    # Connections of its own: an Admin that is closed closes those that a URL shares.
+    one = Ticker(Client(Connection.to(url).anew().wire()), consumer.periodic)
     one.step()
     return one
 

@@ -11,6 +11,7 @@ from chromium import FAR_HOST, chromium
 from ports import free_port
 from required import module_of_ci
 from site_page import TOKEN, site_of
+from waiting import eventually
 
 from reliq.admin import session
 from reliq.embedded import EmbeddedRedis
@@ -280,8 +281,11 @@ def test_what_a_worker_runs_comes_within_a_beat_of_its_record(window, address):
 
 
 @pytest.mark.parametrize("script", SCRIPT)
-def test_dead_letters_of_a_group_are_published_again_with_a_rate_and_their_progress_is_seen(windows, address, script):
+def test_dead_letters_of_a_group_are_published_again_with_a_rate_and_their_progress_is_seen(
+    windows, address, admin, script
+):
     page = windows[script]
+    eventually(lambda: admin.size("payments", "dead") == len(DEAD), "what was published again has died again")
     page.goto(address + "/queues/payments/dead")
     page.locator("tbody th a").first.click()
     page.get_by_label("At most, a second").fill("1000")
