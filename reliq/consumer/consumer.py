@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -73,6 +75,10 @@ class Consumer(Registration):
         self.observers: list[Observer] = list(observers)
         self._engine: Engine | None = None
         self._stopped: Engine | None = None
+        #: Of two threads that stop at once, one does; a handler of signals may interrupt it and stop, too.
+        self._stop_lock = threading.RLock()
+        #: Does the stop that a handler asked for.
+        self._stop_for_handler: threading.Thread | None = None
         #: Running handlers have at most so many seconds after a stop, whatever the settings say.
         self.longest_grace = math.inf
         self.before_call: Callable[[HandlerCall], None] | None = None
@@ -118,26 +124,44 @@ class Consumer(Registration):
 
     def _start_when_redis_answers(
         self, settings: WorkerSettings | None, queues: Sequence[str], entered: Callable[[], None]
-    ) -> None:
+    ) -> Engine:
         failures = 0
         while True:
             try:
-                self._start(settings, queues, entered)
+                return self._start(settings, queues, entered)
             except RedisUnavailableError as error:
                 failures += 1
                 notify(self.observers, [RedisAway("", STARTING, str(error))])
                 time.sleep(seconds_after(RECONNECT, failures))
-            else:
-                return
 
     def stop(self, grace: Duration = 25.0) -> bool:
-        """Take no more, give back what has not started, let handlers end within `grace`; say whether all did."""
-        engine, self._engine = self._engine, None
-        if engine is None:
-            return True
-        atexit.unregister(self._stop_at_exit)
-        self._stopped = engine
+        """
+        Take no more, give back what has not started, let handlers end within `grace`; say whether all did.
+
+        A handler that calls it gets False at once; the stop goes on in a thread and waits for that handler too. It ends
+        the work of this process alone: `reliq worker` starts another process.
+        """
         grace_seconds = seconds("grace", grace)
+        with self._stop_lock:
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                self._stopped, self._stop_for_handler = engine, None
+                if engine.is_in_handler():
+                    self._stop_for_handler = threading.Thread(target=self._end, args=(engine, grace_seconds))
+                    self._stop_for_handler.start()
+                    return False
+        if engine is not None:
+            return self._end(engine, grace_seconds)
+        stopped, other = self._stopped, self._stop_for_handler
+        if stopped is None or other is None:
+            return True
+        if other is not threading.current_thread() and not stopped.is_in_handler():
+            other.join()
+        return not stopped.unfinished
+
+    def _end(self, engine: Engine, grace_seconds: float) -> bool:
+        """Stop what runs; say whether every handler ended."""
+        atexit.unregister(self._stop_at_exit)
         notify(self.observers, [WorkerStopping("", len(engine.inflight.runs()), grace_seconds)])
         return not engine.stop(grace_seconds)
 
@@ -168,10 +192,9 @@ class Consumer(Registration):
                 failed.append(error)
 
         unlimited = replace(settings or WorkerSettings(), max_jobs=None)
-        self._start(unlimited, queues, lambda: None, [note] if raise_errors else [])
-        engine = self.engine()
+        engine = self._start(unlimited, queues, lambda: None, [note] if raise_errors else [])
         try:
-            while not (failed or engine.is_drained(delayed=delayed)):
+            while not (failed or engine.stopping.is_set() or engine.is_drained(delayed=delayed)):
                 time.sleep(DRAIN_SECONDS)
         finally:
             self.stop()
@@ -256,7 +279,7 @@ class Consumer(Registration):
         queues: Sequence[str],
         entered: Callable[[], None],
         hooks: Sequence[ErrorHook] = (),
-    ) -> None:
+    ) -> Engine:
         if self._engine is not None:
             raise ConfigurationError("this consumer has been started; stop it first")
         chosen = self.chosen(queues)
@@ -271,21 +294,27 @@ class Consumer(Registration):
             periodic=self.ticked_beside(chosen),
             relay=None if self.relay is None else OutboxMover(self.relay, Clients(self.redis(chosen), self.observers)),
         )
-        engine.start(entered, self.before_call, self.note_step)
-        self._engine, self._pid = engine, os.getpid()
-        atexit.register(self._stop_at_exit)
+        with ExitStack() as locked:
+
+            def enter() -> None:
+                entered()
+                locked.enter_context(self._stop_lock)  # a first handler may stop this consumer before `start` returns
+
+            engine.start(enter, self.before_call, self.note_step)
+            self._engine, self._pid = engine, os.getpid()
+            atexit.register(self._stop_at_exit)
         notify(self.observers, [RedisBack("", STARTING), WorkerReady("", tuple(one.queue.name for one in chosen))])
+        return engine
 
     def _run(self, settings: WorkerSettings, queues: Sequence[str], signals: StopSignals) -> int:
         """Start, work and stop; return the exit code."""
         self._leave_asked = False
         try:
             # Whatever a lifespan has done to signals: from its end on, before any message is worked, they are noted.
-            self._start_when_redis_answers(settings, queues, signals.works)
+            engine = self._start_when_redis_answers(settings, queues, signals.works)
         except StoppedEarly:
             self.stop(0)
             return 0
-        engine = self.engine()
 
         def must_leave() -> bool:
             had_enough = settings.max_jobs is not None and engine.inflight.started >= settings.max_jobs

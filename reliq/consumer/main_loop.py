@@ -28,9 +28,13 @@ def work(engine: Engine, settings: WorkerSettings, signals: StopSignals, must_le
     Returns:
         Whether another process is to replace this one.
     """
-    while not (signals.numbers or must_leave() or engine.must_be_replaced() or _is_done(engine, settings)):
+
+    def is_over() -> bool:  # a handler may stop its consumer
+        return bool(signals.numbers) or engine.stopping.is_set() or _is_done(engine, settings)
+
+    while not (is_over() or must_leave() or engine.must_be_replaced()):
         signals.wait(END_CHECK_SECONDS)
-    if signals.numbers or _is_done(engine, settings):
+    if is_over():
         return False
     if not engine.dead_parts():
         engine.stop_claiming()

@@ -190,6 +190,11 @@ class Engine:
     def _drained(self) -> Drained:
         return Drained(self._client, self._served, self.inflight)
 
+    def is_in_handler(self) -> bool:
+        """Say whether the code that asks is run by a handler: it is on the event loop, or in a thread with a call."""
+        here = threading.get_ident()
+        return here == self._tasks.thread_id or any(run.thread == here for run in self.inflight.runs())
+
     def is_drained(self, *, delayed: bool) -> bool:
         """Return whether nothing is held here and every queue is empty; only with `delayed`, messages that are due later count."""
         return self._drained.look(delayed=delayed)

@@ -300,6 +300,30 @@ def test_what_a_lease_has_ended_is_collected_soon(queue, consumer, start, record
     assert queue.counts().dead == 1
 
 
+@pytest.mark.parametrize("way", ["start", "drain", "run"])
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
+def test_handler_that_stops_its_consumer_ends_the_wait_for_it(queue, consumer, recorder, kind, way):
+    told = []
+
+    def plain(body):
+        told.append(consumer.stop())
+
+    async def coroutine(body):
+        told.append(consumer.stop())
+
+    consumer.handler(queue)({"plain": plain, "coroutine": coroutine}[kind])
+    queue.publish_many(["x", "y", "z"])
+
+    {"start": consumer.start, "drain": consumer.drain, "run": consumer.run}[way](WorkerSettings(concurrency=1))
+
+    recorder.wait_for(Started)
+    eventually(lambda: told, "the handler has stopped its consumer")
+    assert consumer.stop()
+    assert told == [False]
+    assert len(recorder.ids(Acked)) == 1
+    assert queue.counts().ready == 2
+
+
 def test_a_worker_may_be_started_again_after_a_stop(queue, consumer, recorder):
     consumer.handler(queue)(lambda body: None)
     for _ in range(3):
