@@ -161,9 +161,21 @@ class Keys:
     """
 
     __slots__ = (
-        *("_aside", "_dedup", "_lane", "_msg", "arrived", "asleep", "bare", "cron", "dead", "ends"),
+        *("_aside", "_dedup", "_lane", "arrived", "asleep", "bare", "cron", "dead", "ends"),
         *("epoch", "errors", "garbage", "held", "history", "layout", "lease", "leaving", "limits", "line_start", "map"),
-        *("minutes", "moving", "name", "paused", "pending", "rates", "ready", "retries_left", "retry", "ring"),
+        *(
+            "minutes",
+            "moving",
+            "msg_start",
+            "name",
+            "paused",
+            "pending",
+            "rates",
+            "ready",
+            "retries_left",
+            "retry",
+            "ring",
+        ),
         *("shard", "token", "totals", "unack", "wake", "watch", "windows"),
     )
 
@@ -173,7 +185,8 @@ class Keys:
         _check_shard(shard, layout)
         self.name, self.layout, self.shard, self.bare = name, layout, shard, layout.bare
         base = _base(layout.prefix, name + end_of_tag(f"{layout.prefix}:{name}", shard), layout.hash_tag)
-        self._msg = base + ":msg:" if shard else _base(layout.body_prefix, name, layout.hash_tag) + ":msg:"
+        bodies = base if shard else _base(layout.body_prefix, name, layout.hash_tag)
+        self.msg_start = bodies + ":msg:"  # the beginning of the key of each body
         self._aside, self._dedup, self._lane = base + ":aside:", base + ":dd:", base + ":lane:"
         self.pending = base + ":pending"  # sorted set: id -> due time
         self.ready = base + ":ready"  # list: LPUSH in, RPOP out
@@ -230,11 +243,11 @@ class Keys:
 
     def msg(self, id: str) -> str:
         """Return the key of the body of message `id`."""
-        return self._msg + id
+        return self.msg_start + id
 
     def msgs(self, ids: Iterable[str]) -> list[str]:
         """Return the keys of the bodies of messages."""
-        prefix = self._msg
+        prefix = self.msg_start
         return [prefix + id for id in ids]
 
     def dedup(self, id: str) -> str:

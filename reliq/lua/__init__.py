@@ -124,7 +124,8 @@ def script(name: str, package: str = __name__, *, keyed: bool = False) -> Script
 def _lead_of(names: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]]:
     if not names:
         return lambda _keys: ()
-    get: Any = attrgetter(*("line_start" if name == "line" else name for name in names if name != "lane"))
+    starts = {"line": "line_start", "msg": "msg_start"}
+    get: Any = attrgetter(*(starts.get(name, name) for name in names if name != "lane"))
     return get if len(names) > 1 else lambda keys: (get(keys),)
 
 

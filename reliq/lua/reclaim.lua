@@ -1,9 +1,9 @@
 -- reclaim: unack -> retry, unack -> garbage
 --
--- KEYS  unack retry garbage retries_left lease errors totals ends wake
+-- KEYS  unack retry garbage retries_left lease errors totals ends wake msg
 -- ARGV  clock limit spare most
 -- Runs  unack:ZADD,ZRANGE,ZRANGEBYSCORE,ZREM retry:LPUSH garbage:SADD retries_left:HDEL,HMGET,HSET
---       lease:HDEL,HMGET,HSET errors:HDEL,HMGET,HSET totals:HINCRBY ends:XADD wake:LLEN,LPUSH
+--       lease:HDEL,HMGET,HSET errors:HDEL,HMGET,HSET totals:HINCRBY ends:XADD wake:LLEN,LPUSH msg:PERSIST
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE rates:ZSCORE
 --       ready:EXISTS retry:EXISTS line:EXISTS,RPUSH
 -- Returns  ms until the next deadline (-1: none), the ids whose lease ran out (suspects, if it was one of reliq's),
@@ -17,6 +17,9 @@
 --
 -- With `spare` set none of reliq's leases ends that is over: it may be about to be renewed. What is behind such leases
 -- is found among the first ten times `limit` ids. A message with a key is left to those who know keys.
+--
+-- Only this script finds whom it buries, so `msg` is what the names of bodies begin with. A body in garbage has no TTL:
+-- it stays until its letter is written.
 
 local reach = spare == '' and limit or 10 * limit
 local part = redis.call('ZRANGEBYSCORE', unack, '-inf', score(now_down), 'LIMIT', 0, reach)
@@ -69,6 +72,7 @@ redeliver(back)
 run('HSET', retries_left, spent)
 run('HSET', lease, suspects)
 run('HSET', errors, notes)
+for _, id in ipairs(buried) do redis.pcall('PERSIST', msg .. id) end
 run('SADD', garbage, buried)
 run('ZADD', unack, waiting)
 run('ZREM', unack, back)

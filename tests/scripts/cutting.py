@@ -47,8 +47,12 @@ def run_by(client, call):
     one = call.script
     items = (len(call.args) - len(one.args)) // len(one.tail_args) if one.tail_args else len(call.keys) - len(one.keys)
     names = dict(zip(call.keys, (*one.keys, *(name for name in one.tail_keys for _ in range(items))), strict=False))
-    lines = next((key for key, name in names.items() if name == "line"), " ")
-    return {(command, "line" if key.startswith(lines) else names[key] if key else "") for command, _, key in ran}
+    starts = {key: name for key, name in zip(call.keys, one.keys, strict=False) if name in ("line", "msg")}
+
+    def name_of(key):
+        return next((name for start, name in starts.items() if key.startswith(start)), None) or names[key]
+
+    return {(command, name_of(key) if key else "") for command, _, key in ran}
 
 
 def cut_after(client, call, writes):

@@ -272,6 +272,8 @@ class Model(ExpiringKeys, Account):
                 self.end(id, "cancelled")
             elif not self.counts[id] or died >= LEASE_DEATHS:
                 self.bury(id)
+                if id in self.bodies:
+                    self.bodies[id].until = inf
             else:
                 self.totals["retried_lease"] += not waited
                 self.totals["retried_nack"] += word == "nacked"

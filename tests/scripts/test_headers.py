@@ -15,7 +15,7 @@ from reliq.lua import script, script_names
 
 KEY_NAMES = set(chain.from_iterable(one.keys for one in SCRIPTS.values()))
 TAIL_KEYS = {"msg": "body", "dedup": "mark"}
-FAMILIES = {"lane", "line"}
+FAMILIES = {"lane", "line", "msg"}
 every_script = pytest.mark.parametrize("name", NAMES)
 
 

@@ -201,10 +201,10 @@ UNREACHED = {
         "epoch:SET lane:PEXPIRE lease:HSET pending:ZADD pending:ZCARD pending:ZRANGE ready:LPUSH wake:LPUSH watch:DEL"
     ),
     "purge": "ready:EXISTS retry:EXISTS ring:ZREM",
-    "reclaim": "ends:XADD errors:HDEL garbage:SADD lease:HDEL retries_left:HDEL unack:ZADD",
+    "reclaim": "ends:XADD errors:HDEL garbage:SADD lease:HDEL msg:PERSIST retries_left:HDEL unack:ZADD",
     "reclaim (keyed)": (
-        "ends:XADD errors:HDEL garbage:SADD held:ZADD lease:HDEL ready:EXISTS retries_left:HDEL retry:EXISTS "
-        "retry:LPUSH unack:ZADD wake:LPUSH"
+        "ends:XADD errors:HDEL garbage:SADD held:ZADD lease:HDEL msg:PERSIST ready:EXISTS retries_left:HDEL "
+        "retry:EXISTS retry:LPUSH unack:ZADD wake:LPUSH"
     ),
     "redrive": "msg:PEXPIRE msg:PTTL watch:DEL",
     "release": "lease:HSET",

@@ -146,6 +146,17 @@ def test_a_message_that_survives_no_delivery_is_buried_however_many_retries_it_h
     assert total("retried_lease") == t.LEASE_DEATHS - 1
 
 
+def test_a_buried_message_keeps_its_body_until_its_letter_is_written(publish, claim, run, client, keys):
+    publish("m", retries=0, ttl_ms=3_600_000)
+    claim(lease_ms=LEASE_MS)
+    assert client.pttl(keys.msg("m")) > 0
+
+    run(t.reclaim(keys, clock=micros(LEASE_MS)))
+
+    assert client.pttl(keys.msg("m")) == -1
+    assert run(t.collect(keys, ["m"], letters_max=10, letters_ms=LEASE_MS)) == (("m",), ())
+
+
 def test_one_delivery_that_it_survives_clears_a_suspect(publish, die, claim, run, keys):
     publish("m", retries=9)
     at_ms = die(3)
