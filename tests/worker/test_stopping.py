@@ -31,9 +31,11 @@ def test_a_stop_lets_running_handlers_finish(queue, consumer, gate, recorder):
 
 
 def test_stacks_during_a_stop_name_messages_and_places_of_coroutines(make_queue, consumer, start, gate, recorder):
-    plain, coroutines, ended = make_queue("plain"), make_queue("coroutines"), threading.Event()
+    plain, coroutines = make_queue("plain"), make_queue("coroutines")
+    waiting, ended = threading.Event(), threading.Event()
 
     async def wait_for_the_end():
+        waiting.set()
         await asyncio.to_thread(ended.wait, 60)
 
     @consumer.handler(coroutines)
@@ -45,7 +47,7 @@ def test_stacks_during_a_stop_name_messages_and_places_of_coroutines(make_queue,
     plain.publish("x", id="p")
     start()
     gate.wait_for()
-    recorder.wait_for(Started, 2)
+    assert waiting.wait(30)
     stopped = threading.Thread(target=consumer.stop)
     stopped.start()
     recorder.wait_for(WorkerStopping)
