@@ -32,10 +32,9 @@ def test_a_stop_lets_running_handlers_finish(queue, consumer, gate, recorder):
 
 def test_stacks_during_a_stop_name_messages_and_places_of_coroutines(make_queue, consumer, start, gate, recorder):
     plain, coroutines = make_queue("plain"), make_queue("coroutines")
-    waiting, ended = threading.Event(), threading.Event()
+    ended = threading.Event()
 
     async def wait_for_the_end():
-        waiting.set()
         await asyncio.to_thread(ended.wait, 60)
 
     @consumer.handler(coroutines)
@@ -47,18 +46,21 @@ def test_stacks_during_a_stop_name_messages_and_places_of_coroutines(make_queue,
     plain.publish("x", id="p")
     start()
     gate.wait_for()
-    assert waiting.wait(30)
+    recorder.wait_for(Started, 2)
     stopped = threading.Thread(target=consumer.stop)
     stopped.start()
     recorder.wait_for(WorkerStopping)
 
+    def waits():
+        return "in wait_for_the_end" in stacks(consumer).partition("task on coroutines c\n")[2]
+
+    eventually(waits, "the coroutine waits in its function")
     told = stacks(consumer)
 
     ended.set()
     gate.open()
     stopped.join()
     assert "on plain p\n" in told
-    assert "in wait_for_the_end" in told.partition("task on coroutines c\n")[2]
 
 
 def test_a_worker_tells_when_it_is_ready_and_when_it_stops(queue, consumer, gate, recorder):
