@@ -138,6 +138,15 @@ def test_a_cookie_ends_and_cannot_be_made_longer():
     assert [token.is_login(text, 1000.0) for text in ("", ".", "x", "..", "\xe4.a.b", value + "x")] == [False] * 6
 
 
+def test_logout_ends_that_login_alone_and_for_good():
+    token = Token(TOKEN)
+    ada, bob, carl = (token.login(1000.0) for _ in range(3))
+    token.logout(ada, 1000.0)
+    token.logout(bob, 1001.0)
+
+    assert [token.is_login(one, 1002.0) for one in (ada, bob, carl)] == [False, False, True]
+
+
 #: What a browser says of where a form comes from -> the status of its answer.
 ORIGINS = [
     ({"Sec-Fetch-Site": "same-origin"}, 303),
