@@ -35,7 +35,7 @@ class Site:
     def client(self, **headers):
         """A client that sends these headers; it is closed with the site."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.clients.enter_context(httpx.Client(base_url=self.url, headers=sent, timeout=30))
+        return self.clients.enter_context(httpx.Client(base_url=self.url, headers=sent, timeout=60, verify=False))
 
     def program(self):
         """A client that sends the token."""
