@@ -35,7 +35,7 @@ def start(url):
         process.communicate()
 
 
-def test_it_prints_an_address_that_lets_a_browser_in_and_stops_in_peace(orders, start):
+def test_command_prints_an_address_that_lets_a_browser_in_and_stops_cleanly(orders, start):
     process = start("--write", "--title", "shop", RELIQ_WEB_TOKEN=TOKEN)
     address = process.stdout.readline().strip()
     with httpx.Client(follow_redirects=True, timeout=LIMIT, headers={"Sec-Fetch-Site": "same-origin"}) as browser:
@@ -63,13 +63,12 @@ def test_it_prints_an_address_that_lets_a_browser_in_and_stops_in_peace(orders, 
     ("words", "said"),
     [
         (("--host", "0.0.0.0"), "RELIQ_WEB_TOKEN"),
-        (("--host", "somewhere.example"), "RELIQ_WEB_TOKEN"),
-        (("--token", "short"), "at least 16 characters"),
         (("--port", "70000"), "port must be"),
         (("--host", "192.0.2.1", "--token", TOKEN), "this machine has no such address"),
     ],
+    ids=["no token", "port", "address"],
 )
-def test_what_it_cannot_do_is_one_line_that_says_what_to_do(url, monkeypatch, capsys, words, said):
+def test_refused_options_are_one_line_of_advice(url, monkeypatch, capsys, words, said):
     monkeypatch.setattr(sys, "argv", ["reliq", "web", "--url", url, *words])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -80,7 +79,7 @@ def test_what_it_cannot_do_is_one_line_that_says_what_to_do(url, monkeypatch, ca
     assert said in told.err
 
 
-def test_without_its_extra_it_says_what_to_install(start, tmp_path):
+def test_missing_extra_is_one_line_that_says_what_to_install(start, tmp_path):
     (tmp_path / "starlette.py").write_text("raise ModuleNotFoundError('No module named starlette', name='starlette')")
     process = start(PYTHONPATH=str(tmp_path))
     _, errors = process.communicate(timeout=LIMIT)

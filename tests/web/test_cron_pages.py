@@ -24,7 +24,7 @@ def plain(markup):
     return html.unescape(re.sub(r"<[^>]*>", "", markup)).strip()
 
 
-def test_every_entry_has_a_line(orders, entry, site):
+def test_every_periodic_job_has_a_row(orders, entry, site):
     entry("daily", **MISSED)
     entry("hourly", schedule="every 3600")
 
@@ -48,8 +48,9 @@ def test_every_entry_has_a_line(orders, entry, site):
         ({"schedule": "every <b>"}, "its schedule cannot be read here"),
         ({"pause": '{"by":"bob","at":1.0,"reason":"<b>we move</b>"}'}, "paused: &lt;b&gt;we move&lt;/b&gt;"),
     ],
+    ids=["well", "unserved", "late", "unreadable", "paused"],
 )
-def test_an_entry_that_wants_a_look_is_marked(fields, mark, orders, entry, site):
+def test_periodic_job_is_marked_when_it_needs_attention(fields, mark, orders, entry, site):
     entry("daily", **fields)
 
     for path in ("/periodic", "/queues/orders/periodic?name=daily"):
@@ -59,7 +60,7 @@ def test_an_entry_that_wants_a_look_is_marked(fields, mark, orders, entry, site)
         assert "<b>" not in page.partition("<main")[2]
 
 
-def test_an_entry_is_paused_and_resumed_by_who_may(orders, entry, client, site, lookers, caplog):
+def test_periodic_job_is_paused_and_resumed_with_the_right_to_write(orders, entry, client, site, lookers, caplog):
     caplog.set_level("INFO", "reliq")
     key = entry("daily")
     page, browser = "/queues/orders/periodic?name=daily", site.browser()
@@ -77,7 +78,7 @@ def test_an_entry_is_paused_and_resumed_by_who_may(orders, entry, client, site, 
     assert "alice at 127.0.0.1 paused the periodic entry of orders daily, reason 'we move'" in caplog.messages
 
 
-def test_an_entry_is_run_at_once_by_its_worker(url, admin, site, monkeypatch):
+def test_periodic_job_is_run_at_once_by_its_worker(url, admin, site, monkeypatch):
     monkeypatch.setattr("reliq.worker.ticker.TICKER_SECONDS", 0.1)
     queue, consumer = Queue("orders", dict, url=url), Consumer(url)
     consumer.handler(queue)(lambda body: None)
@@ -95,7 +96,7 @@ def test_an_entry_is_run_at_once_by_its_worker(url, admin, site, monkeypatch):
     assert work.outcome.removeprefix("published ") == admin.crons()[0].last_id
 
 
-def test_an_entry_that_there_is_not_has_a_page_that_says_so(orders, entry, site):
+def test_unknown_periodic_job_has_an_error_page(orders, entry, site):
     browser = site.browser()
     assert "There is no periodic entry" in browser.get("/periodic").text
     entry("daily")

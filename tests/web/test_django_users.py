@@ -63,7 +63,7 @@ def sign_in(shop):
         browser.close()
 
 
-def test_the_users_of_django_may_what_they_may_and_no_look_changes_a_session(shop, sign_in, tmp_path):
+def test_django_users_have_their_rights_and_pages_change_no_session(shop, sign_in, tmp_path):
     ada, came_back = sign_in("ada")
     bob, _ = sign_in("bob")
     carl, refused = sign_in("carl")

@@ -33,15 +33,16 @@ def addresses(page, ids):
     return [(page.path.format(**PARTS), {})]
 
 
-@pytest.mark.parametrize("page", LOOKS, ids=lambda page: page.name)
-def test_a_page_shows_text_alone(page, site, ids):
-    client = site.program()
-    for path, query in addresses(page, ids):
-        answer = client.get(path, params={**query, "bodies": "1"})
+def test_pages_of_hostile_messages_show_text_alone(site, ids):
+    client, wrong = site.program(), []
+    for page in LOOKS:
+        for path, query in addresses(page, ids):
+            answer = client.get(path, params={**query, "bodies": "1"})
+            active = re.search(r"<script(?! src=)|javascript:|\son\w+=", answer.text)
+            if answer.status_code not in {200, 404} or complaints(answer.text) or active:
+                wrong.append((path, query, answer.status_code, complaints(answer.text), active))
 
-        assert answer.status_code in {200, 404}, (path, query, answer.text[:500])
-        assert complaints(answer.text) == [], (path, query)
-        assert re.search(r"<script(?! src=)|javascript:|\son\w+=", answer.text) is None, (path, query)
+    assert wrong == []
 
 
 @pytest.mark.parametrize("name", [*NAMES, "orders/v2", "a?b#c%2f&d", "..", "."])

@@ -19,7 +19,7 @@ def tenants(orders):
     return orders
 
 
-def test_who_may_look_sees_keys_and_limits_and_may_change_neither(tenants, lookers):
+def test_reader_sees_keys_and_limits_and_cannot_change_them(tenants, lookers):
     browser = lookers.browser()
 
     page = browser.get("/queues/orders/keys").text
@@ -38,7 +38,7 @@ def test_who_may_look_sees_keys_and_limits_and_may_change_neither(tenants, looke
     assert tenants.counts().waiting == 4
 
 
-def test_limits_are_changed_and_an_empty_field_is_none(tenants, site, admin, caplog):
+def test_limits_are_changed_and_an_empty_field_clears_one(tenants, site, admin, caplog):
     caplog.set_level(logging.INFO)
     browser = site.browser()
 
@@ -56,7 +56,7 @@ def test_limits_are_changed_and_an_empty_field_is_none(tenants, site, admin, cap
     assert browser.post("/queues/orders/limits", data={"rate": "fast"}).status_code == 400
 
 
-def test_a_key_is_paused_found_and_resumed(tenants, site, admin):
+def test_key_is_paused_found_and_resumed(tenants, site, admin):
     browser = site.browser()
 
     answer = browser.post("/queues/orders/keys/pause", data={"key": "tenant-7", "for": "10m"})
@@ -68,7 +68,7 @@ def test_a_key_is_paused_found_and_resumed(tenants, site, admin):
     assert admin.key("orders", "tenant-7").state == "in turn"
 
 
-def test_the_messages_of_a_key_are_shown_searched_and_deleted(tenants, site, admin):
+def test_messages_of_a_key_are_shown_and_deleted(tenants, site, admin):
     browser = site.browser()
 
     assert browser.get("/queues/orders/messages/waiting").headers["location"] == "/queues/orders/keys"
@@ -82,7 +82,7 @@ def test_the_messages_of_a_key_are_shown_searched_and_deleted(tenants, site, adm
     assert admin.size("orders", "waiting") == 1
 
 
-def test_every_key_is_there_page_by_page(tenants, site):
+def test_all_keys_are_listed_page_by_page(tenants, site):
     page = site.browser().get("/queues/orders/keys?every=1").text
 
     assert "tenant-7" in page

@@ -68,7 +68,7 @@ def test_every_link_stays_under_the_prefix(url, orders, mount):
     assert {link.startswith(f"{PREFIX}/") for link in LINK.findall(event.data)} == {True}
 
 
-def test_the_cookie_is_for_the_page_alone(url):
+def test_cookie_is_limited_to_the_prefix(url):
     page = app(url, token=TOKEN)
     with serving(page, mounted=in_fastapi(page), prefix=PREFIX) as site:
         answer = site.client(Sec_Fetch_Site="same-origin").post(f"/enter/{site.desk.token.once()}")
@@ -77,7 +77,7 @@ def test_the_cookie_is_for_the_page_alone(url):
     assert answer.headers["location"] == f"{PREFIX}/"
 
 
-def test_a_resolver_sees_what_the_application_knows_of_its_user(url, orders):
+def test_resolver_sees_the_application_around_the_pages(url, orders):
     def access(request):
         return Access.READ.by(request.app.title) if request.headers.get("x-user") == "carol" else Access.NONE
 

@@ -40,13 +40,13 @@ def ids_on(client, path):
 
 
 @pytest.mark.parametrize(("path", "number"), [("messages/pending", MESSAGES), ("messages/ready", 12), ("dead", 12)])
-def test_a_list_has_the_messages_of_all_page_by_page(path, number, sharded, site):
+def test_list_has_the_messages_of_all_shards_page_by_page(path, number, sharded, site):
     ids = ids_on(site.program(), f"/queues/freight/{path}")
 
     assert (len(ids), len(set(ids))) == (number, number)
 
 
-def test_the_pages_count_all(sharded, site, monkeypatch):
+def test_pages_count_all_shards(sharded, site, monkeypatch):
     monkeypatch.setattr(reading, "GROUPS_SECONDS", 60)
     program = site.program()
 
@@ -56,7 +56,7 @@ def test_the_pages_count_all(sharded, site, monkeypatch):
     assert "Nothing is missing" in program.get("/account").text
 
 
-def test_a_message_of_any_shard_has_its_page_and_is_cancelled(sharded, site):
+def test_message_of_any_shard_has_its_page_and_is_cancelled(sharded, site):
     program, browser = site.program(), site.browser()
     ids = ids_on(program, "/queues/freight/messages/pending")
     shown = [program.get("/queues/freight/message", params={"id": id}).status_code for id in ids[:8]]

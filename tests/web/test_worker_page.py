@@ -28,7 +28,7 @@ def said_by(site, id="w"):
     return html.unescape(answer.text)
 
 
-def test_a_request_waits_for_its_worker_until_that_has_had_the_time_to_answer(orders, alive, client, site, caplog):
+def test_request_for_stacks_waits_for_the_worker_until_it_is_overdue(orders, alive, client, site, caplog):
     caplog.set_level("INFO", "reliq")
     alive("w")
     assert "Nobody has asked" in said_by(site)
@@ -42,7 +42,7 @@ def test_a_request_waits_for_its_worker_until_that_has_had_the_time_to_answer(or
     assert "No answer for 11s: a handler holds the interpreter" in said_by(site)
 
 
-def test_stacks_are_shown_when_they_have_come_to_who_only_looks_too(orders, alive, tell, site, lookers):
+def test_stacks_are_shown_to_readers_too(orders, alive, tell, site, lookers):
     alive("w")
     tell("w", HandlerStack("", "", ("/usr/lib/asyncio.py:1 run",)), HandlerStack("orders", "x<y", (FRAME,)), left_out=1)
 
@@ -57,7 +57,7 @@ def test_stacks_are_shown_when_they_have_come_to_who_only_looks_too(orders, aliv
     assert html.escape(FRAME) in event.data
 
 
-def test_a_worker_that_is_silent_or_unknown_has_a_page_that_says_so(orders, alive, client, site):
+def test_silent_or_unknown_worker_has_an_error_page(orders, alive, client, site):
     alive("w")
     client.delete(worker_key("w"))
 
@@ -68,7 +68,7 @@ def test_a_worker_that_is_silent_or_unknown_has_a_page_that_says_so(orders, aliv
     assert client.exists(stack_request_key("w"), stack_request_key("nobody"), stacks_key("w")) == 0
 
 
-def test_the_pages_of_who_only_looks_need_no_more_of_redis_than_a_viewer_has(orders, alive, admin, client, url):
+def test_pages_of_readers_need_only_the_redis_rights_of_a_viewer(orders, alive, admin, client, url):
 
     alive("w")
     rule = admin.acl(["viewer"], ["orders"], user="looks")
