@@ -1,27 +1,30 @@
 """
-How long the pages take of a server with a million messages: `python -m tests.web.page_times [--messages N] [--server PATH]`.
+How long the web pages take of a server with a million messages: `python -m benchmarks.web_pages [--messages N] [--server PATH]`.
 
 For each page it prints the median and the longest time until its answer was whole, the processor time of the page's own
 process, and the slowest call that Redis made for it.
 """
 
+from __future__ import annotations
+
 import argparse
 import logging
 import resource
 import statistics
-import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+from redis import Redis
 
-from ports import free_port  # noqa: E402  a program finds the tests' helpers by the path above
-from redis import Redis  # noqa: E402
-from site_page import site_of  # noqa: E402
+from reliq import Consumer, Outgoing, Queue, WorkerSettings
+from reliq.embedded import EmbeddedRedis
+from tests.ports import free_port
+from tests.waiting import eventually
+from tests.web.site_page import site_of
 
-from reliq import Consumer, Outgoing, Queue, WorkerSettings  # noqa: E402
-from reliq.embedded import EmbeddedRedis  # noqa: E402
-from tests.waiting import eventually  # noqa: E402
+if TYPE_CHECKING:
+    import httpx
 
 TIMES, QUEUES, LETTERS = 9, 40, 20_000
 #: Redis notes calls that take longer, in µs.
@@ -54,10 +57,10 @@ PAGES = {
 }
 
 
-def fill(client, queue, messages):
+def fill(client: Redis, queue: Queue[dict[str, Any]], messages: int) -> None:
     """Write messages as a publisher would, by a script: a million takes seconds."""
     queue.publish({"number": 0, "customer": "somebody"}, id="one", delay=3600)
-    value, keys = client.get(queue.keys.msg("one")), queue.keys
+    value, keys = client.get(queue.keys.msg("one")) or "", queue.keys
     for first in range(1, messages + 1, 10_000):
         last = min(messages, first + 9_999)
         client.eval(FILL, 4, keys.msg(""), keys.retries_left, keys.ready, keys.totals, first, last, value)
@@ -67,13 +70,13 @@ def fill(client, queue, messages):
         queue.publish({"at": at}, id=f"later-{at}", delay=60 + at)
 
 
-def scene(url, client, messages):
-    """A queue of a million messages, one of dead letters, and forty small ones."""
+def scene(url: str, client: Redis, messages: int) -> None:
+    """Fill a queue with a million messages, write dead letters, and fill forty small queues."""
     queue = Queue("orders", dict, url=url, retries=0)
     consumer = Consumer(url)
 
     @consumer.handler(queue)
-    def fail(body):
+    def fail(body: dict[str, Any]) -> None:
         raise ValueError(f"card {body['number'] % 50} refused")
 
     queue.publish_many([{"number": at} for at in range(LETTERS)])
@@ -85,7 +88,9 @@ def scene(url, client, messages):
         Queue(f"small-{at}", dict, url=url).publish_many([{"at": at}] * 20)
 
 
-def measure(program, client, path):
+def measure(
+    program: httpx.Client, client: Redis, path: str
+) -> tuple[int, list[float], list[float], list[tuple[float, str]]]:
     """Ask for a page some times; return its status, wall and processor times in ms, and the slow calls in ms."""
     client.slowlog_reset()
     walls, busy = [], []
@@ -101,12 +106,14 @@ def measure(program, client, path):
     return answer.status_code, walls, busy, sorted(slow, reverse=True)
 
 
-def processor():
+def processor() -> float:
+    """Return the processor seconds of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
-def main():
+def main() -> None:
+    """Fill a server, and measure each page."""
     options = argparse.ArgumentParser()
     options.add_argument("--messages", type=int, default=1_000_000)
     options.add_argument("--server", type=Path)

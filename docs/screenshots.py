@@ -1,15 +1,19 @@
 """
-Make the pictures of docs/images from the pages of a made-up shop: `pip install pillow`, then
-`PYTHONPATH=tests python tests/web/screenshots.py`.
+Make the pictures of docs/images from the pages of a made-up shop.
 
-Pages and style are the real ones; the numbers are made up, so the pictures change only when the pages do.
+Install pillow, then run `PYTHONPATH=.:tests:tests/web python docs/screenshots.py`. Pages and style are the real ones;
+the numbers are made up, so the pictures change only when the pages do.
 """
+
+from __future__ import annotations
 
 import io
 import math
 import random
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from chromium import chromium
 from made_up import NOW, context, minute, rates, view, worker
@@ -19,18 +23,22 @@ from reliq.admin import CronView, HandlerStack, MessageView, Overview, Running, 
 from reliq.message import DEATH_REASONS, Pause
 from reliq.web.pages import TEMPLATES, Pages
 
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
+
+IMAGES = Path(__file__).parent / "images"
 ORIGIN = "http://reliq.example"
 CONNECT = "ConnectError at shop/payments.py:88"
 CHANCE = random.Random(4)
 
 
-def some(**fields):
+def some(**fields: Any) -> SimpleNamespace:
+    """Return an object with these fields."""
     return SimpleNamespace(**fields)
 
 
-def hour(level, fails=0.0, oldest=0.2, stopped=60):
-    """The minutes of an hour in which about `level` messages a second came; from minute `stopped` on none was acked."""
+def hour(level: float, fails: float = 0.0, oldest: float = 0.2, stopped: int = 60) -> list[Any]:
+    """Return the minutes of an hour in which about `level` messages a second came; workers stopped at `stopped`."""
     rows = []
     for past in range(60):
         came = level * 60 * (1 + 0.4 * math.sin(past / 9) + CHANCE.uniform(-0.1, 0.1))
@@ -41,7 +49,8 @@ def hour(level, fails=0.0, oldest=0.2, stopped=60):
     return rows
 
 
-def made_ids(count):
+def made_ids(count: int) -> list[str]:
+    """Return ids like those of reliq."""
     return [f"0M3XKQ7T9W{number:02d}VJ5RN8PAZ2C" for number in range(count)]
 
 
@@ -94,14 +103,15 @@ RUNNING = [
 BEGAN = NOW - 412
 
 
-def event(after, kind, attempt=None, by="", reason="", raised="", error="", took=None):
-    return some(
-        at=BEGAN + after, kind=kind, attempt=attempt, by=by, reason=reason, raised=raised, error=error, took=took
-    )
+def event(after: float, kind: str, *fields: Any) -> SimpleNamespace:
+    """Return an event of a message's story; `fields` are attempt, by, reason, raised, error and took."""
+    rest = (None, "", "", "", "", None)
+    names = ("attempt", "by", "reason", "raised", "error", "took")
+    return some(at=BEGAN + after, kind=kind, **dict(zip(names, (*fields, *rest[len(fields) :]), strict=True)))
 
 
 STORY = [
-    event(0, "published", by="web-2:811"),
+    event(0, "published", None, "web-2:811"),
     event(30, "due"),
     event(30, "claimed", 1, "shop-1:4121"),
     event(32, "failed", 1, "shop-1:4121", "failed", CONNECT, "ConnectError: pay.example refused", 2.04),
@@ -143,8 +153,8 @@ WORKERS = [
 ]
 
 
-def entry(name, schedule, ticks_in, last, **fields):
-    """A periodic entry that is well, but for `fields`."""
+def entry(name: str, schedule: str, ticks_in: float, last: float, **fields: Any) -> CronView:
+    """Return a periodic job that is well, but for `fields`."""
     rest = {"late": 0.0, "is_served": True, "last_id": "", "is_alive": False, "missed": 0, "pause": None}
     rest |= {"queue": "orders", "layout": "reliq", "skipped": {"paused": 0, "overlap": 0}} | fields
     return CronView(name=name, schedule=schedule, next=round(NOW + ticks_in), ticked=round(NOW - last), **rest)
@@ -213,11 +223,12 @@ PICTURES = {
 }
 
 
-def url(route, **params):
+def url(route: str, **params: Any) -> str:
+    """Return the address of a page."""
     return f"/static/{params['path']}" if route == "static" else f"/{route}"
 
 
-def answer(pages, route):
+def answer(pages: Pages, route: Route) -> None:
     """Answer a request of the browser for a page or a file of its style; the stream never begins."""
     name = route.request.url.removeprefix(ORIGIN).removeprefix("/")
     if name in PICTURES:
@@ -229,7 +240,7 @@ def answer(pages, route):
         route.fulfill(path=TEMPLATES.parent / name)
 
 
-def save(png, path):
+def save(png: bytes, path: Path) -> None:
     """Write a picture with a palette: a fifth of its bytes, and nobody sees it."""
     image = (
         Image.open(io.BytesIO(png))
@@ -237,10 +248,11 @@ def save(png, path):
         .quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     )
     image.save(path, optimize=True)
-    print(path, path.stat().st_size)
+    sys.stdout.write(f"{path} {path.stat().st_size}\n")
 
 
-def main():
+def main() -> None:
+    """Make every picture, light and dark."""
     IMAGES.mkdir(exist_ok=True)
     pages = Pages()
     with chromium() as browser:
