@@ -17,8 +17,6 @@ MAY_BE_SKIPPED = {
     "tests/required.py": "it fails in CI first",
     "tests/deployment/test_kubernetes.py": "a sandbox may allow no namespace of mounts",
     "tests/acceptance/test_starts_and_stops.py": "a sandbox may allow no namespace of processes",
-    "tests/readme/test_migrating.py": "other queues are installed with --long alone",
-    "tests/readme/test_howto.py": "a kernel of Jupyter takes longer than CI has, and packages that nothing else needs",
 }
 
 

@@ -10,7 +10,7 @@ import sysconfig
 import psutil
 import pytest
 import redis
-from pages import BLOCK, README, ROOT, blocks
+from pages import BLOCK, ROOT, blocks
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from waiting import eventually
@@ -127,19 +127,6 @@ def test_tutorial_typed_from_a_checkout_prints_what_it_shows(checkout, terminals
             wanted = as_pattern(block)
             if not re.fullmatch(wanted, output):
                 eventually(lambda: re.search(wanted, worker.text), f"{block}after: {output}", 30)  # noqa: B023
-
-
-def test_redis_line_of_the_first_pages_reports_that_its_port_is_in_use(terminals, tmp_path):
-    opens, port = terminals
-    pages = README, TUTORIAL, ROOT / "reliq" / "cli" / "init.py"
-    [line] = {one for page in pages for one in re.findall(r"redis-server --port 6390 .*&", page.read_text("utf-8"))}
-    first, second = opens(tmp_path), opens(tmp_path)
-    first.type(line.replace("6390", port))
-    eventually(lambda: second.run(f"redis-cli -p {port} ping || true") == "PONG\n", "Redis answers")
-    second.type(line.replace("6390", port))
-
-    eventually(lambda: f"no Redis: is port {port} in use?\n" in second.text, "the complaint")
-    assert first.text == ""
 
 
 def test_init_steps_typed_after_an_installation_from_a_checkout_work(checkout, terminals):
