@@ -9,14 +9,11 @@ README = ROOT / "README.md"
 EXAMPLE = ROOT / "docs" / "publishing.md"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 
-#: Pages whose programs need more than a folder `shop`, and the test that runs what they show: page -> file in tests/.
-OF_THEIR_OWN: dict[str, str] = {
-    f"migrating/{name}.md": "readme/test_migrating.py" for name in ("arq", "celery", "dramatiq", "hdt3213", "rq")
-} | {
-    f"howto/{name}.md": "readme/test_howto.py"
-    for name in ("asyncio", "deploys", "django", "fastapi", "flask", "jupyter", "starlette", "types")
+#: Pages whose programs need more than a folder `shop`: test_migrating.py, test_howto.py and test_tutorial.py run them.
+OF_THEIR_OWN = {f"migrating/{name}.md" for name in ("arq", "celery", "dramatiq", "hdt3213", "rq")} | {"tutorial.md"}
+OF_THEIR_OWN |= {
+    f"howto/{name}.md" for name in ("asyncio", "deploys", "django", "fastapi", "flask", "jupyter", "starlette", "types")
 }
-OF_THEIR_OWN["tutorial.md"] = "readme/test_tutorial.py"
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ((?:shop/)?\w+\.py)\n")

@@ -13,11 +13,8 @@ from reliq import Admin, Layout, Outgoing, Queue
 from reliq.cli.app import Commands
 from reliq.keys import Keys
 
-each_page = pytest.mark.parametrize("page", DOCS, ids=name_of)
-each_run = pytest.mark.parametrize("page", [one for one in DOCS if name_of(one) not in OF_THEIR_OWN], ids=name_of)
-each_text = pytest.mark.parametrize("page", [README, *DOCS], ids=name_of)
-#: How a block is read that is no program.
-READ = {"toml": tomllib.loads, "yaml": yaml.safe_load_all, "json": json.loads}
+pytestmark = pytest.mark.slow
+RUN = [page for page in DOCS if name_of(page) not in OF_THEIR_OWN]
 _LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)")
 
 
@@ -109,8 +106,8 @@ BEFORE = {
 }
 
 
-@each_run
-def test_the_commands_of_a_page_run_as_they_are_written(page, shop, client, url):
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_commands_of_a_page_run_as_written(page, shop, client, url):
     holds = BEFORE.get(name_of(page), lambda *_: lambda _said: True)(client, url)
     run = shop(page)
 
@@ -122,38 +119,34 @@ def test_the_commands_of_a_page_run_as_they_are_written(page, shop, client, url)
     assert [line for line in told if line in lines] == told
 
 
-@each_run
-def test_every_program_of_a_page_is_run_by_its_commands(page):
-    typed = "\n".join([*commands(page), *blocks(page, "console")])
+def test_every_program_of_a_page_is_run_by_its_commands():
+    idle = []
+    for page in RUN:
+        typed, texts = "\n".join([*commands(page), *blocks(page, "console")]), programs(page)
+        for name in texts:
+            stem = name.removeprefix("shop/").removesuffix(".py")
+            if not re.search(rf"shop[./]{stem}\b", typed) and f"shop.{stem} import" not in "".join(texts.values()):
+                idle.append((name_of(page), name))
 
-    for name in programs(page):
-        stem = name.removeprefix("shop/").removesuffix(".py")
-        assert re.search(rf"shop[./]{stem}\b", typed) or f"shop.{stem} import" in "".join(programs(page).values())
-
-
-@each_page
-def test_the_blocks_of_a_page_are_in_languages_that_are_known(page):
-    text = page.read_text("utf-8")
-
-    assert {name for name, _ in BLOCK.findall(text)} <= {"sh", "python", "py", "go", "console", "text", *READ}
-    assert text.count("```") == 2 * len(BLOCK.findall(text))
-    for language, read in READ.items():
-        assert all(list(read(block)) for block in blocks(page, language))
+    assert idle == []
 
 
-def test_a_page_that_has_a_test_of_its_own_is_there_and_is_read_by_it():
-    for page, file in OF_THEIR_OWN.items():
-        assert (ROOT / "docs" / page).is_file()
-        assert page.rpartition("/")[2] in (ROOT / "tests" / file).read_text("utf-8")
+def test_blocks_of_toml_yaml_and_json_are_valid():
+    for page in DOCS:
+        assert page.read_text("utf-8").count("```") == 2 * len(BLOCK.findall(page.read_text("utf-8"))), page
+        for language, read in {"toml": tomllib.loads, "yaml": yaml.safe_load_all, "json": json.loads}.items():
+            assert all(list(read(block)) for block in blocks(page, language)), page
 
 
-@each_text
-def test_the_commands_and_layouts_that_a_page_names_are_there(page):
-    text = page.read_text("utf-8")
+def test_commands_and_layouts_named_in_pages_exist():
+    unknown = []
+    for page in (README, *DOCS):
+        text = page.read_text("utf-8")
+        unknown += [(page.name, name) for name in set(re.findall(r"`reliq (\w+)", text)) - set(Commands.places)]
+        layouts = re.findall(r"--layout (?!LAYOUT)([\w:=,.-]+)", text)
+        unknown += [(page.name, layout) for layout in layouts if str(Layout.parse(layout)) != layout]
 
-    assert set(re.findall(r"`reliq (\w+)", text)) - set(Commands.places) == set()
-    for layout in re.findall(r"--layout (?!LAYOUT)([\w:=,.-]+)", text):
-        assert str(Layout.parse(layout)) == layout
+    assert unknown == []
 
 
 def anchors(page):
@@ -162,22 +155,25 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@each_text
-def test_the_links_of_a_page_lead_somewhere(page):
-    for link, anchor in _LINK.findall(page.read_text("utf-8")):
-        target = page.parent / link if link else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), (link, anchor)
+def test_links_of_pages_lead_to_files_and_headings():
+    broken = []
+    for page in (README, *DOCS):
+        for link, anchor in _LINK.findall(page.read_text("utf-8")):
+            target = page.parent / link if link else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                broken.append((name_of(page), link, anchor))
+
+    assert broken == []
 
 
-def test_what_the_readme_links_to_is_in_the_source_distribution():
+def test_files_linked_from_the_readme_are_in_the_source_distribution():
     links = {link for link, _ in _LINK.findall(README.read_text("utf-8")) if link}
     packed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["sdist"]
 
     assert {link.split("/")[0] for link in links} - set(packed["include"]) == set()
 
 
-def test_a_layout_is_the_same_in_go_on_the_command_line_and_in_python():
+def test_layout_is_the_same_on_the_command_line_and_in_python():
     rows = re.findall(r"`--layout (\S+)` \| `Layout\.hdt3213\((.*)\)`", (ROOT / "docs/go.md").read_text("utf-8"))
 
     assert len(rows) == 4

@@ -20,6 +20,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it asks for a newer httpx
     from starlette.testclient import TestClient
 
+pytestmark = pytest.mark.slow
+
 
 def follow(line, server):
     """Make a command of a page in this process; of a server or a worker import what it names."""

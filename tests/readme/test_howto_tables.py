@@ -80,7 +80,7 @@ def noting(seen):
 
 @pytest.mark.parametrize("kind", ["dataclass", "model"])
 @pytest.mark.parametrize("change", CHANGES, ids=[row[0] for row in CHANGES])
-def test_old_and_new_workers_read_each_others_messages_as_the_page_says(change, kind, kit_url):
+def test_old_and_new_workers_read_messages_of_each_other_as_the_page_says(change, kind, kit_url):
     _, before, after, old_worker, new_worker = change
     old, new = defined(kind, before), defined(kind, after)
 
@@ -96,7 +96,7 @@ def test_old_and_new_workers_read_each_others_messages_as_the_page_says(change, 
             assert (len(seen), Queue("orders").counts().alive) == (1, 0)
 
 
-def test_an_alias_of_pydantic_reads_both_names_and_writes_the_one_that_it_says():
+def test_pydantic_alias_reads_both_names_and_writes_the_new_one():
     [field] = re.findall(r"^`no: (int = Field\(.*\))`", DEPLOYS.read_text("utf-8"), re.MULTILINE)
     names = {"Field": pydantic.Field, "AliasChoices": pydantic.AliasChoices}
     exec(f"alias: {field}", names)

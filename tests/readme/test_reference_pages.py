@@ -34,7 +34,7 @@ def rows(name, first):
     return found
 
 
-def test_the_terms_of_the_account_are_those_of_the_code():
+def test_terms_of_the_account_are_those_of_the_code():
     told = [term for term, _ in rows("explanation/account.md", "term")]
 
     assert told == [
@@ -42,7 +42,7 @@ def test_the_terms_of_the_account_are_those_of_the_code():
     ]
 
 
-def test_every_metric_is_in_the_table_with_its_type_labels_and_meaning_and_no_other():
+def test_table_of_metrics_has_every_metric_as_the_code_has_it():
     told = {
         name.strip("`"): (kind, labels, meaning)
         for name, kind, labels, meaning in rows("reference/metrics.md", "metric")
@@ -54,9 +54,6 @@ def test_every_metric_is_in_the_table_with_its_type_labels_and_meaning_and_no_ot
         assert (kind, tuple(re.findall(r"`(\w+)`", labels))) == (spec.kind, spec.labels), name
         assert meaning.startswith(spec.help), name
     assert set(REASONS) <= set(re.findall(r"`(\w+)`", told["reliq_restarts_total"][2]))
-
-
-def test_a_metric_that_any_page_names_is_there():
     for one in sorted((ROOT / "docs").rglob("*.md")):
         named = set(re.findall(r"`(reliq_[a-z_]+_(?:total|seconds|bytes|info|missing))[`{]", one.read_text("utf-8")))
         assert named <= set(ALL), one.name
@@ -67,7 +64,7 @@ def told_keys():
     return {key.strip("`"): kind for key, kind, *_ in rows(REDIS_KEYS, "key")}
 
 
-def test_every_key_is_in_the_table_with_its_type_and_no_other():
+def test_table_of_redis_keys_has_every_key_with_its_type():
     keys = Keys("NAME")
     plain = {getattr(keys, name) for name in Keys.__slots__ if f"{getattr(keys, name, '')}".startswith("{reliq:NAME}:")}
     prefixes = {one for one in plain if one.endswith(":")}
@@ -84,7 +81,7 @@ def test_every_key_is_in_the_table_with_its_type_and_no_other():
         assert told_keys()["{reliq:NAME}" + name] == kind
 
 
-def test_what_lies_in_redis_after_some_work_is_in_the_table_with_its_type(url, client):
+def test_table_of_redis_keys_has_every_key_written_by_some_work(url, client):
     queue, consumer = Queue("NAME", dict[str, int], url=url, per_key=1, rate="1000/s", history=10), Consumer()
 
     @consumer.handler(queue)
@@ -108,7 +105,7 @@ def test_what_lies_in_redis_after_some_work_is_in_the_table_with_its_type(url, c
         assert kind in [told for pattern, told in patterns.items() if re.fullmatch(pattern, key)], key
 
 
-def test_the_fields_of_an_envelope_are_those_of_the_code():
+def test_fields_of_an_envelope_are_those_of_the_code():
     assert {field.strip("`") for field, *_ in rows(WIRE_FORMAT, "field")} == {
         one.encode_name for one in msgspec.structs.fields(Header)
     }
@@ -118,7 +115,7 @@ def test_the_fields_of_an_envelope_are_those_of_the_code():
     assert (header.due, header.retries, header.headers, body) == (1795364937638, 12, {"trace": "abc"}, b'{"number":7}')
 
 
-def test_the_state_words_of_the_page_are_read_as_it_says():
+def test_state_words_are_parsed_as_the_page_says():
     read = {
         word: [StateWord.parse(one) for one in re.findall("`([^`]+)`", such)]
         for word, such, *_ in rows(WIRE_FORMAT, "word")

@@ -80,7 +80,7 @@ def session(shop, url, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_answer_of_a_session_is_the_one_that_its_page_shows(page, session):
+def test_session_of_a_page_gives_the_answers_that_it_shows(page, session):
     typed = session(page)
 
     for line, answer in steps(page):

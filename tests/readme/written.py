@@ -71,20 +71,8 @@ def run_tests(*words: str, server: str) -> int:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-        return int(
-            pytest.main(
-                [
-                    "--import-mode=importlib",
-                    "-p",
-                    "no:cacheprovider",
-                    "-p",
-                    "no:faulthandler",
-                    *plugins,
-                    *options,
-                    *words,
-                ]
-            )
-        )
+        own = ["--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+        return int(pytest.main([*own, *plugins, *options, *words]))
 
 
 async def run_cells(cells: list[tuple[str, str | None]], times: int) -> list[list[str]]:
