@@ -6,7 +6,6 @@ import tomllib
 from pathlib import Path
 
 import yaml
-from order import LONGEST_FIRST
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -34,10 +33,6 @@ def test_tests_that_skip_in_ci_are_listed_with_their_reason():
     found = {str(path.relative_to(ROOT)) for path in paths}
 
     assert found == MAY_BE_SKIPPED.keys(), "use must_run_in_ci of tests/required.py"
-
-
-def test_files_that_run_first_exist():
-    assert [name for name in LONGEST_FIRST if not (ROOT / "tests" / name).is_file()] == []
 
 
 def test_locks_have_an_allowed_version_and_a_hash_of_every_requirement():

@@ -41,20 +41,15 @@ def test_mistyped_option_is_refused_with_the_call_and_the_nearest_name():
         (lambda: Outgoing(body=1, dealy=3), "Outgoing() … 'dealy'. Did you mean 'delay'?"),
         (lambda: WorkerSettings(graze=3), "WorkerSettings() … 'graze'. Did you mean 'grace'?"),
         (lambda: Queue("q").publish({}, dealy=3), "Queue.publish() … 'dealy'. Did you mean 'delay'?"),
-        (lambda: asyncio.run(Queue("q").apublish({}, dealy=3)), "Queue.apublish() … 'dealy'. Did you mean 'delay'?"),
-        (lambda: Queue("q").publish_in(None, {}, dealy=3), "Queue.publish_in() … 'dealy'. Did you mean 'delay'?"),
-        (lambda: Queue("q").publish_many([], chunks=3), "Queue.publish_many() … 'chunks'. Did you mean 'chunk'?"),
         (
             lambda: asyncio.run(Queue("q").apublish_many([], delay=3)),
             "Queue.apublish_many() … 'delay'. It is for each message: Outgoing(body=…, delay=…)",
         ),
         (lambda: Consumer().handler("q", leese=3), "Consumer.handler() … 'leese'. Did you mean 'lease'?"),
-        (lambda: Consumer().every(60, queue=Queue("q"), jiter=3), "Consumer.every() … 'jiter'. Did you mean 'jitter'?"),
         (
             lambda: Consumer().cron("* * * * *", queue=Queue("q"), start=3),
             "Consumer.cron() … 'start'. It takes body, catch_up, jitter, name, overlap, queue, tz, within",
         ),
-        (lambda: Reliq.published(None, Queue("q"), keys="a"), "Reliq.published() … 'keys'. Did you mean 'key'?"),
         (lambda: Reliq.perform(None, None, None, 1, atempt=2), "Reliq.perform() … 'atempt'. Did you mean 'attempt'?"),
     ]
     for make, said in calls:

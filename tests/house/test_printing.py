@@ -29,11 +29,13 @@ def test_commands_print_only_through_the_module_that_escapes():
     assert ways == set(), "use say, print_json, print_table or console of reliq.cli.output"
 
 
-def test_printable_control_format_and_separator_characters_are_escaped():
+def test_printable_escapes_harmful_characters_alone():
     kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")
     harmful = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in kinds]
     shown = {one: printable(f"a{one}b") for one in harmful}
+    ordinary = "Zürich 東京 \N{PARTY POPPER} user:id:7 [b]"
 
+    assert printable(ordinary) == ordinary
     assert [one for one, text in shown.items() if not (text.isascii() and text.isprintable() and len(text) > 2)] == []
 
 
@@ -45,10 +47,6 @@ def test_text_that_names_a_command_quotes_the_names_in_it():
     assert [text for text in texts if re.search(r"reliq (dead |cron )?[a-z]+ \{", text)] == [], "use reliq.text.typed"
 
 
-def test_printable_ordinary_text_stays_unchanged():
-    assert printable("Zürich 東京 \N{PARTY POPPER} user:id:7 [b]") == "Zürich 東京 \N{PARTY POPPER} user:id:7 [b]"
-
-
 def test_tables_print_emoji_names_and_markup_as_text(capsys):
     print_table([":id:"], [["user:id:7 [b]x[/b] [fe80::1]"]], title=":id: [/b]")
     console().print(":id: [/b] [fe80::1]")
@@ -57,25 +55,18 @@ def test_tables_print_emoji_names_and_markup_as_text(capsys):
     assert lines == [":id: [/b]", ":id:", "user:id:7 [b]x[/b] [fe80::1]", ":id: [/b] [fe80::1]"]
 
 
-def test_say_keeps_a_text_with_line_breaks_on_one_line(capsys):
+def test_say_and_json_output_are_one_line_of_harmless_characters(capsys):
     say("a\nreliq: all is well\r\x1b[2J\u2028")
-
     assert capsys.readouterr().out == "a\\nreliq: all is well\\r\\x1b[2J\\u2028\n"
 
-
-def test_json_output_is_ascii_and_has_no_infinity(capsys):
     print_json({"id": "é\x7f\x9b\u202e\u2028\N{PARTY POPPER}", "n": float("inf")})
-
     out = capsys.readouterr().out
     assert out == '{"id":"\\u00e9\\u007f\\u009b\\u202e\\u2028\\ud83c\\udf89","n":null}\n'
 
 
-def test_whole_number_is_ascii_digits_within_bounds():
+def test_numbers_and_times_of_foreign_writers_stay_within_bounds():
     read = {"7": 7, "-1": -1, "9" * 19: 10**19 - 1, "9" * 20: None, "²": None, "٣": None, "": None, "1 ": None}
 
     assert {text: whole_number(text) for text in read} == read
     assert {text: whole_number(text.encode()) for text in read} == read
-
-
-def test_moment_of_any_score_is_a_time_with_a_date():
     assert [moment(float(score)) for score in ("inf", "-inf", "1e300")] == [253_402_300_799, 0, 253_402_300_799]

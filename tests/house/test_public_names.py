@@ -48,13 +48,13 @@ def test_public_names_of_a_package_are_those_that_type_checkers_see(name):
         package.Queueue  # noqa: B018  it is what raises
 
 
-def test_a_package_alone_imports_no_module_of_its_names():
+def test_package_alone_imports_no_module_of_its_names():
     ours = {name for name in imported_by("import reliq, reliq.admin, reliq.testing") if name.startswith("reliq.")}
 
     assert ours == {"reliq.admin", "reliq.testing", "reliq.distribution", "reliq.lazily"}
 
 
-def test_a_publisher_imports_nothing_that_only_runs_or_operates():
+def test_publisher_imports_nothing_that_only_runs_or_operates():
     names = imported_by("from reliq import Queue, Outgoing, PublishFailed")
 
     assert {name.split(".")[1] for name in names if name.startswith("reliq.")} & BESIDE_PUBLISHERS == set()

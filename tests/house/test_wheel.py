@@ -67,40 +67,28 @@ def wheel(tmp_path_factory):
     return build(copy, tmp_path_factory.mktemp("wheel"))[0]
 
 
-@pytest.fixture(scope="module")
-def files(wheel):
-    return set(zipfile.ZipFile(wheel).namelist())
-
-
-def test_wheel_has_every_source_and_script_and_nothing_else(files):
+def test_wheel_has_every_source_and_script_and_nothing_else(wheel):
+    files = zipfile.ZipFile(wheel).namelist()
     ours = {str(path.relative_to(ROOT)) for path in (ROOT / "reliq").rglob("*") if path.suffix in SHIPPED}
 
     assert len([name for name in ours if name.endswith(".lua")]) > 10
     assert {name for name in files if not name.startswith("reliq_queue-")} == ours | {"reliq/py.typed"}
 
 
-def test_wheel_has_licence_and_entry_points(wheel, files):
-    [entry] = [name for name in files if name.endswith("entry_points.txt")]
-    text = zipfile.ZipFile(wheel).read(entry).decode()
-
-    assert any(name.endswith("/LICENSE") for name in files)
-    assert "reliq = reliq." in text
-    assert "[pytest11]\nreliq = reliq.testing.plugin\n" in text
-
-
-def test_wheel_package_and_changelog_have_one_version(wheel):
+def test_wheel_has_one_version_its_entry_points_and_requirements(wheel):
+    archive = zipfile.ZipFile(wheel)
+    parts = {name.rpartition("/")[2]: archive.read(name).decode() for name in archive.namelist() if "-info/" in name}
+    metadata = email.message_from_string(parts["METADATA"])
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     top = re.search(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
 
     assert wheel.name.split("-")[1] == reliq.__version__ == declared
     assert top is None or top[1] == reliq.__version__
-
-
-def test_wheel_requires_its_own_extras_and_not_the_other_package_named_reliq(wheel):
-    [name] = [one for one in zipfile.ZipFile(wheel).namelist() if one.endswith("/METADATA")]
-    metadata = email.message_from_bytes(zipfile.ZipFile(wheel).read(name))
-
+    assert "LICENSE" in parts
+    assert "reliq = reliq." in parts["entry_points.txt"]
+    assert "[pytest11]\nreliq = reliq.testing.plugin\n" in parts["entry_points.txt"]
     assert metadata["Name"] == "reliq-queue"
+    # `reliq` is another package of the index
     assert [one for one in metadata.get_all("Requires-Dist") if re.match(r"reliq\b(?!-queue\[)", one)] == []
 
 
