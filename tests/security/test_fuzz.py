@@ -83,36 +83,28 @@ atoms |= st.sampled_from(
 replies = atoms | st.lists(atoms, max_size=12) | st.lists(atoms | st.lists(atoms, max_size=7), max_size=7)
 
 
-@pytest.mark.parametrize(
-    ("request_", "reply"),
-    [
-        (moves.ack(KEYS, [(ONE, None)]), [1]),
-        (moves.ack(KEYS, [(ONE, None)]), [b"b"]),
-        (moves.extend(KEYS, [ONE], lease_ms=30_000), [[b""], []]),
-        (moves.cancel(KEYS, ["a"]), []),
-        (moves.cancel(KEYS, ["a"]), [b"cancelled", b"cancelled"]),
-        (moves.cancel(KEYS, ["a"]), [b"redriven"]),
-        (moves.publish(KEYS, [("a", b"x")], TURN, ttl_ms=1000, retries=1), b"1 1:gone"),
-        (moves.publish(KEYS, [("a", b"x")], TURN, ttl_ms=1000, retries=1), b"stale"),
-        (commands.confirmation(Durability.replicas(1)), b""),
-        (commands.confirmation(Durability.aof()), [1]),
-    ],
-    ids=[
-        "ack with a number",
-        "ack",
-        "extend",
-        "no cancel",
-        "two cancels",
-        "cancel",
-        "publish",
-        "stale",
-        "WAIT",
-        "WAITAOF",
-    ],
-)
-def test_malformed_reply_raises_protocol_error(request_, reply):
-    with pytest.raises(ProtocolError):
-        request_.read(reply)
+#: Requests and replies that are none of theirs.
+MALFORMED = [
+    (moves.ack(KEYS, [(ONE, None)]), [1]),
+    (moves.ack(KEYS, [(ONE, None)]), [b"b"]),
+    (moves.extend(KEYS, [ONE], lease_ms=30_000), [[b""], []]),
+    (moves.cancel(KEYS, ["a"]), []),
+    (moves.cancel(KEYS, ["a"]), [b"cancelled", b"cancelled"]),
+    (moves.cancel(KEYS, ["a"]), [b"redriven"]),
+    (moves.publish(KEYS, [("a", b"x")], TURN, ttl_ms=1000, retries=1), b"1 1:gone"),
+    (moves.publish(KEYS, [("a", b"x")], TURN, ttl_ms=1000, retries=1), b"stale"),
+    (commands.confirmation(Durability.replicas(1)), b""),
+    (commands.confirmation(Durability.aof()), [1]),
+]
+
+
+def test_malformed_reply_raises_protocol_error():
+    for request, reply in MALFORMED:
+        try:
+            answer = request.read(reply)
+        except ProtocolError:
+            continue
+        pytest.fail(f"{request} read {reply} as {answer}")
 
 
 def test_every_script_has_a_request_here():
@@ -146,7 +138,7 @@ envelopes |= st.builds(
 @example(MAGIC + b'{"d":1e308,"r":1}\nx', False)
 @example(MAGIC + b'{"d":1,"r":1,"h":{"' + b"a" * 16_000 + b'":"b"}}\nx', False)
 @example(MAGIC + b"x" * 2_000_000, False)
-def test_any_value_has_a_header_and_a_body_or_is_a_body(value, bare):
+def test_any_value_opens_as_header_and_body_or_as_a_body(value, bare):
     header, body = open_envelope(value, bare=bare)
 
     assert value.endswith(body)
@@ -161,7 +153,7 @@ texts = st.text(max_size=12) | st.text("@:/?#[]%,&=.0aé\udc80", max_size=12)
 
 @SEEDED
 @given(st.builds("{}://{}@{}:{}/{}?{}={}".format, schemes, *[texts] * 6) | texts)
-def test_any_text_is_a_url_that_redis_py_understands_or_is_refused(text):
+def test_any_url_is_parsed_by_redis_py_or_refused(text):
     try:
         url = check_url(text)
         redis.connection.parse_url(url.plain)
@@ -174,7 +166,7 @@ def test_any_text_is_a_url_that_redis_py_understands_or_is_refused(text):
 
 @SEEDED
 @given(st.text("abcé%@:", min_size=8, max_size=20), st.sampled_from(["redis", "rediss", "redis+sentinel"]))
-def test_a_password_is_never_shown(secret, scheme):
+def test_password_in_a_url_is_never_shown(secret, scheme):
     text = f"{scheme}://me:{secret}@host:6379/shop/0"
 
     shown = masked(text)

@@ -58,7 +58,7 @@ def test_certificate_of_an_unknown_authority_is_refused(server, call):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_certificate_for_another_place_is_refused(server_elsewhere, authority, call):
+def test_certificate_for_another_host_is_refused(server_elsewhere, authority, call):
     queue = Queue("q", url=f"rediss://127.0.0.1:{server_elsewhere}/0?ssl_ca_certs={authority.certificate}")
 
     assert "certificate is not valid for '127.0.0.1'" in refused(queue, call)
@@ -100,7 +100,7 @@ def test_oldest_tls_version_may_be_raised(server_with_tls_12, authority, call):
     refused(Queue("q", url=f"{url}&ssl_min_version=1.3"), call)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asyncio"])
 @pytest.mark.parametrize(
     "target",
     [
