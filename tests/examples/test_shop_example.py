@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -24,7 +27,7 @@ def ran(*words, **environment):
     return done.stdout
 
 
-def test_the_tests_of_the_shop_pass_in_two_processes():
+def test_tests_of_the_shop_pass_in_two_processes():
     plugins = [part for name in ("xdist", "reliq.testing.plugin") for part in ("-p", name)]
 
     said = ran("-m", "pytest", "shop", "-q", "-n", "2", *plugins, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
@@ -32,7 +35,7 @@ def test_the_tests_of_the_shop_pass_in_two_processes():
     assert re.search(r"^\d+ passed", said, re.MULTILINE), said
 
 
-def test_the_shop_closes_what_nobody_pays_and_sends_each_mail_once():
+def test_shop_closes_unpaid_orders_and_sends_each_mail_once():
     said = ran(str(EXAMPLES / "shop"))
 
     ends = dict(re.findall(r"In the end order (\d) is (\w+)\.", said))

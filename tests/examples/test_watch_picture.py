@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_the_picture_is_drawn_from_what_really_runs(tmp_path):
+def test_picture_is_drawn_from_a_real_run(tmp_path):
     picture = tmp_path / "watch.svg"
 
     done = subprocess.run(
