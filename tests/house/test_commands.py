@@ -18,18 +18,8 @@ from reliq.settings import Durability
 from reliq.testing import queries as testing_queries
 
 PACKAGE = Path(commands.__file__).parent
-MODULES = (
-    commands,
-    crons,
-    minutes,
-    shardmap,
-    stacks,
-    queries,
-    queue_queries,
-    key_queries,
-    server,
-    testing_queries,
-)
+MODULES = (commands, crons, minutes, shardmap, stacks)
+MODULES += (queries, queue_queries, key_queries, server, testing_queries)
 #: It repeats the calls of `fence` for several shards.
 REPEATS = {shardmap.witnesses}
 FUNCTIONS = [

@@ -1,6 +1,5 @@
 """Options have the same types for type checkers and at run time, and a mistyped option is refused."""
 
-import asyncio
 import dataclasses
 import typing
 
@@ -42,8 +41,8 @@ def test_mistyped_option_is_refused_with_the_call_and_the_nearest_name():
         (lambda: WorkerSettings(graze=3), "WorkerSettings() … 'graze'. Did you mean 'grace'?"),
         (lambda: Queue("q").publish({}, dealy=3), "Queue.publish() … 'dealy'. Did you mean 'delay'?"),
         (
-            lambda: asyncio.run(Queue("q").apublish_many([], delay=3)),
-            "Queue.apublish_many() … 'delay'. It is for each message: Outgoing(body=…, delay=…)",
+            lambda: Queue("q").publish_many([], delay=3),
+            "Queue.publish_many() … 'delay'. It is for each message: Outgoing(body=…, delay=…)",
         ),
         (lambda: Consumer().handler("q", leese=3), "Consumer.handler() … 'leese'. Did you mean 'lease'?"),
         (

@@ -22,10 +22,9 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 #: Suffixes of sources: of Python, of Redis, of a browser.
 SHIPPED = {".py", ".lua", ".html", ".css", ".js", ".svg"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 #: The folders and files that are packed, as a release has them.
-PACKED = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["sdist"][
-    "include"
-]
+PACKED = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
 
 
 def build(checkout, folder):
@@ -79,10 +78,9 @@ def test_wheel_has_one_version_its_entry_points_and_requirements(wheel):
     archive = zipfile.ZipFile(wheel)
     parts = {name.rpartition("/")[2]: archive.read(name).decode() for name in archive.namelist() if "-info/" in name}
     metadata = email.message_from_string(parts["METADATA"])
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     top = re.search(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
 
-    assert wheel.name.split("-")[1] == reliq.__version__ == declared
+    assert wheel.name.split("-")[1] == reliq.__version__ == PROJECT["project"]["version"]
     assert top is None or top[1] == reliq.__version__
     assert "LICENSE" in parts
     assert "reliq = reliq." in parts["entry_points.txt"]

@@ -69,11 +69,8 @@ def test_table_of_redis_keys_has_every_key_with_its_type():
     plain = {getattr(keys, name) for name in Keys.__slots__ if f"{getattr(keys, name, '')}".startswith("{reliq:NAME}:")}
     prefixes = {one for one in plain if one.endswith(":")}
     made = {keys.msg("ID"), keys.dedup("ID"), keys.lane("LANE"), keys.line("KEY"), "{reliq:NAME}:aside:MS:KEY"}
-    of_none = {
-        QUEUES_KEY,
-        WORKERS_KEY,
-        *(name("ID") for name in (spelled.worker_key, spelled.stack_request_key, spelled.stacks_key)),
-    }
+    of_none = {QUEUES_KEY, WORKERS_KEY}
+    of_none |= {name("ID") for name in (spelled.worker_key, spelled.stack_request_key, spelled.stacks_key)}
 
     assert len(prefixes) == len(made)
     assert set(told_keys()) == plain - prefixes | made | of_none | {keys.lane("LANE.poke")}

@@ -132,16 +132,9 @@ def test_errors_and_representations_show_no_secret():
         Queue("q", dict[str, int]).codec.decode(b'{"a":"%s"}' % SECRET.encode())
     connection = QUEUE.connection()
 
-    shown = [
-        str(caught.value),
-        repr(QUEUE),
-        str(QUEUE),
-        connection.name,
-        repr(connection),
-        vars(connection).get("_wires"),
-    ]
+    shown = [caught.value, QUEUE, connection, connection.name, vars(connection).get("_wires")]
 
-    assert [text for text in shown if SECRET in str(text)] == []
+    assert [one for one in shown if SECRET in f"{one}{one!r}"] == []
 
 
 BAD_COMMANDS = {

@@ -67,36 +67,21 @@ class TornError(Exception):
 
 
 REASONS = [
-    *(
-        "",
-        "plain",
-        "\ud83d",
-        "\udcff",
-        "\x00\x1b[2J\r\n",
-        "x" * 1_000_000,
-        "\u202e",
-        None,
-        7,
-        1.5,
-        b"\xff",
-        [],
-        object(),
-    ),
-    *(ValueError("x"), WordlessError(), Evil(), Nack, 10**5000),
+    *("", "plain", "\ud83d", "\udcff", "\x00\x1b[2J\r\n", "x" * 1_000_000, "\u202e", None, 7, 1.5, b"\xff", []),
+    *(object(), ValueError("x"), WordlessError(), Evil(), Nack, 10**5000),
 ]
 DELAYS = [0, 0.001, -1, math.nan, math.inf, 10**400, 1e308, "soon", None, True, [], Evil(), 3650 * 86_400.0]
 ERRORS = [
     *(ValueError(one) for one in ("\ud83d", "x" * 1_000_000, "\x1b]0;x\x07\n\r", b"\xff", Evil())),
     *(WordlessError(), NamelessError(), TornError(), SystemExit(3), KeyboardInterrupt(), GeneratorExit()),
+    *(asyncio.CancelledError(), StopIteration(1), StopAsyncIteration(), MemoryError(), RecursionError()),
     *(
-        asyncio.CancelledError(),
-        StopIteration(1),
-        StopAsyncIteration(),
-        MemoryError(),
-        RecursionError(),
         TimeoutError(),
+        ExceptionGroup("many", [ValueError("x")] * 3),
+        Stopped("x"),
+        UndecodableError("\ud83d"),
+        ProtocolError("x"),
     ),
-    *(ExceptionGroup("many", [ValueError("x")] * 3), Stopped("x"), UndecodableError("\ud83d"), ProtocolError("x")),
     *(RedisUnavailableError("not true"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x"), OSError(24, "EMFILE")),
 ]
 

@@ -69,21 +69,14 @@ def test_silent_or_unknown_worker_has_an_error_page(orders, alive, client, site)
 
 
 def test_pages_of_readers_need_only_the_redis_rights_of_a_viewer(orders, alive, admin, client, url):
-
     alive("w")
     rule = admin.acl(["viewer"], ["orders"], user="looks")
     client.execute_command("ACL", "SETUSER", "looks", "reset", *rule.rules, "on", ">secret")
     try:
         with site_of(url.replace("redis://", "redis://looks:secret@"), grants=EVERYTHING) as site:
             program = site.program()
-            paths = [
-                "/",
-                "/queues/orders",
-                "/queues/orders/messages/ready?bodies=1",
-                "/queues/orders/dead",
-                "/workers/w",
-            ]
-            paths += ["/queues/orders/message?id=x&bodies=1", "/workers", "/account", "/doctor"]
+            shown = ("", "/messages/ready?bodies=1", "/dead", "/message?id=x&bodies=1")
+            paths = ["/", *(f"/queues/orders{path}" for path in shown), "/workers", "/workers/w", "/account", "/doctor"]
             looks = {path: program.get(path).status_code for path in paths}
             before = {key: client.dump(key) for key in client.scan_iter()}
             writes = {
