@@ -191,11 +191,15 @@ def test_old_browser_sends_its_origin_and_a_program_its_token(orders, site):
     assert site.program().post("/queues/orders/pause", headers=FOREIGN).status_code == 403
 
 
-def test_every_write_names_its_visitor_in_the_log_and_in_redis(orders, admin, levels_by_name, caplog):
+def test_every_write_names_its_visitor_in_the_log_and_in_redis(url, orders, admin, caplog):
+    async def resolver(_request):
+        return EVERYTHING.by("carol")
+
     caplog.set_level(logging.INFO, "reliq")
-    client = levels_by_name.client(**OURS)
-    client.post("/queues/orders/pause", data={"reason": "the gateway is away"})
-    client.post("/queues/orders/cancel", data={"id": "x"})
+    with serving(app(url, access=resolver)) as site:
+        client = site.client(**OURS)
+        client.post("/queues/orders/pause", data={"reason": "the gateway is away"})
+        client.post("/queues/orders/cancel", data={"id": "x"})
 
     assert admin.paused("orders").by == "carol"
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("reliq.web")]
@@ -203,17 +207,6 @@ def test_every_write_names_its_visitor_in_the_log_and_in_redis(orders, admin, le
         "carol at 127.0.0.1 paused orders reason 'the gateway is away'",
         "carol at 127.0.0.1 cancelled orders message x: cancelled",
     ]
-
-
-@pytest.fixture
-def levels_by_name(url):
-    """A page whose resolver is async and says a name."""
-
-    async def resolver(_request):
-        return EVERYTHING.by("carol")
-
-    with serving(app(url, access=resolver)) as site:
-        yield site
 
 
 def test_resolver_that_fails_or_returns_nonsense_lets_nobody_in(url, caplog):

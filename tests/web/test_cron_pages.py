@@ -12,9 +12,9 @@ from reliq import Consumer, Queue, WorkerSettings
 MISSED = {"missed": 2, "paused": 3, "overlap": 4, "ticked": 1_795_000_000, "id": "cron.daily.1795000000"}
 
 
-def cells(site, path="/periodic"):
+def cells(site):
     """The table of entries: name -> label -> text."""
-    page = site.program().get(path).text
+    page = site.program().get("/periodic").text
     rows = re.findall(r'<th scope="row"><a[^>]*>(.*?)</a>(.*?)</tr>', page, re.DOTALL)
     label = re.compile(r'data-label="([^"]*)">(.*?)</td>', re.DOTALL)
     return {html.unescape(name): {at: plain(text) for at, text in label.findall(rest)} for name, rest in rows}

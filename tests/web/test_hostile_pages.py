@@ -17,12 +17,6 @@ LOOKS = [page for page in PAGES if page.needs == Access.READ and page.method == 
 STATES = ("pending", "ready", "unack", "retry", "garbage")
 
 
-@pytest.fixture
-def ids(url, client):
-    Queue("other", bytes, url=url).publish(b"x")
-    return spoil(client)
-
-
 def addresses(page, ids):
     if page.name == "messages":
         return [(page.path.format(queue="q", state=state), {}) for state in STATES]
@@ -33,11 +27,12 @@ def addresses(page, ids):
     return [(page.path.format(**PARTS), {})]
 
 
-def test_pages_of_hostile_messages_show_text_alone(site, ids):
-    client, wrong = site.program(), []
+def test_pages_of_hostile_messages_show_text_alone(url, client, site):
+    Queue("other", bytes, url=url).publish(b"x")
+    ids, program, wrong = spoil(client), site.program(), []
     for page in LOOKS:
         for path, query in addresses(page, ids):
-            answer = client.get(path, params={**query, "bodies": "1"})
+            answer = program.get(path, params={**query, "bodies": "1"})
             active = re.search(r"<script(?! src=)|javascript:|\son\w+=", answer.text)
             if answer.status_code not in {200, 404} or complaints(answer.text) or active:
                 wrong.append((path, query, answer.status_code, complaints(answer.text), active))

@@ -157,36 +157,30 @@ def test_server_that_stops_ends_its_streams(url, orders, caplog):
     assert "exceeded" not in caplog.text  # no answer had to be cut off
 
 
-@pytest.fixture
-def own_server(server_path):
-    with EmbeddedRedis(server=server_path, port=free_port()) as server:
-        yield server
-
-
-def test_pages_and_streams_report_an_outage_of_redis_and_recover(own_server, monkeypatch):
+def test_pages_and_streams_report_an_outage_of_redis_and_recover(server_path, monkeypatch):
     monkeypatch.setattr(session, "PATIENCE_SECONDS", 0.2)
-    queue = Queue("orders", str, url=own_server.url)
-    queue.publish("x")
 
-    async def watch(site):
+    async def watch(server, site, queue):
         async with viewing(site, "/stream?page=queues") as viewer:
             before = await viewer.until(lambda one: one.kind == "message")
-            await asyncio.to_thread(own_server.kill)
+            await asyncio.to_thread(server.kill)
             away = await viewer.until(lambda one: one.kind == "away")
             page, form = await asyncio.gather(
                 asyncio.to_thread(httpx.get, f"{site.url}/queues/orders", headers=BEARER, timeout=60),
                 asyncio.to_thread(httpx.post, f"{site.url}/queues/orders/pause", headers=BEARER, timeout=60),
             )
-            await asyncio.to_thread(own_server.start)
+            await asyncio.to_thread(server.start)
             await asyncio.to_thread(queue.publish, "y")
             after = await viewer.until(lambda one: one.kind == "message")
             return before, away, page, form, after
 
-    with site_of(own_server.url) as site:
-        before, away, page, form, after = asyncio.run(watch(site))
+    with EmbeddedRedis(server=server_path, port=free_port()) as server, site_of(server.url) as site:
+        queue = Queue("orders", str, url=server.url)
+        queue.publish("x")
+        before, away, page, form, after = asyncio.run(watch(server, site, queue))
+        queue.close()
         assert httpx.get(f"{site.url}/queues/orders", headers=BEARER, timeout=60).status_code == 200
 
-    queue.close()
     assert "orders" in before.data
     assert "orders" not in away.data
     assert (page.status_code, form.status_code) == (503, 503)

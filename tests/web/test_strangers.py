@@ -15,11 +15,6 @@ from reliq.web.live import Live, Part
 
 
 @pytest.fixture
-def few_connections(monkeypatch):
-    monkeypatch.setattr(serve, "CONNECTIONS_LIMIT", 8)
-
-
-@pytest.fixture
 def connect():
     """Return what connects to a site and sends these bytes; every connection is closed with the test."""
     opened = []
@@ -43,8 +38,8 @@ def read_to_the_end(connection):
             pass
 
 
-@pytest.mark.usefixtures("few_connections")
-def test_page_with_many_silent_connections_still_answers(url, connect):
+def test_page_with_many_silent_connections_still_answers(url, connect, monkeypatch):
+    monkeypatch.setattr(serve, "CONNECTIONS_LIMIT", 8)
     with site_of(url) as site:
         silent = [connect(site, b"GET / HTTP/1.1\r\n") for _ in range(30)]
 

@@ -2,7 +2,6 @@
 
 import html
 
-import pytest
 from site_page import EVERYTHING, site_of
 from streams import events_of
 
@@ -10,16 +9,6 @@ from reliq.keys import stack_request_key, stacks_key, worker_key
 from reliq.stacks import REQUEST_MS, HandlerStack, StackReport, write_report
 
 FRAME = "/srv/shop/<jobs>.py:31 pay.<locals>.charge"
-
-
-@pytest.fixture
-def tell(client):
-    """Write the stacks of a worker, as its process would."""
-
-    def write(id, *stacks, left_out=0):
-        client.execute_command(*write_report(id, StackReport(1_795_336_800.0, stacks, left_out)).command)
-
-    return write
 
 
 def said_by(site, id="w"):
@@ -42,9 +31,10 @@ def test_request_for_stacks_waits_for_the_worker_until_it_is_overdue(orders, ali
     assert "No answer for 11s: a handler holds the interpreter" in said_by(site)
 
 
-def test_stacks_are_shown_to_readers_too(orders, alive, tell, site, lookers):
+def test_stacks_are_shown_to_readers_too(orders, alive, client, site, lookers):
     alive("w")
-    tell("w", HandlerStack("", "", ("/usr/lib/asyncio.py:1 run",)), HandlerStack("orders", "x<y", (FRAME,)), left_out=1)
+    stacks = (HandlerStack("", "", ("/usr/lib/asyncio.py:1 run",)), HandlerStack("orders", "x<y", (FRAME,)))
+    client.execute_command(*write_report("w", StackReport(1_795_336_800.0, stacks, 1)).command)
 
     assert f'\n<pre tabindex="0">{FRAME}' in said_by(site)
     assert "1 more handler not told" in said_by(site)
