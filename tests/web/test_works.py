@@ -145,34 +145,25 @@ class Meeting(int):
     """A limit that waits when it is compared, until two threads compare it or no second thread comes."""
 
     def __new__(cls, limit):
-        """Return the limit, and a barrier for two."""
         one = super().__new__(cls, limit)
         one.barrier = threading.Barrier(2)
         return one
 
     def __le__(self, count):
-        """Say whether so many are at the limit, after the wait."""
         with suppress(threading.BrokenBarrierError):
             self.barrier.wait(0.2)
         return int(self) <= count
 
 
-@pytest.mark.parametrize(
-    ("limit", "running", "only_reads"),
-    [("RUNNING_LIMIT", RUNNING_LIMIT, False), ("CHECKS_PER_VISITOR", 2, True)],
-    ids=["writes", "checks"],
-)
-def test_works_begun_at_once_keep_to_the_limit(monkeypatch, limit, running, only_reads):
+def test_works_begun_at_once_keep_to_the_limit(monkeypatch):
     works, go_on, begun = Works(), threading.Event(), []
 
     def begin(name):
-        work = work_of(name)
-        work.visitor, work.only_reads = "alice@127.0.0.1", only_reads
-        begun.append(works.start(work, lambda _step: str(go_on.wait())))
+        begun.append(works.start(work_of(name), lambda _step: str(go_on.wait())))
 
-    for number in range(running - 1):
+    for number in range(RUNNING_LIMIT - 1):
         begin(str(number))
-    monkeypatch.setattr(f"reliq.web.works.{limit}", Meeting(running))
+    monkeypatch.setattr("reliq.web.works.RUNNING_LIMIT", Meeting(RUNNING_LIMIT))
     two = [threading.Thread(target=begin, args=(name,)) for name in ("one", "the other")]
     for thread in two:
         thread.start()
@@ -181,7 +172,7 @@ def test_works_begun_at_once_keep_to_the_limit(monkeypatch, limit, running, only
     go_on.set()
     eventually(lambda: all(work.state == "finished" for work in works.all()), "they end")
 
-    assert (begun.count(True), begun.count(False)) == (running, 1)
+    assert (begun.count(True), begun.count(False)) == (RUNNING_LIMIT, 1)
 
 
 def test_work_whose_thread_does_not_start_takes_no_place(monkeypatch):
