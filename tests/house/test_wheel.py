@@ -119,30 +119,9 @@ def test_release_built_twice_is_the_same_byte_for_byte(copy, distributions, tmp_
     assert [one.read_bytes() for one in again] == [one.read_bytes() for one in distributions]
 
 
-@pytest.fixture
-def environment(tmp_path):
-    """An empty environment that sees the packages of this one; return what installs wheels in it, in their order."""
-    subprocess.run(["uv", "venv", "--quiet", "--offline", "--python", sys.executable, tmp_path / "venv"], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    [site] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
-    (site / "others.pth").write_text(sysconfig.get_path("purelib"))
-
-    def install(*wheels, remove=()):
-        uv = ["uv", "pip", *(("uninstall",) if remove else ("install", "--offline", "--no-index", "--no-deps"))]
-        subprocess.run([*uv, "--quiet", "--python", python, *wheels, *remove], check=True)
-
-    def run(*words):
-        done = subprocess.run([python, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
-        return done.returncode, done.stdout, " ".join(done.stderr.split())
-
-    return install, run
-
-
-@pytest.fixture(scope="session")
-def other_reliq(tmp_path_factory):
-    """A wheel named `reliq` whose package has that name too, as the index has one that is not ours."""
-    path = tmp_path_factory.mktemp("stranger") / "reliq-0.0.48-py3-none-any.whl"
-    information = "reliq-0.0.48.dist-info"
+def other_reliq(folder):
+    """Write a wheel named `reliq` whose package has that name too, as the index has one that is not ours."""
+    path, information = folder / "reliq-0.0.48-py3-none-any.whl", "reliq-0.0.48.dist-info"
     files = {
         "reliq/__init__.py": "from reliq.parser import parse\n",
         "reliq/parser.py": "def parse(text):\n    return text\n",
@@ -156,26 +135,37 @@ def other_reliq(tmp_path_factory):
     return path
 
 
-QUEUE = ("-c", "from reliq import Queue; print(Queue('orders').name)")
+def test_commands_report_another_package_named_reliq_and_the_advice_helps(wheel, tmp_path):
+    """In an empty environment that sees the packages of this one."""
+    python, see_orders = tmp_path / "venv" / "bin" / "python", "from reliq import Queue; print(Queue('orders').name)"
+    subprocess.run(["uv", "venv", "--quiet", "--offline", "--python", sys.executable, tmp_path / "venv"], check=True)
+    [site] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (site / "others.pth").write_text(sysconfig.get_path("purelib"))
 
+    def uv(*words):
+        subprocess.run(["uv", "pip", *words[:1], "--quiet", "--python", python, *words[1:]], check=True)
 
-def test_commands_report_another_package_named_reliq_and_the_advice_helps(wheel, other_reliq, environment):
-    install, run = environment
+    def install(path):
+        uv("install", "--offline", "--no-index", "--no-deps", path)
+
+    def run(*words):
+        done = subprocess.run([python, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+        return done.returncode, done.stdout, " ".join(done.stderr.split())
+
     remedy = "run `pip uninstall reliq reliq-queue`, then install reliq-queue again"
-    install(other_reliq)
+    install(other_reliq(tmp_path))
     install(wheel)
-    _, out, beside = run(*QUEUE)
-    install(remove=("reliq",))
+    _, out, beside = run("-c", see_orders)
+    uv("uninstall", "reliq")
     code, _, lost = run("-c", "from reliq.cli.app import main; main()")
-    install(remove=("reliq-queue",))
+    uv("uninstall", "reliq-queue")
     install(wheel)
-    after = run("-W", "error", *QUEUE)
+    after = run("-W", "error", "-c", see_orders)
 
     assert out == "orders\n"
     assert "UserWarning: reliq 0.0.48 is installed into the same folder as reliq-queue" in beside
     assert (code, "has lost its __init__.py" in lost) == (78, True)
-    assert remedy in beside
-    assert remedy in lost
+    assert (remedy in beside, remedy in lost) == (True, True)
     assert after == (0, "orders\n", "")
 
 
