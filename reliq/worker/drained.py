@@ -10,6 +10,7 @@ from reliq import commands, transitions
 from reliq.call import raise_first
 from reliq.errors import ReliqError
 from reliq.ids import token
+from reliq.settings import BATCH_LIMIT
 from reliq.text import count_of
 from reliq.transitions import CallNumber
 from reliq.wireformat import Backoff
@@ -66,8 +67,11 @@ class Drained:
         if counts.garbage or (self._is_served_soon(keys) if counts.keyed else counts.due):
             return True
         soon = time.time() + SOON_SECONDS
-        (pending, unack) = self._asked([commands.first_score(keys, "pending"), commands.held(keys)])
-        if pending is not None and pending <= soon:
+        # In the order in which messages move: one that another worker promotes or claims meanwhile is counted last.
+        looks = [commands.first_score(keys, "pending"), commands.held(keys), transitions.counts(keys)]
+        pending, unack, last = self._asked(looks)
+        has_moved = (last.due and not last.keyed) or last.garbage or min(last.unack, BATCH_LIMIT) != len(unack)
+        if has_moved or (pending is not None and pending <= soon):
             return True
         words = self._asked([commands.state_words(keys, [id for id, _ in unack])])[0] if unack else []
         return any(not isinstance(word, Backoff) or due <= soon for word, (_, due) in zip(words, unack, strict=True))
