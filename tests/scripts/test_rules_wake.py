@@ -17,120 +17,81 @@ def held(publish, claim, token):
     return claimed
 
 
-@pytest.fixture
-def tokens(client, keys):
-    return lambda: client.llen(keys.wake)
+def test_a_publish_pushes_a_token_and_there_is_never_a_second(publish, held, run, client, keys, url):
+    for push in (
+        lambda: publish("m"),
+        lambda: publish("n", delay_ms=1),
+        lambda: run(t.release(keys, held)),
+        lambda: Queue("q", url=url).resume(),
+    ):
+        push()
+        assert client.llen(keys.wake) == 1
 
 
-def test_a_publish_pushes_a_token(publish, tokens):
-    publish("m")
+@pytest.mark.parametrize("verb", ["publish", "nack", "snooze", "reschedule", "reschedule nacked", "redrive"])
+def test_only_a_due_time_before_all_others_pushes_a_token_and_ends_the_watch(
+    verb, publish, held, die, run, keys, client, token, ask
+):
+    letters = [die(f"dead{number}") for number in range(2)]
+    publish("head", delay_ms=60_000)
+    publish("p0", "p1", delay_ms=90_000)
+    run(t.nack(keys, [(one, 90_000, FAILED, b"") for one in held[2:]], clock=NOON))
+    make = {
+        "publish": lambda at, ms: publish(f"n{at}", delay_ms=ms),
+        "nack": lambda at, ms: run(t.nack(keys, [(held[at], ms, FAILED, b"")], clock=NOON)),
+        "snooze": lambda at, ms: run(t.snooze(keys, [(held[at], ms)], clock=NOON)),
+        "reschedule": lambda at, ms: run(t.reschedule(keys, [f"p{at}"], delay_ms=ms, clock=NOON)),
+        "reschedule nacked": lambda at, ms: run(t.reschedule(keys, [held[2 + at].id], delay_ms=ms, clock=NOON)),
+        "redrive": lambda at, ms: run(
+            t.redrive(keys, [(letters[at], f"dead{at}", 1)], ttl_ms=9000, delay_ms=ms, clock=NOON)
+        ),
+    }[verb]
+    ask("me")
+    token()
 
-    assert tokens() == 1
+    make(0, 60_001)
+    assert (client.get(keys.watch), token()) == (b"me", False)
+    make(1, 59_999)
+    assert (client.get(keys.watch), token()) == (None, True)
+    assert 59_999 in ask("you")
 
 
-def test_there_is_never_more_than_one_token(publish, held, run, keys, tokens, url):
-    publish("m")
-    publish("n", delay_ms=1)
-    run(t.release(keys, held))
-    Queue("q", url=url).resume()
-
-    assert tokens() == 1
-
-
-def test_only_a_delayed_publish_that_makes_the_head_sooner_pushes_a_token(publish, token):
-    publish("first", delay_ms=500)
-    assert token()
-
-    publish("later", delay_ms=501)
-    assert not token()
-
-    publish("sooner", delay_ms=499)
-    assert token()
-
-
-def test_promote_pushes_a_token_when_something_moved(publish, run, keys, token):
+def test_messages_that_can_be_claimed_again_push_a_token(publish, held, die, run, keys, token):
+    letter = die("dead")
     publish("m", delay_ms=5)
     token()
+    makes = {
+        "promote of nothing": (t.promote(keys, clock=micros(4)), False),
+        "promote": (t.promote(keys, clock=micros(5)), True),
+        "release": (t.release(keys, held[:1]), True),
+        "redrive": (t.redrive(keys, [(letter, "dead", 3)], ttl_ms=1000, clock=NOON), True),
+        "reclaim of nothing": (t.reclaim(keys, clock=micros(59_999)), False),
+        "reclaim": (t.reclaim(keys, clock=micros(60_000)), True),
+    }
 
-    run(t.promote(keys, clock=micros(4)))
+    pushed = {name: (run(call), token())[1] for name, (call, _) in makes.items()}
+
+    assert pushed == {name: expected for name, (_, expected) in makes.items()}
+
+
+def test_calls_that_make_nothing_claimable_push_no_token(publish, held, claim, client, run, keys, token):
+    run(t.ack(keys, [(held[0], None)]))
+    run(t.extend(keys, held[1:], lease_ms=70_000, clock=NOON))
+    run(t.nack(keys, [(held[1], 0, "rejected 1 x", b"v")], clock=NOON))
     assert not token()
 
-    run(t.promote(keys, clock=micros(5)))
-    assert token()
-
-
-@pytest.mark.parametrize(("delay_ms", "pushed"), [(59_999, True), (60_001, False)])
-def test_a_nack_pushes_a_token_when_the_head_of_unack_is_sooner(delay_ms, pushed, held, run, keys, token):
-    run(t.nack(keys, [(held[0], delay_ms, FAILED, b"")], clock=NOON))
-
-    assert token() == pushed
-
-
-@pytest.mark.parametrize(("delay_ms", "pushed"), [(499, True), (501, False)])
-def test_a_snooze_pushes_a_token_when_the_head_of_pending_is_sooner(delay_ms, pushed, publish, held, run, keys, token):
-    publish("m", delay_ms=500)
-    token()
-
-    run(t.snooze(keys, [(held[0], delay_ms)], clock=NOON))
-
-    assert token() == pushed
-
-
-@pytest.mark.parametrize(("delay_ms", "pushed"), [(499, True), (501, False)])
-def test_a_reschedule_pushes_a_token_when_the_head_is_sooner(delay_ms, pushed, publish, run, keys, token):
-    publish("m", delay_ms=500)
-    publish("n", delay_ms=1000)
-    token()
-
-    run(t.reschedule(keys, ["n"], delay_ms=delay_ms, clock=NOON))
-
-    assert token() == pushed
-
-
-@pytest.mark.parametrize(("delay_ms", "pushed"), [(499, True), (501, False)])
-def test_a_reschedule_of_a_nacked_message_pushes_a_token_when_the_head_is_sooner(
-    delay_ms, pushed, held, run, keys, token
-):
-    run(t.nack(keys, [(held[0], 500, FAILED, b""), (held[1], 1000, FAILED, b"")], clock=NOON))
-    token()
-
-    run(t.reschedule(keys, [held[1].id], delay_ms=delay_ms, clock=NOON))
-
-    assert token() == pushed
-
-
-def test_a_release_pushes_a_token(held, run, keys, token):
-    run(t.release(keys, held[:1]))
-
-    assert token()
-
-
-def test_a_reclaim_pushes_a_token_when_something_can_be_claimed_again(publish, claim, held, run, keys, token):
-    run(t.reclaim(keys, clock=micros(59_999)))
-    assert not token()
-
-    run(t.reclaim(keys, clock=micros(60_000)))
-    assert token()
-
-
-def test_a_reclaim_that_only_buries_pushes_no_token(publish, claim, run, keys, token):
-    publish("m", retries=0)
+    publish("last", retries=0)
     claim(lease_ms=1)
     token()
-
-    run(t.reclaim(keys, clock=micros(1)))
-
+    assert run(t.reclaim(keys, clock=micros(1))).buried == ("last",)
     assert not token()
 
-
-@pytest.mark.parametrize("delay_ms", [0, 5])
-def test_a_redrive_pushes_a_token(delay_ms, die, run, keys, token):
-    letter = die("m")
+    publish("m")
     token()
-
-    run(t.redrive(keys, [(letter, "m", 3)], ttl_ms=1000, delay_ms=delay_ms, clock=NOON))
-
-    assert token()
+    claim(limit=0)
+    client.set(keys.paused, "1")
+    claim(limit=5)
+    assert not token()
 
 
 def test_resume_lets_a_paused_queue_be_claimed_and_pushes_a_token(publish, claim, run, client, keys, token, url):
@@ -139,57 +100,19 @@ def test_resume_lets_a_paused_queue_be_claimed_and_pushes_a_token(publish, claim
     publish("m")
     token()
 
-    assert claim() == []
-    assert run(t.counts(keys)).paused
-    assert queue.resume() is True
-    assert token()
-    assert len(claim()) == 1
+    assert (claim(), run(t.counts(keys)).paused) == ([], True)
+    assert (queue.resume(), token(), len(claim())) == (True, True, 1)
     assert queue.resume() is False
 
 
-def test_a_claim_that_leaves_work_behind_pushes_a_token(publish, claim, token):
-    publish("a", "b")
-    token()
-
-    claim(limit=1)
-    assert token()
-
-    claim(limit=1)
-    assert not token()
-
-
-def test_a_claim_that_drops_a_cancelled_message_and_leaves_work_behind_pushes_a_token(publish, claim, run, keys, token):
-    publish("cancelled", "left")
+def test_a_claim_that_leaves_work_behind_pushes_a_token(publish, claim, run, keys, token):
+    publish("a", "b", "cancelled", "left")
     run(t.cancel(keys, ["cancelled"]))
     token()
 
-    assert claim(limit=1) == []
+    pushed = [([one.id for one in claim(limit=1)], token()) for _ in range(4)]
 
-    assert token()
-
-
-def test_a_claim_by_a_full_worker_or_of_a_paused_queue_pushes_no_token(publish, claim, client, keys, token):
-    publish("m")
-    token()
-
-    claim(limit=0)
-    client.set(keys.paused, "1")
-    claim(limit=5)
-
-    assert not token()
-
-
-@pytest.mark.parametrize("settle", ["ack", "extend", "reject"])
-def test_what_makes_nothing_claimable_pushes_no_token(settle, held, run, keys, token):
-    calls = {
-        "ack": t.ack(keys, [(held[0], None)]),
-        "extend": t.extend(keys, held, lease_ms=70_000, clock=NOON),
-        "reject": t.nack(keys, [(held[0], 0, "rejected 1 x", b"v")], clock=NOON),
-    }
-
-    run(calls[settle])
-
-    assert not token()
+    assert pushed == [(["a"], True), (["b"], True), ([], True), (["left"], False)]
 
 
 # ---- the watch --------------------------------------------------------------
@@ -210,24 +133,21 @@ REFUSED = (t.NOT_WATCHING, t.NOT_WATCHING)
 IDLE = (t.NOTHING_DUE, t.NOTHING_DUE)
 
 
-def test_the_first_idle_process_watches_and_another_is_refused(ask, client, keys):
-    assert ask("me") == IDLE
-    assert ask("you") == REFUSED
-    assert ask("me") == IDLE
+def test_the_first_idle_process_watches_until_its_watch_is_over(ask, client, keys):
+    assert ask("") == REFUSED
+    assert client.exists(keys.watch) == 0
 
+    assert [ask(name) for name in ("me", "you", "me")] == [IDLE, REFUSED, IDLE]
     assert client.get(keys.watch) == b"me"
-    assert 0 < client.pttl(keys.watch) <= 2000
-
-
-def test_the_watcher_renews_its_watch(ask, client, keys):
-    ask("me")
     client.pexpire(keys.watch, 60_000)
-
     assert ask("me") == IDLE
     assert 0 < client.pttl(keys.watch) <= 2000
 
+    client.delete(keys.watch)
+    assert ask("you") == IDLE
 
-@pytest.mark.parametrize("lasts_ms", [600_000, 3_600_000, None])
+
+@pytest.mark.parametrize("lasts_ms", [600_000, 3_600_000, None], ids=["ten minutes", "an hour", "for ever"])
 def test_a_watch_that_would_last_longer_than_two_seconds_is_taken_over(lasts_ms, ask, client, keys):
     client.set(keys.watch, "a dead one", px=lasts_ms)
 
@@ -249,57 +169,10 @@ def test_a_watch_of_another_type_is_written_anew(ask, publish, client, keys):
     assert client.get(keys.watch) == b"me"
 
 
-def test_another_watches_once_the_watch_is_over(ask, client, keys):
-    ask("me")
-    client.delete(keys.watch)
-
-    assert ask("you") == IDLE
-
-
-def test_a_process_that_would_not_watch_is_told_no_waits(ask, client, keys):
-    assert ask("") == REFUSED
-    assert client.exists(keys.watch) == 0
-
-
-def test_the_watcher_is_told_both_due_times_rounded_so_that_it_never_wakes_early(publish, claim, ask):
+def test_the_watcher_gets_both_due_times_rounded_so_that_it_never_wakes_early(publish, claim, ask):
     publish("held")
     claim(lease_ms=700)
     publish("m", delay_ms=500)
 
     assert ask("me", clock=micros(100, us=999)) == (400, 600)
     assert ask("me", clock=micros(900)) == (0, 0)
-
-
-@pytest.mark.parametrize("sooner", ["publish", "nack", "snooze", "reschedule", "redrive"])
-def test_whatever_makes_the_next_due_time_sooner_ends_the_watch(
-    sooner, publish, claim, die, run, ask, keys, token, client
-):
-    letter = die("dead")
-    publish("held")
-    (held,) = claim(lease_ms=60_000)
-    publish("m", delay_ms=60_000)
-    ask("me")
-    token()
-    calls = {
-        "publish": lambda: publish("n", delay_ms=1),
-        "nack": lambda: run(t.nack(keys, [(held, 1, FAILED, b"")], clock=NOON)),
-        "snooze": lambda: run(t.snooze(keys, [(held, 1)], clock=NOON)),
-        "reschedule": lambda: run(t.reschedule(keys, ["m"], delay_ms=1, clock=NOON)),
-        "redrive": lambda: run(t.redrive(keys, [(letter, "dead", 1)], ttl_ms=9000, delay_ms=1, clock=NOON)),
-    }
-
-    calls[sooner]()
-
-    assert client.exists(keys.watch) == 0
-    assert token()
-    assert 0 <= min(wait for wait in ask("you") if wait >= 0) <= 1
-
-
-def test_a_later_due_time_leaves_the_watch_alone(publish, ask, client, keys):
-    publish("m", delay_ms=500)
-    ask("me")
-    client.persist(keys.watch)
-
-    publish("n", delay_ms=501)
-
-    assert client.get(keys.watch) == b"me"
