@@ -8,26 +8,23 @@ from held_clock import HOUR_MS, NOON, micros, millis
 from reliq import commands, transitions as t
 
 
-def test_messages_of_a_key_come_in_the_order_of_their_publish_and_keys_take_turns(publish_under, serve):
+def test_messages_of_a_key_come_in_the_order_of_their_publish_and_keys_take_turns(publish_under, serve, claim, publish):
     publish_under("a", "a1", "a2", "a3")
     publish_under("b", "b1", "b2")
     publish_under("", "none")
 
-    assert [*serve()] == ["none", "a1", "a2", "b1", "a3", "b2"]
-
-
-def test_a_claim_says_the_key_of_each_message(publish_under, serve, claim, publish):
-    publish_under("a", "one")
-    publish_under("", "none")
-
-    assert {id: one.key for id, one in serve().items()} == {"one": "a", "none": ""}
-
+    assert [(id, one.key) for id, one in serve().items()] == [
+        *(("none", ""), ("a1", "a"), ("a2", "a"), ("b1", "b"), ("a3", "a"), ("b2", "b"))
+    ]
     publish("plain")
     assert [one.key for one in claim()] == [None]
 
 
-def test_a_plain_claim_leaves_messages_with_keys_where_they_are(publish_under, publish, claim, client, keys, serve):
-    publish_under("a", "keyed")
+@pytest.mark.parametrize("retries", [3, 0], ids=["retries left", "last attempt"])
+def test_a_plain_worker_leaves_messages_with_keys_where_they_are(
+    retries, publish_under, publish, claim, serve, run, client, keys, where
+):
+    publish_under("a", "keyed", retries=retries)
     publish("plain")
     client.lpush(keys.ready, client.rpop(keys.line("a")))  # as an earlier version promotes it
 
@@ -35,41 +32,27 @@ def test_a_plain_claim_leaves_messages_with_keys_where_they_are(publish_under, p
     assert serve() == {}
     assert [*serve()] == ["keyed"]
 
-
-def test_a_plain_reclaim_leaves_messages_with_keys_where_they_are(
-    publish_under, publish, claim, serve, run, keys, where
-):
-    publish_under("a", "keyed")
-    serve()
-    publish("plain")
-    claim()
     later = micros(ms=HOUR_MS)
-
     assert run(t.reclaim(keys, clock=later)).overdue == ("plain",)
     assert where() == {"unack": ["keyed"], "retry": ["plain"]}
-    assert run(t.reclaim(keys, keyed=True, clock=later)).overdue == ("keyed",)
+    answer = run(t.reclaim(keys, keyed=True, clock=later))
+    assert answer.overdue or answer.buried == ("keyed",)
 
 
-def test_an_ordered_key_has_one_message_at_a_time(publish_under, serve, limit, ack):
-    limit(ordered=1)
-    publish_under("a", "a1", "a2")
-    publish_under("b", "b1")
-
-    held = serve()
-    assert [*held] == ["a1", "b1"]
-    assert serve() == {}
-
-    ack(held["a1"])
-    assert [*serve()] == ["a2"]
+# ---- one at a time ----------------------------------------------------------------
 
 
-def test_a_failing_message_holds_its_own_key_until_it_ends(publish_under, serve, limit, nack, run, keys, lines):
+def test_an_ordered_key_has_one_message_at_a_time_and_a_failing_one_holds_its_own_key(
+    publish_under, serve, limit, ack, nack, run, keys, lines
+):
     limit(ordered=1)
     publish_under("a", "a1", "a2")
     publish_under("b", "b1", "b2")
     held = serve()
+    assert [*held] == ["a1", "b1"]
+    assert serve() == {}
     nack(held["a1"], delay_ms=1000)
-    assert run(t.ack(keys, [(held["b1"], None)], clock=NOON)).lost == ()
+    ack(held["b1"])
 
     assert [*serve()] == ["b2"]
     assert run(t.reclaim(keys, keyed=True, clock=micros(ms=1000))).again == ("a1",)
@@ -81,7 +64,7 @@ def test_a_failing_message_holds_its_own_key_until_it_ends(publish_under, serve,
     assert [*serve()] == ["a2"]
 
 
-def test_clock_that_goes_back_prolongs_a_backoff_and_holds_up_its_ordered_key_alone(
+def test_a_clock_that_goes_back_prolongs_a_backoff_and_holds_up_its_ordered_key_alone(
     publish_under, serve, limit, nack, ack, run, keys
 ):
     limit(ordered=1)
@@ -108,7 +91,7 @@ def test_without_order_a_failing_message_lets_others_of_its_key_pass(publish_und
     assert [*serve()] == ["a2"]
 
 
-def test_a_snoozed_message_keeps_its_place_in_order_and_comes_back_foremost(publish_under, serve, limit, run, keys):
+def test_a_snoozed_message_keeps_its_place_in_order_and_comes_back_first(publish_under, serve, limit, run, keys):
     limit(ordered=1)
     publish_under("a", "a1", "a2")
     run(t.snooze(keys, [(serve()["a1"], 1000)], clock=NOON))
@@ -118,25 +101,13 @@ def test_a_snoozed_message_keeps_its_place_in_order_and_comes_back_foremost(publ
     assert [*serve()] == ["a1"]
 
 
-def test_released_messages_come_back_to_the_head_of_their_line_in_order(publish_under, serve, run, keys, lines):
-    publish_under("a", "a1", "a2", "a3", "a4")
-    held = serve(3)
+def test_a_cancelled_message_that_waits_for_its_retry_gives_its_place_up(publish_under, run, keys, serve, limit, nack):
+    limit(ordered=1)
+    publish_under("a", "a1", "a2")
+    nack(serve()["a1"], delay_ms=HOUR_MS)
 
-    run(t.release(keys, [held["a1"], held["a2"], held["a3"]], clock=NOON))
-
-    assert lines() == {"a": ["a1", "a2", "a3", "a4"]}
-
-
-def test_messages_whose_worker_fell_silent_come_back_to_the_head_the_first_foremost(
-    publish_under, serve, run, keys, lines
-):
-    publish_under("a", "a1", "a2", "a3")
-    serve(1)
-    serve(1, clock=micros(ms=1))
-
-    run(t.reclaim(keys, keyed=True, clock=micros(ms=HOUR_MS)))
-
-    assert lines() == {"a": ["a1", "a2", "a3"]}
+    assert run(t.cancel(keys, ["a1"], clock=NOON)) == ["cancelled"]
+    assert [*serve()] == ["a2"]
 
 
 def test_in_order_a_message_that_has_killed_two_workers_holds_its_key_while_it_waits(
@@ -154,29 +125,42 @@ def test_in_order_a_message_that_has_killed_two_workers_holds_its_key_while_it_w
     assert [*serve(clock=micros(ms=later + 2000))] == ["a1"]
 
 
-def test_delayed_messages_come_in_the_order_of_their_due_times(publish_under, run, keys, serve):
-    publish_under("a", "late", delay_ms=300)
-    publish_under("a", "early", delay_ms=100)
-    publish_under("a", "now")
-
-    run(t.promote(keys, keyed=True, clock=micros(ms=300)))
-
-    assert [*serve()] == ["now", "early", "late"]
+# ---- back to the head of a line ---------------------------------------------------
 
 
-@pytest.mark.parametrize("due", [{"delay_ms": 300}, {"at_ms": millis(300)}])
-def test_messages_with_one_due_time_start_in_the_order_of_their_publishes(due, publish_under, run, keys, serve):
+def test_released_and_reclaimed_messages_come_back_to_the_head_of_their_line_in_order(
+    publish_under, serve, run, keys, lines
+):
+    publish_under("a", "a1", "a2", "a3", "a4")
+    run(t.release(keys, [*serve(3).values()], clock=NOON))
+    assert lines() == {"a": ["a1", "a2", "a3", "a4"]}
+
+    serve(1)
+    serve(2, clock=micros(ms=1))
+    run(t.reclaim(keys, keyed=True, clock=micros(ms=HOUR_MS)))
+
+    assert lines() == {"a": ["a1", "a2", "a3", "a4"]}
+
+
+# ---- due times --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("due", [{"delay_ms": 300}, {"at_ms": millis(300)}], ids=["delay", "date"])
+def test_delayed_messages_start_by_due_time_then_in_the_order_of_their_publishes(due, publish_under, run, keys, serve):
+    publish_under("a", "late", delay_ms=301)
     publish_under("a", "event-1", "event-10", "event-2", **due)
     publish_under("b", "other", **due)
     publish_under("a", "0", **due)
     publish_under("", "plain", **due)
     publish_under("a", "00", "event-11", **due)
+    publish_under("a", "now")
 
     assert run(t.promote(keys, keyed=True, clock=micros(ms=299)))[0] == 0
     assert run(t.promote(keys, keyed=True, clock=micros(ms=300)))[0] == 8
+    assert run(t.promote(keys, keyed=True, clock=micros(ms=301)))[0] == 1
 
     assert [id for id, one in serve().items() if one.key == "a"] == [
-        *("event-1", "event-10", "event-2", "0", "00", "event-11")
+        *("now", "event-1", "event-10", "event-2", "0", "00", "event-11", "late")
     ]
 
 
@@ -205,13 +189,12 @@ def test_the_order_of_one_due_time_changes_no_due_time_that_is_read(publish_unde
 
 
 def test_only_the_soonest_due_time_of_a_key_wakes_a_worker(publish_under, token):
-    publish_under("a", "first", delay_ms=300)
-    assert token()
-    publish_under("a", "same", delay_ms=300)
-    publish_under("a", "later", delay_ms=301)
-    assert not token()
-    publish_under("a", "sooner", delay_ms=299)
-    assert token()
+    woken = [(publish_under("a", f"m{at}", delay_ms=ms), token())[1] for at, ms in enumerate((300, 300, 301, 299))]
+
+    assert woken == [True, False, False, True]
+
+
+# ---- what an earlier version promoted ---------------------------------------------
 
 
 def test_a_delayed_message_that_an_earlier_version_promoted_finds_its_line(
@@ -226,46 +209,36 @@ def test_a_delayed_message_that_an_earlier_version_promoted_finds_its_line(
     assert [*serve()] == ["a1"]
 
 
-def test_a_snoozed_message_that_an_earlier_version_promoted_does_not_hold_its_own_key(
-    publish_under, run, keys, serve, limit
+@pytest.mark.parametrize("then", ["served", "purged"])
+def test_a_snoozed_message_that_an_earlier_version_promoted_gives_its_place_up(
+    then, publish_under, run, keys, serve, limit, nothing_is_left
 ):
     limit(ordered=1)
-    publish_under("a", "a1", "a2")
+    publish_under("a", "a1", *(["a2"] if then == "served" else []))
     run(t.snooze(keys, [(serve()["a1"], 100)], clock=NOON))
     run(t.promote(keys, clock=micros(ms=100)))
 
-    assert serve() == {}
-    assert [*serve()] == ["a2"]
+    if then == "served":
+        assert [[*serve()] for _ in range(2)] == [[], ["a2"]]
+    else:
+        assert run(t.purge(keys, ["a1"], state="ready", clock=NOON)) == 1
+        assert nothing_is_left() == []
 
 
-def test_a_purged_message_that_an_earlier_version_promoted_gives_its_place_up(
-    publish_under, run, keys, serve, limit, nothing_is_left
+# ---- cancelled, rescheduled, redriven, purged -------------------------------------
+
+
+def test_cancelled_and_rescheduled_messages_leave_their_line_where_they_are_met(
+    publish_under, run, keys, serve, lines, where, total
 ):
-    limit(ordered=1)
-    publish_under("a", "a1")
-    run(t.snooze(keys, [(serve()["a1"], 100)], clock=NOON))
-    run(t.promote(keys, clock=micros(ms=100)))
-
-    assert run(t.purge(keys, ["a1"], state="ready", clock=NOON)) == 1
-    assert nothing_is_left() == []
-
-
-def test_a_cancelled_message_of_a_line_is_dropped_where_it_is_met(publish_under, run, keys, serve, lines, total):
-    publish_under("a", "a1", "a2")
+    publish_under("a", "a1", "a2", "a3")
 
     assert run(t.cancel(keys, ["a1"], clock=NOON)) == ["cancelled"]
-    assert lines() == {"a": ["a1", "a2"]}
-    assert [*serve()] == ["a2"]
-    assert total("cancelled") == 1
+    assert run(t.reschedule(keys, ["a2"], delay_ms=1000, clock=NOON)) == ["rescheduled"]
+    assert lines() == {"a": ["a1", "a2", "a3"]}
 
-
-def test_a_cancelled_message_that_waits_for_its_retry_gives_its_place_up(publish_under, run, keys, serve, limit, nack):
-    limit(ordered=1)
-    publish_under("a", "a1", "a2")
-    nack(serve()["a1"], delay_ms=HOUR_MS)
-
-    assert run(t.cancel(keys, ["a1"], clock=NOON)) == ["cancelled"]
-    assert [*serve()] == ["a2"]
+    assert [*serve()] == ["a3"]
+    assert (where(), total("cancelled")) == ({"pending": ["a2"], "unack": ["a3"]}, 1)
 
 
 @pytest.fixture
@@ -280,18 +253,17 @@ def publish_again(publish_under, run, keys):
 
 
 def test_a_cancelled_message_that_is_published_again_goes_to_the_end_of_its_key(
-    publish_under, publish_again, serve, lines, total
+    publish_under, publish_again, lines, total
 ):
     publish_under("a", "a1", "a2", window_ms=HOUR_MS)
     publish_again("a", "a1", "a3")
     publish_again("a", "a2")
 
     assert lines() == {"a": ["a1", "a3", "a2"]}
-    assert [*serve()] == ["a1", "a3", "a2"]
     assert (total("published"), total("cancelled")) == (5, 2)
 
 
-@pytest.mark.parametrize(("old", "new"), [("a", "b"), ("a", ""), ("", "a")])
+@pytest.mark.parametrize(("old", "new"), [("a", "b"), ("a", ""), ("", "a")], ids=["to b", "to none", "from none"])
 def test_a_cancelled_message_published_again_under_another_key_goes_to_its_end(
     old, new, publish_under, publish_again, serve, ack, limit, nothing_is_left
 ):
@@ -301,8 +273,7 @@ def test_a_cancelled_message_published_again_under_another_key_goes_to_its_end(
     publish_again(new, "one")
 
     held = serve()
-    assert {id: one.key for id, one in held.items()} == {"two": new, "one": new}
-    assert [*held] == ["two", "one"]
+    assert [(id, one.key) for id, one in held.items()] == [("two", new), ("one", new)]
     ack(*held.values())
     assert nothing_is_left() == []
 
@@ -327,25 +298,26 @@ def test_a_cancelled_message_far_from_the_head_of_its_key_keeps_its_place(publis
     assert lines() == {"a": [*ids[:199], *ids[200:], "new", ids[199], *more]}
 
 
-def test_a_rescheduled_message_of_a_line_moves_to_pending_where_it_is_met(publish_under, run, keys, serve, where):
-    publish_under("a", "a1", "a2")
-
-    assert run(t.reschedule(keys, ["a1"], delay_ms=1000, clock=NOON)) == ["rescheduled"]
-    assert [*serve()] == ["a2"]
-    assert where() == {"pending": ["a1"], "unack": ["a2"]}
-
-
-def test_a_redriven_message_comes_to_the_tail_of_the_line_that_its_header_names(
-    publish_under, client, run, keys, lines
+@pytest.mark.foreign_hands
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [("ä b", "ä b"), ("k" * 128, "k" * 128), ("k" * 129, None), ("a\\u0000b", None)],
+    ids=["text", "128 bytes", "129 bytes", "control character"],
+)
+def test_a_redriven_message_comes_to_the_end_of_the_line_that_its_header_names(
+    key, line, publish_under, client, run, keys, lines, where
 ):
-    publish_under("ä b", "a1")
-    value = 'RELIQ/1 {"d":1800000000000,"r":3,"k":"ä b"}\nbody'.encode()
+    publish_under(line or "a", "a1")
+    value = f'RELIQ/1 {{"d":1800000000000,"r":3,"k":"{key}"}}\nbody'.encode()
     letter = client.xadd(keys.dead, {"id": "died", "value": value, "note": "failed 1 x"}).decode()
 
     assert run(t.redrive(keys, [(letter, "died", 3)], ttl_ms=HOUR_MS, clock=NOON)) == ["redriven"]
 
-    assert lines() == {"ä b": ["a1", "died"]}
-    assert client.hget(keys.retries_left, "died") == "3 ä b".encode()
+    if line:
+        assert lines() == {line: ["a1", "died"]}
+    else:
+        assert where() == {"ready": ["died"]}
+    assert client.hget(keys.retries_left, "died") == (f"3 {line}" if line else "3").encode()
 
 
 def test_a_line_is_purged_from_its_oldest_message_on(publish_under, run, keys, lines, total, serve):
@@ -358,7 +330,10 @@ def test_a_line_is_purged_from_its_oldest_message_on(publish_under, run, keys, l
     assert ([*serve()], total("purged")) == (["b1"], 3)
 
 
-def test_what_waits_in_lines_is_counted_in_a_queue_with_keys_alone(publish_under, publish, run, keys):
+# ---- counts and claims ------------------------------------------------------------
+
+
+def test_messages_in_lines_are_counted_in_a_queue_with_keys_alone(publish_under, publish, run, keys):
     publish("plain")
     counts = run(t.counts(keys))
     assert (counts.waiting, counts.keyed, counts.alive) == (0, False, 1)
@@ -368,43 +343,28 @@ def test_what_waits_in_lines_is_counted_in_a_queue_with_keys_alone(publish_under
     assert (counts.ready, counts.waiting, counts.keyed, counts.alive) == (1, 2, True, 3)
 
 
-def test_a_claim_that_is_made_again_gets_its_messages_with_their_keys(publish_under, run, keys):
+def test_a_repeated_claim_gets_its_messages_with_their_keys(publish_under, run, keys):
     publish_under("a", "a1", "a2")
     again = t.claim(keys, t.CallNumber("lane", 1), limit=1, lease_ms=1000, keyed=True, clock=NOON)
 
     first, second = run(again).claimed, run(again).claimed
 
     assert first == second
-    assert (first[0].id, first[0].key) == ("a1", "a")
+    assert [(one.id, one.key) for one in first] == [("a1", "a")]
 
 
 def test_a_claim_of_a_spread_of_one_has_messages_of_one_key(publish_under, serve):
     for number in range(3):
-        publish_under("a", f"a{number}")
-        publish_under("b", f"b{number}")
-        publish_under("", f"none{number}")
+        for key, name in (("a", "a"), ("b", "b"), ("", "none")):
+            publish_under(key, f"{name}{number}")
 
     claims = [[*serve(spread=1)] for _ in range(4)]
 
     assert sorted(map(sorted, claims)) == [[], *([f"{key}{n}" for n in range(3)] for key in ("a", "b", "none"))]
 
 
-def test_nothing_is_left_of_a_key_when_its_messages_have_ended(
-    publish_under, serve, limit, ack, nothing_is_left, client, keys
-):
-    limit(per_key=2)
-    for key in "abc":
-        publish_under(key, *(f"{key}{number}" for number in range(5)))
-
-    while held := serve():
-        ack(*held.values())
-
-    assert nothing_is_left() == []
-    assert {key.decode() for key in client.scan_iter(f"{keys.line('')[:-6]}*")} >= {keys.limits}
-
-
 @pytest.mark.parametrize("verb", ["ack", "nack", "snooze", "release"])
-def test_a_late_receipt_changes_nothing(verb, publish_under, serve, run, keys, limit, client):
+def test_a_late_receipt_takes_no_place_from_a_key(verb, publish_under, serve, run, keys, limit, client):
     limit(ordered=1)
     publish_under("a", "a1", "a2")
     (late,) = serve(lease_ms=1000).values()

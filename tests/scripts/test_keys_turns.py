@@ -1,4 +1,4 @@
-"""Keys take turns: a key with much to do holds no other up, weights and priorities have their shares, nothing is left."""
+"""Keys take turns: a busy key holds no other up, weights and priorities have their shares, nothing is left."""
 
 from collections import Counter
 from itertools import pairwise
@@ -15,19 +15,16 @@ def fill(client, keys):
     lanes = iter(range(1, 10**6))
 
     def make(key, number, name=None):
-        calls = []
-        for at in range(0, number, 500):
-            ids = [f"{name or key}.{one}" for one in range(at, min(at + 500, number))]
-            items = [(id, b',"r":3}\n' + id.encode()) for id in ids]
-            turn = t.CallNumber("filler", next(lanes))
-            options = {"ttl_ms": HOUR_MS, "retries": 3, "message_keys": [key] * len(ids)}
-            calls.append(t.publish(keys, items, turn, **options, clock=NOON))
-        client.script_load(calls[0].script.text)
-        for at in range(0, len(calls), 20):
-            with client.pipeline(transaction=False) as pipe:
-                for call in calls[at : at + 20]:
-                    pipe.execute_command(*call.command)
-                pipe.execute()
+        with client.pipeline(transaction=False) as pipe:
+            for at in range(0, number, 500):
+                ids = [f"{name or key}.{one}" for one in range(at, min(at + 500, number))]
+                items = [(id, b',"r":3}\n' + id.encode()) for id in ids]
+                options = {"ttl_ms": HOUR_MS, "retries": 3, "message_keys": [key] * len(ids), "clock": NOON}
+                call = t.publish(keys, items, t.CallNumber("filler", next(lanes)), **options)
+                pipe.execute_command(*(call.command if at else call.command_in_full))
+                if at % 10_000 == 0:
+                    pipe.execute()
+            pipe.execute()
 
     return make
 
@@ -46,7 +43,11 @@ def drain(serve, ack):
     return make
 
 
-@pytest.mark.parametrize("limit_of_a_claim", [1, 64])
+def one_by_one_or(number):
+    return pytest.mark.parametrize("limit_of_a_claim", [1, number], ids=["one by one", f"{number} at once"])
+
+
+@one_by_one_or(64)
 def test_a_quiet_key_is_served_soon_however_much_waits_under_a_noisy_one(limit_of_a_claim, fill, drain, request):
     fill("noisy", 200_000 if request.config.getoption("--long") else 10_000)
     for number in range(50):
@@ -59,7 +60,7 @@ def test_a_quiet_key_is_served_soon_however_much_waits_under_a_noisy_one(limit_o
     assert sum(key.startswith("quiet") for key in order) == 150
 
 
-def test_a_key_without_messages_of_others_before_it_is_passed_over_at_most_twice(fill, drain):
+def test_a_key_is_passed_over_at_most_twice(fill, drain):
     for key in "abcd":
         fill(key, 30)
 
@@ -70,18 +71,9 @@ def test_a_key_without_messages_of_others_before_it_is_passed_over_at_most_twice
         assert max(after - before for before, after in pairwise(turns)) <= 7
 
 
-def test_messages_without_a_key_take_turns_with_keys(fill, publish, drain):
-    fill("a", 400)
-    publish(*(f"n{number}" for number in range(400)))
-
-    order = Counter(drain(10, most=200))
-
-    assert abs(order["a"] - order[""]) <= 10
-
-
-@pytest.mark.parametrize("limit_of_a_claim", [1, 7, 50])
-def test_a_key_of_weight_four_has_four_times_the_starts(limit_of_a_claim, fill, drain, run, keys):
-    run(t.limit(keys, {"weight:vip": "4"}, clock=NOON))
+@pytest.mark.parametrize("limit_of_a_claim", [1, 7, 50], ids=lambda number: f"{number} at once")
+def test_a_key_of_weight_four_has_four_times_the_starts(limit_of_a_claim, fill, drain, limit):
+    limit(**{"weight:vip": 4})
     for key in ("vip", "one", "two"):
         fill(key, 600)
 
@@ -91,11 +83,10 @@ def test_a_key_of_weight_four_has_four_times_the_starts(limit_of_a_claim, fill, 
     assert 1.8 <= share <= 2.2
 
 
-def test_a_claim_is_bounded_whatever_the_weights(fill, serve, run, keys):
-    run(t.limit(keys, {f"weight:{key}": "1000" for key in ("vip", "other")}, clock=NOON))
-    fill("vip", 3000)
-    fill("other", 3000)
-    fill("plain", 3000)
+def test_a_claim_is_bounded_whatever_the_weights(fill, serve, limit):
+    limit(**{f"weight:{key}": 1000 for key in ("vip", "other")})
+    for key in ("vip", "other", "plain"):
+        fill(key, 3000)
 
     order = Counter(one.key for one in serve(500).values())
 
@@ -104,7 +95,7 @@ def test_a_claim_is_bounded_whatever_the_weights(fill, serve, run, keys):
     assert order["plain"] <= 2
 
 
-@pytest.mark.parametrize("limit_of_a_claim", [1, 10])
+@one_by_one_or(10)
 def test_high_normal_and_low_have_sixteen_four_and_one_part(limit_of_a_claim, fill, publish, drain):
     fill("\1high", 600, "high")
     fill("\1low", 600, "low")
@@ -118,12 +109,15 @@ def test_high_normal_and_low_have_sixteen_four_and_one_part(limit_of_a_claim, fi
     assert 0.7 <= low <= 1.5
 
 
-def test_a_high_message_is_among_the_next_three_claimed(fill, publish, serve):
-    publish(*(f"n{number}" for number in range(50)))
+def test_a_high_message_is_among_the_next_three_claimed_and_keys_share_with_none(fill, publish, serve, drain):
+    publish(*(f"n{number}" for number in range(400)))
     fill("\1low", 50, "low")
     fill("\1high", 1, "high")
-
     assert "high.0" in [*serve(1), *serve(1), *serve(1)]
+
+    fill("a", 400)
+    order = Counter(drain(10, most=200))
+    assert abs(order["a"] - order[""]) <= 10
 
 
 def test_cancelled_messages_at_the_head_of_a_line_are_passed_over_in_few_claims(fill, serve, run, keys, limit, client):
@@ -155,8 +149,9 @@ def test_a_drained_queue_keeps_nothing_of_its_keys(fill, drain, limit, client, k
         client.delete(keys.lane("filler"), keys.lane("worker"))
         used.append(client.info("memory")["used_memory_dataset"])
 
-    assert {key.decode() for key in client.scan_iter()} & {keys.ring, keys.held, keys.asleep} == set()
-    assert not [key for key in client.scan_iter() if key.startswith(keys.line("").encode())]
+    names = {key.decode() for key in client.scan_iter()}
+    assert names & {keys.ring, keys.held, keys.asleep} == set()
+    assert not [name for name in names if name.startswith(keys.line(""))]
     assert used[1] - used[0] < 60_000
 
 

@@ -12,25 +12,30 @@ def reschedule(run, keys):
 
 
 @pytest.fixture
-def lose(publish, claim, run, keys):
-    """Publish `m` and let its lease run out: a suspect, in retry."""
+def put(publish, claim, run, keys):
+    """Bring the message `m` into a list: new into ready, or as a suspect into retry."""
 
-    def make():
+    def make(place):
         publish("m")
-        claim(lease_ms=1)
-        run(t.reclaim(keys, clock=micros(1)))
+        if place == "retry":
+            claim(lease_ms=1)
+            run(t.reclaim(keys, clock=micros(1)))
 
     return make
 
 
-@pytest.mark.parametrize("options", [{"delay_ms": 700}, {"at_ms": millis(700)}])
-def test_a_pending_message_gets_another_due_time(options, publish, reschedule, keys, due, where):
+@pytest.mark.parametrize(
+    "options", [{"delay_ms": 700}, {"at_ms": millis(700)}, {"at_ms": millis(-5000)}], ids=["delay", "date", "past"]
+)
+def test_a_pending_message_gets_another_due_time(options, publish, reschedule, run, keys, due, where):
     publish("m", delay_ms=5000)
 
     assert reschedule(**options) == ["rescheduled"]
 
     assert where() == {"pending": ["m"]}
-    assert due(keys.pending, "m") == millis(700)
+    is_past = options.get("at_ms", NOON) < millis()
+    assert is_past or due(keys.pending, "m") == millis(700)
+    assert run(t.promote(keys, clock=NOON)) == ((1, -1) if is_past else (0, 700))
 
 
 def test_a_nacked_message_gets_another_due_time_and_its_retry_is_still_spent_then(
@@ -46,31 +51,19 @@ def test_a_nacked_message_gets_another_due_time_and_its_retry_is_still_spent_the
     assert left("m") == "2"
 
 
-@pytest.mark.parametrize("suspect", [False, True])
-def test_a_message_in_a_list_moves_when_it_is_met(suspect, publish, lose, claim, reschedule, run, keys, due, where):
-    lose() if suspect else publish("m")
-    before = where()
-
-    assert reschedule(delay_ms=700) == ["rescheduled"]
-    assert where() == before
-
-    assert claim() == []
-    assert where() == {"pending": ["m"]}
-    assert due(keys.pending, "m") == millis(700)
-    run(t.promote(keys, clock=micros(700)))
-    assert [one.deaths > 0 for one in claim()] == [False]
-
-
-@pytest.mark.parametrize("suspect", [False, True])
-def test_a_message_in_a_list_may_be_rescheduled_again(suspect, publish, lose, claim, reschedule, run, keys, due):
-    lose() if suspect else publish("m")
+@pytest.mark.parametrize("place", ["ready", "retry"])
+def test_a_message_in_a_list_moves_at_the_last_due_time_when_it_is_met(
+    place, put, claim, reschedule, run, keys, due, where
+):
+    put(place)
 
     assert reschedule(delay_ms=700) == reschedule(delay_ms=300) == ["rescheduled"]
+    assert where() == {place: ["m"]}
 
-    claim()
-    assert due(keys.pending, "m") == millis(300)
+    assert claim() == []
+    assert (where(), due(keys.pending, "m")) == ({"pending": ["m"]}, millis(300))
     run(t.promote(keys, clock=micros(300)))
-    assert [one.deaths > 0 for one in claim()] == [False]
+    assert [one.deaths for one in claim()] == [0]
 
 
 def test_a_rescheduled_message_in_a_list_may_be_cancelled(publish, claim, reschedule, run, keys, where):
@@ -78,35 +71,23 @@ def test_a_rescheduled_message_in_a_list_may_be_cancelled(publish, claim, resche
     reschedule(delay_ms=700)
 
     assert run(t.cancel(keys, ["m"])) == ["cancelled"]
-    assert claim() == []
-    assert where() == {}
+    assert (claim(), where()) == ([], {})
 
 
-def test_a_running_message_is_left_alone(publish, claim, reschedule, dump):
-    publish("m")
-    claim()
-    before = dump()
-
-    assert reschedule(delay_ms=700) == ["running"]
-    assert dump() == before
-
-
-def test_a_message_that_is_nowhere_cannot_be_rescheduled(reschedule, bury, publish, run, keys, dump):
+def test_a_running_an_ended_and_a_cancelled_message_cannot_be_rescheduled(
+    claim, reschedule, bury, publish, run, keys, dump
+):
     bury("garbage")
+    publish("running")
+    claim()
     publish("cancelled")
     run(t.cancel(keys, ["cancelled"]))
     before = dump()
 
-    assert reschedule("nowhere", "garbage", "cancelled", delay_ms=1) == ["not_found"] * 3
+    answers = reschedule("running", "nowhere", "garbage", "cancelled", delay_ms=1)
+
+    assert answers == ["running", *["not_found"] * 3]
     assert dump() == before
-
-
-def test_a_message_rescheduled_into_the_past_is_promoted_at_once(publish, reschedule, run, keys):
-    publish("m", delay_ms=5000)
-
-    reschedule(at_ms=millis(-5000))
-
-    assert run(t.promote(keys, clock=NOON)) == (1, -1)
 
 
 # ---- revival ----------------------------------------------------------------
@@ -120,8 +101,9 @@ def cancelled(publish, run, keys):
     run(t.cancel(keys, ["m"]))
 
 
+@pytest.mark.usefixtures("cancelled")
 def test_a_cancelled_message_that_still_lies_in_a_list_is_revived_in_its_place(
-    cancelled, publish, claim, where, left, word, total
+    publish, claim, where, left, word, total, client, keys
 ):
     publish("last")
 
@@ -130,21 +112,16 @@ def test_a_cancelled_message_that_still_lies_in_a_list_is_revived_in_its_place(
     assert where() == {"ready": ["first", "m", "last"]}
     assert (left("m"), word("m")) == ("5", None)
     assert (total("published"), total("cancelled")) == (4, 1)
+    assert client.get(keys.msg("m")).endswith(b"\nm")
     assert [one.id for one in claim()] == ["first", "m", "last"]
 
 
-def test_a_cancelled_message_is_revived_with_its_new_body(cancelled, publish, client, keys):
-    publish("m", window_ms=HOUR_MS)
-
-    assert client.get(keys.msg("m")).endswith(b"\nm")
-
-
-def test_a_message_revived_with_a_delay_moves_when_it_is_met(cancelled, publish, claim, run, keys, due, where):
+@pytest.mark.usefixtures("cancelled")
+def test_a_message_revived_with_a_delay_moves_when_it_is_met(publish, claim, run, keys, due, where):
     publish("m", window_ms=HOUR_MS, delay_ms=700)
 
     assert [one.id for one in claim()] == ["first"]
-    assert where() == {"pending": ["m"], "unack": ["first"]}
-    assert due(keys.pending, "m") == millis(700)
+    assert (where(), due(keys.pending, "m")) == ({"pending": ["m"], "unack": ["first"]}, millis(700))
     run(t.promote(keys, clock=micros(700)))
     assert [one.id for one in claim()] == ["m"]
 
@@ -156,11 +133,10 @@ def test_a_revival_overrides_the_tombstone_when_it_replaces(publish, run, keys, 
     assert publish("m", window_ms=HOUR_MS).refused == {0: "tombstoned"}
     assert publish("m", window_ms=HOUR_MS, replace=True).refused == {}
 
-    assert where() == {"ready": ["m"]}
-    assert client.exists(keys.dedup("m")) == 0
+    assert (where(), client.exists(keys.dedup("m"))) == ({"ready": ["m"]}, 0)
 
 
-def test_a_cancelled_message_that_runs_is_not_revived(publish, claim, run, client, keys):
+def test_a_cancelled_message_that_runs_is_not_revived(publish, claim, run, keys):
     publish("m", window_ms=HOUR_MS)
     claim()
     run(t.cancel(keys, ["m"]))
@@ -169,28 +145,18 @@ def test_a_cancelled_message_that_runs_is_not_revived(publish, claim, run, clien
 
 
 @pytest.mark.foreign_hands
-def test_a_cancelled_message_that_a_foreign_consumer_runs_is_not_revived(publish, run, client, keys):
-    client.zadd(keys.unack, {"m": NOON / 1e6 + 1})
-    client.hset(keys.retries_left, "m", 3)
-    run(t.cancel(keys, ["m"]))
-
-    assert publish("m", window_ms=HOUR_MS).refused == {0: "duplicate"}
-
-
-@pytest.mark.foreign_hands
-def test_a_state_word_without_a_count_revives_nothing(publish, client, keys, where):
+def test_a_state_word_without_a_count_revives_nothing(publish, client, keys, where, word):
     client.hset(keys.lease, "m", "!")
 
     publish("m", window_ms=HOUR_MS)
 
-    assert where() == {"ready": ["m"]}
-    assert client.hget(keys.lease, "m") is None
+    assert (where(), word("m")) == ({"ready": ["m"]}, None)
 
 
-def test_a_suspect_that_was_cancelled_and_revived_is_a_new_message(lose, publish, claim, run, client, keys):
-    lose()
+def test_a_suspect_that_was_cancelled_and_revived_is_a_new_message(put, publish, claim, run, keys):
+    put("retry")
     run(t.cancel(keys, ["m"]))
 
     publish("m", window_ms=HOUR_MS)
 
-    assert [(one.deaths > 0, one.left) for one in claim()] == [(False, 3)]
+    assert [(one.deaths, one.left) for one in claim()] == [(0, 3)]
