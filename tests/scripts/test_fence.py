@@ -135,9 +135,7 @@ def test_an_old_home_tells_what_may_be_published_elsewhere(ask, publish, claim, 
     run(t.cancel(keys, ["free-again"], clock=NOON))
 
     ids = ("ready", "running", "ended", "off", "free-again", "dead", "in-garbage", "unknown")
-    assert ask(*ids) == [
-        *("duplicate", "duplicate", "duplicate", "tombstoned", "free", "free", "duplicate", "free"),
-    ]
+    assert ask(*ids) == [*("duplicate", "duplicate", "duplicate", "tombstoned", "free", "free", "duplicate", "free")]
     assert ask("ended", "off", "ready", replace=True) == ["free", "free", "duplicate"]
 
 

@@ -62,39 +62,32 @@ ENDS = ["acked", "expired", "dead", "expired in garbage", "purged", "purged from
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_chosen_id_stays_taken_from_every_end(how, send, end, client, keys):
-    assert send() is None
-    end(how)
+def test_a_chosen_id_stays_taken_from_every_end_also_after_a_redrive(how, send, end, run, client, keys):
+    def stays_taken():
+        assert send() == "duplicate"
+        assert WINDOW_MS - 30_000 < client.pttl(keys.dedup("m")) <= WINDOW_MS
+        assert client.exists(keys.windows) == 0
+        client.delete(keys.dedup("m"))
 
-    assert send() == "duplicate"
-    assert WINDOW_MS - 30_000 < client.pttl(keys.dedup("m")) <= WINDOW_MS
-    assert client.exists(keys.windows) == 0
-
-
-@pytest.mark.parametrize("how", ENDS)
-def test_a_redriven_message_keeps_its_window_for_its_second_end(how, send, end, run, client, keys):
-    send()
-    end("dead")
-    [(letter, _)] = client.xrange(keys.dead)
-    assert run(t.redrive(keys, [(letter.decode(), "m", 0)], ttl_ms=HOUR_MS)) == ["redriven"]
-    client.delete(keys.dedup("m"))  # of its first end
-
-    end(how)
-
-    assert send() == "duplicate"
-    assert WINDOW_MS - 30_000 < client.pttl(keys.dedup("m")) <= WINDOW_MS
-
-
-@pytest.mark.parametrize("how", ENDS)
-def test_without_a_window_an_id_is_free_at_its_end(how, send, end, client, keys):
-    assert send(window_ms=0) is None
-    if how != "acked":
-        end(how)
+    for first in (how, "dead"):
         assert send() is None
-    assert client.exists(keys.dedup("m")) == 0
+        end(first)
+        stays_taken()
+    [(letter, _)] = client.xrange(keys.dead)[-1:]
+    assert run(t.redrive(keys, [(letter.decode(), "m", 0)], ttl_ms=HOUR_MS)) == ["redriven"]
+    end(how)
+    stays_taken()
 
 
-@pytest.mark.parametrize("delay_ms", [0, 60_000])
+@pytest.mark.parametrize("how", ENDS[1:])
+def test_without_a_window_an_id_is_free_at_its_end(how, send, end, client, keys):
+    for _ in range(2):
+        assert send(window_ms=0) is None
+        end(how)
+    assert client.exists(keys.dedup("m")) == client.exists(keys.windows) == 0
+
+
+@pytest.mark.parametrize("delay_ms", [0, 60_000], ids=["ready", "pending"])
 def test_a_cancelled_id_is_free_and_nothing_is_left_of_its_window(delay_ms, send, run, client, keys, claim_turn):
     send(delay_ms=delay_ms)
     run(t.cancel(keys, ["m"]))
@@ -103,13 +96,6 @@ def test_a_cancelled_id_is_free_and_nothing_is_left_of_its_window(delay_ms, send
 
     assert client.exists(keys.windows) == 0
     assert send() is None
-
-
-def test_an_id_that_nobody_chose_has_no_window(run, client, keys):
-    call = t.publish(keys, [("m", b"x")], t.CallNumber("p", 1), ttl_ms=HOUR_MS, retries=0, bare=keys.bare)
-    run(call)
-
-    assert client.exists(keys.windows) == 0
 
 
 @pytest.mark.foreign_hands

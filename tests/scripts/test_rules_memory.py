@@ -1,11 +1,9 @@
-"""What ended is remembered: abnormal ends always, acked ones when the queue wants it, each stream with its own cap."""
+"""Redis keeps the last ends of a queue: abnormal ones always, acked ones on request, each stream with its own cap."""
 
 import pytest
 from held_clock import micros
 
 from reliq import transitions as t
-
-FOR_EVER_MS = 10**12
 
 
 @pytest.fixture
@@ -21,7 +19,7 @@ def remembered(client, keys):
 
 @pytest.fixture
 def fail(run, keys):
-    """Nack what is held, to be delivered again at once; the error is kept with the message."""
+    """Nack messages, to be delivered again at once; the error is kept with them."""
 
     def make(held):
         run(t.nack(keys, [(one, 0, "failed 1 boom", b"") for one in held], clock=micros()))
@@ -30,65 +28,61 @@ def fail(run, keys):
     return make
 
 
-def test_an_ack_leaves_no_trace_unless_the_queue_wants_history(publish, claim, run, client, keys):
+def test_history_has_the_last_acked_messages_and_how_long_they_ran(publish, claim, run, client, keys, remembered):
+    publish("a", "b", "c", "d", "off")
+    run(t.cancel(keys, ["off"]))
+    a, b, c, d = claim()
+
+    run(t.ack(keys, [(a, None)]))
+    assert client.exists(keys.history) == 0
+    run(t.ack(keys, [(a, None), (b, None), (c, None)], history=2, took_ms=[10, 20, 30]))
+    assert remembered(keys.history) == [("b", "acked", "20"), ("c", "acked", "30")]
+    run(t.ack(keys, [(d, None)], history=2))
+
+    assert remembered(keys.history) == [("c", "acked", "30"), ("d", "acked", "")]
+    assert remembered() == [("off", "cancelled", "")]
+
+
+def test_abnormal_ends_are_kept_with_the_last_error(publish, claim, bury, fail, run, keys, remembered):
+    bury("dead")
+    run(t.collect(keys, ["dead"], letters_max=0, letters_ms=10**12))
+    publish("expired", "backoff")
+    fail(claim())
+    backoff, expired = sorted(claim(), key=lambda one: one.id)
+    run(t.ack(keys, [(expired, None)], kind="expired"))
+    run(t.nack(keys, [(backoff, 60_000, "failed 2 boom", b"")]))
+    run(t.cancel(keys, ["backoff"]))
+    publish("purged", "revived", window_ms=1000)
+    run(t.purge(keys, ["purged"], state="ready"))
+    run(t.cancel(keys, ["revived"]))
+    publish("revived", window_ms=1000, replace=True)
+    publish("delayed", delay_ms=5)
+    run(t.cancel(keys, ["delayed"]))
+
+    assert remembered() == [
+        ("dead", "dead", "rejected 1 bad card"),
+        ("expired", "expired", "failed 1 boom"),
+        ("backoff", "cancelled", "failed 2 boom"),
+        ("purged", "purged", ""),
+        ("revived", "cancelled", ""),
+        ("delayed", "cancelled", ""),
+    ]
+
+
+def test_a_message_cancelled_in_a_list_is_remembered_by_the_claim_that_meets_it(
+    publish, claim, fail, run, keys, remembered
+):
     publish("m")
-
-    run(t.ack(keys, [(one, None) for one in claim()]))
-
-    assert client.exists(keys.ends, keys.history) == 0
-
-
-def test_history_has_the_last_acked_ones_and_how_long_they_ran(publish, claim, run, keys, remembered):
-    publish("a", "b", "c")
-    a, b, c = claim()
-
-    run(t.ack(keys, [(a, None), (b, None)], history=2, took_ms=[10, 20]))
-    run(t.ack(keys, [(c, None)], history=2))
-
-    assert remembered(keys.history) == [("b", "acked", "20"), ("c", "acked", "")]
+    fail(claim())
+    run(t.cancel(keys, ["m"]))
     assert remembered() == []
 
-
-def test_a_receipt_that_no_longer_holds_takes_nobody_elses_time(publish, claim, run, keys, remembered):
-    publish("a", "b")
-    a, b = claim()
-    run(t.ack(keys, [(a, None)]))
-
-    run(t.ack(keys, [(a, None), (b, None)], history=5, took_ms=[10, 20]))
-
-    assert remembered(keys.history) == [("b", "acked", "20")]
-
-
-def test_acked_ones_never_push_out_the_others(publish, claim, run, keys, remembered):
-    publish("off", delay_ms=1)
-    run(t.cancel(keys, ["off"]))
-    publish(*(f"m{number}" for number in range(500)))
-
-    run(t.ack(keys, [(one, None) for one in claim(limit=500)], history=1))
-
-    assert remembered() == [("off", "cancelled", "")]
-    assert len(remembered(keys.history)) == 1
-
-
-def test_a_dead_one_is_remembered_with_its_reason_and_error(bury, run, keys, remembered):
-    bury("m")
-
-    run(t.collect(keys, ["m"], letters_max=0, letters_ms=FOR_EVER_MS))
-
-    assert remembered() == [("m", "dead", "rejected 1 bad card")]
-
-
-def test_one_whose_body_was_gone_is_remembered_with_what_last_went_wrong(publish, claim, fail, run, keys, remembered):
-    publish("m", "n")
-    fail(claim(limit=1))
-
-    run(t.ack(keys, [(one, None) for one in claim()], kind="expired"))
-
-    assert remembered() == [("n", "expired", ""), ("m", "expired", "failed 1 boom")]
+    assert claim() == []
+    assert remembered() == [("m", "cancelled", "failed 1 boom")]
 
 
 @pytest.mark.parametrize("how", ["ack", "nack", "release", "snooze", "reclaim"])
-def test_one_cancelled_while_it_ran_is_remembered_by_what_ends_it(how, publish, claim, run, keys, remembered):
+def test_a_message_cancelled_while_it_ran_is_remembered_by_its_end(how, publish, claim, run, keys, remembered):
     publish("m")
     (one,) = claim(lease_ms=1)
     run(t.cancel(keys, ["m"]))
@@ -105,44 +99,7 @@ def test_one_cancelled_while_it_ran_is_remembered_by_what_ends_it(how, publish, 
     assert remembered() == [("m", "cancelled", "")]
 
 
-def test_one_cancelled_in_a_list_is_remembered_by_the_claim_that_meets_it(publish, claim, fail, run, keys, remembered):
-    publish("m")
-    fail(claim())
-    run(t.cancel(keys, ["m"]))
-    assert remembered() == []
-
-    assert claim() == []
-
-    assert remembered() == [("m", "cancelled", "failed 1 boom")]
-
-
-def test_one_cancelled_between_two_tries_is_remembered_with_its_error(publish, claim, run, keys, remembered):
-    publish("m")
-    run(t.nack(keys, [(one, 60_000, "failed 1 boom", b"") for one in claim()]))
-
-    run(t.cancel(keys, ["m"]))
-
-    assert remembered() == [("m", "cancelled", "failed 1 boom")]
-
-
-def test_one_cancelled_and_published_again_in_its_place_is_remembered(publish, run, keys, remembered):
-    publish("m", window_ms=1000)
-    run(t.cancel(keys, ["m"]))
-
-    publish("m", window_ms=1000, replace=True)
-
-    assert remembered() == [("m", "cancelled", "")]
-
-
-def test_purged_ones_are_remembered(publish, run, keys, remembered):
-    publish("a", "b")
-
-    run(t.purge(keys, ["a"], state="ready"))
-
-    assert remembered() == [("a", "purged", "")]
-
-
-def test_the_last_thousand_are_remembered_and_no_more(publish, run, keys, remembered):
+def test_the_last_thousand_ends_are_remembered_and_no_more(publish, run, keys, remembered):
     for start in (0, 500, 1000):
         ids = [f"m{number}" for number in range(start, start + 500)]
         publish(*ids, delay_ms=1)
