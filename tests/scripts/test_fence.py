@@ -1,4 +1,4 @@
-"""The fence of a shard: who knows an earlier map publishes no chosen id there, and a closed shard takes nothing."""
+"""The fence of a shard: a publisher that knows an earlier map publishes no chosen id, and a closed shard takes nothing."""
 
 import pytest
 from cutting import run_by
@@ -33,90 +33,55 @@ def written(dump, keys):
     return lambda: {key: value for key, value in dump().items() if key != keys.lane("publisher")}
 
 
-def test_a_chosen_id_by_an_earlier_map_is_not_published_and_nothing_is_written(fence, publish, written):
+def test_a_chosen_id_is_published_by_the_map_of_the_shard_and_by_no_earlier_one(fence, publish, written, where):
     fence(NEW)
     before = written()
 
     answer = publish("x", window_ms=1000, fence=OLD)
-
-    assert (answer.is_stale, answer.refused) == (True, {})
-    assert written() == before
-
-
-def test_a_refused_call_stays_refused_whatever_the_fence_says_now(fence, run, keys, written):
-    """A copy of it that was sent earlier may arrive when its message has been published elsewhere."""
-    fence(NEW)
-    number, options = t.CallNumber("publisher", 1), {"ttl_ms": HOUR_MS, "retries": 3, "clock": NOON}
-    refused = t.publish(keys, [("x", envelope_rest(3) + b"{}")], number, window_ms=1000, fence="never", **options)
-    before = written()
-
-    assert run(refused).is_stale
-    assert run(t.publish(keys, [("x", envelope_rest(3) + b"{}")], number, fence=NEW, **options)).is_stale
-
-    assert written() == before
-
-
-def test_a_call_that_must_not_run_is_refused_by_a_shard_without_a_fence(publish, written):
-    assert publish("x", window_ms=1000, fence="never").is_stale
-
-    assert written() == {}
-
-
-def test_a_chosen_id_by_the_map_of_the_shard_is_published(fence, publish, where):
-    fence(NEW)
+    assert (answer.is_stale, answer.refused, written()) == (True, {}, before)
 
     assert not publish("x", window_ms=1000, fence=NEW).is_stale
-
-    assert where() == {"ready": ["x"]}
-
-
-def test_whoever_knows_a_later_map_raises_the_fence(fence, publish, where):
-    publish("x", window_ms=1000, fence=OLD)
-    publish("y", window_ms=1000, fence=NEW)
-    late = publish("z", window_ms=1000, fence=OLD)
-
-    assert fence() == NEW
-    assert late.is_stale
-    assert where() == {"ready": ["x", "y"]}
+    assert not publish("generated", fence=OLD).is_stale
+    assert (where(), fence()) == ({"ready": ["x", "generated"]}, NEW)
 
 
-def test_a_generated_id_is_published_by_any_map(fence, publish, where):
+def test_a_call_that_must_not_run_is_refused_for_ever(fence, publish, run, keys, written):
+    """A copy of it that was sent earlier may arrive when its message has been published elsewhere."""
+    assert publish("x", window_ms=1000, fence="never").is_stale
+    assert written() == {}
+
     fence(NEW)
-
-    assert not publish("x", fence=OLD).is_stale
-
-    assert (where(), fence()) == ({"ready": ["x"]}, NEW)
-
-
-@pytest.mark.parametrize("known", [OLD, NEW])
-def test_a_closed_shard_takes_nothing_by_the_map_that_closed_it(known, ask, publish, keys, written):
-    ask(closing=True)
-    before = written()
-
-    assert publish("x", window_ms=1000, fence=known).is_stale
-    assert keys.shard == 0 or publish("y", fence=known).is_stale  # shard 0 is never closed
-
+    number, options = t.CallNumber("publisher", 2), {"ttl_ms": HOUR_MS, "retries": 3, "clock": NOON}
+    items, before = [("x", envelope_rest(3) + b"{}")], written()
+    assert run(t.publish(keys, items, number, window_ms=1000, fence="never", **options)).is_stale
+    assert run(t.publish(keys, items, number, fence=NEW, **options)).is_stale
     assert written() == before
 
 
-def test_a_shard_is_open_again_by_a_later_map(ask, fence, publish, where):
+def test_a_publisher_that_knows_a_later_map_raises_the_fence(fence, publish, where):
+    stale = [publish(id, window_ms=1000, fence=known).is_stale for id, known in (("x", OLD), ("y", NEW), ("z", OLD))]
+
+    assert stale == [False, False, True]
+    assert (where(), fence()) == ({"ready": ["x", "y"]}, NEW)
+
+
+def test_a_closed_shard_takes_nothing_until_a_later_map(ask, fence, publish, keys, written, where):
     ask(closing=True)
+    before = written()
+
+    for known in (OLD, NEW):
+        assert publish("x", window_ms=1000, fence=known).is_stale
+        assert keys.shard == 0 or publish("y", fence=known).is_stale  # shard 0 is never closed
+    assert written() == before
 
     assert not publish("x", window_ms=1000, fence=LATER).is_stale
+    assert fence() == LATER
+    assert "x" in where()["ready"]
 
-    assert (where(), fence()) == ({"ready": ["x"]}, LATER)
 
-
-def test_a_call_that_was_made_has_its_answer_whatever_the_fence_says_now(fence, run, keys, where):
-    call = t.publish(
-        keys,
-        [("x", envelope_rest(3, 1, 1000) + b"x")],
-        t.CallNumber("p", 1),
-        ttl_ms=HOUR_MS,
-        retries=3,
-        window_ms=1000,
-        fence=OLD,
-    )
+def test_a_call_that_was_made_has_its_answer_whatever_the_fence_is_now(fence, run, keys, where):
+    items, options = [("x", envelope_rest(3, 1, 1000) + b"x")], {"ttl_ms": HOUR_MS, "retries": 3, "window_ms": 1000}
+    call = t.publish(keys, items, t.CallNumber("p", 1), fence=OLD, **options)
     first = run(call)
     fence(NEW)
 
@@ -124,7 +89,7 @@ def test_a_call_that_was_made_has_its_answer_whatever_the_fence_says_now(fence, 
     assert where() == {"ready": ["x"]}
 
 
-def test_an_old_home_tells_what_may_be_published_elsewhere(ask, publish, claim, run, keys, bury, die):
+def test_an_old_home_answers_which_ids_may_be_published_elsewhere(ask, publish, claim, run, keys, bury, die):
     die("dead")
     bury("in-garbage")
     publish("ready", "running", "ended", "off", "free-again", window_ms=60_000)
@@ -134,63 +99,55 @@ def test_an_old_home_tells_what_may_be_published_elsewhere(ask, publish, claim, 
     run(t.cancel(keys, ["off"], tombstone_ms=60_000, clock=NOON))
     run(t.cancel(keys, ["free-again"], clock=NOON))
 
-    ids = ("ready", "running", "ended", "off", "free-again", "dead", "in-garbage", "unknown")
-    assert ask(*ids) == [*("duplicate", "duplicate", "duplicate", "tombstoned", "free", "free", "duplicate", "free")]
+    answers = {
+        **dict.fromkeys(("ready", "running", "ended", "in-garbage"), "duplicate"),
+        **dict.fromkeys(("free-again", "dead", "unknown"), "free"),
+        "off": "tombstoned",
+    }
+    assert dict(zip(answers, ask(*answers), strict=True)) == answers
     assert ask("ended", "off", "ready", replace=True) == ["free", "free", "duplicate"]
 
 
-def test_an_ask_raises_the_fence_with_its_answer(ask, fence, publish):
+def test_an_ask_raises_the_fence_with_its_answer_and_leaves_a_closed_shard_closed(ask, fence, publish):
     assert ask("x") == ["free"]
-
     assert fence() == NEW
     assert publish("x", window_ms=1000, fence=OLD).is_stale
-
-
-def test_who_asks_by_an_earlier_map_is_told_so(ask, fence):
-    fence(NEW)
-
     assert ask("x", "y", known=OLD) == ["stale", "stale"]
     assert fence() == NEW
 
-
-def test_an_ask_leaves_a_closed_shard_closed(ask, fence):
     ask(closing=True)
     ask("x")
     ask(closing=True, known=OLD)
-
     assert fence() == f"{NEW} closed"
 
 
-def test_letters_are_redriven_by_the_map_of_the_shard_alone(die, fence, run, keys, where):
-    letter = die("x")
+def test_dead_letters_are_redriven_by_the_map_of_the_shard_alone(die, ask, fence, run, keys, where):
+    letters = {id: die(id) for id in ("x", "y")}
     fence(NEW)
 
-    def redrive(known):
-        return run(t.redrive(keys, [(letter, "x", 3)], ttl_ms=HOUR_MS, fence=known, clock=NOON))
+    def redrive(id, known):
+        return run(t.redrive(keys, [(letters[id], id, 3)], ttl_ms=HOUR_MS, fence=known, clock=NOON))
 
-    assert redrive(OLD) == ["stale"]
-    assert where() == {"dead": ["x"]}
-    assert redrive(NEW) == ["redriven"]
-    assert where() == {"ready": ["x"]}
-
-
-def test_a_closed_shard_redrives_nothing_in_itself(die, ask, run, keys, where):
-    letter = die("x")
+    assert redrive("x", OLD) == ["stale"]
+    assert where() == {"dead": ["x", "y"]}
+    assert redrive("x", NEW) == ["redriven"]
     ask(closing=True)
+    assert redrive("y", NEW) == ["stale"]
+    assert where() == {"ready": ["x"], "dead": ["y"]}
 
-    assert run(t.redrive(keys, [(letter, "x", 3)], ttl_ms=HOUR_MS, fence=NEW, clock=NOON)) == ["stale"]
-    assert where() == {"dead": ["x"]}
 
-
-def test_a_map_is_written_over_the_one_that_was_read_and_over_no_other(run, client, keys):
+def test_a_map_is_written_over_the_one_that_was_read_and_for_a_queue_without_limits(run, client, keys):
     assert run(t.remap(keys, b"", b"one")) == b"one"
     assert run(t.remap(keys, b"", b"two")) == b"one"
     assert run(t.remap(keys, b"one", b"two")) == b"two"
 
+    client.hset(keys.of_shard(0).limits, "on", "1")
+    assert run(t.remap(keys, b"two", b'{"n":2}')) == b"keyed"
     assert client.get(keys.of_shard(0).map) == b"two"
+    assert run(t.remap(keys, b"two", b'{"n":1}')) == b'{"n":1}'
 
 
-def test_a_queue_that_is_not_sharded_pays_for_the_fence_with_one_read_for_a_chosen_id(client):
+def test_a_queue_without_shards_pays_for_the_fence_with_one_read_for_a_chosen_id(client):
     keys = Keys("q")
 
     def runs(**options):
@@ -202,7 +159,7 @@ def test_a_queue_that_is_not_sharded_pays_for_the_fence_with_one_read_for_a_chos
     assert runs(window_ms=1000) == {"GET"}
 
 
-@pytest.mark.parametrize("text", ["what is this", "3", "999999999999999999 8 4", "999999999999999999 8 4 closed"])
+@pytest.mark.parametrize("text", ["no epoch", "3", "999999999999999999 8 4", "999999999999999999 8 4 closed"])
 def test_a_corrupt_fence_refuses_no_publish_and_is_overwritten(text, fence, publish, where):
     fence(text)
 

@@ -1,4 +1,4 @@
-"""A key that stands still because somebody who knows of no keys has settled its message goes on by itself."""
+"""A key that stands still because a worker of an earlier version has settled its message goes on by itself."""
 
 import pytest
 from held_clock import HOUR_MS, NOON
@@ -8,10 +8,12 @@ from reliq import transitions as t
 
 pytestmark = pytest.mark.foreign_hands
 
-
-@pytest.fixture
-def take(claim):
-    return lambda **options: [one.id for one in claim(keyed=True, **options)]
+SETTLE = {
+    "ack": lambda keys, one: t.ack(keys, [(one, None)], clock=NOON),
+    "nack": lambda keys, one: t.nack(keys, [(one, HOUR_MS, "failed 1 x", b"")], clock=NOON),
+    "snooze": lambda keys, one: t.snooze(keys, [(one, HOUR_MS)], clock=NOON),
+    "release": lambda keys, one: t.release(keys, [one], clock=NOON),
+}
 
 
 @pytest.fixture
@@ -20,65 +22,37 @@ def tidy(run, keys):
 
 
 @pytest.fixture
-def in_order(run, keys, publish):
+def in_order(limit, publish_under):
     """A queue of one at a time per key, with two messages of A."""
-    run(t.limit(keys, {"ordered": "1", "per_key": "1"}, clock=NOON))
-    publish("first", "second", message_keys=["A", "A"])
+    limit(ordered=1, per_key=1)
+    publish_under("A", "first", "second")
 
 
-@pytest.mark.parametrize("verb", ["ack", "nack", "snooze", "release"])
-def test_a_key_whose_message_was_settled_by_an_old_worker_is_freed_by_tidy(
-    verb, in_order, claim, take, run, keys, tidy
-):
-    [held] = claim(keyed=True)
-    plain = replace(held, key=None)
-    answers = {
-        "ack": lambda: t.ack(keys, [(plain, None)], clock=NOON),
-        "nack": lambda: t.nack(keys, [(plain, HOUR_MS, "failed 1 x", b"")], clock=NOON),
-        "snooze": lambda: t.snooze(keys, [(plain, HOUR_MS)], clock=NOON),
-        "release": lambda: t.release(keys, [plain], clock=NOON),
-    }
-    run(answers[verb]())
-    stood_still = take()
+@pytest.mark.usefixtures("in_order")
+@pytest.mark.parametrize("verb", SETTLE)
+def test_a_key_whose_message_was_settled_by_an_old_worker_is_freed_by_tidy(verb, serve, run, keys, tidy):
+    [held] = serve().values()
+    run(SETTLE[verb](keys, replace(held, key=None)))
+    assert serve() == {}
 
     tidy()
 
-    assert stood_still == []
-    assert len(take() + take()) == 1
+    assert len([*serve(), *serve()]) == 1
 
 
-def test_tidy_leaves_the_place_of_a_message_that_runs(in_order, claim, take, tidy):
-    [held] = claim(keyed=True)
-
-    tidy()
-
-    assert held.id == "first"
-    assert take() == []
-
-
+@pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize("verb", ["nack", "snooze"])
-def test_tidy_leaves_the_place_that_is_kept_for_a_message_that_waits(verb, in_order, claim, take, run, keys, tidy):
-    [held] = claim(keyed=True)
-    waits = {
-        "nack": lambda: t.nack(keys, [(held, HOUR_MS, "failed 1 x", b"")], clock=NOON),
-        "snooze": lambda: t.snooze(keys, [(held, HOUR_MS)], clock=NOON),
-    }
-    run(waits[verb]())
-
+def test_tidy_leaves_the_place_of_a_message_that_runs_or_keeps_it_while_it_waits(verb, serve, run, keys, tidy):
+    [held] = serve().values()
     tidy()
+    assert (held.id, serve()) == ("first", {})
 
-    assert take() == []
-
-
-def test_tidy_serves_a_key_that_lost_its_turn(in_order, client, keys, take, tidy):
-    client.delete(keys.ring)
-
+    run(SETTLE[verb](keys, held))
     tidy()
+    assert serve() == {}
 
-    assert take() == ["first"]
 
-
-def test_tidy_looks_at_a_bounded_piece_of_many_keys(publish, client, keys, run, tidy):
+def test_tidy_serves_keys_that_lost_their_turn_a_bounded_piece_at_a_time(publish, client, keys, serve, tidy):
     names = [f"key-{number}" for number in range(400)]
     publish(*names, message_keys=names)
     client.delete(keys.ring)
@@ -86,3 +60,4 @@ def test_tidy_looks_at_a_bounded_piece_of_many_keys(publish, client, keys, run, 
     tidy()
 
     assert 0 < client.zcard(keys.ring) <= 100
+    assert 0 < len(serve(500)) <= 100
