@@ -119,7 +119,15 @@ def total(run, keys):
 @pytest.fixture
 def dump(client):
     """Every key's value as Redis would dump it."""
-    return lambda: {key.decode(): client.dump(key) for key in client.scan_iter()}
+
+    def look():
+        names = client.keys()
+        with client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.dump(name)
+            return dict(zip([name.decode() for name in names], pipe.execute(), strict=True))
+
+    return look
 
 
 @pytest.fixture

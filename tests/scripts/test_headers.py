@@ -16,7 +16,6 @@ from reliq.lua import script, script_names
 KEY_NAMES = set(chain.from_iterable(one.keys for one in SCRIPTS.values()))
 TAIL_KEYS = {"msg": "body", "dedup": "mark"}
 FAMILIES = {"lane", "line", "msg"}
-every_script = pytest.mark.parametrize("name", NAMES)
 
 
 def code(text):
@@ -40,7 +39,6 @@ def helpers(prelude):
     return text[: text.index("local function")], {one[1]: one[0] for one in found}
 
 
-PRELUDE, KEYED_PRELUDE = code(source("prelude")), code(source("keyed/prelude"))
 OPENING, HELPERS = helpers("prelude")
 KEYED_OPENING, KEYED_HELPERS = helpers("keyed/prelude")
 
@@ -61,84 +59,75 @@ def everything_run_by(name):
     return seen
 
 
-def test_the_prelude_has_the_helpers_that_this_test_looks_for():
+def offenders(fault_of):
+    """The scripts with a fault, each with what it is."""
+    return {name: fault for name in NAMES if (fault := fault_of(name, SCRIPTS[name]))}
+
+
+def test_headers_name_the_keys_and_arguments_that_their_scripts_use():
+    def unused(name, header):
+        given = {*header.keys, *header.args, *(arg.upper() for arg in header.tail_args)}
+        return (given | {TAIL_KEYS[key] for key in header.tail_keys}) - everything_run_by(name)
+
+    def undeclared(name, header):
+        # `held` is a key there, and elsewhere what a script holds.
+        known = KEY_NAMES if OF_LIMITS & {*header.keys} else KEY_NAMES - OF_LIMITS
+        given = {*header.keys, *(TAIL_KEYS[key] for key in header.tail_keys)}
+        return everything_run_by(name) & (known | {*TAIL_KEYS.values()}) - given
+
     assert {"arg", "body", "mark", "put", "push_token", "receipts", "forget", "recall"} <= HELPERS.keys()
+    assert offenders(unused) == {}
+    assert offenders(undeclared) == {}
 
 
-@every_script
-def test_every_key_and_argument_of_a_header_is_used(name):
-    header = SCRIPTS[name]
-    run = everything_run_by(name)
-
-    assert {*header.keys, *header.args} <= run
-    assert {arg.upper() for arg in header.tail_args} <= run
-    assert {TAIL_KEYS[key] for key in header.tail_keys} <= run
+def test_scripts_use_names_and_no_numbered_keys_or_arguments():
+    assert offenders(lambda name, _: {"KEYS", "ARGV"} & words(code(source(name)))) == {}
 
 
-@every_script
-def test_every_key_that_is_used_is_in_the_header(name):
-    run = everything_run_by(name)
-    # `held` is a key there, and elsewhere what a script holds.
-    known = KEY_NAMES if OF_LIMITS & {*SCRIPTS[name].keys} else KEY_NAMES - OF_LIMITS
+def test_headers_say_what_scripts_return_and_what_happens_when_there_is_nothing_to_do():
+    def missing(name, _):
+        comment = source(name).partition("\n\n")[0]
+        return [
+            part for part in ("Returns  ", "Nothing to do: ") if not re.search(rf"^-- {part}\S", comment, re.MULTILINE)
+        ]
 
-    assert run & known <= {*SCRIPTS[name].keys}
-    assert run & {*TAIL_KEYS.values()} <= {TAIL_KEYS[key] for key in SCRIPTS[name].tail_keys}
-
-
-@every_script
-def test_a_body_uses_names_and_no_numbered_keys_or_arguments(name):
-    assert {"KEYS", "ARGV"}.isdisjoint(words(code(source(name))))
+    assert offenders(missing) == {}
 
 
-@every_script
-def test_a_header_says_what_returns_and_what_happens_when_there_is_nothing_to_do(name):
-    comment = source(name).partition("\n\n")[0]
+def test_headers_name_the_commands_of_the_texts_on_their_own_keys():
+    def wrong(_, header):
+        run = re.findall(r"(?:redis\.p?call|\bread|\brun)\(([^,)]*)", header.text)
+        tables = re.findall(r"= \{ ('[A-Z]+'(?:, '[A-Z]+')*) \}", header.text)
+        text = {command for part in (*run, *tables) for command in re.findall(r"'([A-Z]+)'", part)}
+        strange = {key for _, key in header.uses} - {"", *header.keys, *header.tail_keys}
+        return text ^ {command for command, _ in header.uses} | strange
 
-    assert re.search(r"^-- Returns  \S", comment, re.MULTILINE)
-    assert re.search(r"^-- Nothing to do: \S", comment, re.MULTILINE)
-
-
-@every_script
-def test_a_header_names_the_commands_of_the_text(name):
-    run = re.findall(r"(?:redis\.p?call|\bread|\brun)\(([^,)]*)", SCRIPTS[name].text)
-    tables = re.findall(r"= \{ ('[A-Z]+'(?:, '[A-Z]+')*) \}", SCRIPTS[name].text)
-
-    said = {command for part in (*run, *tables) for command in re.findall(r"'([A-Z]+)'", part)}
-
-    assert said == {command for command, _ in SCRIPTS[name].uses}
+    assert offenders(wrong) == {}
 
 
-@every_script
-def test_a_header_names_no_key_but_its_own_in_what_it_runs(name):
-    assert {key for _, key in SCRIPTS[name].uses} - {""} <= {*SCRIPTS[name].keys, *SCRIPTS[name].tail_keys}
+def test_calls_pass_the_keys_and_arguments_that_headers_declare(run, client, keys):
+    calls = stage(run, client, keys)
 
+    def wrong(name, header):
+        call, own = calls[name], keys.of_shard(1) if name == "leave" else keys
+        own = keyed_queue(own) if "keyed" in name or name == "limit" else own
+        lead, tail = call.keys[: len(header.keys)], call.keys[len(header.keys) :]
+        faults = [
+            key
+            for key, spelled in zip(header.keys, lead, strict=True)
+            if not (spelled.startswith(own.lane("")) if key == "lane" else spelled == spelled_of(own, key))
+        ]
+        families = header.tail_keys
+        items = len(tail) // max(1, len(families))
+        for at, family in enumerate(families):
+            some, start = tail[at * items : (at + 1) * items], getattr(own, family)("")
+            faults += [key for key in some if not key.startswith(start)]
+        over = len(call.args) - len(header.args)
+        if header.tail_args:
+            items, over = divmod(over, len(header.tail_args))
+        return faults or over or len(tail) not in (0, items * len(families))
 
-@every_script
-def test_a_call_passes_the_keys_that_the_header_declares(name, run, client, keys):
-    call = stage(run, client, keys)[name]
-    head, keys = SCRIPTS[name].keys, keys.of_shard(1) if name == "leave" else keys
-    keys = keyed_queue(keys) if "keyed" in name or name == "limit" else keys
-
-    lead, tail = call.keys[: len(head)], call.keys[len(head) :]
-
-    for key, spelled in zip(head, lead, strict=True):
-        assert spelled.startswith(keys.lane("")) if key == "lane" else spelled == spelled_of(keys, key)
-    families = SCRIPTS[name].tail_keys
-    items = len(tail) // max(1, len(families))
-    for at, family in enumerate(families):
-        assert all(key.startswith(getattr(keys, family)("")) for key in tail[at * items : (at + 1) * items])
-
-
-@every_script
-def test_a_call_passes_the_arguments_that_the_header_declares(name, run, client, keys):
-    call = stage(run, client, keys)[name]
-    head, tail = SCRIPTS[name].args, SCRIPTS[name].tail_args
-    messages = len(call.keys) - len(SCRIPTS[name].keys)
-
-    items, over = divmod(len(call.args) - len(head), len(tail)) if tail else (messages, len(call.args) - len(head))
-
-    assert over == 0
-    assert messages in (0, items * len(SCRIPTS[name].tail_keys))
+    assert offenders(wrong) == {}
 
 
 def test_there_is_one_transition_for_each_script():
@@ -152,9 +141,8 @@ def test_there_is_one_transition_for_each_script():
     assert transitions == set(script_names())
 
 
-@every_script
-def test_redis_knows_a_script_by_the_digest_of_its_text(name, client):
-    assert client.script_load(SCRIPTS[name].text) == SCRIPTS[name].sha
+def test_redis_knows_scripts_by_the_digests_of_their_texts(client):
+    assert offenders(lambda _, header: client.script_load(header.text) != header.sha) == {}
 
 
 def test_a_script_whose_header_is_not_in_the_form_is_refused(monkeypatch, tmp_path):
