@@ -9,52 +9,47 @@ from reliq import transitions as t
 RATE = {"rate_us": 10_000, "burst": 5}
 
 
-class Process:
-    """One of several that wait for tokens; when it is told a time, it promotes then."""
-
-    def __init__(self, name):
-        self.name, self.timer = name, None
-
-
 class Fleet:
-    """Processes by a held clock: whoever gets the token claims, whoever has the next time promotes at it."""
+    """Four processes by a held clock: the one that gets the token claims, the one with the next time promotes at it."""
 
-    def __init__(self, run, keys, take_token, size=4):
+    def __init__(self, run, keys, take_token):
         self.run, self.keys, self.take_token, self.now, self.number = run, keys, take_token, NOON, 0
-        self.processes = [Process(f"p{number}") for number in range(size)]
+        self.timers = dict.fromkeys(range(4))  # process -> when it promotes
         self.starts, self.claims, self.empty, self.promotes = [], 0, 0, 0
 
     def claim(self, process):
         self.number += 1
-        turn = t.CallNumber("fleet", self.number)
-        answer = self.run(
-            t.claim(self.keys, turn, limit=50, lease_ms=HOUR_MS, watcher=process.name, keyed=True, clock=self.now)
-        )
+        options = {"limit": 50, "lease_ms": HOUR_MS, "watcher": f"p{process}", "keyed": True, "clock": self.now}
+        answer = self.run(t.claim(self.keys, t.CallNumber("fleet", self.number), **options))
         self.claims += 1
         self.empty += not answer.claimed
         self.starts += [self.now] * len(answer.claimed)
         if answer.promote_in_ms != t.NOT_WATCHING:
-            process.timer = None if answer.promote_in_ms < 0 else self.now + answer.promote_in_ms * 1000
+            self.wait(process, answer.promote_in_ms)
         self.run(t.ack(self.keys, [(one, None) for one in answer.claimed], clock=self.now))
 
-    def promote(self, process):
-        _, wait_ms = self.run(t.promote(self.keys, keyed=True, clock=self.now))
-        self.promotes += 1
-        process.timer = None if wait_ms < 0 else self.now + wait_ms * 1000
+    def wait(self, process, wait_ms):
+        self.timers[process] = None if wait_ms < 0 else self.now + wait_ms * 1000
 
     def work(self, seconds):
         end = self.now + seconds * 1_000_000
-        self.claim(self.processes[0])
+        self.claim(0)
         while True:
             if self.take_token():
-                self.claim(self.processes[self.number % len(self.processes)])
+                self.claim(self.number % 4)
                 continue
-            sleeping = [one for one in self.processes if one.timer is not None]
-            first = min(sleeping, key=lambda one: one.timer, default=None)
-            if first is None or first.timer > end:
+            waiting = [(when, process) for process, when in self.timers.items() if when is not None]
+            first, process = min(waiting, default=(end + 1, 0))
+            if first > end:
                 break
-            self.now = max(self.now, first.timer)
-            self.promote(first)
+            self.now = max(self.now, first)
+            self.wait(process, self.run(t.promote(self.keys, keyed=True, clock=self.now))[1])
+            self.promotes += 1
+
+
+@pytest.fixture
+def promote(run, keys):
+    return lambda ms=0: run(t.promote(keys, keyed=True, clock=micros(ms=ms)))
 
 
 def test_four_processes_start_what_the_rate_permits_and_never_claim_in_vain(
@@ -91,8 +86,8 @@ def test_every_key_has_its_own_rate_and_a_slow_key_holds_no_other(publish_under,
     assert fleet.empty == 0
 
 
-def test_whoever_uses_the_rate_up_watches_for_the_next_start_and_wakes_nobody(
-    publish_under, run, keys, limit, token, client
+def test_the_claim_that_uses_the_rate_up_watches_for_the_next_start_and_wakes_no_worker(
+    publish_under, run, keys, limit, token, client, promote
 ):
     limit(**RATE)
     publish_under("", *(f"m{number}" for number in range(20)))
@@ -100,54 +95,29 @@ def test_whoever_uses_the_rate_up_watches_for_the_next_start_and_wakes_nobody(
     client.set(keys.watch, "another", px=2000)
 
     answer = run(t.claim(keys, t.CallNumber("w", 1), limit=50, lease_ms=1000, watcher="me", keyed=True, clock=NOON))
-
     assert (len(answer.claimed), answer.behind, answer.promote_in_ms) == (5, 0, 10)
-    assert client.get(keys.watch) == b"me"
-    assert not token()
-
-
-def test_a_promote_wakes_somebody_when_the_rate_permits_a_start_and_not_before(
-    publish_under, serve, run, keys, limit, token
-):
-    limit(**RATE)
-    publish_under("", *(f"m{number}" for number in range(20)))
-    serve()
-    token()
-
-    assert run(t.promote(keys, keyed=True, clock=micros(ms=9))) == (0, 1)
-    assert not token()
-    assert run(t.promote(keys, keyed=True, clock=micros(ms=10))) == (0, -1)
-    assert token()
-
-
-def test_a_producer_wakes_nobody_while_the_rate_is_used_up(publish_under, serve, limit, token):
-    limit(**RATE)
-    publish_under("a", *(f"m{number}" for number in range(5)))
-    serve()
-    token()
-
     publish_under("b", "later")
+    assert (client.get(keys.watch), token()) == (b"me", False)
 
-    assert not token()
+    assert (promote(ms=9), token()) == ((0, 1), False)
+    assert (promote(ms=10), token()) == ((0, -1), True)
 
 
-def test_a_clock_that_goes_back_shuts_a_key_for_no_longer_than_one_message(publish_under, serve, run, keys, limit):
+def test_a_clock_that_goes_back_shuts_a_key_for_no_longer_than_one_message(publish_under, serve, limit, promote):
     limit(key_rate_us=1_000_000, key_burst=1)
     publish_under("a", *(f"m{number}" for number in range(9)))
     assert len(serve()) == 1
-    back = -HOUR_MS
-    served = []
 
-    for second in range(4):
-        clock = micros(ms=back + 1001 * second)
-        run(t.promote(keys, keyed=True, clock=clock))
-        served.append(len(serve(clock=clock)))
+    served = []
+    for ms in (0, 1001, 2002, 3003):
+        promote(ms=ms - HOUR_MS)
+        served.append(len(serve(clock=micros(ms=ms - HOUR_MS))))
 
     assert served == [0, 1, 1, 1]
 
 
 def test_a_clock_that_goes_back_shuts_the_queue_for_no_longer_than_one_message(
-    publish_under, serve, run, keys, limit, token
+    publish_under, serve, limit, token, promote
 ):
     limit(rate_us=1_000_000, burst=1)
     publish_under("a", *(f"m{number}" for number in range(9)))
@@ -155,23 +125,24 @@ def test_a_clock_that_goes_back_shuts_the_queue_for_no_longer_than_one_message(
     token()
     back = -HOUR_MS
 
-    assert run(t.promote(keys, keyed=True, clock=micros(ms=back))) == (0, 1000)
-    assert run(t.promote(keys, keyed=True, clock=micros(ms=back + 1000))) == (0, -1)
-    assert token()
+    assert promote(ms=back) == (0, 1000)
+    assert (promote(ms=back + 1000), token()) == ((0, -1), True)
     assert len(serve(clock=micros(ms=back + 1000))) == 1
 
 
-def test_a_clock_that_goes_back_wakes_no_key_that_was_told_to_sleep(publish_under, serve, run, keys, limit, client):
+def test_a_clock_that_goes_back_wakes_no_key_that_a_handler_put_to_sleep(
+    publish_under, serve, run, keys, limit, client, promote
+):
     limit(key_rate_us=1_000_000, key_burst=3)
     publish_under("a", "a1", "a2")
     run(t.release(keys, [*serve(1).values()], sleep_ms=HOUR_MS, clock=NOON))
 
-    run(t.promote(keys, keyed=True, clock=micros(ms=-HOUR_MS)))
+    promote(ms=-HOUR_MS)
 
     assert client.zscore(keys.asleep, "a") is not None
 
 
-def test_a_faster_rate_wakes_the_keys_that_slept_for_the_slower_one(publish_under, serve, run, keys, limit, token):
+def test_a_faster_rate_wakes_the_keys_that_slept_for_the_slower_one(publish_under, serve, limit, token, promote):
     limit(key_rate_us=HOUR_MS * 1000, key_burst=1)
     publish_under("a", "a1", "a2")
     serve()
@@ -180,18 +151,16 @@ def test_a_faster_rate_wakes_the_keys_that_slept_for_the_slower_one(publish_unde
 
     limit(key_rate_us=1000)
 
-    assert token()
-    assert serve() == {}
-    assert run(t.promote(keys, keyed=True, clock=micros(ms=1)))[0] == 0
+    assert (token(), serve(), promote(ms=1)[0]) == (True, {}, 0)
     assert [*serve(clock=micros(ms=1))] == ["a2"]
 
 
-@pytest.mark.parametrize("limits", [{"rate_us": 10**6, "burst": 2}, {"key_rate_us": 10**6, "key_burst": 2}])
-@pytest.mark.parametrize("cancelled", [[], ["a1"], ["a1", "a2"]])
+@pytest.mark.parametrize("prefix", ["", "key_"], ids=["queue", "key"])
+@pytest.mark.parametrize("cancelled", [[], ["a1"], ["a1", "a2"]], ids=["expired", "one cancelled", "both cancelled"])
 def test_messages_that_expire_or_are_cancelled_spend_no_rate(
-    limits, cancelled, publish_under, serve, run, keys, limit, token
+    prefix, cancelled, publish_under, serve, run, keys, limit, token, promote
 ):
-    limit(**limits)
+    limit(**{f"{prefix}rate_us": 10**6, f"{prefix}burst": 2})
     publish_under("a", *(f"a{number}" for number in range(1, 8)))
     gone = [(one, None) for one in serve().values()]
     run(t.cancel(keys, cancelled, clock=NOON))
@@ -204,15 +173,17 @@ def test_messages_that_expire_or_are_cancelled_spend_no_rate(
     assert [one.id for one, _ in late] == ["a3", "a4"]
     assert serve(clock=micros(ms=5)) == {}
     # One of both starts has filled up by itself until now, and is used: it is not given back once more.
-    run(t.promote(keys, keyed=True, clock=micros(ms=1005)))
+    promote(ms=1005)
     assert [*serve(clock=micros(ms=1005))] == ["a5"]
     run(t.ack(keys, late, kind="expired", clock=micros(ms=1005)))
     assert [*serve(clock=micros(ms=1005))] == ["a6"]
     assert serve(clock=micros(ms=1005)) == {}
 
 
-@pytest.mark.parametrize("rate", ["", 1000])
-def test_limits_changed_twice_reach_thousands_of_sleeping_keys(rate, publish_under, serve, run, keys, limit, client):
+@pytest.mark.parametrize("rate", ["", 1000], ids=["no rate", "another rate"])
+def test_limits_changed_twice_reach_thousands_of_sleeping_keys(
+    rate, publish_under, serve, run, keys, limit, client, promote
+):
     """Changes reach keys beyond the first 1,000, also a change that the next follows; told sleeps and pauses last."""
     limit(key_rate_us=HOUR_MS * 1000, key_burst=1, per_key=1)
     names = [f"key-{number}" for number in range(4000)]
@@ -228,7 +199,7 @@ def test_limits_changed_twice_reach_thousands_of_sleeping_keys(rate, publish_und
     limit(key_rate_us=HOUR_MS * 900)
     limit(key_rate_us=rate, per_key=2)
     for ms in range(40):
-        if not 0 <= run(t.promote(keys, keyed=True, clock=micros(ms=ms)))[1] < 1000:
+        if not 0 <= promote(ms)[1] < 1000:
             break
 
     assert ms < 39
@@ -236,18 +207,7 @@ def test_limits_changed_twice_reach_thousands_of_sleeping_keys(rate, publish_und
     assert client.zcard(keys.ring) == 3998
 
 
-def test_buckets_that_are_full_are_forgotten(publish_under, serve, run, keys, limit, client):
-    limit(key_rate_us=1000, key_burst=1)
-    publish_under("a", "a1")
-    serve()
-    assert client.zcard(keys.rates) == 1
-
-    run(t.promote(keys, keyed=True, clock=micros(ms=2)))
-
-    assert client.zcard(keys.rates) == 0
-
-
-def test_keys_that_come_once_leave_no_more_buckets_than_are_not_full_yet(publish_under, serve, limit, client, keys):
+def test_buckets_that_are_full_are_forgotten_by_the_next_claims(publish_under, serve, limit, client, keys):
     limit(key_rate_us=1000, key_burst=2)
     left = []
 
@@ -260,33 +220,22 @@ def test_keys_that_come_once_leave_no_more_buckets_than_are_not_full_yet(publish
     assert left == [20] * 20
 
 
-def test_tidy_forgets_the_buckets_of_keys_of_which_nothing_comes_any_more(
-    publish_under, serve, run, keys, limit, client
+@pytest.mark.parametrize("chore", ["promote", "tidy"])
+def test_chores_forget_full_buckets_also_beside_paused_keys(
+    chore, publish_under, serve, run, keys, limit, client, promote
 ):
     limit(key_rate_us=1000, key_burst=5)
     for number in range(200):
-        publish_under(f"tenant-{number}", f"m{number}")
+        publish_under(f"tenant-{number:03}", f"m{number}")
     serve(200)
-    assert client.zcard(keys.rates) == 200
-
-    run(t.tidy(keys, clock=NOON))
-    assert client.zcard(keys.rates) == 200
-
-    run(t.tidy(keys, clock=micros(ms=2)))
-    assert client.zcard(keys.rates) == 0
-
-
-def test_keys_that_are_paused_do_not_keep_the_buckets_of_others(publish_under, serve, run, keys, limit, client):
-    limit(key_rate_us=1000, key_burst=5)
-    for number in range(150):
-        publish_under(f"tenant-{number:03}", f"m{number}", clock=NOON)
-    serve(150)
-    for number in range(120):
+    for number in range(120 if chore == "promote" else 0):
         run(t.sleep(keys, f"tenant-{number:03}", for_ms=None, clock=NOON))
+    make = promote if chore == "promote" else lambda ms: run(t.tidy(keys, clock=micros(ms=ms)))
 
-    for _ in range(2):
-        run(t.promote(keys, keyed=True, clock=micros(ms=2)))
-
+    make(0)
+    assert client.zcard(keys.rates) == 200
+    for _ in range(3):
+        make(2)
     assert client.zcard(keys.rates) == 0
 
 

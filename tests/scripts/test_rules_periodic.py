@@ -2,7 +2,7 @@
 
 import pytest
 import redis
-from cutting import cut_after
+from cutting import Snapshot, cut_after
 from held_clock import HOUR_MS, NOON, micros, millis
 
 from reliq import Layout, WrongKeyTypeError, events, transitions as t
@@ -51,30 +51,27 @@ def state(client, keys):
     }
 
 
-def test_a_new_entry_makes_up_for_nothing(register):
+# ---- which schedule is in force -------------------------------------------------
+
+
+def test_an_entry_makes_up_for_nothing_when_it_is_new_and_stays_where_it_is_then(register, tick, client, keys):
     assert register(newest=True) == t.InForce(SECOND, None)
-
-
-def test_an_entry_that_is_registered_again_stays_where_it_is(register, tick):
-    register(newest=True)
     tick()
-
     assert register(newest=True, seconds=3600) == t.InForce(NEXT, None)
 
+    client.delete(keys.cron)
+    assert register(seconds=90) == t.InForce(SECOND + 90, None)
 
-def test_the_schedule_of_the_process_that_started_last_is_in_force(register):
+
+def test_the_schedule_of_the_process_that_started_last_is_in_force(register, tick):
     register("every 60", newest=True)
 
     # A tick of this very second may not be made yet; nothing older is made up for.
     assert register("every 90", newest=True, seconds=7) == t.InForce(SECOND + 6, None)
     assert register("every 60", seconds=8) is None
 
-
-def test_a_changed_schedule_never_goes_back_to_a_tick_that_is_done(register, tick):
-    register(newest=True)
-    tick()
-
-    assert register("every 90", newest=True, seconds=20) == t.InForce(NEXT, None)
+    tick(since=SECOND + 6, schedule="every 90")
+    assert register("every 60", newest=True, seconds=20) == t.InForce(NEXT, None)  # never back to a tick that is done
 
 
 def test_a_schedule_whose_processes_are_silent_for_half_a_minute_gives_way(register):
@@ -96,24 +93,16 @@ def test_a_former_schedule_with_running_processes_owes_its_ticks(register):
     assert register("every 60", newest=True, seconds=200) == t.InForce(SECOND + 199, None)  # a rollback owes none
 
 
-def test_processes_say_together_every_ten_seconds_that_they_are_there(register, client, keys):
+def test_processes_note_together_every_ten_seconds_that_they_are_there(register, state):
     register(newest=True)
-    seen = []
-    for second in (1, 10, 11, 12, 21, 22):
-        register(seconds=second)
-        seen.append(int(client.hget(keys.cron, "daily seen")) - SECOND)
+    seen = [(register(seconds=second), int(state()["seen"]) - SECOND)[1] for second in (1, 10, 11, 12, 21, 22)]
 
     assert seen == [0, 0, 11, 11, 11, 22]
 
 
-def test_an_entry_without_its_data_is_as_new(register, client, keys):
-    register(newest=True)
-    client.delete(keys.cron)
-
-    assert register(seconds=90) == t.InForce(SECOND + 90, None)
-
-
-@pytest.mark.parametrize("spoilt", ["x", "", "-1", "1e9", "9" * 20, "9" * 400, b"\xff"])
+@pytest.mark.parametrize(
+    "spoilt", ["x", "", "-1", "1e9", "9" * 20, "9" * 400, b"\xff"], ids=lambda text: repr(text)[:9]
+)
 def test_an_entry_whose_last_tick_is_spoilt_is_as_new(spoilt, register, client, keys):
     register(newest=True)
     client.hset(keys.cron, "daily last", spoilt)
@@ -123,23 +112,27 @@ def test_an_entry_whose_last_tick_is_spoilt_is_as_new(spoilt, register, client, 
     assert register("every 90", seconds=50).last >= SECOND + 49
 
 
-@pytest.mark.parametrize(("asked", "heard"), [("5", 5), ("x", None), ("-5", None), ("9" * 18, None), ("", None)])
-def test_a_wish_is_heard_when_it_is_a_moment(asked, heard, register, client, keys):
+def test_a_run_that_was_asked_for_is_reported_when_it_has_a_time(register, client, keys):
     register(newest=True)
-    client.hset(keys.cron, "daily asked", asked)
+    reported = {}
+    for asked in ("5", "x", "-5", "9" * 18, ""):
+        client.hset(keys.cron, "daily asked", asked)
+        reported[asked] = register().asked
 
-    assert register().asked == heard
+    assert reported == {"5": 5, "x": None, "-5": None, "9" * 18: None, "": None}
 
 
-def test_a_tick_is_published_and_the_entry_goes_on(register, tick, where, left, state, due):
+# ---- ticks ------------------------------------------------------------------------
+
+
+def test_a_tick_is_published_once_and_the_entry_goes_on(register, tick, where, left, state, token):
     register(newest=True)
 
-    assert tick() == "published"
+    assert [tick(), tick(), tick(seconds=7200)] == ["published", "done", "done"]
 
-    assert (where(), left(ID)) == ({"ready": [ID]}, "3")
-    assert state() == {
-        "schedule": "every 60", "seen": str(SECOND), "last": str(NEXT), "ticked": str(NEXT), "id": ID,
-    }  # fmt: skip
+    assert (where(), left(ID), token()) == ({"ready": [ID]}, "3", True)
+    ticked = {"last": str(NEXT), "ticked": str(NEXT), "id": ID}
+    assert state() == {"schedule": "every 60", "seen": str(SECOND)} | ticked
 
 
 def test_a_message_is_due_when_it_comes_or_later_by_its_jitter(register, tick, client, keys, due):
@@ -150,13 +143,6 @@ def test_a_message_is_due_when_it_comes_or_later_by_its_jitter(register, tick, c
     assert client.get(keys.msg(ID)).startswith(b'RELIQ/1 {"d":%d,' % millis(60_000))
     assert due(keys.pending, f"cron.daily.{NEXT + 60}") == millis(61_500)
     assert client.pttl(keys.msg(f"cron.daily.{NEXT + 60}")) > HOUR_MS
-
-
-def test_a_tick_is_published_once_however_often_it_is_called(register, tick, where):
-    register(newest=True)
-
-    assert [tick(), tick(), tick(seconds=7200)] == ["published", "done", "done"]
-    assert where() == {"ready": [ID]}
 
 
 @pytest.mark.parametrize("end", ["cancel", "purge", "ack"])
@@ -173,35 +159,28 @@ def test_a_tick_is_not_published_again_when_its_message_has_ended(end, register,
     assert (tick(), claim()) == ("done", [])
 
 
-def test_who_counted_from_another_tick_changes_nothing(register, tick, state):
-    register(newest=True)
-    before = state()
-
-    assert [tick(since=since, missed=3) for since in (SECOND - 60, SECOND + 60)] == ["done", "done"]
-    assert state() == before
-
-
-def test_another_schedule_and_an_unknown_entry_change_nothing(register, tick, client, dump):
+def test_a_tick_from_another_tick_schedule_or_entry_changes_nothing(register, tick, dump):
     assert (tick(), dump()) == ("unknown", {})
     register(newest=True)
     before = dump()
 
-    assert (tick(schedule="every 90"), dump()) == ("superseded", before)
+    assert [tick(since=since, missed=3) for since in (SECOND - 60, SECOND + 60)] == ["done", "done"]
+    assert tick(schedule="every 90") == "superseded"
+    assert dump() == before
 
 
 def test_a_tick_in_a_pause_is_skipped_and_counted(register, tick, client, keys, state, where):
     register(newest=True)
     client.hset(keys.cron, "daily pause", "{}")
 
-    assert [tick(), tick(NEXT + 120, NEXT, missed=1), tick(NEXT + 240, NEXT + 120, missed=2, message=None)] == [
-        "paused"
-    ] * 3
+    answers = [tick(), tick(NEXT + 120, NEXT, missed=1), tick(NEXT + 240, NEXT + 120, missed=2, message=None)]
+    assert answers == ["paused"] * 3
     client.hdel(keys.cron, "daily pause")
     assert tick(NEXT + 300, NEXT + 240) == "published"
 
     assert where() == {"ready": [f"cron.daily.{NEXT + 300}"]}
-    assert (state()["paused"], state()["last"], "overlap" in state()) == ("5", str(NEXT + 300), False)
-    assert "missed" not in state()
+    assert (state()["paused"], state()["last"]) == ("5", str(NEXT + 300))
+    assert not {"overlap", "missed"} & state().keys()
 
 
 def test_with_overlap_skip_a_tick_is_skipped_while_the_last_message_is_alive(register, tick, run, keys, state, claim):
@@ -220,12 +199,11 @@ def test_ticks_that_were_missed_are_counted_with_the_next(register, tick, state,
     assert tick(NEXT + 180, SECOND, missed=3) == "published"
     assert tick(NEXT + 240, NEXT + 180, missed=1, message=None) == "missed"
 
-    assert state()["missed"] == "4"
-    assert state()["last"] == str(NEXT + 240)
+    assert (state()["missed"], state()["last"]) == ("4", str(NEXT + 240))
     assert where() == {"ready": [f"cron.daily.{NEXT + 180}"]}
 
 
-@pytest.mark.parametrize("spoilt", ["x", "", "1e400", b"\xff"])
+@pytest.mark.parametrize("spoilt", ["x", "", "1e400", b"\xff"], ids=repr)
 def test_a_count_that_is_spoilt_begins_anew_and_stops_no_tick(spoilt, register, tick, client, keys, state):
     register(newest=True)
     client.hset(keys.cron, mapping={"daily missed": spoilt, "daily overlap": spoilt, "daily id": spoilt})
@@ -246,42 +224,37 @@ def test_a_run_that_was_asked_for_is_published_once_and_is_no_tick(register, tic
     assert not {"asked", "ticked", "paused"} & state().keys()
 
 
+# ---- faults -----------------------------------------------------------------------
+
+
 @pytest.mark.foreign_hands
 def test_wherever_a_tick_is_cut_off_it_is_published_and_then_the_entry_goes_on(
-    register, call, tick, run, client, keys, state, where
+    register, call, tick, client, keys, state, where, left
 ):
     register(newest=True)
-    writes = 0
+    fresh, writes = Snapshot(client), 0
     while cut_after(client, call(), writes):
-        in_ready = where().get("ready", [])
-        assert state()["last"] == str(SECOND) or (in_ready and client.get(keys.msg(ID)))
+        is_there = where().get("ready") and client.get(keys.msg(ID))
+        assert state()["last"] == str(SECOND) or is_there
+        if state()["last"] == str(SECOND):
+            is_counted = bool(left(ID))  # then it adds no other
+            assert (tick(), len(where()["ready"]) == 1 or not is_counted) == ("published", True)
         writes += 1
-        client.delete(keys.ready, keys.retries_left, keys.msg(ID), keys.wake, keys.totals)
-        client.hset(keys.cron, "daily last", SECOND)
-        client.hdel(keys.cron, "daily id", "daily ticked")
+        fresh.put_back()
 
     assert writes >= 5
     assert where() == {"ready": [ID]}
 
 
-@pytest.mark.foreign_hands
-def test_a_tick_whose_message_is_there_after_a_cut_goes_on_without_another(register, call, tick, client, where):
-    register(newest=True)
-    assert cut_after(client, call(), 5)  # before it goes on
-
-    assert (tick(), where()) == ("published", {"ready": [ID]})
-
-
 @pytest.mark.parametrize("overlap", ["allow", "skip"])
-def test_at_maxmemory_a_tick_is_neither_lost_nor_skipped(overlap, register, call, tick, client, state, where, dump):
+def test_at_maxmemory_a_tick_is_neither_lost_nor_skipped(overlap, register, tick, client, where, dump):
     register(newest=True)
     before = dump()
     client.config_set("maxmemory", 1)
     try:
-        with pytest.raises(redis.ResponseError, match="maxmemory"):
-            tick(overlap=overlap, missed=1)
-        with pytest.raises(redis.ResponseError, match="maxmemory"):
-            tick(message=None, missed=1)
+        for options in ({"overlap": overlap}, {"message": None}):
+            with pytest.raises(redis.ResponseError, match="maxmemory"):
+                tick(missed=1, **options)
     finally:
         client.config_set("maxmemory", 0)
 
@@ -307,17 +280,10 @@ def test_a_key_of_another_type_stops_a_tick_by_its_name_before_anything_is_writt
     assert dump() == before
 
 
-def test_a_tick_wakes_who_waits(register, tick, token):
-    register(newest=True)
-    tick()
+def test_observers_hear_of_ticks_that_were_published_or_skipped(call):
+    reported = {answer: [*call(missed=2).events(answer)] for answer in ("published", "overlap", "done", "superseded")}
 
-    assert token()
-
-
-def test_observers_hear_of_what_was_published_skipped_and_missed(call):
-    said = {answer: [*call(missed=2).events(answer)] for answer in ("published", "overlap", "done", "superseded")}
-
-    assert said == {
+    assert reported == {
         "published": [events.Published("q", (ID,)), events.Ticked("q", "daily", NEXT, "published", 2)],
         "overlap": [events.Ticked("q", "daily", NEXT, "overlap", 2)],
         "done": [],
