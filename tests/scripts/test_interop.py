@@ -11,24 +11,18 @@ from reliq.keys import Keys, Layout
 from reliq.message import BARE, Delivery
 
 RECORDED = json.loads(Path(__file__).with_name("hdt3213-keyspaces.json").read_text("utf-8"))["cases"]
-PLAIN = Layout.hdt3213()
 TAGGED = Layout.hdt3213(hash_tag=True)
-LAYOUTS = {
-    "published_default": PLAIN,
-    "published_hash_tag": TAGGED,
+LAYOUTS = dict.fromkeys(RECORDED, TAGGED) | {
+    "published_default": Layout.hdt3213(),
     "published_custom_prefix": Layout.hdt3213(prefix="acme"),
-    "in_flight": TAGGED,
-    "nacked_with_delay": TAGGED,
-    "nacked_waiting_retry": TAGGED,
-    "all_acked": TAGGED,
-    "exhausted_collected": TAGGED,
 }
 #: After so many seconds everything recorded is due, and only then.
-DUE_AFTER = {"published_default": 0, "published_hash_tag": 0, "published_custom_prefix": 0, "in_flight": 29} | {
-    "nacked_with_delay": 59,
-    "nacked_waiting_retry": 0,
-}
+DUE_AFTER = dict.fromkeys(RECORDED, 0) | {"in_flight": 29, "nacked_with_delay": 59}
+#: The retries that the messages of a recording have left.
+LEFT = {"published_default": {3, 5}, "in_flight": {2}, "nacked_with_delay": {2}, "nacked_waiting_retry": {8}}
 DAY = 86_400
+
+pytestmark = pytest.mark.foreign_hands
 
 
 @pytest.fixture
@@ -74,52 +68,23 @@ def recorded_bodies(name):
     return {held["value"] for key, held in RECORDED[name]["keys"].items() if ":msg:" in key}
 
 
-@pytest.mark.foreign_hands
 @pytest.mark.parametrize("name", RECORDED)
-def test_every_message_of_the_original_is_taken_over_and_nothing_is_left(name, restore, drain, client):
+def test_each_message_of_the_original_is_taken_when_it_is_due_and_not_before(name, restore, drain, client):
     keys = Keys("orders", LAYOUTS[name])
-    now = restore(name)
+    now, bodies = restore(name), recorded_bodies(name)
+    later = {body for body in bodies if body.startswith("later")}
 
-    taken = drain(keys, now + HOUR_MS // 1000 + 1, number=1)
+    early = drain(keys, now + DUE_AFTER[name] - 1, number=1)
+    in_time = drain(keys, now + DUE_AFTER[name], number=2)
+    at_last = drain(keys, now + HOUR_MS // 1000 + 1, number=3)
 
-    assert taken.keys() == recorded_bodies(name)
-    assert {key.decode() for key in client.keys("*")} <= {
-        keys.totals,
-        keys.wake,
-        keys.watch,
-        keys.token,
-        keys.lane("w"),
-    }
-
-
-@pytest.mark.foreign_hands
-@pytest.mark.parametrize(("name", "wait"), DUE_AFTER.items())
-def test_what_the_original_left_is_taken_when_it_said_and_not_before(name, wait, restore, drain):
-    keys = Keys("orders", LAYOUTS[name])
-    now = restore(name)
-    later = {body for body in recorded_bodies(name) if body.startswith("later")}
-
-    early = drain(keys, now + wait - 1, number=1)
-    in_time = drain(keys, now + wait, number=2)
-
-    assert early.keys() | in_time.keys() == recorded_bodies(name) - later
     assert early == {} or name == "nacked_waiting_retry"
+    assert (early.keys() | in_time.keys(), at_last.keys()) == (bodies - later, later)
+    assert {*(early | in_time | at_last).values()} == LEFT.get(name, {*(early | in_time | at_last).values()})
+    ours = {keys.totals, keys.wake, keys.watch, keys.token, keys.lane("w")}
+    assert {key.decode() for key in client.keys("*")} <= ours
 
 
-@pytest.mark.foreign_hands
-@pytest.mark.parametrize(
-    ("name", "lefts"),
-    [("published_default", {3, 5}), ("in_flight", {2}), ("nacked_with_delay", {2}), ("nacked_waiting_retry", {8})],
-)
-def test_the_retries_that_the_original_left_are_kept(name, lefts, restore, drain):
-    now = restore(name)
-
-    taken = drain(Keys("orders", LAYOUTS[name]), now + DAY, number=1)
-
-    assert set(taken.values()) == lefts
-
-
-@pytest.mark.foreign_hands
 def test_messages_of_the_original_keep_the_order_of_its_lists(restore, run):
     keys = Keys("orders", TAGGED)
     now = restore("nacked_waiting_retry")
@@ -130,9 +95,8 @@ def test_messages_of_the_original_keep_the_order_of_its_lists(restore, run):
     assert [one.id for one in claimed] == recorded[::-1]
 
 
-@pytest.mark.foreign_hands
 def test_a_message_of_the_original_can_be_cancelled_nacked_and_rescheduled(restore, run, client):
-    keys = Keys("orders", PLAIN)
+    keys = Keys("orders", LAYOUTS["published_default"])
     now = restore("published_default") * 1_000_000
     by_body = {client.get(keys.msg(id.decode())): id.decode() for id in client.zrange(keys.pending, 0, -1)}
 
@@ -145,24 +109,21 @@ def test_a_message_of_the_original_can_be_cancelled_nacked_and_rescheduled(resto
     assert set(run(t.reclaim(keys, clock=now)).again) == {one.id for one in claimed}
 
 
-@pytest.mark.foreign_hands
-@pytest.mark.parametrize("spare_leases", [False, True])
+@pytest.mark.parametrize("spare_leases", [False, True], ids=["all", "sparing leases"])
 @pytest.mark.parametrize("name", ["in_flight", "nacked_with_delay"])
-def test_what_the_original_leased_or_nacked_is_no_suspect_and_nobody_renews_it(name, spare_leases, restore, run):
+def test_a_message_that_the_original_leased_or_nacked_is_no_suspect_and_not_spared(name, spare_leases, restore, run):
     keys = Keys("orders", TAGGED)
     clock = (restore(name) + DAY) * 1_000_000
 
     taken = run(t.reclaim(keys, spare_leases=spare_leases, clock=clock)).overdue
-    claimed = run(
-        t.claim(keys, t.CallNumber("w", 1), limit=9, lease_ms=1, suspects=t.Suspects(9, 9, 9), clock=clock)
-    ).claimed
+    options = {"limit": 9, "lease_ms": 1, "suspects": t.Suspects(9, 9, 9), "clock": clock}
+    claimed = run(t.claim(keys, t.CallNumber("w", 1), **options)).claimed
 
-    assert [(one.id, one.deaths > 0) for one in claimed] == [(id, False) for id in taken]
+    assert [(one.id, one.deaths) for one in claimed] == [(id, 0) for id in taken]
     assert len(taken) == 2
 
 
-@pytest.mark.foreign_hands
-@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("at", [0, 1, 2], ids=["last", "middle", "first"])
 @pytest.mark.parametrize("place", ["ready", "retry"])
 def test_a_cancelled_message_leaves_its_list_so_that_the_original_never_meets_it(place, at, restore, run, client):
     keys = Keys("orders", TAGGED)
@@ -175,13 +136,12 @@ def test_a_cancelled_message_leaves_its_list_so_that_the_original_never_meets_it
     assert run(t.cancel(keys, [one])) == ["cancelled"]
 
     assert [id.decode() for id in client.lrange(getattr(keys, place), 0, -1)] == listed
-    assert (
-        client.exists(keys.msg(one)) == client.hexists(keys.retries_left, one) == client.hexists(keys.lease, one) == 0
-    )
+    assert not client.exists(keys.msg(one))
+    assert not client.hexists(keys.retries_left, one)
+    assert not client.hexists(keys.lease, one)
     assert run(t.counts(keys)).totals == {"cancelled": 1}
 
 
-@pytest.mark.foreign_hands
 def test_a_cancel_looks_through_a_bounded_piece_of_a_long_list(run, client):
     keys = Keys("orders", TAGGED)
     client.rpush(keys.ready, *(f"m{number}" for number in range(1000)))
@@ -194,7 +154,6 @@ def test_a_cancel_looks_through_a_bounded_piece_of_a_long_list(run, client):
     assert run(t.claim(keys, t.CallNumber("w", 1), limit=500, lease_ms=1)).behind == 500
 
 
-@pytest.mark.foreign_hands
 def test_an_empty_body_that_is_rejected_becomes_a_dead_letter(restore, run, client):
     keys = Keys("orders", TAGGED)
     clock = restore("nacked_waiting_retry") * 1_000_000
@@ -224,55 +183,36 @@ def published(request, run, client):
     return case, keys
 
 
-def test_reliq_leaves_the_keys_of_the_original_with_their_types(published, client):
+def test_reliq_leaves_keys_types_bodies_counts_and_due_times_as_the_original_does(published, client):
     case, keys = published
     names = {key: held["type"].encode() for key, held in case.items() if ":msg:" not in key}
-    names |= {keys.msg(f"id-{held['value']}"): b"string" for key, held in case.items() if ":msg:" in key}
+    ids = {key.rsplit(":", 1)[1]: held["value"] for key, held in case.items() if ":msg:" in key}
+    names |= {keys.msg(f"id-{body}"): b"string" for body in ids.values()}
 
     left = {key.decode(): client.type(key) for key in client.keys("*")}
-
     assert {key: left.get(key) for key in names} == names
     assert left.keys() - names.keys() <= {keys.totals, keys.wake, keys.token, keys.lane("p")}
 
-
-def test_reliq_leaves_bodies_as_they_are_with_a_ttl_like_that_of_the_original(published, client):
-    case, keys = published
-
-    for held in case.values():
-        if held["type"] == "string":
-            key = keys.msg(f"id-{held['value']}")
-            assert client.get(key) == held["value"].encode()
-            assert abs(client.pttl(key) - held["pttl_ms"]) < 30_000
-
-
-def test_reliq_leaves_counts_and_due_times_in_the_unit_of_the_original(published, client):
-    case, keys = published
-    ids = {id: held["value"] for key, held in case.items() if ":msg:" in key for id in [key.rsplit(":", 1)[1]]}
-
     for id, body in ids.items():
+        key = keys.msg(f"id-{body}")
+        assert client.get(key) == body.encode()
+        assert abs(client.pttl(key) - case[keys.msg(id)]["pttl_ms"]) < 30_000
         assert client.hget(keys.retries_left, f"id-{body}") == case[keys.retries_left]["value"][id].encode()
         assert abs(client.zscore(keys.pending, f"id-{body}") - case[keys.pending]["value"][id]) < 1.1
 
 
-def test_a_message_without_delay_is_in_the_ready_list_of_the_original(run, client):
-    keys = Keys("orders", TAGGED)
-
-    run(t.publish(keys, [("m", b"x")], t.CallNumber("p", 1), ttl_ms=HOUR_MS, retries=3, bare=True, clock=NOON))
-
-    assert client.lrange("{dp:orders}:ready", 0, -1) == [b"m"]
-    assert client.get("{dp:orders}:msg:m") == b"x"
-
-
-def test_what_the_original_does_to_take_a_message_finds_what_reliq_published(run, client):
+@pytest.mark.parametrize("delay_ms", [0, 500], ids=["at once", "delayed"])
+def test_the_keys_that_the_original_reads_to_take_a_message_hold_it(delay_ms, run, client):
     keys = Keys("orders", TAGGED)
     options = {"ttl_ms": HOUR_MS, "retries": 3, "bare": True, "clock": NOON}
-    run(t.publish(keys, [("m", b"x")], t.CallNumber("p", 1), delay_ms=500, **options))
+    run(t.publish(keys, [("m", b"x")], t.CallNumber("p", 1), delay_ms=delay_ms, **options))
 
-    due = client.zrangebyscore("{dp:orders}:pending", 0, NOON // 1_000_000 + 1)
-    client.zremrangebyscore("{dp:orders}:pending", 0, NOON // 1_000_000 + 1)
-    client.lpush("{dp:orders}:ready", *due)
+    if delay_ms:
+        due = client.zrangebyscore("{dp:orders}:pending", 0, NOON // 1_000_000 + 1)
+        client.zremrangebyscore("{dp:orders}:pending", 0, NOON // 1_000_000 + 1)
+        client.lpush("{dp:orders}:ready", *due)
     id = client.rpop("{dp:orders}:ready")
     client.zadd("{dp:orders}:unack", {id: NOON // 1_000_000 + 30})
 
-    assert (id, client.get(keys.msg("m")), int(client.hget(keys.retries_left, id))) == (b"m", b"x", 3)
+    assert (id, client.get("{dp:orders}:msg:m"), int(client.hget(keys.retries_left, id))) == (b"m", b"x", 3)
     assert run(t.reclaim(keys, clock=micros(30_000))).overdue == ("m",)

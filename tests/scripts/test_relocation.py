@@ -1,4 +1,4 @@
-"""A queue shrinks: all that is in shards that go is in others then, whoever is killed at whatever step, or comes between."""
+"""A queue shrinks: all messages of shards that go move to the others, also after kills and beside another shrink."""
 
 import time
 from collections import Counter
@@ -17,6 +17,8 @@ from reliq.transitions import CallNumber
 
 FOUR = ShardMap(1, 4, 4, "steady")
 NUMBER = 24
+#: Ids whose home is shard 3 of four, and shard 1 of two.
+OF_SHARD_3 = [id for number in range(99) if home(id := f"a-{number}", 4) == 3][:4]
 
 
 class KilledError(BaseException):
@@ -95,9 +97,9 @@ def is_in_two(client):
         assert all(home(id.decode(), 2) == shard for id in client.hgetall(Keys("q", shard=shard).retries_left))
 
 
-def test_all_that_is_in_shards_that_go_is_in_the_others_as_it_was(admin, queue, fill, client):
+def test_messages_and_dead_letters_of_shards_that_go_are_in_the_others_as_they_were(admin, queue, fill, client):
     fill()
-    before = held_by(client)
+    before, deaths = held_by(client), {one.id: one.died for one in admin.letters("q")}
     admin.resize("q", 2)
 
     assert not admin.finish_resize("q")
@@ -107,22 +109,12 @@ def test_all_that_is_in_shards_that_go_is_in_the_others_as_it_was(admin, queue, 
     is_in_two(client)
     assert admin.account("q").balanced
     assert not admin.check("q").faults
+    assert {one.id: one.died for one in admin.letters("q")} == deaths
+    assert admin.redrive("q", LetterFilter(), RedriveOptions()).redriven == len(deaths)
 
 
-def test_a_letter_keeps_the_time_of_its_death(admin, queue, fill, client):
-    fill()
-    before = {one.id: one.died for one in admin.letters("q")}
-    admin.resize("q", 2)
-    admin.finish_resize("q")
-
-    after = {one.id: one.died for one in admin.letters("q")}
-
-    assert after == before
-    assert admin.redrive("q", LetterFilter(), RedriveOptions()).redriven == len(before)
-
-
-def test_what_a_worker_has_keeps_a_shrink_from_being_finished_until_it_has_ended(admin, queue, client, url):
-    id = next(f"a-{n}" for n in range(99) if home(f"a-{n}", 4) == 3)
+def test_a_message_in_flight_keeps_a_shrink_from_being_finished_until_its_end(admin, queue, client, url):
+    id = OF_SHARD_3[0]
     queue.publish("x", id=id, dedup=600)
     keys, run = Keys("q", shard=3), moves_of(queue)
     [held] = run(t.claim(keys, CallNumber("w", 1), limit=1, lease_ms=60_000)).claimed
@@ -135,8 +127,8 @@ def test_what_a_worker_has_keeps_a_shrink_from_being_finished_until_it_has_ended
     assert not Queue("q", str, url=url).publish("x", id=id)
 
 
-def test_one_that_is_cancelled_on_its_way_is_cancelled_where_it_arrives(admin, queue, client, monkeypatch):
-    id = next(f"a-{n}" for n in range(99) if home(f"a-{n}", 4) == 3)
+def test_a_message_cancelled_on_its_way_is_cancelled_where_it_arrives(admin, queue, client, monkeypatch):
+    id = OF_SHARD_3[0]
     queue.publish("x", id=id, delay=3600)
     admin.resize("q", 2)
     arrive, told = t.arrive, []
@@ -149,18 +141,16 @@ def test_one_that_is_cancelled_on_its_way_is_cancelled_where_it_arrives(admin, q
     assert not admin.finish_resize("q")
 
     assert told == ["running"]
-    assert queue.counts().alive == 0
-    assert queue.counts().missing == 0
+    assert (queue.counts().alive, queue.counts().missing) == (0, 0)
 
 
-def test_one_whose_id_lives_where_it_belongs_stays_where_it_was(admin, queue, client):
-    id = next(f"a-{n}" for n in range(99) if home(f"a-{n}", 4) == 3)
+def test_a_message_whose_id_lives_where_it_belongs_stays_where_it_was(admin, queue, client):
+    id = OF_SHARD_3[0]
     queue.publish("x", id=id, delay=3600)
     admin.resize("q", 2)
-    there = Keys("q", shard=1)  # a publisher of an earlier version did not ask
-    moves_of(queue)(
-        t.publish(there, [(id, b"other")], CallNumber("p", 1), ttl_ms=10**6, retries=1, window_ms=1, fence="2 2 1")
-    )
+    there, options = Keys("q", shard=1), {"ttl_ms": 10**6, "retries": 1, "window_ms": 1, "fence": "2 2 1"}
+    # A publisher of an earlier version did not ask.
+    moves_of(queue)(t.publish(there, [(id, b"other")], CallNumber("p", 1), **options))
     before = held_by(client)
 
     assert admin.finish_resize("q").alive == 1
@@ -168,8 +158,8 @@ def test_one_whose_id_lives_where_it_belongs_stays_where_it_was(admin, queue, cl
     assert held_by(client) == before
 
 
-def test_one_without_a_body_ends_as_expired(admin, queue, client):
-    id = next(f"a-{n}" for n in range(99) if home(f"a-{n}", 4) == 3)
+def test_a_message_without_a_body_ends_as_expired(admin, queue, client):
+    id = OF_SHARD_3[0]
     queue.publish("x", id=id, delay=3600)
     keys = Keys("q", shard=3)
     client.delete(keys.msg(id))
@@ -215,7 +205,7 @@ def small(queue, client):
     def make():
         client.flushdb()
         client.set(Keys("q").map, FOUR.text)
-        ids = [id for n in range(99) if home(id := f"a-{n}", 4) == 3][:4]
+        ids = OF_SHARD_3
         run, keys = moves_of(queue), Keys("q", shard=3)
         queue.publish("dead", id=ids[0])
         [held] = run(t.claim(keys, CallNumber("w", 1), limit=1, lease_ms=60_000)).claimed
@@ -231,9 +221,7 @@ def small(queue, client):
     return make
 
 
-def test_a_shrink_that_is_killed_before_any_of_its_calls_goes_on_and_loses_and_doubles_nothing(
-    admin, small, steps, client
-):
+def test_a_shrink_killed_before_any_of_its_calls_goes_on_and_loses_nothing(admin, small, steps, client):
     def die():
         raise KilledError
 
@@ -256,9 +244,7 @@ def test_a_shrink_that_is_killed_before_any_of_its_calls_goes_on_and_loses_and_d
     assert killed > 40
 
 
-def test_a_shrink_in_which_another_one_comes_between_any_two_calls_loses_and_doubles_nothing(
-    admin, small, steps, client, url
-):
+def test_a_second_shrink_between_any_two_calls_of_the_first_doubles_nothing(admin, small, steps, client, url):
     """The second is whole, and then all that was moved is worked on: the first one knows nothing of it."""
     small()
     admin.resize("q", 2)
