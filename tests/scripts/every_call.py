@@ -1,6 +1,6 @@
 """A queue with something in every place, and a call of every script that has work to do there."""
 
-from held_clock import NOON, micros
+from held_clock import HOUR_MS, NOON, micros
 
 from reliq import transitions as t
 from reliq.admin.fsck.ids import check_ids, check_keys
@@ -29,19 +29,12 @@ def stage_keyed(run, keys):
     def publish(key, *ids, delay_ms=0):
         turn, names = t.CallNumber("kp", next(made)), [key] * len(ids)
         items = [(id, b',"r":3,"e":1,"w":%d}\nbody' % WINDOW_MS) for id in ids]
-        options = {
-            "ttl_ms": 3_600_000,
-            "retries": 3,
-            "window_ms": WINDOW_MS,
-            "delay_ms": delay_ms,
-            "message_keys": names,
-        }
-        return t.publish(keys, items, turn, **options, clock=NOON)
+        options = {"ttl_ms": HOUR_MS, "retries": 3, "window_ms": WINDOW_MS, "delay_ms": delay_ms}
+        return t.publish(keys, items, turn, **options, message_keys=names, clock=NOON)
 
-    def claim(limit, lease_ms=3_600_000, clock=NOON):
-        return t.claim(
-            keys, t.CallNumber("kw", next(made)), limit=limit, lease_ms=lease_ms, watcher="me", keyed=True, clock=clock
-        )
+    def claim(limit, lease_ms=HOUR_MS, clock=NOON):
+        options = {"limit": limit, "lease_ms": lease_ms, "watcher": "me", "keyed": True, "clock": clock}
+        return t.claim(keys, t.CallNumber("kw", next(made)), **options)
 
     limits = {"per_key": "9", "concurrency": "99", "rate_us": "1000", "burst": "50", "weight:b": "2"}
     run(t.limit(keys, limits, declared="staged", clock=NOON))

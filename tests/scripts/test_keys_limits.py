@@ -110,18 +110,6 @@ def test_raised_per_key_reaches_thousands_of_keys_whose_first_message_runs(publi
     assert started == {f"{name}.2" for name in names}
 
 
-def test_lowered_limits_hold_from_then_on(publish_under, serve, limit, ack):
-    publish_under("a", "a1", "a2", "a3")
-    held = serve(2)
-    limit(per_key=1)
-
-    assert serve() == {}
-    ack(held["a1"])
-    assert serve() == {}
-    ack(held["a2"])
-    assert [*serve()] == ["a3"]
-
-
 def test_a_declaration_replaces_all_limits_once_and_an_empty_value_removes_one(run, keys, client, limit):
     def now():
         return {name.decode(): value.decode() for name, value in client.hgetall(keys.limits).items()}

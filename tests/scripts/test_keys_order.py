@@ -82,15 +82,6 @@ def test_a_clock_that_goes_back_prolongs_a_backoff_and_holds_up_its_ordered_key_
     assert [*serve(clock=due)] == ["a1"]
 
 
-def test_without_order_a_failing_message_lets_others_of_its_key_pass(publish_under, serve, limit, nack):
-    limit(per_key=1)
-    publish_under("a", "a1", "a2")
-
-    nack(serve()["a1"], delay_ms=1000)
-
-    assert [*serve()] == ["a2"]
-
-
 def test_a_snoozed_message_keeps_its_place_in_order_and_comes_back_first(publish_under, serve, limit, run, keys):
     limit(ordered=1)
     publish_under("a", "a1", "a2")
@@ -99,15 +90,6 @@ def test_a_snoozed_message_keeps_its_place_in_order_and_comes_back_first(publish
     assert serve() == {}
     assert run(t.promote(keys, keyed=True, clock=micros(ms=1000))) == (1, -1)
     assert [*serve()] == ["a1"]
-
-
-def test_a_cancelled_message_that_waits_for_its_retry_gives_its_place_up(publish_under, run, keys, serve, limit, nack):
-    limit(ordered=1)
-    publish_under("a", "a1", "a2")
-    nack(serve()["a1"], delay_ms=HOUR_MS)
-
-    assert run(t.cancel(keys, ["a1"], clock=NOON)) == ["cancelled"]
-    assert [*serve()] == ["a2"]
 
 
 def test_in_order_a_message_that_has_killed_two_workers_holds_its_key_while_it_waits(
@@ -343,16 +325,6 @@ def test_messages_in_lines_are_counted_in_a_queue_with_keys_alone(publish_under,
     assert (counts.ready, counts.waiting, counts.keyed, counts.alive) == (1, 2, True, 3)
 
 
-def test_a_repeated_claim_gets_its_messages_with_their_keys(publish_under, run, keys):
-    publish_under("a", "a1", "a2")
-    again = t.claim(keys, t.CallNumber("lane", 1), limit=1, lease_ms=1000, keyed=True, clock=NOON)
-
-    first, second = run(again).claimed, run(again).claimed
-
-    assert first == second
-    assert [(one.id, one.key) for one in first] == [("a1", "a")]
-
-
 def test_a_claim_of_a_spread_of_one_has_messages_of_one_key(publish_under, serve):
     for number in range(3):
         for key, name in (("a", "a"), ("b", "b"), ("", "none")):
@@ -361,23 +333,3 @@ def test_a_claim_of_a_spread_of_one_has_messages_of_one_key(publish_under, serve
     claims = [[*serve(spread=1)] for _ in range(4)]
 
     assert sorted(map(sorted, claims)) == [[], *([f"{key}{n}" for n in range(3)] for key in ("a", "b", "none"))]
-
-
-@pytest.mark.parametrize("verb", ["ack", "nack", "snooze", "release"])
-def test_a_late_receipt_takes_no_place_from_a_key(verb, publish_under, serve, run, keys, limit, client):
-    limit(ordered=1)
-    publish_under("a", "a1", "a2")
-    (late,) = serve(lease_ms=1000).values()
-    run(t.reclaim(keys, keyed=True, clock=micros(ms=1000)))
-    (held,) = serve(clock=micros(ms=1000)).values()
-    calls = {
-        "ack": t.ack(keys, [(late, None)]),
-        "nack": t.nack(keys, [(late, 5, "failed 1 x", b"")]),
-        "snooze": t.snooze(keys, [(late, 5)]),
-        "release": t.release(keys, [late]),
-    }
-
-    assert run(calls[verb]).lost == ("a1",)
-
-    assert client.zrange(keys.held, 0, -1) == [b"a\0a1"]
-    assert run(t.ack(keys, [(held, None)])).lost == ()

@@ -22,18 +22,3 @@ def test_a_flood_that_is_due_at_once_is_promoted_in_bounded_calls(run, client, k
     assert moved == [500] * (MANY // 500) + [0]
     assert client.zcard(keys.pending) == 0
     assert [id.decode() for id in client.lrange(keys.ready, 0, -1)[::-1]] == ids
-
-
-@pytest.mark.foreign_hands
-def test_a_flood_of_leases_that_end_at_once_is_reclaimed_in_bounded_calls(run, client, keys):
-    ids = [f"m{number:06}" for number in range(20_000)]
-    client.zadd(keys.unack, dict.fromkeys(ids, micros() / 1e6))
-    client.hset(keys.retries_left, mapping=dict.fromkeys(ids, 3))
-
-    moved = []
-    while not moved or moved[-1]:
-        answer = run(t.reclaim(keys, limit=500, clock=micros(1000)))
-        moved.append(answer.count)
-
-    assert moved == [500] * 40 + [0]
-    assert [id.decode() for id in client.lrange(keys.retry, 0, -1)[::-1]] == ids

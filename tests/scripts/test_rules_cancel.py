@@ -69,17 +69,6 @@ def test_cancel_answers_by_the_place_of_the_message_also_when_repeated(
         assert (where(), total("cancelled"), nothing_is_kept()) == ({}, 1, True)
 
 
-def test_each_id_of_a_cancel_gets_its_own_answer(publish, claim, cancel):
-    publish("held")
-    claim()
-    publish("ready")
-    publish("pending", delay_ms=5)
-
-    answers = cancel("pending", "held", "nowhere", "ready", "pending")
-
-    assert answers == ["cancelled", "running", "not_found", "cancelled", "cancelled"]
-
-
 def test_a_running_message_is_cancelled_by_its_renewal_and_may_still_be_acked(
     publish, claim, cancel, run, keys, due, total
 ):

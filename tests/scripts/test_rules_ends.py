@@ -56,30 +56,6 @@ def test_collect_turns_garbage_into_a_dead_letter_with_its_body_and_reason(bury,
     assert total("dead") == 1
 
 
-def test_a_message_whose_worker_died_at_its_last_try_says_so_in_its_dead_letter(
-    publish, claim, collect, run, client, keys
-):
-    publish("m", retries=0)
-    claim(lease_ms=1)
-    run(t.reclaim(keys, clock=micros(1)))
-
-    collect("m")
-
-    assert client.xrange(keys.dead)[0][1][b"note"].startswith(b"lease - \x1d")
-
-
-def test_collect_leaves_an_id_alone_that_is_not_garbage(publish, claim, collect, dump):
-    publish("unack")
-    claim()
-    publish("ready")
-    publish("pending", delay_ms=5)
-    before = dump()
-
-    assert collect("unack", "ready", "pending", "nowhere") == ((), ())
-
-    assert dump() == before
-
-
 def test_collect_of_a_message_whose_body_is_gone_ends_it_as_expired(bury, collect, client, keys, where, total):
     bury("m")
     client.delete(keys.msg("m"))
@@ -198,17 +174,6 @@ def test_tidy_leaves_a_lease_that_was_extended_for_longer_than_claimed(publish, 
     assert run(t.tidy(keys, clock=micros(-HOUR_MS)))[2] == 2
     assert {due(keys.unack, one.id) for one in held} == {millis(0)}
     assert run(t.ack(keys, [(one, None) for one in held], clock=NOON)).lost == ()
-
-
-@pytest.mark.foreign_hands
-def test_tidy_leaves_redelivery_times_and_foreign_leases_where_they_are(publish, claim, run, client, keys, dump):
-    publish("m")
-    run(t.nack(keys, [(one, HOUR_MS, "failed 1 x", b"") for one in claim()], clock=NOON))
-    client.zadd(keys.unack, {"foreign": NOON / 1e6 + 9999})
-    before = dump()
-
-    assert run(t.tidy(keys, clock=NOON)) == (0, 0, 0, 0)
-    assert dump() == before
 
 
 @pytest.mark.foreign_hands

@@ -57,14 +57,6 @@ def test_a_publish_by_a_lower_number_of_its_lane_is_stale_and_adds_nothing(lane,
     assert where() == {"ready": ["a", "b", "c", "d"]}
 
 
-def test_a_lane_keeps_a_publish_for_ten_minutes_and_a_claim_for_its_lease(lane, worker, run, client, keys):
-    run(lane(1))
-    run(worker(1))
-
-    assert 590_000 < client.pttl(keys.lane("p")) <= 600_000
-    assert LEASE_MS - 30_000 < client.pttl(keys.lane("w")) <= LEASE_MS
-
-
 def test_a_repeated_claim_gets_the_same_messages_with_a_new_deadline_and_counts_once(
     lane, worker, run, keys, due, where, total
 ):
@@ -97,19 +89,6 @@ def test_a_repeated_claim_returns_only_messages_that_it_still_holds(lane, worker
     assert run(worker(2)).claimed == []
 
 
-@pytest.mark.parametrize("limit", [1, 9])
-def test_a_claim_by_a_lower_number_takes_nothing(limit, lane, worker, run, dump):
-    run(lane(1))
-    run(worker(7))
-    run(lane(2, [("c", b"x")]))
-    before = dump()
-
-    answer = run(worker(6, limit=limit))
-
-    assert (answer.claimed, answer.promote_in_ms, answer.behind) == ([], t.NOT_WATCHING, 0)
-    assert dump() == before
-
-
 def test_a_claim_of_nothing_leaves_no_lane(worker, lane, run, client, keys):
     assert run(worker(1)).claimed == []
     run(lane(1))
@@ -120,23 +99,6 @@ def test_a_claim_of_nothing_leaves_no_lane(worker, lane, run, client, keys):
     client.delete(keys.paused)
 
     assert len(run(worker(1)).claimed) == 2
-
-
-@pytest.mark.parametrize("paused", [False, True], ids=["empty", "paused"])
-def test_a_claim_of_nothing_by_a_known_lane_keeps_its_number(paused, worker, lane, run, client, keys, where):
-    run(lane(1))
-    run(worker(1))
-    if paused:
-        client.set(keys.paused, "1")
-        run(lane(2, [("c", b"x")]))
-    assert run(worker(2)).claimed == []
-    client.delete(keys.paused)
-    if not paused:
-        run(lane(2, [("c", b"x")]))
-
-    assert run(worker(2)).claimed == run(worker(1)).claimed == []
-    assert where() == {"unack": ["a", "b"], "ready": ["c"]}
-    assert len(run(worker(3)).claimed) == 1
 
 
 @pytest.mark.foreign_hands
@@ -171,19 +133,6 @@ def test_a_chosen_id_is_not_published_again_while_it_lives(place, publish, claim
     assert {key for key, value in dump().items() if before.get(key) != value} == {keys.lane("publisher")}
 
 
-def test_a_chosen_id_stays_taken_after_an_ack_until_its_window_is_over(publish, claim, run, keys, client, where):
-    assert publish("m", "m", window_ms=HOUR_MS).refused == {1: "duplicate"}
-    assert client.keys(keys.dedup("*")) == []
-    run(t.ack(keys, [(one, HOUR_MS) for one in claim()]))
-
-    assert publish("m", window_ms=HOUR_MS).refused == {0: "duplicate"}
-    assert HOUR_MS - 30_000 < client.pttl(keys.dedup("m")) <= HOUR_MS
-    client.delete(keys.dedup("m"))
-
-    assert publish("m", window_ms=HOUR_MS).refused == {}
-    assert where() == {"ready": ["m"]}
-
-
 def test_a_publish_that_replaces_overrides_the_window(publish, die, run, keys, client, where):
     die("m", window_ms=HOUR_MS)
     assert publish("m", window_ms=HOUR_MS).refused == {0: "duplicate"}
@@ -192,13 +141,3 @@ def test_a_publish_that_replaces_overrides_the_window(publish, die, run, keys, c
 
     assert where()["ready"] == ["m"]
     assert client.exists(keys.dedup("m")) == 0
-
-
-@pytest.mark.parametrize("window_ms", [None, 0], ids=["none", "zero"])
-def test_an_id_without_a_window_is_free_at_its_end(window_ms, publish, die, claim, run, keys, client):
-    publish("acked", window_ms=window_ms)
-    run(t.ack(keys, [(one, window_ms) for one in claim()]))
-    die("dead", window_ms=window_ms)
-
-    assert client.keys(keys.dedup("*")) == []
-    assert publish("acked", "dead", window_ms=1).refused == {}

@@ -80,17 +80,6 @@ def test_a_receipt_of_a_message_that_a_foreign_consumer_listed_changes_nothing(p
     assert settles(held) == []
 
 
-@pytest.mark.foreign_hands
-@pytest.mark.parametrize("verb", ["publish", "redrive"])
-def test_a_state_word_left_behind_is_gone_when_its_id_comes_back(verb, publish, die, run, client, keys, word):
-    letter = die("m") if verb == "redrive" else None
-    client.hset(keys.lease, "m", "worker.1:1000")
-
-    run(t.redrive(keys, [(letter, "m", 3)], ttl_ms=1000)) if letter else publish("m", window_ms=1000)
-
-    assert word("m") is None
-
-
 @pytest.mark.parametrize(("verb", "event"), [("ack", "Acked"), ("nack", "Nacked"), ("release", "Released")])
 def test_a_late_receipt_beside_the_valid_one_of_its_message_hides_no_outcome(verb, event, publish, claim, run, keys):
     publish("m")
@@ -202,17 +191,6 @@ def test_the_last_failure_stays_when_the_last_lease_expires(publish, claim, run,
         FailureNote("lease", None, "boom", at_ms=millis(1)),
         FailureNote("failed", 1, "boom", "ValueError at jobs.py:3", "db1:7", 12, at_ms=millis()),
     ]
-
-
-def test_a_nacked_message_with_no_retry_left_keeps_why_it_failed(publish, claim, run, keys, client, where, notes):
-    publish("m", retries=0)
-    (held,) = claim()
-
-    run(t.nack(keys, [(held, 5, "failed 1 ValueError", b"value")], clock=NOON))
-
-    assert where() == {"garbage": ["m"]}
-    assert notes("m") == [FailureNote("failed", 1, "ValueError", at_ms=millis())]
-    assert (client.get(keys.msg("m")), client.pttl(keys.msg("m"))) == (b"value", -1)
 
 
 def test_the_newest_ten_failures_are_kept_or_two_kib_of_long_ones(publish, claim, run, keys, client, notes):

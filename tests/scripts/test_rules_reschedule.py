@@ -66,14 +66,6 @@ def test_a_message_in_a_list_moves_at_the_last_due_time_when_it_is_met(
     assert [one.deaths for one in claim()] == [0]
 
 
-def test_a_rescheduled_message_in_a_list_may_be_cancelled(publish, claim, reschedule, run, keys, where):
-    publish("m")
-    reschedule(delay_ms=700)
-
-    assert run(t.cancel(keys, ["m"])) == ["cancelled"]
-    assert (claim(), where()) == ([], {})
-
-
 def test_a_running_an_ended_and_a_cancelled_message_cannot_be_rescheduled(
     claim, reschedule, bury, publish, run, keys, dump
 ):
@@ -124,24 +116,6 @@ def test_a_message_revived_with_a_delay_moves_when_it_is_met(publish, claim, run
     assert (where(), due(keys.pending, "m")) == ({"pending": ["m"], "unack": ["first"]}, millis(700))
     run(t.promote(keys, clock=micros(700)))
     assert [one.id for one in claim()] == ["m"]
-
-
-def test_a_revival_overrides_the_tombstone_when_it_replaces(publish, run, keys, where, client):
-    publish("m", window_ms=HOUR_MS)
-    run(t.cancel(keys, ["m"], tombstone_ms=1000))
-
-    assert publish("m", window_ms=HOUR_MS).refused == {0: "tombstoned"}
-    assert publish("m", window_ms=HOUR_MS, replace=True).refused == {}
-
-    assert (where(), client.exists(keys.dedup("m"))) == ({"ready": ["m"]}, 0)
-
-
-def test_a_cancelled_message_that_runs_is_not_revived(publish, claim, run, keys):
-    publish("m", window_ms=HOUR_MS)
-    claim()
-    run(t.cancel(keys, ["m"]))
-
-    assert publish("m", window_ms=HOUR_MS).refused == {0: "duplicate"}
 
 
 @pytest.mark.foreign_hands

@@ -148,17 +148,6 @@ def test_a_message_that_survives_no_delivery_is_buried_whatever_its_retries(publ
     assert total("retried_lease") == t.LEASE_DEATHS - 1
 
 
-def test_a_buried_message_keeps_its_body_until_its_dead_letter_is_written(publish, claim, run, client, keys):
-    publish("m", retries=0, ttl_ms=3_600_000)
-    claim(lease_ms=LEASE_MS)
-    assert client.pttl(keys.msg("m")) > 0
-
-    run(t.reclaim(keys, clock=micros(LEASE_MS)))
-
-    assert client.pttl(keys.msg("m")) == -1
-    assert run(t.collect(keys, ["m"], letters_max=10, letters_ms=LEASE_MS)) == (("m",), ())
-
-
 def test_a_message_that_waits_after_its_death_can_be_cancelled_and_rescheduled(
     publish, die, claim, run, keys, where, due
 ):
@@ -208,15 +197,6 @@ def test_messages_that_must_not_wait_in_a_buffer_are_limited_by_direct(direct, t
     publish("plain")
 
     assert sorted(names(claim(direct=direct))) == taken
-
-
-def test_released_messages_are_the_next_to_be_claimed_in_their_order(publish, claim, run, keys):
-    publish("a", "b", "c", "d")
-    held = claim(limit=3)
-
-    run(t.release(keys, held[1:]))
-
-    assert names(claim()) == ["b", "c", "d"]
 
 
 def test_of_a_batch_whose_worker_was_killed_only_the_killer_is_buried(lose, claim, run, keys, where):
