@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 from held_clock import HOUR_MS, NOON
-from redis.exceptions import NoScriptError
+from sending import send
 
 from reliq import transitions as t
 from reliq.keys import Keys
@@ -23,14 +23,7 @@ def keys():
 @pytest.fixture
 def reply(client):
     """Make a call; return what Redis answers, unread."""
-
-    def make(call):
-        try:
-            return client.execute_command(*call.command)
-        except NoScriptError:
-            return client.execute_command(*call.command_in_full)
-
-    return make
+    return lambda call: send(client, call)
 
 
 @pytest.fixture
@@ -46,10 +39,8 @@ def publish(run, keys):
     def make(*ids, retries=3, ttl_ms=HOUR_MS, window_ms=None, clock=NOON, **options):
         rest = envelope_rest(retries, clock // 1000, window_ms)
         items = [(id, rest + id.encode()) for id in ids]
-        turn = t.CallNumber("publisher", next(numbers))
-        return run(
-            t.publish(keys, items, turn, ttl_ms=ttl_ms, retries=retries, window_ms=window_ms, clock=clock, **options)
-        )
+        options |= {"ttl_ms": ttl_ms, "retries": retries, "window_ms": window_ms, "clock": clock}
+        return run(t.publish(keys, items, t.CallNumber("publisher", next(numbers)), **options))
 
     return make
 

@@ -70,19 +70,14 @@ def stage(run, client, keys):
 
     def publish(*ids, retries=3, delay_ms=0):
         items = [(id, b',"r":%d,"e":1,"w":%d}\nbody' % (retries, WINDOW_MS)) for id in ids]
-        turn = t.CallNumber("p", next(publisher))
-        return t.publish(
-            keys, items, turn, ttl_ms=3_600_000, retries=retries, delay_ms=delay_ms, window_ms=WINDOW_MS, clock=NOON
-        )
+        options = {"ttl_ms": HOUR_MS, "retries": retries, "delay_ms": delay_ms, "window_ms": WINDOW_MS, "clock": NOON}
+        return t.publish(keys, items, t.CallNumber("p", next(publisher)), **options)
 
-    def claim(*ids, lease_ms=3_600_000):
+    def claim(*ids, lease_ms=HOUR_MS):
         run(publish(*ids))
-        return claim_only(len(ids), lease_ms=lease_ms)
-
-    def claim_only(limit, lease_ms=3_600_000):
-        turn = t.CallNumber("w", next(worker))
-        claimed = run(t.claim(keys, turn, limit=limit, lease_ms=lease_ms, clock=NOON)).claimed
-        assert len(claimed) == limit
+        options = {"limit": len(ids), "lease_ms": lease_ms, "clock": NOON}
+        claimed = run(t.claim(keys, t.CallNumber("w", next(worker)), **options)).claimed
+        assert len(claimed) == len(ids)
         return claimed
 
     held = claim("acked", "nacked", "rejected", "unread", "extended", "released", "snoozed", "cancelled-running")
@@ -111,6 +106,11 @@ def stage(run, client, keys):
     other = keys.of_shard(1)
     run(t.publish(other, [("away", b',"r":3}\nbody')], t.CallNumber("p", 1), ttl_ms=3_600_000, retries=3, clock=NOON))
     away = run(t.depart(other, ["away"], state="ready", clock=NOON))
+    failures = [(by_id["nacked"], 5, "failed 1 x", b""), (by_id["rejected"], 0, "rejected 1 x", b"value")]
+    failures += [(by_id["unread"], -2, "undecodable 1 x", b""), (by_id["cancelled-running"], 0, "failed 1 x", b"")]
+    new = [(id, b"body") for id in ("new", "due", "never-seen")]
+    chosen = {"ttl_ms": 1000, "retries": 1, "delay_ms": 1, "window_ms": 1}
+    watching = {"first": "retry", "watcher": "me"}
     return {
         "ack": t.ack(keys, [(by_id["acked"], WINDOW_MS)], history=5, took_ms=[7], clock=LATER),
         "arrive": t.arrive(keys, away, ["away"], origin=1, clock=LATER),
@@ -119,9 +119,7 @@ def stage(run, client, keys):
         "cancel": t.cancel(keys, ["cancelled", "waiting", "ready", "extended", "unknown"], clock=LATER),
         "check": check_ids(keys, ["no-count"], part="both", wishes=wish, clock=LATER),
         "check_keys": check_keys(keys, [("a", "nobody"), ("a", "extended"), ("b", "")], repair=True, clock=LATER),
-        "claim": t.claim(
-            keys, t.CallNumber("w", 99), limit=10, lease_ms=1000, first="retry", watcher="me", clock=LATER
-        ),
+        "claim": t.claim(keys, t.CallNumber("w", 99), limit=10, lease_ms=1000, **watching, clock=LATER),
         "collect": t.collect(keys, ["in-garbage"], letters_max=2, letters_ms=10**12, clock=LATER),
         "counts": t.counts(keys),
         "depart": t.depart(keys, ["leaving"], state="pending", clock=LATER),
@@ -131,27 +129,9 @@ def stage(run, client, keys):
         "leave": t.leave(other, away, clock=LATER),
         "limit": t.limit(keyed_queue(keys), {"per_key": "3", "weight:a": "3", "weight:b": ""}, clock=LATER),
         "lines": t.lines(keys, clock=LATER),
-        "nack": t.nack(
-            keys,
-            [
-                (by_id["nacked"], 5, "failed 1 x", b""),
-                (by_id["rejected"], 0, "rejected 1 x", b"value"),
-                (by_id["unread"], -2, "undecodable 1 x", b""),
-                (by_id["cancelled-running"], 0, "failed 1 x", b""),
-            ],
-            clock=LATER,
-        ),
+        "nack": t.nack(keys, failures, clock=LATER),
         "promote": t.promote(keys, clock=LATER),
-        "publish": t.publish(
-            keys,
-            [("new", b"body"), ("due", b"body"), ("never-seen", b"body")],
-            t.CallNumber("p", 99),
-            ttl_ms=1000,
-            retries=1,
-            delay_ms=1,
-            window_ms=1,
-            clock=LATER,
-        ),
+        "publish": t.publish(keys, new, t.CallNumber("p", 99), **chosen, clock=LATER),
         "purge": t.purge(keys, ["purged"], state="garbage", clock=LATER),
         "reclaim": t.reclaim(keys, clock=LATER),
         "redrive": t.redrive(keys, letters, ttl_ms=1000, delay_ms=1, clock=LATER),

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from keyed_oracle import Oracle
 from keyed_state import KeyedState, check_held, check_places, check_ring
-from queue_machine import ALL_AT_ONCE, delays, limits, picks, some_suspects
+from queue_machine import ALL_AT_ONCE, a_few, delays, limits, picks, some_suspects
 from queue_model import call_of
-from redis.exceptions import NoScriptError
+from sending import send
 
 from reliq import transitions as t
 from reliq.keys import Keys
@@ -27,6 +27,10 @@ RATE_US, KEY_RATES_US = 50_000, [200_000, 1_500_000]
 
 some_keys = st.sampled_from([*KEYS, *KEYS, "", *PRIORITY_LINES.values()])
 messages = st.lists(st.tuples(st.sampled_from([*IDS, "new", "new", "new"]), some_keys), min_size=1, max_size=5)
+few_picks = st.lists(st.integers(0, 20), min_size=1, max_size=3)
+spans_us = st.sampled_from(
+    [1, 999, 20_000, 300_000, 1_500_000, LEASE_MS * 1000, 60_000_000, -1, -300_000, -3_600_000_000]
+)
 LIMITS = ["ordered", "per_key", "key_rate_us", "key_burst", "rate_us", "burst", "concurrency", "weight:B"]
 some_limits = st.fixed_dictionaries(
     {},
@@ -92,10 +96,7 @@ class KeyedMachine(RuleBasedStateMachine):
         return self.oracle.now // 1000
 
     def run(self, call):
-        try:
-            return call.read(self.client.execute_command(*call.command))
-        except NoScriptError:
-            return call.read(self.client.execute_command(*call.command_in_full))
+        return call.read(send(self.client, call))
 
     def turn(self, lane):
         self.numbers[lane] += 1
@@ -111,18 +112,10 @@ class KeyedMachine(RuleBasedStateMachine):
         self.numbers["id"] += 0 if chosen else len(rows)
         ids = [id if chosen else f"n{self.numbers['id'] - at}" for at, (id, _) in enumerate(rows)]
         window_ms = WINDOW_MS if chosen else None
-        call = t.publish(
-            self.keys,
-            [(id, value_of(key, left, window_ms)) for id, (_, key) in zip(ids, rows, strict=True)],
-            self.turn("p"),
-            ttl_ms=FOR_EVER_MS,
-            retries=left,
-            delay_ms=delay_ms,
-            window_ms=window_ms,
-            replace=replace,
-            message_keys=[key for _, key in rows],
-            clock=self.clock,
-        )
+        items = [(id, value_of(key, left, window_ms)) for id, (_, key) in zip(ids, rows, strict=True)]
+        options = {"ttl_ms": FOR_EVER_MS, "retries": left, "delay_ms": delay_ms, "window_ms": window_ms}
+        options |= {"replace": replace, "message_keys": [key for _, key in rows], "clock": self.clock}
+        call = t.publish(self.keys, items, self.turn("p"), **options)
         answer = self.run(call)
         self.last_publish = call, answer
         for at, (id, (_, key)) in enumerate(zip(ids, rows, strict=True)):
@@ -159,12 +152,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
     # ---- claim and settle ---------------------------------------------------
 
-    @rule(
-        limit=limits,
-        first=st.sampled_from(["ready", "retry"]),
-        direct=st.sampled_from([0, 1, 4]),
-        suspects=some_suspects,
-    )
+    @rule(limit=limits, first=st.sampled_from(["ready", "retry"]), direct=a_few, suspects=some_suspects)
     def claim_some(self, **options):
         self.claim(**options)
 
@@ -280,23 +268,24 @@ class KeyedMachine(RuleBasedStateMachine):
         for id in answer.cancelled:
             self.oracle.end(id)
 
-    @rule(ids=st.lists(st.integers(0, 20), min_size=1, max_size=3))
-    def cancel(self, ids):
+    def living(self, picked):
+        """Ids that are alive, the latest most often; another one when none is."""
         alive = sorted(self.oracle.alive, key=natural)
-        some = [alive[-1 - pick % len(alive)] for pick in ids] if alive else IDS[:1]
-        self.cancel_these(some)
+        return [alive[-1 - pick % len(alive)] for pick in picked] if alive else IDS[:1]
+
+    @rule(picked=few_picks)
+    def cancel(self, picked):
+        self.cancel_these(self.living(picked))
 
     def cancel_these(self, ids):
         self.run(t.cancel(self.keys, ids, clock=self.clock))
         self.oracle.cancelled |= self.oracle.alive & {*ids}
 
-    @rule(ids=st.lists(st.integers(0, 20), min_size=1, max_size=3), delay_ms=delays)
-    def reschedule(self, ids, delay_ms):
-        alive = sorted(self.oracle.alive, key=natural)
-        some = [alive[-1 - pick % len(alive)] for pick in ids] if alive else IDS[:1]
-        for id, answer in zip(
-            some, self.run(t.reschedule(self.keys, some, delay_ms=delay_ms, clock=self.clock)), strict=True
-        ):
+    @rule(picked=few_picks, delay_ms=delays)
+    def reschedule(self, picked, delay_ms):
+        some = self.living(picked)
+        answers = self.run(t.reschedule(self.keys, some, delay_ms=delay_ms, clock=self.clock))
+        for id, answer in zip(some, answers, strict=True):
             if answer == "rescheduled":
                 self.oracle.order[id] = None
 
@@ -338,11 +327,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
     # ---- time, and what Redis may do by itself ------------------------------
 
-    @rule(
-        us=st.sampled_from(
-            [1, 999, 20_000, 300_000, 1_500_000, LEASE_MS * 1000, 60_000_000, -1, -300_000, -3_600_000_000]
-        )
-    )
+    @rule(us=spans_us)
     def tick(self, us):
         self.pass_time(us)
 

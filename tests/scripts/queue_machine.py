@@ -7,7 +7,7 @@ from expiring_keys import LANE_MS, WINDOW_MS
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from queue_model import Model
-from redis.exceptions import NoScriptError
+from sending import send
 
 from reliq import transitions as t
 from reliq.keys import Keys
@@ -69,13 +69,7 @@ class Moves(RuleBasedStateMachine):
         return None if self.held else self.model.now
 
     def run(self, call):
-        return call.read(self.reply(call))
-
-    def reply(self, call):
-        try:
-            return self.client.execute_command(*call.command)
-        except NoScriptError:
-            return self.client.execute_command(*call.command_in_full)
+        return call.read(send(self.client, call))
 
     def turn(self, lane, back=0):
         self.numbers[lane] += not back
@@ -91,18 +85,9 @@ class Moves(RuleBasedStateMachine):
         items = [(id, f"{id}.{self.versions + index}") for index, id in enumerate(ids)]
         self.versions += len(ids)
         rest = envelope_rest(left, 1, WINDOW_MS)
-        call = t.publish(
-            self.keys,
-            [(id, rest + body.encode()) for id, body in items],
-            turn,
-            ttl_ms=ttl_ms,
-            retries=left,
-            delay_ms=delay_ms,
-            window_ms=WINDOW_MS,
-            replace=replace,
-            clock=self.clock,
-        )
-        return items, call
+        values = [(id, rest + body.encode()) for id, body in items]
+        options = {"ttl_ms": ttl_ms, "retries": left, "delay_ms": delay_ms, "window_ms": WINDOW_MS, "replace": replace}
+        return items, t.publish(self.keys, values, turn, **options, clock=self.clock)
 
     @rule(ids=some_ids, delay_ms=delays, left=retries, replace=st.booleans(), ttl_ms=ttls)
     def publish(self, ids, delay_ms, left, replace, ttl_ms=HOUR_MS):
@@ -127,7 +112,7 @@ class Moves(RuleBasedStateMachine):
     def publish_by_a_number_too_low(self, ids):
         _, call = self.publish_call(ids, self.turn("p", back=1), delay_ms=0, left=1, replace=True)
 
-        assert self.reply(call) == b"stale"
+        assert send(self.client, call) == b"stale"
         self.model.lanes["p"] = self.model.key_time + LANE_MS
 
     @rule(limit=limits)

@@ -15,7 +15,7 @@ from reliq.admin import Admin
 from reliq.lua import script_names
 from reliq.wireformat import envelope_rest
 
-pytestmark = pytest.mark.foreign_hands
+pytestmark = [pytest.mark.foreign_hands, pytest.mark.slow]
 
 #: States, and steps to each; every script that changes something is cut in each of them.
 STATES, LONG_STATES, STEPS = 6, 150, 40

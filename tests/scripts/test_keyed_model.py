@@ -10,6 +10,8 @@ from keyed_machine import KeyedMachine
 
 from reliq.embedded import EmbeddedRedis
 
+pytestmark = pytest.mark.slow
+
 #: Examples, and steps in each.
 QUICK, LONG = (80, 40), (4000, 40)
 

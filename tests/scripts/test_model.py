@@ -21,6 +21,8 @@ from reliq.embedded import EmbeddedRedis
 from reliq.hashtags import CLUSTER_SLOTS
 from reliq.wireformat import open_envelope
 
+pytestmark = pytest.mark.slow
+
 #: Examples, and steps in each.
 QUICK, LONG = (250, 50), (4000, 50)
 #: The same at a node of a Cluster, which refuses a script that touches a key of another slot than those it declares.
