@@ -3,7 +3,6 @@
 import random
 import time
 from collections import Counter
-from functools import partial
 
 import pytest
 from cutting import Limited, Snapshot, cut_after
@@ -65,22 +64,17 @@ class Held:
         return {id for was, now in zip(before.places, self.places, strict=True) for id in {*was} ^ {*now}}
 
 
-@pytest.fixture
-def machine(client):
+def machine(client, seed):
     """A queue in a state that chance has made."""
-
-    def make(seed):
-        chance = random.Random(seed)
-        one = type("Machine", (QueueMachine,), {"client": client})()
-        one.begin()
-        one.model.now = time.time_ns() // 10**6 * 1000
-        for _ in range(STEPS):
-            _step(one, chance)
-        one.redis_holds_what_the_model_holds()
-        client.delete(one.keys.wake, one.keys.watch)
-        return one
-
-    return make
+    chance = random.Random(seed)
+    one = type("Machine", (QueueMachine,), {"client": client})()
+    one.begin()
+    one.model.now = time.time_ns() // 10**6 * 1000
+    for _ in range(STEPS):
+        _step(one, chance)
+    one.redis_holds_what_the_model_holds()
+    client.delete(one.keys.wake, one.keys.watch)
+    return one
 
 
 def _step(one, chance):
@@ -148,27 +142,24 @@ def _calls(one, chance):
 
 @pytest.fixture
 def survives(client, keys, run, url):
-    """Make a call as it is, then cut off in many ways, each from the same state; say how often it was cut off."""
+    """Make a call as it is, then cut off in many ways, each from the same state; return how often it was cut off."""
     admin = Admin(url)
 
     def make(call, ways):
         state, before, missing = Snapshot(client), Held(client, keys), run(t.counts(keys)).missing
         run(call)
-        done = Held(client, keys)
+        done, cuts = Held(client, keys), 0
         ended, most = done.lost_of(before), max(LIMIT, len(done.moved_since(before)))
-        cuts = 0
-        for told, way in ways(call):
-            state.put_back()
-            if way():
-                cuts += 1
-                off = abs(run(t.counts(keys)).missing - missing)
-                assert off <= most, (told, off)
-                for after in (lambda: None, lambda: run(call), lambda: admin.check("q", repair=True)):
-                    after()
-                    assert Held(client, keys).lost_of(before) - ended == set(), told
-                left = [fault for fault in admin.check("q").faults if fault.name not in ALLOWED]
-                assert left == [], told
-                assert before.alive - ended <= _delivered(client, keys, run), told
+        for way in ways(call, state.put_back):
+            cuts += 1
+            off = abs(run(t.counts(keys)).missing - missing)
+            assert off <= most, (way, off)
+            for after in (lambda: None, lambda: run(call), lambda: admin.check("q", repair=True)):
+                after()
+                assert Held(client, keys).lost_of(before) - ended == set(), way
+            left = [fault for fault in admin.check("q").faults if fault.name not in ALLOWED]
+            assert left == [], way
+            assert before.alive - ended <= _delivered(client, keys, run), way
         state.put_back()
         return cuts
 
@@ -191,45 +182,34 @@ def _delivered(client, keys, run):
     return met | {id.decode() for id in client.smembers(keys.garbage) if client.exists(keys.msg(id.decode()))}
 
 
-@pytest.fixture
-def after_each_write(client):
-    """A way of cutting a call off for each of its writes."""
-
-    def ways(call):
-        for writes in range(1, 200):
-            done = []
-
-            def way():
-                done.append(cut_after(client, call, writes))  # noqa: B023
-                return done[0]  # noqa: B023
-
-            yield f"{call.script.name} after {writes} writes", way
-            if done == [False]:
-                return
-        raise AssertionError(f"{call.script.name} does not come to an end")
-
-    return ways
-
-
-@pytest.fixture
-def without_each_command(client, url):
-    """A way of cutting a call off for each of the commands that its user may lack."""
+@pytest.fixture(params=["after each write", "without each command"])
+def ways(request, client, url):
+    """Put a queue back and cut a call off, again and again: after each write, or where a right is missing."""
     limited = Limited(client, url)
 
-    def ways(call):
-        for command in sorted({command for command, key in call.script.uses if key}):
-            yield f"{call.script.name} without {command}", partial(limited.make, call, command)
+    def after_each_write(call, put_back):
+        for writes in range(1, 200):
+            put_back()
+            if not cut_after(client, call, writes):
+                return
+            yield f"{call.script.name} after {writes} writes"
+        raise AssertionError(f"{call.script.name} does not come to an end")
 
-    yield ways
+    def without_each_command(call, put_back):
+        for command in sorted({command for command, key in call.script.uses if key}):
+            put_back()
+            if limited.make(call, command):
+                yield f"{call.script.name} without {command}"
+
+    yield after_each_write if request.param == "after each write" else without_each_command
     limited.close()
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", ["after_each_write", "without_each_command"])
-def test_a_script_that_is_cut_off_loses_nothing_in_any_state(how, request, machine, survives):
-    ways, cuts = request.getfixturevalue(how), Counter()
+def test_a_script_that_is_cut_off_loses_nothing_in_any_state(ways, request, client, survives):
+    cuts = Counter()
     for seed in range(LONG_STATES if request.config.getoption("--long") else STATES):
-        one = machine(seed)
+        one = machine(client, seed)
         for call in _calls(one, random.Random(seed)):
             cuts[call.script.name] += survives(call, ways)
 

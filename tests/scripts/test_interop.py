@@ -112,6 +112,7 @@ def test_a_message_of_the_original_can_be_cancelled_nacked_and_rescheduled(resto
 @pytest.mark.parametrize("spare_leases", [False, True], ids=["all", "sparing leases"])
 @pytest.mark.parametrize("name", ["in_flight", "nacked_with_delay"])
 def test_a_message_that_the_original_leased_or_nacked_is_no_suspect_and_not_spared(name, spare_leases, restore, run):
+    """600 messages that Go had merely nacked took 44.7 s instead of 2.0: each ran as one that may kill its worker."""
     keys = Keys("orders", TAGGED)
     clock = (restore(name) + DAY) * 1_000_000
 
@@ -121,25 +122,6 @@ def test_a_message_that_the_original_leased_or_nacked_is_no_suspect_and_not_spar
 
     assert [(one.id, one.deaths) for one in claimed] == [(id, 0) for id in taken]
     assert len(taken) == 2
-
-
-@pytest.mark.parametrize("at", [0, 1, 2], ids=["last", "middle", "first"])
-@pytest.mark.parametrize("place", ["ready", "retry"])
-def test_a_cancelled_message_leaves_its_list_so_that_the_original_never_meets_it(place, at, restore, run, client):
-    keys = Keys("orders", TAGGED)
-    restore("nacked_waiting_retry")
-    if place == "ready":
-        client.rename(keys.retry, keys.ready)
-    listed = [id.decode() for id in client.lrange(getattr(keys, place), 0, -1)]
-    one = listed.pop(at)
-
-    assert run(t.cancel(keys, [one])) == ["cancelled"]
-
-    assert [id.decode() for id in client.lrange(getattr(keys, place), 0, -1)] == listed
-    assert not client.exists(keys.msg(one))
-    assert not client.hexists(keys.retries_left, one)
-    assert not client.hexists(keys.lease, one)
-    assert run(t.counts(keys)).totals == {"cancelled": 1}
 
 
 def test_a_cancel_looks_through_a_bounded_piece_of_a_long_list(run, client):

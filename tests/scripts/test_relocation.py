@@ -41,30 +41,25 @@ def moves_of(queue):
     return queue._clients.blocking().run
 
 
-@pytest.fixture
 def fill(queue, client):
     """Have messages in every state of all four shards; return how many of each id are to be delivered, and the letters."""
-
-    def make():
-        run = moves_of(queue)
-        queue.publish_many([Outgoing(body=f"later {n}", id=f"later-{n}", delay=3600, ttl=60) for n in range(NUMBER)])
-        queue.publish_many([Outgoing(body="generated", delay=3600) for _ in range(8)], chunk=1)
-        queue.publish_many([Outgoing(body=f"x {n}", id=f"x-{n}") for n in range(NUMBER)])
-        for shard in range(4):
-            keys = Keys("q", shard=shard)
-            held = run(t.claim(keys, CallNumber("w", 1), limit=500, lease_ms=1)).claimed
-            nacked, dead, suspect = held[::3], held[1::3], held[2::3]
-            run(t.nack(keys, [(one, 3_600_000, "failed 1 why", b"") for one in nacked]))
-            values = [client.get(keys.msg(one.id)) for one in dead]
-            run(t.nack(keys, [(one, 0, "rejected 1 bad", v) for one, v in zip(dead, values, strict=True)]))
-            run(t.collect(keys, [one.id for one in dead], letters_max=100, letters_ms=10**12))
-            assert len(run(t.reclaim(keys, clock=(time.time_ns() // 1000) + 10**6)).overdue) == len(suspect)
-        queue.publish_many([Outgoing(body=f"y {n}", id=f"y-{n}") for n in range(NUMBER)])
-        queue.publish_many([Outgoing(body="z", id=f"z-{n}") for n in range(4)])
-        for n in range(4):
-            queue.cancel(f"z-{n}")
-
-    return make
+    run = moves_of(queue)
+    queue.publish_many([Outgoing(body=f"later {n}", id=f"later-{n}", delay=3600, ttl=60) for n in range(NUMBER)])
+    queue.publish_many([Outgoing(body="generated", delay=3600) for _ in range(8)], chunk=1)
+    queue.publish_many([Outgoing(body=f"x {n}", id=f"x-{n}") for n in range(NUMBER)])
+    for shard in range(4):
+        keys = Keys("q", shard=shard)
+        held = run(t.claim(keys, CallNumber("w", 1), limit=500, lease_ms=1)).claimed
+        nacked, dead, suspect = held[::3], held[1::3], held[2::3]
+        run(t.nack(keys, [(one, 3_600_000, "failed 1 why", b"") for one in nacked]))
+        values = [client.get(keys.msg(one.id)) for one in dead]
+        run(t.nack(keys, [(one, 0, "rejected 1 bad", v) for one, v in zip(dead, values, strict=True)]))
+        run(t.collect(keys, [one.id for one in dead], letters_max=100, letters_ms=10**12))
+        assert len(run(t.reclaim(keys, clock=(time.time_ns() // 1000) + 10**6)).overdue) == len(suspect)
+    queue.publish_many([Outgoing(body=f"y {n}", id=f"y-{n}") for n in range(NUMBER)])
+    queue.publish_many([Outgoing(body="z", id=f"z-{n}") for n in range(4)])
+    for n in range(4):
+        queue.cancel(f"z-{n}")
 
 
 def held_by(client, number=4):
@@ -97,8 +92,8 @@ def is_in_two(client):
         assert all(home(id.decode(), 2) == shard for id in client.hgetall(Keys("q", shard=shard).retries_left))
 
 
-def test_messages_and_dead_letters_of_shards_that_go_are_in_the_others_as_they_were(admin, queue, fill, client):
-    fill()
+def test_messages_and_dead_letters_of_shards_that_go_are_in_the_others_as_they_were(admin, queue, client):
+    fill(queue, client)
     before, deaths = held_by(client), {one.id: one.died for one in admin.letters("q")}
     admin.resize("q", 2)
 
@@ -193,41 +188,31 @@ class Steps:
         return counted
 
 
-@pytest.fixture
-def steps(monkeypatch):
-    return Steps(monkeypatch)
-
-
-@pytest.fixture
 def small(queue, client):
     """One message or letter of each kind in a shard that goes."""
-
-    def make():
-        client.flushdb()
-        client.set(Keys("q").map, FOUR.text)
-        ids = OF_SHARD_3
-        run, keys = moves_of(queue), Keys("q", shard=3)
-        queue.publish("dead", id=ids[0])
-        [held] = run(t.claim(keys, CallNumber("w", 1), limit=1, lease_ms=60_000)).claimed
-        run(t.nack(keys, [(held, 0, "rejected 1 bad", client.get(keys.msg(ids[0])))]))
-        run(t.collect(keys, [ids[0]], letters_max=100, letters_ms=10**12))
-        queue.publish("nacked", id=ids[1])
-        [held] = run(t.claim(keys, CallNumber("w", 2), limit=1, lease_ms=60_000)).claimed
-        run(t.nack(keys, [(held, 3_600_000, "failed 1 why", b"")]))
-        queue.publish("later", id=ids[2], delay=3600)
-        queue.publish("ready", id=ids[3])
-        return held_by(client)
-
-    return make
+    client.flushdb()
+    client.set(Keys("q").map, FOUR.text)
+    ids = OF_SHARD_3
+    run, keys = moves_of(queue), Keys("q", shard=3)
+    queue.publish("dead", id=ids[0])
+    [held] = run(t.claim(keys, CallNumber("w", 1), limit=1, lease_ms=60_000)).claimed
+    run(t.nack(keys, [(held, 0, "rejected 1 bad", client.get(keys.msg(ids[0])))]))
+    run(t.collect(keys, [ids[0]], letters_max=100, letters_ms=10**12))
+    queue.publish("nacked", id=ids[1])
+    [held] = run(t.claim(keys, CallNumber("w", 2), limit=1, lease_ms=60_000)).claimed
+    run(t.nack(keys, [(held, 3_600_000, "failed 1 why", b"")]))
+    queue.publish("later", id=ids[2], delay=3600)
+    queue.publish("ready", id=ids[3])
+    return held_by(client)
 
 
-def test_a_shrink_killed_before_any_of_its_calls_goes_on_and_loses_nothing(admin, small, steps, client):
+def test_a_shrink_killed_before_any_of_its_calls_goes_on_and_loses_nothing(admin, queue, client, monkeypatch):
     def die():
         raise KilledError
 
-    before, killed = small(), 0
+    steps, killed = Steps(monkeypatch), 0
     while True:
-        before = small()
+        before = small(queue, client)
         steps.before(killed + 1, die)
         try:
             admin.resize("q", 2)
@@ -244,14 +229,15 @@ def test_a_shrink_killed_before_any_of_its_calls_goes_on_and_loses_nothing(admin
     assert killed > 40
 
 
-def test_a_second_shrink_between_any_two_calls_of_the_first_doubles_nothing(admin, small, steps, client, url):
+def test_a_second_shrink_between_any_two_calls_of_the_first_doubles_nothing(admin, queue, client, monkeypatch, url):
     """The second is whole, and then all that was moved is worked on: the first one knows nothing of it."""
-    small()
+    steps = Steps(monkeypatch)
+    small(queue, client)
     admin.resize("q", 2)
     steps.before(-1, None)
     admin.finish_resize("q")
     for at in range(1, steps.made + 1):
-        small()
+        small(queue, client)
         admin.resize("q", 2)
         done = []
 
@@ -261,12 +247,9 @@ def test_a_second_shrink_between_any_two_calls_of_the_first_doubles_nothing(admi
             is_in_two(client)
             done.extend(held_by(client)[0])  # noqa: B023
             for shard in (0, 1):
-                for key in client.scan_iter(f"{Keys('q', shard=shard).msg('')}*"):
-                    client.delete(key)
                 keys = Keys("q", shard=shard)
-                client.delete(
-                    keys.pending, keys.ready, keys.unack, keys.retries_left, keys.lease, keys.errors, keys.dead
-                )
+                places = (keys.pending, keys.ready, keys.unack, keys.retries_left, keys.lease, keys.errors, keys.dead)
+                client.delete(*places, *client.scan_iter(f"{keys.msg('')}*"))
 
         steps.before(at, whole)
         try:
@@ -281,11 +264,11 @@ def test_a_second_shrink_between_any_two_calls_of_the_first_doubles_nothing(admi
 
 
 @pytest.mark.parametrize("script", ["depart", "arrive", "leave"])
-def test_a_script_that_is_cut_off_between_two_writes_loses_nothing(admin, small, client, monkeypatch, script):
+def test_a_script_that_is_cut_off_between_two_writes_loses_nothing(admin, queue, client, monkeypatch, script):
     build, writes = getattr(t, script), 0
     is_whole = False
     while not is_whole:
-        before, writes = small(), writes + 1
+        before, writes = small(queue, client), writes + 1
         admin.resize("q", 2)
 
         def cut(*args, writes=writes, **options):

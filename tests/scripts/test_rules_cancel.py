@@ -105,6 +105,7 @@ def test_a_cancelled_message_ends_when_its_worker_lets_go(
     assert end == "expired" or answer.cancelled == (() if end == "release" else ("m",))
     assert (where(), total("cancelled"), nothing_is_kept()) == ({}, 1, True)
     assert client.keys(keys.msg("*")) == []
+    assert [(one[b"id"], one[b"kind"]) for _, one in client.xrange(keys.ends)] == [(b"m", b"cancelled")]
 
 
 @pytest.mark.foreign_hands

@@ -55,15 +55,6 @@ def test_messages_move_at_their_due_time_and_leases_end_then_and_not_before(us, 
     assert [*where()] == (["ready", "retry"] if taken else ["pending", "unack"])
 
 
-def test_promote_moves_the_longest_due_first(publish, run, keys, where):
-    for id, delay in ("third", 3), ("first", 1), ("second", 2), ("later", 5):
-        publish(id, delay_ms=delay)
-
-    assert run(t.promote(keys, clock=micros(4))) == (3, 1)
-
-    assert where() == {"ready": ["first", "second", "third"], "pending": ["later"]}
-
-
 def test_without_a_given_clock_a_script_asks_redis(run, keys, client, due):
     seconds, us = client.time()
     before = seconds * 1_000_000 + us

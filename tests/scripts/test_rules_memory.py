@@ -81,24 +81,6 @@ def test_a_message_cancelled_in_a_list_is_remembered_by_the_claim_that_meets_it(
     assert remembered() == [("m", "cancelled", "failed 1 boom")]
 
 
-@pytest.mark.parametrize("how", ["ack", "nack", "release", "snooze", "reclaim"])
-def test_a_message_cancelled_while_it_ran_is_remembered_by_its_end(how, publish, claim, run, keys, remembered):
-    publish("m")
-    (one,) = claim(lease_ms=1)
-    run(t.cancel(keys, ["m"]))
-    end = {
-        "ack": t.ack(keys, [(one, None)], kind="expired"),
-        "nack": t.nack(keys, [(one, 0, "failed 1 x", b"")]),
-        "release": t.release(keys, [one]),
-        "snooze": t.snooze(keys, [(one, 5)]),
-        "reclaim": t.reclaim(keys, clock=micros(ms=2)),
-    }[how]
-
-    run(end)
-
-    assert remembered() == [("m", "cancelled", "")]
-
-
 def test_the_last_thousand_ends_are_remembered_and_no_more(publish, run, keys, remembered):
     for start in (0, 500, 1000):
         ids = [f"m{number}" for number in range(start, start + 500)]

@@ -38,19 +38,6 @@ def test_a_pending_message_gets_another_due_time(options, publish, reschedule, r
     assert run(t.promote(keys, clock=NOON)) == ((1, -1) if is_past else (0, 700))
 
 
-def test_a_nacked_message_gets_another_due_time_and_its_retry_is_still_spent_then(
-    publish, claim, reschedule, run, keys, due, left
-):
-    publish("m", retries=3)
-    run(t.nack(keys, [(one, 5000, "failed 1 x", b"") for one in claim()], clock=NOON))
-
-    assert reschedule(delay_ms=700) == ["rescheduled"]
-
-    assert (due(keys.unack, "m"), left("m")) == (millis(700), "3")
-    assert run(t.reclaim(keys, clock=micros(700))).again == ("m",)
-    assert left("m") == "2"
-
-
 @pytest.mark.parametrize("place", ["ready", "retry"])
 def test_a_message_in_a_list_moves_at_the_last_due_time_when_it_is_met(
     place, put, claim, reschedule, run, keys, due, where
@@ -125,12 +112,3 @@ def test_a_state_word_without_a_count_revives_nothing(publish, client, keys, whe
     publish("m", window_ms=HOUR_MS)
 
     assert (where(), word("m")) == ({"ready": ["m"]}, None)
-
-
-def test_a_suspect_that_was_cancelled_and_revived_is_a_new_message(put, publish, claim, run, keys):
-    put("retry")
-    run(t.cancel(keys, ["m"]))
-
-    publish("m", window_ms=HOUR_MS)
-
-    assert [(one.deaths, one.left) for one in claim()] == [(0, 3)]

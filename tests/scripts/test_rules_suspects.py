@@ -199,16 +199,6 @@ def test_messages_that_must_not_wait_in_a_buffer_are_limited_by_direct(direct, t
     assert sorted(names(claim(direct=direct))) == taken
 
 
-def test_of_a_batch_whose_worker_was_killed_only_the_killer_is_buried(lose, claim, run, keys, where):
-    lose("a", "killer", "b", retries=1)
-
-    for _ in range(3):
-        (one,) = claim(lease_ms=1, suspects=NONE_HELD)
-        run(t.ack(keys, [(one, None)]) if one.id != "killer" else t.reclaim(keys, clock=micros(1)))
-
-    assert where() == {"garbage": ["killer"]}
-
-
 @pytest.mark.parametrize(("first", "order"), [("ready", ["new", "old"]), ("retry", ["old", "new"])])
 def test_a_claim_begins_with_the_list_that_it_names_and_goes_on_with_the_other(
     first, order, lose, publish, claim, run, keys

@@ -105,16 +105,6 @@ def test_resume_lets_a_paused_queue_be_claimed_and_pushes_a_token(publish, claim
     assert queue.resume() is False
 
 
-def test_a_claim_that_leaves_work_behind_pushes_a_token(publish, claim, run, keys, token):
-    publish("a", "b", "cancelled", "left")
-    run(t.cancel(keys, ["cancelled"]))
-    token()
-
-    pushed = [([one.id for one in claim(limit=1)], token()) for _ in range(4)]
-
-    assert pushed == [(["a"], True), (["b"], True), ([], True), (["left"], False)]
-
-
 # ---- the watch --------------------------------------------------------------
 
 
