@@ -192,7 +192,7 @@ changes = pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHA
 
 @changes
 @pytest.mark.timeout(120)
-def test_a_chosen_id_is_accepted_once_in_every_order_of(before, after, explore, request):
+def test_a_chosen_id_is_accepted_once_in_every_order_of_calls(before, after, explore, request):
     states, twice = explore(actors(before, after, many=request.config.getoption("--long")), before)
 
     assert twice == 0

@@ -84,7 +84,7 @@ def test_scripts_use_names_and_no_numbered_keys_or_arguments():
     assert offenders(lambda name, _: {"KEYS", "ARGV"} & words(code(source(name)))) == {}
 
 
-def test_headers_say_what_scripts_return_and_what_happens_when_there_is_nothing_to_do():
+def test_headers_describe_the_answer_and_the_answer_when_nothing_is_to_do():
     def missing(name, _):
         comment = source(name).partition("\n\n")[0]
         return [

@@ -87,7 +87,7 @@ def test_go_works_off_messages_of_reliq_and_leaves_nothing(go, publish, keys, cl
     assert left_behind(client, keys) == set()
 
 
-def test_messages_nacked_by_one_are_taken_by_the_other_with_the_retries_that_it_counts(go, publish, claim, run, keys):
+def test_nacked_messages_pass_between_go_and_reliq_with_their_retries(go, publish, claim, run, keys):
     of_go = go.publish(due=SECOND, retries=3)
     go.promote(SECOND)
     go.nack(go.claim(SECOND), SECOND, delay=10)

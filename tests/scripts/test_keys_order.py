@@ -42,7 +42,7 @@ def test_a_plain_worker_leaves_messages_with_keys_where_they_are(
 # ---- one at a time ----------------------------------------------------------------
 
 
-def test_an_ordered_key_has_one_message_at_a_time_and_a_failing_one_holds_its_own_key(
+def test_an_ordered_key_runs_one_message_at_a_time_and_waits_for_a_failing_one(
     publish_under, serve, limit, ack, nack, run, keys, lines
 ):
     limit(ordered=1)
@@ -64,7 +64,7 @@ def test_an_ordered_key_has_one_message_at_a_time_and_a_failing_one_holds_its_ow
     assert [*serve()] == ["a2"]
 
 
-def test_a_clock_that_goes_back_prolongs_a_backoff_and_holds_up_its_ordered_key_alone(
+def test_a_clock_that_goes_back_holds_up_only_the_ordered_key_of_a_backoff(
     publish_under, serve, limit, nack, ack, run, keys
 ):
     limit(ordered=1)
@@ -110,9 +110,7 @@ def test_in_order_a_message_that_has_killed_two_workers_holds_its_key_while_it_w
 # ---- back to the head of a line ---------------------------------------------------
 
 
-def test_released_and_reclaimed_messages_come_back_to_the_head_of_their_line_in_order(
-    publish_under, serve, run, keys, lines
-):
+def test_released_and_reclaimed_messages_return_to_the_head_of_their_line(publish_under, serve, run, keys, lines):
     publish_under("a", "a1", "a2", "a3", "a4")
     run(t.release(keys, [*serve(3).values()], clock=NOON))
     assert lines() == {"a": ["a1", "a2", "a3", "a4"]}

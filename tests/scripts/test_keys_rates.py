@@ -86,7 +86,7 @@ def test_every_key_has_its_own_rate_and_a_slow_key_holds_no_other(publish_under,
     assert fleet.empty == 0
 
 
-def test_the_claim_that_uses_the_rate_up_watches_for_the_next_start_and_wakes_no_worker(
+def test_the_claim_that_uses_the_rate_up_watches_for_the_next_start(
     publish_under, run, keys, limit, token, client, promote
 ):
     limit(**RATE)
@@ -239,7 +239,7 @@ def test_chores_forget_full_buckets_also_beside_paused_keys(
     assert client.zcard(keys.rates) == 0
 
 
-def test_a_claim_that_a_rate_held_back_is_counted_and_a_look_is_none(publish_under, serve, limit, total):
+def test_a_claim_that_a_rate_held_back_is_counted_and_a_look_is_not(publish_under, serve, limit, total):
     limit(key_rate_us=HOUR_MS * 1000, key_burst=1)
     publish_under("a", "a1", "a2")
     serve()

@@ -222,7 +222,7 @@ def named(uses):
     return " ".join(sorted(f"{key}:{command}" for command, key in uses))
 
 
-def test_scripts_run_what_their_headers_say_and_nothing_else(calls, client):
+def test_scripts_run_the_commands_of_their_headers_and_no_others(calls, client):
     state, undeclared, unreached = Snapshot(client), {}, {}
     for name in NAMES:
         state.put_back()
@@ -236,7 +236,7 @@ def test_scripts_run_what_their_headers_say_and_nothing_else(calls, client):
 
 
 @pytest.mark.parametrize("role", [role for role in ROLES if role != "viewer"])
-def test_a_role_may_run_every_script_that_it_makes_and_nothing_that_it_does_not_run(role, calls, play, ran):
+def test_a_role_may_run_its_scripts_and_no_command_that_they_do_not_run(role, calls, play, ran):
     ran()
 
     refused = play(role, [call for one in SCRIPTS[role] for call in calls[NAME_OF[one.sha]]])
@@ -246,7 +246,7 @@ def test_a_role_may_run_every_script_that_it_makes_and_nothing_that_it_does_not_
     assert {command for command, _ in uses_of(role)} - {command for command, _ in alone} <= ran()
 
 
-def test_a_viewer_looks_by_every_script_of_a_viewer_and_mends_by_none(calls, play, client):
+def test_a_viewer_may_run_each_script_that_reads_and_may_repair_nothing(calls, play, client):
     looks = [
         call
         for name in ("counts", "check", "lines")

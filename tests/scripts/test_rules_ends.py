@@ -137,7 +137,7 @@ def test_purge_deletes_pending_messages_and_garbage_that_are_still_there(
 
 
 @pytest.mark.parametrize("case", ["ab leaves cd", "a leaves bcd", "abcd leaves ", "bc leaves abcd", "acb leaves bcd"])
-def test_purge_takes_from_a_list_only_what_is_still_its_oldest(case, publish, purge, where):
+def test_purge_takes_only_the_messages_that_are_still_the_oldest_of_a_list(case, publish, purge, where):
     asked, _, rest = case.partition(" leaves ")
     publish(*"abcd")
 

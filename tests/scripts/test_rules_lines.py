@@ -34,9 +34,7 @@ def test_the_largest_lines_come_first_with_the_messages_in_flight_of_each(publis
     assert seen.next in ("l2", "w2")
 
 
-def test_the_first_message_is_held_up_under_a_key_that_sleeps_or_whose_places_are_taken(
-    publish_under, limit, serve, run, keys
-):
+def test_the_first_message_of_a_sleeping_or_saturated_key_is_held_up(publish_under, limit, serve, run, keys):
     limit(per_key=1)
     publish_under("taken", "t1", "t2", "t3")
     publish_under("alone", "a1")

@@ -164,7 +164,9 @@ def test_a_message_is_delivered_once_more_than_it_has_retries(publish, claim, ru
 
 @pytest.mark.foreign_hands
 @pytest.mark.parametrize("text", [None, "", "many", "1.5", " 3", "0x5", "9e9"], ids=repr)
-def test_a_count_that_is_no_number_is_none_left_and_reported(text, publish, claim, run, client, keys, where):
+def test_a_count_that_is_no_number_counts_as_no_retry_left_and_is_reported(
+    text, publish, claim, run, client, keys, where
+):
     publish("m", "well", "huge")
     client.hdel(keys.retries_left, "m") if text is None else client.hset(keys.retries_left, "m", text)
     client.hset(keys.retries_left, "huge", "9" * 30)

@@ -199,7 +199,9 @@ def test_messages_that_must_not_wait_in_a_buffer_are_limited_by_direct(direct, t
     assert sorted(names(claim(direct=direct))) == taken
 
 
-@pytest.mark.parametrize(("first", "order"), [("ready", ["new", "old"]), ("retry", ["old", "new"])])
+@pytest.mark.parametrize(
+    ("first", "order"), [("ready", ["new", "old"]), ("retry", ["old", "new"])], ids=["ready", "retry"]
+)
 def test_a_claim_begins_with_the_list_that_it_names_and_goes_on_with_the_other(
     first, order, lose, publish, claim, run, keys
 ):

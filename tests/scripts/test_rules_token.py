@@ -55,7 +55,9 @@ def test_a_repeated_claim_has_its_first_token_and_a_forgotten_queue_has_none(pub
     assert client.exists(keys.token) == 0
 
 
-@pytest.mark.parametrize("spoilt", [b"", b"x", b"nan", b"-1", b"1e300", b"9" * 400, b"0x10"], ids=lambda b: repr(b)[:9])
+@pytest.mark.parametrize(
+    "spoilt", [b"", b"x", b"nan", b"-1", b"1e300", b"9" * 400, b"0x10"], ids=lambda text: repr(text)[:9]
+)
 def test_a_number_that_no_claim_writes_counts_for_nothing(publish, claim, client, keys, spoilt):
     client.set(keys.token, spoilt)
     publish("m")
