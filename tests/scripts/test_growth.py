@@ -8,7 +8,6 @@ is what Redis holds and where each actor stands; from each state each actor take
 
 from dataclasses import replace
 from itertools import count
-from types import SimpleNamespace
 
 import pytest
 from held_clock import NOON
@@ -66,6 +65,7 @@ def producer(name, map, accepted, *, asks=True, fenced=True):
                 answer = yield call if fenced else unfenced(call)
                 route.answered(free, receipts(free.orders, answer))
     accepted.append(route.receipts[0].status)
+    assert accepted[-1] in ("published", "duplicate")
 
 
 def resharder(before, after):
@@ -110,57 +110,54 @@ def unfenced(call):
     return replace(call, args=[*args[:at], "", *args[at + 1 :]])
 
 
-class World:
-    """Actors and a Redis: a path, which says whose step comes when, leads to a state."""
+@pytest.fixture
+def walk(client, run):
+    """Go a path, which says whose step comes when; return the state, who has a next step, and the producers' answers."""
 
-    def __init__(self, client, run, before, make):
-        self._client, self._run, self._before, self._make = client, run, before, make
-
-    def walk(self, path):
-        """Go a path; return the state, which actors have a next step, and what the producers were told."""
-        self._client.flushall()
-        if self._before.epoch:
-            self._client.set(Keys("q").map, self._before.text)
-        accepted = []
-        actors = self._make(accepted)
-        stands = [(next(actor, None), 0) for actor in actors]
-        for at in path:
-            call, steps = stands[at]
-            stands[at] = self._step(actors[at], call), steps + 1
-        return self._state(stands, accepted), [at for at, (call, _) in enumerate(stands) if call is not None], accepted
-
-    def _step(self, actor, call):
+    def step(actor, call):
         try:
-            return actor.send(call.do(self._run) if isinstance(call, Work) else self._run(call))
+            return actor.send(call.do(run) if isinstance(call, Work) else run(call))
         except StopIteration:
             return None
 
-    def _state(self, stands, accepted):
-        """What Redis holds, without lanes and counters, and what each actor is about to do."""
-        held = {}
-        for key in self._client.scan_iter():
-            if not key.endswith((b":totals", b":wake", b":watch", b":ends")) and b":lane:" not in key:
-                held[key] = self._client.dump(key)
-        calls = [
-            None if call is None else (str(call.command[:2]), tuple(map(str, call.command[3:]))) for call, _ in stands
-        ]
-        return SimpleNamespace(key=repr((sorted(held.items()), calls, accepted)), accepted=accepted)
+    def make(path, before, actors):
+        client.flushall()
+        if before.epoch:
+            client.set(Keys("q").map, before.text)
+        accepted = []
+        all_actors = actors(accepted)
+        calls = [next(actor, None) for actor in all_actors]
+        for at in path:
+            calls[at] = step(all_actors[at], calls[at])
+        # What Redis holds, without lanes and counters, and what each actor is about to do.
+        held = {
+            key: client.dump(key)
+            for key in client.scan_iter()
+            if not key.endswith((b":totals", b":wake", b":watch", b":ends")) and b":lane:" not in key
+        }
+        next_calls = [call and (str(call.command[:2]), tuple(map(str, call.command[3:]))) for call in calls]
+        return (
+            repr((sorted(held.items()), next_calls, accepted)),
+            [at for at, call in enumerate(calls) if call],
+            accepted,
+        )
+
+    return make
 
 
 @pytest.fixture
-def explore(client, run):
+def explore(walk):
     """Walk every path; return how many states there are, and in how many of them the id was accepted twice."""
 
     def make(actors, before, *, first=False):
-        world, seen, twice, todo = World(client, run, before, actors), set(), 0, [()]
+        seen, twice, todo = set(), 0, [()]
         while todo and not (first and twice):
             path = todo.pop()
-            state, ready, accepted = world.walk(path)
-            if state.key in seen:
-                continue
-            seen.add(state.key)
-            twice += accepted.count("published") > 1
-            todo += [(*path, at) for at in ready]
+            state, ready, accepted = walk(path, before, actors)
+            if state not in seen:
+                seen.add(state)
+                twice += accepted.count("published") > 1
+                todo += [(*path, at) for at in ready]
         return len(seen), twice
 
     return make
@@ -168,16 +165,12 @@ def explore(client, run):
 
 def actors(before, after, *, many=False, **mutant):
     """A producer that knows the map of before, one or two that read it, who changes it, and a worker of each shard."""
-
-    def make(accepted):
-        yield producer("stale", before, accepted, **mutant)
-        yield beginning("one", accepted, mutant)
-        if many:
-            yield beginning("other", accepted, mutant)
-        yield resharder(before, after)
-        yield from map(worker, range(after.served))
-
-    return lambda accepted: list(make(accepted))
+    return lambda accepted: [
+        producer("stale", before, accepted, **mutant),
+        *(beginning(name, accepted, mutant) for name in (("one", "other") if many else ("one",))),
+        resharder(before, after),
+        *map(worker, range(after.served)),
+    ]
 
 
 def beginning(name, accepted, mutant):
