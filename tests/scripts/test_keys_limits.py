@@ -43,15 +43,6 @@ def test_so_many_messages_of_the_queue_run_at_once_and_no_worker_wakes_for_more(
     assert len(serve()) == 3
 
 
-def test_a_message_in_backoff_that_keeps_its_key_does_not_hold_the_queue(publish_under, serve, limit, nack):
-    limit(ordered=1, concurrency=1)
-    publish_under("a", "a1", "a2")
-    publish_under("b", "b1")
-    nack(serve()["a1"], delay_ms=HOUR_MS)
-
-    assert [*serve()] == ["b1"]
-
-
 @pytest.mark.parametrize("end", ["ack", "nack", "bury", "snooze", "release", "expire", "reclaim", "cancel"])
 def test_a_place_is_given_back_however_a_message_leaves_its_worker(
     end, publish_under, serve, limit, run, keys, client, nack, ack

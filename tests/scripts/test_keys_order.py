@@ -82,31 +82,6 @@ def test_a_clock_that_goes_back_holds_up_only_the_ordered_key_of_a_backoff(
     assert [*serve(clock=due)] == ["a1"]
 
 
-def test_a_snoozed_message_keeps_its_place_in_order_and_comes_back_first(publish_under, serve, limit, run, keys):
-    limit(ordered=1)
-    publish_under("a", "a1", "a2")
-    run(t.snooze(keys, [(serve()["a1"], 1000)], clock=NOON))
-
-    assert serve() == {}
-    assert run(t.promote(keys, keyed=True, clock=micros(ms=1000))) == (1, -1)
-    assert [*serve()] == ["a1"]
-
-
-def test_in_order_a_message_that_has_killed_two_workers_holds_its_key_while_it_waits(
-    publish_under, serve, limit, run, keys
-):
-    limit(ordered=1)
-    publish_under("a", "a1", "a2")
-    for hours in (1, 2):
-        assert [*serve(clock=micros(ms=HOUR_MS * (hours - 1)))] == ["a1"]
-        run(t.reclaim(keys, keyed=True, clock=micros(ms=HOUR_MS * hours)))
-    later = HOUR_MS * 2
-
-    assert serve(clock=micros(ms=later)) == {}
-    assert run(t.reclaim(keys, keyed=True, clock=micros(ms=later + 2000))).again == ("a1",)
-    assert [*serve(clock=micros(ms=later + 2000))] == ["a1"]
-
-
 # ---- back to the head of a line ---------------------------------------------------
 
 
@@ -232,17 +207,6 @@ def publish_again(publish_under, run, keys):
     return make
 
 
-def test_a_cancelled_message_that_is_published_again_goes_to_the_end_of_its_key(
-    publish_under, publish_again, lines, total
-):
-    publish_under("a", "a1", "a2", window_ms=HOUR_MS)
-    publish_again("a", "a1", "a3")
-    publish_again("a", "a2")
-
-    assert lines() == {"a": ["a1", "a3", "a2"]}
-    assert (total("published"), total("cancelled")) == (5, 2)
-
-
 @pytest.mark.parametrize(("old", "new"), [("a", "b"), ("a", ""), ("", "a")], ids=["to b", "to none", "from none"])
 def test_a_cancelled_message_published_again_under_another_key_goes_to_its_end(
     old, new, publish_under, publish_again, serve, ack, limit, nothing_is_left
@@ -311,16 +275,6 @@ def test_a_line_is_purged_from_its_oldest_message_on(publish_under, run, keys, l
 
 
 # ---- counts and claims ------------------------------------------------------------
-
-
-def test_messages_in_lines_are_counted_in_a_queue_with_keys_alone(publish_under, publish, run, keys):
-    publish("plain")
-    counts = run(t.counts(keys))
-    assert (counts.waiting, counts.keyed, counts.alive) == (0, False, 1)
-
-    publish_under("a", "a1", "a2")
-    counts = run(t.counts(keys))
-    assert (counts.ready, counts.waiting, counts.keyed, counts.alive) == (1, 2, True, 3)
 
 
 def test_a_claim_of_a_spread_of_one_has_messages_of_one_key(publish_under, serve):
