@@ -211,9 +211,3 @@ def lines(client, keys):
         }
 
     return look
-
-
-@pytest.fixture
-def nothing_is_left(client, keys):
-    """Say which keys of the limits have something in them; `limits` itself stays."""
-    return lambda: [name for name in ("ring", "held", "asleep") if client.exists(getattr(keys, name))]

@@ -166,7 +166,7 @@ def test_a_delayed_message_that_an_earlier_version_promoted_finds_its_line(
 
 @pytest.mark.parametrize("then", ["served", "purged"])
 def test_a_snoozed_message_that_an_earlier_version_promoted_gives_its_place_up(
-    then, publish_under, run, keys, serve, limit, nothing_is_left
+    then, publish_under, run, keys, serve, limit, client
 ):
     limit(ordered=1)
     publish_under("a", "a1", *(["a2"] if then == "served" else []))
@@ -177,7 +177,7 @@ def test_a_snoozed_message_that_an_earlier_version_promoted_gives_its_place_up(
         assert [[*serve()] for _ in range(2)] == [[], ["a2"]]
     else:
         assert run(t.purge(keys, ["a1"], state="ready", clock=NOON)) == 1
-        assert nothing_is_left() == []
+        assert not client.exists(keys.ring, keys.held, keys.asleep)
 
 
 # ---- cancelled, rescheduled, redriven, purged -------------------------------------
@@ -209,7 +209,7 @@ def publish_again(publish_under, run, keys):
 
 @pytest.mark.parametrize(("old", "new"), [("a", "b"), ("a", ""), ("", "a")], ids=["to b", "to none", "from none"])
 def test_a_cancelled_message_published_again_under_another_key_goes_to_its_end(
-    old, new, publish_under, publish_again, serve, ack, limit, nothing_is_left
+    old, new, publish_under, publish_again, serve, ack, limit, client, keys
 ):
     limit(per_key=2)
     publish_under(old, "one", window_ms=HOUR_MS)
@@ -219,7 +219,7 @@ def test_a_cancelled_message_published_again_under_another_key_goes_to_its_end(
     held = serve()
     assert [(id, one.key) for id, one in held.items()] == [("two", new), ("one", new)]
     ack(*held.values())
-    assert nothing_is_left() == []
+    assert not client.exists(keys.ring, keys.held, keys.asleep)
 
 
 def test_a_cancelled_message_that_is_published_again_for_later_is_pending_at_once(

@@ -180,11 +180,7 @@ UNREACHED = {
         "dead:XDEL dead:XRANGE ends:XADD errors:HDEL errors:HMGET retry:LRANGE retry:LTRIM totals:HINCRBY unack:ZSCORE"
     ),
     "extend": "lease:HSET",
-    "forget": (
-        "arrived:UNLINK asleep:UNLINK cron:UNLINK dead:UNLINK ends:UNLINK epoch:UNLINK errors:UNLINK held:UNLINK "
-        "history:UNLINK lease:UNLINK leaving:UNLINK limits:UNLINK map:UNLINK minutes:UNLINK paused:UNLINK "
-        "rates:UNLINK ring:UNLINK token:UNLINK totals:UNLINK wake:UNLINK watch:UNLINK windows:UNLINK"
-    ),
+    "forget": " ".join(sorted(f"{key}:UNLINK" for command, key in BY_NAME["forget"].uses if command == "UNLINK")),
     "leave": (
         "ends:XADD errors:HMGET lease:HSET pending:ZADD pending:ZRANGE ready:LPUSH retry:LPUSH unack:ZADD "
         "unack:ZRANGE wake:LPUSH watch:DEL"

@@ -76,7 +76,7 @@ MUTANTS_OF_KEYS = (
     Mutant(
         "a purged message keeps its place",
         "lua/purge.lua",
-        "if state == 'pending' then free_places(gone) end\n",
+        "if state ~= 'garbage' then free_places(gone) end\n",
         "",
         KEYED,
     ),
