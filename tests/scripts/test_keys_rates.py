@@ -73,19 +73,6 @@ def test_four_processes_start_what_the_rate_permits_and_never_claim_in_vain(
         assert sixth - first >= 10_000
 
 
-def test_every_key_has_its_own_rate_and_a_slow_key_holds_no_other(publish_under, run, keys, limit, token):
-    limit(key_rate_us=100_000, key_burst=2)
-    for key in "abc":
-        publish_under(key, *(f"{key}{number}" for number in range(40)))
-    token()
-    fleet = Fleet(run, keys, token)
-
-    fleet.work(2)
-
-    assert len(fleet.starts) == 3 * (2 + 20)
-    assert fleet.empty == 0
-
-
 def test_the_claim_that_uses_the_rate_up_watches_for_the_next_start(
     publish_under, run, keys, limit, token, client, promote
 ):

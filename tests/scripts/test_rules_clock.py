@@ -77,16 +77,6 @@ def near(client, key, ms):
     return ms - 30_000 < client.pttl(key) <= ms
 
 
-def test_a_body_lives_for_its_ttl_after_its_due_time(publish, client, keys):
-    publish("soon", ttl_ms=HOUR_MS)
-    publish("later", ttl_ms=HOUR_MS, delay_ms=2 * HOUR_MS)
-    publish("dated", ttl_ms=HOUR_MS, at_ms=millis(4 * HOUR_MS))
-
-    assert near(client, keys.msg("soon"), HOUR_MS)
-    assert near(client, keys.msg("later"), 3 * HOUR_MS)
-    assert near(client, keys.msg("dated"), 5 * HOUR_MS)
-
-
 @pytest.mark.parametrize("verb", ["nack", "snooze", "reschedule", "redrive"])
 def test_putting_a_message_off_moves_its_ttl_and_its_header_on(verb, publish, claim, die, run, client, keys):
     if verb == "redrive":

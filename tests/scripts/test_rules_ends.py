@@ -56,14 +56,6 @@ def test_collect_turns_garbage_into_a_dead_letter_with_its_body_and_reason(bury,
     assert total("dead") == 1
 
 
-def test_collect_of_a_message_whose_body_is_gone_ends_it_as_expired(bury, collect, client, keys, where, total):
-    bury("m")
-    client.delete(keys.msg("m"))
-
-    assert collect("m") == ((), ("m",))
-    assert (where(), total("expired"), total("dead")) == ({}, 1, 0)
-
-
 def test_the_oldest_dead_letters_go_when_there_are_too_many_or_they_are_too_old(bury, collect, where, total):
     bury("a", "b", "c", "d")
 
@@ -94,18 +86,8 @@ def test_a_redriven_dead_letter_is_a_message_again_once(die, redrive, claim, whe
     assert client.get(keys.msg("m")).endswith(b"\nm")
 
 
-@pytest.mark.parametrize("place", ["ready", "garbage"])
-def test_the_dead_letter_of_an_id_that_lives_is_kept(place, die, publish, bury, redrive, where):
-    letter = die("m")
-    publish("m") if place == "ready" else bury("m")
-
-    assert redrive((letter, "m", 7)) == ["alive"]
-    assert where() == {place: ["m"], "dead": ["m"]}
-
-
-def test_two_dead_letters_of_one_id_are_redriven_one_at_a_time(die, redrive, where, keys, due):
+def test_the_dead_letter_of_an_id_that_lives_is_kept(die, redrive, where, keys, due):
     first, second = die("m"), die("m")
-    assert where() == {"dead": ["m", "m"]}
 
     assert redrive((first, "m", 7), (second, "m", 7), delay_ms=700) == ["redriven", "alive"]
 

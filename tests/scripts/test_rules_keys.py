@@ -125,17 +125,6 @@ def test_totals_and_ends_of_the_wrong_type_never_stop_a_transition(key, calls, a
 
 
 @pytest.mark.foreign_hands
-def test_a_total_that_is_no_number_never_stops_a_transition(calls, run, client, keys):
-    kinds = client.hkeys(keys.totals)
-    client.hset(keys.totals, mapping=dict.fromkeys(kinds, "many"))
-
-    for name in ("publish", "claim", "reclaim", "ack", "nack", "collect"):
-        run(calls[name])
-
-    assert [client.hget(keys.totals, kind) for kind in kinds] == [b"many"] * len(kinds)
-
-
-@pytest.mark.foreign_hands
 def test_a_marker_of_the_wrong_type_does_not_stop_a_cancel_half_way(run, publish, client, keys, where):
     publish("first", delay_ms=1)
     client.sadd(keys.dedup("second"), "x")
@@ -187,19 +176,3 @@ def test_at_maxmemory_a_claim_that_finds_nothing_is_not_refused(watcher, full, r
     for number, limit in enumerate((0, 10), 1):
         turn = t.CallNumber("w", number)
         assert run(t.claim(keys, turn, limit=limit, lease_ms=1000, watcher=watcher, clock=LATER)).claimed == []
-
-
-def test_at_maxmemory_a_queue_drains_to_nothing(full, publish, claim, run, keys, where):
-    publish("a", "b", "c")
-    full()
-
-    first, second, third = claim()
-    run(t.nack(keys, [(first, 0, "failed 1 x", b"")], clock=LATER))
-    run(t.release(keys, [second]))
-    run(t.extend(keys, [third], lease_ms=1000))
-    run(t.reclaim(keys, clock=LATER))
-    again = claim()
-    run(t.ack(keys, [(third, 1000)], clock=LATER))
-    run(t.ack(keys, [(one, None) for one in again], clock=LATER))
-
-    assert where() == {}

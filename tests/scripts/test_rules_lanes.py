@@ -131,13 +131,3 @@ def test_a_chosen_id_is_not_published_again_while_it_lives(place, publish, claim
     for replace in (False, True):
         assert publish("m", window_ms=HOUR_MS, replace=replace).refused == {0: "duplicate"}
     assert {key for key, value in dump().items() if before.get(key) != value} == {keys.lane("publisher")}
-
-
-def test_a_publish_that_replaces_overrides_the_window(publish, die, run, keys, client, where):
-    die("m", window_ms=HOUR_MS)
-    assert publish("m", window_ms=HOUR_MS).refused == {0: "duplicate"}
-
-    assert publish("m", window_ms=HOUR_MS, replace=True).refused == {}
-
-    assert where()["ready"] == ["m"]
-    assert client.exists(keys.dedup("m")) == 0
