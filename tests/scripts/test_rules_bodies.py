@@ -39,7 +39,7 @@ def test_a_body_beyond_the_limit_is_answered_by_its_size_and_start(bodies, clien
     assert bodies("a", "b") == [t.Oversized(limit + 1, b"a" * HEADER_LIMIT), limit]
 
 
-@pytest.mark.parametrize("left", [0, 3])
+@pytest.mark.parametrize("left", [0, 3], ids=["none left", "some left"])
 def test_a_nack_that_ends_an_unread_message_keeps_its_body_as_it_is(left, publish, claim, run, client, keys, where):
     publish("m", "expired", retries=left)
     value = client.get(keys.msg("m"))

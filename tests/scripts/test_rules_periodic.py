@@ -101,7 +101,9 @@ def test_processes_note_together_every_ten_seconds_that_they_are_there(register,
 
 
 @pytest.mark.parametrize(
-    "spoilt", ["x", "", "-1", "1e9", "9" * 20, "9" * 400, b"\xff"], ids=lambda text: repr(text)[:9] + str(len(text))
+    "spoilt",
+    ["x", "", "-1", "1e9", "9" * 20, "9" * 400, b"\xff"],
+    ids=["word", "empty", "negative", "float", "20 digits", "400 digits", "binary"],
 )
 def test_an_entry_whose_last_tick_is_spoilt_is_as_new(spoilt, register, client, keys):
     register(newest=True)

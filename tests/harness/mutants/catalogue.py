@@ -143,7 +143,7 @@ MUTANTS = (
         "lua/extend.lua",
         "run('HSET', lease, longer)\n",
         "",
-        examples=200,
+        "tests/scripts/test_rules_ends.py",
     ),
     Mutant("what comes due wakes nobody", "lua/promote.lua", "then push_token() end", "then end", examples=200),
     Mutant(

@@ -78,7 +78,7 @@ MUTANTS_OF_KEYS = (
         "lua/purge.lua",
         "if state ~= 'garbage' then free_places(gone) end\n",
         "",
-        KEYED,
+        "tests/scripts/test_keys_order.py",
     ),
     Mutant("a released message keeps its place", "lua/keyed/release.lua", "free_places(freed)\n", "", KEYED),
     Mutant("a reclaimed message keeps its place", "lua/reclaim.lua", "free_places(back) ", "", KEYED),
