@@ -202,6 +202,7 @@ def test_the_newest_ten_failures_are_kept_or_two_kib_of_long_ones(publish, claim
         run(t.nack(keys, rows, clock=NOON))
         run(t.reclaim(keys, clock=NOON))
 
+    assert client.hget(keys.errors, "short").count(b"\x1e") == 9
     assert [one.attempt for one in notes("short")] == [*range(14, 4, -1)]
     assert [one.attempt for one in notes("long")] == [14, 13, 12]
 

@@ -105,6 +105,16 @@ def test_resume_lets_a_paused_queue_be_claimed_and_pushes_a_token(publish, claim
     assert queue.resume() is False
 
 
+def test_a_claim_that_leaves_work_behind_pushes_a_token(publish, claim, run, keys, token):
+    publish("a", "cancelled", "left")
+    run(t.cancel(keys, ["cancelled"]))
+    token()
+
+    pushed = [([one.id for one in claim(limit=1)], token()) for _ in range(3)]
+
+    assert pushed == [(["a"], True), ([], True), (["left"], False)]
+
+
 # ---- the watch --------------------------------------------------------------
 
 
