@@ -226,6 +226,15 @@ def test_a_run_that_was_asked_for_is_published_once_and_is_no_tick(register, tic
     assert not {"asked", "ticked", "paused"} & state().keys()
 
 
+def test_a_tick_whose_message_is_in_garbage_is_not_published_again(register, tick, claim, nack, client, keys, where):
+    register(newest=True)
+    tick()
+    nack(*claim(), value=b"last")
+    client.hset(keys.cron, "daily last", SECOND)  # as after a cut
+
+    assert (tick(), where()) == ("published", {"garbage": [ID]})
+
+
 # ---- faults -----------------------------------------------------------------------
 
 
