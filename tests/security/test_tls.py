@@ -23,16 +23,6 @@ def server_elsewhere(tls_server, authority):
     return tls_server(*authority.vouch_for("elsewhere", "DNS:redis.example"))
 
 
-@pytest.fixture(scope="module")
-def server_for_known_clients(tls_server, authority):
-    return tls_server(*authority.vouch_for("strict", *HERE), tls_auth_clients="yes")
-
-
-@pytest.fixture(scope="module")
-def server_with_tls_12(tls_server, authority):
-    return tls_server(*authority.vouch_for("older", *HERE), tls_protocols="TLSv1.2")
-
-
 def works(queue, call):
     status = call(queue, "publish", {}).status
     queue.close()
@@ -84,17 +74,19 @@ def test_redis_py_client_without_certificate_checks_warns(server_elsewhere):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_client_certificate_is_sent_to_a_server_that_requires_it(server_for_known_clients, authority, call):
+def test_client_certificate_is_sent_to_a_server_that_requires_it(tls_server, authority, call):
     key, certificate = authority.vouch_for("worker", *HERE)
-    url = f"rediss://127.0.0.1:{server_for_known_clients}/0?ssl_ca_certs={authority.certificate}"
+    port = tls_server(*authority.vouch_for("strict", *HERE), tls_auth_clients="yes")
+    url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}"
 
     refused(Queue("q", url=url), call)
     assert works(Queue("q", url=f"{url}&ssl_certfile={certificate}&ssl_keyfile={key}"), call)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_oldest_tls_version_may_be_raised(server_with_tls_12, authority, call):
-    url = f"rediss://127.0.0.1:{server_with_tls_12}/0?ssl_ca_certs={authority.certificate}"
+def test_oldest_tls_version_may_be_raised(tls_server, authority, call):
+    port = tls_server(*authority.vouch_for("older", *HERE), tls_protocols="TLSv1.2")
+    url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}"
 
     assert works(Queue("q", url=url), call)
     refused(Queue("q", url=f"{url}&ssl_min_version=1.3"), call)

@@ -42,6 +42,7 @@ def test_days_of_delay_and_backoff_pass_in_a_scheduled_drain(reliq, shop):
 
 
 def test_drain_without_scheduled_delivers_nothing_early(reliq, shop):
+    reliq.hold()
     shop.orders.publish(shop.Order(7))
 
     assert len(reliq.drain(shop.consumer).nacked) == 1

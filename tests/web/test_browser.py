@@ -293,7 +293,7 @@ def test_group_of_dead_letters_is_redriven_and_its_progress_shown(windows, addre
 
 
 def test_reader_gets_no_body_and_no_form_that_writes(window, redis_url, paths):
-    with served(redis_url, Access.READ) as elsewhere, httpx.Client(base_url=elsewhere) as program:
+    with served(redis_url, Access.READ) as elsewhere, httpx.Client(base_url=elsewhere, timeout=60) as program:
         for path in paths.values():
             html = program.get(path).text
             assert "CANARY" not in html

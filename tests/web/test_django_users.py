@@ -49,7 +49,7 @@ def sign_in(shop):
     browsers = []
 
     def enter(name):
-        browser = httpx.Client(base_url=shop, headers={"Sec-Fetch-Site": "same-origin"})
+        browser = httpx.Client(base_url=shop, headers={"Sec-Fetch-Site": "same-origin"}, timeout=60)
         browsers.append(browser)
         sent = browser.get(PAGE)
         assert (sent.status_code, sent.headers["location"]) == (303, f"{LOGIN}?next={PAGE.replace('/', '%2F')}")
@@ -80,7 +80,7 @@ def test_django_users_have_their_rights_and_pages_change_no_session(shop, sign_i
         database.execute("UPDATE auth_user SET password = 'another' WHERE username = 'ada'")
         database.execute("UPDATE auth_user SET is_staff = 0 WHERE username = 'bob'")
         database.commit()
-    forged = httpx.get(f"{shop}{PAGE}", cookies={"sessionid": "no-such-session"})
+    forged = httpx.get(f"{shop}{PAGE}", cookies={"sessionid": "no-such-session"}, timeout=60)
 
     assert [ada.get(PAGE).status_code, bob.get(PAGE).status_code, forged.status_code] == [303, 303, 303]
     assert sessions(tmp_path) == before

@@ -188,7 +188,7 @@ def test_checks_of_readers_leave_room_for_writes(url, orders, monkeypatch):
             return site.client(X_User=who, Sec_Fetch_Site="same-origin").post(path)
 
         checks = [post("alice", "/queues/orders/check") for _ in range(4)]
-        eventually(lambda: len(held) == 2, "two checks run")
+        eventually(lambda: len(held) >= 2, "two checks run")
         write = post("carol", "/queues/orders/dead/redrive")
         stopped = post("alice", checks[0].headers["location"].partition("?")[0] + "/stop")
         refused = post("alice", write.headers["location"].partition("?")[0] + "/stop")
