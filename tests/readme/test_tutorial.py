@@ -20,6 +20,7 @@ from reliq import Queue
 from reliq.distribution import VERSION
 from reliq.embedded import free_port
 
+pytestmark = pytest.mark.slow
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 #: pip builds and installs the checkout here; every other package, pip too, is that of the environment under test.
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}

@@ -24,6 +24,7 @@ from reliq.web.live import EVENTS_LIMIT, Live, Part
 from reliq.web.reading import LIVE
 from reliq.web.threads import in_thread
 
+pytestmark = pytest.mark.slow
 PART = Part("queues", "", "", "")
 VIEWERS = 50
 

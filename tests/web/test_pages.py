@@ -1,4 +1,4 @@
-"""Templates, style and script: nothing inline, nothing unescaped, nothing red at rest, nothing that nobody uses."""
+"""Templates: nothing inline, nothing unescaped, nothing red at rest, a mark for what needs attention."""
 
 import re
 
@@ -8,11 +8,6 @@ from reliq.message import Pause
 from reliq.web.curves import HEIGHT, WIDTH, Curve, ages, share
 from reliq.web.marks import is_unwatched, marks
 from reliq.web.pages import TEMPLATES, Pages
-
-STATIC = TEMPLATES.parent / "static"
-STYLE = (STATIC / "reliq.css").read_text("utf-8")
-SCRIPT = (STATIC / "reliq.js").read_text("utf-8")
-NAMES = sorted(str(path.relative_to(TEMPLATES)) for path in TEMPLATES.rglob("*.html"))
 
 
 def test_templates_have_no_inline_style_script_or_unescaped_text():
