@@ -1,5 +1,6 @@
 """Who may do what: at every address that there is, and with every way to say who one is."""
 
+import asyncio
 import logging
 
 import httpx
@@ -83,6 +84,17 @@ def test_every_answer_even_an_error_has_the_security_headers(orders, levels):
     assert [one.status_code for one in answers] == [200, 404, 404, 200, 404, 200, 403, 405, 500]
     assert [{name: one.headers.get(name) for name in HEADERS} for one in answers] == [HEADERS] * len(answers)
     assert "unsafe" not in HEADERS["Content-Security-Policy"]
+
+
+def test_web_socket_is_refused(url):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(app(url, token=TOKEN)({"type": "websocket"}, None, send))
+
+    assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
 def test_token_is_accepted_in_the_header_alone(orders, site):

@@ -135,6 +135,7 @@ NONSENSE = [
     ("/queues/orders/pause", {"reason": "two\nlines"}, 400),
     ("/queues/orders/purge", {"state": "dead"}, 400),
     ("/queues/orders/dead/redrive", {"rate": "fast"}, 400),
+    ("/queues/orders/dead/redrive", {"rate": "0.01"}, 400),
     ("/queues/orders/dead/redrive", {"limit": "0"}, 400),
     ("/queues/orders/reschedule", {"id": "", "delay": "1h"}, 400),
     ("/queues/orders/pause", {"reason": "x" * 70_000}, 413),

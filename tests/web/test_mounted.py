@@ -71,10 +71,11 @@ def test_every_link_stays_under_the_prefix(url, orders, mount):
 def test_cookie_is_limited_to_the_prefix(url):
     page = app(url, token=TOKEN)
     with serving(page, mounted=in_fastapi(page), prefix=PREFIX) as site:
-        answer = site.client(Sec_Fetch_Site="same-origin").post(f"/enter/{site.desk.token.once()}")
+        client = site.client(Sec_Fetch_Site="same-origin")
+        answer, ended = client.post(f"/enter/{site.desk.token.once()}"), client.post("/logout")
 
-    assert f"path={PREFIX};" in answer.headers["set-cookie"].lower()
     assert answer.headers["location"] == f"{PREFIX}/"
+    assert [f"path={PREFIX};" in one.headers["set-cookie"].lower() for one in (answer, ended)] == [True, True]
 
 
 def test_resolver_sees_the_application_around_the_pages(url, orders):
