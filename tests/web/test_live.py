@@ -12,10 +12,10 @@ import pytest
 from anyio import to_thread
 from ports import free_port
 from site_page import BEARER, site_of
-from streams import viewing
+from streams import events_of, viewing
 from waiting import eventually
 
-from reliq import Admin, Queue, RedisUnavailableError
+from reliq import Admin, Layout, Queue, RedisUnavailableError
 from reliq.admin import session
 from reliq.embedded import EmbeddedRedis
 from reliq.web import desk, live
@@ -61,6 +61,26 @@ def test_pages_requested_at_once_share_a_look(orders, site, client, monkeypatch)
         program.get("/")
 
     assert looks_at_redis(client) == before
+
+
+def test_stream_shows_a_queue_of_another_layout(url, site):
+    Queue("legacy", bytes, url=url, layout=Layout.hdt3213()).publish(b"x")
+
+    [event] = events_of(site, "/stream?page=queue&queue=legacy&layout=hdt3213", 1)
+
+    assert "legacy" in event.data
+
+
+@pytest.mark.parametrize(("old_after", "arrived"), [(3600, True), (-1, False)], ids=["recent", "old"])
+def test_rates_count_from_the_last_look_unless_it_is_old(orders, admin, monkeypatch, old_after, arrived):
+    monkeypatch.setattr(desk, "OLD_LOOK_SECONDS", old_after)
+    last = LastMoment(admin)
+    last.get()
+    orders.publish_many([{"n": 1}] * 7)
+    last.forget()
+
+    [view] = last.get().overview.queues
+    assert bool(view.rates and view.rates.arrived) == arrived
 
 
 def test_viewer_who_leaves_leaves_no_task(orders, site):
