@@ -2,17 +2,13 @@
 
 import importlib.metadata
 import textwrap
-import tomllib
-from pathlib import Path
 
 import pytest
-from required import must_run_in_ci
 
 from reliq import ConfigurationError
 from reliq.testing import kit  # noqa: F401  loaded once, not by each pytest in this process
 from reliq.testing.plugin import server_of
 
-ROOT = Path(__file__).parents[2]
 pytest_plugins = ["pytester"]
 INSTALLED = {one.name: one.value for one in importlib.metadata.entry_points(group="pytest11")}
 #: Options by which a pytest in this process has the plugin, and no other that warns.
@@ -123,15 +119,6 @@ def test_plugin_without_the_fixture_imports_little_of_reliq(pytester, monkeypatc
     )
 
     pytester.runpytest_subprocess("-p", "reliq.testing.plugin").assert_outcomes(passed=1)
-
-
-def test_pytest_finds_the_plugin_by_its_entry_point():
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]["pytest11"]
-
-    assert declared == {"reliq": "reliq.testing.plugin"}
-    if "reliq" not in INSTALLED:
-        must_run_in_ci("reliq was installed before it had the plugin: pip install -e .")
-    assert INSTALLED["reliq"] == declared["reliq"]
 
 
 def test_failure_in_a_drain_is_shown_in_the_handler(pytester):
