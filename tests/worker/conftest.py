@@ -15,6 +15,10 @@ from reliq.shardmap import ShardMap
 from reliq.transitions import CallNumber, publish
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.wireformat import envelope_rest
+from reliq.worker.fetcher import Fetcher
+from reliq.worker.inflight import Inflight
+from reliq.worker.scheduler import Scheduler
+from reliq.worker.served import Served
 
 #: A test waits for an event at most so long; it goes on as soon as the event comes.
 PATIENCE_SECONDS = 30.0
@@ -122,9 +126,18 @@ def caller(url, recorder):
 
 
 @pytest.fixture
-def no_heartbeat():
-    """A heartbeat that has nothing to write, in the only worker there is."""
-    return SimpleNamespace(soon=list, workers=lambda: 1)
+def fetcher_of(caller):
+    """Make a fetcher whose rounds the test makes, with its parts and the deliveries that it submits."""
+
+    def make(consumer, concurrency=4, *, client=caller, served=None, heartbeat=None, submit=None):
+        served = served or Served(consumer.handlers)
+        inflight, held = Inflight(consumer.handlers, concurrency), []
+        scheduler = Scheduler(client, consumer.handlers, lambda: None, is_keyed=served.is_keyed)
+        heartbeat = heartbeat or SimpleNamespace(soon=list, workers=lambda: 1)
+        fetcher = Fetcher(client, served, inflight, scheduler, submit or held.extend, lambda *_: None, heartbeat)
+        return SimpleNamespace(fetcher=fetcher, step=fetcher.step, inflight=inflight, scheduler=scheduler, held=held)
+
+    return make
 
 
 class Gate:
@@ -158,6 +171,19 @@ def own_server(server_path):
     """A server that a test may kill and start again: it writes down everything at once."""
     with EmbeddedRedis(server=server_path, options={"appendonly": "yes", "appendfsync": "always"}) as server:
         yield server
+
+
+@pytest.fixture
+def own_queue(own_server):
+    return Queue("q", str, url=own_server.url)
+
+
+@pytest.fixture
+def own_consumer(own_server, recorder):
+    """A consumer of the server that a test may kill; it is stopped when the test ends."""
+    consumer = Consumer(own_server.url, observers=[recorder])
+    yield consumer
+    consumer.stop(grace=0)
 
 
 class Meter:

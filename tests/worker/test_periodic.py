@@ -335,13 +335,26 @@ def test_a_tick_that_meets_the_loss_is_not_made_up(entry, process, client, ids):
     look = one._ticker._look
     one._ticker._look = lambda: (look(), client.flushall())[0]
     one._clock.now = SIX + HOUR
-    one.step()
+    assert one.step() == 0  # it looks again at once
     one._ticker._look = look
 
     one.at(SIX + HOUR + 5)
 
     assert ids() == []
     assert client.hget("{reliq:q}:cron", "e last") == str(SIX + HOUR + 5).encode()
+
+
+def test_a_tick_whose_schedule_was_replaced_since_the_look_is_not_made_and_not_done(entry, process, recorder, ids):
+    one = process(entry())
+    look = one._ticker._look
+    one._ticker._look = lambda: (look(), process(entry("0 9 * * *")))[0]
+    one._clock.now = SIX + HOUR
+    assert one.step() == 0  # it looks again at once
+    one._ticker._look = look
+
+    one.step()
+
+    assert (ids(), recorder.of(Superseded)) == ([], [Superseded("q", "e")])
 
 
 # ---- what fails
