@@ -3,6 +3,7 @@
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 
 import pytest
 from cluster_moves import SlotMove
@@ -10,6 +11,7 @@ from waiting import eventually
 
 from reliq import Consumer, Queue, WorkerSettings
 from reliq.client.client import Client
+from reliq.client.tokens import Tokens
 from reliq.events import Acked, RedisAway, RedisBack, Started
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.worker.fetcher import POLL_SECONDS
@@ -90,6 +92,15 @@ def test_a_worker_without_room_passes_the_token_on(no_looks, queues_on, cluster,
 
         recorder.wait_for(Acked, queue=other.name)
     assert took == {"y": "idle"}
+
+
+def test_tokens_that_came_during_a_stop_go_to_other_processes(queue, caller, client):
+    waits = SimpleNamespace(poke=None, close=lambda: [queue.keys])
+    tokens = Tokens(SimpleNamespace(standing_waits=lambda: waits, run_all=caller.run_all))
+
+    tokens.close()
+
+    assert client.llen(queue.keys.wake) == 1
 
 
 def test_a_token_that_went_with_the_worker_that_took_it_is_made_up_for_by_the_next_look(
