@@ -13,10 +13,8 @@ from reliq.shardmap import ShardMap
 from reliq.transitions import ClaimAnswer, Suspects
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.worker.claims import Capacity, QueueClaims
-from reliq.worker.fetcher import POLL_SECONDS, Fetcher
-from reliq.worker.inflight import Inflight
+from reliq.worker.fetcher import POLL_SECONDS
 from reliq.worker.loop import Loop
-from reliq.worker.scheduler import Scheduler
 from reliq.worker.served import Served
 from reliq.worker.turns import SeldomLooks, seconds_between_looks, taken_in_turn
 
@@ -202,7 +200,7 @@ def test_a_drain_ends_when_every_shard_is_empty(queue, consumer, spread, put, cl
     assert alive(client, shards) == 0
 
 
-def test_a_worker_does_not_begin_with_another_number_of_shards_than_it_must_have(url, consumer, spread, start):
+def test_a_worker_with_another_number_of_shards_than_its_queue_does_not_start(url, consumer, spread, start):
     queue = Queue("q", str, url=url, shards=4)
     spread(queue, 8)
     consumer.handler(queue)(lambda body: None)
@@ -235,31 +233,22 @@ def parts(asked):
     return {one.keys.shard: part.messages for one, part in asked if part.messages}
 
 
-def test_a_shard_that_has_enough_gets_all_and_the_next_one_in_the_next_round(claims):
-    shards = claims(*[10_000] * 4)
+def test_shards_take_turns_and_those_with_few_messages_are_claimed_from_together(claims):
+    full, few = claims(*[10_000] * 4), claims(3, 2, 500, 4)
 
-    rounds = [parts(taken_in_turn(shards, capacity(16, 400))) for _ in range(8)]
+    rounds = [parts(taken_in_turn(full, capacity(16, 400))) for _ in range(8)]
 
     assert rounds == [{shard: 416} for shard in (0, 1, 2, 3, 0, 1, 2, 3)]
-
-
-def test_one_claim_takes_no_more_than_a_batch_and_the_rest_goes_to_the_next(claims):
+    # One claim takes no more than a batch.
     assert parts(taken_in_turn(claims(*[10_000] * 4), capacity(16, 1184))) == {0: 500, 1: 500, 2: 200}
-
-
-def test_shards_that_have_little_are_claimed_from_together(claims):
-    shards = claims(3, 2, 500, 4)
-
-    assert parts(taken_in_turn(shards, capacity(10))) == {0: 3, 1: 2, 2: 5}
-    assert parts(taken_in_turn(shards, capacity(10))) == {3: 4, 2: 6}
-
-
-def test_where_nobody_knows_what_there_is_all_get_the_same(claims):
+    assert parts(taken_in_turn(few, capacity(10))) == {0: 3, 1: 2, 2: 5}
+    assert parts(taken_in_turn(few, capacity(10))) == {3: 4, 2: 6}
+    # Where the amounts are unknown, all get the same.
     assert parts(taken_in_turn(claims(*[0] * 8), capacity(16))) == dict.fromkeys(range(8), 2)
     assert parts(taken_in_turn(claims(*[0] * 8), capacity(3))) == dict.fromkeys(range(3), 1)
 
 
-def test_one_shard_of_a_round_may_bring_suspects(claims):
+def test_one_shard_of_a_round_may_bring_suspects_and_the_others_are_asked_again(claims):
     """Two that each bring one that must run alone would have them run beside each other."""
     shards = claims(2, 2, 2)
 
@@ -268,28 +257,22 @@ def test_one_shard_of_a_round_may_bring_suspects(claims):
     ]
 
     assert takes == [{0}, {2}]
-
-
-def test_a_shard_that_was_not_let_bring_suspects_is_asked_again(claims):
     [one] = claims(2)
     one.claim(capacity(2)._replace(suspects=Suspects(16, 0, 0)), "")
     one.answered(ClaimAnswer(-1, -1, 2, []))
-
     assert one.hot
 
 
-@pytest.mark.parametrize(("batch", "taken"), [(1, 5), (4, 8)])
-def test_a_part_of_a_capacity_and_what_is_left_make_the_whole(batch, taken):
-    whole = Capacity(6, 10, batch=batch, rest=3 * (batch > 1), suspects=ALL)
-    part = whole.part(5)
-    rest = whole.without(part)
-
-    assert 5 <= part.messages <= taken
-    assert part.messages + rest.messages == whole.messages
+def test_a_part_of_a_capacity_and_the_rest_make_the_whole():
+    for batch, taken in ((1, 5), (4, 8)):
+        whole = Capacity(6, 10, batch=batch, rest=3 * (batch > 1), suspects=ALL)
+        part = whole.part(5)
+        assert 5 <= part.messages <= taken
+        assert part.messages + whole.without(part).messages == whole.messages
 
 
 @pytest.fixture
-def workers(queue, consumer, url, caller, monkeypatch):
+def workers(queue, consumer, url, fetcher_of, monkeypatch):
     """Fetchers of many processes, whose seconds are shorter."""
     consumer.handler(queue)(lambda body: None)
     loops = []
@@ -300,25 +283,22 @@ def workers(queue, consumer, url, caller, monkeypatch):
         monkeypatch.setattr("reliq.worker.turns.seconds_between_looks", lambda workers: second * between(workers))
         beat = SimpleNamespace(soon=list, workers=lambda: number)
         for _ in range(number):
-            client = Client.to(Connection.to(url), WORKER_TIMEOUT_SECONDS)
-            inflight = Inflight(consumer.handlers, 16)
-            scheduler = Scheduler(client, consumer.handlers, lambda: None)
-            served = Served(consumer.handlers)
+            client, served = Client.to(Connection.to(url), WORKER_TIMEOUT_SECONDS), Served(consumer.handlers)
             served.read(client)
-            fetcher = Fetcher(client, served, inflight, scheduler, print, print, beat)
-            loops.append((Loop("fetcher", fetcher.step), fetcher, inflight))
+            made = fetcher_of(consumer, 16, client=client, served=served, heartbeat=beat)
+            loops.append((Loop("fetcher", made.step), made))
             loops[-1][0].start()
 
     yield make
-    for loop, _, inflight in loops:
+    for loop, made in loops:
         loop.stop()
-        inflight.close()
-    for loop, fetcher, _ in loops:
+        made.inflight.close()
+    for loop, made in loops:
         assert loop.join(30)
-        fetcher.hand_on()
+        made.fetcher.hand_on()
 
 
-def test_a_message_of_one_of_many_shards_costs_what_one_of_an_unsharded_queue_does(
+def test_a_message_of_a_sharded_queue_costs_no_more_than_one_of_an_unsharded_queue(
     no_looks, queue, consumer, start, recorder, spread, put, client, monkeypatch
 ):
     monkeypatch.setattr("reliq.worker.fetcher.RUSH_SECONDS", -1.0)
@@ -339,12 +319,8 @@ def test_a_message_of_one_of_many_shards_costs_what_one_of_an_unsharded_queue_do
         eventually(lambda: client.info("clients")["blocked_clients"], "it waits again")
 
     made = {name: calls(name) - count for name, count in before.items()}
-    assert made == {
-        "evalsha": 4 * 20,
-        "mget": 20,
-        "lpop": 0,
-        "blpop": 20,
-    }  # publish, claim, read and ack; in the read; a wait
+    # Publish, claim, read and ack; in the read; a wait.
+    assert made == {"evalsha": 4 * 20, "mget": 20, "lpop": 0, "blpop": 20}
 
 
 def test_idle_shards_cost_many_workers_next_to_nothing(queue, workers, spread, client):
@@ -361,17 +337,13 @@ def test_idle_shards_cost_many_workers_next_to_nothing(queue, workers, spread, c
     eventually(lambda: calls("blpop") - waits >= 16 * 15, "each has waited fifteen times, a second each")
     rate = (calls("evalsha") - looks) * 16 / (calls("blpop") - waits)
 
-    print(f"16 idle workers of 16 shards: {rate:.0f} looks a second")
     assert 10 < rate < 36
     assert POLL_SECONDS == 1
 
 
-def test_the_looks_of_all_workers_together_are_few_however_many_there_are():
+def test_looks_of_all_workers_at_watched_shards_are_few_and_made_in_one_round():
     for workers, least, most in ((1, 0.75, 1.25), (2, 1, 5 / 3), (16, 15, 25), (1000, 15, 25)):
         assert all(least <= seconds_between_looks(workers) <= most for _ in range(100))
-
-
-def test_shards_that_others_watch_are_looked_at_in_one_round():
     looks = SeldomLooks(lambda: 16)
     first = looks.next(1000.0)
 
