@@ -225,22 +225,6 @@ def test_a_thread_that_overruns_loses_its_message_to_another_worker(queue, consu
     eventually(lambda: engine.hung_slots == 0, "its slot is free")  # the thread may be told of it after us
 
 
-def test_a_hung_slot_does_not_keep_the_others_from_work(queue, consumer, start, recorder, gate):
-    @consumer.handler(queue, timeout=CALM_TIMEOUT, lease=60)
-    def handle(body):
-        if body == "hangs":
-            gate.pass_through()
-
-    engine = start(concurrency=2)
-    queue.publish("hangs")
-    recorder.wait_for(Handled, outcome="timeout")
-    for number in range(10):
-        queue.publish(str(number))
-
-    recorder.wait_for(Acked, 10)
-    assert engine.hung_slots == 1
-
-
 @pytest.mark.parametrize("timeout", [CALM_TIMEOUT, None], ids=["extended", "without a timeout"])
 def test_a_handler_whose_timeout_is_extended_or_none_is_not_cut(queue, consumer, start, recorder, timeout):
     @consumer.handler(queue, timeout=timeout)
@@ -255,41 +239,30 @@ def test_a_handler_whose_timeout_is_extended_or_none_is_not_cut(queue, consumer,
     assert event.outcome == "ack"
 
 
-def test_a_running_job_learns_that_it_was_cancelled(queue, consumer, start, recorder):
-    running = threading.Event()
-
+def test_a_cancelled_job_learns_of_it_and_is_acked_if_it_finishes(queue, consumer, start, recorder, gate):
     @consumer.handler(queue, lease=CALM_LEASE)
     def handle(body, job):
-        running.set()
+        gate.pass_through()
+        if body == "finishes":
+            return
         while not job.cancelled:
             time.sleep(0.01)
         job.check()
 
-    queue.publish("x", id="x")
+    queue.publish("stops", id="stops")
+    queue.publish("finishes", id="finishes")
     start()
-    assert running.wait(30)
+    gate.wait_for(2)
 
-    assert queue.cancel("x") == "running"
-
-    (event,) = recorder.wait_for(Handled)
-    assert event.outcome == "release"
-    recorder.wait_for(Released)
-    counts = queue.counts()
-    assert (counts.totals["cancelled"], counts.alive, counts.missing) == (1, 0, 0)
-
-
-def test_a_cancelled_job_that_finishes_all_the_same_is_acked(queue, consumer, start, recorder, gate):
-    consumer.handler(queue)(lambda body: gate.pass_through())
-    queue.publish("x", id="x")
-    start()
-    gate.wait_for()
-
-    queue.cancel("x")
+    assert [queue.cancel(id) for id in ("stops", "finishes")] == ["running"] * 2
     gate.open()
 
+    recorder.wait_for(Released)
     recorder.wait_for(Acked)
-    assert queue.counts().totals["acked"] == 1
+    assert {event.id: event.outcome for event in recorder.of(Handled)} == {"stops": "release", "finishes": "ack"}
     assert recorder.ids(Cancelled) == []
+    counts = queue.counts()
+    assert (counts.totals["cancelled"], counts.totals["acked"], counts.alive, counts.missing) == (1, 1, 0, 0)
 
 
 def test_a_job_learns_that_its_lease_is_lost(queue, consumer, start, recorder, client):
