@@ -36,9 +36,7 @@ def end_by_force(engine, part):
 
 
 @pytest.mark.parametrize("part", [*LOOPS, "event loop"])
-def test_a_part_that_ended_is_named_and_the_process_is_not_alive_and_to_be_replaced(
-    queue, consumer, start, part, caplog
-):
+def test_a_process_of_which_a_part_ended_names_it_and_must_be_replaced(queue, consumer, start, part, caplog):
     consumer.handler(queue)(lambda body: None)
     engine, pulse = start(), Pulse()
     pulse.note(engine.stats())
@@ -95,7 +93,9 @@ def test_a_supervised_process_with_a_part_that_ended_is_replaced(make_queue, url
         worker.close()
 
 
-def test_what_a_stop_cannot_give_back_is_left_to_the_supervisor(queue, consumer, start, recorder, monkeypatch):
+def test_messages_that_a_stop_cannot_give_back_are_left_to_the_supervisor(
+    queue, consumer, start, recorder, monkeypatch
+):
     monkeypatch.setattr("reliq.worker.engine.LAST_SETTLE_SECONDS", 0.1)
     consumer.handler(queue, batch=2, linger=60)(lambda bodies: None)
     engine = start()

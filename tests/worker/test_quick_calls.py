@@ -89,11 +89,8 @@ def test_a_quick_call_does_not_wait_for_the_thread_of_a_slow_handler(make_queue,
 @pytest.mark.parametrize(
     ("durations", "is_quick"),
     [
-        pytest.param([5e-6], True, id="short"),
         pytest.param([5e-6] * 195 + [5e-3] * 5, True, id="short, but for the interpreter that was lost at times"),
         pytest.param([5e-6] * 7 + [8e-4] * 3, False, id="some wait for an answer that comes soon"),
-        pytest.param([5e-6] * 7 + [1e-2] * 3, False, id="some wait for one that comes late"),
-        pytest.param([1e-3], False, id="long"),
     ],
 )
 def test_a_handler_is_quick_when_one_thread_makes_as_many_calls_as_many(durations, is_quick):

@@ -37,7 +37,7 @@ def workers(url, recorder):
         yield make
 
 
-def test_a_rate_is_kept_by_all_together_and_nobody_claims_in_vain(make_queue, workers, recorder, overheard):
+def test_workers_keep_a_rate_together_and_claim_nothing_in_vain(make_queue, workers, recorder, overheard):
     queue, count = make_queue(rate=f"{RATE}/s", burst=BURST), 150
     queue.publish_many(["x"] * count)
 
@@ -53,7 +53,7 @@ def test_a_rate_is_kept_by_all_together_and_nobody_claims_in_vain(make_queue, wo
     assert len(tokens_in(lines, queue)) <= count + count / 10
 
 
-def test_what_is_published_while_the_rate_is_used_up_wakes_nobody(make_queue, workers, recorder, overheard):
+def test_a_publish_while_the_rate_is_used_up_wakes_no_worker(make_queue, workers, recorder, overheard):
     queue = make_queue(rate="1/m", burst=1)
     queue.publish("first")
     workers(2, queue)
@@ -91,7 +91,9 @@ def test_a_key_that_has_used_up_its_rate_does_not_keep_other_keys_from_work(make
     assert client.llen(queue.keys.line("loud")) == queue.counts().waiting == 48
 
 
-@pytest.mark.parametrize("limits", [{"rate": "1/h", "burst": 2}, {"key_rate": "1/h", "key_burst": 2}])
+@pytest.mark.parametrize(
+    "limits", [{"rate": "1/h", "burst": 2}, {"key_rate": "1/h", "key_burst": 2}], ids=["queue", "key"]
+)
 def test_expired_messages_leave_the_starts_of_a_rate_to_those_behind_them(
     limits, make_queue, workers, recorder, client
 ):

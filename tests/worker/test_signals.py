@@ -54,19 +54,12 @@ def test_a_note_may_interrupt_a_wait_and_another_note():
     assert set(notes.numbers) == {signal.SIGTERM}
 
 
-def test_one_wait_sees_every_note_before_it():
-    notes = SignalNotes()
-    for _ in range(3):
-        notes.note(signal.SIGUSR1)
-
-    assert notes.wait(0)
-    assert not notes.wait(0)
-
-
-def test_echo_of_a_signal_within_a_second_counts_once(monkeypatch):
+def test_one_wait_sees_every_note_and_an_echo_within_a_second_counts_once(monkeypatch):
     notes = SignalNotes()
     for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
         notes.note(number)
+    assert notes.wait(0)
+    assert not notes.wait(0)
     assert notes.numbers == [signal.SIGHUP, signal.SIGTERM]
 
     monkeypatch.setattr("reliq.consumer.signals.ECHO_SECONDS", 0.0)
