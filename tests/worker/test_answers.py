@@ -22,27 +22,6 @@ def counted(queue):
     return counts
 
 
-def test_plain_and_async_handlers_work_side_by_side(make_queue, consumer, start, recorder):
-    plain, later = make_queue("plain"), make_queue("async")
-    seen = {}
-
-    @consumer.handler(plain)
-    def handle(body):
-        seen[body] = threading.current_thread().name
-
-    @consumer.handler(later)
-    async def ahandle(body):
-        await asyncio.sleep(0)
-        seen[body] = threading.current_thread().name
-
-    plain.publish("p")
-    later.publish("a")
-    start()
-
-    recorder.wait_for(Acked, 2)
-    assert seen == {"p": "reliq-handler-1", "a": "reliq-asyncio"}
-
-
 def test_whatever_a_handler_returns_acks(queue, consumer, start, recorder):
     answers = {"none": None, "ack": Ack(), "false": False, "zero": 0, "text": "anything"}
     consumer.handler(queue)(lambda body: answers[body])

@@ -135,17 +135,6 @@ def test_a_deep_stack_shows_its_innermost_frames(running, stay):
     assert "dive" in names(stack)
 
 
-def test_without_a_request_a_beat_makes_one_command_more_and_no_answer(queue, consumer, start, client, admin):
-    consumer.handler(queue)(lambda body: None)
-    start()
-    eventually(lambda: client.info("commandstats").get("cmdstat_getdel", {}).get("calls", 0) > 3, "it beats")
-
-    [worker] = admin.workers()
-    assert admin.worker(worker.id).report is None
-    figures = client.info("commandstats")
-    assert abs(figures["cmdstat_getdel"]["calls"] - figures["cmdstat_zadd"]["calls"]) <= 1
-
-
 def test_a_worker_that_is_silent_or_unknown_is_not_asked(admin, client, caller):
     now = time.time()
     caller.run_all(commands.write_worker(Worker("silent", "h", 1, "1", ("q",), 1, 0, now, now, now)))

@@ -14,18 +14,10 @@ def test_an_id_in_the_stacks_is_one_word_of_one_line(kind, make_queue, consumer,
     client.hset(queue.keys.retries_left, EVIL, 3)
     client.lpush(queue.keys.ready, EVIL)
 
-    if kind == "plain":
+    async def astay(body):
+        gate.pass_through()
 
-        @consumer.handler(queue)
-        def stay(body):
-            gate.pass_through()
-
-    else:
-
-        @consumer.handler(queue)
-        async def stay(body):
-            gate.pass_through()
-
+    consumer.handler(queue)(astay if kind == "async" else lambda body: gate.pass_through())
     start()
     gate.wait_for()
 

@@ -170,12 +170,13 @@ def test_a_running_job_learns_of_the_stop_and_may_give_way_unspent(make_queue, c
     assert gives_way.counts().ready == 1
 
 
-def test_an_idle_worker_ends_its_wait_when_it_is_stopped(queue, consumer, start, recorder):
+def test_an_idle_worker_ends_its_wait_at_a_stop_and_hands_on_its_watch(queue, consumer, start, recorder, client):
     before = set(threading.enumerate())
     consumer.handler(queue)(lambda body: None)
     engine = start()
     queue.publish("x")
     recorder.wait_for(Acked)
+    queue.publish("later", delay=60)
 
     consumer.stop()
 
@@ -184,38 +185,8 @@ def test_an_idle_worker_ends_its_wait_when_it_is_stopped(queue, consumer, start,
 
     eventually(lambda: not ours(), "every thread of the worker ends")  # nobody waits for those of the handlers
     assert not engine.inflight.deliveries()
-
-
-def test_a_stopped_worker_hands_on_its_watch(queue, consumer, recorder, client):
-    consumer.handler(queue)(lambda body: None)
-    consumer.start()
-    queue.publish("x")
-    recorder.wait_for(Acked)
-    queue.publish("later", delay=60)
-
-    consumer.stop()
-
     assert not client.exists(queue.keys.watch)
     assert client.llen(queue.keys.wake) <= 1
-
-
-def test_a_drain_ends_when_everything_has(queue, consumer, recorder):
-    @consumer.handler(queue)
-    def handle(body, job):
-        if body == "fails" and job.attempt == 1:
-            raise Nack(delay=0.05)
-        if body == "dies":
-            raise Nack(delay=0)
-
-    queue.publish("now")
-    queue.publish("later", delay=0.2)
-    queue.publish("fails")
-    queue.publish("dies", retries=1)
-
-    consumer.drain()
-
-    counts = queue.counts()
-    assert (counts.alive, counts.dead, counts.totals["acked"], counts.missing) == (0, 1, 3, 0)
 
 
 def test_a_drain_takes_messages_of_a_dead_worker(queue, consumer, recorder):
