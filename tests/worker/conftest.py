@@ -102,6 +102,17 @@ def start(consumer):
 
 
 @pytest.fixture
+def work_until(start, recorder):
+    """Start our consumer, wait until there are `count` messages in events of a kind, and return those events."""
+
+    def make(kind, count=1, *, concurrency=16, **fields):
+        start(concurrency=concurrency)
+        return recorder.wait_for(kind, count, **fields)
+
+    return make
+
+
+@pytest.fixture
 def no_looks(monkeypatch):
     """A worker that does not look at its queues by itself: what it finds, it was told of, however slow this machine is."""
     monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", NEVER_SECONDS)

@@ -35,7 +35,7 @@ def as_kind(request):
     return make
 
 
-def test_a_handler_gets_a_list_of_bodies_and_acks_them_together(queue, consumer, start, recorder, as_kind):
+def test_a_handler_gets_a_list_of_bodies_and_acks_them_together(queue, consumer, work_until, recorder, as_kind):
     calls = []
 
     def handle(bodies, jobs):
@@ -45,24 +45,23 @@ def test_a_handler_gets_a_list_of_bodies_and_acks_them_together(queue, consumer,
     consumer.handler(queue, batch=10, linger=LONG)(as_kind(handle))
     queue.publish_many([str(number) for number in range(40)])
 
-    start(concurrency=1)
+    work_until(Acked, 40, concurrency=1)
 
-    recorder.wait_for(Acked, 40)
     assert [len(bodies) for bodies in calls] == [10] * 4
     assert sorted(int(body) for bodies in calls for body in bodies) == list(range(40))
     assert len(recorder.ids(Started)) == len(recorder.ids(Handled, outcome="ack")) == 40
 
 
-def test_a_handler_may_take_the_bodies_alone_and_answer_once_for_all(queue, consumer, start, recorder):
+def test_a_handler_may_take_the_bodies_alone_and_answer_once_for_all(queue, consumer, work_until):
     consumer.handler(queue, batch=5, linger=LONG)(lambda bodies: Snooze(delay=LONG) if len(bodies) == 5 else None)
     queue.publish_many(["x"] * 10)
 
-    start(concurrency=1)
-
-    recorder.wait_for(Snoozed, 10)
+    work_until(Snoozed, 10, concurrency=1)
 
 
-def test_a_batch_that_is_not_full_starts_when_it_has_lingered(queue, consumer, start, recorder, as_kind, monkeypatch):
+def test_a_batch_that_is_not_full_starts_when_it_has_lingered(
+    queue, consumer, work_until, recorder, as_kind, monkeypatch
+):
     monkeypatch.setattr("reliq.worker.renewer.HOLD_SECONDS", 2.5)  # so much later may a busy machine start it
     sizes, at = [], []
 
@@ -73,9 +72,7 @@ def test_a_batch_that_is_not_full_starts_when_it_has_lingered(queue, consumer, s
     consumer.handler(queue, batch=10, linger=3.0)(as_kind(handle))
     queue.publish_many(["x"] * 3)
     began = time.monotonic()
-    start()
-
-    recorder.wait_for(Claimed, 3)
+    work_until(Claimed, 3)
     recorder.wait_for(Acked, 3)
 
     assert sizes == [3]
@@ -95,14 +92,12 @@ def test_what_comes_while_a_batch_lingers_goes_with_it(queue, consumer, start, r
     assert sizes == [4]
 
 
-def test_each_message_may_have_an_answer_of_its_own(queue, consumer, start, recorder, as_kind):
+def test_each_message_may_have_an_answer_of_its_own(queue, consumer, work_until, recorder, as_kind):
     answers = {"ack": None, "nack": Nack(delay=LONG), "reject": Reject(reason="bad"), "snooze": Snooze(delay=LONG)}
     consumer.handler(queue, batch=4, linger=LONG)(as_kind(lambda bodies, jobs: [answers[body] for body in bodies]))
     queue.publish_many([Outgoing(body=body, id=body) for body in answers])
 
-    start()
-
-    recorder.wait_for(Acked)
+    work_until(Acked)
     recorder.wait_for(Nacked, 2)
     recorder.wait_for(Snoozed)
     assert recorder.ids(Acked) == ["ack"]
@@ -111,36 +106,38 @@ def test_each_message_may_have_an_answer_of_its_own(queue, consumer, start, reco
     assert {event.outcome: event.id for event in recorder.of(Handled)} == {kind: kind for kind in answers}
 
 
-def test_an_exception_nacks_all_of_them_and_they_come_again(queue, consumer, start, recorder, as_kind):
+def test_a_batch_that_raises_or_overruns_its_time_is_retried_as_a_whole(queue, consumer, work_until, recorder):
     sizes = []
 
-    def handle(bodies, jobs):
+    @consumer.handler(queue, batch=3, linger=LONG, timeout=CALM_SECONDS, backoff=wait_none())
+    async def handle(bodies: list, jobs: list[Job]):
         sizes.append(len(bodies))
         if jobs[0].attempt == 1:
             raise ValueError("the database is down")
+        if jobs[0].attempt == 2:
+            await asyncio.sleep(LONG)
 
-    consumer.handler(queue, batch=3, linger=LONG, backoff=wait_none())(as_kind(handle))
     queue.publish_many(["x"] * 3)
+    work_until(Acked, 3)
 
-    start()
-
-    recorder.wait_for(Acked, 3)
-    assert sizes == [3, 3]
+    assert sizes == [3, 3, 3]
     assert {event.error for event in recorder.of(Handled, outcome="nack")} == {"ValueError: the database is down"}
+    assert Counter(event.outcome for event in recorder.of(Handled)) == {"nack": 3, "timeout": 3, "ack": 3}
 
 
-def test_a_list_of_answers_of_another_length_counts_as_a_failure(queue, consumer, start, recorder, caplog):
+def test_a_list_of_answers_of_another_length_counts_as_a_failure(queue, consumer, work_until, caplog):
     consumer.handler(queue, batch=3, linger=LONG)(lambda bodies: [None, None])
     queue.publish_many(["secret"] * 3)
 
-    start()
+    work_until(Nacked, 3)
 
-    recorder.wait_for(Nacked, 3)
     assert "a list of answers must be as long as the batch, 3, not 2" in caplog.text
     assert "secret" not in caplog.text
 
 
-def test_undecodable_bodies_are_settled_alone_and_left_out_of_the_batch(make_queue, consumer, start, recorder, as_kind):
+def test_undecodable_bodies_are_settled_alone_and_left_out_of_the_batch(
+    make_queue, consumer, work_until, recorder, as_kind
+):
     texts, numbers = make_queue("n", str), make_queue("n", int)
     seen = []
     handle = as_kind(lambda bodies, jobs: seen.append(sorted(bodies)))
@@ -148,15 +145,13 @@ def test_undecodable_bodies_are_settled_alone_and_left_out_of_the_batch(make_que
     for number, body in enumerate(["1", "no number", "x", "y", "neither", "2"]):
         texts.publish(body, id=str(number))
 
-    start(concurrency=1)
-
-    recorder.wait_for(Acked, 2)
+    work_until(Acked, 2, concurrency=1)
     recorder.wait_for(Nacked, 4)
     assert seen == [[1], [2]]  # the second batch, of which nothing decodes, does not reach the handler
     assert sorted(recorder.ids(Acked)) == ["0", "5"]
 
 
-def test_the_last_chance_of_a_message_and_a_suspect_come_alone(queue, consumer, start, recorder):
+def test_the_last_chance_of_a_message_and_a_suspect_come_alone(queue, consumer, work_until):
     """Were the process killed, they would take the others along."""
     batches = []
     consumer.handler(queue, batch=10, linger=0.1)(batches.append)
@@ -165,9 +160,8 @@ def test_the_last_chance_of_a_message_and_a_suspect_come_alone(queue, consumer, 
     eventually(lambda: queue.moves.reclaim().overdue, "its worker is dead")
     queue.publish_many([Outgoing(body="safe"), Outgoing(body="last", retries=0)] * 10)
 
-    start(concurrency=4)
+    work_until(Acked, 21, concurrency=4)
 
-    recorder.wait_for(Acked, 21)
     assert all(len(bodies) == 1 for bodies in batches if {"last", "suspect"} & set(bodies))
     assert Counter(body for bodies in batches for body in bodies) == {"safe": 10, "last": 10, "suspect": 1}
 
@@ -184,46 +178,24 @@ def test_a_slot_runs_one_batch_and_no_more_is_held_than_slots_take(queue, consum
     assert queue.counts().ready == 90
 
 
-def test_a_batch_that_overruns_its_time_is_tried_again_as_a_whole(queue, consumer, start, recorder):
-    cut = []
-
-    @consumer.handler(queue, batch=3, linger=LONG, timeout=CALM_SECONDS, backoff=wait_none())
-    async def handle(bodies: list, jobs: list[Job]):
-        if jobs[0].attempt == 1:
-            try:
-                await asyncio.sleep(LONG)
-            except asyncio.CancelledError:
-                cut.append(len(bodies))
-                raise
-
-    queue.publish_many(["x"] * 3)
-    start()
-
-    recorder.wait_for(Acked, 3)
-    assert cut == [3]
-    assert len(recorder.of(Handled, outcome="timeout")) == 3
-
-
-def test_every_lease_of_a_batch_is_renewed_and_its_time_can_be_extended(queue, consumer, start, recorder):
+def test_every_lease_of_a_batch_is_renewed_and_its_time_can_be_extended(queue, consumer, work_until, recorder):
     @consumer.handler(queue, batch=3, linger=LONG, lease=CALM_SECONDS, timeout=CALM_SECONDS)
     def handle(bodies, jobs: list[Job]):
         jobs[2].extend_timeout(LONG)
         threading.Event().wait(1.2 * CALM_SECONDS)
 
     queue.publish_many(["x"] * 3)
-    start()
+    work_until(Acked, 3)
 
-    recorder.wait_for(Acked, 3)
     assert recorder.of(Lost) == []
     assert queue.counts().totals.get("retried_lease", 0) == 0
 
 
-def test_a_stop_gives_back_a_batch_that_lingers(queue, consumer, start, recorder):
+def test_a_stop_gives_back_a_batch_that_lingers(queue, consumer, work_until):
     calls = []
     consumer.handler(queue, batch=10, linger=LONG)(calls.append)
     queue.publish_many(["x"] * 3)
-    start()
-    recorder.wait_for(Claimed, 3)
+    work_until(Claimed, 3)
 
     consumer.stop()
 

@@ -26,35 +26,32 @@ def publish(queue, *keys):
     queue.publish_many([Outgoing(body="x", key=key) for key in keys])
 
 
-def test_a_batch_holds_messages_of_one_key_and_is_full_where_there_are_enough(make_queue, start, recorder, batches):
+def test_a_batch_holds_messages_of_one_key_and_is_full_where_there_are_enough(make_queue, work_until, batches):
     queue = make_queue()
     calls = batches(queue, batch=10, linger=LONG)
     publish(queue, *"abcd" * 20)
 
-    start(concurrency=2)
+    work_until(Acked, 80, concurrency=2)
 
-    recorder.wait_for(Acked, 80)
     assert Counter(map(tuple, calls)) == {(key,) * 10: 2 for key in "abcd"}
 
 
 @pytest.mark.parametrize("keys", [["a", "a", None, None] * 2, [None] * 8], ids=["beside keys", "alone"])
-def test_messages_without_a_key_come_together(make_queue, start, recorder, batches, keys):
+def test_messages_without_a_key_come_together(make_queue, work_until, batches, keys):
     queue = make_queue()
     calls = batches(queue, batch=4, linger=LONG)
     publish(queue, *keys)
 
-    start(concurrency=1)
+    work_until(Acked, 8, concurrency=1)
 
-    recorder.wait_for(Acked, 8)
     assert sorted(calls, key=str) == sorted([keys[:2] * 2, [None] * 4], key=str)
 
 
-def test_what_comes_while_a_batch_lingers_goes_with_its_key(make_queue, start, recorder, batches):
+def test_what_comes_while_a_batch_lingers_goes_with_its_key(make_queue, work_until, recorder, batches):
     queue = make_queue()
     calls = batches(queue, batch=2, linger=LONG)
     publish(queue, "z", "z")  # it has keys
-    start(concurrency=4)
-    recorder.wait_for(Acked, 2)
+    work_until(Acked, 2, concurrency=4)
     for claimed, key in enumerate("abba", 3):
         queue.publish("x", key=key)
         recorder.wait_for(Claimed, claimed)

@@ -118,7 +118,7 @@ class Card:
 
 
 def test_hooks_hear_of_each_failure_with_its_job_and_whether_it_is_final(
-    make_queue, consumer, start, recorder, told, as_kind, caplog
+    make_queue, consumer, work_until, told, as_kind, caplog
 ):
     def broken(job, error, final):
         raise SystemExit(SECRET)
@@ -134,8 +134,7 @@ def test_hooks_hear_of_each_failure_with_its_job_and_whether_it_is_final(
     make_queue("single").publish("x", id="m", retries=1)
     make_queue("batch").publish_many(["x"] * 3)
     make_queue("cards").publish(SECRET, id="c")
-    start()
-    recorder.wait_for(Collected, 5)
+    work_until(Collected, 5)
 
     found = defaultdict(list)
     for job, error, final in told:
@@ -147,7 +146,7 @@ def test_hooks_hear_of_each_failure_with_its_job_and_whether_it_is_final(
     assert SECRET not in caplog.text
 
 
-def test_an_answer_is_no_failure_unless_it_was_the_last_nack(make_queue, consumer, start, recorder, told, as_kind):
+def test_an_answer_is_no_failure_unless_it_was_the_last_nack(make_queue, consumer, work_until, recorder, told, as_kind):
     answers = {"nack": Nack(0.01), "snooze": Snooze(0.01), "reject": Reject("no")}
 
     def handle(body, job):
@@ -163,8 +162,7 @@ def test_an_answer_is_no_failure_unless_it_was_the_last_nack(make_queue, consume
     consumer.handler(last)(as_kind(lambda body, job: Nack(5, "gateway busy")))
     queue.publish_many(list(answers))
     last.publish("x", id="m")
-    start()
-    recorder.wait_for(Acked, 2)
+    work_until(Acked, 2)
     recorder.wait_for(Collected, 2)
 
     [(job, error, final)] = told
@@ -188,7 +186,7 @@ def test_the_reason_of_an_answer_is_logged_only_with_the_error_text(
     assert [SECRET in formatted(one) for one in records()] == [error_text] * 3
 
 
-def test_a_task_that_ends_the_event_loop_is_logged_without_its_text(queue, consumer, start, recorder, caplog):
+def test_a_task_that_ends_the_event_loop_is_logged_without_its_text(queue, consumer, work_until, caplog):
     @consumer.handler(queue)
     async def handle(body):
         with suppress(SystemExit):
@@ -198,21 +196,17 @@ def test_a_task_that_ends_the_event_loop_is_logged_without_its_text(queue, consu
         sys.exit(SECRET)
 
     queue.publish("x")
-    start()
-    recorder.wait_for(Acked)
+    work_until(Acked)
 
     [line] = [formatted(one) for one in caplog.records if "end the event loop" in one.getMessage()]
     assert line.startswith("a task tried to end the event loop of the handlers: SystemExit at ")
     assert SECRET not in line
 
 
-def test_a_hook_hears_of_a_thread_that_overran_and_where_it_stands(
-    queue, consumer, start, recorder, gate, records, told
-):
+def test_a_hook_hears_of_a_thread_that_overran_and_where_it_stands(queue, consumer, work_until, gate, records, told):
     consumer.handler(queue, timeout=0.1)(lambda body: gate.pass_through())
     queue.publish("x", id="m")
-    start()
-    recorder.wait_for(Handled, outcome="timeout")
+    work_until(Handled, outcome="timeout")
     eventually(lambda: told, "the hook has heard")
     gate.open()
 

@@ -13,7 +13,7 @@ from waiting import eventually
 
 from reliq import Queue, WorkerSettings
 from reliq.errors import ConfigurationError, RedisUnavailableError
-from reliq.events import Acked, Handled, Lost, Nacked, RedisAway, Snoozed, Started
+from reliq.events import Acked, Handled, Lost, RedisAway, Started
 from reliq.health import Pulse, ready
 from reliq.logs.observer import LogObserver
 from reliq.worker.engine import reply_seconds
@@ -143,7 +143,7 @@ def test_cut_connections_leave_no_unknown_lease_and_no_answer_is_reported_as_los
     with Killer(client) as killer:
         while killer.cuts < 10:
             published += queue.publish_many(["x", "fails"] * 250).published
-            recorder.wait_for(Acked, published, timeout=100)
+            recorder.wait_for(Handled, published * 3 // 2, timeout=100)
 
     eventually(lambda: not queue.counts().alive, "all have ended")
     counts = queue.counts()
@@ -155,7 +155,7 @@ def test_cut_connections_leave_no_unknown_lease_and_no_answer_is_reported_as_los
     assert client.keys(queue.keys.msg("*")) == []
 
 
-def test_an_observer_that_raises_and_a_body_of_a_wrong_type_do_no_harm(queue, consumer, start, recorder, client):
+def test_an_observer_that_raises_and_a_body_of_a_wrong_type_do_no_harm(queue, consumer, work_until, client):
     def breaks(event):
         raise RuntimeError("the dashboard is down")
 
@@ -166,9 +166,7 @@ def test_an_observer_that_raises_and_a_body_of_a_wrong_type_do_no_harm(queue, co
     client.lpush(queue.keys.msg("x"), "a list")
     queue.publish("y")
 
-    start()
-
-    recorder.wait_for(Acked)
+    work_until(Acked)
     eventually(lambda: not queue.counts().alive, "both have ended")
     assert queue.counts().totals["expired"] == 1
 
@@ -229,40 +227,3 @@ def test_outcomes_that_one_queue_refuses_do_not_hold_up_the_others(
     recorder.wait_for(Acked, queue="broken")
     assert broken.counts().missing == 0
     assert "failed and tries again" not in caplog.text  # as a settler does that waits for all of them
-
-
-def test_ten_thousand_mixed_messages_leave_nothing_behind(make_queue, consumer, recorder, client):
-    plain, later = make_queue("plain", retries=2), make_queue("async", retries=2)
-
-    def handle(body, job):
-        number = int(body)
-        if number % 50 == 0:
-            raise ValueError(body)
-        if number % 7 == 0 and job.attempt == 1:
-            raise ValueError(body)
-
-    async def ahandle(body, job):
-        handle(body, job)
-
-    consumer.handler(plain, backoff=SOON)(handle)
-    consumer.handler(later, backoff=SOON)(ahandle)
-    for queue in (plain, later):
-        queue.publish_many([str(number) for number in range(4900)])
-        for number in range(100):
-            queue.publish(str(number), delay=0.1 * (number % 10), id=f"d{number}")
-            if number % 10 == 9:
-                queue.cancel(f"d{number}")
-
-    consumer.drain(WorkerSettings(concurrency=8), delayed=True, raise_errors=False)
-
-    for queue in (plain, later):
-        counts = queue.counts()
-        assert (counts.missing, counts.alive) == (0, 0)
-        assert counts.totals["cancelled"] == 10
-        assert counts.totals["dead"] == 98 + 2
-        for name in ("unack", "retry", "retries_left", "lease", "errors"):
-            assert not client.exists(getattr(queue.keys, name)), name
-        assert client.keys(queue.keys.msg("*")) == []
-    assert recorder.of(Lost) == []
-    assert len(recorder.ids(Nacked)) > 1000
-    assert recorder.of(Snoozed) == []

@@ -27,18 +27,15 @@ def publish_as_go_does(client, queue, id: bytes, body: bytes) -> None:
 ENVELOPE_LIKE = b'RELIQ/1 {"d":1,"r":1,"e":1,"w":0}\nhello'
 
 
-def test_an_id_that_is_no_text_and_a_bare_body_like_an_envelope_are_worked(
-    make_queue, consumer, start, recorder, client
-):
+def test_an_id_that_is_no_text_and_a_bare_body_like_an_envelope_are_worked(make_queue, consumer, work_until, client):
     queue = make_queue("go", bytes, layout=Layout.hdt3213())
     bodies = []
     consumer.handler(queue)(bodies.append)
     publish_as_go_does(client, queue, b"\xff\xfe", b"strange")
     publish_as_go_does(client, queue, b"plain", ENVELOPE_LIKE)
 
-    start()
+    work_until(Acked, count=2)
 
-    recorder.wait_for(Acked, count=2)
     assert sorted(bodies) == [ENVELOPE_LIKE, b"strange"]
     assert client.exists(queue.keys.msg("").encode() + b"\xff\xfe") == 0
     assert queue.counts().unack == 0
@@ -62,7 +59,7 @@ def test_a_bare_body_like_an_envelope_is_never_written_to(make_queue, client):
     assert client.get(place) == ENVELOPE_LIKE
 
 
-def test_messages_that_go_held_when_it_stopped_run_side_by_side(make_queue, consumer, start, recorder, client):
+def test_messages_that_go_held_when_it_stopped_run_side_by_side(make_queue, consumer, work_until, client):
     """Its leases run out in its buffer, and it nacks: neither says that a message killed its worker."""
     queue, slots = make_queue("go", bytes, layout=Layout.hdt3213()), 8
     go, now = GoProgram(client, queue.keys), client.time()[0]
@@ -75,9 +72,8 @@ def test_messages_that_go_held_when_it_stopped_run_side_by_side(make_queue, cons
     all_slots = threading.Barrier(slots)
     consumer.handler(queue, lease=0.5)(lambda body: all_slots.wait(60) and None)
 
-    start(concurrency=slots)
+    work_until(Acked, count=2 * slots, concurrency=slots)
 
-    recorder.wait_for(Acked, count=2 * slots)
     assert queue.counts().totals.get("nacked", 0) == 0
 
 

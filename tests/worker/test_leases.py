@@ -17,7 +17,6 @@ from reliq.events import (
     Claimed as ClaimedEvent,
     Handled,
     Lost,
-    Nacked,
     Reclaimed,
     RedisAway,
     RedisBack,
@@ -40,7 +39,7 @@ CALM_TIMEOUT = 1.5
 SOON = wait_fixed(0.01)
 
 
-def test_a_handler_that_blocks_the_event_loop_keeps_every_lease(queue, consumer, start, recorder):
+def test_a_handler_that_blocks_the_event_loop_keeps_every_lease(queue, consumer, work_until, recorder):
     @consumer.handler(queue, lease=CALM_LEASE)
     async def handle(body):
         if body == "blocks":
@@ -50,14 +49,13 @@ def test_a_handler_that_blocks_the_event_loop_keeps_every_lease(queue, consumer,
 
     queue.publish("waits")
     queue.publish("blocks")
-    start()
+    work_until(Acked, 2)
 
-    recorder.wait_for(Acked, 2)
     assert len(recorder.ids(ClaimedEvent)) == 2
     assert recorder.of(Lost) == []
 
 
-def test_a_handler_that_burns_the_processor_keeps_its_lease(queue, consumer, start, recorder):
+def test_a_handler_that_burns_the_processor_keeps_its_lease(queue, consumer, work_until, recorder):
     renewed = []
 
     @consumer.handler(queue, lease=9)  # renewed after a third: two thirds are there for a busy machine
@@ -69,9 +67,8 @@ def test_a_handler_that_burns_the_processor_keeps_its_lease(queue, consumer, sta
 
     for number in range(2):
         queue.publish(str(number))
-    start(concurrency=2)
+    work_until(Acked, 2, timeout=100, concurrency=2)
 
-    recorder.wait_for(Acked, 2, timeout=100)
     assert len(recorder.ids(ClaimedEvent)) == 2
     assert recorder.of(Lost) == []
     assert renewed == [True] * 2
@@ -149,51 +146,34 @@ def test_a_renewal_is_not_reported_as_late_while_redis_is_away(own_server, own_q
     assert RenewalLate not in told[told.index(RedisAway) : told.index(RedisBack)]
 
 
-def test_a_coroutine_that_overruns_its_timeout_is_cancelled_and_tried_again(queue, consumer, start, recorder):
-    cut = []
+def test_a_coroutine_that_overruns_is_cancelled_keeps_its_lease_meanwhile_and_is_retried(
+    queue, consumer, start, recorder
+):
+    ends, cancelled = asyncio.Event(), threading.Event()
 
-    @consumer.handler(queue, timeout=CALM_TIMEOUT, backoff=SOON)
+    @consumer.handler(queue, timeout=CALM_TIMEOUT, lease=CALM_LEASE, backoff=SOON)
     async def handle(body, job):
         if job.attempt == 1:
             try:
-                await asyncio.sleep(60)
+                await asyncio.sleep(600)
             finally:
-                cut.append(job.id)
+                cancelled.set()
+                await ends.wait()
 
-    queue.publish("x", id="x")
-    start()
-
-    recorder.wait_for(Acked)
-    assert cut == ["x"]
-    first, second = recorder.of(Handled)
-    assert (first.outcome, second.outcome) == ("timeout", "ack")
-    assert "timeout" in first.error
-    assert queue.counts().totals["retried_nack"] == 1
-
-
-def test_a_coroutine_keeps_its_lease_while_it_ends_after_its_timeout(queue, consumer, start, recorder):
-    ends = asyncio.Event()
-
-    @consumer.handler(queue, timeout=0.1, lease=LEASE, backoff=wait_fixed(600))
-    async def handle(body):
-        try:
-            await asyncio.sleep(600)
-        finally:
-            cancelled.set()
-            await ends.wait()
-
-    cancelled = threading.Event()
     queue.publish("x")
     engine = start()
     assert cancelled.wait(30)
     (held,) = engine.inflight.deliveries()
     until = held.lease_until
-
     eventually(lambda: held.lease_until > until, "its lease is renewed", seconds=4)
-
     engine._tasks.ping(ends.set)
-    recorder.wait_for(Nacked)
+
+    recorder.wait_for(Acked)
     assert recorder.of(Lost) == []
+    first, second = recorder.of(Handled)
+    assert (first.outcome, second.outcome) == ("timeout", "ack")
+    assert "timeout" in first.error
+    assert queue.counts().totals["retried_nack"] == 1
 
 
 def test_a_thread_that_overruns_loses_its_message_to_another_worker(queue, consumer, start, recorder, gate, url):
@@ -226,16 +206,15 @@ def test_a_thread_that_overruns_loses_its_message_to_another_worker(queue, consu
 
 
 @pytest.mark.parametrize("timeout", [CALM_TIMEOUT, None], ids=["extended", "without a timeout"])
-def test_a_handler_whose_timeout_is_extended_or_none_is_not_cut(queue, consumer, start, recorder, timeout):
+def test_a_handler_whose_timeout_is_extended_or_none_is_not_cut(queue, consumer, work_until, timeout):
     @consumer.handler(queue, timeout=timeout)
     async def handle(body, job):
         job.extend_timeout(60 if timeout else 0.1)  # of no timeout there is nothing to extend
         await asyncio.sleep(1.2 * timeout if timeout else 0.3)
 
     queue.publish("x")
-    start()
+    (event,) = work_until(Handled)
 
-    (event,) = recorder.wait_for(Handled)
     assert event.outcome == "ack"
 
 
@@ -289,7 +268,7 @@ def test_a_job_learns_that_its_lease_is_lost(queue, consumer, start, recorder, c
     assert len(recorder.of(Lost)) == 1
 
 
-def test_a_job_knows_its_message(queue, consumer, start, recorder):
+def test_a_job_knows_its_message(queue, consumer, work_until, recorder):
     told = []
 
     @consumer.handler(queue)
@@ -298,9 +277,8 @@ def test_a_job_knows_its_message(queue, consumer, start, recorder):
         told.append((job.due, job.enqueued, repr(job)))
 
     receipt = queue.publish("hello", id="x", retries=4, headers={"a": "b"})
-    start()
+    work_until(Acked)
 
-    recorder.wait_for(Acked)
     assert told[0] == ("x", "q", "hello", 1, 4, {"a": "b"}, None)
     due, enqueued, text = told[1]
     assert due == receipt.due

@@ -74,15 +74,14 @@ def test_no_more_is_claimed_ahead_than_is_soon_read(make_queue, consumer, fetche
     assert len(fetcher.inflight.deliveries()) <= 4 + 3 * 10
 
 
-def test_a_quick_handler_that_gets_stuck_holds_up_no_other(queue, consumer, start, recorder, gate):
+def test_a_quick_handler_that_gets_stuck_holds_up_no_other(queue, consumer, work_until, recorder, gate):
     @consumer.handler(queue)
     def handle(body):
         if body == "stuck":
             gate.pass_through()
 
     queue.publish_many(["quick"] * 300)
-    start()
-    recorder.wait_for(Acked, 300)
+    work_until(Acked, 300)
 
     queue.publish_many([*["stuck", "quick"] * 15, *["quick"] * 300])
 

@@ -39,7 +39,7 @@ def register(request, consumer):
 
 @pytest.mark.parametrize("how", ["raised", "returned"])
 def test_a_key_whose_handler_was_rate_limited_sleeps_and_the_others_go_on(
-    make_queue, consumer, start, recorder, register, client, how, caplog
+    make_queue, consumer, work_until, recorder, register, client, how, caplog
 ):
     caplog.set_level(logging.INFO, "reliq")
     consumer.observers.insert(0, LogObserver())  # before the one that is waited for
@@ -57,9 +57,7 @@ def test_a_key_whose_handler_was_rate_limited_sleeps_and_the_others_go_on(
     for body in ("a0", "a1", "b0", "b1"):
         queue.publish(body, key=body[0], retries=5)
     register(queue, handle)
-    start()
-
-    recorder.wait_for(Acked, 4)
+    work_until(Acked, 4)
     (told,) = recorder.of(Throttled)
     assert (told.keys, told.seconds) == (("a",), SLEEP_SECONDS)
     assert "q: rate limited, for 0.3 s: key a" in caplog.messages
@@ -73,7 +71,7 @@ def test_a_key_whose_handler_was_rate_limited_sleeps_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("end", ["by itself", "by a resume"])
-def test_a_message_without_a_key_puts_its_queue_to_sleep(make_queue, consumer, start, recorder, url, end):
+def test_a_message_without_a_key_puts_its_queue_to_sleep(make_queue, consumer, work_until, recorder, url, end):
     queue, starts = make_queue(concurrency=1), []
 
     @consumer.handler(queue)
@@ -84,8 +82,8 @@ def test_a_message_without_a_key_puts_its_queue_to_sleep(make_queue, consumer, s
 
     queue.publish("any")
     queue.publish("keyed", key="a")
-    start()
-    (told,) = recorder.wait_for(Throttled)
+    (told,) = work_until(Throttled)
+
     assert told.keys == ("",)
     if end == "by a resume":
         assert Admin(url).resume("q")
@@ -95,7 +93,7 @@ def test_a_message_without_a_key_puts_its_queue_to_sleep(make_queue, consumer, s
     assert end != "by itself" or starts[1][1] - starts[0][1] >= SLEEP_SECONDS
 
 
-def test_each_message_of_a_batch_may_answer_that_it_was_rate_limited(make_queue, consumer, start, recorder):
+def test_each_message_of_a_batch_may_answer_that_it_was_rate_limited(make_queue, consumer, work_until, recorder):
     queue, calls = make_queue(per_key=5), []
 
     @consumer.handler(queue, batch=4, linger=LONG)
@@ -104,9 +102,7 @@ def test_each_message_of_a_batch_may_answer_that_it_was_rate_limited(make_queue,
         return [RateLimited(LONG) if body == "a" else RateLimited(LONG * 2) if body == "b" else None for body in bodies]
 
     queue.publish_many([Outgoing(body=key, key=key) for key in "abcd"])
-    start(concurrency=1)
-
-    recorder.wait_for(Acked, 2)
+    work_until(Acked, 2, concurrency=1)
     recorder.wait_for(Throttled, 2)
     assert {(one.keys, one.seconds) for one in recorder.of(Throttled)} == {(("a",), LONG), (("b",), 2 * LONG)}
     assert calls == [["a", "b", "c", "d"]]
@@ -114,16 +110,14 @@ def test_each_message_of_a_batch_may_answer_that_it_was_rate_limited(make_queue,
     assert (counts.waiting, counts.unack) == (2, 0)
 
 
-def test_in_a_queue_without_keys_the_message_alone_waits(queue, consumer, start, recorder):
+def test_in_a_queue_without_keys_the_message_alone_waits(queue, consumer, work_until, recorder):
     @consumer.handler(queue)
     def handle(body):
         if body == "limited":
             raise RateLimited(delay=LONG)
 
     queue.publish_many(["limited", "others", "others"], chunk=3)
-    start()
-
-    recorder.wait_for(Acked, 2)
+    work_until(Acked, 2)
     recorder.wait_for(Snoozed)
     assert recorder.of(Throttled) == []
     assert queue.counts().pending == 1

@@ -117,14 +117,13 @@ def test_an_answer_that_makes_no_sense_is_a_failure_and_costs_no_slot(
     assert "secret-7" not in caplog.text
 
 
-def test_a_batch_that_answers_with_a_generator_or_a_class_is_not_acked(queue, consumer, start, recorder):
+def test_a_batch_that_answers_with_a_generator_or_a_class_is_not_acked(queue, consumer, work_until, recorder):
     answers = {"generator": lambda: (Nack() for _ in range(1)), "map": lambda: map(str, [1]), "class": lambda: Reject}
     consumer.handler(queue, batch=1)(lambda bodies: answers[bodies[0]]())
     queue.publish_many(list(answers))
 
-    start()
+    work_until(Nacked, 3)
 
-    recorder.wait_for(Nacked, 3)
     assert all(event.error.startswith("ConfigurationError: a") for event in recorder.of(Handled))
     assert recorder.of(Acked) == []
 
@@ -142,13 +141,11 @@ class Fragile:
         return raising(errors[payload]) if payload in errors else payload
 
 
-def test_a_body_whose_decoding_raises_anything_harms_no_other_of_its_batch(make_queue, consumer, start, recorder):
+def test_a_body_whose_decoding_raises_anything_harms_no_other_of_its_batch(make_queue, consumer, work_until, recorder):
     queue, worked = make_queue(body=Fragile, retries=0), []
     consumer.handler(queue, batch=4)(worked.extend)
     make_queue(body=bytes, retries=0).publish_many([b"good", b"exit", b"name", b"good"])
 
-    start(concurrency=1)
-
-    recorder.wait_for(Acked, 2)
+    work_until(Acked, 2, concurrency=1)
     recorder.wait_for(Nacked, 2)
     assert worked == [b"good", b"good"]

@@ -13,8 +13,6 @@ from reliq.shardmap import ShardMap
 from reliq.transitions import ClaimAnswer, Suspects
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 from reliq.worker.claims import Capacity, QueueClaims
-from reliq.worker.fetcher import POLL_SECONDS
-from reliq.worker.loop import Loop
 from reliq.worker.served import Served
 from reliq.worker.turns import SeldomLooks, seconds_between_looks, taken_in_turn
 
@@ -26,14 +24,14 @@ def alive(client, shards):
     return sum(client.hlen(keys.retries_left) for keys in shards)
 
 
-def test_a_worker_serves_every_shard_of_a_queue_and_drains_all(queue, consumer, start, recorder, spread, put, client):
+def test_a_worker_serves_every_shard_of_a_queue_and_drains_all(
+    queue, consumer, work_until, recorder, spread, put, client
+):
     shards = spread(queue, 16)
     for keys in shards:
         put(keys, [f"{keys.shard}"] * 20)
     consumer.handler(queue)(lambda body: None)
-    start()
-
-    recorder.wait_for(Acked, 320)
+    work_until(Acked, 320)
     for keys in shards:  # each on its own, when all are idle
         put(keys, ["again"])
     recorder.wait_for(Acked, 336)
@@ -245,31 +243,20 @@ def test_a_part_of_a_capacity_and_the_rest_make_the_whole():
         assert part.messages + whole.without(part).messages == whole.messages
 
 
-@pytest.fixture
-def workers(queue, consumer, url, fetcher_of, monkeypatch):
-    """Fetchers of many processes, whose seconds are shorter."""
+def test_a_shard_that_another_worker_watches_is_looked_at_seldom(queue, consumer, fetcher_of, spread, client, clock):
+    """Sixteen idle workers that looked at each of sixteen shards once a second made 256 calls a second."""
     consumer.handler(queue)(lambda body: None)
-    loops = []
+    shards = spread(queue, 16)
+    served = Served(consumer.handlers)
+    served.read(Client.to(Connection.to(queue.target), WORKER_TIMEOUT_SECONDS))
+    fetcher = fetcher_of(consumer, 16, served=served, heartbeat=SimpleNamespace(soon=list, workers=lambda: 16))
+    for keys in shards:
+        client.set(keys.watch, "another", px=2000)
 
-    def make(number, second):
-        monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", second)
-        between = seconds_between_looks
-        monkeypatch.setattr("reliq.worker.turns.seconds_between_looks", lambda workers: second * between(workers))
-        beat = SimpleNamespace(soon=list, workers=lambda: number)
-        for _ in range(number):
-            client, served = Client.to(Connection.to(url), WORKER_TIMEOUT_SECONDS), Served(consumer.handlers)
-            served.read(client)
-            made = fetcher_of(consumer, 16, client=client, served=served, heartbeat=beat)
-            loops.append((Loop("fetcher", made.step), made))
-            loops[-1][0].start()
+    fetcher.step()
 
-    yield make
-    for loop, made in loops:
-        loop.stop()
-        made.inflight.close()
-    for loop, made in loops:
-        assert loop.join(30)
-        made.fetcher.hand_on()
+    [look_at] = {one.look_at for one in fetcher.fetcher._queues}  # one round for all
+    assert clock.now + 15 <= look_at <= clock.now + 25
 
 
 def test_a_message_of_a_sharded_queue_costs_no_more_than_one_of_an_unsharded_queue(
@@ -295,24 +282,6 @@ def test_a_message_of_a_sharded_queue_costs_no_more_than_one_of_an_unsharded_que
     made = {name: calls(name) - count for name, count in before.items()}
     # Publish, claim, read and ack; in the read; a wait.
     assert made == {"evalsha": 4 * 20, "mget": 20, "lpop": 0, "blpop": 20}
-
-
-def test_idle_shards_cost_many_workers_next_to_nothing(queue, workers, spread, client):
-    """Each worker looking at each shard once a second made 256 calls a second of this."""
-    second = 0.1
-    shards = spread(queue, 16)
-    workers(16, second)
-    eventually(lambda: all(client.exists(keys.watch) for keys in shards), "each shard is watched")
-
-    def calls(name):
-        return client.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"]
-
-    waits, looks = calls("blpop"), calls("evalsha")
-    eventually(lambda: calls("blpop") - waits >= 16 * 15, "each has waited fifteen times, a second each")
-    rate = (calls("evalsha") - looks) * 16 / (calls("blpop") - waits)
-
-    assert 10 < rate < 36
-    assert POLL_SECONDS == 1
 
 
 def test_looks_of_all_workers_at_watched_shards_are_few_and_made_in_one_round():

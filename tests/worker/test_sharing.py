@@ -18,7 +18,7 @@ SLOW_SECONDS = HOLD_SECONDS * 1.2
 
 
 def test_plain_and_async_handlers_share_the_slots_and_a_queue_keeps_its_own_limit(
-    make_queue, consumer, start, recorder, meter
+    make_queue, consumer, work_until, meter
 ):
     capped, plain, later = make_queue("capped"), make_queue("plain"), make_queue("async")
     own = type(meter)()
@@ -40,9 +40,8 @@ def test_plain_and_async_handlers_share_the_slots_and_a_queue_keeps_its_own_limi
 
     for queue in (capped, plain, later):
         queue.publish_many(["x"] * 300)
-    start(concurrency=4)
+    work_until(Acked, 900, concurrency=4)
 
-    recorder.wait_for(Acked, 900)
     assert own.most <= 2
     assert meter.most <= 4
 
@@ -202,7 +201,7 @@ def test_a_worker_that_joins_late_gets_work_however_fast_the_earlier_jobs_were(q
     assert queue.counts().alive == 0
 
 
-def test_neither_new_messages_nor_retries_starve_the_others(queue, consumer, start, recorder):
+def test_neither_new_messages_nor_retries_starve_the_others(queue, consumer, work_until, recorder):
     for sort in ("new", "again"):
         for number in range(20):
             queue.publish(sort, id=f"{sort}{number}")
@@ -214,9 +213,7 @@ def test_neither_new_messages_nor_retries_starve_the_others(queue, consumer, sta
     assert queue.counts().ready == 20
     consumer.handler(queue)(lambda body: threading.Event().wait(SLOW_SECONDS))
 
-    start(concurrency=2)
-
-    recorder.wait_for(Started, 20)
+    work_until(Started, 20, concurrency=2)
     sorts = Counter(id.rstrip("0123456789") for id in recorder.ids(Started)[:20])
     assert sorts["new"] >= 6
     assert sorts["again"] >= 2
@@ -242,13 +239,11 @@ def test_messages_with_no_retry_left_are_never_held(queue, consumer, start, reco
     assert holding == []
 
 
-def test_last_chances_do_not_wait_for_the_next_look(no_looks, queue, consumer, start, recorder):
+def test_last_chances_do_not_wait_for_the_next_look(no_looks, queue, consumer, work_until):
     consumer.handler(queue)(lambda body: None)
     queue.publish_many(Outgoing(body="x", id=str(number), retries=0) for number in range(1200))
 
-    start(concurrency=1)
-
-    recorder.wait_for(Acked, 1200)
+    work_until(Acked, 1200, concurrency=1)
 
 
 def test_slow_handlers_hold_only_what_runs(queue, consumer, start, recorder, gate):

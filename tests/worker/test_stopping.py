@@ -6,7 +6,7 @@ import threading
 import pytest
 from waiting import eventually
 
-from reliq import Consumer, Nack, Stopped, WorkerSettings
+from reliq import Nack, Stopped, WorkerSettings
 from reliq.errors import ConfigurationError
 from reliq.events import Acked, Collected, Handled, Released, Started, WorkerReady, WorkerStopping
 from reliq.logs.observer import LogObserver
@@ -105,27 +105,6 @@ def test_prefetched_messages_go_back_unspent_and_in_order(queue, consumer, gate,
     assert queue.counts().unack == 0
 
 
-def test_coroutines_that_outlast_the_grace_go_back_unspent(queue, consumer, recorder):
-    @consumer.handler(queue)
-    async def handle(body):
-        await asyncio.sleep(60)
-
-    queue.publish("x", retries=1)
-    consumer.start()
-    recorder.wait_for(Started)
-
-    assert consumer.stop(grace=0)
-
-    counts = queue.counts()
-    assert (counts.ready, counts.unack, counts.missing) == (1, 0, 0)
-    assert recorder.of(Handled)[0].outcome == "release"
-    again = type(recorder)()
-    other = Consumer(queue.target, observers=[again])
-    other.handler(queue)(lambda body: None)
-    other.drain()
-    assert again.of(Started)[0].attempt == 1
-
-
 def test_a_thread_that_outlasts_the_grace_period_keeps_its_lease(queue, consumer, gate, recorder):
     consumer.handler(queue)(lambda body: gate.pass_through())
     queue.publish("x", id="x")
@@ -202,16 +181,15 @@ def test_a_drain_takes_messages_of_a_dead_worker(queue, consumer, recorder):
     assert queue.letters()[0].reason == "lease"
 
 
-def test_a_dead_letter_of_an_expired_lease_is_collected_soon(queue, consumer, start, recorder, monkeypatch):
+def test_a_dead_letter_of_an_expired_lease_is_collected_soon(queue, consumer, work_until, monkeypatch):
     """Without word of the burial it would wait for the next look at everything, half a minute later."""
     monkeypatch.setattr("reliq.worker.janitor.ROUND_SECONDS", 3600)
     queue.publish("y", id="y", retries=0)
     queue.moves.claim(CallNumber("dead", 1), limit=1, lease_ms=500)
     consumer.handler(queue, lease=0.3)(lambda body: None)
 
-    start()
+    work_until(Collected)
 
-    recorder.wait_for(Collected)
     assert queue.counts().dead == 1
 
 

@@ -13,7 +13,7 @@ request = ContextVar("request", default="none")
 
 
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
-def test_what_a_handler_sets_in_its_context_does_not_leak_into_the_next(queue, consumer, start, recorder, is_async):
+def test_what_a_handler_sets_in_its_context_does_not_leak_into_the_next(queue, consumer, work_until, is_async):
     seen = []
 
     def handle(body):
@@ -26,14 +26,13 @@ def test_what_a_handler_sets_in_its_context_does_not_leak_into_the_next(queue, c
     consumer.handler(queue)(ahandle if is_async else handle)
     for number in range(5):
         queue.publish(str(number))
-    start(concurrency=1)
+    work_until(Acked, 5, concurrency=1)
 
-    recorder.wait_for(Acked, 5)
     assert seen == ["none"] * 5
 
 
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
-def test_middleware_is_around_each_call_the_first_outermost(queue, consumer, start, recorder, is_async):
+def test_middleware_is_around_each_call_the_first_outermost(queue, consumer, work_until, is_async):
     story = []
 
     def around(name):
@@ -57,13 +56,12 @@ def test_middleware_is_around_each_call_the_first_outermost(queue, consumer, sta
     consumer.middleware(around("inner"))
     consumer.handler(queue)(ahandle if is_async else handle)
     queue.publish("x")
-    start()
+    work_until(Acked)
 
-    recorder.wait_for(Acked)
     assert story == ["outer enters x", "inner enters x", "handles x", "inner leaves", "outer leaves"]
 
 
-def test_async_middleware_runs_in_the_handlers_own_task(queue, consumer, start, recorder):
+def test_async_middleware_runs_in_the_handlers_own_task(queue, consumer, work_until):
     tasks = []
 
     @consumer.middleware
@@ -78,15 +76,14 @@ def test_async_middleware_runs_in_the_handlers_own_task(queue, consumer, start, 
         tasks.append(asyncio.current_task())
 
     queue.publish("x")
-    start()
+    work_until(Acked)
 
-    recorder.wait_for(Acked)
     assert len(tasks) == 3
     assert len(set(tasks)) == 1
 
 
 def test_middleware_may_deal_with_errors_of_the_handler_and_its_own_fail_the_delivery(
-    make_queue, consumer, start, recorder
+    make_queue, consumer, work_until, recorder
 ):
     called = []
 
@@ -105,9 +102,8 @@ def test_middleware_may_deal_with_errors_of_the_handler_and_its_own_fail_the_del
     consumer.handler(make_queue("fails"))(called.append)
     for name in ("q", "fails"):
         make_queue(name).publish("x")
-    start()
+    (event,) = work_until(Handled, queue="q")
 
-    (event,) = recorder.wait_for(Handled, queue="q")
     assert event.outcome == "ack"
     (event,) = recorder.wait_for(Handled, queue="fails")
     assert (event.outcome, event.error, called) == ("nack", "RuntimeError: no database", [])

@@ -195,7 +195,7 @@ def test_a_sooner_message_moves_the_due_time_forward(no_looks, queue, consumer, 
     assert recorder.ids(Acked) == ["sooner"]
 
 
-def test_a_redelivery_is_found_by_its_due_time_and_not_early(no_looks, queue, consumer, start, recorder):
+def test_a_redelivery_is_found_by_its_due_time_and_not_early(no_looks, queue, consumer, work_until):
     at = []
 
     @consumer.handler(queue)
@@ -205,20 +205,18 @@ def test_a_redelivery_is_found_by_its_due_time_and_not_early(no_looks, queue, co
             raise Nack(delay=0.1)
 
     queue.publish("x")
-    start()
+    work_until(Acked)
 
-    recorder.wait_for(Acked)
     assert min(later - sooner for sooner, later in pairwise(at)) >= 0.1
 
 
-def test_messages_of_a_dead_worker_come_back_when_their_leases_expire(no_looks, queue, consumer, start, recorder):
+def test_messages_of_a_dead_worker_come_back_when_their_leases_expire(no_looks, queue, consumer, work_until, recorder):
     queue.publish("x", id="x")
     queue.moves.claim(CallNumber("dead", 1), limit=1, lease_ms=200)
     consumer.handler(queue, lease=0.3)(lambda body: None)
 
-    start()
+    work_until(Acked)
 
-    recorder.wait_for(Acked)
     assert recorder.wait_for(Reclaimed)[0].overdue == ("x",)  # told by another thread than the ack
 
 
