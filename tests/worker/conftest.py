@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -110,6 +111,22 @@ def work_until(start, recorder):
         return recorder.wait_for(kind, count, **fields)
 
     return make
+
+
+@pytest.fixture
+def workers(url, recorder):
+    """Start several consumers of some queues, which stop with the test."""
+    with ExitStack() as stopped:
+
+        def make(count, *queues, handle=lambda body: None):
+            for _ in range(count):
+                consumer = Consumer(url, observers=[recorder])
+                for queue in queues:
+                    consumer.handler(queue)(handle)
+                consumer.start()
+                stopped.callback(consumer.stop, grace=0)
+
+        yield make
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from waiting import eventually
 from reliq import Queue, commands, stacks
 from reliq.errors import RedisRefusedError, RedisUnavailableError
 from reliq.events import Acked
-from reliq.keys import QUEUES_KEY, WORKERS_KEY, Layout
+from reliq.keys import QUEUES_KEY, WORKERS_KEY
 from reliq.roster import BEAT_SECONDS, RECORD_MS, SLOTS_LIMIT
 from reliq.stacks import StackReport
 from reliq.worker.fetcher import POLL_SECONDS
@@ -21,7 +21,7 @@ from reliq.worker.served import Served
 
 
 @pytest.fixture
-def workers(caller):
+def records(caller):
     """The records of those who are alive."""
 
     def look():
@@ -44,26 +44,26 @@ def beat_of(caller, consumer):
     return make
 
 
-def test_a_worker_that_starts_says_who_it_is(consumer, queue, start, workers, client):
+def test_a_worker_that_starts_says_who_it_is(consumer, queue, start, records, client):
     consumer.handler(queue)(lambda body: None)
 
     start(concurrency=3)
 
-    (one,) = eventually(workers, "its record")
+    (one,) = eventually(records, "its record")
     assert (one.host, one.pid, one.queues, one.slots) == (socket.gethostname(), os.getpid(), ("q",), 3)
     assert one.started <= one.seen
     assert abs(one.last_claim - one.seen) < 60
     assert 0 < client.pttl(f"reliq:worker:{one.id}") <= RECORD_MS
 
 
-def test_the_record_has_the_handlers_that_run_up_to_a_limit(consumer, queue, start, workers, gate, beat_of):
+def test_the_record_has_the_handlers_that_run_up_to_a_limit(consumer, queue, start, records, gate, beat_of):
     consumer.handler(queue)(lambda body: gate.pass_through())
     engine = start(concurrency=SLOTS_LIMIT + 3)
 
     def record():
         beat = beat_of(engine)
         assert beat.step() == BEAT_SECONDS
-        return next(worker for worker in workers() if worker.id == beat._id)
+        return next(worker for worker in records() if worker.id == beat._id)
 
     queue.publish("x", id="a")
     queue.publish("x", id="b")
@@ -79,31 +79,31 @@ def test_the_record_has_the_handlers_that_run_up_to_a_limit(consumer, queue, sta
     assert (one.busy, len(one.running)) == (SLOTS_LIMIT + 3, SLOTS_LIMIT)
 
 
-def test_a_clean_stop_takes_the_record_away(consumer, queue, start, workers, client):
+def test_a_clean_stop_takes_the_record_away(consumer, queue, start, records, client):
     consumer.handler(queue)(lambda body: None)
     start()
-    eventually(workers, "its record")
+    eventually(records, "its record")
 
     consumer.stop()
 
     assert client.keys("reliq:worker*") == []
 
 
-def test_a_killed_worker_leaves_the_index_when_its_record_has_expired(consumer, queue, start, workers, client):
+def test_a_killed_worker_leaves_the_index_when_its_record_has_expired(consumer, queue, start, records, client):
     client.zadd(WORKERS_KEY, {"killed": 1_700_000_000})
     consumer.handler(queue)(lambda body: None)
 
     start()
 
-    (one,) = eventually(workers, "its record")
+    (one,) = eventually(records, "its record")
     eventually(lambda: client.zrange(WORKERS_KEY, 0, -1) == [one.id.encode()], "the other leaves")
 
 
-def test_a_record_that_is_none_of_ours_is_passed_over(workers, client):
+def test_a_record_that_is_none_of_ours_is_passed_over(records, client):
     client.zadd(WORKERS_KEY, {"strange": 2_000_000_000})
     client.set("reliq:worker:strange", b"\xff not JSON")
 
-    assert workers() == []
+    assert records() == []
 
 
 def test_a_worker_that_may_not_write_its_record_works_all_the_same(consumer, queue, start, recorder, client):
@@ -134,20 +134,8 @@ def test_a_registry_that_cannot_be_written_stops_no_publish(make_queue, client):
     assert make_queue("other").publish("x").status == "published"
 
 
-def test_a_queue_in_another_layout_is_named_with_its_layout(make_queue, consumer, start, client):
-    foreign = make_queue("go", bytes, layout=Layout.hdt3213())
-    consumer.handler(foreign)(lambda body: None)
-    consumer.handler(make_queue("ours"))(lambda body: None)
-    start()
-
-    foreign.publish(b"x")
-
-    eventually(lambda: client.hexists(QUEUES_KEY, "ours"), "the other queue is named")
-    assert sorted(client.hkeys(QUEUES_KEY)) == [b"hdt3213 go", b"ours"]
-
-
 def test_the_record_of_an_idle_worker_goes_along_with_its_wait(
-    consumer, queue, beat_of, workers, clock, fetcher_of, monkeypatch
+    consumer, queue, beat_of, records, clock, fetcher_of, monkeypatch
 ):
     monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 3600.0)  # however slow this machine is
     consumer.handler(queue)(lambda body: None)
@@ -160,7 +148,7 @@ def test_the_record_of_an_idle_worker_goes_along_with_its_wait(
     for _ in range(2):  # a look, and a wait that takes the record along
         fetcher.step()
 
-    assert [one.id for one in workers()] == [beat._id]
+    assert [one.id for one in records()] == [beat._id]
     assert 0 < beat.step() < 3600.0  # it need not write it itself
     assert beat.soon() == []
 
@@ -180,7 +168,7 @@ def test_a_request_for_stacks_goes_along_with_the_wait_of_an_idle_worker(consume
     assert client.keys("reliq:stack*") == [f"reliq:stacks:{beat._id}".encode()]
 
 
-def test_the_record_is_written_though_redis_refuses_the_question_for_requests(caller, workers, beat_of):
+def test_the_record_is_written_though_redis_refuses_the_question_for_requests(caller, records, beat_of):
     def older_rule(requests):
         answers = caller.run_all(requests)
         return [
@@ -191,10 +179,10 @@ def test_the_record_is_written_though_redis_refuses_the_question_for_requests(ca
     beat = beat_of(client=SimpleNamespace(run_all=older_rule))
 
     assert beat.step() == BEAT_SECONDS
-    assert [one.id for one in workers()] == [beat._id]
+    assert [one.id for one in records()] == [beat._id]
 
 
-def test_a_record_that_redis_could_not_take_is_written_as_soon_as_it_can(caller, workers, beat_of):
+def test_a_record_that_redis_could_not_take_is_written_as_soon_as_it_can(caller, records, beat_of):
     away = lambda requests: [RedisUnavailableError("away")] * len(requests)  # noqa: E731
     client = SimpleNamespace(run_all=away)
     beat = beat_of(client=client)
@@ -203,4 +191,4 @@ def test_a_record_that_redis_could_not_take_is_written_as_soon_as_it_can(caller,
 
     beat.step()
 
-    assert [one.id for one in workers()] == [beat._id]
+    assert [one.id for one in records()] == [beat._id]

@@ -86,7 +86,7 @@ def test_a_claim_whose_answer_was_lost_is_made_again_as_it_was(queue, consumer):
     assert first.args == again.args
 
 
-def test_keys_of_an_ordered_queue_are_worked_in_order_and_beside_each_other(url, make_queue, recorder):
+def test_keys_of_an_ordered_queue_are_worked_in_order_and_beside_each_other(make_queue, workers, recorder):
     """Two workers; of each key one message at a time, also after a failure, and the keys beside each other."""
     queue, lock = make_queue(ordered=True), threading.Lock()
     running, seen, together = set(), defaultdict(list), []
@@ -106,13 +106,8 @@ def test_keys_of_an_ordered_queue_are_worked_in_order_and_beside_each_other(url,
     for number in range(40):
         for key in "abcd":
             queue.publish(str(number), key=key)
-    workers = [Consumer(url, observers=[recorder]) for _ in range(2)]
-    for one in workers:
-        one.handler(queue)(handle)
-        one.start()
+    workers(2, queue, handle=handle)
     recorder.wait_for(Acked, 160)
-    for one in workers:
-        one.stop()
 
     assert seen == {key: list(range(40)) for key in "abcd"}
     assert max(together) > 1

@@ -2,13 +2,12 @@
 
 import time
 from collections import Counter
-from contextlib import ExitStack
 
 import pytest
 from overheard import Overheard, claims_in, tokens_in
 from waiting import eventually
 
-from reliq import Admin, Consumer, Outgoing
+from reliq import Admin, Outgoing
 from reliq.events import Acked, Claimed, Expired
 
 RATE, BURST = 100, 5
@@ -19,22 +18,6 @@ def overheard(url):
     one = Overheard(url)
     yield one
     one.close()
-
-
-@pytest.fixture
-def workers(url, recorder):
-    """Start several worker engines on some queues, which stop with the test."""
-    with ExitStack() as stopped:
-
-        def make(count, *queues):
-            for _ in range(count):
-                consumer = Consumer(url, observers=[recorder])
-                for queue in queues:
-                    consumer.handler(queue)(lambda body: None)
-                consumer.start()
-                stopped.callback(consumer.stop, grace=0)
-
-        yield make
 
 
 def test_workers_keep_a_rate_together_and_claim_nothing_in_vain(make_queue, workers, recorder, overheard):

@@ -33,10 +33,6 @@ def yields(body):
     yield body
 
 
-async def ayields(body):
-    yield body
-
-
 class Callable:
     async def __call__(self, body): ...
 
@@ -44,16 +40,13 @@ class Callable:
 def test_a_function_of_another_signature_is_refused():
     for function, complaint in (
         (takes_nothing, "takes_nothing must take a body and, if it likes, a job; it takes nothing"),
-        (takes_three, "it takes body, job, more"),
         (needs_a_keyword, "it takes body, database"),
         (takes_a_wrong_second, "annotate 'count' as Job"),
         (takes_a_job_first, "the first parameter is the body, the second the Job; 'job' comes first"),
         (takes_a_job_of_others, "'job' is annotated as Job of int, and queue 'orders' has bodies of str"),
         (yields, "must return its answer, not yield"),
-        (ayields, "must return its answer, not yield"),
         ("text", "must be a function, not a str"),
         (dict, "signature"),
-        (print, "signature|takes"),
     ):
         with pytest.raises(ConfigurationError, match=complaint):
             Consumer().handler(ORDERS)(function)
@@ -153,14 +146,12 @@ def test_a_consumer_that_cannot_be_found_is_named(billing, monkeypatch):
     monkeypatch.setitem(sys.modules, "two_consumers", two)
 
     for place, complaint in (
-        ("no_such_module_at_all", "cannot import 'no_such_module_at_all': No module named 'no_such_module_at_all' in"),
         ("no_such.module", "cannot import 'no_such.module': No module named 'no_such' in this folder"),
         (
             "./shop_billing:consumer",
             "a module is named like shop.jobs, not './shop_billing'; write shop_billing:consum",
         ),
         ("shop/jobs.py:c", r"not 'shop/jobs.py'; write shop.jobs:c"),
-        (":consumer", "a module is named like shop.jobs, not ''"),
         ("shop_billing:jobs", r"a Consumer named 'jobs'; it has: consumer \(write shop_billing:consumer\)"),
         ("json:jobs", "a Consumer named 'jobs'; it has none$"),
         ("two_consumers", r"exactly one Consumer; it has: mails, orders \(write two_consumers:mails\)"),
@@ -242,11 +233,6 @@ class Cat(Animal):
     lives: int
 
 
-@dataclass
-class Invoice:
-    number: int
-
-
 class Mail(TypedDict):
     to: str
 
@@ -259,7 +245,7 @@ def test_an_annotation_that_certainly_contradicts_the_queue_is_refused(batch):
         handle.__annotations__["body"] = annotated if batch is None else list[annotated]
         Consumer().handler(Queue("q", kind), batch=batch)(handle)
 
-    for kind, annotated in ((str, int), (bytes, str), (Cat, Invoice), (Cat, dict)):
+    for kind, annotated in ((str, int), (bytes, str), (Cat, Consumer), (Cat, dict)):
         with pytest.raises(ConfigurationError, match=r"handle: 'body' is annotated as .*, and queue 'q' has bodies of"):
             register(kind, annotated)
     for annotated in (Animal, object, Any, Cat | None):

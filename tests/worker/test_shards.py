@@ -235,14 +235,6 @@ def test_one_shard_of_a_round_may_bring_suspects_and_the_others_are_asked_again(
     assert one.hot
 
 
-def test_a_part_of_a_capacity_and_the_rest_make_the_whole():
-    for batch, taken in ((1, 5), (4, 8)):
-        whole = Capacity(6, 10, batch=batch, rest=3 * (batch > 1), suspects=ALL)
-        part = whole.part(5)
-        assert 5 <= part.messages <= taken
-        assert part.messages + whole.without(part).messages == whole.messages
-
-
 def test_a_shard_that_another_worker_watches_is_looked_at_seldom(queue, consumer, fetcher_of, spread, client, clock):
     """Sixteen idle workers that looked at each of sixteen shards once a second made 256 calls a second."""
     consumer.handler(queue)(lambda body: None)
@@ -259,24 +251,25 @@ def test_a_shard_that_another_worker_watches_is_looked_at_seldom(queue, consumer
     assert clock.now + 15 <= look_at <= clock.now + 25
 
 
-def test_a_message_of_a_sharded_queue_costs_no_more_than_one_of_an_unsharded_queue(
-    no_looks, queue, consumer, start, recorder, spread, put, client, monkeypatch
+@pytest.mark.parametrize("number", [pytest.param(1, id="one shard"), pytest.param(16, id="16 shards")])
+def test_a_message_costs_four_scripts_and_a_wait_however_many_shards_there_are(
+    no_looks, queue, consumer, start, recorder, spread, put, client, monkeypatch, number
 ):
     monkeypatch.setattr("reliq.worker.fetcher.RUSH_SECONDS", -1.0)
-    shards = spread(queue, 16)
+    shards = spread(queue, number)
     consumer.handler(queue)(lambda body: None)
     engine = start()
 
     def calls(name):
         return client.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"]
 
-    eventually(lambda: calls("srandmember") >= 16, "the first round of the janitor is over")
+    eventually(lambda: calls("srandmember") >= number, "the first round of the janitor is over")
     eventually(lambda: client.info("clients")["blocked_clients"], "it waits")
     before = {name: calls(name) for name in ("evalsha", "mget", "lpop", "blpop")}
-    for number in range(20):
+    for count in range(20):
         engine._fetcher._glanced_at = float("-inf")  # messages are few and far between
-        put(shards[number % 16], ["x"])
-        recorder.wait_for(Acked, number + 1)
+        put(shards[count % number], ["x"])
+        recorder.wait_for(Acked, count + 1)
         eventually(lambda: client.info("clients")["blocked_clients"], "it waits again")
 
     made = {name: calls(name) - count for name, count in before.items()}

@@ -9,19 +9,6 @@ from reliq.consumer.signals import SignalNotes, StopSignals
 from reliq.process.plan import ChildPlan
 from reliq.process.supervisor import Supervisor
 
-PLAN = ChildPlan(
-    consumer="nowhere:consumer",
-    queues=(),
-    concurrency=1,
-    grace=1,
-    max_jobs=None,
-    burst=False,
-    allow_eviction=False,
-    log_level="info",
-    board="",
-    report="",
-)
-
 
 def interrupted_everywhere(work, handler):
     """Run `work` while `handler` interrupts it before each line that Python runs, as a signal may."""
@@ -80,7 +67,9 @@ def test_a_consumer_may_be_interrupted_while_it_waits_for_the_signal_to_stop():
 def test_a_supervisor_only_notes_its_signals(monkeypatch):
     taken = {}
     monkeypatch.setattr(signal, "signal", taken.__setitem__)
-    supervisor = Supervisor(Consumer(), PLAN, processes=0)
+    numbers = {"concurrency": 1, "grace": 1, "max_jobs": None, "burst": False, "allow_eviction": False}
+    plan = ChildPlan(queues=(), **numbers, **dict.fromkeys(("consumer", "log_level", "board", "report"), ""))
+    supervisor = Supervisor(Consumer(), plan, processes=0)
 
     assert supervisor.run() == 0
 

@@ -10,7 +10,6 @@ from reliq import Nack, Stopped, WorkerSettings
 from reliq.errors import ConfigurationError
 from reliq.events import Acked, Collected, Handled, Released, Started, WorkerReady, WorkerStopping
 from reliq.logs.observer import LogObserver
-from reliq.process.main import stacks
 from reliq.transitions import CallNumber
 
 
@@ -43,35 +42,6 @@ def test_a_stop_lets_handlers_finish_and_logs_how_many_run_and_the_time_left(
     consumer.start()
     consumer.stop()
     assert caplog.messages == ["ready: working on q", "stopping: no handlers running"]
-
-
-def test_stacks_during_a_stop_name_messages_and_places_of_coroutines(make_queue, consumer, start, gate, recorder):
-    plain, coroutines, ended = make_queue("plain"), make_queue("coroutines"), threading.Event()
-
-    async def wait_for_the_end():
-        await asyncio.to_thread(ended.wait, 60)
-
-    @consumer.handler(coroutines)
-    async def handle(body):
-        await wait_for_the_end()
-
-    consumer.handler(plain)(lambda body: gate.pass_through())
-    coroutines.publish("x", id="c")
-    plain.publish("x", id="p")
-    start()
-    gate.wait_for()
-    recorder.wait_for(Started, 2)
-    stopped = threading.Thread(target=consumer.stop)
-    stopped.start()
-    recorder.wait_for(WorkerStopping)
-
-    told = stacks(consumer)
-
-    ended.set()
-    gate.open()
-    stopped.join()
-    assert "on plain p\n" in told
-    assert "in wait_for_the_end" in told.partition("task on coroutines c\n")[2]
 
 
 def test_prefetched_messages_go_back_unspent_and_in_order(queue, consumer, gate, recorder, client):

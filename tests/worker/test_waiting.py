@@ -2,7 +2,6 @@
 
 import math
 import time
-from contextlib import ExitStack
 from itertools import count, pairwise
 from types import SimpleNamespace
 
@@ -103,67 +102,66 @@ def test_a_worker_that_is_full_or_whose_queue_is_paused_asks_redis_for_nothing(
     assert (idler.held, after["evalsha"], after["blpop"]) == ([], before["evalsha"], before.get("blpop", 0) + 1)
 
 
-def test_a_resume_is_noticed_at_once(no_looks, queue, consumer, start, recorder):
-    consumer.handler(queue)(lambda body: None)
+def test_a_worker_that_never_looks_notices_resumes_due_times_and_free_slots(
+    no_looks, queue, consumer, start, recorder, gate
+):
+    nacked_at = []
+
+    @consumer.handler(queue)
+    def handle(body, job):
+        if body == "fails":
+            nacked_at.append(time.monotonic())
+            if job.attempt < 4:
+                raise Nack(delay=0.1)
+        if body == "slow":
+            gate.pass_through()
+
     queue.pause()
     queue.publish("x")
-    start()
+    start(concurrency=1)
     queue.publish("y")
     assert recorder.of(Claimed) == []
-
     queue.resume()
-
     recorder.wait_for(Acked, 2)
 
+    queue.publish("later", delay=3600)
+    queue.publish("sooner", id="sooner", delay=0.05)
+    recorder.wait_for(Acked, 3)
+    assert recorder.ids(Acked)[2:] == ["sooner"]
 
-def test_a_publish_wakes_one_idle_worker_of_several(no_looks, queue, url, recorder, client):
-    others = [Consumer(url, observers=[recorder]) for _ in range(5)]
-    with ExitStack() as stopped:
-        for consumer in others:
-            consumer.handler(queue)(lambda body: None)
-            consumer.start()
-            stopped.callback(consumer.stop)
-        eventually(lambda: client.info("clients")["blocked_clients"] == len(others), "all wait")
-        before = commands_of(client)["blpop"]
+    queue.publish("fails")
+    recorder.wait_for(Acked, 4)
+    assert min(later - sooner for sooner, later in pairwise(nacked_at)) >= 0.1
 
-        queue.publish("x")
-        recorder.wait_for(Acked)
-
-        # The one that was woken waits again; the others wait as before.
-        assert commands_of(client)["blpop"] - before <= 2
+    queue.publish("slow")
+    gate.wait_for()
+    queue.publish_many(["x"] * 50)
+    gate.open()
+    recorder.wait_for(Acked, 55)
 
 
-def test_a_message_of_one_queue_costs_four_scripts_and_a_wait(no_looks, queue, consumer, start, recorder, client):
-    consumer.handler(queue)(lambda body: None)
-    start()
-    eventually(lambda: commands_of(client).get("srandmember"), "the first round of the janitor is over")
-    eventually(lambda: client.info("clients")["blocked_clients"], "it waits")
-    before = commands_of(client)
+def test_a_publish_wakes_one_idle_worker_of_several(no_looks, queue, workers, recorder, client):
+    workers(5, queue)
+    eventually(lambda: client.info("clients")["blocked_clients"] == 5, "all wait")
+    before = commands_of(client)["blpop"]
 
-    for number in range(20):
-        queue.publish("x")
-        recorder.wait_for(Acked, number + 1)
+    queue.publish("x")
+    recorder.wait_for(Acked)
 
-    eventually(lambda: commands_of(client)["blpop"] - before["blpop"] == 20, "it waits again")
-    made = {name: calls - before.get(name, 0) for name, calls in commands_of(client).items()}
-    assert (made["evalsha"], made["mget"], made.get("lpop", 0)) == (4 * 20, 20, 0)  # publish, claim, read, ack
+    # The one that was woken waits again; the others wait as before.
+    assert commands_of(client)["blpop"] - before <= 2
 
 
-def test_delayed_messages_are_never_early_and_are_promoted_by_one_watcher(no_looks, queue, url, recorder):
+def test_delayed_messages_are_never_early_and_are_promoted_by_one_watcher(no_looks, queue, workers, recorder):
     done = []
-    with ExitStack() as stopped:
-        for _ in range(4):
-            consumer = Consumer(url, observers=[recorder])
-            consumer.handler(queue)(lambda body, job: done.append(time.time() - job.due))
-            consumer.start()
-            stopped.callback(consumer.stop)
-        for delay in (0.05, 0.06, 0.07, 0.3, 1.2):
-            queue.publish("x", delay=delay)
-        recorder.wait_for(Acked, 5)
+    workers(4, queue, handle=lambda body, job: done.append(time.time() - job.due))
+    for delay in (0.05, 0.06, 0.07, 0.3, 1.2):
+        queue.publish("x", delay=delay)
+    recorder.wait_for(Acked, 5)
 
     assert len(done) == 5
     assert min(done) >= 0
-    assert sum(event.count for event in recorder.of(Promoted)) == 5
+    eventually(lambda: sum(event.count for event in recorder.of(Promoted)) == 5, "each is promoted once")
 
 
 def test_one_worker_watches_a_due_time_and_hands_its_token_on_when_it_stops(queue, consumer, fetcher_of, client):
@@ -183,31 +181,6 @@ def test_one_worker_watches_a_due_time_and_hands_its_token_on_when_it_stops(queu
 
     assert client.llen(queue.keys.wake) == 1
     assert client.exists(queue.keys.watch)
-
-
-def test_a_sooner_message_moves_the_due_time_forward(no_looks, queue, consumer, start, recorder):
-    consumer.handler(queue)(lambda body: None)
-    start()
-    queue.publish("later", delay=3600)
-    queue.publish("sooner", id="sooner", delay=0.05)
-
-    recorder.wait_for(Acked)
-    assert recorder.ids(Acked) == ["sooner"]
-
-
-def test_a_redelivery_is_found_by_its_due_time_and_not_early(no_looks, queue, consumer, work_until):
-    at = []
-
-    @consumer.handler(queue)
-    def handle(body, job):
-        at.append(time.monotonic())
-        if job.attempt < 4:
-            raise Nack(delay=0.1)
-
-    queue.publish("x")
-    work_until(Acked)
-
-    assert min(later - sooner for sooner, later in pairwise(at)) >= 0.1
 
 
 def test_messages_of_a_dead_worker_come_back_when_their_leases_expire(no_looks, queue, consumer, work_until, recorder):
@@ -285,22 +258,6 @@ def test_a_claim_that_tells_a_sooner_time_is_not_overruled_by_an_older_answer(qu
         wait = scheduler.step()
 
     assert 0 < wait <= 3601
-
-
-def test_work_goes_on_at_once_when_a_slot_is_free(no_looks, queue, consumer, start, recorder, gate):
-    @consumer.handler(queue)
-    def handle(body):
-        if body == "slow":
-            gate.pass_through()
-
-    queue.publish("slow")
-    start(concurrency=1)
-    gate.wait_for()
-    queue.publish_many(["x"] * 50)
-
-    gate.open()
-
-    recorder.wait_for(Acked, 51)
 
 
 def test_a_token_says_which_queue_has_work_and_many_are_taken_together(make_queue, consumer, fetcher_of, client, clock):
