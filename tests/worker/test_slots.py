@@ -1,6 +1,7 @@
 """The table of slots: what waits, what runs, and how much more may be claimed."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,21 +13,77 @@ from reliq.worker.inflight import Inflight
 from reliq.worker.slots import HOLD_SECONDS
 
 
-def test_as_many_messages_are_prefetched_as_start_soon_and_none_of_slow_handlers(queue, consumer):
+class Slots(Inflight):
+    """The slots of a process that nobody serves."""
+
+    def put(self, handler, amount):
+        claimed = [Claimed(f"{number}", "me.1", 3) for number in range(amount)]
+        deliveries = deliveries_of(claimed, handler, time.monotonic())
+        self.add(deliveries)
+        self.hold(deliveries)
+        return deliveries
+
+    def capacity(self, handler):
+        return self.wait_for_capacity([QueueClaims(handler)], 0)[0]
+
+    def run_one(self, seconds):
+        """Have a call end that took so long."""
+        run = self.next_plain(None)
+        run.started_at -= seconds
+        self.next_async([run])
+
+
+def test_as_many_messages_are_prefetched_as_start_soon_and_none_of_slow_handlers(queue, consumer, monkeypatch):
     consumer.handler(queue)(lambda body: None)
     (handler,) = consumer.handlers
     for seconds, ahead in ((HOLD_SECONDS / 10, 40), (HOLD_SECONDS / 1000, 1500), (HOLD_SECONDS, 0), (60, 0)):
-        inflight, claims = Inflight([handler], 4), [QueueClaims(handler)]
-        assert inflight.wait_for_capacity(claims, 0)[0].ahead == 0  # nobody knows how long it takes
-        deliveries = deliveries_of([Claimed("m", "me.1", 3)], handler, time.monotonic())
-        inflight.add(deliveries)
-        inflight.hold(deliveries)
-        run = inflight.next_plain(None)
-        run.started_at -= seconds
+        slots = Slots([handler], 4)
+        assert slots.capacity(handler).ahead == 0  # nobody knows how long it takes
+        slots.put(handler, 1)
+        slots.run_one(seconds)
+        assert slots.capacity(handler).ahead == pytest.approx(ahead, rel=0.1)
 
-        inflight.next_async([run])  # it has ended
+    slots = Slots([handler], 1)
+    slots.put(handler, 2)
+    slots.run_one(0.001)
+    assert slots.capacity(handler).ahead > 0
+    later = time.monotonic() + HOLD_SECONDS  # the second takes longer than the first
+    monkeypatch.setattr("reliq.worker.inflight.time", SimpleNamespace(monotonic=lambda: later))
+    assert slots.capacity(handler).ahead == 0
 
-        assert inflight.wait_for_capacity(claims, 0)[0].ahead == pytest.approx(ahead, rel=0.1)
+
+def test_slots_are_free_beside_a_queue_at_its_own_limit_and_after_a_withdrawal(make_queue, consumer):
+    consumer.handler(make_queue("capped"), concurrency=2)(lambda body: None)
+    consumer.handler(make_queue("other"))(lambda body: None)
+    capped, other = consumer.handlers
+    slots = Slots(consumer.handlers, 8)
+    slots.put(capped, 100)  # however much it holds ahead
+    assert (slots.capacity(capped).slots, slots.capacity(other).slots) == (0, 6)
+
+    slots = Slots(consumer.handlers, 2)
+    deliveries = slots.put(other, 3)
+    assert slots.capacity(other).slots == 0
+    assert slots.withdraw(deliveries[:2]) == deliveries[:2]
+    assert slots.capacity(other).slots == 1
+    assert slots.next_plain(None).deliveries == deliveries[2:]
+
+
+def test_a_wait_in_redis_is_ended_once_and_only_when_there_is_room(queue, consumer):
+    consumer.handler(queue, concurrency=1)(lambda body: None)
+    (handler,) = consumer.handlers
+    slots, nudges, claims = Slots([handler], 2), [], [QueueClaims(handler)]
+    slots.nudge = lambda: nudges.append("may be over")
+    assert not slots.watch(claims)  # there is room now: no wait
+
+    slots.put(handler, 1)
+    assert slots.watch(claims)
+    assert not slots.wait_is_over()
+    run = slots.next_plain(None)
+    assert nudges == []
+    slots.next_async([run])
+
+    assert nudges == ["may be over"]
+    assert [slots.wait_is_over() for _ in range(2)] == [True, False]
 
 
 def test_a_batch_that_lingers_beside_busy_threads_has_one_that_waits_for_it(queue, consumer, start, recorder, gate):
