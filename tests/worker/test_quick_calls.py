@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from waiting import eventually
 
 from reliq.transitions import CallNumber
-from reliq.worker.delivery import deliveries_of
+from reliq.worker.delivery import HandlerCall, deliveries_of
 from reliq.worker.inflight import Inflight
-from reliq.worker.quick_calls import QUICK_SECONDS, STUCK_SECONDS
+from reliq.worker.quick_calls import QUICK_SECONDS, STUCK_SECONDS, QuickCalls
 
 
 def test_quick_calls_are_made_by_one_thread_until_one_is_stuck(queue, consumer, monkeypatch):
@@ -17,7 +17,7 @@ def test_quick_calls_are_made_by_one_thread_until_one_is_stuck(queue, consumer, 
     for place in ("inflight", "quick_calls"):
         monkeypatch.setattr(f"reliq.worker.{place}.time", SimpleNamespace(monotonic=lambda: clock.now))
     consumer.handler(queue)(lambda body: None)
-    queue.publish_many(["x"] * 5)
+    queue.publish_many(["x"] * 6)
     claimed = queue.moves.claim(CallNumber("me", 1), limit=10, lease_ms=60_000).claimed
     deliveries = deliveries_of(claimed, consumer.handlers[0], time.monotonic(), queue.keys)
     inflight, taken = Inflight(consumer.handlers, 16), []
@@ -37,4 +37,20 @@ def test_quick_calls_are_made_by_one_thread_until_one_is_stuck(queue, consumer, 
         clock.now += 2 * STUCK_SECONDS
         eventually(lambda at=at: len(taken) == at - 2, "another thread goes on")
         assert taken[-1].deliveries == deliveries[at : at + 1]
+
+    inflight._quick._means[queue.name] = 2 * QUICK_SECONDS  # by now it is slow
+    threading.Thread(target=lambda: taken.append(inflight.next_plain(None)), daemon=True).start()
+    eventually(lambda: len(taken) == 3, "another thread does not wait for it")
     inflight.close()
+
+
+def test_a_handler_is_quick_while_its_calls_hardly_wait_for_anything():
+    for durations, is_quick in (
+        ([5e-6] * 195 + [5e-3] * 5, True),  # the interpreter was lost at times
+        ([5e-6] * 7 + [8e-4] * 3, False),  # some wait for an answer that comes soon
+        ([1e-3], False),
+    ):
+        quick, run = QuickCalls(threading.Condition()), HandlerCall([SimpleNamespace(queue="q")], None, 0.0, None)
+        for turn in range(2000):
+            quick.ended(run, durations[turn % len(durations)])
+            assert turn < 1000 or quick._is_quick(run) == is_quick
