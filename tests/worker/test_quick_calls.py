@@ -25,9 +25,15 @@ def test_quick_calls_are_made_by_one_thread_until_one_is_stuck(queue, consumer, 
     inflight.add(deliveries)
     inflight.hold(deliveries)
 
+    over = threading.Event()
+
+    def take():
+        taken.append(inflight.next_plain(None))
+        over.wait(60)  # its number is not given to another thread
+
     run = inflight.next_plain(None)
     for _ in range(2):
-        threading.Thread(target=lambda: taken.append(inflight.next_plain(None)), daemon=True).start()
+        threading.Thread(target=take, daemon=True).start()
     eventually(lambda: inflight._resting == 2, "one looks on, one rests")
     for _ in range(2):
         run = inflight.next_plain(run)
@@ -39,9 +45,10 @@ def test_quick_calls_are_made_by_one_thread_until_one_is_stuck(queue, consumer, 
         assert taken[-1].deliveries == deliveries[at : at + 1]
 
     inflight._quick._means[queue.name] = 2 * QUICK_SECONDS  # by now it is slow
-    threading.Thread(target=lambda: taken.append(inflight.next_plain(None)), daemon=True).start()
-    eventually(lambda: len(taken) == 3, "another thread does not wait for it")
+    threading.Thread(target=take, daemon=True).start()
+    eventually(lambda: len(taken) == 3, "another thread does not wait for it", seconds=30)
     inflight.close()
+    over.set()
 
 
 def test_a_handler_is_quick_while_its_calls_hardly_wait_for_anything():
