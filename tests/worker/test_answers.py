@@ -124,7 +124,7 @@ def test_any_reason_becomes_text_and_neighbours_are_acked_once(make_queue, consu
     assert [event.raised for event in recorder.of(Handled, id="0")] == ["ValueError"]  # where the text must be hidden
 
 
-def test_a_coroutine_that_nobody_awaits_is_not_acked(queue, consumer, work_until):
+def test_a_coroutine_that_is_never_awaited_is_not_acked(queue, consumer, work_until):
     async def work():
         raise AssertionError("never runs")
 
@@ -137,7 +137,7 @@ def test_a_coroutine_that_nobody_awaits_is_not_acked(queue, consumer, work_until
     assert "async def" in event.error
 
 
-def test_retry_on_decides_what_is_retried_and_reject_on_wins_over_it(queue, consumer, work_until, recorder):
+def test_only_errors_of_retry_on_are_retried_and_reject_on_wins_over_it(queue, consumer, work_until, recorder):
     @consumer.handler(queue, retry_on=(ConnectionError, ValueError), reject_on=(UnicodeError,), backoff=SOON)
     def handle(body, job):
         if body == "both":

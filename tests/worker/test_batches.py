@@ -14,6 +14,8 @@ from reliq import Consumer, Job, Nack, Outgoing, Reject, Snooze
 from reliq.events import Acked, Claimed, Handled, Lost, Nacked, Released, Snoozed, Started
 from reliq.transitions import CallNumber
 
+pytestmark = pytest.mark.slow
+
 LONG = 60.0
 #: A lease, or a time for a handler, that a machine with ten times its work does not make too short.
 CALM_SECONDS = 2.0
@@ -80,7 +82,7 @@ def test_a_batch_that_is_not_full_starts_when_it_has_lingered(
     assert recorder.of(Released) == []  # longer than anything else may be held, but on purpose
 
 
-def test_what_comes_while_a_batch_lingers_goes_with_it(queue, consumer, start, recorder, as_kind):
+def test_messages_that_come_while_a_batch_lingers_join_it(queue, consumer, start, recorder, as_kind):
     sizes = []
     consumer.handler(queue, batch=4, linger=LONG)(as_kind(lambda bodies, jobs: sizes.append(len(bodies))))
     start()
@@ -191,39 +193,28 @@ def test_every_lease_of_a_batch_is_renewed_and_its_time_can_be_extended(queue, c
     assert queue.counts().totals.get("retried_lease", 0) == 0
 
 
-def test_a_stop_gives_back_a_batch_that_lingers(queue, consumer, work_until):
+def test_a_stop_gives_back_a_batch_that_lingers_and_one_that_gives_way(queue, consumer, start, recorder, gate):
     calls = []
-    consumer.handler(queue, batch=10, linger=LONG)(calls.append)
-    queue.publish_many(["x"] * 3)
-    work_until(Claimed, 3)
-
-    consumer.stop()
-
-    assert calls == []
-    assert queue.counts().ready == 3
-    assert queue.counts().totals.get("retried_lease", 0) == 0
-
-
-def test_a_job_of_a_batch_tells_that_the_worker_stops(queue, consumer, start, recorder, gate):
-    told = []
 
     @consumer.handler(queue, batch=2, linger=LONG)
     def handle(bodies, jobs: list[Job]):
+        calls.append(bodies)
         gate.pass_through()
         while not jobs[0].stopping:
             threading.Event().wait(0.01)
-        told.extend(jobs)
         jobs[1].check()
 
-    queue.publish_many(["x"] * 2)
+    queue.publish_many(["x"] * 3)
     start()
     gate.wait_for()
+    recorder.wait_for(Claimed, 3)
     gate.open()
 
     consumer.stop()
 
-    assert len(told) == 2
-    assert queue.counts().ready == 2  # unspent
+    assert len(calls) == 1
+    assert queue.counts().ready == 3  # unspent
+    assert queue.counts().totals.get("retried_lease", 0) == 0
 
 
 def test_middleware_is_around_the_call_once_for_each_message(queue, url, recorder, start):

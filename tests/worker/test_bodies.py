@@ -75,7 +75,7 @@ def test_large_bodies_are_read_a_few_at_a_time(make_queue, consumer, parts):
     assert groups == [(2, 15), (3, 15), (4, 10)]
 
 
-def test_many_queues_share_what_one_round_trip_may_bring(make_queue, consumer, parts):
+def test_many_queues_share_the_limit_of_a_round_trip(make_queue, consumer, parts):
     for number in range(3):
         queue = make_queue(f"q{number}", max_body=2 * MIB)
         queue.publish_many(["x" * MIB] * 4)

@@ -146,7 +146,9 @@ def test_hooks_hear_of_each_failure_with_its_job_and_whether_it_is_final(
     assert SECRET not in caplog.text
 
 
-def test_an_answer_is_no_failure_unless_it_was_the_last_nack(make_queue, consumer, work_until, recorder, told, as_kind):
+def test_hooks_hear_of_an_answer_only_if_it_was_the_last_nack(
+    make_queue, consumer, work_until, recorder, told, as_kind
+):
     answers = {"nack": Nack(0.01), "snooze": Snooze(0.01), "reject": Reject("no")}
 
     def handle(body, job):

@@ -18,6 +18,8 @@ from reliq.health import Pulse, ready
 from reliq.logs.observer import LogObserver
 from reliq.worker.engine import reply_seconds
 
+pytestmark = pytest.mark.slow
+
 SOON = wait_fixed(0.01)
 
 

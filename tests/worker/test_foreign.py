@@ -27,7 +27,7 @@ def publish_as_go_does(client, queue, id: bytes, body: bytes) -> None:
 ENVELOPE_LIKE = b'RELIQ/1 {"d":1,"r":1,"e":1,"w":0}\nhello'
 
 
-def test_an_id_that_is_no_text_and_a_bare_body_like_an_envelope_are_worked(make_queue, consumer, work_until, client):
+def test_an_id_of_other_bytes_and_a_bare_body_like_an_envelope_are_handled(make_queue, consumer, work_until, client):
     queue = make_queue("go", bytes, layout=Layout.hdt3213())
     bodies = []
     consumer.handler(queue)(bodies.append)

@@ -44,7 +44,7 @@ def beat_of(caller, consumer):
     return make
 
 
-def test_a_worker_that_starts_says_who_it_is(consumer, queue, start, records, client):
+def test_a_worker_that_starts_writes_its_record(consumer, queue, start, records, client):
     consumer.handler(queue)(lambda body: None)
 
     start(concurrency=3)
@@ -99,7 +99,7 @@ def test_a_killed_worker_leaves_the_index_when_its_record_has_expired(consumer, 
     eventually(lambda: client.zrange(WORKERS_KEY, 0, -1) == [one.id.encode()], "the other leaves")
 
 
-def test_a_record_that_is_none_of_ours_is_passed_over(records, client):
+def test_a_foreign_record_is_passed_over(records, client):
     client.zadd(WORKERS_KEY, {"strange": 2_000_000_000})
     client.set("reliq:worker:strange", b"\xff not JSON")
 

@@ -163,7 +163,7 @@ def limits_of(client, queue):
     return {name.decode(): value.decode() for name, value in client.hgetall(queue.keys.limits).items()}
 
 
-def test_declared_limits_are_written_and_what_an_operator_changed_stays_until_the_code_changes(
+def test_declared_limits_are_written_and_an_operators_stay_until_the_code_changes(
     url, make_queue, consumer, start, client, caplog
 ):
     caplog.set_level(logging.INFO, "reliq")

@@ -31,6 +31,8 @@ from reliq.worker.inflight import Inflight
 from reliq.worker.renewer import Renewer
 from reliq.worker.scheduler import Scheduler
 
+pytestmark = pytest.mark.slow
+
 LEASE = 0.6
 #: Long enough that a machine with ten times its work still runs the renewing thread before two thirds of it are over.
 CALM_LEASE = 3.0
@@ -85,7 +87,7 @@ def test_the_shortest_lease_is_looked_at_often_enough_to_be_renewed_in_time(queu
     assert wait <= 0.05 / 6  # twice before a renewal is due, and four times before the lease is over
 
 
-def test_a_renewal_that_this_process_makes_late_is_told(queue, consumer, start, gate, recorder):
+def test_a_renewal_that_this_process_makes_late_is_reported(queue, consumer, start, gate, recorder):
     consumer.handler(queue, lease=60)(lambda body: gate.pass_through())
     queue.publish("x")
     engine = start()
@@ -146,9 +148,7 @@ def test_a_renewal_is_not_reported_as_late_while_redis_is_away(own_server, own_q
     assert RenewalLate not in told[told.index(RedisAway) : told.index(RedisBack)]
 
 
-def test_a_coroutine_that_overruns_is_cancelled_keeps_its_lease_meanwhile_and_is_retried(
-    queue, consumer, start, recorder
-):
+def test_a_coroutine_that_overruns_is_cancelled_under_its_lease_and_retried(queue, consumer, start, recorder):
     ends, cancelled = asyncio.Event(), threading.Event()
 
     @consumer.handler(queue, timeout=CALM_TIMEOUT, lease=CALM_LEASE, backoff=SOON)
@@ -206,7 +206,7 @@ def test_a_thread_that_overruns_loses_its_message_to_another_worker(queue, consu
 
 
 @pytest.mark.parametrize("timeout", [CALM_TIMEOUT, None], ids=["extended", "without a timeout"])
-def test_a_handler_whose_timeout_is_extended_or_none_is_not_cut(queue, consumer, work_until, timeout):
+def test_a_handler_with_an_extended_timeout_or_without_one_is_not_cancelled(queue, consumer, work_until, timeout):
     @consumer.handler(queue, timeout=timeout)
     async def handle(body, job):
         job.extend_timeout(60 if timeout else 0.1)  # of no timeout there is nothing to extend
@@ -270,20 +270,16 @@ def test_a_job_learns_that_its_lease_is_lost(queue, consumer, start, recorder, c
 
 def test_a_job_knows_its_message(queue, consumer, work_until, recorder):
     told = []
-
-    @consumer.handler(queue)
-    def handle(body, job):
-        told.append((job.id, job.queue, job.body, job.attempt, job.retries_left, dict(job.headers), job.state))
-        told.append((job.due, job.enqueued, repr(job)))
-
+    consumer.handler(queue)(lambda body, job: told.append(job))
     receipt = queue.publish("hello", id="x", retries=4, headers={"a": "b"})
+
     work_until(Acked)
 
-    assert told[0] == ("x", "q", "hello", 1, 4, {"a": "b"}, None)
-    due, enqueued, text = told[1]
-    assert due == receipt.due
-    assert abs(enqueued - due) < 60
-    assert text == "Job(queue='q', id='x', attempt=1)"
+    [job] = told
+    assert (job.id, job.queue, job.body, job.attempt, job.retries_left) == ("x", "q", "hello", 1, 4)
+    assert (dict(job.headers), job.state, job.due) == ({"a": "b"}, None, receipt.due)
+    assert abs(job.enqueued - job.due) < 60
+    assert repr(job) == "Job(queue='q', id='x', attempt=1)"
     assert recorder.of(Started)[0].lag >= 0
 
 

@@ -161,7 +161,7 @@ def test_an_unstarted_message_pays_in_the_end_for_deaths_of_unknown_cause(held, 
     assert ("q: processes died one after another that held these" in caplog.text) == (cause == "unknown")
 
 
-def test_a_message_that_ran_in_a_dead_process_comes_back_at_once_and_then_by_its_lease(held, consumer, queue, client):
+def test_a_message_of_a_dead_process_comes_back_at_once_and_later_by_its_lease(held, consumer, queue, client):
     child, board = held
     board.begins(begun(consumer.handlers[0], "x"))
     recovery, whole = Recovery(consumer, concurrency=1), client.zscore(queue.keys.unack, "x")
@@ -189,7 +189,7 @@ def test_the_board_counts_for_a_process_that_has_not_stopped(held, consumer, sta
     assert queue.counts().totals["released"] == 1
 
 
-def test_time_in_which_the_supervisor_stood_still_is_no_overrun(held, consumer):
+def test_time_in_which_the_supervisor_stood_still_counts_for_no_timeout(held, consumer):
     child, board = held
     board.begins(begun(consumer.handlers[0], "x"))
     (row,) = child.rows()

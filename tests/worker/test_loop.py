@@ -142,7 +142,7 @@ def test_a_queue_in_trouble_is_left_alone_ever_longer_and_logged_ever_more_rarel
     assert lines[0] == "queue q: the settler failed for the 1. time: no rights"
 
 
-def test_a_server_that_is_away_while_others_answer_is_told_by_the_queue_that_has_it(recorder, caplog):
+def test_a_server_that_is_away_while_others_answer_is_reported_with_its_queues(recorder, caplog):
     shards = [Q, Q.of_shard(1), Keys("other")]
     troubles = QueueBackoff("settler", [recorder])
     for keys in (*shards, Q):
@@ -158,7 +158,7 @@ def test_a_server_that_is_away_while_others_answer_is_told_by_the_queue_that_has
     assert recorder.of(RedisBack) == [RedisBack("q", "settler"), RedisBack("other", "settler")]
 
 
-def test_what_redis_refuses_is_not_away(recorder):
+def test_a_server_that_refuses_a_command_is_not_away(recorder):
     troubles = QueueBackoff("settler", [recorder])
     troubles.note(Q, RedisUnavailableError("gone"))
     assert (troubles.has(Q), troubles.refuses(Q)) == (True, False)

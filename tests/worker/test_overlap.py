@@ -21,7 +21,7 @@ def client_of(caller, run_all):
     return SimpleNamespace(run_all=run_all, observers=(), place=caller.place)
 
 
-def test_one_round_trip_reads_what_was_claimed_and_claims_what_is_next(make_queue, consumer, caller, fetcher_of):
+def test_one_round_trip_reads_claimed_bodies_and_claims_the_next_messages(make_queue, consumer, caller, fetcher_of):
     queue, notes = make_queue(max_body=1000), []
     queue.publish_many(["x"] * 1600)
     consumer.handler(queue)(lambda body: None)

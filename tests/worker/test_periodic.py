@@ -239,7 +239,7 @@ def test_jitter_is_the_same_in_every_process_and_within_its_limit(entry, process
     assert len(ids()) == 199
 
 
-def test_in_a_layout_of_go_the_body_is_bare_and_the_id_tells_the_tick(url, process, client):
+def test_a_tick_in_a_layout_of_go_has_a_bare_body_and_its_time_in_the_id(url, process, client):
     consumer, queue = Consumer(), Queue("q", str, url=url, layout=Layout.hdt3213())
     consumer.cron("0 * * * *", queue=queue, body=str, name="e")
 

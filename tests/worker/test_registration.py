@@ -60,7 +60,7 @@ def test_a_function_of_another_signature_is_refused():
             Consumer().handler(ORDERS, batch=5)(function)
 
 
-def test_the_signature_of_a_handler_says_what_it_takes():
+def test_the_signature_of_a_handler_decides_its_arguments():
     def optional_job(body: str, job: Job[str] | None = None) -> None: ...
     def job_by_default(body: str, job: Job[str] = None) -> None: ...
 
@@ -170,7 +170,7 @@ def test_a_consumer_that_cannot_be_found_is_named(billing, monkeypatch):
         pytest.param("from json import no", r"cannot import name 'no' from 'json' .*, at .*broken_app.py:1", id="name"),
     ],
 )
-def test_a_failed_import_of_the_application_names_file_line_and_what_is_missing(tmp_path, monkeypatch, source, said):
+def test_a_failed_import_of_the_application_names_file_line_and_module(tmp_path, monkeypatch, source, said):
     files = {
         "broken_app": source,
         "broken_lib": "\nimport requestsss",

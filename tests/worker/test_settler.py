@@ -118,7 +118,7 @@ UNTELLABLE_ONES = [
 ]
 
 
-def test_an_answer_that_cannot_be_sent_ends_as_a_dead_letter_and_its_neighbours_are_settled(
+def test_an_answer_that_cannot_be_sent_becomes_a_dead_letter_and_others_are_settled(
     queue, client, deliveries, settler, caplog
 ):
     held = deliveries(600)
@@ -140,7 +140,7 @@ def test_an_answer_that_cannot_be_sent_ends_as_a_dead_letter_and_its_neighbours_
     assert "an answer cannot be told to Redis" in caplog.text
 
 
-def test_a_message_of_which_nothing_can_be_told_is_left_to_its_lease(queue, deliveries, settler):
+def test_a_message_that_no_call_can_name_is_left_to_its_lease(queue, deliveries, settler):
     held = deliveries(3)
     one, inflight = settler(held)
     held[1].delivery = Delivery(Claimed("\ud83d", "n:5000", 0), b"", BARE, b"")

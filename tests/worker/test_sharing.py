@@ -146,7 +146,7 @@ def test_turns_go_round_by_weight_and_a_queue_that_was_empty_gets_no_credit():
     assert fair_shares([Capacity(4, 0)] * 2, (1, 1), list(places.values())) == [Capacity(2, 0)] * 2
 
 
-def test_no_queue_gets_more_than_its_room_and_none_with_room_ahead_gets_nothing():
+def test_no_queue_gets_more_than_its_room_and_each_with_room_ahead_gets_some():
     parts = fair_shares([Capacity(1, 0), Capacity(9, 100), Capacity(0, 3)], (1, 1, 100), [0.0, 0.0, 0.0])
 
     assert parts == [Capacity(1, 0), Capacity(8, 1), Capacity(0, 2)]
@@ -246,7 +246,7 @@ def test_last_chances_do_not_wait_for_the_next_look(no_looks, queue, consumer, w
     work_until(Acked, 1200, concurrency=1)
 
 
-def test_slow_handlers_hold_only_what_runs(queue, consumer, start, recorder, gate):
+def test_workers_prefetch_nothing_for_slow_handlers(queue, consumer, start, recorder, gate):
     consumer.handler(queue)(lambda body: gate.pass_through())
     queue.publish_many(["x"] * 100)
 

@@ -33,7 +33,7 @@ class Slots(Inflight):
         self.next_async([run])
 
 
-def test_as_many_messages_are_prefetched_as_start_soon_and_none_of_slow_handlers(queue, consumer, monkeypatch):
+def test_as_many_messages_are_prefetched_as_start_soon(queue, consumer, monkeypatch):
     consumer.handler(queue)(lambda body: None)
     (handler,) = consumer.handlers
     for seconds, ahead in ((HOLD_SECONDS / 10, 40), (HOLD_SECONDS / 1000, 1500), (HOLD_SECONDS, 0), (60, 0)):

@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from waiting import eventually
 
 from reliq.events import WorkerStopping
 from reliq.process import main as child
@@ -32,6 +33,9 @@ def test_stacks_during_a_stop_name_messages_in_one_line_and_places(
     stopped = threading.Thread(target=consumer.stop)
     stopped.start()
     recorder.wait_for(WorkerStopping)
+    name = r"q m\n2026-11-22 ERROR reliq all is lost\x1b[2J\u202e"
+    place = "in astay" if kind == "async" else "in pass_through"
+    eventually(lambda: place in child.stacks(consumer).partition(name)[2], "the handler is shown where it waits")
 
     told = child.stacks(consumer)
 
@@ -39,5 +43,3 @@ def test_stacks_during_a_stop_name_messages_in_one_line_and_places(
     stopped.join()
     assert all(line.isprintable() for line in told.split("\n"))
     assert not any(line.startswith("2026-11-22 ERROR") for line in told.split("\n"))
-    name = r"q m\n2026-11-22 ERROR reliq all is lost\x1b[2J\u202e"
-    assert ("in astay" if kind == "async" else "in pass_through") in told.partition(name)[2]

@@ -13,7 +13,7 @@ request = ContextVar("request", default="none")
 
 
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
-def test_what_a_handler_sets_in_its_context_does_not_leak_into_the_next(queue, consumer, work_until, is_async):
+def test_a_context_variable_of_a_handler_does_not_leak_into_the_next_call(queue, consumer, work_until, is_async):
     seen = []
 
     def handle(body):
@@ -31,9 +31,9 @@ def test_what_a_handler_sets_in_its_context_does_not_leak_into_the_next(queue, c
     assert seen == ["none"] * 5
 
 
-@pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
-def test_middleware_is_around_each_call_the_first_outermost(queue, consumer, work_until, is_async):
-    story = []
+@pytest.mark.parametrize("kind", ["plain", "async", "async in its task"])
+def test_middleware_is_around_each_call_the_first_outermost(queue, consumer, work_until, kind):
+    story, tasks = [], set()
 
     def around(name):
         @contextmanager
@@ -44,45 +44,33 @@ def test_middleware_is_around_each_call_the_first_outermost(queue, consumer, wor
             finally:
                 story.append(f"{name} leaves")
 
-        return manager
+        @asynccontextmanager
+        async def amanager(job):
+            with manager(job):
+                tasks.add(asyncio.current_task())
+                yield
+                tasks.add(asyncio.current_task())
+
+        return amanager if kind == "async in its task" else manager
 
     def handle(body):
         story.append(f"handles {body}")
 
     async def ahandle(body):
+        tasks.add(asyncio.current_task())
         handle(body)
 
     consumer.middleware(around("outer"))
     consumer.middleware(around("inner"))
-    consumer.handler(queue)(ahandle if is_async else handle)
+    consumer.handler(queue)(handle if kind == "plain" else ahandle)
     queue.publish("x")
     work_until(Acked)
 
     assert story == ["outer enters x", "inner enters x", "handles x", "inner leaves", "outer leaves"]
+    assert len(tasks) == (kind != "plain")
 
 
-def test_async_middleware_runs_in_the_handlers_own_task(queue, consumer, work_until):
-    tasks = []
-
-    @consumer.middleware
-    @asynccontextmanager
-    async def around(job):
-        tasks.append(asyncio.current_task())
-        yield
-        tasks.append(asyncio.current_task())
-
-    @consumer.handler(queue)
-    async def handle(body):
-        tasks.append(asyncio.current_task())
-
-    queue.publish("x")
-    work_until(Acked)
-
-    assert len(tasks) == 3
-    assert len(set(tasks)) == 1
-
-
-def test_middleware_may_deal_with_errors_of_the_handler_and_its_own_fail_the_delivery(
+def test_middleware_may_suppress_errors_of_the_handler_and_its_own_are_failures(
     make_queue, consumer, work_until, recorder
 ):
     called = []
@@ -125,9 +113,7 @@ def consumer_of(request, url, recorder):
     return make
 
 
-def test_a_lifespan_is_entered_before_the_first_claim_and_left_after_the_last_handler(
-    queue, recorder, gate, consumer_of
-):
+def test_a_lifespan_lasts_from_before_the_first_claim_to_after_the_last_handler(queue, recorder, gate, consumer_of):
     story = []
 
     @contextmanager

@@ -62,7 +62,7 @@ def test_no_queue_waits_for_the_suspects_of_another(no_looks, make_queue, consum
     gate.open()
 
 
-@pytest.mark.parametrize(("deaths", "beside"), [(1, 4), (2, 2), (3, 1)])
+@pytest.mark.parametrize(("deaths", "beside"), [(1, 4), (2, 2), (3, 1)], ids=["one", "two", "three"])
 def test_each_death_in_a_row_halves_how_many_run_beside_each_other(
     no_looks, queue, client, consumer, start, recorder, suspects, meter, gate, deaths, beside
 ):

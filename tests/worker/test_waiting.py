@@ -235,7 +235,7 @@ def test_a_worker_that_lost_redis_spares_the_leases_of_all_its_queues(own_server
     assert scheduler._spared_at[None] > 0
 
 
-def test_a_claim_that_tells_a_sooner_time_is_not_overruled_by_an_older_answer(queue, consumer, url):
+def test_a_sooner_due_time_of_a_claim_is_not_overruled_by_an_older_answer(queue, consumer, url):
     """The promote's answer says: in a day. Before it is taken over, a claim says: in an hour."""
     turns = (CallNumber("me", number) for number in count(1))
 
@@ -317,7 +317,7 @@ def test_max_jobs_ends_only_a_consumer_that_is_run_and_has_room_for_a_successor(
     recorder.wait_for(Acked, 120)
 
 
-def test_queues_that_are_due_at_once_share_what_one_round_trip_moves(make_queue, consumer, caller, client):
+def test_queues_that_are_due_at_once_share_the_moves_of_a_round_trip(make_queue, consumer, caller, client):
     """Redis works a round trip off before it turns to other clients."""
     queues = [make_queue(f"q{number}") for number in range(50)]
     for queue in queues:

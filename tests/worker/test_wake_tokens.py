@@ -15,6 +15,8 @@ from reliq.client.tokens import Tokens
 from reliq.events import Acked, RedisAway, RedisBack, Started
 from reliq.transport.connection import WORKER_TIMEOUT_SECONDS, Connection
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def queues_on(cluster):
