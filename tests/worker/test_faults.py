@@ -203,29 +203,3 @@ def test_one_broken_queue_does_not_stop_the_others(make_queue, consumer, start, 
 def fails_once(body, job):
     if job.attempt == 1 and body == "3":
         raise ValueError(body)
-
-
-def test_outcomes_that_one_queue_refuses_do_not_hold_up_the_others(
-    make_queue, consumer, start, recorder, client, gate, caplog
-):
-    broken, sound = make_queue("broken"), make_queue("sound")
-    consumer.handler(broken, lease=60)(lambda body: gate.pass_through())
-    consumer.handler(sound, lease=60)(lambda body: None)
-    broken.publish("x", id="x")
-    start(concurrency=4)
-    gate.wait_for()
-    kept = client.dump(broken.keys.retries_left)
-    client.delete(broken.keys.retries_left)
-    client.set(broken.keys.retries_left, "something else wrote this")
-
-    gate.open()
-    recorder.wait_for(Handled, queue="broken")
-    for number in range(50):
-        sound.publish(str(number))
-    recorder.wait_for(Acked, 50, queue="sound")
-    client.delete(broken.keys.retries_left)
-    client.restore(broken.keys.retries_left, 0, kept)
-
-    recorder.wait_for(Acked, queue="broken")
-    assert broken.counts().missing == 0
-    assert "failed and tries again" not in caplog.text  # as a settler does that waits for all of them

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypedDict
@@ -318,26 +318,26 @@ def test_a_consumer_needs_handlers_known_queues_and_one_server(url):
         consumer.start()
 
 
-class EntersAsync:
-    """A context manager for coroutines alone."""
+class EntersBothWays(AbstractContextManager, AbstractAsyncContextManager):
+    """A context manager, blocking or async."""
 
     def __init__(self, job):
         pass
 
-    async def __aenter__(self):
-        return self
+    def __exit__(self, *_):
+        return None
 
     async def __aexit__(self, *_):
         return None
 
 
-class EntersBothWays(EntersAsync):
-    """A context manager, blocking or async."""
+class EntersAsync(AbstractAsyncContextManager):
+    """A context manager for coroutines alone."""
 
-    def __enter__(self):
-        return self
+    def __init__(self, job):
+        pass
 
-    def __exit__(self, *_):
+    async def __aexit__(self, *_):
         return None
 
 

@@ -82,27 +82,6 @@ def test_a_message_is_promoted_retried_renewed_and_buried_in_its_own_shard(
     assert alive(client, shards) == 0
 
 
-def test_a_worker_notices_that_there_are_more_shards_and_fewer(
-    queue, consumer, start, recorder, spread, put, client, monkeypatch
-):
-    monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
-    monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", 0.05)
-    consumer.handler(queue)(lambda body: None)
-    engine = start()
-    put(queue.keys, ["one"])
-    recorder.wait_for(Acked)
-
-    shards = spread(queue, 8)
-    for keys in shards:
-        put(keys, ["eight"])
-    recorder.wait_for(Acked, 9)
-    spread(queue, 2, epoch=2)
-
-    eventually(lambda: len(engine._fetcher._queues) == 2, "it serves two")
-    put(shards[1], ["two"])
-    recorder.wait_for(Acked, 10)
-
-
 @pytest.mark.parametrize("text", [b"", b"junk"], ids=["no map", "a corrupt map"])
 @pytest.mark.parametrize("is_fresh", [False, True], ids=["a worker that runs", "a worker that starts"])
 def test_a_worker_serves_every_shard_after_redis_has_lost_the_map(
@@ -148,8 +127,8 @@ def test_worker_that_starts_without_a_map_finds_it_by_a_later_fence(
     recorder.wait_for(Acked, 2)
 
 
-def test_a_worker_ends_a_change_of_the_number_of_shards_without_an_operator(
-    queue, consumer, start, recorder, spread, url, client, monkeypatch
+def test_a_worker_ends_a_change_of_the_number_of_shards_and_serves_new_shards(
+    queue, consumer, start, recorder, spread, put, url, client, monkeypatch
 ):
     monkeypatch.setattr("reliq.worker.heartbeat.BEAT_SECONDS", 0.05)
     monkeypatch.setattr("reliq.worker.fetcher.POLL_SECONDS", 0.05)
@@ -170,6 +149,8 @@ def test_a_worker_ends_a_change_of_the_number_of_shards_without_an_operator(
         assert all(client.zscore(keys.pending, f"later-{n}") for n, keys in enumerate(homes))
     recorder.wait_for(Acked, 40)
     assert (queue.counts().pending, queue.counts().missing) == (40, 0)
+    put(queue.keys.of_shard(7), ["to a new shard"])
+    recorder.wait_for(Acked, 41)
 
 
 def test_a_worker_with_another_number_of_shards_than_its_queue_does_not_start(url, consumer, spread, start):

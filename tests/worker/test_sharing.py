@@ -8,7 +8,7 @@ import pytest
 from waiting import eventually
 
 from reliq import Consumer, Outgoing, WorkerSettings
-from reliq.events import Acked, Released, Started
+from reliq.events import Acked, Started
 from reliq.transitions import CallNumber
 from reliq.worker.claims import Capacity, FairOrder, fair_shares
 from reliq.worker.slots import HOLD_SECONDS
@@ -244,14 +244,3 @@ def test_last_chances_do_not_wait_for_the_next_look(no_looks, queue, consumer, w
     queue.publish_many(Outgoing(body="x", id=str(number), retries=0) for number in range(1200))
 
     work_until(Acked, 1200, concurrency=1)
-
-
-def test_workers_prefetch_nothing_for_slow_handlers(queue, consumer, start, recorder, gate):
-    consumer.handler(queue)(lambda body: gate.pass_through())
-    queue.publish_many(["x"] * 100)
-
-    engine = start(concurrency=4)
-
-    gate.wait_for(4)
-    assert len(engine.inflight.deliveries()) == 4
-    assert recorder.of(Released) == []
