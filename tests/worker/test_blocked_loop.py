@@ -32,17 +32,6 @@ def blocked(make_queue, consumer, start, recorder, gate):
     return later, plain, engine
 
 
-def test_a_blocked_loop_does_not_stop_plain_handlers(blocked, recorder, gate):
-    _, plain, _ = blocked
-
-    for number in range(10):
-        plain.publish_many(["x"] * 100)
-        recorder.wait_for(Acked, 100 * (number + 1), queue="plain")
-
-    gate.open()
-    recorder.wait_for(Acked, 200, queue="async")
-
-
 def test_async_messages_go_back_once_until_the_blocked_loop_runs_again(blocked, recorder, gate, caplog):
     later, plain, engine = blocked
     eventually(lambda: "the event loop has not run for" in caplog.text, "the log says that the loop is blocked")
