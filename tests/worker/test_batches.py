@@ -10,7 +10,7 @@ import pytest
 from tenacity import wait_none
 from waiting import eventually
 
-from reliq import Consumer, Job, Nack, Outgoing, Reject, Snooze
+from reliq import Job, Nack, Outgoing, Reject, Snooze
 from reliq.events import Acked, Claimed, Handled, Lost, Nacked, Released, Snoozed, Started
 from reliq.transitions import CallNumber
 
@@ -217,9 +217,8 @@ def test_a_stop_gives_back_a_batch_that_lingers_and_one_that_gives_way(queue, co
     assert queue.counts().totals.get("retried_lease", 0) == 0
 
 
-def test_middleware_is_around_the_call_once_for_each_message(queue, url, recorder, start):
+def test_middleware_is_around_the_call_once_for_each_message(queue, consumer, work_until):
     log = []
-    consumer = Consumer(url, observers=[recorder])
 
     @consumer.middleware
     @contextmanager
@@ -231,8 +230,6 @@ def test_middleware_is_around_the_call_once_for_each_message(queue, url, recorde
     consumer.handler(queue, batch=2, linger=LONG)(lambda bodies: log.append(("call", len(bodies))))
     queue.publish_many(["a", "b"])
 
-    start(consumer, concurrency=1)
-
-    recorder.wait_for(Acked, 2)
+    work_until(Acked, 2, concurrency=1)
     first, second = log[0][1], log[1][1]
     assert log == [("in", first), ("in", second), ("call", 2), ("out", second), ("out", first)]

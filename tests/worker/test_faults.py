@@ -43,26 +43,21 @@ def test_work_goes_on_when_redis_was_killed_and_started_again(own_server, own_qu
 
     recorder.wait_for(Acked, 2)
     own_consumer.stop()
-    assert sorted(recorder.ids(Acked)) == ["x", "y"]
+    assert sorted(recorder.ids(Acked)) == sorted(recorder.ids(Started)) == ["x", "y"]  # each ran once
     counts = own_queue.counts()
-    assert (counts.alive, counts.missing, counts.totals["claimed"]) == (0, 0, 2)
+    assert (counts.alive, counts.missing) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("code", "refuse", "accept"),
-    [
-        pytest.param("READONLY", "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE", id="replica"),
-        pytest.param(
-            "NOREPLICAS",
-            "CONFIG SET min-replicas-to-write 1",
-            "CONFIG SET min-replicas-to-write 0",
-            id="without replicas",
-        ),
-    ],
-)
-def test_a_worker_whose_claims_are_all_refused_is_not_ready(
-    own_server, own_consumer, recorder, caplog, code, refuse, accept
-):
+#: The code of a refusal -> how a server comes to refuse, and to accept again.
+REFUSALS = {
+    "READONLY": ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+    "NOREPLICAS": ("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"),
+}
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_a_worker_whose_claims_are_all_refused_is_not_ready(own_server, own_consumer, recorder, caplog, code):
+    refuse, accept = REFUSALS[code]
     caplog.set_level(logging.INFO, "reliq")
     own_consumer.observers.insert(0, LogObserver())
     pulse = Pulse()

@@ -185,20 +185,22 @@ def test_a_failed_import_of_the_application_names_file_line_and_module(tmp_path,
         load_consumer("broken_app:consumer")
 
 
-#: What raises in the application's module -> the first line of the worker, and the last.
+CANNOT = "cannot import 'broken_app': it raised"
+#: What is wrong with the application's module -> how the first line of the worker begins, and the last.
 BROKEN = {
-    "syntax": ("one = (", "it raised SyntaxError", "SyntaxError: '(' was never closed"),
-    "library": ("import broken_lib", "it raised ValueError", "ValueError: of the library"),
+    "handlers": ("from reliq import Consumer\nconsumer = Consumer()", "this consumer has no handlers", ""),
+    "syntax": ("one = (", f"{CANNOT} SyntaxError", "SyntaxError: '(' was never closed"),
+    "library": ("import broken_lib", f"{CANNOT} ValueError", "ValueError: of the library"),
     "django": (
         "from django.apps import apps\nfrom django.conf import settings\nsettings.configure()\napps.check_apps_ready()",
-        "it raised AppRegistryNotReady; the worker's module must call django.setup() before it imports models",
+        f"{CANNOT} AppRegistryNotReady; the worker's module must call django.setup() before it imports models",
         "",
     ),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_an_error_in_the_applications_module_is_shown_with_its_own_traceback(tmp_path, name):
+def test_an_error_of_the_application_ends_its_worker_with_its_own_traceback(tmp_path, name):
     source, first, last = BROKEN[name]
     (tmp_path / "broken_app.py").write_text(source)
     (tmp_path / "broken_lib.py").write_text("raise ValueError('of the library')")
@@ -207,21 +209,15 @@ def test_an_error_in_the_applications_module_is_shown_with_its_own_traceback(tmp
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=60)
 
     lines = done.stderr.splitlines()
-    assert (done.returncode, done.stdout, lines[0]) == (2, "", f"reliq: cannot import 'broken_app': {first}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert lines[0].startswith(f"reliq: {first}")
     assert lines[-1].startswith(last)
     files = [one.split('"')[1] for one in lines if one.startswith("  File")]
-    assert str(tmp_path / ("broken_lib.py" if name == "library" else "broken_app.py")) in files
+    raising = {"handlers": [], "library": [str(tmp_path / "broken_lib.py")]}.get(
+        name, [str(tmp_path / "broken_app.py")]
+    )
+    assert set(raising) <= set(files)
     assert name == "django" or all(file.startswith(str(tmp_path)) for file in files)
-
-
-def test_a_worker_of_a_consumer_without_handlers_ends_with_2(tmp_path, url):
-    (tmp_path / "empty_app.py").write_text("from reliq import Consumer\nconsumer = Consumer()\n")
-    command = [sys.executable, "-m", "reliq", "worker", "empty_app:consumer", "--url", url]
-
-    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=60)
-
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("reliq: this consumer has no handlers")
 
 
 class Animal:
